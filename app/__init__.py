@@ -1,0 +1,1 @@
+"""The Qt application and the command line; nothing in here computes."""

@@ -1,0 +1,1 @@
+"""Dialogs: open, export, settings, about."""

@@ -1,0 +1,116 @@
+"""Colour roles from TOML, the Fusion palette made of them, and icons tinted to match."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from PySide6.QtCore import QByteArray, QRectF, Qt
+from PySide6.QtGui import QColor, QFont, QFontDatabase, QIcon, QPainter, QPalette, QPixmap
+from PySide6.QtSvg import QSvgRenderer
+from PySide6.QtWidgets import QApplication, QToolTip
+
+from resources import ICONS, THEMES
+
+THEME_NAMES = ("light", "dark")
+_ICON_SIZES = (16, 20, 24, 32, 48, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """Named colours. A role is "group.name" as in the TOML file, such as "accepted.line"."""
+
+    name: str
+    roles: Mapping[str, str]
+
+    def color(self, role: str) -> QColor:
+        """The colour of a role; KeyError for a role that the theme does not define."""
+        return QColor(self.roles[role])
+
+
+def load_theme(name: str) -> Theme:
+    """Read resources/themes/<name>.toml; ValueError where a value is neither colour nor base."""
+    tables = tomllib.loads((THEMES / f"{name}.toml").read_text(encoding="utf-8"))
+    base: dict[str, str] = tables.pop("base")
+    title: str = tables.pop("name")
+    roles = {}
+    for group, entries in tables.items():
+        for key, value in entries.items():
+            colour = base.get(value, value)
+            if not QColor.isValidColorName(colour) or not colour.startswith("#"):
+                raise ValueError(f"theme {name}: {group}.{key} = {value!r} is not a colour")
+            roles[f"{group}.{key}"] = colour
+    return Theme(title, MappingProxyType(roles))
+
+
+def apply_theme(app: QApplication, theme: Theme) -> None:
+    """Fusion with an explicit palette: the same on every platform, whatever the desktop says."""
+    if app.style().objectName().lower() != "fusion":
+        app.setStyle("Fusion")
+    palette = _palette(theme)
+    app.setPalette(palette)
+    QToolTip.setPalette(palette)
+
+
+def icon(name: str, theme: Theme, role: str = "ui.icon") -> QIcon:
+    """The drawing resources/icons/<name>.svg in the colour of a role, dimmed when disabled."""
+    drawing = (ICONS / f"{name}.svg").read_text(encoding="utf-8")
+    made = QIcon()
+    for mode, tint in (
+        (QIcon.Mode.Normal, theme.roles[role]),
+        (QIcon.Mode.Disabled, theme.roles["ui.disabled"]),
+    ):
+        svg = QByteArray(drawing.replace("currentColor", tint).encode())
+        renderer = QSvgRenderer(svg)
+        for size in _ICON_SIZES:
+            pixmap = QPixmap(size, size)
+            pixmap.fill(Qt.GlobalColor.transparent)
+            painter = QPainter(pixmap)
+            renderer.render(painter, QRectF(0, 0, size, size))
+            painter.end()
+            made.addPixmap(pixmap, mode)
+    return made
+
+
+def fixed_font() -> QFont:
+    """The system's monospace font at the size of the application font."""
+    font = QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont)
+    size = QApplication.font().pointSizeF()
+    if size > 0:
+        font.setPointSizeF(size)
+    return font
+
+
+def _palette(theme: Theme) -> QPalette:
+    role = QPalette.ColorRole
+    palette = QPalette()
+    for target, source in (
+        (role.Window, "ui.window"),
+        (role.WindowText, "ui.text"),
+        (role.Base, "ui.panel"),
+        (role.AlternateBase, "ui.raised"),
+        (role.Text, "ui.text"),
+        (role.PlaceholderText, "ui.muted"),
+        (role.Button, "ui.raised"),
+        (role.ButtonText, "ui.text"),
+        (role.BrightText, "status.error"),
+        (role.ToolTipBase, "ui.tooltip"),
+        (role.ToolTipText, "ui.text"),
+        (role.Highlight, "ui.selection"),
+        (role.HighlightedText, "ui.selection_text"),
+        (role.Accent, "ui.accent"),
+        (role.Link, "ui.link"),
+        (role.LinkVisited, "ui.link"),
+        (role.Light, "ui.hover"),
+        (role.Midlight, "ui.raised"),
+        (role.Mid, "ui.border"),
+        (role.Dark, "ui.border"),
+        (role.Shadow, "ui.pressed"),
+    ):
+        palette.setColor(target, theme.color(source))
+    for target in (role.WindowText, role.Text, role.ButtonText, role.HighlightedText):
+        palette.setColor(QPalette.ColorGroup.Disabled, target, theme.color("ui.disabled"))
+    palette.setColor(QPalette.ColorGroup.Disabled, role.Highlight, theme.color("ui.border"))
+    return palette

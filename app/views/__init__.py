@@ -1,0 +1,1 @@
+"""One dock per module; a view reads the trace and nothing else."""

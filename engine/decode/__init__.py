@@ -1,0 +1,1 @@
+"""The decoding loop: sampling, verification, slots, scheduling."""

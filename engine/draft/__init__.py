@@ -1,0 +1,1 @@
+"""Drafters: one module each behind one small interface."""

@@ -1,0 +1,62 @@
+"""The engine's errors: each says in one sentence what is wrong and where, in one what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class DraftscopeError(Exception):
+    """Base of every error shown to a user.
+
+    message: one sentence, what is wrong and where. remedy: one sentence, what to do about it.
+    """
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(f"{message} {remedy}")
+        self.message = message
+        self.remedy = remedy
+
+
+class ModelFileError(DraftscopeError):
+    """A GGUF file that cannot be read. `place` names the key, tensor or byte offset."""
+
+    def __init__(self, path: Path | str, place: str, what: str, remedy: str) -> None:
+        super().__init__(f"{Path(path).name}: {place}: {what}.", remedy)
+        self.path = Path(path)
+        self.place = place
+
+
+class UnsupportedModelError(DraftscopeError):
+    """A well-formed file whose model this engine cannot run."""
+
+
+class VocabularyMismatchError(DraftscopeError):
+    """A draft model whose vocabulary differs from the target's; the message names the rule."""
+
+
+class ChatTemplateError(DraftscopeError):
+    """A chat template that is broken, refuses its input, or asks for too much."""
+
+
+class OptionError(DraftscopeError):
+    """Options that contradict each other or the loaded model (usage error)."""
+
+
+class ContextFullError(DraftscopeError):
+    """No cell is left for the next token."""
+
+
+class RollbackRefusedError(DraftscopeError):
+    """A rollback that the memory cannot perform truthfully."""
+
+
+class OutOfMemoryError(DraftscopeError):
+    """The machine or the device cannot hold what was asked for."""
+
+
+class TraceFileError(DraftscopeError):
+    """An exported trace or session file that cannot be read."""
+
+
+class Cancelled(Exception):  # noqa: N818 - an outcome, not an error
+    """Raised inside long work after the user asked to cancel; never shown as a failure."""

@@ -1,0 +1,1 @@
+"""GGUF files: validated view, tensor reading, tokenizer, chat template."""

@@ -1,0 +1,1 @@
+"""What the decoder remembers: attention cells, recurrent states, checkpoints."""

@@ -1,0 +1,148 @@
+"""Batches and how they are split into ubatches.
+
+A batch holds one run of new tokens per sequence. A ubatch is a rectangle of it,
+n_seqs x n_seq_tokens, that one forward pass decodes. The rules of the equal split are those of
+llama.cpp's hybrid memory, including *keep-tail* (PR #25278): the last `keep` tokens of a
+sequence stay in one ubatch, because only that ubatch's states can be rolled back to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """New tokens of one sequence, at positions pos0, pos0 + 1, …
+
+    seq: memory sequence. outputs: indices into `tokens` whose logits are wanted.
+    """
+
+    seq: int
+    pos0: int
+    tokens: Sequence[int]
+    outputs: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens start..stop of the spans with these indices, and why the split ended there."""
+
+    spans: tuple[int, ...]
+    starts: tuple[int, ...]
+    n_tokens: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UBatch:
+    """One forward pass: `n_seqs` sequences side by side with `n_seq_tokens` tokens each.
+
+    tokens, positions: int64 [n_seqs, n_seq_tokens]. outputs: int64 [n_outputs], flat row
+    indices (sequence-major) whose logits are wanted. seq_ids: memory sequences, in row order.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    seq_ids: tuple[int, ...]
+    outputs: torch.Tensor
+    reason: str = ""
+
+    @property
+    def n_seqs(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def n_seq_tokens(self) -> int:
+        return self.tokens.shape[1]
+
+
+def split_equal(
+    spans: Sequence[Span], n_ubatch: int, *, sequential: bool = False, keep: int = 0
+) -> list[Piece]:
+    """Rectangles of equally many tokens per sequence, at most n_ubatch tokens each.
+
+    sequential: sequences side by side must have ids that increase by exactly one.
+    keep: the last `keep` tokens of each sequence share one ubatch wherever they fit.
+    """
+    done = [0] * len(spans)
+    pieces: list[Piece] = []
+    while True:
+        chosen = _side_by_side(spans, done, n_ubatch, sequential)
+        if not chosen:
+            return pieces
+        left = [len(spans[i].tokens) - done[i] for i in chosen]
+        n = min(min(left), n_ubatch // len(chosen))
+        reason = _reason(n, left)
+        if keep:
+            n_kept = _prefix_keeping_tail(left, n, keep)
+            if n_kept < len(chosen):
+                reason = "keep-tail"
+                chosen, left = chosen[: max(n_kept, 1)], left[: max(n_kept, 1)]
+            if n_kept == 0:
+                n = left[0] if left[0] <= n_ubatch else max(1, min(n_ubatch, left[0] - keep))
+        pieces.append(Piece(tuple(chosen), tuple(done[i] for i in chosen), n, reason))
+        for i in chosen:
+            done[i] += n
+
+
+def split_seq(spans: Sequence[Span], n_ubatch: int) -> list[Piece]:
+    """One sequence per ubatch, cut at n_ubatch tokens."""
+    pieces = []
+    for i, span in enumerate(spans):
+        for start in range(0, len(span.tokens), n_ubatch):
+            n = min(n_ubatch, len(span.tokens) - start)
+            ends = start + n == len(span.tokens)
+            pieces.append(Piece((i,), (start,), n, "one sequence" if ends else "n_ubatch"))
+    return pieces
+
+
+def make_ubatch(spans: Sequence[Span], piece: Piece, device: torch.device) -> UBatch:
+    """The tensors of one piece."""
+    tokens, positions, outputs = [], [], []
+    for row, (i, start) in enumerate(zip(piece.spans, piece.starts, strict=True)):
+        span, stop = spans[i], start + piece.n_tokens
+        tokens.append(list(span.tokens[start:stop]))
+        positions.append(list(range(span.pos0 + start, span.pos0 + stop)))
+        base = row * piece.n_tokens - start
+        outputs.extend(base + o for o in span.outputs if start <= o < stop)
+    return UBatch(
+        torch.tensor(tokens, dtype=torch.int64, device=device),
+        torch.tensor(positions, dtype=torch.int64, device=device),
+        tuple(spans[i].seq for i in piece.spans),
+        torch.tensor(outputs, dtype=torch.int64, device=device),
+        piece.reason,
+    )
+
+
+def _side_by_side(
+    spans: Sequence[Span], done: list[int], n_ubatch: int, sequential: bool
+) -> list[int]:
+    chosen: list[int] = []
+    for i, span in enumerate(spans):
+        if done[i] == len(span.tokens):
+            continue
+        if chosen and sequential and span.seq != spans[chosen[-1]].seq + 1:
+            break
+        chosen.append(i)
+        if len(chosen) == n_ubatch:
+            break
+    return chosen
+
+
+def _reason(n: int, left: list[int]) -> str:
+    if all(n == other for other in left):
+        return "all tokens"
+    return "shortest sequence" if n == min(left) else "n_ubatch"
+
+
+def _prefix_keeping_tail(left: list[int], n: int, keep: int) -> int:
+    count = 0
+    for tokens in left:
+        if tokens - n and tokens - n < keep:
+            break
+        count += 1
+    return count

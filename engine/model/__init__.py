@@ -1,0 +1,1 @@
+"""Hybrid Gated-DeltaNet models and their MTP head."""

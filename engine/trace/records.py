@@ -1,0 +1,143 @@
+"""The schema of the trace: one table per grain, one column per fact.
+
+The same names are the header rows of the CSV files. Names follow vLLM and AIPerf where they
+have one. A value that was not observed is stored as MISSING (integers) or NaN (reals) and is
+an empty field in CSV, never 0. Times are milliseconds, sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+SCHEMA_VERSION = 1
+MISSING = int(np.iinfo(np.int32).min)
+N_TOP = 5
+"""Alternatives kept per position on each side (target and draft)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. kind: "int" (int64), "real" (float64), "text" (interned code), "tops".
+
+    A "tops" column holds [n, N_TOP] float32 or int32 and becomes N_TOP columns in CSV,
+    `<name>_1` … `<name>_N`.
+    """
+
+    name: str
+    kind: str
+    about: str
+
+
+def _ints(*names: str) -> tuple[Column, ...]:
+    return tuple(Column(name, "int", "") for name in names)
+
+
+ROUNDS = (
+    Column("run_id", "int", "run this row belongs to"),
+    Column("round", "int", "scheduler round, from 0; round 0 is the prompt"),
+    Column("seq_id", "int", "sequence"),
+    Column("t_ms", "real", "end of the round, since the run began"),
+    Column("pos0", "int", "position of the first token of the batch"),
+    Column("drafter", "text", "drafter whose draft was verified, empty without a draft"),
+    Column("num_draft_tokens", "int", "tokens drafted, after trimming"),
+    Column("num_accepted_draft_tokens", "int", "drafted tokens that the target confirmed"),
+    Column("num_emitted", "int", "tokens added to the output"),
+    Column("stop_kind", "text", "replacement, bonus, target or end"),
+    Column("rollback_depth", "int", "tokens undone in memory"),
+    Column("rollback_path", "text", "none, seq_rm, restore, restore_depth or refused"),
+    Column("n_rs_seq", "int", "snapshot planes beyond the live state"),
+    Column("valid_depth", "int", "deepest truthful rollback after the verify batch"),
+    Column("rs_idx_before", "int", "pending plane that the verify batch read"),
+    Column("rs_idx_after", "int", "pending plane after the rollback"),
+    Column("replay_index", "int", "replays so far at this position"),
+    Column("verify_width", "int", "tokens of this sequence in the verify batch"),
+    Column("ubatch_ids", "text", "ubatches of this round, space separated"),
+    Column("kv_cells_used", "int", "attention cells in use by this sequence"),
+    Column("kv_cells_duplicate", "int", "cells beyond one per position"),
+    Column("state_bytes_copied", "int", "recurrent state copied outside the forward pass"),
+    Column("checkpoint_bytes", "int", "size of the checkpoint taken this round"),
+    Column("draft_ms", "real", "drafting, and keeping the drafter in step"),
+    Column("verify_ms", "real", "forward passes of the target"),
+    Column("sample_ms", "real", "sampling and acceptance"),
+    Column("save_ms", "real", "checkpoint save"),
+    Column("rollback_ms", "real", "partial removal"),
+    Column("restore_ms", "real", "checkpoint restore"),
+    Column("replay_ms", "real", "decoding accepted tokens again"),
+)
+
+TOKENS = (
+    Column("run_id", "int", "run"),
+    Column("round", "int", "round"),
+    Column("seq_id", "int", "sequence"),
+    Column("pos", "int", "position the token has, or would have had"),
+    Column("kind", "text", "one of TOKEN_KINDS"),
+    Column("token_id", "int", "id in the target's vocabulary"),
+    Column("draft_index", "int", "index inside the draft, from 0"),
+    Column("draft_p", "real", "drafter's confidence in the drafted token"),
+    Column("target_p", "real", "target's raw softmax probability of this token here"),
+    Column("target_rank", "int", "rank of this token among the target's logits, from 1"),
+    Column("target_entropy", "real", "entropy of the target's raw softmax here, nats"),
+    Column("target_top_id", "tops", "target's most probable tokens"),
+    Column("target_top_p", "tops", "their raw softmax probabilities"),
+    Column("draft_top_id", "tops", "drafter's most probable tokens"),
+    Column("draft_top_p", "tops", "their probabilities"),
+)
+
+UBATCHES = (
+    Column("run_id", "int", "run"),
+    Column("round", "int", "round"),
+    Column("ubatch", "int", "number of the ubatch within the run"),
+    Column("n_seqs", "int", "sequences side by side"),
+    Column("n_seq_tokens", "int", "tokens of each"),
+    Column("seq_ids", "text", "sequences, space separated"),
+    Column("purpose", "text", "prompt, verify or replay"),
+    Column("reason", "text", "why the split ended here"),
+    Column("ms", "real", "forward pass"),
+)
+
+MEMORY = (
+    Column("run_id", "int", "run"),
+    Column("round", "int", "round"),
+    Column("seq_id", "int", "sequence"),
+    Column("slot", "int", "snapshot plane; 0 is the live state after a batch"),
+    Column("state", "text", "one of SLOT_STATES"),
+    Column("age", "int", "tokens between this state and the newest one written"),
+)
+
+DIVERGENCE = (
+    *_ints("run_id"),
+    Column("lane", "text", "lane"),
+    *_ints("seq_id", "pos"),
+    Column("max_abs", "real", "largest logit difference against the reference lane"),
+    Column("nmse", "real", "normalised mean squared error of the logits"),
+    Column("kl", "real", "KL(reference || lane), nats"),
+    *_ints("top1_equal", "rank"),
+)
+
+FINDINGS = (
+    *_ints("run_id", "round", "seq_id"),
+    Column("rule", "text", "rule that fired"),
+    Column("severity", "text", "info, warning or error"),
+    Column("message", "text", "one sentence"),
+    Column("evidence", "text", "the numbers behind it"),
+)
+
+TABLES: dict[str, tuple[Column, ...]] = {
+    "rounds": ROUNDS,
+    "tokens": TOKENS,
+    "ubatches": UBATCHES,
+    "memory": MEMORY,
+    "divergence": DIVERGENCE,
+    "findings": FINDINGS,
+}
+
+TOKEN_KINDS = (
+    "prompt", "target", "accepted", "rejected", "ignored", "replacement", "bonus", "replayed",
+)  # fmt: skip
+EMITTED_KINDS = ("target", "accepted", "replacement", "bonus")
+GHOST_KINDS = ("rejected", "ignored")
+SLOT_STATES = ("free", "live", "fresh", "carried", "stale", "pending")
+ROLLBACK_PATHS = ("none", "seq_rm", "restore", "restore_depth", "refused")
+PHASES = ("draft", "verify", "sample", "save", "rollback", "restore", "replay")

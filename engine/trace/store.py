@@ -1,0 +1,175 @@
+"""The trace store: append-only columns, one writer, any number of readers.
+
+The engine thread appends; the window reads slices at its own pace without a lock. That is safe
+because a row is complete before the row count that publishes it grows, and because growing a
+table makes new arrays and never moves the rows that a reader already holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from engine.trace.records import MISSING, N_TOP, TABLES, Column
+
+_FIRST_CAPACITY = 1024
+
+
+class Table:
+    """Columns of equal length. One thread may append, others may read at any time."""
+
+    def __init__(self, name: str, columns: tuple[Column, ...], texts: TextPool) -> None:
+        self.name = name
+        self.columns = columns
+        self._texts = texts
+        self._n = 0
+        self._capacity = _FIRST_CAPACITY
+        self._arrays = {c.name: _empty(c, _FIRST_CAPACITY) for c in columns}
+        self._text_columns = frozenset(c.name for c in columns if c.kind == "text")
+
+    def __len__(self) -> int:
+        return self._n
+
+    def append(self, **values: Any) -> int:
+        """Add one row and return its index; a column that is not named is not observed."""
+        row = self._n
+        if row == self._capacity:
+            self._grow(row + 1)
+        arrays = self._arrays
+        for name, value in values.items():
+            if value is None:
+                continue
+            if name in self._text_columns:
+                value = self._texts.code(value)
+            elif isinstance(value, (list, tuple, np.ndarray)):
+                arrays[name][row, : len(value)] = value
+                continue
+            arrays[name][row] = value
+        self._n = row + 1
+        return row
+
+    def extend(self, columns: Mapping[str, np.ndarray | list[Any]]) -> None:
+        """Add many rows at once from equally long columns (text columns hold str)."""
+        lengths = {len(values) for values in columns.values()}
+        if len(lengths) != 1:
+            raise ValueError(f"{self.name}: columns of different lengths: {sorted(lengths)}")
+        n = lengths.pop()
+        start, stop = self._n, self._n + n
+        if stop > self._capacity:
+            self._grow(stop)
+        for name, values in columns.items():
+            if name in self._text_columns:
+                values = [self._texts.code(v) for v in values]
+            self._arrays[name][start:stop] = values
+        self._n = stop
+
+    def column(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """A read-only view of rows start..stop of one column; text columns give int32 codes."""
+        n = self._n  # before the array: the array is then at least this long
+        view = self._arrays[name][start : n if stop is None else min(stop, n)]
+        view.flags.writeable = False
+        return view
+
+    def texts(self, name: str, start: int = 0, stop: int | None = None) -> list[str]:
+        """A text column as strings."""
+        return self._texts.decode(self.column(name, start, stop))
+
+    def row(self, index: int) -> dict[str, Any]:
+        """One row as Python values; not observed is None."""
+        if not 0 <= index < self._n:
+            raise IndexError(f"{self.name}: row {index} of {self._n}")
+        return {c.name: self._value(c, index) for c in self.columns}
+
+    def _value(self, column: Column, index: int) -> Any:
+        raw = self._arrays[column.name][index]
+        if column.kind == "text":
+            return self._texts.text(int(raw))
+        if column.kind == "tops":
+            return [_observed(v) for v in raw.tolist()]
+        return _observed(raw.item())
+
+    def _grow(self, needed: int) -> None:
+        capacity = max(needed, self._capacity * 2)
+        grown = {}
+        for column in self.columns:
+            array = _empty(column, capacity)
+            array[: self._n] = self._arrays[column.name][: self._n]
+            grown[column.name] = array
+        self._arrays = grown
+        self._capacity = capacity
+
+
+class TextPool:
+    """Strings seen in text columns, each stored once; code 0 is the empty string."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = [""]
+        self._codes: dict[str, int] = {"": 0}
+
+    def code(self, text: str) -> int:
+        """The code of a string, given on first sight."""
+        code = self._codes.get(text)
+        if code is None:
+            code = len(self._texts)
+            self._texts.append(text)
+            self._codes[text] = code
+        return code
+
+    def find(self, text: str) -> int:
+        """The code of a string, -1 when no row can hold it yet."""
+        return self._codes.get(text, -1)
+
+    def text(self, code: int) -> str:
+        return self._texts[code]
+
+    def decode(self, codes: Iterable[int] | np.ndarray) -> list[str]:
+        texts = self._texts
+        return [texts[c] for c in (codes.tolist() if isinstance(codes, np.ndarray) else codes)]
+
+
+class TraceStore:
+    """All tables of a session, the texts of its tokens, and what is known of its runs.
+
+    runs: run_id -> JSON-able facts (options in effect, model identity, timings when finished).
+    pieces: token id -> bytes, for every token id that occurs in the tables.
+    """
+
+    def __init__(self) -> None:
+        self.text_pool = TextPool()
+        self.tables = {name: Table(name, cols, self.text_pool) for name, cols in TABLES.items()}
+        self.rounds = self.tables["rounds"]
+        self.tokens = self.tables["tokens"]
+        self.ubatches = self.tables["ubatches"]
+        self.memory = self.tables["memory"]
+        self.divergence = self.tables["divergence"]
+        self.findings = self.tables["findings"]
+        self.runs: dict[int, dict[str, Any]] = {}
+        self.pieces: dict[int, bytes] = {}
+
+    def begin_run(self, facts: dict[str, Any]) -> int:
+        """Register a run before its first row; ids count from 0 in order of starting."""
+        run_id = len(self.runs)
+        self.runs[run_id] = facts
+        return run_id
+
+    def size(self) -> int:
+        """Rows in all tables: it grows with every append, so equality means nothing new."""
+        return sum(len(table) for table in self.tables.values())
+
+
+def _empty(column: Column, capacity: int) -> np.ndarray:
+    if column.kind == "int":
+        return np.full(capacity, MISSING, np.int64)
+    if column.kind == "real":
+        return np.full(capacity, np.nan, np.float64)
+    if column.kind == "text":
+        return np.zeros(capacity, np.int32)
+    if column.name.endswith("_id"):
+        return np.full((capacity, N_TOP), MISSING, np.int32)
+    return np.full((capacity, N_TOP), np.nan, np.float32)
+
+
+def _observed(value: int | float) -> int | float | None:
+    return None if value == MISSING or value != value else value
