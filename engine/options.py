@@ -69,12 +69,13 @@ class SpecOptions:
 class RunOptions:
     """Everything that decides the tokens and the cost of one run.
 
-    n_predict: tokens to emit per sequence, -1 = until the end token or a full context.
+    parallel: sequences decoded side by side. n_predict: tokens to emit per sequence, -1 = until the end token or a full context.
     n_ctx: cells per sequence, 0 = the trained context, at most 4096.
     n_ubatch: most tokens in one forward pass. n_rs_seq: snapshot planes beyond the live state,
     None = as many as the longest draft. n_top: alternatives recorded per position.
     """
 
+    parallel: int = 1
     n_predict: int = 128
     n_ctx: int = 0
     n_ubatch: int = 512
@@ -88,6 +89,7 @@ class RunOptions:
     n_top: int = 5
 
     def __post_init__(self) -> None:
+        _require(1 <= self.parallel <= 64, "--parallel is outside 1..64", "Use at least 1.")
         _require(self.n_predict >= -1, "-n is below -1", "Use -1 for no limit.")
         _require(self.n_ctx >= 0, "-c is negative", "Use 0 for the model's own context.")
         _require(self.n_ubatch >= 1, "-ub is below 1", "Use a batch of at least one token.")

@@ -1,0 +1,182 @@
+"""Every action of the window, registered once; menus, toolbar and help are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from PySide6.QtCore import QObject
+from PySide6.QtGui import QAction, QActionGroup, QKeySequence
+
+from app.theme import Theme, icon
+
+SEPARATOR = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSpec:
+    """What a user sees of an action. `keys` is a portable key text or a standard key.
+
+    `group`: of the checkable actions of a group exactly one is on.
+    """
+
+    id: str
+    text: str
+    tip: str
+    keys: str | QKeySequence.StandardKey = ""
+    icon: str = ""
+    checkable: bool = False
+    group: str = ""
+
+
+_Key = QKeySequence.StandardKey
+
+SPECS = (
+    ActionSpec("file.open", "&Open Model…", "Open a GGUF model", _Key.Open, "open"),
+    ActionSpec(
+        "file.open_draft",
+        "Open &Draft Model…",
+        "Open a smaller GGUF model that drafts for the one in use",
+        "Ctrl+Shift+O",
+    ),
+    ActionSpec("file.open_demo", "Open De&mo", "Open the bundled models", "Ctrl+D", "demo"),
+    ActionSpec("file.clear_recent", "&Clear List", "Forget the models opened lately"),
+    ActionSpec(
+        "file.export",
+        "&Export Trace…",
+        "Write everything recorded as CSV files",
+        "Ctrl+E",
+        "export",
+    ),
+    ActionSpec("file.copy_text", "&Copy Text", "Copy the generated text", _Key.Copy, "copy"),
+    ActionSpec("file.quit", "&Quit", "Close the window", "Ctrl+Q"),
+    ActionSpec("run.start", "&Run", "Start a new run, or go on with the paused one", "F5", "run"),
+    ActionSpec("run.pause", "&Pause", "Pause before the next round", "F6", "pause"),
+    ActionSpec(
+        "run.step", "One Ro&und", "Draft, verify and roll back once, then pause", "F10", "step"
+    ),
+    ActionSpec("run.stop", "&Stop", "End the run; what it recorded stays", "Shift+F5", "stop"),
+    ActionSpec(
+        "view.ghosts",
+        "&Ghost Tokens",
+        "Show rejected and ignored draft tokens in the text",
+        "G",
+        "ghost",
+        checkable=True,
+    ),
+    ActionSpec(
+        "view.follow",
+        "&Follow Newest",
+        "Keep the newest token in sight",
+        "Ctrl+L",
+        "follow",
+        checkable=True,
+    ),
+    ActionSpec(
+        "view.theme_system",
+        "S&ystem",
+        "Light or dark as the desktop says",
+        checkable=True,
+        group="theme",
+    ),
+    ActionSpec("view.theme_light", "&Light", "Light colours", checkable=True, group="theme"),
+    ActionSpec("view.theme_dark", "&Dark", "Dark colours", checkable=True, group="theme"),
+    ActionSpec(
+        "view.panel_model",
+        "&Model",
+        "Show or hide the model's layers and memory",
+        "Ctrl+1",
+        checkable=True,
+    ),
+    ActionSpec(
+        "view.panel_run",
+        "&Run Settings",
+        "Show or hide the prompt and options",
+        "Ctrl+2",
+        checkable=True,
+    ),
+    ActionSpec(
+        "view.panel_rollback",
+        "R&ollback Depth",
+        "Show or hide the plot of undone tokens",
+        "Ctrl+3",
+        checkable=True,
+    ),
+    ActionSpec(
+        "view.panel_ring",
+        "R&ing Occupancy",
+        "Show or hide the states of the snapshot slots",
+        "Ctrl+4",
+        checkable=True,
+    ),
+    ActionSpec("view.reset_layout", "&Reset Layout", "Put every panel back in its first place"),
+    ActionSpec("help.shortcuts", "Keyboard &Shortcuts", "List all actions and their keys", "F1"),
+    ActionSpec(
+        "help.copy_report",
+        "&Copy Report",
+        "Copy versions, model and the last log lines, for a bug report",
+    ),
+    ActionSpec("help.about", "&About Draftscope", "Version and licence", icon="info"),
+)
+
+MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "&File",
+        (
+            "file.open", "file.open_draft", "file.open_demo", "menu.recent", SEPARATOR,
+            "file.export", "file.copy_text", SEPARATOR, "file.quit",
+        ),
+    ),
+    ("&Run", ("run.start", "run.pause", "run.step", "run.stop")),
+    (
+        "&View",
+        (
+            "view.ghosts", "view.follow", SEPARATOR, "view.panel_model", "view.panel_run",
+            "view.panel_rollback", "view.panel_ring", "view.reset_layout", SEPARATOR,
+            "menu.theme",
+        ),
+    ),
+    ("&Help", ("help.shortcuts", "help.copy_report", "help.about")),
+)  # fmt: skip
+"""Menu titles and their entries; "menu.…" stands for a submenu that the window fills."""
+
+TOOLBAR = (
+    "file.open", SEPARATOR, "run.start", "run.pause", "run.step", "run.stop", SEPARATOR,
+    "view.ghosts", "view.follow",
+)  # fmt: skip
+
+
+class Actions:
+    """The QActions of SPECS by id. `given` holds those that Qt made, such as a dock's own."""
+
+    def __init__(self, parent: QObject, given: Mapping[str, QAction]) -> None:
+        self._actions: dict[str, QAction] = {}
+        self._groups: dict[str, QActionGroup] = {}
+        for spec in SPECS:
+            action = given[spec.id] if spec.id in given else QAction(parent)
+            self._actions[spec.id] = self._set_up(action, spec, parent)
+
+    def __getitem__(self, action_id: str) -> QAction:
+        return self._actions[action_id]
+
+    def __iter__(self) -> Iterator[QAction]:
+        return iter(self._actions.values())
+
+    def retheme(self, theme: Theme) -> None:
+        """Draw the icons in the theme's colour."""
+        for spec in SPECS:
+            if spec.icon:
+                self._actions[spec.id].setIcon(icon(spec.icon, theme))
+
+    def _set_up(self, action: QAction, spec: ActionSpec, parent: QObject) -> QAction:
+        action.setText(spec.text)
+        action.setObjectName(spec.id)
+        action.setShortcut(QKeySequence(spec.keys))
+        action.setCheckable(spec.checkable)
+        keys = action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
+        action.setToolTip(f"{spec.tip} ({keys})" if keys else spec.tip)
+        if spec.group:
+            if spec.group not in self._groups:
+                self._groups[spec.group] = QActionGroup(parent)
+            self._groups[spec.group].addAction(action)
+        return action

@@ -1,0 +1,196 @@
+"""The only door between the window and the engine.
+
+Requests go to the engine's thread, its events come back as signals on the window's thread.
+Tokens do not pass through here: the views read them from the trace store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Qt, Signal
+
+from app import worker
+from app.worker import EngineWorker, ModelFiles, OpenRequest, OpenSession, RunControl, State
+from engine.options import RunOptions
+from engine.trace.store import TraceStore
+
+CLOSE_TIMEOUT = 5.0
+"""How long closing waits for the round or the tensor in hand, seconds."""
+
+
+class Bridge(QObject):
+    """Commands as methods, outcomes as signals. All of it belongs to the window's thread.
+
+    A request that makes no sense in the present state is ignored: the actions that lead here
+    are disabled then.
+    """
+
+    state_changed = Signal(object)  # State
+    inspected = Signal(object)  # ModelFiles | None
+    loaded = Signal(object)  # worker.Loaded
+    progress = Signal(object)  # worker.Progress
+    failed = Signal(object)  # worker.Failed
+    run_started = Signal(int)
+    run_ended = Signal(int)
+    exported = Signal(object)  # Path
+    export_ended = Signal()
+
+    _posted = Signal(object)
+
+    def __init__(
+        self,
+        parent: QObject | None = None,
+        *,
+        open_session: OpenSession = worker.open_engine,
+        inspect: Callable[[OpenRequest], ModelFiles] = worker.inspect_files,
+    ) -> None:
+        super().__init__(parent)
+        self.state = State.EMPTY
+        self.store = TraceStore()
+        self.files: ModelFiles | None = None
+        """The files shown: loaded, being loaded, or only inspected."""
+        self.compute = ""
+        """Compute mode of the session in use, empty without one."""
+        self.run_id: int | None = None
+        """The run begun last, in `store`."""
+        self._request: OpenRequest | None = None
+        self._control = RunControl()
+        self._export: threading.Thread | None = None
+        self._export_cancelled = threading.Event()
+        # queued even from this thread, so that handlers never run inside a request
+        self._posted.connect(self._receive, Qt.ConnectionType.QueuedConnection)
+        self._worker = EngineWorker(self._posted.emit, open_session, inspect)
+
+    # -- models ----------------------------------------------------------------------------
+
+    def open(self, target: Path, draft: Path | None = None, compute: str = "auto") -> None:
+        """Show the files' metadata, then load them. A load in hand is cancelled, a run ended."""
+        self._give_up()
+        self._request = OpenRequest(target, draft, compute)
+        self._worker.open(self._request)
+
+    def cancel(self) -> None:
+        """Give up the load or the export in hand."""
+        if self._request is not None:
+            self._request.cancelled.set()
+        self._export_cancelled.set()
+
+    # -- runs ------------------------------------------------------------------------------
+
+    @property
+    def can_start(self) -> bool:
+        """Whether a session waits for a run."""
+        return self.state in (State.READY, State.FAILED) and bool(self.compute)
+
+    def start(self, texts: list[str], options: RunOptions, rounds: int | None = None) -> None:
+        """Begin a run on these prompts; with `rounds`, pause after so many."""
+        if self.can_start:
+            self._control = RunControl()
+            self._set_state(State.RUNNING)
+            self._worker.start(texts, options, self._control, rounds)
+
+    def resume(self, rounds: int | None = None) -> None:
+        """Go on with the paused run; with `rounds`, pause again after so many."""
+        if self.state is State.PAUSED:
+            self._control = RunControl()
+            self._set_state(State.RUNNING)
+            self._worker.advance(self._control, rounds)
+
+    def pause(self) -> None:
+        """Pause before the next round."""
+        self._control.pause.set()
+
+    def stop(self) -> None:
+        """End the run before the next round."""
+        self._control.stop.set()
+        if self.state is State.PAUSED:
+            self._worker.finish()
+
+    # -- the trace -------------------------------------------------------------------------
+
+    @property
+    def exporting(self) -> bool:
+        return self._export is not None
+
+    def export(self, store: TraceStore, folder: Path) -> None:
+        """Write the tables as CSV files into a folder, beside whatever else is going on."""
+        if self._export is None:
+            self._export_cancelled = threading.Event()
+            self._export = threading.Thread(
+                target=_export,
+                args=(store, folder, self._posted.emit, self._export_cancelled),
+                name="export",
+                daemon=True,
+            )
+            self._export.start()
+
+    # -- the end ---------------------------------------------------------------------------
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> bool:
+        """End all threads; False if the engine did not stop in time."""
+        self._give_up()
+        self.cancel()
+        self._posted.disconnect(self._receive)
+        if self._export is not None:
+            self._export.join(timeout)
+        return self._worker.close(timeout)
+
+    # -- internals -------------------------------------------------------------------------
+
+    def _give_up(self) -> None:
+        if self._request is not None:
+            self._request.cancelled.set()
+        self._control.stop.set()
+
+    def _set_state(self, state: State) -> None:
+        if state is not self.state:
+            self.state = state
+            self.state_changed.emit(state)
+
+    def _receive(self, event: worker.Event) -> None:
+        match event:
+            case worker.StateChanged(state):
+                self._set_state(state)
+                if state is State.PAUSED and self._control.stop.is_set():
+                    self._worker.finish()  # stop was asked for while the pause was on its way
+            case worker.Inspected(files):
+                self.files = files
+                self.inspected.emit(files)
+            case worker.Loaded():
+                self.files, self.compute = event.files, event.compute
+                if event.store is not self.store:
+                    self.store, self.run_id = event.store, None
+                self.loaded.emit(event)
+            case worker.Progress():
+                self.progress.emit(event)
+            case worker.Failed():
+                self.failed.emit(event)
+            case worker.RunStarted(run_id):
+                self.run_id = run_id
+                self.run_started.emit(run_id)
+            case worker.RunEnded(run_id):
+                self.run_ended.emit(run_id)
+            case worker.Exported(folder):
+                self._export = None
+                if folder is not None:
+                    self.exported.emit(folder)
+                self.export_ended.emit()
+
+
+def _export(store: TraceStore, folder: Path, post: worker.Post, cancelled: threading.Event) -> None:
+    """On the export thread: write, and report how it ended."""
+    from engine.errors import Cancelled
+    from engine.trace.export import export_csv
+
+    written: Path | None = None
+    try:
+        export_csv(store, folder, progress=worker.throttled(post), cancelled=cancelled.is_set)
+        written = folder
+    except Cancelled:
+        pass
+    except Exception as error:
+        post(worker.failure(error))
+    post(worker.Exported(written))

@@ -1,0 +1,74 @@
+"""The docks around the token stream: names, first places, and how the layout is kept."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QByteArray, Qt
+from PySide6.QtWidgets import QDockWidget, QMainWindow, QWidget
+
+LAYOUT_VERSION = 1
+"""Raise it when docks come, go or change their names: an older saved layout is then ignored."""
+
+TITLES = {
+    "model": "Model",
+    "run": "Run",
+    "rollback": "Rollback depth",
+    "ring": "Ring occupancy",
+}
+_FIRST_SIZE = (1280, 800)
+_LEFT_CHARACTERS = 46
+_BOTTOM_SHARE = 0.17
+_RUN_SHARE = 0.5
+
+
+class Docks:
+    """All docks of a window. Their widgets are set later, with `fill`."""
+
+    def __init__(self, window: QMainWindow) -> None:
+        self._window = window
+        self._docks: dict[str, QDockWidget] = {}
+        for name, title in TITLES.items():
+            dock = QDockWidget(title, window)
+            dock.setObjectName(f"dock.{name}")
+            self._docks[name] = dock
+        window.setDockNestingEnabled(True)
+        window.setCorner(Qt.Corner.BottomLeftCorner, Qt.DockWidgetArea.LeftDockWidgetArea)
+
+    def __getitem__(self, name: str) -> QDockWidget:
+        return self._docks[name]
+
+    def fill(self, name: str, widget: QWidget) -> None:
+        """Put a view into its dock."""
+        self._docks[name].setWidget(widget)
+
+    def reset(self) -> None:
+        """Every dock in its first place, the window in its first size."""
+        window, docks = self._window, self._docks
+        left, bottom = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.BottomDockWidgetArea
+        for name, area in (("model", left), ("run", left), ("rollback", bottom), ("ring", bottom)):
+            docks[name].setFloating(False)
+            window.addDockWidget(area, docks[name])
+            docks[name].show()
+        window.splitDockWidget(docks["model"], docks["run"], Qt.Orientation.Vertical)
+        window.splitDockWidget(docks["rollback"], docks["ring"], Qt.Orientation.Vertical)
+        height = window.height()
+        width = _LEFT_CHARACTERS * window.fontMetrics().averageCharWidth()
+        window.resizeDocks([docks["model"]], [width], Qt.Orientation.Horizontal)
+        for names, share in ((("model", "run"), _RUN_SHARE), (("rollback", "ring"), _BOTTOM_SHARE)):
+            window.resizeDocks(
+                [docks[name] for name in names],
+                [round(height * share)] * len(names),
+                Qt.Orientation.Vertical,
+            )
+
+    def restore(self, geometry: QByteArray, layout: QByteArray) -> None:
+        """The places of the last time, or the first ones."""
+        window = self._window
+        if geometry.isEmpty() or not window.restoreGeometry(geometry):
+            window.resize(*_FIRST_SIZE)
+        self.reset()
+        if not layout.isEmpty():
+            window.restoreState(layout, LAYOUT_VERSION)
+
+    def save(self) -> tuple[QByteArray, QByteArray]:
+        """Geometry and layout for `restore`."""
+        return self._window.saveGeometry(), self._window.saveState(LAYOUT_VERSION)

@@ -1,0 +1,88 @@
+"""Brings the trace to the views: one timer, and only when there is something new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from app.models.live_numbers import LiveNumbers
+from app.models.position import Position
+from engine.trace.store import TraceStore
+
+FRAME_MS = 33
+FRAMES_PER_NUMBER = 6
+"""Figures change five times a second; faster they cannot be read."""
+
+
+class TraceView(Protocol):
+    """What every view of the trace can do."""
+
+    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None: ...
+
+    def refresh(self) -> None: ...
+
+    def set_cursor(self, run_id: int, seq_id: int, round: int) -> None: ...
+
+
+class Feed(QObject):
+    """Refreshes views while it is running, and shares the position among them."""
+
+    numbers_changed = Signal(object)  # LiveNumbers
+
+    def __init__(self, views: Sequence[TraceView], parent: QObject) -> None:
+        super().__init__(parent)
+        self._views = views
+        self._store: TraceStore | None = None
+        self._run_id: int | None = None
+        self._size_shown = -1
+        self._frame = 0
+        self._timer = QTimer(self)
+        self._timer.setInterval(FRAME_MS)
+        self._timer.timeout.connect(self._tick)
+
+    def show_run(self, store: TraceStore, run_id: int | None) -> None:
+        """From now on the views show this run."""
+        self._store, self._run_id = store, run_id
+        for view in self._views:
+            view.set_trace(store, run_id)
+        self.refresh()
+
+    def start(self) -> None:
+        """Refresh with the frames from now on."""
+        self._timer.start()
+
+    def stop(self) -> None:
+        """Refresh a last time, then rest."""
+        self._timer.stop()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Bring views and figures up to date now."""
+        if self._store is not None:
+            self._size_shown = self._store.size()
+            for view in self._views:
+                view.refresh()
+        self._send_numbers()
+
+    def move_cursor(self, position: Position) -> None:
+        """Show a position in every view."""
+        for view in self._views:
+            view.set_cursor(position.run_id, position.seq_id, position.round)
+
+    def _tick(self) -> None:
+        self._frame += 1
+        if self._store is None or self._store.size() == self._size_shown:
+            return
+        self._size_shown = self._store.size()
+        for view in self._views:
+            view.refresh()
+        if self._frame % FRAMES_PER_NUMBER == 0:
+            self._send_numbers()
+
+    def _send_numbers(self) -> None:
+        numbers = LiveNumbers()
+        if self._store is not None and self._run_id is not None:
+            numbers = LiveNumbers.read(self._store, self._run_id)
+        self.numbers_changed.emit(numbers)

@@ -1,0 +1,60 @@
+"""Start of the window: application, error hooks, main window, first model."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+from PySide6.QtCore import QCoreApplication, QObject, QStandardPaths, Signal
+from PySide6.QtWidgets import QApplication
+
+from app.bridge import Bridge
+from app.collector import Collector
+from app.errors import ErrorCatcher
+from app.settings import Settings
+from app.window import MainWindow
+from engine.version import version
+
+
+class _Relay(QObject):
+    """Brings errors of any thread to the window's thread."""
+
+    caught = Signal(str)
+
+
+def run_window(models: list[Path], draft: Path | None, demo: bool) -> int:
+    """Show the window until it is closed, with the first of `models` or the demo opened.
+
+    Returns the exit status. torch is not imported before the window is visible.
+    """
+    app = QApplication.instance() or QApplication(sys.argv[:1])
+    QCoreApplication.setOrganizationName("Draftscope")
+    QCoreApplication.setApplicationName("draftscope")
+    QCoreApplication.setApplicationVersion(version())
+    relay = _Relay()
+    catcher = ErrorCatcher(_state_folder(), relay.caught.emit)
+    catcher.install()
+    collector = Collector()
+    collector.start()
+    try:
+        window = MainWindow(Bridge(), Settings(), catcher.recent_lines)
+        relay.caught.connect(window.show_unexpected)
+        window.bridge.loaded.connect(collector.settle)
+        signal.signal(signal.SIGINT, lambda *_: window.close())
+        window.show()
+        if catcher.last_crash:
+            window.show_crash(catcher.last_crash)
+        if demo:
+            window.open_demo()
+        elif models:
+            window.open_model(models[0], draft)
+        return app.exec()
+    finally:
+        collector.stop()
+        catcher.uninstall()
+
+
+def _state_folder() -> Path:
+    location = QStandardPaths.StandardLocation.AppLocalDataLocation
+    return Path(QStandardPaths.writableLocation(location))

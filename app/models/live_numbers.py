@@ -1,0 +1,55 @@
+"""The few figures of a run that the status line shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.trace.store import TraceStore
+from engine.trace.timings import acceptance, timings
+
+NOT_OBSERVED = "–"
+_PATH_NAMES = {"restore_depth": "restore (depth > n_rs_seq)"}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveNumbers:
+    """None is not observed. tokens_per_step: 1 + accepted / steps. path: of the last round that
+    had something to roll back."""
+
+    rounds: int = 0
+    acceptance: float | None = None
+    tokens_per_second: float | None = None
+    tokens_per_step: float | None = None
+    path: str | None = None
+
+    @classmethod
+    def read(cls, store: TraceStore, run_id: int) -> LiveNumbers:
+        """The figures of one run so far."""
+        figures = acceptance(store, run_id)
+        speed = float(timings(store, run_id)["predicted_per_second"])
+        n = len(store.rounds)
+        of_run = store.rounds.column("run_id", 0, n) == run_id
+        rounds = store.rounds.column("round", 0, n)[of_run]
+        return cls(
+            rounds=int(rounds[-1]) + 1 if len(rounds) else 0,
+            acceptance=figures["draft_acceptance_rate"],
+            tokens_per_second=speed or None,
+            tokens_per_step=figures["mean_acceptance_length"],
+            path=_last_path(store, of_run),
+        )
+
+
+def _last_path(store: TraceStore, of_run: np.ndarray) -> str | None:
+    codes = store.rounds.column("rollback_path", 0, len(of_run))[of_run]
+    used = codes[(codes != store.text_pool.find("none")) & (codes != 0)]
+    if not len(used):
+        return None
+    name = store.text_pool.text(int(used[-1]))
+    return _PATH_NAMES.get(name, name)
+
+
+def significant(value: float | None) -> str:
+    """At most three significant digits, or the mark of a figure not observed."""
+    return NOT_OBSERVED if value is None else f"{value:.3g}"

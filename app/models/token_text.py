@@ -1,0 +1,55 @@
+"""What a reader sees for the bytes of one token: nothing hidden, nothing invented."""
+
+from __future__ import annotations
+
+import unicodedata
+
+NEWLINE_MARK = "⏎"
+_TAB = " " * 4
+_JOINERS = ("\u200c", "\u200d")
+_UNSEEN = ("Cc", "Zl", "Zp")
+
+
+def display_text(piece: bytes, token_id: int) -> str:
+    """The token as visible text; the only control character left in it is the line feed.
+
+    Bytes that are no UTF-8 by themselves show as ⟨E4⟩, control and format characters as their
+    code, a tab as four spaces, a combining mark without its base on a dotted circle, and a
+    token without any bytes as its id.
+    """
+    if not piece:
+        return f"⟨#{token_id}⟩"
+    text = piece.decode("utf-8", "surrogateescape")
+    if text.isascii() and text.isprintable():
+        return text
+    text = text.replace("\r\n", "\n")
+    return "".join(_visible(char, first=i == 0) for i, char in enumerate(text))
+
+
+def styled_newlines(text: str) -> str:
+    """Line feeds with a mark in front, so that a style has something to be drawn on."""
+    return text.replace("\n", NEWLINE_MARK + "\n")
+
+
+def inline_newlines(text: str) -> str:
+    """Line feeds as marks only: the line goes on, for text that is not part of the output."""
+    return text.replace("\n", NEWLINE_MARK)
+
+
+def _visible(char: str, *, first: bool) -> str:
+    code = ord(char)
+    if char == "\n":
+        return char
+    if char == "\t":
+        return _TAB
+    if 0xDC80 <= code <= 0xDCFF:
+        return f"⟨{code - 0xDC00:02X}⟩"
+    category = unicodedata.category(char)
+    if category in _UNSEEN:
+        return f"⟨{code:02X}⟩"
+    if category == "Cf" and (first or char not in _JOINERS):
+        return f"⟨U+{code:04X}⟩"
+    if first and category in ("Mn", "Me"):
+        selector = 0xFE00 <= code <= 0xFE0F or code >= 0xE0100
+        return f"⟨U+{code:04X}⟩" if selector else "◌" + char
+    return char

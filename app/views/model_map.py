@@ -1,0 +1,184 @@
+"""The Model panel: what the files hold and what running them costs, before they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import (
+    QFormLayout,
+    QFrame,
+    QLabel,
+    QPushButton,
+    QScrollArea,
+    QSizePolicy,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.theme import Theme
+from app.widgets.empty_state import EmptyState
+from app.widgets.layer_strip import LayerStrip
+from app.widgets.size_bars import SizeBars, format_bytes
+from app.worker import ModelFiles
+from engine.options import RunOptions
+
+if TYPE_CHECKING:
+    from engine.model.info import ModelInfo
+
+_FACTS = ("target", "draft", "architecture", "parameters", "quantisation", "context", "rollback")
+_LONGEST_CONTEXT = 4096
+"""Cells that RunOptions.n_ctx = 0 gives at most."""
+
+
+class ModelMapView(QStackedWidget):
+    """Facts, layer map and memory estimate of the inspected files, or how to get some."""
+
+    load_asked = Signal()
+
+    def __init__(
+        self, theme: Theme, open_actions: Sequence[QAction], parent: QWidget | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._files: ModelFiles | None = None
+        self._options = RunOptions()
+        self._facts = {name: _fact_label() for name in _FACTS}
+        self._strip = LayerStrip(theme)
+        self._legend = _muted("G recurrent · A attention · M MTP head")
+        self._memory_title = _muted("")
+        self._bars = SizeBars(theme)
+        self._load = QPushButton("Load weights")
+        self._load.clicked.connect(self.load_asked)
+        self.addWidget(
+            EmptyState(
+                "No model",
+                "Layers, quantisation and memory are shown here before anything is loaded. "
+                "Open a GGUF file or drop one on the window.",
+                open_actions,
+            )
+        )
+        self.addWidget(self._make_page())
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The facts on show, by name."""
+        return {name: label.text() for name, label in self._facts.items()}
+
+    def set_files(self, files: ModelFiles | None) -> None:
+        """Show these files, or the empty state."""
+        self._files = files
+        self.setCurrentIndex(0 if files is None else 1)
+        if files is None:
+            return
+        info = files.info
+        texts = {
+            "target": files.target.name,
+            "draft": _describe_draft(files),
+            "architecture": f"{info.architecture} · {_count_layers(info)}",
+            "parameters": f"{info.n_params / 1e6:,.4g} M in {format_bytes(info.weight_bytes)}",
+            "quantisation": _describe_mix(info.quant_mix),
+            "context": f"{info.n_ctx_train:,} tokens · vocabulary {info.n_vocab:,}",
+            "rollback": info.rollback,
+        }
+        for name, text in texts.items():
+            self._facts[name].setText(text)
+        self._facts["target"].setToolTip(str(files.target))
+        self._facts["draft"].setToolTip(str(files.draft or ""))
+        self._strip.set_layers(info.layers)
+        self._show_memory()
+
+    def set_options(self, options: RunOptions) -> None:
+        """Estimate memory for these options."""
+        self._options = options
+        self._show_memory()
+
+    def set_loadable(self, loadable: bool) -> None:
+        """Offer to load what has only been inspected."""
+        self._load.setVisible(loadable)
+
+    def retheme(self, theme: Theme) -> None:
+        self._strip.retheme(theme)
+        self._bars.retheme(theme)
+
+    def _show_memory(self) -> None:
+        if self._files is None:
+            return
+        info, options = self._files.info, self._options
+        planes = options.rollback == "planes" and bool(options.spec.types)
+        n_rs_seq = (options.spec.n_max if options.n_rs_seq is None else options.n_rs_seq) * planes
+        n_ctx = options.n_ctx or min(info.n_ctx_train, _LONGEST_CONTEXT)
+        sizes = info.memory(1, n_rs_seq, n_ctx)
+        shown = {"weights": sizes["weights"], "KV": sizes["kv"], "state": sizes["state"]}
+        if planes:
+            shown["planes"] = sizes["planes"]
+        elif options.spec.types:
+            shown["checkpoint"] = sizes["checkpoint"]
+        policy = f"{n_rs_seq} planes" if planes else "no planes"
+        self._memory_title.setText(f"Memory for 1 sequence, {n_ctx:,} cells, {policy}")
+        self._bars.set_sizes(shown)
+
+    def _make_page(self) -> QWidget:
+        page = QWidget()
+        form = QFormLayout()
+        form.setContentsMargins(0, 0, 0, 0)
+        form.setHorizontalSpacing(10)
+        form.setVerticalSpacing(3)
+        form.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.AllNonFixedFieldsGrow)
+        for name, label in self._facts.items():
+            form.addRow(_muted(name), label)
+        column = QVBoxLayout(page)
+        column.setContentsMargins(10, 8, 10, 8)
+        column.setSpacing(6)
+        column.addLayout(form)
+        column.addSpacing(4)
+        for widget in (self._strip, self._legend):
+            column.addWidget(widget)
+        column.addSpacing(4)
+        for widget in (self._memory_title, self._bars, self._load):
+            column.addWidget(widget)
+        column.addStretch(1)
+        area = QScrollArea()
+        area.setFrameShape(QFrame.Shape.NoFrame)
+        area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        area.setWidgetResizable(True)
+        area.setWidget(page)
+        return area
+
+
+def _describe_draft(files: ModelFiles) -> str:
+    parts = []
+    if any(layer.kind == "mtp" for layer in files.info.layers):
+        parts.append("MTP head")
+    if files.draft is not None:
+        parts.append(files.draft.name)
+    return ", ".join(parts) or "none"
+
+
+def _count_layers(info: ModelInfo) -> str:
+    mtp = sum(layer.kind == "mtp" for layer in info.layers)
+    trunk = len(info.layers) - mtp
+    return f"{trunk} layers + MTP" if mtp else f"{trunk} layers"
+
+
+def _describe_mix(mix: dict[str, int]) -> str:
+    """Types by their share of the bytes, those of at least one per cent."""
+    total = sum(mix.values()) or 1
+    shares = {name: 100 * n / total for name, n in mix.items()}
+    return ", ".join(f"{name} {share:.0f} %" for name, share in shares.items() if share >= 1)
+
+
+def _fact_label() -> QLabel:
+    label = QLabel()
+    label.setWordWrap(True)
+    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+    return label
+
+
+def _muted(text: str) -> QLabel:
+    label = QLabel(text)
+    label.setForegroundRole(label.palette().ColorRole.PlaceholderText)
+    return label

@@ -1,0 +1,268 @@
+"""The Run panel: the prompt and the options of the next run."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
+from PySide6.QtGui import QStandardItemModel
+from PySide6.QtWidgets import (
+    QAbstractSpinBox,
+    QCheckBox,
+    QComboBox,
+    QDoubleSpinBox,
+    QFormLayout,
+    QFrame,
+    QPlainTextEdit,
+    QScrollArea,
+    QSpinBox,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.worker import ModelFiles
+from engine.options import (
+    COMPUTE_MODES,
+    ROLLBACK_POLICIES,
+    SPLITS,
+    RunOptions,
+    SamplerOptions,
+    SpecOptions,
+)
+from resources import demo_prompts
+
+_DRAFTERS = ("none", "draft-mtp", "draft-simple")
+_PROMPT_LINES = 5
+
+
+class RunPanel(QScrollArea):
+    """A form over RunOptions. The options are read when a run starts; nothing is live but
+    the compute mode, which belongs to loading."""
+
+    options_changed = Signal()
+    compute_changed = Signal(str)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._prompts = demo_prompts()
+        self._make_fields()
+        self._page = QWidget()
+        column = QVBoxLayout(self._page)
+        column.setContentsMargins(10, 8, 10, 8)
+        column.setSpacing(6)
+        column.addWidget(self.examples)
+        column.addWidget(self.prompt)
+        self._form = self._make_form()
+        column.addLayout(self._form)
+        column.addStretch(1)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setWidgetResizable(True)
+        self.setWidget(self._page)
+        self._connect()
+        self.set_files(None)
+        self._show_relevant()
+
+    # -- what the window reads -------------------------------------------------------------
+
+    def texts(self) -> list[str]:
+        """The prompts, one per sequence."""
+        return [self.prompt.toPlainText()]
+
+    def options(self) -> RunOptions:
+        """The options as set."""
+        drafter = self.drafter.currentText()
+        return RunOptions(
+            n_predict=self.n_predict.value(),
+            sampler=SamplerOptions(
+                temp=self.temp.value(),
+                top_k=self.top_k.value(),
+                top_p=self.top_p.value(),
+                min_p=self.min_p.value(),
+                seed=self.seed.value(),
+            ),
+            spec=SpecOptions(
+                types=() if drafter == "none" else (drafter,),
+                n_max=self.n_max.value(),
+                n_min=min(self.n_min.value(), self.n_max.value()),
+                p_min=self.p_min.value(),
+            ),
+            rollback=self.rollback.currentText(),
+            n_rs_seq=None if self.n_rs_seq.value() < 0 else self.n_rs_seq.value(),
+            split=self.split.currentText(),
+            ignore_eos=self.ignore_eos.isChecked(),
+        )
+
+    # -- what the window sets --------------------------------------------------------------
+
+    def set_files(self, files: ModelFiles | None) -> None:
+        """Offer the drafters that these files have; a choice that is gone becomes the best left."""
+        usable = {
+            "none": True,
+            "draft-mtp": files is not None and any(x.kind == "mtp" for x in files.info.layers),
+            "draft-simple": files is not None and files.draft is not None,
+        }
+        items = self.drafter.model()
+        assert isinstance(items, QStandardItemModel)
+        for row, name in enumerate(_DRAFTERS):
+            items.item(row).setEnabled(usable[name])
+            items.item(row).setToolTip("" if usable[name] else _WHY_NOT[name])
+        if files is not None and not (usable[self._wished_drafter]):
+            best = next((n for n in ("draft-mtp", "draft-simple") if usable[n]), "none")
+            self.drafter.setCurrentText(best)
+        elif files is not None:
+            self.drafter.setCurrentText(self._wished_drafter)
+
+    def use_first_prompt(self) -> None:
+        """Put the first bundled prompt in place, unless something is typed already."""
+        if not self.prompt.toPlainText():
+            self.prompt.setPlainText(self._prompts[0].text)
+
+    def set_compute(self, mode: str) -> None:
+        """Show a compute mode without asking for it."""
+        blocked = self.compute.blockSignals(True)
+        self.compute.setCurrentText(mode)
+        self.compute.blockSignals(blocked)
+
+    def set_compute_enabled(self, enabled: bool) -> None:
+        """The compute mode cannot change while a model is in use or on its way."""
+        self.compute.setEnabled(enabled)
+
+    # -- internals -------------------------------------------------------------------------
+
+    def _make_fields(self) -> None:
+        self._wished_drafter = "draft-mtp"
+        self.examples = QComboBox()
+        self.examples.setPlaceholderText("Example prompts")
+        self.examples.addItems([p.title for p in self._prompts])
+        self.examples.setCurrentIndex(-1)
+        self.prompt = QPlainTextEdit()
+        self.prompt.setPlaceholderText("Text to continue")
+        self.prompt.setTabChangesFocus(True)
+        self.prompt.setFixedHeight(_PROMPT_LINES * self.fontMetrics().lineSpacing() + 12)
+        self.n_predict = _whole(-1, 100_000, 128, special="no limit")
+        self.temp = _real(0.0, 5.0, 0.0, special="0 (greedy)")
+        self.top_k = _whole(0, 100_000, 40, special="off")
+        self.top_p = _real(0.01, 1.0, 0.95)
+        self.min_p = _real(0.0, 1.0, 0.05)
+        self.seed = _whole(0, 2**31 - 1, 42)
+        self.drafter = _choice(_DRAFTERS, self._wished_drafter)
+        self.n_max = _whole(1, 64, 3)
+        self.n_min = _whole(0, 64, 0)
+        self.p_min = _real(0.0, 1.0, 0.0)
+        self.rollback = _choice(ROLLBACK_POLICIES, "planes")
+        self.n_rs_seq = _whole(-1, 64, -1, special="as n_max")
+        self.split = _choice(SPLITS, "equal")
+        self.compute = _choice(COMPUTE_MODES, "auto")
+        self.ignore_eos = QCheckBox("ignore end of text")
+
+    def _make_form(self) -> QFormLayout:
+        form = QFormLayout()
+        form.setContentsMargins(0, 2, 0, 0)
+        form.setHorizontalSpacing(10)
+        form.setVerticalSpacing(4)
+        form.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.AllNonFixedFieldsGrow)
+        for label, field, option in (
+            ("tokens", self.n_predict, "-n: tokens to generate"),
+            ("drafter", self.drafter, "--spec-type: what proposes tokens for the target to verify"),
+            ("n_max", self.n_max, "--spec-draft-n-max: longest draft"),
+            ("n_min", self.n_min, "--spec-draft-n-min: shorter drafts are thrown away"),
+            ("p_min", self.p_min, "--spec-draft-p-min: the draft ends below this confidence"),
+            ("rollback", self.rollback, "--rollback: how rejected tokens are undone"),
+            ("n_rs_seq", self.n_rs_seq, "--n-rs-seq: snapshot planes beyond the live state"),
+            ("split", self.split, "--split: how a batch becomes ubatches"),
+            ("compute", self.compute, "--compute: arithmetic of the linear layers; reloads"),
+            ("temperature", self.temp, "--temp: 0 takes the most probable token"),
+            ("top_k", self.top_k, "--top-k: keep this many candidates"),
+            ("top_p", self.top_p, "--top-p: keep candidates up to this total probability"),
+            ("min_p", self.min_p, "--min-p: drop candidates below this share of the best"),
+            ("seed", self.seed, "--seed: start of the random numbers"),
+            ("", self.ignore_eos, "--ignore-eos: go on after the end token"),
+        ):
+            field.setToolTip(option)
+            field.setAccessibleName(label or "ignore end of text")
+            field.setAccessibleDescription(option)
+            form.addRow(label, field)
+        return form
+
+    def _connect(self) -> None:
+        wheel = _WheelGuard(self)
+        for box in self._page.findChildren(QAbstractSpinBox):
+            box.installEventFilter(wheel)
+        for choice in self._page.findChildren(QComboBox):
+            choice.installEventFilter(wheel)
+        for number in (self.n_predict, self.n_max, self.n_min, self.n_rs_seq):
+            number.valueChanged.connect(self._changed)
+        self.temp.valueChanged.connect(self._changed)
+        for choice in (self.drafter, self.rollback, self.split):
+            choice.currentTextChanged.connect(self._changed)
+        self.drafter.activated.connect(self._remember_drafter)
+        self.compute.currentTextChanged.connect(self.compute_changed)
+        self.examples.activated.connect(self._use_example)
+
+    def _changed(self) -> None:
+        self._show_relevant()
+        self.options_changed.emit()
+
+    def _remember_drafter(self) -> None:
+        self._wished_drafter = self.drafter.currentText()
+
+    def _use_example(self, index: int) -> None:
+        self.prompt.setPlainText(self._prompts[index].text)
+        self.examples.setCurrentIndex(-1)
+
+    def _show_relevant(self) -> None:
+        """Hide the options that the others make meaningless."""
+        speculative = self.drafter.currentText() != "none"
+        for field in (self.n_max, self.n_min, self.p_min, self.rollback):
+            self._form.setRowVisible(field, speculative)
+        planes = speculative and self.rollback.currentText() == "planes"
+        self._form.setRowVisible(self.n_rs_seq, planes)
+        for field in (self.top_k, self.top_p, self.min_p, self.seed):
+            self._form.setRowVisible(field, self.temp.value() > 0)
+
+
+_WHY_NOT = {
+    "draft-mtp": "The model file has no MTP head",
+    "draft-simple": "Open a draft model first",
+}
+
+
+class _WheelGuard(QObject):
+    """Scrolling the panel must not change a field that happens to be under the pointer."""
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if (
+            event.type() == QEvent.Type.Wheel
+            and isinstance(watched, QWidget)
+            and not watched.hasFocus()
+        ):
+            event.ignore()
+            return True
+        return super().eventFilter(watched, event)
+
+
+def _whole(low: int, high: int, value: int, special: str = "") -> QSpinBox:
+    box = QSpinBox()
+    box.setRange(low, high)
+    box.setValue(value)
+    box.setSpecialValueText(special)
+    box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+    return box
+
+
+def _real(low: float, high: float, value: float, special: str = "") -> QDoubleSpinBox:
+    box = QDoubleSpinBox()
+    box.setRange(low, high)
+    box.setSingleStep(0.05)
+    box.setDecimals(2)
+    box.setValue(value)
+    box.setSpecialValueText(special)
+    box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+    return box
+
+
+def _choice(names: tuple[str, ...], current: str) -> QComboBox:
+    box = QComboBox()
+    box.addItems(list(names))
+    box.setCurrentText(current)
+    box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+    return box

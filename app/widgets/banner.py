@@ -1,0 +1,135 @@
+"""Messages above the text: what happened and what to do, dismissible, never modal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QPushButton,
+    QSizePolicy,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.theme import Theme, icon
+
+MOST_BANNERS = 3
+SEVERITIES = ("info", "warning", "error")
+_EDGE = 3
+
+
+class Banner(QFrame):
+    """One message with an optional button that acts on it."""
+
+    dismissed = Signal()
+
+    def __init__(
+        self,
+        theme: Theme,
+        severity: str,
+        message: str,
+        remedy: str,
+        offer: tuple[str, Callable[[], None]] | None = None,
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self.severity, self.message, self.remedy = severity, message, remedy
+        self.setAccessibleName(f"{severity}: {message} {remedy}".strip())
+        self._icon = QLabel()
+        self._text = QLabel(self)
+        self._text.setTextFormat(Qt.TextFormat.PlainText)
+        self._text.setText(f"{message} {remedy}".strip())
+        self._text.setWordWrap(True)
+        self._text.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self._text.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        self._close = QToolButton()
+        self._close.setAutoRaise(True)
+        self._close.setToolTip("Dismiss")
+        self._close.setAccessibleName("Dismiss this message")
+        self._close.clicked.connect(self.dismissed)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(10, 5, 5, 5)
+        row.setSpacing(8)
+        row.addWidget(self._icon)
+        row.addWidget(self._text, 1)
+        if offer is not None:
+            button = QPushButton(offer[0])
+            button.clicked.connect(offer[1])
+            row.addWidget(button)
+        row.addWidget(self._close)
+        self.retheme(theme)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the theme's colours."""
+        self._tint = theme.color(f"status.{self.severity}_tint")
+        self._line = theme.color(f"status.{self.severity}")
+        drawing = icon(self.severity, theme, f"status.{self.severity}")
+        self._icon.setPixmap(drawing.pixmap(QSize(16, 16), self.devicePixelRatioF()))
+        self._close.setIcon(icon("close", theme))
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), self._tint)
+        painter.fillRect(0, 0, _EDGE, self.height(), QColor(self._line))
+        painter.end()
+
+
+class BannerArea(QWidget):
+    """The newest few messages, one under the other; empty it takes no room."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(1)
+        self.setVisible(False)
+
+    @property
+    def banners(self) -> list[Banner]:
+        """Those on show, the oldest first."""
+        items = (self._column.itemAt(i) for i in range(self._column.count()))
+        return [w for item in items if item and isinstance(w := item.widget(), Banner)]
+
+    def add(
+        self,
+        severity: str,
+        message: str,
+        remedy: str = "",
+        offer: tuple[str, Callable[[], None]] | None = None,
+    ) -> Banner:
+        """Show a message. The same message again replaces the first; the oldest makes room."""
+        shown = self.banners
+        for banner in shown:
+            if (banner.message, banner.remedy) == (message, remedy):
+                self._remove(banner)
+        for banner in self.banners[: max(0, len(self.banners) + 1 - MOST_BANNERS)]:
+            self._remove(banner)
+        banner = Banner(self._theme, severity, message, remedy, offer, self)
+        banner.dismissed.connect(lambda: self._remove(banner))
+        self._column.addWidget(banner)
+        self.setVisible(True)
+        return banner
+
+    def clear(self) -> None:
+        """Dismiss everything."""
+        for banner in self.banners:
+            self._remove(banner)
+
+    def retheme(self, theme: Theme) -> None:
+        self._theme = theme
+        for banner in self.banners:
+            banner.retheme(theme)
+
+    def _remove(self, banner: Banner) -> None:
+        self._column.removeWidget(banner)
+        banner.hide()
+        banner.deleteLater()
+        self.setVisible(self._column.count() > 0)

@@ -1,0 +1,136 @@
+"""The status bar: what is loaded, what is going on, and the figures of the run."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QPainter, QPaintEvent, QPalette
+from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QStatusBar, QWidget
+
+from app.models.live_numbers import NOT_OBSERVED, LiveNumbers, significant
+from app.widgets.size_bars import format_bytes
+from app.worker import Progress
+
+_CHIPS = {
+    "acceptance": ("acceptance", "0.888", "Accepted of all drafted tokens"),
+    "tokens_per_step": (
+        "tokens/step",
+        "8.88",
+        "Mean acceptance length: tokens from one verification, the target's own included",
+    ),
+    "tokens_per_second": ("tok/s", "8888", "Generated tokens per second, without the prompt"),
+    "path": ("rollback", "checkpoint", "How the last rejected tokens were undone"),
+}
+_STEPS = 1000
+
+
+class StatusLine(QStatusBar):
+    """`cancel_asked` comes from the button beside the progress bar."""
+
+    cancel_asked = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._model = QLabel()
+        self._model.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self._model.setContentsMargins(8, 0, 8, 0)
+        self._phase = QLabel()
+        self._bar = QProgressBar()
+        self._bar.setRange(0, _STEPS)
+        self._bar.setTextVisible(False)
+        self._bar.setAccessibleName("Progress")
+        self._bar.setFixedWidth(16 * self.fontMetrics().averageCharWidth())
+        self._bar.setMaximumHeight(self.fontMetrics().height())
+        self._cancel = QPushButton("Cancel")
+        self._cancel.clicked.connect(self.cancel_asked)
+        self.chips = {key: FigureChip(*texts) for key, texts in _CHIPS.items()}
+        self.addWidget(self._model, 1)
+        for widget in (self._phase, self._bar, self._cancel, *self.chips.values()):
+            self.addPermanentWidget(widget)
+        self.hide_progress()
+
+    @property
+    def model_text(self) -> str:
+        return self._model.text()
+
+    def set_model(self, text: str) -> None:
+        """What is loaded and what it is doing."""
+        self._model.setText(text)
+        self._model.setToolTip(text)
+
+    def set_numbers(self, numbers: LiveNumbers) -> None:
+        """The figures of the run."""
+        self.chips["acceptance"].set_figure(numbers.acceptance)
+        self.chips["tokens_per_step"].set_figure(numbers.tokens_per_step)
+        self.chips["tokens_per_second"].set_figure(numbers.tokens_per_second)
+        self.chips["path"].set_text(numbers.path or NOT_OBSERVED)
+
+    def show_progress(self, progress: Progress) -> None:
+        """Work in hand; it can be cancelled until `hide_progress`."""
+        share = progress.done / progress.total if progress.total else 0.0
+        self._phase.setText(progress.phase)
+        self._bar.setValue(round(share * _STEPS))
+        self._bar.setToolTip(f"{format_bytes(progress.done)} of {format_bytes(progress.total)}")
+        self._show_progress(True)
+
+    def hide_progress(self) -> None:
+        self._show_progress(False)
+
+    @property
+    def progress_shown(self) -> bool:
+        return not self._cancel.isHidden()
+
+    def _show_progress(self, shown: bool) -> None:
+        for widget in (self._phase, self._bar, self._cancel):
+            widget.setVisible(shown)
+        for chip in self.chips.values():
+            chip.setVisible(not shown)
+
+
+class FigureChip(QWidget):
+    """A name and its figure in a rounded box, wide enough that figures do not shift it."""
+
+    def __init__(self, name: str, widest: str, tip: str) -> None:
+        super().__init__()
+        self._name, self._widest, self._tip = name, widest, tip
+        self._text = NOT_OBSERVED
+        self.setSizePolicy(QSizePolicy.Policy.Minimum, QSizePolicy.Policy.Fixed)
+        self.set_text(NOT_OBSERVED)
+
+    @property
+    def text(self) -> str:
+        return self._text
+
+    def set_figure(self, value: float | None) -> None:
+        """A number, short on the chip and whole in the tooltip."""
+        self.set_text(significant(value), "" if value is None else f": {value:.9g}")
+
+    def set_text(self, text: str, more: str = "") -> None:
+        changed = len(text) != len(self._text)
+        self._text = text
+        self.setToolTip(f"{self._tip}{more}")
+        self.setAccessibleName(f"{self._name} {text}")
+        if changed:
+            self.updateGeometry()
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        metrics = self.fontMetrics()
+        figure = max(metrics.horizontalAdvance(t) for t in (self._widest, self._text))
+        return QSize(metrics.horizontalAdvance(self._name) + figure + 26, metrics.height() + 6)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        palette = self.palette()
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(palette.color(QPalette.ColorRole.Button))
+        box = self.rect().adjusted(1, 1, -1, -1)
+        painter.drawRoundedRect(box, box.height() / 2, box.height() / 2)
+        inner = box.adjusted(9, 0, -9, 0)
+        painter.setPen(palette.color(QPalette.ColorRole.PlaceholderText))
+        painter.drawText(inner, Qt.AlignmentFlag.AlignVCenter, self._name)
+        painter.setPen(palette.color(QPalette.ColorRole.ButtonText))
+        painter.drawText(
+            inner, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight, self._text
+        )
+        painter.end()

@@ -1,0 +1,156 @@
+"""Drawing tokens: every kind has a colour and a second channel that survives without colour."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from PySide6.QtCore import QLineF, QPointF, QRect, QRectF, Qt
+from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPen
+
+from app.models.token_stream import KIND
+from app.theme import Theme
+from engine.trace.records import TOKEN_KINDS
+
+_ABOVE = 2
+_BELOW = 5
+
+
+class TokenMetrics:
+    """Widths of texts and the vertical measures of a row, for one font."""
+
+    def __init__(self, font: QFont) -> None:
+        self.font = font
+        self.italic = QFont(font)
+        self.italic.setItalic(True)
+        self._metrics = QFontMetricsF(font)
+        self._widths: dict[str, float] = {}
+        ascent, descent = round(self._metrics.ascent()), round(self._metrics.descent())
+        self.baseline = _ABOVE + ascent
+        self.strike = round(self.baseline - self._metrics.strikeOutPos())
+        self.tint_height = ascent + descent + 1
+        self.under = _ABOVE + self.tint_height
+        self.row_height = self.under + _BELOW
+
+    def width(self, text: str) -> float:
+        """Advance of a text in pixels; wide characters and emoji count as the font has them."""
+        width = self._widths.get(text)
+        if width is None:
+            width = self._widths[text] = self._metrics.horizontalAdvance(text)
+        return width
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One token, or the part of it that lies in a row, at its place in the viewport."""
+
+    text: str
+    kind: int
+    x: float
+    y: int
+    width: float
+    replayed: bool = False
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Shapes of equal style, drawn in one call each."""
+
+    tints: list[QRect] = field(default_factory=list)
+    bars: list[QRect] = field(default_factory=list)
+    boxes: list[QRectF] = field(default_factory=list)
+    dotted: list[QLineF] = field(default_factory=list)
+    dots: list[QPointF] = field(default_factory=list)
+    texts: list[tuple[QPointF, str]] = field(default_factory=list)
+
+
+class TokenPainter:
+    """Paints marks of all kinds in the colours of a theme.
+
+    accepted: tint, solid underline · rejected: tint, struck out · ignored: hollow box, italic ·
+    replacement: double underline · bonus: dot · replayed: dotted underline · target: plain ·
+    prompt: muted.
+    """
+
+    def __init__(self, theme: Theme, metrics: TokenMetrics) -> None:
+        self.metrics = metrics
+        self._text = [theme.color(f"{kind}.text") for kind in KIND]
+        self._tint = {KIND[kind]: theme.color(f"{kind}.tint") for kind in ("accepted", "rejected")}
+        self._line = {
+            KIND[kind]: theme.color(f"{kind}.line")
+            for kind in ("accepted", "rejected", "ignored", "replacement", "bonus")
+        }
+        self._neutral = theme.color("replayed.line")
+
+    def paint(self, painter: QPainter, marks: Iterable[Mark]) -> None:
+        """Draw the marks; the painter's pen, brush and font are left as they fall."""
+        batches: dict[int, _Batch] = defaultdict(_Batch)
+        for mark in marks:
+            self._collect(batches[mark.kind], mark)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        for kind, batch in batches.items():
+            if batch.tints:
+                painter.setBrush(self._tint[kind])
+                painter.drawRects(batch.tints)
+        for kind, batch in batches.items():
+            italic = kind == KIND["ignored"]
+            painter.setFont(self.metrics.italic if italic else self.metrics.font)
+            painter.setPen(self._text[kind])
+            for place, text in batch.texts:
+                painter.drawText(place, text)
+        for kind, batch in batches.items():
+            self._draw_lines(painter, batch, self._line.get(kind, self._neutral))
+
+    def _draw_lines(self, painter: QPainter, batch: _Batch, colour: QColor) -> None:
+        if batch.bars:
+            painter.setPen(Qt.PenStyle.NoPen)
+            painter.setBrush(colour)
+            painter.drawRects(batch.bars)
+        if batch.boxes:
+            painter.setBrush(Qt.BrushStyle.NoBrush)
+            painter.setPen(QPen(colour, 1.0))
+            painter.drawRects(batch.boxes)
+        if batch.dotted:
+            pen = QPen(colour, 2.0)
+            pen.setCapStyle(Qt.PenCapStyle.FlatCap)
+            pen.setDashPattern([1.0, 1.0])
+            painter.setPen(pen)
+            painter.drawLines(batch.dotted)
+        if batch.dots:
+            painter.setPen(QPen(colour, 3.5, Qt.PenStyle.SolidLine, Qt.PenCapStyle.RoundCap))
+            painter.drawPoints(batch.dots)
+
+    def _collect(self, batch: _Batch, mark: Mark) -> None:
+        metrics = self.metrics
+        # whole pixels, one of them left free as the border between two tokens
+        left, top = round(mark.x), mark.y + _ABOVE
+        width = max(1, round(mark.x + mark.width) - left - 1)
+        under = mark.y + metrics.under
+        batch.texts.append((QPointF(mark.x, mark.y + metrics.baseline), mark.text))
+        style = TOKEN_KINDS[mark.kind]
+        if style in ("accepted", "rejected"):
+            batch.tints.append(QRect(left, top, width, metrics.tint_height))
+        if mark.replayed or style == "replayed":
+            batch.dotted.append(QLineF(left, under + 1, left + width, under + 1))
+        elif style == "accepted":
+            batch.bars.append(QRect(left, under, width, 2))
+        elif style == "rejected":
+            batch.bars.append(QRect(left, mark.y + metrics.strike, width, 1))
+        elif style == "ignored":
+            box = QRectF(left, top, width, metrics.tint_height)
+            batch.boxes.append(box.adjusted(0.5, 0.5, -0.5, -0.5))
+        elif style == "replacement":
+            batch.bars.append(QRect(left, under, width, 1))
+            batch.bars.append(QRect(left, under + 2, width, 1))
+        elif style == "bonus":
+            batch.dots.append(QPointF(left + width / 2, under + 1))
+
+
+def outline(painter: QPainter, rects: Iterable[QRectF], colour: QColor) -> None:
+    """The frame around the selected token, one rounded box for each row it lies in."""
+    painter.setBrush(Qt.BrushStyle.NoBrush)
+    painter.setPen(QPen(colour, 1.5))
+    for rect in rects:
+        painter.drawRoundedRect(rect, 3.0, 3.0)

@@ -1,0 +1,64 @@
+"""The tooltip of a token: what it is, where it stands, and what both models thought of it."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from app.models.token_stream import TokenStream
+
+_MEANING = {
+    "prompt": "part of the prompt",
+    "target": "chosen by the target, nothing was drafted here",
+    "accepted": "drafted and confirmed by the target",
+    "rejected": "drafted, the target chose another token",
+    "ignored": "drafted after the first rejection, never compared",
+    "replacement": "the target's token at the rejection",
+    "bonus": "the target's token after a fully accepted draft",
+    "replayed": "decoded again after a restore",
+}
+
+
+def token_tip(stream: TokenStream, index: int) -> str:
+    """Rich text for one token of a stream."""
+    facts = stream.facts(index)
+    kind = facts["kind"]
+    piece = stream.store.pieces.get(facts["token_id"], b"")
+    lines = [f"<b>{escape(kind)}</b>: {_MEANING[kind]}"]
+    if stream.replayed[index]:
+        lines.append(f"<b>replayed</b>: {_MEANING['replayed']}")
+    cells = [
+        ("text", escape(repr(piece.decode("utf-8", "backslashreplace")))),
+        ("id", str(facts["token_id"])),
+        ("round", _whole(facts["round"])),
+        ("position", _whole(facts["pos"])),
+        ("draft index", _whole(facts["draft_index"])),
+        ("target p", _real(facts["target_p"])),
+        ("target rank", _whole(facts["target_rank"])),
+        ("target entropy", _real(facts["target_entropy"], " nats")),
+        ("draft q", _real(facts["draft_p"])),
+    ]
+    rows = "".join(
+        f"<tr><td style='padding-right:10px'>{name}</td><td>{value}</td></tr>"
+        for name, value in cells
+        if value
+    )
+    return "<br>".join(lines) + f"<table>{rows}</table>"
+
+
+def token_summary(stream: TokenStream, index: int) -> str:
+    """One plain line for a screen reader."""
+    facts: dict[str, Any] = stream.facts(index)
+    replayed = ", replayed" if stream.replayed[index] else ""
+    return (
+        f"{stream.texts[index]!r}, {facts['kind']}{replayed}, "
+        f"round {_whole(facts['round'])}, position {_whole(facts['pos'])}"
+    )
+
+
+def _whole(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _real(value: float | None, unit: str = "") -> str:
+    return "" if value is None else f"{value:.4g}{unit}"

@@ -1,0 +1,92 @@
+"""draft-simple: a smaller model with the same vocabulary drafts.
+
+The draft model keeps its own memory. A recurrent draft model cannot take tokens back, so its
+state is saved before each drafted token is decoded, and rewound to the last accepted one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.model_drafter import ModelDrafter, single_tokens
+from engine.memory.batch import Span
+from engine.memory.hybrid import Checkpoint, HybridMemory
+from engine.model.hybrid import HybridModel
+from engine.options import SpecOptions
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far the draft model is.
+
+    n_decoded: tokens in its memory that the target has decoded too. backlog: the target's next
+    tokens, not yet decoded here. guessed: tokens decoded here beyond them, starting with `last`;
+    saves[i] is the state after guessed[i].
+    """
+
+    n_decoded: int = 0
+    backlog: list[int] = field(default_factory=list)
+    guessed: list[int] = field(default_factory=list)
+    saves: list[Checkpoint] = field(default_factory=list)
+
+
+class DraftSimple(ModelDrafter):
+    """Drafts with a second model of the same vocabulary."""
+
+    name = "draft-simple"
+
+    def __init__(
+        self, model: HybridModel, memory: HybridMemory, n_ubatch: int, options: SpecOptions
+    ) -> None:
+        super().__init__(options)
+        self._model, self._memory, self._n_ubatch = model, memory, n_ubatch
+        self._progress: dict[int, _Progress] = {}
+
+    def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
+        """Keep the guesses that came true, rewind the others, queue what is missing."""
+        progress = self._progress.setdefault(seq, _Progress())
+        n_true = 0
+        for guess, token in zip(progress.guessed, tokens, strict=False):
+            if guess != token:
+                break
+            n_true += 1
+        if n_true < len(progress.guessed):
+            self._memory.restore(seq, progress.saves[n_true - 1])
+        progress.n_decoded += n_true
+        progress.backlog.extend(tokens[n_true:])
+        progress.guessed, progress.saves = [], []
+
+    def forget(self, seq: int) -> None:
+        """Drop the sequence."""
+        self._progress.pop(seq, None)
+        self._memory.clear(seq)
+
+    def _first(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
+        spans = []
+        for request in requests:
+            progress = self._progress[request.seq]
+            tokens = [*progress.backlog, request.last]
+            spans.append(Span(request.seq, progress.n_decoded, tokens, [len(tokens) - 1]))
+            progress.n_decoded += len(progress.backlog)
+            progress.backlog = []
+            progress.guessed = [request.last]
+        logits = {}
+        for ubatch in self._memory.split(spans, self._n_ubatch, "equal"):
+            out = self._model.forward(ubatch, self._memory)
+            for i, row in enumerate(ubatch.outputs.tolist()):
+                logits[ubatch.seq_ids[row // ubatch.n_seq_tokens]] = out.logits[i]
+        return torch.stack([logits[request.seq] for request in requests])
+
+    def _next(
+        self, requests: Sequence[DraftRequest], drafts: Sequence[Draft], rows: Sequence[int]
+    ) -> torch.Tensor:
+        for request, draft in zip(requests, drafts, strict=True):
+            progress = self._progress[request.seq]
+            progress.saves.append(self._memory.save(request.seq))
+            progress.guessed.append(draft.tokens[-1])
+        ubatch = single_tokens(requests, drafts, self._memory.attention.device)
+        return self._model.forward(ubatch, self._memory).logits

@@ -1,0 +1,59 @@
+"""The interface of every drafter, and what it hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """Continue a sequence whose next token `last`, at position `pos0`, is chosen but not decoded.
+
+    n_max: most tokens that may be drafted, at least 1.
+    """
+
+    seq: int
+    pos0: int
+    last: int
+    n_max: int
+
+
+@dataclass(slots=True)
+class Draft:
+    """Drafted tokens, the drafter's confidence in each, and its best alternatives.
+
+    probs come from a softmax over the ten largest raw logits, as p_min is measured.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    probs: list[float] = field(default_factory=list)
+    top_ids: list[list[int]] = field(default_factory=list)
+    top_probs: list[list[float]] = field(default_factory=list)
+    drafter: str = ""
+
+    def discard(self) -> None:
+        """Forget the tokens."""
+        for values in (self.tokens, self.probs, self.top_ids, self.top_probs):
+            values.clear()
+
+
+class Drafter(Protocol):
+    """Proposes continuations and is told what the target really decoded."""
+
+    name: str
+
+    def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
+        """The target has decoded `tokens` for good, from pos0 on.
+
+        hidden: float32 [len(tokens), n_embd], the target's hidden rows after its final norm.
+        """
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One draft per request, possibly empty."""
+
+    def forget(self, seq: int) -> None:
+        """The sequence has ended; its slot may be used again."""

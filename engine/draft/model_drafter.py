@@ -1,0 +1,82 @@
+"""What drafting with a model has in common: step, confidence floor, length limits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from engine.draft.drafter import Draft, DraftRequest
+from engine.memory.batch import UBatch
+from engine.options import SpecOptions
+from engine.trace.records import N_TOP
+
+_N_CANDIDATES = 10
+
+
+class ModelDrafter(ABC):
+    """Greedy drafting: one token per step for all sequences that are still drafting.
+
+    The candidate is the most probable token; its probability is taken over the ten largest raw
+    logits without temperature. Below p_min the candidate is dropped and the sequence stops; a
+    draft shorter than n_min is thrown away (llama.cpp #22506).
+    """
+
+    name: str
+
+    def __init__(self, options: SpecOptions) -> None:
+        self._p_min, self._n_min = options.p_min, options.n_min
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One draft per request."""
+        drafts = {request.seq: Draft(drafter=self.name) for request in requests}
+        alive = list(requests)
+        logits = self._first(alive)
+        while True:
+            top = torch.topk(logits, min(_N_CANDIDATES, logits.shape[-1]))
+            ids = top.indices.tolist()
+            probs = torch.softmax(top.values, -1).tolist()
+            rows = []
+            for row, request in enumerate(alive):
+                draft = drafts[request.seq]
+                if probs[row][0] < self._p_min:
+                    continue
+                draft.tokens.append(ids[row][0])
+                draft.probs.append(probs[row][0])
+                draft.top_ids.append(ids[row][:N_TOP])
+                draft.top_probs.append(probs[row][:N_TOP])
+                if len(draft.tokens) < request.n_max:
+                    rows.append(row)
+            if not rows:
+                break
+            alive = [alive[row] for row in rows]
+            logits = self._next(alive, [drafts[request.seq] for request in alive], rows)
+        for draft in drafts.values():
+            if len(draft.tokens) < self._n_min:
+                draft.discard()
+        return [drafts[request.seq] for request in requests]
+
+    @abstractmethod
+    def _first(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
+        """Catch up with the target, decode `last` of every request: logits [n, n_vocab]."""
+
+    @abstractmethod
+    def _next(
+        self, requests: Sequence[DraftRequest], drafts: Sequence[Draft], rows: Sequence[int]
+    ) -> torch.Tensor:
+        """Decode the newest drafted token of each; `rows` are their rows in the step before."""
+
+
+def single_tokens(
+    requests: Sequence[DraftRequest], drafts: Sequence[Draft], device: torch.device
+) -> UBatch:
+    """The newest drafted token of every sequence as one ubatch, all with outputs."""
+    tokens = [[draft.tokens[-1]] for draft in drafts]
+    positions = [[r.pos0 + len(d.tokens)] for r, d in zip(requests, drafts, strict=True)]
+    return UBatch(
+        torch.tensor(tokens, device=device),
+        torch.tensor(positions, device=device),
+        tuple(request.seq for request in requests),
+        torch.arange(len(tokens), device=device),
+    )

@@ -1,0 +1,40 @@
+"""Whether a draft model's vocabulary serves a target (llama.cpp's rules for draft-simple)."""
+
+from __future__ import annotations
+
+from engine.errors import VocabularyMismatchError
+from engine.gguf.tokenizer import Tokenizer
+
+_MAX_SIZE_DIFFERENCE = 128
+_FIRST_COMPARED_ID = 5
+
+
+def check_vocabularies(target: Tokenizer, draft: Tokenizer) -> None:
+    """VocabularyMismatchError naming the first rule that is broken."""
+    for what, ours, theirs in (
+        ("tokenizer type", target.model, draft.model),
+        ("add-BOS flag", target.add_bos, draft.add_bos),
+        ("EOS id", target.eos_id, draft.eos_id),
+    ):
+        if ours != theirs:
+            _refuse(f"the {what} differs: target {ours}, draft {theirs}")
+    if target.add_bos and target.bos_id != draft.bos_id:
+        _refuse(f"the BOS id differs: target {target.bos_id}, draft {draft.bos_id}")
+    if abs(target.n_vocab - draft.n_vocab) > _MAX_SIZE_DIFFERENCE:
+        _refuse(
+            f"the sizes differ by more than {_MAX_SIZE_DIFFERENCE}: "
+            f"target {target.n_vocab}, draft {draft.n_vocab}"
+        )
+    for token_id in range(_FIRST_COMPARED_ID, min(target.n_vocab, draft.n_vocab)):
+        if target.piece(token_id) != draft.piece(token_id):
+            _refuse(
+                f"token {token_id} differs: target {target.piece(token_id)!r}, "
+                f"draft {draft.piece(token_id)!r}"
+            )
+
+
+def _refuse(what: str) -> None:
+    raise VocabularyMismatchError(
+        f"The draft model's vocabulary does not fit the target's: {what}.",
+        "Choose a draft model of the same family and tokenizer.",
+    )

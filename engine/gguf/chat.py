@@ -1,0 +1,121 @@
+"""A model's chat template (`tokenizer.chat_template`, Jinja2), rendered out of reach.
+
+A template is a program from an untrusted file. Jinja's sandbox bounds what it can touch, not
+how long one multiplication or one padded format may take, and a thread cannot be stopped inside
+such a call; so every rendering runs in a child process that can be killed.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from engine.errors import ChatTemplateError
+from engine.gguf.metadata import TypedMetadata
+
+MAX_TEMPLATE = 1_000_000  # characters
+MAX_OUTPUT = 4_000_000  # characters
+MAX_MEMORY = 512 << 20  # bytes of address space, on Linux
+MAX_CPU = 2  # seconds, on POSIX systems; a rendering takes a tenth
+MAX_WALL = 8.0  # seconds; longer than MAX_CPU, for busy machines
+
+_WORKER = Path(__file__).with_name("chat_worker.py")
+_PLAIN = "Send the prompt as plain text, or use another copy of the model."
+_CHANGE = "Change the messages, or send the prompt as plain text."
+
+
+class ChatTemplate:
+    """Turns messages into the text of a prompt."""
+
+    def __init__(self, source: str, bos_token: str | None, eos_token: str | None) -> None:
+        self.source = source
+        named = {"bos_token": bos_token, "eos_token": eos_token}
+        self._tokens = {name: token for name, token in named.items() if token is not None}
+
+    @classmethod
+    def from_gguf(cls, file: TypedMetadata) -> ChatTemplate | None:
+        """The file's template, or None; the template itself is not judged before `render`."""
+        source = file.str_("tokenizer.chat_template", "")
+        if not source:
+            return None
+        return cls(source, _token(file, "bos_token_id"), _token(file, "eos_token_id"))
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt's text. Takes about 0.1 s; the values must be representable in JSON.
+
+        kwargs: further variables of the template, for example `enable_thinking` or `documents`.
+        Raises ChatTemplateError for a template that is broken, refuses the messages, or takes
+        more time, memory or output than a prompt can need.
+        """
+        if len(self.source) > MAX_TEMPLATE:
+            what = f"is longer than {MAX_TEMPLATE:,} characters"
+            raise ChatTemplateError(f"The chat template {what}.", _PLAIN)
+        variables = {
+            **self._tokens,
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **kwargs,
+        }
+        reply = _ask(self.source, variables)
+        if "text" not in reply:
+            _fail(reply)
+        return str(reply["text"])
+
+
+def _token(file: TypedMetadata, name: str) -> str | None:
+    token_id = file.int_(f"tokenizer.ggml.{name}", -1)
+    tokens = file.strs("tokenizer.ggml.tokens", [])
+    return tokens[token_id] if 0 <= token_id < len(tokens) else None
+
+
+def _ask(template: str, variables: dict[str, Any]) -> dict[str, Any]:
+    """The worker's reply; an error of its own kind where it was stopped or died."""
+    limits = {"cpu": MAX_CPU, "memory": MAX_MEMORY, "output": MAX_OUTPUT}
+    request = {"template": template, "variables": variables, "limits": limits}
+    try:
+        done = subprocess.run(
+            # -P: our folder must not shadow other modules' names
+            [sys.executable, "-P", str(_WORKER)],
+            input=json.dumps(request).encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=MAX_WALL,
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": "time"}
+    except OSError as error:
+        return {"error": "died", "detail": error.strerror}
+    if sys.platform != "win32" and -done.returncode in (signal.SIGXCPU, signal.SIGKILL):
+        return {"error": "time"}
+    if done.returncode != 0:
+        return {"error": "died", "detail": f"exit status {done.returncode}"}
+    reply: dict[str, Any] = json.loads(done.stdout)
+    return reply
+
+
+def _fail(reply: dict[str, Any]) -> NoReturn:
+    kind, line, detail = reply["error"], reply.get("line"), reply.get("detail")
+    place = f" at line {line}" if line else ""
+    message, remedy = {
+        "broken": (f"is broken{place}: {detail}", _PLAIN),
+        "refused": (f"refuses these messages: {detail}", _CHANGE),
+        "output": (f"writes more than {MAX_OUTPUT:,} characters", _PLAIN),
+        "memory": (f"needs more than {MAX_MEMORY >> 20} MiB of memory", _PLAIN),
+        "time": ("takes too long and was stopped", _PLAIN),
+        "died": (f"ended its own rendering ({detail})", _PLAIN),
+    }[kind]
+    raise ChatTemplateError(f"The chat template {message}.", remedy)

@@ -1,0 +1,207 @@
+"""The head of one GGUF file (version 2 or 3): metadata and tensor directory, no tensor data."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+
+from engine.gguf.binary import Cursor, shorten
+
+MAX_DIMS = 4
+DEFAULT_ALIGNMENT = 32
+MIN_KEY_BYTES = 8 + 4 + 1  # empty name, type, smallest value
+MIN_TENSOR_BYTES = 8 + 4 + 4 + 8  # empty name, no dimensions, type, offset
+NOT_GGUF = (
+    "Choose a GGUF model; other formats must be converted first, "
+    "for example with llama.cpp's convert_hf_to_gguf.py."
+)
+REQUANTISE = "Convert or quantise the model again with a type listed by llama-quantize."
+
+_CODES = {
+    GGUFValueType.UINT8: "B",
+    GGUFValueType.INT8: "b",
+    GGUFValueType.UINT16: "H",
+    GGUFValueType.INT16: "h",
+    GGUFValueType.UINT32: "I",
+    GGUFValueType.INT32: "i",
+    GGUFValueType.FLOAT32: "f",
+    GGUFValueType.BOOL: "?",
+    GGUFValueType.UINT64: "Q",
+    GGUFValueType.INT64: "q",
+    GGUFValueType.FLOAT64: "d",
+}
+_SCALARS = {int(type_): struct.Struct("<" + code) for type_, code in _CODES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One directory entry. `shape` is in numpy order, `offset` absolute in its part's file."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    n_elements: int
+    n_bytes: int
+    part: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """What stands before the tensor data of one file; `n_bytes` is the length of that head."""
+
+    version: int
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    n_bytes: int
+
+
+def read_directory(data: mmap.mmap, path: Path, part: int) -> Directory:
+    """Parse and check the head of a mapped file; `part` is noted in every TensorInfo.
+
+    Raises ModelFileError for anything that does not fit the format or the file's size.
+    """
+    cursor = Cursor(data, path)
+    version = _read_version(cursor, data[:4])
+    n_tensors, n_keys = cursor.u64(), cursor.u64()
+    cursor.place = "header"
+    cursor.room_for(n_keys, MIN_KEY_BYTES, "metadata keys")
+    cursor.room_for(n_tensors, MIN_TENSOR_BYTES, "tensors")
+    metadata = _read_metadata(cursor, n_keys)
+    alignment = _alignment(cursor, metadata)
+    cursor.place = "tensor directory"
+    cursor.room_for(n_tensors, MIN_TENSOR_BYTES, "tensors")
+    relative = _read_tensors(cursor, n_tensors, part, alignment)
+    data_start = -(-cursor.pos // alignment) * alignment
+    tensors = {info.name: _place(cursor, info, data_start) for info in relative}
+    _refuse_overlaps(cursor, tensors)
+    return Directory(version, metadata, tensors, cursor.pos)
+
+
+def _read_version(cursor: Cursor, magic: bytes) -> int:
+    if magic != b"GGUF":
+        raise cursor.error(f"not a GGUF file, it begins with {magic!r}", NOT_GGUF)
+    cursor.pos = 4
+    version = cursor.u32()
+    cursor.pos -= 4
+    if version and version & 0xFFFF == 0:
+        raise cursor.error(
+            "a big-endian GGUF file", "Convert it to little endian with gguf-py's convert_endian."
+        )
+    if version not in (2, 3):
+        raise cursor.error(
+            f"GGUF version {version}, while versions 2 and 3 can be read",
+            "Convert the original model again with a current llama.cpp.",
+        )
+    cursor.pos += 4
+    return version
+
+
+def _read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    for _ in range(count):
+        cursor.place = ""
+        key = cursor.text()
+        cursor.place = f"key {shorten(key)}"
+        if key in metadata:
+            raise cursor.error("appears twice")
+        metadata[key] = _read_value(cursor)
+    return metadata
+
+
+def _read_value(cursor: Cursor) -> Any:
+    type_id = cursor.u32()
+    if type_id == GGUFValueType.STRING:
+        return cursor.text()
+    if type_id == GGUFValueType.ARRAY:
+        return _read_array(cursor)
+    if type_id not in _SCALARS:
+        raise cursor.error(f"unknown value type {type_id}")
+    return cursor.scalar(_SCALARS[type_id])
+
+
+def _read_array(cursor: Cursor) -> Any:
+    item_id, count = cursor.u32(), cursor.u64()
+    if item_id == GGUFValueType.STRING:
+        return cursor.texts(count)
+    if item_id == GGUFValueType.BOOL:
+        return cursor.numbers("u1", count) != 0
+    if item_id == GGUFValueType.ARRAY:
+        raise cursor.error("an array of arrays, which no model format here uses")
+    if item_id not in _SCALARS:
+        raise cursor.error(f"unknown type {item_id} of array items")
+    return cursor.numbers(_SCALARS[item_id].format, count)
+
+
+def _alignment(cursor: Cursor, metadata: dict[str, Any]) -> int:
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        cursor.place = "key general.alignment"
+        raise cursor.error("must be a power of two")
+    return alignment
+
+
+def _read_tensors(cursor: Cursor, count: int, part: int, alignment: int) -> list[TensorInfo]:
+    """The directory with offsets still relative to the tensor data."""
+    tensors: dict[str, TensorInfo] = {}
+    for index in range(count):
+        cursor.place = f"tensor {index + 1} of {count}"
+        name = cursor.text()
+        cursor.place = f"tensor {shorten(name)}"
+        if name in tensors:
+            raise cursor.error("appears twice")
+        n_dims = cursor.u32()
+        if n_dims > MAX_DIMS:
+            raise cursor.error(f"{n_dims} dimensions, while {MAX_DIMS} are the most")
+        ne = [cursor.u64() for _ in range(n_dims)]
+        type_, n_elements, n_bytes = _extent(cursor, ne, cursor.u32())
+        offset = cursor.u64()
+        if offset % alignment:
+            raise cursor.error(f"data offset {offset} is not a multiple of {alignment}")
+        shape = tuple(reversed(ne))
+        tensors[name] = TensorInfo(name, shape, type_, n_elements, n_bytes, part, offset)
+    return list(tensors.values())
+
+
+def _extent(cursor: Cursor, ne: list[int], type_id: int) -> tuple[GGMLQuantizationType, int, int]:
+    """Type, number of elements and bytes of a tensor, checked for plausibility."""
+    try:
+        type_ = GGMLQuantizationType(type_id)
+    except ValueError:
+        raise cursor.error(f"unknown tensor type {type_id}", REQUANTISE) from None
+    block, block_bytes = GGML_QUANT_SIZES[type_]
+    if 0 in ne:
+        raise cursor.error("a dimension is zero")
+    row = ne[0] if ne else 1
+    if row % block:
+        raise cursor.error(f"rows of {row} elements do not divide into {type_.name} blocks")
+    n_elements = prod(ne)
+    n_bytes = n_elements // block * block_bytes
+    if n_bytes > cursor.size:
+        raise cursor.error(f"{n_bytes} bytes of data, while the file has {cursor.size}")
+    return type_, n_elements, n_bytes
+
+
+def _place(cursor: Cursor, info: TensorInfo, data_start: int) -> TensorInfo:
+    offset = data_start + info.offset
+    if offset + info.n_bytes > cursor.size:
+        cursor.place = f"tensor {shorten(info.name)}"
+        raise cursor.error(
+            f"its data ends at byte {offset + info.n_bytes}, while the file has {cursor.size}"
+        )
+    return replace(info, offset=offset)
+
+
+def _refuse_overlaps(cursor: Cursor, tensors: dict[str, TensorInfo]) -> None:
+    end, before = 0, ""
+    for info in sorted(tensors.values(), key=lambda info: info.offset):
+        if info.offset < end:
+            cursor.place = f"tensor {shorten(info.name)}"
+            raise cursor.error(f"its data overlaps that of {shorten(before)}")
+        end, before = info.offset + info.n_bytes, info.name

@@ -1,0 +1,120 @@
+"""Reads a model's tensors as float32, with progress by bytes and a way to cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from engine.errors import Cancelled, ModelFileError, OutOfMemoryError, UnsupportedModelError
+from engine.gguf.binary import shorten
+from engine.gguf.file import GgufFile, TensorInfo
+from kernels.dequant import dequantise
+
+Progress = Callable[[int, int, str], None]
+"""Called with bytes done, bytes in total, and what is being done ("dequantising blk.12")."""
+
+
+class TensorReader:
+    """Hands out the tensors of a file one by one; the total of `progress` is all of them."""
+
+    def __init__(
+        self,
+        file: GgufFile,
+        progress: Progress | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> None:
+        self._file = file
+        self._progress = progress or (lambda done, total, phase: None)
+        self._cancelled = cancelled or (lambda: False)
+        self._total = sum(info.n_bytes for info in file.tensors.values())
+        self._done = 0
+        self._seen: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        """Whether the file has a tensor of this name."""
+        return name in self._file.tensors
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor as float32 of `shape` (numpy order), in memory of its own.
+
+        Dimensions of 1 that the file has or lacks at either end are ignored. Raises Cancelled,
+        ModelFileError (absent, other shape), UnsupportedModelError (a type without a decoder)
+        and OutOfMemoryError.
+        """
+        if self._cancelled():
+            raise Cancelled
+        info = self._find(name, shape)
+        phase = f"dequantising {_group(name)}"
+        self._progress(self._done, self._total, phase)
+        tensor = self._decode(info).reshape(shape)
+        if name not in self._seen:
+            self._seen.add(name)
+            self._done += info.n_bytes
+        self._progress(self._done, self._total, phase)
+        return tensor
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        info = self._file.tensors.get(name)
+        if info is None:
+            raise ModelFileError(
+                self._file.path,
+                f"tensor {name}",
+                f"missing, while the model needs it with shape {_text(shape)}",
+                "Convert the model again with a current llama.cpp, or use another file.",
+            )
+        if _core(info.shape) != _core(shape):
+            raise ModelFileError(
+                self._file.parts[info.part],
+                f"tensor {name}",
+                f"has shape {_text(info.shape)}, while the metadata ask for {_text(shape)}",
+                "Convert the model again with a current llama.cpp, or use another file.",
+            )
+        return info
+
+    def _decode(self, info: TensorInfo) -> torch.Tensor:
+        try:
+            return dequantise(_lend(self._file.raw(info.name)), info.type.name, info.n_elements)
+        except NotImplementedError:
+            raise UnsupportedModelError(
+                f"{self._file.parts[info.part].name}: tensor {shorten(info.name)} has type "
+                f"{info.type.name}, which cannot be turned into numbers here.",
+                "Use a file with another quantisation, such as Q4_K_M or Q8_0.",
+            ) from None
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "allocate" not in str(error):
+                raise
+            raise OutOfMemoryError(
+                f"No memory is left for tensor {shorten(info.name)}, which needs "
+                f"{4 * info.n_elements / 2**20:.0f} MiB.",
+                "Close other programs, or use a smaller model.",
+            ) from error
+
+
+def _lend(view: np.ndarray) -> torch.Tensor:
+    """A uint8 tensor over read-only bytes, for reading only; it keeps `view` alive.
+
+    torch warns about arrays that cannot be written, which mapped ones cannot; so this one is
+    presented to it as if it could be.
+    """
+    interface = dict(view.__array_interface__)
+    interface["data"] = (interface["data"][0], False)
+    return torch.from_numpy(np.asarray(SimpleNamespace(__array_interface__=interface, view=view)))
+
+
+def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without its leading and trailing ones."""
+    long = [i for i, size in enumerate(shape) if size != 1]
+    return tuple(shape[long[0] : long[-1] + 1]) if long else ()
+
+
+def _group(name: str) -> str:
+    """The part of the model a tensor belongs to: "blk.12", "output"."""
+    words = name.split(".")
+    return ".".join(words[:2]) if words[0] == "blk" else words[0]
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"

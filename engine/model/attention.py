@@ -1,0 +1,78 @@
+"""Full attention with per-head norms, partial rope and, in the hybrids, an output gate."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.model.config import ModelConfig
+from engine.model.layers import Surroundings
+from engine.model.weights import Projection, Weights
+from kernels.attention import attend
+from kernels.norm import l2_norm
+from kernels.rope import apply_rope
+
+
+class Attention:
+    """Causal attention over the memory's cells of `layer`.
+
+    One projection gives, in this order of rows, all query heads, all key heads, the values and
+    the gate: queries and keys lie side by side, so their norm and rotation are one call each.
+    """
+
+    def __init__(self, weights: Weights, config: ModelConfig, layer: int) -> None:
+        self._layer = layer
+        self._heads = [config.n_head, config.n_head_kv]
+        self._head_dim = config.head_dim
+        n_q, n_kv = config.n_head * config.head_dim, config.n_head_kv * config.head_dim
+        self._sizes = [n_q + n_kv, n_kv, n_q if config.hybrid else 0]
+        self._input = _input_projection(weights, config)
+        self._output = weights.project("attn_output.weight")
+        # x / rms(x) is sqrt(d) x / |x|: so one l2 norm serves both, each head with its weight
+        self._qk_eps = config.eps * config.head_dim
+        self._qk_norm = config.head_dim**0.5 * torch.cat(
+            (
+                weights.keep("attn_q_norm.weight").expand(config.n_head, -1),
+                weights.keep("attn_k_norm.weight").expand(config.n_head_kv, -1),
+            )
+        )
+
+    def __call__(self, x: torch.Tensor, around: Surroundings) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape; stores the tokens' keys and values."""
+        n_seqs, n_tokens, _ = x.shape
+        # split_with_sizes and view: split and unflatten would add Python calls of their own
+        qk, v, gate = self._input(x).split_with_sizes(self._sizes, -1)
+        qk = qk.view(n_seqs, n_tokens, -1, self._head_dim)
+        qk = l2_norm(qk, self._qk_eps) * self._qk_norm
+        qk = apply_rope(qk, around.cos, around.sin)
+        q, k = qk.split_with_sizes(self._heads, 2)
+        v = v.view(n_seqs, n_tokens, -1, self._head_dim)
+        cells = around.memory.attention.update(self._layer, k, v)
+        out = attend(q, cells.k, cells.v, cells.mask).reshape(n_seqs, n_tokens, -1)
+        return self._output(out * gate.sigmoid() if self._sizes[2] else out)
+
+
+def _input_projection(weights: Weights, config: ModelConfig) -> Projection:
+    """Queries, keys, values and gate as one matrix, from the fused or the separate tensors."""
+    rows = config.n_head * config.head_dim * (2 if config.hybrid else 1)
+    kv_rows = config.n_head_kv * config.head_dim
+
+    def parts(kind: str) -> list[torch.Tensor]:
+        if f"attn_qkv.{kind}" in weights:
+            q, k, v = weights.take(f"attn_qkv.{kind}").split([rows, kv_rows, kv_rows])
+        else:
+            q, k, v = (
+                weights.take(name) if name in weights else torch.zeros(n)
+                for name, n in (
+                    (f"attn_q.{kind}", rows),
+                    (f"attn_k.{kind}", kv_rows),
+                    (f"attn_v.{kind}", kv_rows),
+                )
+            )
+        if not config.hybrid:
+            return [q, k, v]
+        # the file interleaves per head: head_dim query rows, then head_dim gate rows
+        query, gate = q.unflatten(0, (config.n_head, 2, config.head_dim)).unbind(1)
+        return [query.flatten(0, 1), k, v, gate.flatten(0, 1)]
+
+    biased = any(f"attn_{name}.bias" in weights for name in ("q", "k", "v", "qkv"))
+    return weights.stack(parts("weight"), parts("bias") if biased else None)

@@ -1,0 +1,80 @@
+"""The Gated DeltaNet block (Yang et al., 2024): short convolution, gated delta rule, gated norm."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from engine.model.config import ModelConfig, SsmConfig
+from engine.model.layers import Surroundings
+from engine.model.weights import Weights
+from kernels.norm import gated_rms_norm, l2_norm
+
+
+class DeltaNet:
+    """Recurrent mixer of trunk layer `layer`; its state and window live in the memory.
+
+    One projection gives, in this order of rows, queries, keys, values (the convolved channels),
+    the output gate z, and the raw beta and decay. In reduced compute modes the last two, small
+    and fed back through the state at every token, are a projection of their own in f32.
+    """
+
+    def __init__(self, weights: Weights, config: ModelConfig, ssm: SsmConfig, layer: int) -> None:
+        self._layer = layer
+        self._head_dim = ssm.d_state
+        self._eps = config.eps
+        self._sizes = [ssm.conv_dim, ssm.value_dim, ssm.n_v_heads, ssm.n_v_heads]
+        self._qkv_sizes = [2 * ssm.key_dim, ssm.value_dim]
+        self._qk_heads = [ssm.n_k_heads, ssm.n_k_heads]
+        qkv, z = _qkv_and_z(weights, ssm)
+        gates = _beta_and_decay(weights, config, ssm)
+        if weights.compute == "f32":
+            self._input = weights.stack([qkv, z, *gates])
+            self._gates = None
+        else:
+            self._input = weights.stack([qkv, z])
+            self._gates = weights.stack(gates, compute="f32")
+        self._conv = weights.keep("ssm_conv1d.weight")
+        self._dt = weights.keep("ssm_dt.bias")
+        self._a = weights.keep("ssm_a")
+        self._norm = weights.keep("ssm_norm.weight")
+        self._output = weights.project("ssm_out.weight")
+
+    def __call__(self, x: torch.Tensor, around: Surroundings) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape; advances the memory's states."""
+        memory = around.memory.recurrent
+        assert memory is not None  # a model with recurrent layers is given such a memory
+        layer, heads = self._layer, (x.shape[0], x.shape[1], -1, self._head_dim)
+        if self._gates is None:
+            channels, z, beta, decay = self._input(x).split_with_sizes(self._sizes, -1)
+        else:
+            channels, z = self._input(x).split_with_sizes(self._sizes[:2], -1)
+            beta, decay = self._gates(x).split_with_sizes(self._sizes[2:], -1)
+        qk, v = memory.conv(layer, channels, self._conv).split_with_sizes(self._qkv_sizes, -1)
+        qk = l2_norm(qk.reshape(heads), self._eps)
+        q, k = qk.split_with_sizes(self._qk_heads, 2)
+        v = v.reshape(heads)
+        g = F.softplus(decay + self._dt) * self._a
+        out = memory.delta(layer, q, k, v, g, beta.sigmoid())
+        out = gated_rms_norm(out, z.view(heads), self._norm, self._eps)
+        return self._output(out.flatten(2))
+
+
+def _qkv_and_z(weights: Weights, ssm: SsmConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    if "ssm_in.weight" not in weights:
+        return weights.take("attn_qkv.weight"), weights.take("attn_gate.weight")
+    # the legacy tensor groups its rows by key head: q, k, then this head's values and gates
+    per_head = ssm.value_dim // ssm.n_k_heads
+    grouped = weights.take("ssm_in.weight").unflatten(0, (ssm.n_k_heads, -1))
+    parts = grouped.split([ssm.d_state, ssm.d_state, per_head, per_head], 1)
+    q, k, v, z = (part.flatten(0, 1) for part in parts)
+    return torch.cat((q, k, v)), z
+
+
+def _beta_and_decay(weights: Weights, config: ModelConfig, ssm: SsmConfig) -> list[torch.Tensor]:
+    """Rows of beta, then rows of the decay, one per value head each."""
+    if config.architecture != "qwen3next":
+        return [weights.take("ssm_beta.weight"), weights.take("ssm_alpha.weight")]
+    # per key head: beta of its value heads, then their decay
+    grouped = weights.take("ssm_ba.weight").unflatten(0, (ssm.n_k_heads, 2, -1))
+    return [part.flatten(0, 1) for part in grouped.unbind(1)]

@@ -1,0 +1,65 @@
+"""A loaded model: trunk of recurrent and attention blocks, output head, optional MTP head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from engine.memory.batch import UBatch
+from engine.model.config import ModelConfig
+from engine.model.layers import Block, OutputHead, RopeTables, StepOutput, Surroundings
+from engine.model.memory import Memory
+from engine.model.mtp import MtpHead
+
+
+class HybridModel:
+    """The trunk; attention-only models are the case without recurrent layers.
+
+    compute: mode of the large matrices, resolved. head: the MTP head, if the file has one.
+    weight_bytes: memory the weights take in this mode.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        compute: str,
+        embedding: torch.Tensor,
+        blocks: Sequence[Block],
+        output: OutputHead,
+        rope: RopeTables,
+        head: MtpHead | None,
+        weight_bytes: int,
+    ) -> None:
+        self.config = config
+        self.compute = compute
+        self.head = head
+        self.weight_bytes = weight_bytes
+        self._embedding = embedding
+        self._blocks = tuple(blocks)
+        self._output = output
+        self._rope = rope
+
+    @property
+    def recurrent_layers(self) -> tuple[int, ...]:
+        """Indices of the trunk layers that keep a recurrent state."""
+        return tuple(i for i, flag in enumerate(self.config.recurrent_layers) if flag)
+
+    @property
+    def trunk_attention_layers(self) -> tuple[int, ...]:
+        """Indices of the trunk layers that keep attention cells."""
+        return tuple(i for i, flag in enumerate(self.config.recurrent_layers) if not flag)
+
+    @torch.inference_mode()
+    def forward(self, ubatch: UBatch, memory: Memory) -> StepOutput:
+        """Decode the tokens of `ubatch` and leave them in `memory`."""
+        memory.begin(ubatch)
+        cos, sin = self._rope.at(ubatch.positions)
+        around = Surroundings(cos, sin, memory)
+        x = F.embedding(ubatch.tokens, self._embedding)
+        for block in self._blocks:
+            x = block(x, around)
+        result = self._output(x, ubatch)
+        memory.commit()
+        return result

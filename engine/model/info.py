@@ -1,0 +1,140 @@
+"""What a model file holds and what running it would cost, told without loading it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from engine.gguf.file import GgufFile, TensorInfo
+from engine.model.config import ModelConfig
+from engine.model.tensors import check_tensors
+
+_F32 = 4  # bytes; states and attention cells are always f32
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInfo:
+    """One block: kind is "recurrent", "attention" or "mtp"; quant names its matrices' types."""
+
+    index: int
+    kind: str
+    quant: str
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model as described by its file; every size is in bytes.
+
+    weight_bytes: tensor data in the file. quant_mix: those bytes by type, the largest first.
+    state_bytes: one snapshot of one sequence (recurrent states and convolution windows).
+    kv_bytes_per_token: one attention cell over the trunk; mtp_kv_bytes_per_token: of the MTP block.
+    """
+
+    architecture: str
+    name: str
+    n_params: int
+    weight_bytes: int
+    n_ctx_train: int
+    n_vocab: int
+    layers: tuple[LayerInfo, ...]
+    quant_mix: dict[str, int]
+    rollback: str
+    state_bytes: int
+    kv_bytes_per_token: int
+    mtp_kv_bytes_per_token: int
+
+    def memory(self, n_seqs: int, n_rs_seq: int, n_ctx: int) -> dict[str, int]:
+        """Bytes needed for `n_seqs` sequences of `n_ctx` cells with `n_rs_seq` snapshot planes.
+
+        weights: as stored in the file. kv: attention cells, trunk and MTP block.
+        state: live recurrent states. planes: snapshots beyond them.
+        checkpoint: one saved recurrent state per sequence. total: the sum.
+        """
+        cell = self.kv_bytes_per_token + self.mtp_kv_bytes_per_token
+        parts = {
+            "weights": self.weight_bytes,
+            "kv": n_seqs * n_ctx * cell,
+            "state": n_seqs * self.state_bytes,
+            "planes": n_seqs * n_rs_seq * self.state_bytes,
+            "checkpoint": n_seqs * self.state_bytes,
+        }
+        return {**parts, "total": sum(parts.values())}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that json can write."""
+        return asdict(self)
+
+
+def describe(file: GgufFile) -> ModelInfo:
+    """Describe the model in `file` from its metadata and tensor directory alone.
+
+    Raises UnsupportedModelError or ModelFileError where loading would.
+    """
+    config = ModelConfig.from_gguf(file)
+    check_tensors(file, config)
+    by_block: dict[int, list[TensorInfo]] = defaultdict(list)
+    for name, tensor in file.tensors.items():
+        if name.startswith("blk."):
+            by_block[int(name.split(".")[1])].append(tensor)
+    recurrent = config.n_recurrent
+    ssm = config.ssm
+    state = _F32 * recurrent * (ssm.state_elements + ssm.window_elements) if ssm else 0
+    cell = _F32 * 2 * config.n_head_kv * config.head_dim
+    return ModelInfo(
+        architecture=config.architecture,
+        name=config.name,
+        n_params=sum(tensor.n_elements for tensor in file.tensors.values()),
+        weight_bytes=sum(tensor.n_bytes for tensor in file.tensors.values()),
+        n_ctx_train=config.n_ctx_train,
+        n_vocab=config.n_vocab,
+        layers=tuple(
+            LayerInfo(
+                index,
+                _kind(config, index),
+                _quantisation(by_block[index]),
+                sum(tensor.n_bytes for tensor in by_block[index]),
+            )
+            for index in range(config.n_layer + config.n_mtp)
+        ),
+        quant_mix=_bytes_by_type(file.tensors.values()),
+        rollback=_rollback(recurrent, state),
+        state_bytes=state,
+        kv_bytes_per_token=cell * (config.n_layer - recurrent),
+        mtp_kv_bytes_per_token=cell * config.n_mtp,
+    )
+
+
+def _kind(config: ModelConfig, index: int) -> str:
+    if index >= config.n_layer:
+        return "mtp"
+    return "recurrent" if config.recurrent_layers[index] else "attention"
+
+
+def _bytes_by_type(tensors: Iterable[TensorInfo]) -> dict[str, int]:
+    """Bytes by type name, the largest share first."""
+    totals: dict[str, int] = defaultdict(int)
+    for tensor in tensors:
+        totals[tensor.type.name] += tensor.n_bytes
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def _quantisation(tensors: Iterable[TensorInfo]) -> str:
+    """Types of a block's matrices; the F32 of small ones is not named beside quantised types."""
+    names = list(_bytes_by_type(t for t in tensors if len(t.shape) > 1))
+    shown = [name for name in names if name != "F32"] or names
+    return "+".join(shown)
+
+
+def _rollback(recurrent: int, state_bytes: int) -> str:
+    """How a tail of tokens can be removed again, in one sentence."""
+    if not recurrent:
+        return "attention only: any tail can be removed"
+    layers = "layer" if recurrent == 1 else "layers"
+    small = state_bytes < 2**20 // 10
+    size = f"{state_bytes / 2**10:.1f} KiB" if small else f"{state_bytes / 2**20:.2f} MiB"
+    return (
+        f"partial seq_rm over snapshot planes ({recurrent} recurrent {layers}, {size} a snapshot)"
+    )

@@ -1,0 +1,131 @@
+"""What all models share: rope tables, the dense feed-forward part, the block, the output head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from engine.memory.batch import UBatch
+from engine.model.memory import Memory
+from engine.model.rope import RopeConfig
+from engine.model.weights import Projection, Weights
+from kernels.norm import rms_norm
+from kernels.rope import rope_table
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Result of one forward pass over a ubatch.
+
+    logits: f32 [n_outputs, n_vocab]. hidden: f32 [n_seqs, n_seq_tokens, n_embd], after the
+    final norm.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a block needs besides its input: cos, sin [B, T, n_rot/2] and the memory."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    memory: Memory
+
+
+class Mixer(Protocol):
+    """The token-mixing half of a block: full attention or Gated DeltaNet."""
+
+    def __call__(self, x: torch.Tensor, around: Surroundings) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape."""
+
+
+class FeedForward(Protocol):
+    """The other half of a block: dense or mixture of experts."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape."""
+
+
+class RopeTables:
+    """Cosines and sines of all positions so far, extended by doubling as positions grow."""
+
+    def __init__(self, config: RopeConfig) -> None:
+        self._n_rot = config.n_rot
+        self._scale = config.magnitude
+        self._inv_freq = torch.tensor(config.inverse_frequencies(), dtype=torch.float64)
+        self._table = torch.empty(0, config.n_rot)
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions int64 [B, T] -> cos, sin f32 [B, T, n_rot/2]."""
+        highest = int(positions.max())
+        if highest >= self._table.shape[0]:
+            self._extend(highest)
+        cos, sin = F.embedding(positions, self._table).chunk(2, -1)
+        return cos, sin
+
+    def _extend(self, highest: int) -> None:
+        size = max(256, 1 << (highest + 1).bit_length())
+        cos, sin = rope_table(torch.arange(size), self._n_rot, self._inv_freq, self._scale)
+        self._table = torch.cat((cos, sin), -1)
+
+
+class DenseFeedForward:
+    """SwiGLU: down(silu(gate x) * up x)."""
+
+    def __init__(self, weights: Weights, width: int, suffix: str = "") -> None:
+        self._sizes = [width, width]
+        self._gate_up = weights.project(f"ffn_gate{suffix}.weight", f"ffn_up{suffix}.weight")
+        self._down = weights.project(f"ffn_down{suffix}.weight")
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., n_embd] -> the same shape."""
+        gate, up = self._gate_up(x).split_with_sizes(self._sizes, -1)
+        return self._down(F.silu(gate) * up)
+
+
+class Block:
+    """Pre-norm residual block: x += mixer(norm x), x += ffn(norm x)."""
+
+    def __init__(
+        self,
+        mixer: Mixer,
+        ffn: FeedForward,
+        mixer_norm: torch.Tensor,
+        ffn_norm: torch.Tensor,
+        eps: float,
+    ) -> None:
+        self._mixer = mixer
+        self._ffn = ffn
+        self._mixer_norm = mixer_norm
+        self._ffn_norm = ffn_norm
+        self._eps = eps
+
+    def __call__(self, x: torch.Tensor, around: Surroundings) -> torch.Tensor:
+        """x [B, T, n_embd], not normed -> the same shape."""
+        x = x + self._mixer(rms_norm(x, self._mixer_norm, self._eps), around)
+        return x + self._ffn(rms_norm(x, self._ffn_norm, self._eps))
+
+
+class OutputHead:
+    """Final norm and the projection to the vocabulary."""
+
+    def __init__(
+        self, norm: torch.Tensor, projection: Projection, n_vocab: int, eps: float
+    ) -> None:
+        self.norm = norm
+        self.projection = projection
+        self._n_vocab = n_vocab
+        self._eps = eps
+
+    def __call__(self, x: torch.Tensor, ubatch: UBatch) -> StepOutput:
+        """x [B, T, n_embd], not normed; logits only of the rows that `ubatch` wants."""
+        hidden = rms_norm(x, self.norm, self._eps)
+        if ubatch.outputs.numel() == 0:
+            return StepOutput(hidden.new_empty(0, self._n_vocab), hidden)
+        rows = hidden.flatten(0, 1).index_select(0, ubatch.outputs)
+        return StepOutput(self.projection(rows), hidden)

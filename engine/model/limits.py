@@ -1,0 +1,68 @@
+"""Numbers from a file nobody vouches for: each is read within limits or refused by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.errors import ModelFileError, UnsupportedModelError
+from engine.gguf.file import GgufFile
+
+MAX_LAYERS = 1024
+MAX_WIDTH = 1 << 24
+MAX_HEADS = 1 << 16
+MAX_HEAD_DIM = 1 << 12
+MAX_TAPS = 64
+MAX_CONTEXT = (1 << 31) - 1
+REMEDY = "The file is damaged or unusual: download or convert the model again."
+
+
+def count(
+    file: GgufFile, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_WIDTH
+) -> int:
+    """An integer within low..high; without a default the key is required."""
+    value = file.int_(key) if default is None else file.int_(key, default)
+    if not low <= value <= high:
+        raise ModelFileError(file.path, f"key {key}", f"{value} is outside {low}..{high}", REMEDY)
+    return value
+
+
+def real(
+    file: GgufFile, key: str, default: float | None = None, *, high: float = math.inf
+) -> float:
+    """A finite positive number up to `high`; without a default the key is required."""
+    value = file.float_(key) if default is None else file.float_(key, default)
+    if not math.isfinite(value) or not 0.0 < value <= high:
+        raise ModelFileError(
+            file.path, f"key {key}", f"{value} is not a usable positive number", REMEDY
+        )
+    return value
+
+
+def uniform(
+    file: GgufFile,
+    key: str,
+    blocks: int,
+    used: Sequence[int],
+    default: int | None = None,
+    *,
+    high: int = MAX_WIDTH,
+) -> int:
+    """A count given once, or per block with one value over the blocks that use it."""
+    values = file.metadata.get(key)
+    if not isinstance(values, np.ndarray):
+        return count(file, key, default, high=high)
+    if values.dtype.kind not in "iu" or len(values) != blocks:
+        raise ModelFileError(file.path, f"key {key}", f"not {blocks} whole numbers", REMEDY)
+    found = {int(values[index]) for index in (used or range(blocks))}
+    if len(found) != 1:
+        raise UnsupportedModelError(
+            f"{file.path.name}: {key} differs between layers.",
+            "Open a model whose layers share one size.",
+        )
+    value = found.pop()
+    if not 1 <= value <= high:
+        raise ModelFileError(file.path, f"key {key}", f"{value} is outside 1..{high}", REMEDY)
+    return value

@@ -1,0 +1,41 @@
+"""Mixture of experts with a gated shared expert."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.model.config import MoeConfig
+from engine.model.layers import DenseFeedForward
+from engine.model.weights import Weights
+from kernels.moe import experts, route
+
+
+class MixtureOfExperts:
+    """Sum of the routed experts, plus sigmoid(shared gate) times the shared expert.
+
+    Router and shared gate are one matrix and stay f32 in every compute mode: rounding there
+    flips expert choices. The routed experts' matrices are f32 as well.
+    """
+
+    def __init__(self, weights: Weights, moe: MoeConfig) -> None:
+        self._n_used = moe.n_used
+        self._router = weights.stack(
+            [weights.take("ffn_gate_inp.weight"), weights.take("ffn_gate_inp_shexp.weight")],
+            compute="f32",
+        )
+        self._router_sizes = [moe.n_experts, 1]
+        if "ffn_gate_up_exps.weight" in weights:
+            self._gate, self._up = weights.keep("ffn_gate_up_exps.weight").chunk(2, 1)
+        else:
+            self._gate = weights.keep("ffn_gate_exps.weight")
+            self._up = weights.keep("ffn_up_exps.weight")
+        self._down = weights.keep("ffn_down_exps.weight")
+        self._shared = DenseFeedForward(weights, moe.n_ff_shared, "_shexp")
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [B, T, n_embd] -> the same shape."""
+        rows = x.flatten(0, 1)
+        logits, shared_gate = self._router(rows).split(self._router_sizes, -1)
+        weights, ids = route(logits, self._n_used)
+        routed = experts(rows, weights, ids, self._gate, self._up, self._down)
+        return (routed + shared_gate.sigmoid() * self._shared(rows)).view_as(x)

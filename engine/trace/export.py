@@ -1,0 +1,262 @@
+"""A trace as a folder of CSV files: one per table, and session.json beside them.
+
+UTF-8 without BOM, "\\n" line ends, RFC 4180 quoting, a header row, no comment lines. A value
+that was not observed is an empty field. Reals have nine significant digits, which is exact for
+float32.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.errors import Cancelled, TraceFileError
+from engine.trace.pieces import escape_piece
+from engine.trace.records import MISSING, N_TOP, SCHEMA_VERSION, TABLES, Column
+from engine.trace.store import Table, TextPool, TraceStore
+from engine.trace.timings import summary
+from engine.version import version
+
+Progress = Callable[[int, int, str], None]
+"""Rows done, rows in all, what is being written."""
+
+SESSION_FILE = "session.json"
+FORMAT = "draftscope-trace"
+TOKEN_COLUMNS = {
+    "token_hex": "bytes of the token, hexadecimal",
+    "token_text": r"the same as text; \n, \t, \r, \\ and \xE4 stand for what cannot be shown",
+}
+"""Follow token_id in tokens.csv; they come from the store's pieces."""
+
+_BLOCK = 8192
+_FILES = {SESSION_FILE, *(f"{name}.csv" for name in TABLES)}
+
+
+def header(table: str) -> list[str]:
+    """The header row of a table's CSV file."""
+    names: list[str] = []
+    for column in TABLES[table]:
+        if column.kind == "tops":
+            names.extend(f"{column.name}_{rank}" for rank in range(1, N_TOP + 1))
+        else:
+            names.append(column.name)
+        if table == "tokens" and column.name == "token_id":
+            names.extend(TOKEN_COLUMNS)
+    return names
+
+
+def check_target(folder: Path) -> None:
+    """Refuse a folder that an export may not replace.
+
+    Raises TraceFileError unless the path is free, an empty folder, or an earlier export.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise TraceFileError(f"{folder} is not a folder.", "Name a folder for the trace.")
+    names = {entry.name for entry in folder.iterdir()}
+    if names and not (SESSION_FILE in names and names <= _FILES):
+        foreign = sorted(names - _FILES) or sorted(names)
+        raise TraceFileError(
+            f"{folder} holds files that are no exported trace ({foreign[0]}).",
+            "Choose another folder, or an empty one.",
+        )
+
+
+def export_csv(
+    store: TraceStore,
+    folder: Path,
+    *,
+    progress: Progress | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> None:
+    """Write every table of the store to `folder`, replacing an earlier export as a whole.
+
+    The store may grow meanwhile: the rows present at the start are written. Raises
+    TraceFileError when the folder holds anything else or cannot be written, Cancelled when
+    `cancelled` turns true; in both cases nothing is left behind and an earlier export stays.
+    """
+    folder = Path(folder).absolute()
+    try:
+        check_target(folder)
+        with _staged(folder) as stage:
+            _write(store, stage, progress, cancelled)
+    except OSError as error:
+        raise TraceFileError(
+            f"{error.filename or folder} cannot be written: {error.strerror or error}.",
+            "Choose another folder, or free some space.",
+        ) from error
+
+
+@contextmanager
+def _staged(folder: Path) -> Iterator[Path]:
+    """A new folder beside `folder` that takes its place when the body succeeds."""
+    made = [parent for parent in folder.parents if not parent.exists()]
+    stage = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        stage.mkdir(parents=True)
+        yield stage
+        if folder.exists():
+            _swap(stage, folder)
+        else:
+            stage.rename(folder)
+    except BaseException:
+        shutil.rmtree(stage, ignore_errors=True)
+        with suppress(OSError):
+            for parent in made:
+                parent.rmdir()
+        raise
+
+
+def _swap(stage: Path, folder: Path) -> None:
+    old = stage.with_name(f"{stage.name}.old")
+    folder.rename(old)
+    try:
+        stage.rename(folder)
+    except OSError:
+        old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write(
+    store: TraceStore,
+    stage: Path,
+    progress: Progress | None,
+    cancelled: Callable[[], bool] | None,
+) -> None:
+    rows = {name: len(table) for name, table in store.tables.items()}
+    pieces = dict(store.pieces)  # after the counts: it knows every token of those rows
+    total = sum(rows.values())
+    done = 0
+    for name, table in store.tables.items():
+        with open(
+            stage / f"{name}.csv", "w", encoding="utf-8", errors="backslashreplace", newline=""
+        ) as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(header(name))
+            for start in range(0, rows[name], _BLOCK):
+                if cancelled is not None and cancelled():
+                    raise Cancelled
+                stop = min(start + _BLOCK, rows[name])
+                writer.writerows(zip(*_fields(store, table, start, stop, pieces), strict=True))
+                done += stop - start
+                if progress is not None:
+                    progress(done, total, f"writing {name}.csv")
+    text = json.dumps(_session(store, rows, pieces), ensure_ascii=False, indent=1)
+    with open(
+        stage / SESSION_FILE, "w", encoding="utf-8", errors="backslashreplace", newline=""
+    ) as file:
+        file.write(text + "\n")
+    if cancelled is not None and cancelled():
+        raise Cancelled
+
+
+def _fields(
+    store: TraceStore, table: Table, start: int, stop: int, pieces: dict[int, bytes]
+) -> list[list[Any]]:
+    """Rows start..stop as CSV fields, one list per CSV column."""
+    fields: list[list[Any]] = []
+    for column in table.columns:
+        values = table.column(column.name, start, stop)
+        if column.kind == "tops":
+            fields.extend(_numbers(values[:, rank]) for rank in range(N_TOP))
+        elif column.kind == "text":
+            fields.append(_texts(values, store.text_pool))
+        else:
+            fields.append(_numbers(values))
+        if table.name == "tokens" and column.name == "token_id":
+            fields.extend(_token_fields(values, pieces))
+    return fields
+
+
+def _numbers(values: np.ndarray) -> list[Any]:
+    n = len(values)
+    if values.dtype.kind == "i":
+        missing = values == MISSING
+        if missing.all():
+            return [""] * n
+        numbers = values.tolist()
+        if missing.any():
+            return ["" if v == MISSING else v for v in numbers]
+        return numbers
+    if np.isnan(values).all():
+        return [""] * n
+    # one formatting call for the block: three times as fast as one call per number
+    joined = ("%.9g," * n)[:-1] % tuple(values.tolist())
+    return joined.replace("nan", "").split(",")
+
+
+def _texts(codes: np.ndarray, pool: TextPool) -> list[str]:
+    # the csv module leaves a lone carriage return unquoted, and a reader would end the row there
+    texts = {
+        code: pool.text(code).replace("\r\n", "\n").replace("\r", "\n")
+        for code in np.unique(codes).tolist()
+    }
+    return [texts[code] for code in codes.tolist()]
+
+
+def _token_fields(ids: np.ndarray, pieces: dict[int, bytes]) -> tuple[list[str], list[str]]:
+    known = {i: pieces.get(i, b"") for i in np.unique(ids).tolist()}
+    as_hex = {i: piece.hex() for i, piece in known.items()}
+    as_text = {i: escape_piece(piece) for i, piece in known.items()}
+    tokens = ids.tolist()
+    return [as_hex[i] for i in tokens], [as_text[i] for i in tokens]
+
+
+def _session(store: TraceStore, rows: dict[str, int], pieces: dict[int, bytes]) -> dict[str, Any]:
+    """The content of session.json. A reopened run keeps its own environment and summary."""
+    runs = {
+        str(run_id): {"environment": _environment(), "summary": summary(store, run_id)} | facts
+        for run_id, facts in list(store.runs.items())
+    }
+    return {
+        "format": FORMAT,
+        "schema_version": SCHEMA_VERSION,
+        "runs": _plain(runs),
+        "rows": rows,
+        "columns": {name: _column_docs(name, columns) for name, columns in TABLES.items()},
+        "pieces": {str(token): pieces[token].hex() for token in sorted(pieces)},
+    }
+
+
+def _column_docs(table: str, columns: tuple[Column, ...]) -> dict[str, str]:
+    docs = {column.name: column.about for column in columns}
+    return docs | (TOKEN_COLUMNS if table == "tokens" else {})
+
+
+def _environment() -> dict[str, Any]:
+    torch = sys.modules.get("torch")
+    return {
+        "draftscope": version(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": str(torch.__version__) if torch is not None else None,
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpu_count": os.cpu_count(),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Strict JSON has no NaN and no infinity: what was not observed becomes null."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (np.integer, np.floating)):
+        value = value.item()
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value

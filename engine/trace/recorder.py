@@ -1,0 +1,199 @@
+"""Turns what a round did into rows of the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from engine.trace.records import MISSING, PHASES
+from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.decode.verify import TargetFacts
+    from engine.draft.drafter import Draft
+    from engine.memory.batch import UBatch
+    from engine.memory.hybrid import HybridMemory
+
+
+@dataclass(slots=True)
+class RoundFacts:
+    """What one round did to one sequence; most fields are columns of the rounds table.
+
+    pos_next: position of the first emitted token. tokens: the accepted list (matching draft
+    prefix and the target's own token), cut at a stop. n_accepted: drafted tokens confirmed, None
+    for a prompt. target: facts about each judged draft token, then about the target's own.
+    """
+
+    seq_id: int
+    seq: int
+    pos0: int
+    pos_next: int
+    verify_width: int
+    draft: Draft | None
+    tokens: Sequence[int]
+    n_accepted: int | None
+    stop_kind: str
+    target: TargetFacts
+    rollback_depth: int = 0
+    rollback_path: str = "none"
+    valid_depth: int | None = None
+    rs_idx_before: int | None = None
+    rs_idx_after: int | None = None
+    replayed: bool = False
+    state_bytes_copied: int = 0
+    checkpoint_bytes: int = 0
+
+
+@dataclass(slots=True)
+class PhaseClock:
+    """Milliseconds spent per phase of a round."""
+
+    ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    _since: float = 0.0
+
+    def start(self) -> None:
+        """Begin timing."""
+        self._since = perf_counter()
+
+    def stop(self, phase: str) -> float:
+        """Book the time since `start` under a phase and begin anew; returns its milliseconds."""
+        now = perf_counter()
+        ms = (now - self._since) * 1e3
+        self.ms[phase] += ms
+        self._since = now
+        return ms
+
+
+class Recorder:
+    """Writes the rows of one run. `piece` gives the bytes of a token."""
+
+    def __init__(self, store: TraceStore, run_id: int, piece: Callable[[int], bytes]) -> None:
+        self._store, self._run_id, self._piece = store, run_id, piece
+        self._start = perf_counter()
+        self._n_ubatches = 0
+        self._round_ubatches: list[int] = []
+
+    def ubatch(
+        self, round_: int, ubatch: UBatch, seq_ids: Sequence[int], purpose: str, ms: float
+    ) -> None:
+        """One forward pass of the target."""
+        self._store.ubatches.append(
+            run_id=self._run_id, round=round_, ubatch=self._n_ubatches, n_seqs=ubatch.n_seqs,
+            n_seq_tokens=ubatch.n_seq_tokens, seq_ids=" ".join(map(str, seq_ids)),
+            purpose=purpose, reason=ubatch.reason, ms=ms,
+        )  # fmt: skip
+        self._round_ubatches.append(self._n_ubatches)
+        self._n_ubatches += 1
+
+    def prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
+        """The prompt's tokens."""
+        n = len(tokens)
+        self._learn(tokens)
+        self._store.tokens.extend({
+            "run_id": [self._run_id] * n, "round": [round_] * n, "seq_id": [seq_id] * n,
+            "pos": list(range(pos0, pos0 + n)), "kind": ["prompt"] * n, "token_id": list(tokens),
+        })  # fmt: skip
+
+    def round(
+        self, round_: int, all_facts: Sequence[RoundFacts], memory: HybridMemory, clock: PhaseClock
+    ) -> None:
+        """Close a round: token, memory and round rows of every sequence in it.
+
+        Phases are shared by the sequences of a round; each row carries an equal part, so that
+        the sum over rows is the time that passed.
+        """
+        t_ms = (perf_counter() - self._start) * 1e3
+        share = {f"{phase}_ms": ms / len(all_facts) for phase, ms in clock.ms.items()}
+        ubatch_ids = " ".join(map(str, self._round_ubatches))
+        self._round_ubatches = []
+        recurrent = memory.recurrent
+        for facts in all_facts:
+            self._tokens(round_, facts)
+            self._memory(round_, facts, memory)
+            self._store.rounds.append(
+                run_id=self._run_id, round=round_, seq_id=facts.seq_id, t_ms=t_ms,
+                pos0=facts.pos0, drafter=facts.draft.drafter if facts.draft else "",
+                num_draft_tokens=_n_drafted(facts), num_accepted_draft_tokens=facts.n_accepted,
+                num_emitted=len(facts.tokens),
+                stop_kind=facts.stop_kind, rollback_depth=facts.rollback_depth,
+                rollback_path=facts.rollback_path,
+                n_rs_seq=recurrent.n_rs_seq if recurrent else None,
+                valid_depth=facts.valid_depth, rs_idx_before=facts.rs_idx_before,
+                rs_idx_after=facts.rs_idx_after, replay_index=int(facts.replayed),
+                verify_width=facts.verify_width, ubatch_ids=ubatch_ids,
+                kv_cells_used=memory.attention.used(facts.seq),
+                kv_cells_duplicate=memory.attention.duplicates(facts.seq),
+                state_bytes_copied=facts.state_bytes_copied,
+                checkpoint_bytes=facts.checkpoint_bytes, **share,
+            )  # fmt: skip
+
+    def _tokens(self, round_: int, facts: RoundFacts) -> None:
+        draft, target = facts.draft, facts.target
+        base = {"run_id": self._run_id, "round": round_, "seq_id": facts.seq_id}
+        append = self._store.tokens.append
+        n_kept = min(facts.n_accepted or 0, len(facts.tokens))
+        own = len(facts.tokens) > n_kept
+        for i in range(len(draft.tokens) if draft else 0):
+            assert draft is not None
+            judged = i < len(target.prob) - 1
+            kind = "accepted" if i < n_kept else "ignored"
+            if i == facts.n_accepted and judged:
+                # an end token inside the draft counts as the target's own (llama.cpp)
+                own = own and draft.tokens[i] != facts.tokens[-1]
+                kind = "rejected" if own else facts.stop_kind
+            append(
+                **base, pos=facts.pos_next + i, kind=kind, token_id=draft.tokens[i], draft_index=i,
+                draft_p=draft.probs[i], draft_top_id=draft.top_ids[i],
+                draft_top_p=draft.top_probs[i], **_target(target, i if judged else None),
+            )  # fmt: skip
+        if own:
+            append(
+                **base, pos=facts.pos_next + n_kept, kind=facts.stop_kind,
+                token_id=facts.tokens[-1], **_target(target, len(target.prob) - 1),
+            )  # fmt: skip
+        if facts.replayed:
+            for i in range(n_kept):
+                append(
+                    **base, pos=facts.pos_next + i, kind="replayed", token_id=facts.tokens[i],
+                    draft_index=i,
+                )  # fmt: skip
+        self._learn([*facts.tokens, *(draft.tokens if draft else ())])
+        for ids in (*target.top_ids, *(draft.top_ids if draft else ())):
+            self._learn(ids)
+
+    def _memory(self, round_: int, facts: RoundFacts, memory: HybridMemory) -> None:
+        if memory.recurrent is None:
+            return
+        slots = memory.recurrent.slots(facts.seq)
+        n = len(slots)
+        self._store.memory.extend({
+            "run_id": [self._run_id] * n, "round": [round_] * n, "seq_id": [facts.seq_id] * n,
+            "slot": [s.slot for s in slots], "state": [s.state for s in slots],
+            "age": [MISSING if s.age is None else s.age for s in slots],
+        })  # fmt: skip
+
+    def _learn(self, tokens: Sequence[int]) -> None:
+        pieces = self._store.pieces
+        for token in tokens:
+            if token not in pieces:
+                pieces[token] = self._piece(token)
+
+
+def _n_drafted(facts: RoundFacts) -> int | None:
+    if facts.n_accepted is None:
+        return None
+    return len(facts.draft.tokens) if facts.draft else 0
+
+
+def _target(facts: TargetFacts, row: int | None) -> dict[str, object]:
+    if row is None:
+        return {}
+    return {
+        "target_p": facts.prob[row],
+        "target_rank": facts.rank[row],
+        "target_entropy": facts.entropy[row],
+        "target_top_id": facts.top_ids[row],
+        "target_top_p": facts.top_probs[row],
+    }

@@ -1,0 +1,257 @@
+"""An exported trace read back into the tables it came from.
+
+The folder may come from anyone: every header, type and row length is checked, and the numbers
+that a view turns into rows or columns of a picture are bounded.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.errors import TraceFileError
+from engine.trace.export import FORMAT, SESSION_FILE, header
+from engine.trace.records import (
+    MISSING,
+    N_TOP,
+    ROLLBACK_PATHS,
+    SCHEMA_VERSION,
+    SLOT_STATES,
+    TABLES,
+    TOKEN_KINDS,
+    Column,
+)
+from engine.trace.store import Table, TraceStore
+
+_BLOCK = 8192
+_MAX_SESSION_BYTES = 256 << 20
+_CHOICES = {
+    "kind": frozenset(TOKEN_KINDS),
+    "state": frozenset(SLOT_STATES),
+    "rollback_path": frozenset((*ROLLBACK_PATHS, "")),
+}
+_UPPER = {
+    "round": 10**8,
+    "seq_id": 65535,
+    "slot": 4095,
+    "draft_index": 4095,
+    "num_draft_tokens": 4095,
+    "num_accepted_draft_tokens": 4095,
+    "rollback_depth": 4095,
+    "n_rs_seq": 4095,
+}
+_REMEDY = "Export the trace again."
+
+
+def open_trace(folder: Path) -> TraceStore:
+    """Fill a new store from a folder written by export_csv.
+
+    Raises TraceFileError, naming file and line, for anything that export_csv would not write.
+    """
+    folder = Path(folder)
+    session = _read_session(folder / SESSION_FILE)
+    store = TraceStore()
+    store.runs.update(_runs(session))
+    store.pieces.update(_pieces(session))
+    for name in TABLES:
+        path = folder / f"{name}.csv"
+        try:
+            _fill(store, store.tables[name], path)
+        except FileNotFoundError:
+            raise TraceFileError(f"{path} is missing.", _REMEDY) from None
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        except UnicodeDecodeError as error:
+            raise TraceFileError(f"{path} is not UTF-8 text.", _REMEDY) from error
+        if session["rows"].get(name) != len(store.tables[name]):
+            raise TraceFileError(
+                f"{path} has {len(store.tables[name])} rows where {SESSION_FILE} announces "
+                f"{session['rows'].get(name)}.",
+                _REMEDY,
+            )
+    return store
+
+
+def _read_session(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MAX_SESSION_BYTES:
+            raise TraceFileError(f"{path} is too large for a trace.", _REMEDY)
+        session = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise TraceFileError(
+            f"{path.parent} is no exported trace: {SESSION_FILE} is missing.",
+            "Choose the folder that an export wrote.",
+        ) from None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (ValueError, RecursionError) as error:
+        raise TraceFileError(f"{path} is not valid JSON.", _REMEDY) from error
+    if not isinstance(session, dict) or session.get("format") != FORMAT:
+        raise TraceFileError(
+            f"{path} does not describe a trace.", "Choose the folder that an export wrote."
+        )
+    found = session.get("schema_version")
+    if found != SCHEMA_VERSION:
+        raise TraceFileError(
+            f"{path} has schema version {found!r}, this program reads {SCHEMA_VERSION}.",
+            "Open it with the version of Draftscope that wrote it.",
+        )
+    for key in ("runs", "rows", "pieces"):
+        if not isinstance(session.get(key), dict):
+            raise TraceFileError(f"{path}: {key} is missing or no object.", _REMEDY)
+    return session
+
+
+def _runs(session: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    runs = session["runs"]
+    if list(runs) != [str(run_id) for run_id in range(len(runs))]:
+        raise TraceFileError(f"{SESSION_FILE}: runs are not numbered from 0.", _REMEDY)
+    if not all(isinstance(facts, dict) for facts in runs.values()):
+        raise TraceFileError(f"{SESSION_FILE}: a run is no object.", _REMEDY)
+    return {int(run_id): facts for run_id, facts in runs.items()}
+
+
+def _pieces(session: dict[str, Any]) -> dict[int, bytes]:
+    try:
+        return {int(token): bytes.fromhex(piece) for token, piece in session["pieces"].items()}
+    except (ValueError, TypeError) as error:
+        raise TraceFileError(
+            f"{SESSION_FILE}: pieces are not token ids with hexadecimal bytes.", _REMEDY
+        ) from error
+
+
+def _fill(store: TraceStore, table: Table, path: Path) -> None:
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        expected = header(table.name)
+        try:
+            if next(reader, None) != expected:
+                raise TraceFileError(f"{path} line 1: the header row is not the one of schema "
+                                     f"version {SCHEMA_VERSION}.", _REMEDY)  # fmt: skip
+            for lines, rows in _blocks(reader, len(expected), path):
+                _Block(store, path, lines, rows).add_to(table)
+        except csv.Error as error:
+            raise TraceFileError(
+                f"{path} line {reader.line_num}: not valid CSV ({error}).", _REMEDY
+            ) from error
+
+
+def _blocks(reader: Any, width: int, path: Path) -> Iterator[tuple[list[int], list[list[str]]]]:
+    """Blocks of rows with the line that each row ends on."""
+    lines: list[int] = []
+    rows: list[list[str]] = []
+    for row in reader:
+        if len(row) != width:
+            raise TraceFileError(
+                f"{path} line {reader.line_num}: {len(row)} fields instead of {width}.", _REMEDY
+            )
+        lines.append(reader.line_num)
+        rows.append(row)
+        if len(rows) == _BLOCK:
+            yield lines, rows
+            lines, rows = [], []
+    if rows:
+        yield lines, rows
+
+
+class _Block:
+    """Some rows of one file on their way into a table."""
+
+    def __init__(
+        self, store: TraceStore, path: Path, lines: list[int], rows: list[list[str]]
+    ) -> None:
+        self._store = store
+        self._path = path
+        self._lines = lines
+        self._fields = dict(zip(header(path.stem), zip(*rows, strict=True), strict=True))
+
+    def add_to(self, table: Table) -> None:
+        columns = {column.name: self._values(column) for column in table.columns}
+        if table.name == "tokens":
+            self._check_pieces(columns["token_id"])
+        table.extend(columns)
+
+    def _values(self, column: Column) -> Any:
+        if column.kind == "text":
+            return self._texts(column.name)
+        if column.kind == "int":
+            values = self._numbers(column.name, np.dtype(np.int64))
+            self._check_range(column.name, values)
+            return values
+        if column.kind == "real":
+            return self._numbers(column.name, np.dtype(np.float64))
+        dtype = np.dtype(np.int32 if column.name.endswith("_id") else np.float32)
+        ranks = range(1, N_TOP + 1)
+        return np.stack(
+            [self._numbers(f"{column.name}_{r}", dtype) for r in ranks],
+            axis=1,
+        )
+
+    def _texts(self, name: str) -> tuple[str, ...]:
+        values = self._fields[name]
+        allowed = _CHOICES.get(name)
+        if allowed is not None and not allowed.issuperset(values):
+            row = next(i for i, value in enumerate(values) if value not in allowed)
+            raise self._wrong(row, name, f"one of {', '.join(sorted(allowed - {''}))}")
+        return values
+
+    def _numbers(self, name: str, dtype: np.dtype[Any]) -> np.ndarray:
+        values = self._fields[name]
+        try:
+            return _parse(values, dtype)
+        except (ValueError, OverflowError, FloatingPointError):
+            for row, value in enumerate(values):
+                try:
+                    _parse((value,), dtype)
+                except (ValueError, OverflowError, FloatingPointError):
+                    what = "a whole number" if dtype.kind == "i" else "a number"
+                    raise self._wrong(row, name, f"{what} or an empty field") from None
+            raise
+
+    def _check_range(self, name: str, values: np.ndarray) -> None:
+        if name == "run_id":
+            bad = (values < 0) | (values >= len(self._store.runs))
+            wanted = f"a run of {SESSION_FILE}"
+        elif name in _UPPER:
+            bad = (values != MISSING) & ((values < 0) | (values > _UPPER[name]))
+            wanted = f"between 0 and {_UPPER[name]}"
+        else:
+            return
+        if bad.any():
+            raise self._wrong(int(bad.argmax()), name, wanted)
+
+    def _check_pieces(self, ids: np.ndarray) -> None:
+        pieces = self._store.pieces
+        known = {i: pieces.get(i, b"").hex() for i in np.unique(ids).tolist()}
+        found = self._fields["token_hex"]
+        for row, (token, as_hex) in enumerate(zip(ids.tolist(), found, strict=True)):
+            if known[token] != as_hex:
+                raise self._wrong(row, "token_hex", f"the bytes that {SESSION_FILE} gives")
+
+    def _wrong(self, row: int, column: str, wanted: str) -> TraceFileError:
+        value = self._fields[column][row]
+        shown = value if len(value) <= 40 else f"{value[:40]}…"
+        return TraceFileError(
+            f"{self._path} line {self._lines[row]}: {column} {shown!r} is not {wanted}.", _REMEDY
+        )
+
+
+def _parse(values: Sequence[str], dtype: np.dtype[Any]) -> np.ndarray:
+    """Numbers from fields, an empty one is not observed. Raises for anything else."""
+    whole = dtype.kind == "i"
+    if "" in values:
+        missing = str(MISSING) if whole else "nan"
+        values = [value or missing for value in values]
+    with np.errstate(over="raise"):
+        return np.array(list(map(int if whole else float, values)), dtype)
+
+
+def _unreadable(path: Path, error: OSError) -> TraceFileError:
+    return TraceFileError(
+        f"{path} cannot be read: {error.strerror or error}.", "Check the folder and its rights."
+    )

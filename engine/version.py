@@ -1,0 +1,16 @@
+"""The version of this program, for `--version`, traces and reports."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+
+def version() -> str:
+    """As installed; a checkout that is not installed reads its own project file."""
+    try:
+        return metadata.version("draftscope")
+    except metadata.PackageNotFoundError:
+        project = Path(__file__).resolve().parent.parent / "pyproject.toml"
+        return str(tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"])

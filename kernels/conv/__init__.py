@@ -1,0 +1,24 @@
+"""The short causal convolution in front of the delta rule."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.conv import naive, with_torch
+from kernels.dispatch import pick
+
+_run = pick(naive.causal_conv, with_torch.causal_conv)
+
+
+def causal_conv(
+    x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Depthwise causal convolution over time, without bias, then silu.
+
+    x: [B, T, C], the projected rows; weight: [C, K], tap K - 1 multiplies the current token;
+    window: [B, K - 1, C], the rows before x, oldest first. All f32, T >= 1, any strides.
+
+    Returns y [B, T, C] and the history [B, K - 1 + T, C], window and x joined: the window after
+    t of the tokens is history[:, t : t + K - 1]. Differentiable.
+    """
+    return _run(x, weight, window)

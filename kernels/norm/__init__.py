@@ -1,0 +1,39 @@
+"""The norms of the model family; all divide by a root mean square or a length."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.dispatch import pick
+from kernels.norm import naive, with_torch
+
+_rms = pick(naive.rms_norm, with_torch.rms_norm)
+_l2 = pick(naive.l2_norm, with_torch.l2_norm)
+_gated = pick(naive.gated_rms_norm, with_torch.gated_rms_norm)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis (arXiv 1910.07467).
+
+    x: f32 [..., d]; weight: f32 [d], used as it is, never 1 + weight. Returns [..., d].
+    Differentiable, as are the other two.
+    """
+    return _rms(x, weight, eps)
+
+
+def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(sum(x^2) + eps) over the last axis; a row of zeros stays zero for eps > 0.
+
+    x: f32 [..., d]. Returns [..., d].
+    """
+    return _l2(x, eps)
+
+
+def gated_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """rms_norm(x) * silu(gate): norm first, gate second, as a Gated DeltaNet layer ends.
+
+    x, gate: f32 [..., d]; weight: f32 [d]. Returns [..., d].
+    """
+    return _gated(x, gate, weight, eps)

@@ -1,0 +1,23 @@
+"""The norms as their formulas read."""
+
+from __future__ import annotations
+
+import torch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kernels.norm.rms_norm."""
+    mean_square = (x * x).sum(-1, keepdim=True) / x.shape[-1]
+    return x / torch.sqrt(mean_square + eps) * weight
+
+
+def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kernels.norm.l2_norm."""
+    return x / torch.sqrt((x * x).sum(-1, keepdim=True) + eps)
+
+
+def gated_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """See kernels.norm.gated_rms_norm."""
+    return rms_norm(x, weight, eps) * (gate * torch.sigmoid(gate))

@@ -1,0 +1,23 @@
+"""The norms in as few operations as PyTorch allows."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kernels.norm.rms_norm."""
+    return functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kernels.norm.l2_norm."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+
+
+def gated_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """See kernels.norm.gated_rms_norm."""
+    return rms_norm(x, weight, eps) * functional.silu(gate)

@@ -1,0 +1,1 @@
+"""The bundled demo models and the programs that make and measure them."""

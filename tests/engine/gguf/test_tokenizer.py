@@ -1,0 +1,345 @@
+"""Tokenizer against golden vectors, a naive reimplementation, and malformed vocabularies."""
+
+from __future__ import annotations
+
+import json
+import time
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import ModelFileError, UnsupportedModelError
+from engine.gguf.file import GgufFile
+from engine.gguf.metadata import TypedMetadata
+from engine.gguf.pretokenise import BYTE_CHARACTERS, PATTERNS, bytes_of, pre_tokeniser
+from engine.gguf.tokenizer import MAX_TOKEN_LENGTH, Tokenizer
+
+DATA = Path(__file__).parents[2] / "data"
+VOCAB = Path(__file__).parents[3] / ".." / "shared" / "golden" / "vocab"
+NEEDS_VOCAB = pytest.mark.skipif(not VOCAB.is_dir(), reason="golden vocabularies are not here")
+TINY = {"qwen35": "qwen35-a-f32.gguf", "qwen2": "qwen3-f-f32.gguf"}
+SPACE = {*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029}
+SPACE |= {0x202F, 0x205F, 0x3000}
+
+# characters that unicodedata knows; the library's tables may be newer
+KNOWN = st.characters(exclude_categories=["Cn", "Cs"])
+TEXT = st.text(
+    st.one_of(KNOWN, st.sampled_from(" \n\r\t'sStTreRElLdD0123456789!?.\u0301\u00a0\x1c\x85"))
+)
+
+
+def metadata(model: str) -> dict[str, Any]:
+    with GgufFile.open(DATA / model) as file:
+        return dict(file.metadata)
+
+
+def build(changes: dict[str, Any], drop: tuple[str, ...] = ()) -> Tokenizer:
+    """The tiny vocabulary with some `tokenizer.ggml.*` replaced or dropped."""
+    entries = metadata(TINY["qwen35"])
+    entries |= {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    for key in drop:
+        del entries[f"tokenizer.ggml.{key}"]
+    return Tokenizer.from_gguf(TypedMetadata(Path("tiny.gguf"), entries))
+
+
+@pytest.fixture(scope="module", params=sorted(TINY))
+def tiny(request: pytest.FixtureRequest) -> Tokenizer:
+    with GgufFile.open(DATA / TINY[request.param]) as file:
+        return Tokenizer.from_gguf(file)
+
+
+def naive_pieces(text: str, pre: str) -> Iterator[str]:
+    """The split of `text`, alternative by alternative, from the standard library's tables."""
+
+    def major(c: str) -> str:
+        return "S" if ord(c) in SPACE else unicodedata.category(c)[0]
+
+    kinds = ["space" if major(c) == "S" and ord(c) in SPACE else major(c) for c in text]
+    word = {"L", "M"} if pre == "qwen35" else {"L"}
+
+    def run(at: int, wanted: Any) -> int:
+        while at < len(text) and wanted(at):
+            at += 1
+        return at
+
+    at = 0
+    while at < len(text):
+        end = at
+        if text[at] == "'":
+            for tail in ("s", "t", "re", "ve", "m", "ll", "d"):
+                if text[at + 1 : at + 1 + len(tail)] in _cases(tail):
+                    end = at + 1 + len(tail)
+                    break
+        if end == at:
+            start = at
+            if text[at] not in "\r\n" and kinds[at] not in ("L", "N"):
+                start = at + 1
+            for first in dict.fromkeys((start, at)):  # the optional character, else without
+                stop = run(first, lambda i: kinds[i] in word)
+                if stop > first:
+                    end = stop
+                    break
+        if end == at and kinds[at] == "N":
+            end = at + 1
+        if end == at:
+            start = at + 1 if text[at] == " " else at
+            stop = run(start, lambda i: kinds[i] not in {"space", "N", *word})
+            if stop > start:
+                end = run(stop, lambda i: text[i] in "\r\n")
+        if end == at:
+            stop = run(at, lambda i: kinds[i] == "space")
+            last_break = max(text.rfind("\r", at, stop), text.rfind("\n", at, stop))
+            if last_break >= 0:
+                end = last_break + 1
+            elif stop == len(text) or stop == at + 1:
+                end = stop
+            else:
+                end = stop - 1
+        yield text[at:end]
+        at = end
+
+
+def _cases(tail: str) -> set[str]:
+    return {a + b for a in {tail[0], tail[0].upper()} for b in {tail[1:], tail[1:].upper()}}
+
+
+def naive_merge(piece: str, ids: dict[str, int], ranks: dict[str, int]) -> list[int]:
+    """Joins the best-ranked neighbours, leftmost first, until no merge applies."""
+    parts = [BYTE_CHARACTERS[byte] for byte in piece.encode()]
+    while True:
+        found = [ranks.get(f"{a} {b}", len(ranks)) for a, b in zip(parts, parts[1:], strict=False)]
+        if not found or min(found) == len(ranks):
+            return [ids[part] for part in parts]
+        best = found.index(min(found))
+        parts[best : best + 2] = ["".join(parts[best : best + 2])]
+
+
+@NEEDS_VOCAB
+@pytest.mark.parametrize("parse_special", [False, True])
+def test_golden_vectors_of_the_full_vocabulary(parse_special: bool) -> None:
+    golden = json.loads((VOCAB / "qwen35_vectors.json").read_text(encoding="utf-8"))
+    with GgufFile.open(VOCAB / golden["vocab"]) as file:
+        tokenizer = Tokenizer.from_gguf(file)
+    check_vectors(tokenizer, golden, parse_special)
+    assert tokenizer.n_vocab == 151936
+    assert (tokenizer.model, tokenizer.pre) == ("gpt2", "qwen35")
+    assert tokenizer.bos_id == tokenizer.pad_id == 151643
+    assert not tokenizer.add_bos
+
+
+@NEEDS_VOCAB
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("parse_special", [False, True])
+def test_golden_vectors_of_the_tiny_vocabularies(index: int, parse_special: bool) -> None:
+    golden = json.loads((VOCAB / "tiny_vectors.json").read_text(encoding="utf-8"))[index]
+    with GgufFile.open(DATA / golden["vocab"]) as file:
+        check_vectors(Tokenizer.from_gguf(file), golden, parse_special)
+
+
+def check_vectors(tokenizer: Tokenizer, golden: dict[str, Any], parse_special: bool) -> None:
+    field = "ids_parse_special" if parse_special else "ids"
+    assert tokenizer.pre == golden["pre"]
+    assert tokenizer.eos_id == golden["eos"]
+    assert sorted(tokenizer.eog_ids) == golden["eog_ids"]
+    assert len(golden["vectors"]) == 77
+    for vector in golden["vectors"]:
+        ids = tokenizer.encode(vector["text"], parse_special=parse_special)
+        assert ids == vector[field], vector["text"]
+        assert tokenizer.decode(ids, special=True) == vector["text"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=TEXT, pre=st.sampled_from(sorted(PATTERNS)))
+def test_split_agrees_with_the_naive_splitter(text: str, pre: str) -> None:
+    pieces = [bytes_of(piece).decode() for piece, _ in pre_tokeniser(pre).pre_tokenize_str(text)]
+    assert pieces == list(naive_pieces(text, pre))
+
+
+@pytest.mark.parametrize("pre", sorted(PATTERNS))
+def test_split_puts_every_assigned_character_in_the_class_of_its_category(pre: str) -> None:
+    splitter = pre_tokeniser(pre)
+    known = [c for c in map(chr, range(0x30000)) if unicodedata.category(c) not in ("Cn", "Cs")]
+    for start in range(0, len(known), 512):
+        # between two letters a character glues, stands alone or glues to one side by its class
+        text = "".join(f"a{c}b{c}{c}!" for c in known[start : start + 512])
+        pieces = [bytes_of(piece).decode() for piece, _ in splitter.pre_tokenize_str(text)]
+        assert pieces == list(naive_pieces(text, pre))
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=TEXT | st.text(alphabet=" thei0an\n", max_size=40))
+def test_ids_agree_with_naive_merging_and_come_back_as_text(tiny: Tokenizer, text: str) -> None:
+    entries = metadata(TINY[tiny.pre])
+    ids = {token: i for i, token in enumerate(entries["tokenizer.ggml.tokens"])}
+    ranks = {merge: rank for rank, merge in enumerate(entries["tokenizer.ggml.merges"])}
+    expected = [i for piece in naive_pieces(text, tiny.pre) for i in naive_merge(piece, ids, ranks)]
+    assert tiny.encode(text) == expected
+    assert tiny.decode(expected) == text
+
+
+def test_digits_stand_alone_and_marks_follow_the_pattern(tiny: Tokenizer) -> None:
+    assert [tiny.piece(i) for i in tiny.encode("2026")] == [b"2", b"0", b"2", b"6"]
+    pieces = [piece for piece, _ in pre_tokeniser(tiny.pre).pre_tokenize_str("cafe\u0301s")]
+    assert len(pieces) == (1 if tiny.pre == "qwen35" else 2)
+
+
+def test_nothing_is_normalised_or_put_in_front(tiny: Tokenizer) -> None:
+    assert tiny.encode("") == []
+    assert tiny.encode("e\u0301") != tiny.encode("é")
+    assert tiny.decode(tiny.encode("e\u0301 \ufb01 👩‍👩‍👧")) == "e\u0301 \ufb01 👩‍👩‍👧"
+    assert tiny.piece(tiny.encode("a")[0]) == b"a"
+
+
+def test_a_lone_surrogate_becomes_a_replacement_character(tiny: Tokenizer) -> None:
+    assert tiny.encode("a\ud800b") == tiny.encode("a\ufffdb")
+    assert tiny.encode("\ud83d\ude00") == tiny.encode("😀")
+
+
+def test_control_text_is_a_token_only_when_asked_for(tiny: Tokenizer) -> None:
+    text = "a<|im_end|>b"
+    end = tiny.eos_id
+    assert end is not None
+    assert tiny.encode(text).count(end) == 1
+    plain = tiny.encode(text, parse_special=False)
+    assert end not in plain
+    assert tiny.decode(plain) == text
+    assert tiny.decode(tiny.encode(text)) == "ab"
+    assert tiny.decode(tiny.encode(text), special=True) == text
+    assert tiny.is_control(end)
+    assert tiny.piece(end) == b"<|im_end|>"
+    assert tiny.piece(end, special=False) == b""
+
+
+def test_user_defined_text_is_always_a_token_and_always_text(tiny: Tokenizer) -> None:
+    for parse_special in (False, True):
+        ids = tiny.encode("x<think>y", parse_special=parse_special)
+        assert len(ids) == 3
+        assert not tiny.is_control(ids[1])
+        assert tiny.piece(ids[1], special=False) == b"<think>"
+        assert tiny.decode(ids) == "x<think>y"
+
+
+def test_the_longest_special_text_is_cut_first_wherever_it_is() -> None:
+    entries = metadata(TINY["qwen35"])
+    tokens = [*entries["tokenizer.ggml.tokens"], "[ab]", "b][long]", ""]
+    types = np.append(entries["tokenizer.ggml.token_type"], [4, 4, 4])
+    tokenizer = build({"tokens": tokens, "token_type": types})
+    ids = tokenizer.encode("[ab][long]")
+    assert [tokenizer.piece(i) for i in ids] == [b"[", b"a", b"b][long]"]
+    assert tokenizer.encode("[ab][ab]") == [384, 384]
+
+
+def test_ids_outside_the_vocabulary_have_no_bytes(tiny: Tokenizer) -> None:
+    for token_id in (-1, tiny.n_vocab, 2**40):
+        assert tiny.piece(token_id) == b""
+        assert not tiny.is_control(token_id)
+    assert tiny.decode([-1, *tiny.encode("a"), tiny.n_vocab]) == "a"
+
+
+def test_decode_replaces_bytes_that_are_not_utf8(tiny: Tokenizer) -> None:
+    ids = tiny.encode("é")
+    assert len(ids) == 2
+    assert tiny.decode(ids[:1]) == "\ufffd"
+    assert tiny.decode(reversed(ids)) == "\ufffd\ufffd"
+
+
+def test_end_of_generation_includes_named_tokens_and_the_given_ids(tiny: Tokenizer) -> None:
+    assert {tiny.piece(i) for i in tiny.eog_ids} == {b"<|im_end|>", b"<|endoftext|>", b"<|fim_pad|>"}
+    assert build({"eot_token_id": 5}).eog_ids == tiny.eog_ids | {5}
+    assert build({"eot_token_id": 5}).eot_id == 5
+
+
+def test_optional_keys_may_be_absent() -> None:
+    tokenizer = build({}, drop=("eos_token_id", "padding_token_id", "token_type"))
+    assert tokenizer.eos_id is tokenizer.pad_id is tokenizer.bos_id is tokenizer.eot_id is None
+    assert not tokenizer.add_bos
+    assert build({"add_bos_token": True, "bos_token_id": 376}).add_bos
+
+
+def test_unused_tokens_are_no_text_but_can_be_shown() -> None:
+    types = metadata(TINY["qwen35"])["tokenizer.ggml.token_type"].copy()
+    types[383] = 5
+    tokenizer = build({"token_type": types})
+    assert tokenizer.piece(383) == b"<|fim_pad|>"
+    assert tokenizer.piece(383, special=False) == b""
+    assert 383 not in tokenizer.encode("<|fim_pad|>")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("model", "llama"), ("model", "x" * 5000), ("pre", "gpt-2"), ("pre", "")]
+)
+def test_other_tokenizers_are_refused_by_name(key: str, value: str) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        build({key: value})
+    assert value[:60] in caught.value.message
+    assert len(caught.value.message) < 200
+    assert "qwen" in caught.value.remedy.lower()
+
+
+def test_a_missing_pattern_name_is_not_guessed() -> None:
+    with pytest.raises(UnsupportedModelError, match="default"):
+        build({}, drop=("pre",))
+
+
+TOKENS = metadata(TINY["qwen35"])["tokenizer.ggml.tokens"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"tokens": []}, "no token for byte 0x00"),
+        ({"tokens": TOKENS[:100] + ["?"] + TOKENS[101:]}, "no token for byte"),
+        ({"tokens": [*TOKENS, "a" * (MAX_TOKEN_LENGTH + 1)]}, "4,097 characters"),
+        ({"tokens": 7}, "tokens"),
+        ({"token_type": np.ones(383, np.int32)}, "383 types for 384 tokens"),
+        ({"token_type": np.full(384, 9, np.int32)}, "9 is no token type"),
+        ({"merges": ["t h", "zzz q"]}, "merge 1 (zzz q)"),
+        ({"merges": ["th"]}, "merge 0 (th)"),
+        ({"merges": [" t"]}, "merge 0"),
+        ({"merges": ["q" * 9000]}, "merge 0"),
+        ({"eos_token_id": 384}, "384 is outside"),
+        ({"bos_token_id": -1}, "-1 is outside"),
+        ({"eot_token_id": "x"}, "eot_token_id"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_parts_that_contradict_each_other_are_file_errors(
+    changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ModelFileError) as caught:
+        build(changes)
+    assert named in caught.value.message
+    assert next(iter(changes)) in caught.value.message
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("key", ["model", "tokens", "merges"])
+def test_required_keys_are_named_when_missing(key: str) -> None:
+    with pytest.raises(ModelFileError, match=f"tokenizer.ggml.{key}"):
+        build({}, drop=(key,))
+
+
+def test_of_a_merge_listed_twice_the_first_counts() -> None:
+    merges = metadata(TINY["qwen35"])["tokenizer.ggml.merges"]
+    repeated = build({"merges": [*merges, *merges[:60]]})
+    text = "the lazy dog jumped over the quick keeper and ate the time"
+    assert repeated.encode(text) == build({}).encode(text)
+
+
+@pytest.mark.parametrize(
+    "unit", ["a", " ", "1", "!", "\n", " \n", "the", "\u4e2d", "'", "<|im_end|>", "<|im_end|"]
+)
+def test_time_grows_in_proportion_to_the_text(unit: str) -> None:
+    tokenizer = build({})
+    text = unit * (100_000 // len(unit))
+    began = time.process_time()
+    ids = tokenizer.encode(text)
+    # measured 0.02 to 0.3 s; quadratic time would take minutes
+    assert time.process_time() - began < 5
+    assert tokenizer.decode(ids, special=True) == text

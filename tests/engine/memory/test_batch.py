@@ -1,0 +1,81 @@
+"""Splits: llama.cpp's table, and that every token is decoded once, in order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.memory.batch import Piece, Span, make_ubatch, split_equal, split_seq
+
+
+def spans_of(lengths: list[int], seqs: list[int] | None = None) -> list[Span]:
+    seqs = list(range(len(lengths))) if seqs is None else seqs
+    return [Span(s, 0, range(100 * s, 100 * s + n), []) for s, n in zip(seqs, lengths, strict=True)]
+
+
+def shapes(pieces: list[Piece]) -> list[tuple[int, int]]:
+    return [(len(p.spans), p.n_tokens) for p in pieces]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "n_ubatch", "keep", "expected"),
+    [
+        ([4, 2], 8, 0, [(2, 2), (1, 2)]),
+        ([2, 2], 4, 2, [(2, 2)]),
+        ([2, 3], 4, 2, [(1, 2), (1, 3)]),
+        ([3, 3], 4, 2, [(1, 3), (1, 3)]),
+        ([5], 4, 2, [(1, 3), (1, 2)]),
+        ([6], 4, 2, [(1, 4), (1, 2)]),
+        ([3, 4], 6, 2, [(1, 3), (1, 4)]),
+        ([40, 40], 16, 9, [(2, 8), (2, 8), (2, 8), (1, 16), (1, 16)]),
+        ([2, 2, 2, 2, 2], 512, 2, [(5, 2)]),
+        ([4, 2, 4], 512, 4, [(1, 4), (1, 2), (1, 4)]),
+    ],
+)
+def test_equal_split_table(lengths, n_ubatch, keep, expected):
+    assert shapes(split_equal(spans_of(lengths), n_ubatch, keep=keep)) == expected
+
+
+def test_gap_in_sequence_ids_ends_a_sequential_ubatch():
+    pieces = split_equal(spans_of([4, 4], seqs=[0, 2]), 512, sequential=True, keep=4)
+    assert shapes(pieces) == [(1, 4), (1, 4)]
+
+
+def test_seq_split_is_one_sequence_at_a_time():
+    pieces = split_seq(spans_of([5, 2]), 3)
+    assert [(p.spans, p.starts, p.n_tokens) for p in pieces] == [
+        ((0,), (0,), 3), ((0,), (3,), 2), ((1,), (0,), 2),
+    ]  # fmt: skip
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    n_ubatch=st.integers(1, 48),
+    keep=st.integers(0, 10),
+    equal=st.booleans(),
+)
+def test_every_token_once_and_in_order(lengths, n_ubatch, keep, equal):
+    spans = spans_of(lengths)
+    pieces = split_equal(spans, n_ubatch, keep=keep) if equal else split_seq(spans, n_ubatch)
+    decoded: list[list[int]] = [[] for _ in spans]
+    last = [0] * len(spans)
+    for piece in pieces:
+        assert 1 <= piece.n_tokens * len(piece.spans) <= n_ubatch
+        for i, start in zip(piece.spans, piece.starts, strict=True):
+            decoded[i].extend(spans[i].tokens[start : start + piece.n_tokens])
+            last[i] = piece.n_tokens
+    assert decoded == [list(span.tokens) for span in spans]
+    if equal and n_ubatch > keep:
+        for span, n in zip(spans, last, strict=True):
+            assert n >= min(keep, len(span.tokens))
+
+
+def test_ubatch_tensors():
+    spans = [Span(3, 10, [5, 6, 7], [0, 2]), Span(1, 0, [8, 9, 4], [2])]
+    ubatch = make_ubatch(spans, Piece((0, 1), (1, 1), 2, "x"), torch.device("cpu"))
+    assert ubatch.tokens.tolist() == [[6, 7], [9, 4]]
+    assert ubatch.positions.tolist() == [[11, 12], [1, 2]]
+    assert ubatch.seq_ids == (3, 1)
+    assert ubatch.outputs.tolist() == [1, 3]

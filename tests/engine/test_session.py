@@ -1,0 +1,272 @@
+"""The decoding loop against golden traces and against plain decoding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.errors import (
+    Cancelled,
+    ContextFullError,
+    ModelFileError,
+    OptionError,
+    VocabularyMismatchError,
+)
+from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
+from engine.session import Run, Session
+from resources import DEMO_TARGET
+
+DATA = Path(__file__).parents[1] / "data"
+MTP_MODELS = ("qwen35-c-v2x-mtp-f32", "qwen35moe-d-v2x-mtp-f32", "qwen35-h-v2x-mtp-q8_0")
+MODELS = (
+    "qwen35-a-f32", "qwen35-b-v2x-tied-f32", "qwen3next-e-v2x-f32", "qwen3-f-f32",
+    "qwen35-g-v2x-q4_k_m", *MTP_MODELS,
+)  # fmt: skip
+SAMPLED = SamplerOptions(temp=0.8, seed=11)
+
+
+@cache
+def session(name: str, draft: str | None = None) -> Session:
+    return Session.open(DATA / f"{name}.gguf", draft and DATA / f"{draft}.gguf", compute="f32")
+
+
+@cache
+def golden(name: str) -> dict[str, np.ndarray]:
+    with np.load(DATA / f"{name}.npz") as data:
+        return dict(data)
+
+
+def prompt_of(name: str) -> Prompt:
+    data = golden(name)
+    return Prompt(tuple(data["tokens"][: int(data["n_prompt"])].tolist()))
+
+
+def decode(opened: Session, prompts: list[Prompt], options: RunOptions) -> Run:
+    run = opened.start(prompts, options)
+    while run.step():
+        pass
+    return run
+
+
+def options_of(n: int = 40, *types: str, n_max: int = 3, **others) -> RunOptions:
+    spec = SpecOptions(types=types, n_max=n_max)
+    return RunOptions(n_predict=n, spec=spec, ignore_eos=False, **others)
+
+
+def tokens_of(run: Run) -> list[list[int]]:
+    return [result.tokens for result in run.results()]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_decoding_gives_the_golden_tokens(name):
+    run = decode(session(name), [prompt_of(name)], options_of())
+    assert tokens_of(run) == [golden(name)["greedy"].tolist()]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_within_the_golden_bounds(name):
+    data = golden(name)
+    expected = data.get("logits_deq", data["logits"])
+    got = session(name).logits(data["tokens"].tolist())[data["rows"]]
+    worst = np.abs(got - expected).max(1)
+    assert worst.max() <= 1e-3
+    assert np.median(worst) <= 1e-4
+
+
+@pytest.mark.parametrize("name", MTP_MODELS)
+def test_mtp_drafts_and_acceptance_follow_the_golden_trace(name):
+    data = golden(name)
+    run = decode(session(name), [prompt_of(name)], options_of(60, "draft-mtp"))
+    assert tokens_of(run)[0][:40] == data["spec_out"].tolist()[:40]
+    rounds, tokens = run.trace.rounds, run.trace.tokens
+    drafts = tokens.column("draft_index") >= 0
+    for i, (past, last, draft, accepted) in enumerate(
+        zip(
+            data["spec_past"], data["spec_last"], data["spec_draft"], data["spec_accepted"],
+            strict=True,
+        )  # fmt: skip
+    ):
+        row = rounds.row(i + 1)
+        assert row["pos0"] == past
+        here = (tokens.column("round") == i + 1) & drafts
+        assert tokens.column("token_id")[here].tolist() == draft.tolist()
+        assert row["num_accepted_draft_tokens"] == accepted
+        emitted = tokens.column("token_id")[tokens.column("pos") == past]
+        assert last in emitted
+
+
+VARIANTS = {
+    "planes": {},
+    "checkpoint": {"rollback": "checkpoint"},
+    "planes too few": {"n_rs_seq": 1},
+    "ubatch below draft": {"n_ubatch": 2},
+    "one sequence per ubatch": {"split": "seq"},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("sampler", [SamplerOptions(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("name", "draft", "drafter"),
+    [
+        *((name, None, "draft-mtp") for name in MTP_MODELS),
+        ("qwen35-b-v2x-tied-f32", "qwen35-a-f32", "draft-simple"),
+        ("qwen35-c-v2x-mtp-f32", "qwen35-c-v2x-mtp-f32", "draft-simple"),
+        ("qwen3next-e-v2x-f32", "qwen3next-e-v2x-f32", "draft-simple"),
+        ("qwen3-f-f32", "qwen3next-e-v2x-f32", "draft-simple"),
+        ("qwen3next-e-v2x-f32", "qwen3-f-f32", "draft-simple"),
+    ],
+)
+def test_drafting_changes_no_token(name, draft, drafter, sampler, variant):
+    opened, prompt = session(name, draft), prompt_of(name)
+    plain = decode(opened, [prompt], replace(options_of(30), sampler=sampler))
+    options = replace(options_of(30, drafter), sampler=sampler, **VARIANTS[variant])
+    run = decode(opened, [prompt], options)
+    assert tokens_of(run) == tokens_of(plain)
+    paths = set(run.trace.rounds.texts("rollback_path"))
+    if name == "qwen3-f-f32":
+        assert paths <= {"none", "seq_rm"}
+    elif variant == "checkpoint":
+        assert "seq_rm" not in paths
+    elif variant == "planes":
+        assert paths <= {"none", "seq_rm"}
+
+
+def test_restores_happen_and_replay_the_accepted_tokens():
+    name = "qwen35-c-v2x-mtp-f32"
+    options = replace(options_of(40, "draft-mtp"), rollback="checkpoint")
+    trace = decode(session(name), [prompt_of(name)], options).trace
+    paths = trace.rounds.texts("rollback_path")
+    assert paths.count("restore") > 3
+    replayed = [i for i, kind in enumerate(trace.tokens.texts("kind")) if kind == "replayed"]
+    for i in replayed:
+        row = trace.tokens.row(i)
+        assert paths[row["round"]] == "restore"
+    assert trace.ubatches.texts("purpose").count("replay") == paths.count("restore")
+    saved = trace.rounds.column("checkpoint_bytes")
+    assert (saved[trace.rounds.column("num_draft_tokens") > 0] > 0).all()
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 3])
+def test_sequences_side_by_side_give_what_they_give_alone(parallel):
+    name = "qwen35-c-v2x-mtp-f32"
+    opened, whole = session(name), prompt_of(name).tokens
+    prompts = [Prompt(whole[:n]) for n in (32, 9, 20, 5)]
+    alone = [tokens_of(decode(opened, [p], options_of(24)))[0] for p in prompts]
+    for spec in ((), ("draft-mtp",)):
+        run = decode(opened, prompts, replace(options_of(24, *spec), parallel=parallel))
+        assert tokens_of(run) == alone
+
+
+@pytest.mark.parametrize("n_max", [1, 2, 5, 16])
+def test_draft_lengths(n_max):
+    name = "qwen35-h-v2x-mtp-q8_0"
+    run = decode(session(name), [prompt_of(name)], options_of(40, "draft-mtp", n_max=n_max))
+    assert tokens_of(run) == [golden(name)["greedy"].tolist()]
+    assert run.trace.rounds.column("num_draft_tokens").max() == n_max
+
+
+def test_accounting_adds_up():
+    name = "qwen35-c-v2x-mtp-f32"
+    run = decode(session(name), [prompt_of(name)], options_of(40, "draft-mtp"))
+    trace, result = run.trace, run.results()[0]
+    kinds = np.array(trace.tokens.texts("kind"))
+    ids = trace.tokens.column("token_id")
+    emitted = np.isin(kinds, ["target", "accepted", "replacement", "bonus"])
+    assert ids[emitted].tolist() == result.tokens
+    assert ids[kinds == "prompt"].tolist() == result.prompt_tokens
+    positions = trace.tokens.column("pos")[emitted]
+    assert positions.tolist() == list(range(32, 72))
+    rounds = trace.rounds
+    drafted, accepted = result.timings["draft_n"], result.timings["draft_n_accepted"]
+    assert (kinds == "accepted").sum() == accepted
+    assert (trace.tokens.column("draft_index") >= 0).sum() == drafted
+    later = rounds.column("round") > 0
+    depth = rounds.column("rollback_depth")[later]
+    width = rounds.column("verify_width")[later]
+    assert (depth == width - 1 - rounds.column("num_accepted_draft_tokens")[later]).all()
+    assert rounds.column("num_emitted").sum() == len(result.tokens)
+    assert (rounds.column("kv_cells_duplicate") == 0).all()
+    assert len(trace.memory) == len(rounds) * 4
+    assert set(ids.tolist()) <= set(trace.pieces)
+
+
+def test_limits_end_a_run():
+    name = "qwen35-c-v2x-mtp-f32"
+    opened, prompt = session(name), prompt_of(name)
+    plain = decode(opened, [prompt], replace(options_of(-1), n_ctx=48, ignore_eos=True))
+    assert plain.results()[0].stop == "context"
+    drafted = replace(options_of(-1, "draft-mtp"), n_ctx=48, ignore_eos=True)
+    assert tokens_of(decode(opened, [prompt], drafted)) == tokens_of(plain)
+    run = opened.start([prompt], options_of(1000))
+    run.step()
+    run.step()
+    run.stop()
+    assert run.done and run.results()[0].stop == "stopped"
+    assert not run.step()
+    assert run.trace.runs[0]["summary"]["predicted_n"] == len(run.results()[0].tokens)
+
+
+def test_end_token_ends_the_sequence():
+    name = "qwen35-h-v2x-mtp-q8_0"
+    opened, expected = session(name), golden(name)["greedy"].tolist()
+    for position in (3, 7, 10):
+        end = expected[position]
+        patched = Session(
+            opened._model, opened.info, EndingTokenizer(opened.tokenizer, end), None, {}
+        )  # fmt: skip
+        first = expected.index(end)
+        for types in ((), ("draft-mtp",)):
+            run = decode(patched, [prompt_of(name)], options_of(40, *types))
+            assert tokens_of(run) == [expected[: first + 1]]
+            assert run.results()[0].stop == "end"
+            emitted = run.trace.rounds.column("num_emitted").sum()
+            assert emitted == first + 1
+            kinds = np.array(run.trace.tokens.texts("kind"))
+            ids = run.trace.tokens.column("token_id")
+            shown = np.isin(kinds, ["target", "accepted", "replacement", "bonus"])
+            assert ids[shown].tolist() == expected[: first + 1]
+
+
+class EndingTokenizer:
+    """A tokenizer with another end token."""
+
+    def __init__(self, tokenizer, end: int) -> None:
+        self._tokenizer, self.eog_ids = tokenizer, frozenset([end])
+
+    def __getattr__(self, name: str):
+        return getattr(self._tokenizer, name)
+
+
+def test_refusals():
+    mtp, dense = session("qwen35-c-v2x-mtp-f32"), session("qwen3-f-f32")
+    prompt = prompt_of("qwen35-c-v2x-mtp-f32")
+    with pytest.raises(OptionError, match="needs an MTP head"):
+        dense.start([prompt], options_of(4, "draft-mtp"))
+    with pytest.raises(OptionError, match="needs a draft model"):
+        mtp.start([prompt], options_of(4, "draft-simple"))
+    with pytest.raises(OptionError, match="Token id 384"):
+        mtp.start([Prompt((1, 384))], options_of(4))
+    with pytest.raises(OptionError, match="empty"):
+        mtp.start([Prompt(())], options_of(4))
+    with pytest.raises(ContextFullError, match="Raise -c"):
+        mtp.start([prompt], replace(options_of(4), n_ctx=16))
+    with pytest.raises(VocabularyMismatchError, match="sizes differ"):
+        Session.open(DEMO_TARGET, DATA / "qwen35-a-f32.gguf", compute="f32")
+    with pytest.raises(ModelFileError):
+        Session.open(DATA / "qwen35-a-f32.npz")
+
+
+def test_loading_reports_bytes_and_can_be_cancelled():
+    seen = []
+    path, draft = DATA / "qwen35-b-v2x-tied-f32.gguf", DATA / "qwen35-a-f32.gguf"
+    Session.open(path, draft, compute="f32", progress=lambda *step: seen.append(step))
+    done = [step[0] for step in seen]
+    assert done == sorted(done) and len({step[1] for step in seen}) == 1
+    assert 0.9 * seen[0][1] <= done[-1] <= seen[0][1]
+    with pytest.raises(Cancelled):
+        Session.open(path, compute="f32", cancelled=lambda: True)

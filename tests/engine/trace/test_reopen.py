@@ -1,0 +1,210 @@
+"""Reading a trace back: nothing lost, and nothing believed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.errors import TraceFileError
+from engine.trace.export import SESSION_FILE, export_csv
+from engine.trace.records import (
+    MISSING,
+    N_TOP,
+    ROLLBACK_PATHS,
+    SLOT_STATES,
+    TABLES,
+    TOKEN_KINDS,
+    Column,
+)
+from engine.trace.reopen import open_trace
+from engine.trace.store import TraceStore
+
+BOUNDED = ("round", "seq_id", "slot", "draft_index", "rollback_depth", "n_rs_seq")
+CHOICES = {"kind": TOKEN_KINDS, "state": SLOT_STATES, "rollback_path": ROLLBACK_PATHS}
+
+
+def values(column: Column) -> st.SearchStrategy[Any]:
+    if column.name == "run_id":
+        return st.integers(0, 1)
+    if column.name in CHOICES:
+        return st.sampled_from(CHOICES[column.name])
+    if column.name in BOUNDED or column.name.startswith("num_"):
+        return st.none() | st.integers(0, 4095)
+    if column.kind == "int":
+        return st.none() | st.integers(-(2**63), 2**63 - 1)
+    if column.kind == "real":
+        return st.none() | st.floats()
+    if column.kind == "text":
+        return st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+    if column.name.endswith("_id"):
+        return st.lists(st.integers(0, 2**31 - 1), max_size=N_TOP)
+    return st.lists(st.floats(width=32), max_size=N_TOP)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> TraceStore:
+    store = TraceStore()
+    for _ in range(2):
+        store.begin_run(
+            draw(st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3)))
+        )
+    for name, columns in TABLES.items():
+        for _ in range(draw(st.integers(0, 3))):
+            row = {column.name: draw(values(column)) for column in columns}
+            store.tables[name].append(**row)
+            if row.get("token_id") is not None and draw(st.booleans()):
+                store.pieces[row["token_id"]] = draw(st.binary(max_size=6))
+    return store
+
+
+def nine_digits(array: np.ndarray) -> np.ndarray:
+    return np.array([float(f"{v:.9g}") for v in array.ravel().tolist()]).reshape(array.shape)
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(store=traces())
+def test_round_trip(store: TraceStore, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("trip")
+    export_csv(store, folder / "first")
+    again = open_trace(folder / "first")
+    export_csv(again, folder / "second")
+    assert snapshot(folder / "first") == snapshot(folder / "second")
+    assert again.pieces == store.pieces
+    for run_id, facts in store.runs.items():
+        assert facts.items() <= again.runs[run_id].items()
+    for name, columns in TABLES.items():
+        for column in columns:
+            want = store.tables[name].column(column.name)
+            got = again.tables[name].column(column.name)
+            if column.kind == "text":
+                texts = store.tables[name].texts(column.name)
+                want = np.array([t.replace("\r\n", "\n").replace("\r", "\n") for t in texts])
+                got = np.array(again.tables[name].texts(column.name))
+            elif column.kind == "real":
+                want = nine_digits(want)  # float32 columns must come back exactly
+            np.testing.assert_array_equal(got, want, f"{name}.{column.name}")
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def exported(small_trace: TraceStore, tmp_path: Path) -> Path:
+    export_csv(small_trace, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def in_csv(table: str, old: str, new: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / f"{table}.csv"
+        text = path.read_text(encoding="utf-8")
+        assert old in text
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+    return change
+
+
+def in_session(**changes: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / SESSION_FILE
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def replaced(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(content) and None
+
+
+def removed(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+BAD = {
+    "no session": (removed(SESSION_FILE), "is no exported trace"),
+    "no table": (removed("memory.csv"), r"memory\.csv is missing"),
+    "session is text": (replaced(SESSION_FILE, b"hello"), "not valid JSON"),
+    "session is binary": (replaced(SESSION_FILE, b"\xff\xfe\x00"), "not valid JSON"),
+    "session is deep": (replaced(SESSION_FILE, b"[" * 100_000), "not valid JSON"),
+    "session is a list": (replaced(SESSION_FILE, b"[]"), "does not describe a trace"),
+    "another format": (in_session(format="x"), "does not describe a trace"),
+    "another schema": (in_session(schema_version=2), "schema version 2, this program reads 1"),
+    "runs are a list": (in_session(runs=[]), "runs is missing or no object"),
+    "runs with a gap": (in_session(runs={"1": {}}), "not numbered from 0"),
+    "a run that is text": (in_session(runs={"0": "x"}), "a run is no object"),
+    "pieces that are no bytes": (in_session(pieces={"1": "zz"}), "hexadecimal"),
+    "pieces of a wrong type": (in_session(pieces={"1": 5}), "hexadecimal"),
+    "a piece that contradicts": (in_session(pieces={}), r"tokens\.csv line 2: token_hex '646566'"),
+    "rows of a wrong type": (in_session(rows={"rounds": "3"}), r"rounds\.csv has 3 rows where"),
+    "a header of another schema": (in_csv("rounds", "t_ms", "t_ns"), r"rounds\.csv line 1: the h"),
+    "an empty file": (replaced("rounds.csv", b""), r"rounds\.csv line 1"),
+    "a short row": (in_csv("memory", "0,2,0,", "0,2,"), r"memory\.csv line 2: 5 fields inst.* 6"),
+    "a word for a number": (in_csv("rounds", "0,1,0,30", "0,x,0,30"), r"line 3: round 'x' is not"),
+    "a huge number": (in_csv("rounds", "30,3,", "30," + "9" * 30 + ","), "line 3: pos0"),
+    "a number of 10,000 digits": (in_csv("rounds", "0,1,0", "0," + "1" * 10_000 + ",0"), "1111…'"),
+    "a word for a real": (in_csv("rounds", "0,1,0,30", "0,1,0,late"), "late. is not a number"),
+    "a top id beyond int32": (in_csv("tokens", ",4,1,,,,", ",4,4294967296,,,,"), "target_top_id_2"),
+    "a probability beyond float32": (in_csv("tokens", "0.5,0.1", "1e300,0.1"), "target_top_p_1"),
+    "an unknown kind": (in_csv("tokens", "rejected", "maybe"), "6: kind .maybe. is not one of"),
+    "an unknown slot state": (in_csv("memory", "live", "alive"), "state 'alive' is not one of"),
+    "an unknown run": (in_csv("rounds", "\n0,1,", "\n7,1,"), "line 3: run_id '7' is not a run"),
+    "a sequence too far": (in_csv("rounds", "0,2,0,41", "0,2,99999999,41"), "between 0 and 65535"),
+    "a negative round": (in_csv("rounds", "0,2,0,41", "0,-2,0,41"), "round '-2' is not between"),
+    "a field beyond all measure": (
+        in_csv("findings", "toy", "x" * 200_000), r"findings\.csv line 2: not valid CSV",
+    ),
+    "an open quote": (in_csv("findings", "toy", '"toy'), r"findings\.csv line \d: (not|\d+ f)"),
+    "no UTF-8": (replaced("memory.csv", b"run_id\xff\n"), r"memory\.csv is not UTF-8"),
+    "a lost last row": (
+        lambda folder: (folder / "rounds.csv").write_bytes(
+            b"".join((folder / "rounds.csv").read_bytes().splitlines(keepends=True)[:-1])
+        ),
+        r"rounds\.csv has 2 rows where session\.json announces 3",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_damage_is_named_with_file_and_remedy(exported: Path, case: str) -> None:
+    damage, message = BAD[case]
+    damage(exported)
+    with pytest.raises(TraceFileError, match=message) as caught:
+        open_trace(exported)
+    assert caught.value.remedy.endswith(".")
+    assert len(str(caught.value)) < 600
+
+
+def test_the_undamaged_folder_opens(exported: Path) -> None:
+    store = open_trace(exported)
+    assert [len(table) for table in store.tables.values()] == [3, 5, 0, 1, 0, 1]
+    assert store.pieces[3] == b"\n\t"
+    assert store.runs[0]["options"] == {"n_predict": 6}
+    assert store.rounds.row(0)["num_draft_tokens"] is None
+    assert store.rounds.column("num_draft_tokens")[0] == MISSING
+
+
+@pytest.mark.parametrize("path", ["missing", "file"])
+def test_a_path_that_is_no_folder_is_an_error(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(TraceFileError):
+        open_trace(tmp_path / path)
+
+
+def test_every_row_of_a_block_is_checked(tmp_path: Path) -> None:
+    store = TraceStore()
+    store.begin_run({})
+    store.rounds.extend({"run_id": np.zeros(20_000, np.int64), "pos0": np.arange(20_000)})
+    export_csv(store, tmp_path / "out")
+    in_csv("rounds", "\n0,,,,12345,", "\n0,,,,twelve,")(tmp_path / "out")
+    with pytest.raises(TraceFileError, match=r"rounds\.csv line 12347: pos0 'twelve'"):
+        open_trace(tmp_path / "out")

@@ -1,0 +1,206 @@
+"""The store against a plain list of rows, and read while it grows."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.trace.records import MISSING, N_TOP, Column
+from engine.trace.store import Table, TextPool, TraceStore
+
+COLUMNS = (
+    Column("number", "int", ""),
+    Column("value", "real", ""),
+    Column("word", "text", ""),
+    Column("near_id", "tops", ""),
+    Column("near_p", "tops", ""),
+)
+
+rows = st.fixed_dictionaries(
+    {},
+    optional={
+        "number": st.none() | st.integers(-(2**31) + 1, 2**53),
+        "value": st.none() | st.floats(allow_nan=False),
+        "word": st.none() | st.text(max_size=4),
+        "near_id": st.lists(st.integers(0, 10**6), max_size=N_TOP),
+        "near_p": st.lists(st.floats(0, 1, width=32), max_size=N_TOP),
+    },
+)
+
+
+def expected(row: dict[str, Any]) -> dict[str, Any]:
+    def padded(name: str) -> list[Any]:
+        values = list(row.get(name, []))
+        return values + [None] * (N_TOP - len(values))
+
+    return {
+        "number": row.get("number"),
+        "value": row.get("value"),
+        "word": row.get("word") or "",
+        "near_id": padded("near_id"),
+        "near_p": padded("near_p"),
+    }
+
+
+def full_column(rows: list[dict[str, Any]], name: str) -> list[Any]:
+    missing = {"number": MISSING, "value": np.nan, "word": "", "near_id": MISSING, "near_p": np.nan}
+    model = [expected(row)[name] for row in rows]
+    if name.startswith("near"):
+        return [[missing[name] if v is None else v for v in tops] for tops in model]
+    return [missing[name] if v is None else v for v in model]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(rows, max_size=40), max_size=6), st.data())
+def test_append_and_extend_agree_with_a_list_of_rows(
+    batches: list[list[dict[str, Any]]], data: st.DataObject
+) -> None:
+    table = Table("t", COLUMNS, TextPool())
+    model: list[dict[str, Any]] = []
+    for batch in batches:
+        if data.draw(st.booleans(), "one by one"):
+            for row in batch:
+                assert table.append(**row) == len(model)
+                model.append(row)
+        else:
+            table.extend({c.name: full_column(batch, c.name) for c in COLUMNS if batch} or {
+                "number": []
+            })  # fmt: skip
+            model.extend(batch)
+        assert len(table) == len(model)
+    assert [table.row(i) for i in range(len(table))] == [expected(row) for row in model]
+    start = data.draw(st.integers(0, len(model)), "start")
+    stop = data.draw(st.none() | st.integers(0, len(model) + 5), "stop")
+    assert table.texts("word", start, stop) == full_column(model, "word")[start:stop]
+    np.testing.assert_array_equal(
+        table.column("number", start, stop),
+        np.array(full_column(model, "number"), np.int64)[start:stop],
+    )
+
+
+def test_what_was_not_named_is_not_observed() -> None:
+    store = TraceStore()
+    store.tokens.append(run_id=0, token_id=7, target_top_id=[1, 2], draft_p=None)
+    row = store.tokens.row(0)
+    assert row["token_id"] == 7
+    assert row["draft_p"] is None
+    assert row["pos"] is None
+    assert row["kind"] == ""
+    assert row["target_top_id"] == [1, 2, None, None, None]
+    assert row["target_top_p"] == [None] * N_TOP
+    assert store.tokens.column("pos")[0] == MISSING
+    assert np.isnan(store.tokens.column("target_p")[0])
+
+
+def test_extend_leaves_columns_it_does_not_name_unobserved_after_growing() -> None:
+    table = Table("t", COLUMNS, TextPool())
+    table.extend({"number": np.arange(5000)})
+    assert np.isnan(table.column("value")).all()
+    assert (table.column("near_id") == MISSING).all()
+    assert set(table.texts("word")) == {""}
+
+
+def test_extend_refuses_columns_of_different_lengths_and_changes_nothing() -> None:
+    table = Table("t", COLUMNS, TextPool())
+    table.append(number=1)
+    with pytest.raises(ValueError, match="different lengths"):
+        table.extend({"number": [2, 3], "value": [1.0]})
+    assert len(table) == 1
+
+
+def test_a_row_outside_the_table_is_an_index_error() -> None:
+    table = Table("t", COLUMNS, TextPool())
+    table.append(number=1)
+    for index in (-1, 1):
+        with pytest.raises(IndexError):
+            table.row(index)
+
+
+def test_a_slice_is_read_only_and_keeps_its_rows_while_the_table_grows() -> None:
+    table = Table("t", COLUMNS, TextPool())
+    table.extend({"number": np.arange(10)})
+    view = table.column("number")
+    with pytest.raises(ValueError, match="read-only"):
+        view[0] = 5
+    table.extend({"number": np.arange(10, 10_000)})
+    np.testing.assert_array_equal(view, np.arange(10))
+    np.testing.assert_array_equal(table.column("number"), np.arange(10_000))
+
+
+def test_texts_are_stored_once_and_found() -> None:
+    pool = TextPool()
+    assert pool.find("seq_rm") == -1
+    code = pool.code("seq_rm")
+    assert pool.code("seq_rm") == code == pool.find("seq_rm")
+    assert pool.code("") == 0
+    assert pool.decode(np.array([code, 0], np.int32)) == ["seq_rm", ""]
+
+
+def test_runs_count_from_zero_and_size_grows_with_every_row() -> None:
+    store = TraceStore()
+    assert [store.begin_run({"n": n}) for n in range(3)] == [0, 1, 2]
+    assert store.runs[1] == {"n": 1}
+    sizes = [store.size()]
+    store.rounds.append(run_id=0)
+    sizes.append(store.size())
+    store.memory.extend({"run_id": [0, 0]})
+    sizes.append(store.size())
+    assert sizes == [0, 1, 3]
+
+
+def test_a_reader_on_another_thread_sees_only_complete_rows() -> None:
+    """Every row says the same number in all columns; a torn or unwritten row would differ."""
+    table = Table("t", COLUMNS, TextPool())
+    n_rows = 60_000
+    problems: list[str] = []
+    looks = 0
+    done = threading.Event()
+
+    def read() -> None:
+        nonlocal looks
+        seen = 0
+        while not done.is_set() or seen < n_rows:
+            n = len(table)
+            if n < seen:
+                problems.append(f"shrank from {seen} to {n}")
+            start = max(0, n - 500)
+            number = table.column("number", start, n)
+            value = table.column("value", start, n)
+            near = table.column("near_id", start, n)
+            words = table.texts("word", start, n)
+            want = np.arange(start, n)
+            if not (
+                np.array_equal(number, want)
+                and np.array_equal(value, want)
+                and (near == want[:, None]).all()
+                and words == [str(i % 7) for i in range(start, n)]
+            ):
+                problems.append(f"rows {start}..{n}")
+            seen = n
+            looks += 1
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for i in range(0, n_rows, 3):
+            table.append(number=i, value=float(i), word=str(i % 7), near_id=[i] * N_TOP)
+            pair = [i + 1, i + 2]
+            table.extend(
+                {
+                    "number": pair,
+                    "value": pair,
+                    "word": [str(p % 7) for p in pair],
+                    "near_id": np.repeat(pair, N_TOP).reshape(2, N_TOP),
+                }
+            )
+    finally:
+        done.set()
+        reader.join(30)
+    assert not reader.is_alive()
+    assert problems == []
+    assert looks > 10

@@ -1,0 +1,127 @@
+"""A memory for tests: keeps everything, rolls nothing back, one plain loop per sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.memory.batch import UBatch
+from engine.model.config import ModelConfig, SsmConfig
+from kernels.conv import causal_conv
+from kernels.delta_rule import gated_delta_rule
+
+
+@dataclass
+class View:
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass
+class NaiveAttention:
+    """Per (layer, sequence) the keys and values so far, [H_kv, n, hd] each."""
+
+    ubatch: UBatch | None = None
+    cells: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> View:
+        assert self.ubatch is not None
+        rows = []
+        for row, seq in enumerate(self.ubatch.seq_ids):
+            new_k, new_v = k[row].transpose(0, 1), v[row].transpose(0, 1)
+            if (layer, seq) in self.cells:
+                old_k, old_v = self.cells[layer, seq]
+                new_k, new_v = torch.cat((old_k, new_k), 1), torch.cat((old_v, new_v), 1)
+            self.cells[layer, seq] = new_k, new_v
+            rows.append((new_k, new_v))
+        lengths = [keys.shape[1] for keys, _ in rows]
+        # cells that no query may look at hold huge numbers: a wrong mask shows
+        full_k, full_v = (
+            torch.full((len(rows), k.shape[2], max(lengths), k.shape[3]), 1e9) for _ in range(2)
+        )
+        for row, (keys, values) in enumerate(rows):
+            full_k[row, :, : lengths[row]] = keys
+            full_v[row, :, : lengths[row]] = values
+        cell_positions = torch.arange(max(lengths))
+        mask = cell_positions <= self.ubatch.positions.unsqueeze(-1)
+        return View(full_k, full_v, mask)
+
+
+@dataclass
+class NaiveRecurrent:
+    """Per (layer, sequence) the state S [H_v, d, d] and the window [K - 1, C]."""
+
+    ssm: SsmConfig
+    ubatch: UBatch | None = None
+    states: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    windows: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+
+    def conv(self, layer: int, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        assert self.ubatch is not None
+        zeros = torch.zeros(self.ssm.d_conv - 1, self.ssm.conv_dim)
+        outputs = []
+        for row, seq in enumerate(self.ubatch.seq_ids):
+            window = self.windows.get((layer, seq), zeros)
+            y, history = causal_conv(x[row : row + 1], weight, window.unsqueeze(0))
+            self.windows[layer, seq] = history[0, x.shape[1] :].clone()
+            outputs.append(y)
+        return torch.cat(outputs)
+
+    def delta(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+    ) -> torch.Tensor:
+        assert self.ubatch is not None
+        zeros = torch.zeros(self.ssm.n_v_heads, self.ssm.d_state, self.ssm.d_state)
+        outputs = []
+        for row, seq in enumerate(self.ubatch.seq_ids):
+            one = slice(row, row + 1)
+            state = self.states.get((layer, seq), zeros).unsqueeze(0)
+            o, snapshots = gated_delta_rule(
+                q[one], k[one], v[one], g[one], beta[one], state, grouped=self.ssm.grouped
+            )
+            self.states[layer, seq] = snapshots[0, 0]
+            outputs.append(o)
+        return torch.cat(outputs)
+
+
+class NaiveMemory:
+    """Memory of a trunk, or with `recurrent` left out of an MTP block."""
+
+    def __init__(self, ssm: SsmConfig | None = None) -> None:
+        self.attention = NaiveAttention()
+        self.recurrent = NaiveRecurrent(ssm) if ssm else None
+        self.n_commits = 0
+
+    @classmethod
+    def for_model(cls, config: ModelConfig) -> NaiveMemory:
+        return cls(config.ssm)
+
+    def begin(self, ubatch: UBatch) -> None:
+        self.attention.ubatch = ubatch
+        if self.recurrent:
+            self.recurrent.ubatch = ubatch
+
+    def commit(self) -> None:
+        self.n_commits += 1
+
+
+def ubatch_of(
+    tokens: list[int] | torch.Tensor, pos0: int = 0, seq: int = 0, outputs: list[int] | None = None
+) -> UBatch:
+    """One sequence's tokens from position pos0 on, logits wanted everywhere unless told."""
+    row = torch.as_tensor(tokens, dtype=torch.int64).view(1, -1)
+    n = row.shape[1]
+    return UBatch(
+        tokens=row,
+        positions=torch.arange(pos0, pos0 + n).view(1, -1),
+        seq_ids=(seq,),
+        outputs=torch.tensor(list(range(n)) if outputs is None else outputs, dtype=torch.int64),
+    )
