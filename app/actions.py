@@ -90,7 +90,7 @@ SPECS = (
     ),
     ActionSpec(
         "view.panel_run",
-        "&Run Settings",
+        "Run &Settings",
         "Show or hide the prompt and options",
         "Ctrl+2",
         checkable=True,

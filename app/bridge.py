@@ -54,8 +54,11 @@ class Bridge(QObject):
         """The files shown: loaded, being loaded, or only inspected."""
         self.compute = ""
         """Compute mode of the session in use, empty without one."""
+        self.compute_asked = "auto"
+        """The mode that was asked for when it was loaded."""
         self.run_id: int | None = None
         """The run begun last, in `store`."""
+        self._closed = False
         self._request: OpenRequest | None = None
         self._control = RunControl()
         self._export: threading.Thread | None = None
@@ -130,10 +133,10 @@ class Bridge(QObject):
     # -- the end ---------------------------------------------------------------------------
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> bool:
-        """End all threads; False if the engine did not stop in time."""
+        """End all threads; False if the engine did not stop in time. It may be called again."""
+        self._closed = True
         self._give_up()
         self.cancel()
-        self._posted.disconnect(self._receive)
         if self._export is not None:
             self._export.join(timeout)
         return self._worker.close(timeout)
@@ -151,6 +154,8 @@ class Bridge(QObject):
             self.state_changed.emit(state)
 
     def _receive(self, event: worker.Event) -> None:
+        if self._closed:
+            return
         match event:
             case worker.StateChanged(state):
                 self._set_state(state)
@@ -160,7 +165,8 @@ class Bridge(QObject):
                 self.files = files
                 self.inspected.emit(files)
             case worker.Loaded():
-                self.files, self.compute = event.files, event.compute
+                self.files = event.files
+                self.compute, self.compute_asked = event.compute, event.mode
                 if event.store is not self.store:
                     self.store, self.run_id = event.store, None
                 self.loaded.emit(event)

@@ -37,9 +37,3 @@ class Collector(QObject):
         for timer in self._timers:
             timer.stop()
         gc.enable()
-
-    @staticmethod
-    def settle() -> None:
-        """Leave what exists now (modules, weights) out of later collections: they stay short."""
-        gc.collect()
-        gc.freeze()

@@ -23,7 +23,7 @@ class TraceView(Protocol):
 
     def refresh(self) -> None: ...
 
-    def set_cursor(self, run_id: int, seq_id: int, round: int) -> None: ...
+    def set_cursor(self, position: Position | None) -> None: ...
 
 
 class Feed(QObject):
@@ -58,6 +58,13 @@ class Feed(QObject):
         self._timer.stop()
         self.refresh()
 
+    def clear(self) -> None:
+        """Rest, and let go of the trace."""
+        self._timer.stop()
+        self._store, self._run_id = None, None
+        for view in self._views:
+            view.set_trace(None, None)
+
     def refresh(self) -> None:
         """Bring views and figures up to date now."""
         if self._store is not None:
@@ -66,10 +73,10 @@ class Feed(QObject):
                 view.refresh()
         self._send_numbers()
 
-    def move_cursor(self, position: Position) -> None:
-        """Show a position in every view."""
+    def move_cursor(self, position: Position | None) -> None:
+        """Show a position in every view; None clears it."""
         for view in self._views:
-            view.set_cursor(position.run_id, position.seq_id, position.round)
+            view.set_cursor(position)
 
     def _tick(self) -> None:
         self._frame += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 from PySide6.QtCore import QCoreApplication, QObject, QStandardPaths, Signal
@@ -40,7 +41,6 @@ def run_window(models: list[Path], draft: Path | None, demo: bool) -> int:
     try:
         window = MainWindow(Bridge(), Settings(), catcher.recent_lines)
         relay.caught.connect(window.show_unexpected)
-        window.bridge.loaded.connect(collector.settle)
         signal.signal(signal.SIGINT, lambda *_: window.close())
         window.show()
         if catcher.last_crash:
@@ -56,5 +56,11 @@ def run_window(models: list[Path], draft: Path | None, demo: bool) -> int:
 
 
 def _state_folder() -> Path:
+    """Where the log goes; the temporary folder when the home folder takes no files."""
     location = QStandardPaths.StandardLocation.AppLocalDataLocation
-    return Path(QStandardPaths.writableLocation(location))
+    folder = Path(QStandardPaths.writableLocation(location))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(tempfile.gettempdir()) / "draftscope"
+    return folder

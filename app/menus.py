@@ -36,14 +36,16 @@ class RecentMenu(QMenu):
         self.addAction(self._clear_action)
 
 
-def make_menus(window: QMainWindow, actions: Actions, recent: RecentMenu) -> None:
-    """Fill the menu bar."""
+def make_menus(window: QMainWindow, actions: Actions, recent: RecentMenu) -> list[QMenu]:
+    """Fill the menu bar; returns its menus and their submenus."""
     recent.setParent(window, recent.windowFlags())
     themes = QMenu("&Theme", window)
     themes.addActions([actions[f"view.theme_{name}"] for name in THEME_CHOICES])
     submenus = {"menu.recent": recent, "menu.theme": themes}
+    menus: list[QMenu] = [*submenus.values()]
     for title, entries in MENUS:
         menu = window.menuBar().addMenu(title)
+        menus.append(menu)
         menu.setToolTipsVisible(True)
         for entry in entries:
             if entry == SEPARATOR:
@@ -52,6 +54,7 @@ def make_menus(window: QMainWindow, actions: Actions, recent: RecentMenu) -> Non
                 menu.addMenu(submenus[entry])
             else:
                 menu.addAction(actions[entry])
+    return menus
 
 
 def make_toolbar(window: QMainWindow, actions: Actions) -> None:
@@ -59,6 +62,7 @@ def make_toolbar(window: QMainWindow, actions: Actions) -> None:
     bar = QToolBar("Main", window)
     bar.setObjectName("toolbar.main")
     bar.setMovable(False)
+    bar.setStyleSheet("QToolBar { border: none; padding: 3px; spacing: 2px; }")
     bar.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
     bar.toggleViewAction().setEnabled(False)
     for entry in TOOLBAR:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QMimeData, Qt
-from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QGuiApplication
+from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QGuiApplication
 from PySide6.QtWidgets import (
     QApplication,
     QMainWindow,
@@ -54,6 +54,8 @@ class MainWindow(QMainWindow):
         log_lines: Callable[[], list[str]] = list,
     ) -> None:
         super().__init__()
+        self.setObjectName("main")
+        self.setWindowTitle("Draftscope")
         self.bridge, self.settings, self._log_lines = bridge, settings, log_lines
         bridge.setParent(self)
         self.theme = load_theme(_theme_name(settings.theme))
@@ -62,11 +64,8 @@ class MainWindow(QMainWindow):
             self, {f"view.panel_{name}": self.docks[name].toggleViewAction() for name in TITLES}
         )
         self._make_views()
-        make_menus(
-            self,
-            self.actions_by_id,
-            RecentMenu(settings, self.actions_by_id, self.open_model),
-        )
+        self.recent_menu = RecentMenu(settings, self.actions_by_id, self.open_model)
+        self.menus = make_menus(self, self.actions_by_id, self.recent_menu)
         make_toolbar(self, self.actions_by_id)
         self._connect_actions()
         self._connect_bridge()
@@ -194,6 +193,7 @@ class MainWindow(QMainWindow):
         ghosts, follow = self.actions_by_id["view.ghosts"], self.actions_by_id["view.follow"]
         ghosts.toggled.connect(self._show_ghosts)
         follow.toggled.connect(self.tokens.set_follow)
+        self.tokens.follow_changed.connect(follow.setChecked)
         ghosts.setChecked(self.settings.ghosts)
         self.tokens.toggle_ghosts(ghosts.isChecked())
         follow.setChecked(True)
@@ -267,6 +267,8 @@ class MainWindow(QMainWindow):
             self.feed.stop()
         if state is not State.LOADING and not self.bridge.exporting:
             self.status.hide_progress()
+        if state is State.READY:
+            self.run_panel.set_compute(self.bridge.compute_asked)
         self.model_map.set_loadable(state is State.INSPECTED)
         self.run_panel.set_compute_enabled(
             state not in (State.LOADING, State.RUNNING, State.PAUSED)
@@ -343,16 +345,20 @@ class MainWindow(QMainWindow):
         paths = _gguf_paths(event.mimeData())
         if paths:
             event.acceptProposedAction()
-            self.status.showMessage(f"Drop to open {' and '.join(p.name for p in paths)}", 3000)
+            self.status.showMessage(f"Drop to open {' and '.join(p.name for p in paths)}")
+
+    def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
+        self.status.clearMessage()
 
     def dropEvent(self, event: QDropEvent) -> None:
         paths = _gguf_paths(event.mimeData())
+        self.status.clearMessage()
         if paths:
             event.acceptProposedAction()
             self.open_model(*paths)
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        self.feed.stop()
+        self.feed.clear()
         self.settings.save_layout(*self.docks.save())
         self.settings.sync()
         if not self.bridge.close():

@@ -121,8 +121,12 @@ class Session:
         return tuple(name for name in _PRIORITY if possible[name])
 
     def prompt(self, text: str, *, parse_special: bool = True) -> Prompt:
-        """Tokenise a text to be continued."""
-        return Prompt(tuple(self.tokenizer.encode(text, parse_special=parse_special)), text)
+        """Tokenise a text to be continued, with the leading token that the vocabulary asks for."""
+        tokens = self.tokenizer.encode(text, parse_special=parse_special)
+        bos = self.tokenizer.bos_id
+        if self.tokenizer.add_bos and bos is not None and tokens[:1] != [bos]:
+            tokens.insert(0, bos)
+        return Prompt(tuple(tokens), text)
 
     def logits(self, tokens: Sequence[int], *, n_ubatch: int = 512) -> np.ndarray:
         """Logits after every token: float32 [len(tokens), n_vocab]."""

@@ -52,4 +52,6 @@ def _last_path(store: TraceStore, of_run: np.ndarray) -> str | None:
 
 def significant(value: float | None) -> str:
     """At most three significant digits, or the mark of a figure not observed."""
-    return NOT_OBSERVED if value is None else f"{value:.3g}"
+    if value is None:
+        return NOT_OBSERVED
+    return f"{value:.3g}" if abs(value) < 1000 else f"{float(f'{value:.3g}'):,.0f}"

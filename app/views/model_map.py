@@ -48,7 +48,9 @@ class ModelMapView(QStackedWidget):
         self._facts = {name: _fact_label() for name in _FACTS}
         self._strip = LayerStrip(theme)
         self._legend = _muted("G recurrent · A attention · M MTP head")
+        self._legend.setWordWrap(True)
         self._memory_title = _muted("")
+        self._memory_title.setWordWrap(True)
         self._bars = SizeBars(theme)
         self._load = QPushButton("Load weights")
         self._load.clicked.connect(self.load_asked)
@@ -130,15 +132,16 @@ class ModelMapView(QStackedWidget):
         for name, label in self._facts.items():
             form.addRow(_muted(name), label)
         column = QVBoxLayout(page)
-        column.setContentsMargins(10, 8, 10, 8)
+        column.setContentsMargins(6, 6, 6, 6)
         column.setSpacing(6)
         column.addLayout(form)
         column.addSpacing(4)
-        for widget in (self._strip, self._legend):
-            column.addWidget(widget)
+        column.addWidget(self._strip)
+        column.addWidget(self._legend)
         column.addSpacing(4)
-        for widget in (self._memory_title, self._bars, self._load):
-            column.addWidget(widget)
+        column.addWidget(self._memory_title)
+        column.addWidget(self._bars)
+        column.addWidget(self._load)
         column.addStretch(1)
         area = QScrollArea()
         area.setFrameShape(QFrame.Shape.NoFrame)

@@ -46,7 +46,7 @@ class RunPanel(QScrollArea):
         self._make_fields()
         self._page = QWidget()
         column = QVBoxLayout(self._page)
-        column.setContentsMargins(10, 8, 10, 8)
+        column.setContentsMargins(6, 6, 6, 6)
         column.setSpacing(6)
         column.addWidget(self.examples)
         column.addWidget(self.prompt)
@@ -137,6 +137,7 @@ class RunPanel(QScrollArea):
         self.prompt = QPlainTextEdit()
         self.prompt.setPlaceholderText("Text to continue")
         self.prompt.setTabChangesFocus(True)
+        self.prompt.setAcceptDrops(False)  # a dropped model is for the window
         self.prompt.setFixedHeight(_PROMPT_LINES * self.fontMetrics().lineSpacing() + 12)
         self.n_predict = _whole(-1, 100_000, 128, special="no limit")
         self.temp = _real(0.0, 5.0, 0.0, special="0 (greedy)")

@@ -58,10 +58,11 @@ class Banner(QFrame):
         row.setSpacing(8)
         row.addWidget(self._icon)
         row.addWidget(self._text, 1)
+        self.offer_button = QPushButton(offer[0] if offer else "")
+        self.offer_button.setVisible(offer is not None)
         if offer is not None:
-            button = QPushButton(offer[0])
-            button.clicked.connect(offer[1])
-            row.addWidget(button)
+            self.offer_button.clicked.connect(offer[1])
+        row.addWidget(self.offer_button)
         row.addWidget(self._close)
         self.retheme(theme)
 

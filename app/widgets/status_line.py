@@ -46,6 +46,7 @@ class StatusLine(QStatusBar):
         self.addWidget(self._model, 1)
         for widget in (self._phase, self._bar, self._cancel, *self.chips.values()):
             self.addPermanentWidget(widget)
+        self.setSizeGripEnabled(False)
         self.hide_progress()
 
     @property

@@ -27,11 +27,10 @@ from app.theme import Theme, fixed_font
 from app.widgets.chip import Chip
 from app.widgets.token_layout import Span, TokenLayout
 from app.widgets.token_paint import Mark, TokenMetrics, TokenPainter, outline
+from app.widgets.token_rows import TokenRows
 from app.widgets.token_tip import token_summary, token_tip
 
 _MARGIN = 10
-_SLICE_SECONDS = 0.008
-_PREVIEW_TOKENS = 3000
 
 
 class TokenArea(QAbstractScrollArea):
@@ -50,9 +49,7 @@ class TokenArea(QAbstractScrollArea):
         self._stream: TokenStream | None = None
         self._metrics = TokenMetrics(fixed_font())
         self._painter = TokenPainter(theme, self._metrics)
-        self._layout: TokenLayout | None = None
-        self._preview: TokenLayout | None = None
-        self._anchor: int | None = None
+        self._rows: TokenRows | None = None
         self._hidden: frozenset[int] = frozenset()
         self._follow = True
         self._moving_bar = False
@@ -117,12 +114,15 @@ class TokenArea(QAbstractScrollArea):
 
     def set_follow(self, follow: bool) -> None:
         """Keep the newest token in sight, or stay where the reader is."""
-        if follow:
-            self._anchor = self._preview = None
-            self._move_bar(to_end=True)
         if follow != self._follow:
+            top = None if follow else self._top_token()
             self._follow = follow
+            if self._rows is not None and (follow or self._rows.preview is not None):
+                self._rows.look_at(top)
+                self._lay_out()
             self.follow_changed.emit(follow)
+        if follow:
+            self._move_bar(to_end=True)
         self._place_chip()
         self.viewport().update()
 
@@ -173,7 +173,7 @@ class TokenArea(QAbstractScrollArea):
 
     def step_row(self, step: int) -> None:
         """Select the token above (-1) or below (+1)."""
-        layout = self._layout
+        layout = None if self._rows is None else self._rows.layout
         if layout is None or not 0 <= self._current < layout.placed:
             self.step_token(step)
             return
@@ -209,82 +209,59 @@ class TokenArea(QAbstractScrollArea):
     def _start_layout(self) -> None:
         """Lay out everything anew, keeping the place: the end while following, else the top."""
         self._work.stop()
+        anchor = None if self._follow else self._top_token()
         if self._stream is None:
-            self._layout = self._preview = self._anchor = None
+            self._rows = None
             self._update_bar()
             self.viewport().update()
             return
-        if not self._follow and self._layout is not None and self._anchor is None:
-            row = self.verticalScrollBar().value() // self._metrics.row_height
-            self._anchor = self._layout.first_token(min(row, self._layout.n_rows - 1))
-        self._layout = self._new_layout(0)
-        self._preview = None
+        width = max(1, self.viewport().width() - 2 * _MARGIN)
+        self._rows = TokenRows(self._stream, self._metrics.width, width, self._hidden)
+        self._rows.look_at(anchor)
         self._lay_out()
 
-    def _new_layout(self, start: int) -> TokenLayout:
-        assert self._stream is not None
-        width = max(1, self.viewport().width() - 2 * _MARGIN)
-        return TokenLayout(self._stream, self._metrics.width, width, self._hidden, start)
+    def _top_token(self) -> int | None:
+        """The token that the first row in sight begins with."""
+        view = self._in_sight()
+        if view is None:
+            return None
+        layout, row, _ = view
+        return layout.first_token(min(row, layout.n_rows - 1))
 
     def _lay_out(self) -> None:
-        layout = self._layout
-        if layout is None:
+        rows = self._rows
+        if rows is None:
             return
-        complete = layout.advance(_SLICE_SECONDS)
-        self._update_preview(layout)
+        complete = rows.advance(self._rows_in_sight(), follow=self._follow)
         self._update_bar()
         if self._follow:
             self._move_bar(to_end=True)
-        elif self._anchor is not None and self._preview is None:
-            top = layout.row_of(self._anchor) * self._metrics.row_height
-            self._anchor = None
-            self._move_bar(top)
+        elif rows.anchor is not None and rows.preview is None:
+            self._move_bar(rows.layout.row_of(rows.anchor) * self._metrics.row_height)
+            rows.anchor = None
         self._place_chip()
         self.viewport().update()
         if not complete:
             self._work.start(0)
-
-    def _update_preview(self, layout: TokenLayout) -> None:
-        assert self._stream is not None
-        rows = self._rows_in_sight()
-        if self._follow:
-            reached = layout.complete
-            start = max(0, len(self._stream) - _PREVIEW_TOKENS)
-        else:
-            start = self._anchor or 0
-            reached = layout.placed > start and layout.n_rows > layout.row_of(start) + rows
-            reached = reached or layout.complete
-        if reached:
-            self._preview = None
-            return
-        if self._preview is None or (not self._follow and self._preview.first_token(0) != start):
-            self._preview = self._new_layout(start)
-        if self._follow:
-            self._preview.advance(_SLICE_SECONDS)
-        else:
-            while self._preview.n_rows <= rows and not self._preview.complete:
-                self._preview.advance_to(self._preview.placed + rows)
 
     def _rows_in_sight(self) -> int:
         return self.viewport().height() // self._metrics.row_height + 2
 
     def _in_sight(self) -> tuple[TokenLayout, int, int] | None:
         """The layout on show, its first visible row, and that row's y."""
-        top = _MARGIN // 2
-        height = self._metrics.row_height
-        if self._preview is not None:
-            if not self._follow:
-                return self._preview, 0, top
-            fitting = (self.viewport().height() - _MARGIN) // height
-            return self._preview, max(0, self._preview.n_rows - fitting), top
-        if self._layout is None:
+        if self._rows is None:
             return None
-        above = self.verticalScrollBar().value() - top
-        row = max(0, above // height)
-        return self._layout, row, row * height - above
+        top, height = _MARGIN // 2, self._metrics.row_height
+        preview = self._rows.preview
+        if preview is None:
+            above = self.verticalScrollBar().value() - top
+            row = max(0, above // height)
+            return self._rows.layout, row, row * height - above
+        fitting = (self.viewport().height() - _MARGIN) // height
+        return preview, max(0, preview.n_rows - fitting) if self._follow else 0, top
 
     def _update_bar(self) -> None:
-        rows = 0 if self._layout is None else self._layout.n_rows
+        rows = 0 if self._rows is None else self._rows.layout.n_rows
         height = self.viewport().height()
         bar = self.verticalScrollBar()
         self._moving_bar = True
@@ -300,20 +277,20 @@ class TokenArea(QAbstractScrollArea):
         self._moving_bar = False
 
     def _on_scrolled(self, value: int) -> None:
-        if not self._moving_bar and self._preview is None:
-            at_end = value >= self.verticalScrollBar().maximum()
+        if not self._moving_bar and self._rows is not None and self._rows.preview is None:
+            at_end = value >= self.verticalScrollBar().maximum() and self._rows.layout.complete
             if at_end != self._follow:
                 self.set_follow(at_end)
         self.viewport().update()
 
     def _reveal(self, token: int) -> None:
         """Scroll as little as needed to bring a token into sight."""
-        layout = self._layout
-        if layout is None:
+        if self._rows is None:
             return
+        layout = self._rows.layout
         if token >= layout.placed:
-            self._anchor, self._preview = token, None
-            self._leave_end()
+            self.set_follow(False)
+            self._rows.look_at(token)
             self._lay_out()
             return
         height = self._metrics.row_height

@@ -6,8 +6,7 @@ import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from app.models.token_text import NEWLINE_MARK
 
@@ -22,8 +21,7 @@ class TokenSource(Protocol):
     kinds: bytearray
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """The part of a token that lies in one row; x and width in pixels."""
 
     token: int

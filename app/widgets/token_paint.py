@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from PySide6.QtCore import QLineF, QPointF, QRect, QRectF, Qt
-from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPen
+from PySide6.QtCore import QLine, QPoint, QPointF, QRect, QRectF, Qt
+from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPen, QStaticText
 
 from app.models.token_stream import KIND
 from app.theme import Theme
@@ -26,10 +27,10 @@ class TokenMetrics:
         self.italic.setItalic(True)
         self._metrics = QFontMetricsF(font)
         self._widths: dict[str, float] = {}
-        ascent, descent = round(self._metrics.ascent()), round(self._metrics.descent())
-        self.baseline = _ABOVE + ascent
-        self.strike = round(self.baseline - self._metrics.strikeOutPos())
-        self.tint_height = ascent + descent + 1
+        self._shaped: dict[tuple[str, bool], QStaticText] = {}
+        self.ascent = self._metrics.ascent()
+        self.strike = _ABOVE + round(self.ascent - self._metrics.strikeOutPos())
+        self.tint_height = round(self.ascent + self._metrics.descent()) + 1
         self.under = _ABOVE + self.tint_height
         self.row_height = self.under + _BELOW
 
@@ -40,9 +41,17 @@ class TokenMetrics:
             width = self._widths[text] = self._metrics.horizontalAdvance(text)
         return width
 
+    def shaped(self, text: str, *, italic: bool) -> QStaticText:
+        """A text made ready for painting; it stands on the font's own ascent only if ASCII."""
+        ready = self._shaped.get((text, italic))
+        if ready is None:
+            ready = self._shaped[text, italic] = QStaticText(text)
+            ready.setTextFormat(Qt.TextFormat.PlainText)
+            ready.prepare(font=self.italic if italic else self.font)
+        return ready
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+
+class Mark(NamedTuple):
     """One token, or the part of it that lies in a row, at its place in the viewport."""
 
     text: str
@@ -59,10 +68,10 @@ class _Batch:
 
     tints: list[QRect] = field(default_factory=list)
     bars: list[QRect] = field(default_factory=list)
-    boxes: list[QRectF] = field(default_factory=list)
-    dotted: list[QLineF] = field(default_factory=list)
-    dots: list[QPointF] = field(default_factory=list)
-    texts: list[tuple[QPointF, str]] = field(default_factory=list)
+    boxes: list[QRect] = field(default_factory=list)
+    dotted: list[QLine] = field(default_factory=list)
+    dots: list[QPoint] = field(default_factory=list)
+    texts: list[tuple[float, int, str]] = field(default_factory=list)
 
 
 class TokenPainter:
@@ -82,26 +91,34 @@ class TokenPainter:
             for kind in ("accepted", "rejected", "ignored", "replacement", "bonus")
         }
         self._neutral = theme.color("replayed.line")
+        self._tint_height, self._under = metrics.tint_height, metrics.under
+        self._strike = metrics.strike
 
     def paint(self, painter: QPainter, marks: Iterable[Mark]) -> None:
         """Draw the marks; the painter's pen, brush and font are left as they fall."""
         batches: dict[int, _Batch] = defaultdict(_Batch)
         for mark in marks:
             self._collect(batches[mark.kind], mark)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
         for kind, batch in batches.items():
             if batch.tints:
                 painter.setBrush(self._tint[kind])
                 painter.drawRects(batch.tints)
         for kind, batch in batches.items():
-            italic = kind == KIND["ignored"]
-            painter.setFont(self.metrics.italic if italic else self.metrics.font)
             painter.setPen(self._text[kind])
-            for place, text in batch.texts:
-                painter.drawText(place, text)
+            self._draw_texts(painter, batch, italic=kind == KIND["ignored"])
         for kind, batch in batches.items():
             self._draw_lines(painter, batch, self._line.get(kind, self._neutral))
+
+    def _draw_texts(self, painter: QPainter, batch: _Batch, *, italic: bool) -> None:
+        metrics = self.metrics
+        painter.setFont(metrics.italic if italic else metrics.font)
+        for x, y, text in batch.texts:
+            if text.isascii():
+                painter.drawStaticText(QPointF(x, y), metrics.shaped(text, italic=italic))
+            else:
+                # a fallback font would move the baseline of a QStaticText
+                painter.drawText(QPointF(x, y + metrics.ascent), text)
 
     def _draw_lines(self, painter: QPainter, batch: _Batch, colour: QColor) -> None:
         if batch.bars:
@@ -110,42 +127,43 @@ class TokenPainter:
             painter.drawRects(batch.bars)
         if batch.boxes:
             painter.setBrush(Qt.BrushStyle.NoBrush)
-            painter.setPen(QPen(colour, 1.0))
+            painter.setPen(QPen(colour, 1))
             painter.drawRects(batch.boxes)
         if batch.dotted:
-            pen = QPen(colour, 2.0)
+            pen = QPen(colour, 2)
             pen.setCapStyle(Qt.PenCapStyle.FlatCap)
             pen.setDashPattern([1.0, 1.0])
             painter.setPen(pen)
             painter.drawLines(batch.dotted)
         if batch.dots:
+            painter.setRenderHint(QPainter.RenderHint.Antialiasing)
             painter.setPen(QPen(colour, 3.5, Qt.PenStyle.SolidLine, Qt.PenCapStyle.RoundCap))
             painter.drawPoints(batch.dots)
+            painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
 
     def _collect(self, batch: _Batch, mark: Mark) -> None:
-        metrics = self.metrics
+        text, kind, x, y, width_, replayed = mark
         # whole pixels, one of them left free as the border between two tokens
-        left, top = round(mark.x), mark.y + _ABOVE
-        width = max(1, round(mark.x + mark.width) - left - 1)
-        under = mark.y + metrics.under
-        batch.texts.append((QPointF(mark.x, mark.y + metrics.baseline), mark.text))
-        style = TOKEN_KINDS[mark.kind]
+        left, top = round(x), y + _ABOVE
+        width = max(1, round(x + width_) - left - 1)
+        batch.texts.append((x, top, text))
+        style = TOKEN_KINDS[kind]
+        height, under = self._tint_height, y + self._under
         if style in ("accepted", "rejected"):
-            batch.tints.append(QRect(left, top, width, metrics.tint_height))
-        if mark.replayed or style == "replayed":
-            batch.dotted.append(QLineF(left, under + 1, left + width, under + 1))
+            batch.tints.append(QRect(left, top, width, height))
+        if replayed or style == "replayed":
+            batch.dotted.append(QLine(left, under + 1, left + width, under + 1))
         elif style == "accepted":
             batch.bars.append(QRect(left, under, width, 2))
         elif style == "rejected":
-            batch.bars.append(QRect(left, mark.y + metrics.strike, width, 1))
+            batch.bars.append(QRect(left, y + self._strike, width, 1))
         elif style == "ignored":
-            box = QRectF(left, top, width, metrics.tint_height)
-            batch.boxes.append(box.adjusted(0.5, 0.5, -0.5, -0.5))
+            batch.boxes.append(QRect(left, top, width - 1, height - 1))
         elif style == "replacement":
             batch.bars.append(QRect(left, under, width, 1))
             batch.bars.append(QRect(left, under + 2, width, 1))
         elif style == "bonus":
-            batch.dots.append(QPointF(left + width / 2, under + 1))
+            batch.dots.append(QPoint(left + width // 2, under + 1))
 
 
 def outline(painter: QPainter, rects: Iterable[QRectF], colour: QColor) -> None:

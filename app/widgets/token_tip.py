@@ -7,7 +7,7 @@ from typing import Any
 
 from app.models.token_stream import TokenStream
 
-_MEANING = {
+MEANING = {
     "prompt": "part of the prompt",
     "target": "chosen by the target, nothing was drafted here",
     "accepted": "drafted and confirmed by the target",
@@ -24,11 +24,11 @@ def token_tip(stream: TokenStream, index: int) -> str:
     facts = stream.facts(index)
     kind = facts["kind"]
     piece = stream.store.pieces.get(facts["token_id"], b"")
-    lines = [f"<b>{escape(kind)}</b>: {_MEANING[kind]}"]
+    lines = [f"<b>{escape(kind)}</b>: {MEANING[kind]}"]
     if stream.replayed[index]:
-        lines.append(f"<b>replayed</b>: {_MEANING['replayed']}")
+        lines.append(f"<b>replayed</b>: {MEANING['replayed']}")
     cells = [
-        ("text", escape(repr(piece.decode("utf-8", "backslashreplace")))),
+        ("text", escape(repr(piece.decode("utf-8", "backslashreplace")), quote=False)),
         ("id", str(facts["token_id"])),
         ("round", _whole(facts["round"])),
         ("position", _whole(facts["pos"])),

@@ -54,7 +54,7 @@ class Cursor:
         """Raise ModelFileError if `count` things of at least `min_bytes` cannot fit the file."""
         most = (self.size - self.pos) // min_bytes
         if count > most:
-            raise self.error(f"claims {count} {what}, but the file has room for at most {most}")
+            raise self.error(f"{count} {what} are announced, but the file has room for {most}")
 
     def scalar(self, code: struct.Struct) -> int | float | bool:
         self.need(code.size)

@@ -200,21 +200,30 @@ def _longest_first(
 
 
 def _cut(text: str, specials: list[tuple[str, int]]) -> list[str | int]:
-    """Text with the ids of special tokens in place of theirs; no empty parts."""
-    parts: list[str | int] = [text]
+    """Text with the ids of special tokens in place of theirs; no empty parts.
+
+    Earlier entries of `specials` take their places first, from the left, and never overlap.
+    """
+    taken = bytearray(len(text))
+    cuts: list[tuple[int, int, int]] = []
     for special, token_id in specials:
-        if special not in text:
-            continue
-        cut: list[str | int] = []
-        for part in parts:
-            if isinstance(part, int):
-                cut.append(part)
-                continue
-            first, *others = part.split(special)
-            cut.append(first)
-            for other in others:
-                cut += (token_id, other)
-        parts = cut
+        start = text.find(special)
+        while start >= 0:
+            end = start + len(special)
+            blocked = taken.find(1, start, end)
+            if blocked < 0:
+                taken[start:end] = b"\1" * len(special)
+                cuts.append((start, end, token_id))
+            else:
+                # whatever starts before this run of taken places ends would overlap it too
+                end = taken.find(0, blocked)
+            start = text.find(special, end) if end >= 0 else -1
+    parts: list[str | int] = []
+    done = 0
+    for start, end, token_id in sorted(cuts):
+        parts += (text[done:start], token_id)
+        done = end
+    parts.append(text[done:])
     return [part for part in parts if part != ""]
 
 

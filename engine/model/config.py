@@ -25,7 +25,6 @@ from engine.model.rope import RopeConfig
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 ARCHITECTURES = (*HYBRIDS, "qwen3")
 _MOE = ("qwen35moe", "qwen3next")
-_M_ROPE = ("qwen35", "qwen35moe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +149,7 @@ class ModelConfig:
             n_ff=uniform(file, f"{arch}.feed_forward_length", blocks, range(blocks))
             if dense
             else 0,
-            rope=_rope(file, arch, head_dim),
+            rope=RopeConfig.from_gguf(file, head_dim),
             ssm=_ssm(file, arch) if any(recurrent[:n_layer]) else None,
             moe=None if dense else _moe(file, arch),
         )
@@ -204,7 +203,7 @@ def _heads(
     n_head_kv = uniform(file, f"{key}.head_count_kv", blocks, attention, n_head, high=MAX_HEADS)
     if n_head % n_head_kv:
         what = f"{n_head} heads cannot share {n_head_kv} key-value heads"
-        raise ModelFileError(file.path, f"{key}.head_count_kv", what, REMEDY)
+        raise ModelFileError(file.path, f"key {key}.head_count_kv", what, REMEDY)
     default = n_embd // n_head or None
     head_dim = count(file, f"{key}.key_length", default, high=MAX_HEAD_DIM)
     if count(file, f"{key}.value_length", head_dim, high=MAX_HEAD_DIM) != head_dim:
@@ -229,58 +228,6 @@ def _vocabulary(file: GgufFile, n_embd: int) -> int:
         what = f"{rows} rows for {len(tokens)} vocabulary entries"
         raise ModelFileError(file.path, f"tensor {name}", what, REMEDY)
     return rows
-
-
-def _rope(file: GgufFile, arch: str, head_dim: int) -> RopeConfig:
-    key = f"{arch}.rope.dimension_count"
-    n_rot = count(file, key, head_dim)
-    if n_rot % 2 or n_rot > head_dim or (arch == "qwen3" and n_rot != head_dim):
-        what = f"{n_rot} rotated dimensions do not fit heads of {head_dim}"
-        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
-    scaling, factor = _scaling(file, arch)
-    theta = real(file, f"{arch}.rope.freq_base", 10000.0)
-    if theta <= 1.0:
-        raise ModelFileError(
-            file.path, f"key {arch}.rope.freq_base", f"{theta} is not above 1", REMEDY
-        )
-    return RopeConfig(
-        n_rot=n_rot,
-        freq_base=theta,
-        sections=_sections(file, arch, head_dim) if arch in _M_ROPE else None,
-        scaling=scaling,
-        factor=factor,
-        n_ctx_orig=count(
-            file,
-            f"{arch}.rope.scaling.original_context_length",
-            file.int_(f"{arch}.context_length"),
-            high=MAX_CONTEXT,
-        ),
-        beta_fast=real(file, f"{arch}.rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=real(file, f"{arch}.rope.scaling.yarn_beta_slow", 1.0),
-    )
-
-
-def _scaling(file: GgufFile, arch: str) -> tuple[str, float]:
-    """The scaling in force and its factor; a factor without a type means linear."""
-    key = f"{arch}.rope.scaling"
-    factor = real(file, f"{key}.factor", 1.0)
-    kind = file.str_(f"{key}.type", "linear")
-    if kind not in ("none", "linear", "yarn"):
-        raise UnsupportedModelError(
-            f"{file.path.name}: the rope scaling {kind!r} is not supported.",
-            "Open a model with scaling none, linear or yarn.",
-        )
-    return (kind, factor) if kind != "none" and factor != 1.0 else ("none", 1.0)
-
-
-def _sections(file: GgufFile, arch: str, head_dim: int) -> tuple[int, int, int, int]:
-    key = f"{arch}.rope.dimension_sections"
-    values = file.ints(key)
-    if len(values) != 4 or min(values) < 0 or not 0 < sum(values) <= head_dim:
-        what = f"{values[:8]} are not four sections within a head of {head_dim}"
-        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
-    first, second, third, fourth = values
-    return first, second, third, fourth
 
 
 def _ssm(file: GgufFile, arch: str) -> SsmConfig:

@@ -18,7 +18,9 @@ class HybridModel:
     """The trunk; attention-only models are the case without recurrent layers.
 
     compute: mode of the large matrices, resolved. head: the MTP head, if the file has one.
-    weight_bytes: memory the weights take in this mode.
+    weight_bytes: memory the weights take in this mode. recurrent_layers and
+    trunk_attention_layers: indices of the trunk layers that keep states and those that keep
+    cells.
     """
 
     def __init__(
@@ -36,20 +38,13 @@ class HybridModel:
         self.compute = compute
         self.head = head
         self.weight_bytes = weight_bytes
+        kinds = tuple(enumerate(config.recurrent_layers))
+        self.recurrent_layers = tuple(i for i, recurrent in kinds if recurrent)
+        self.trunk_attention_layers = tuple(i for i, recurrent in kinds if not recurrent)
         self._embedding = embedding
         self._blocks = tuple(blocks)
         self._output = output
         self._rope = rope
-
-    @property
-    def recurrent_layers(self) -> tuple[int, ...]:
-        """Indices of the trunk layers that keep a recurrent state."""
-        return tuple(i for i, flag in enumerate(self.config.recurrent_layers) if flag)
-
-    @property
-    def trunk_attention_layers(self) -> tuple[int, ...]:
-        """Indices of the trunk layers that keep attention cells."""
-        return tuple(i for i, flag in enumerate(self.config.recurrent_layers) if not flag)
 
     @torch.inference_mode()
     def forward(self, ubatch: UBatch, memory: Memory) -> StepOutput:

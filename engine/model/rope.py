@@ -1,9 +1,15 @@
-"""Rotary position embedding: which frequencies the pairs of a head turn with. No tensors here."""
+"""Rotary position embedding: the frequencies with which the pairs of a head turn. No tensors."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from engine.errors import ModelFileError, UnsupportedModelError
+from engine.gguf.file import GgufFile
+from engine.model.limits import MAX_CONTEXT, REMEDY, count, real
+
+_M_ROPE = ("qwen35", "qwen35moe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,39 @@ class RopeConfig:
     n_ctx_orig: int = 0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+
+    @classmethod
+    def from_gguf(cls, file: GgufFile, head_dim: int) -> RopeConfig:
+        """Read the `rope` keys of `file` for heads of `head_dim`.
+
+        Raises UnsupportedModelError for an unknown scaling, ModelFileError for bad values.
+        """
+        arch = file.architecture
+        key = f"{arch}.rope.dimension_count"
+        n_rot = count(file, key, head_dim)
+        if n_rot % 2 or n_rot > head_dim or (arch == "qwen3" and n_rot != head_dim):
+            what = f"{n_rot} rotated dimensions do not fit heads of {head_dim}"
+            raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+        key = f"{arch}.rope.freq_base"
+        theta = real(file, key, 10000.0)
+        if theta <= 1.0:
+            raise ModelFileError(file.path, f"key {key}", f"{theta} is not above 1", REMEDY)
+        scaling, factor = _scaling(file, arch)
+        return cls(
+            n_rot=n_rot,
+            freq_base=theta,
+            sections=_sections(file, arch, head_dim) if arch in _M_ROPE else None,
+            scaling=scaling,
+            factor=factor,
+            n_ctx_orig=count(
+                file,
+                f"{arch}.rope.scaling.original_context_length",
+                count(file, f"{arch}.context_length", high=MAX_CONTEXT),
+                high=MAX_CONTEXT,
+            ),
+            beta_fast=real(file, f"{arch}.rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=real(file, f"{arch}.rope.scaling.yarn_beta_slow", 1.0),
+        )
 
     @property
     def magnitude(self) -> float:
@@ -64,3 +103,26 @@ class RopeConfig:
             return True
         sector = pair % sum(self.sections)
         return sector < 3 * self.sections[sector % 3]
+
+
+def _scaling(file: GgufFile, arch: str) -> tuple[str, float]:
+    """The scaling in force and its factor; a factor without a type means linear."""
+    key = f"{arch}.rope.scaling"
+    factor = real(file, f"{key}.factor", 1.0)
+    kind = file.str_(f"{key}.type", "linear")
+    if kind not in ("none", "linear", "yarn"):
+        raise UnsupportedModelError(
+            f"{file.path.name}: the rope scaling {kind!r} is not supported.",
+            "Open a model with scaling none, linear or yarn.",
+        )
+    return (kind, factor) if kind != "none" and factor != 1.0 else ("none", 1.0)
+
+
+def _sections(file: GgufFile, arch: str, head_dim: int) -> tuple[int, int, int, int]:
+    key = f"{arch}.rope.dimension_sections"
+    values = file.ints(key)
+    if len(values) != 4 or min(values) < 0 or not 0 < sum(values) <= head_dim:
+        what = f"{values[:8]} are not four sections within a head of {head_dim}"
+        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+    first, second, third, fourth = values
+    return first, second, third, fourth

@@ -138,6 +138,7 @@ def _write(
 ) -> None:
     rows = {name: len(table) for name, table in store.tables.items()}
     pieces = dict(store.pieces)  # after the counts: it knows every token of those rows
+    session = _session(store, rows, pieces)
     total = sum(rows.values())
     done = 0
     for name, table in store.tables.items():
@@ -154,7 +155,7 @@ def _write(
                 done += stop - start
                 if progress is not None:
                     progress(done, total, f"writing {name}.csv")
-    text = json.dumps(_session(store, rows, pieces), ensure_ascii=False, indent=1)
+    text = json.dumps(session, ensure_ascii=False, indent=1)
     with open(
         stage / SESSION_FILE, "w", encoding="utf-8", errors="backslashreplace", newline=""
     ) as file:

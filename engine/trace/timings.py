@@ -154,9 +154,9 @@ class _Rows:
             return np.nan_to_num(pick(name), posinf=0.0, neginf=0.0)
 
         runs = pick("run_id")
-        sequences = np.stack([runs, pick("seq_id")], axis=1)
-        first = np.unique(sequences, axis=0, return_index=True)[1]
-        last = len(runs) - 1 - np.unique(sequences[::-1], axis=0, return_index=True)[1]
+        sequences = (runs << 32) + pick("seq_id")
+        first = np.unique(sequences, return_index=True)[1]
+        last = len(runs) - 1 - np.unique(sequences[::-1], return_index=True)[1]
         return cls(
             run_id=runs,
             t_ms=milliseconds("t_ms"),

@@ -31,33 +31,48 @@ def gated_delta_rule(
     per_channel = g.dim() == 4
     g = g.transpose(1, 2).reshape(-1, n_tokens, g.shape[3] if per_channel else 1)
 
-    # the first piece takes the remainder, so that the newest snapshots come out of one chunk
-    size = 1 if per_channel else CHUNK
-    first = (n_tokens - 1) % size + 1
+    if n_tokens == 1:
+        o, kept = _token(q, k, v, g, beta, state)
+    elif per_channel:
+        o, kept = _pieces(q, k, v, g, beta, state, 1, n_snapshots)
+    elif n_tokens <= CHUNK:
+        o, kept = _chunk(q, k, v, g, beta, state, min(n_tokens, n_snapshots))
+    else:
+        o, kept = _pieces(q, k, v, g, beta, state, CHUNK, n_snapshots)
+    return o.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2), kept
+
+
+def _pieces(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    size: int,
+    n_snapshots: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All tokens in pieces of `size`, each starting from the state the one before left."""
+    n_tokens = v.shape[1]
     outputs: list[torch.Tensor] = []
     snapshots: list[torch.Tensor] = []
-    start, stop = 0, first
+    # the first piece takes the remainder, so that the newest snapshots come out of one piece
+    start, stop = 0, (n_tokens - 1) % size + 1
     while start < n_tokens:
         piece = slice(start, stop)
-        wanted = min(stop - start, max(1, n_snapshots - (n_tokens - stop)))
-        run = _token if stop - start == 1 else _chunk
-        o, states = run(
-            q[:, piece], k[:, piece], v[:, piece], g[:, piece], beta[:, piece], state, wanted
-        )
+        q_, k_, v_, g_, beta_ = q[:, piece], k[:, piece], v[:, piece], g[:, piece], beta[:, piece]
+        if stop - start == 1:
+            o, states = _token(q_, k_, v_, g_, beta_, state)
+        else:
+            wanted = min(stop - start, max(1, n_snapshots - (n_tokens - stop)))
+            o, states = _chunk(q_, k_, v_, g_, beta_, state, wanted)
         outputs.append(o)
-        snapshots.append(states)
+        if stop + n_snapshots > n_tokens:
+            snapshots.insert(0, states)
         state = states[:, 0]
         start, stop = stop, stop + size
-
-    o = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
-    newest_first = snapshots[::-1]
-    keep = min(n_tokens, n_snapshots)
-    kept = (
-        newest_first[0]
-        if newest_first[0].shape[1] == keep
-        else torch.cat(newest_first, 1)[:, :keep]
-    )
-    return o.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2), kept
+    kept = snapshots[0] if len(snapshots) == 1 else torch.cat(snapshots, 1)
+    return torch.cat(outputs, 1), kept
 
 
 def _per_value_head(x: torch.Tensor, n_heads: int, grouped: bool) -> torch.Tensor:
@@ -65,6 +80,8 @@ def _per_value_head(x: torch.Tensor, n_heads: int, grouped: bool) -> torch.Tenso
     n_batch, n_tokens, n_k_heads, d = x.shape
     x = x.transpose(1, 2)
     repeat = n_heads // n_k_heads
+    if repeat == 1:
+        return x.reshape(n_batch * n_heads, n_tokens, d)
     if grouped:
         x = x.unsqueeze(2).expand(n_batch, n_k_heads, repeat, n_tokens, d)
     else:
@@ -79,7 +96,6 @@ def _token(
     g: torch.Tensor,
     beta: torch.Tensor,
     state: torch.Tensor,
-    _wanted: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One token by the recurrence: o [N, 1, d_v] and the new state [B, 1, H_v, d_k, d_v].
 

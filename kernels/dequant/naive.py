@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
-import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
+from torch import Tensor
 
 
-def dequantise_slice(raw: torch.Tensor, type_name: str) -> torch.Tensor:
-    """Whole blocks of a GGML type, uint8 [n_bytes], to float32 [n_elements].
+def decoder(type: str) -> Callable[[Tensor, Tensor], None]:
+    """A function that takes blocks uint8 [n, bytes per block] and fills out float32 [n, elements].
 
-    Raises NotImplementedError for a type that gguf-py has no decoder for.
+    It raises NotImplementedError for a type that gguf-py has no decoder for.
     """
-    with np.errstate(all="ignore"):  # infinite scales are legal; what becomes of them is too
-        values = dequantize(raw.contiguous().numpy(), GGMLQuantizationType[type_name])
-    return torch.from_numpy(np.array(values, dtype=np.float32))
+
+    def decode(blocks: Tensor, out: Tensor) -> None:
+        with np.errstate(all="ignore"):  # infinite scales are legal; so is what becomes of them
+            values = dequantize(blocks.contiguous().numpy(), GGMLQuantizationType[type])
+        out.numpy()[:] = values
+
+    return decode

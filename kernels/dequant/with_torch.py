@@ -1,8 +1,14 @@
 """Vectorised dequantisation of the common GGML block formats, bit-identical to gguf-py.
 
-Each decoder takes blocks uint8 [n, bytes per block] and fills out float32 [n, elements per
-block]. Bits agree because the same float32 products and differences are formed in the same
-order, each rounded on its own.
+A decoder takes blocks uint8 [n, bytes per block] and fills out float32 [n, elements per block].
+Bits agree because the same float32 products and sums are formed in the same order, each rounded
+on its own.
+
+torch spreads an operation over its threads once it has more than GRAIN elements, and then waits
+for the slowest. These operations are so short that the waiting costs more than the threads gain,
+and tens of times as much while other programs use the cores. So no operation here exceeds GRAIN
+elements, given at most SLICE_ELEMENTS per call: bits are unpacked in words of several bytes, the
+float32 work goes in runs of GRAIN.
 """
 
 from __future__ import annotations
@@ -14,9 +20,13 @@ from torch import Tensor
 
 Decoder = Callable[[Tensor, Tensor], None]
 
-IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+GRAIN = 2**15
+SLICE_ELEMENTS = 2**17
 
-# byte value -> its eight bits as bytes of 0 or 16, packed into one int64
+_IQ4_VALUES = torch.tensor(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8
+)
+# byte value -> its eight bits, lowest first, as bytes of 0 or 16 packed into one int64
 _FIFTH_BITS = (
     (((torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1) << 4)
     .to(torch.uint8)
@@ -27,125 +37,141 @@ _FIFTH_BITS = (
 
 def _half(blocks: Tensor, start: int, count: int = 1) -> Tensor:
     """float16 values at byte `start` of each block, as float32 [n, count]."""
-    return blocks[:, start : start + 2 * count].contiguous().view(torch.float16).float()
+    return blocks[:, start : start + 2 * count].view(torch.float16).float()
 
 
-def _nibbles(packed: Tensor, run: int) -> Tensor:
-    """uint8 [n, m] to [n, 2m]: of every `run` bytes first the low halves, then the high ones."""
-    words = packed.contiguous().view(torch.int32).unflatten(1, (-1, run // 4))
-    halves = torch.stack([words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F], 2)
-    return halves.flatten(1).view(torch.uint8)
+def _words(blocks: Tensor, start: int, stop: int) -> Tensor:
+    """Bytes start to stop of each block as int32 [n, (stop - start) / 4]."""
+    halves = blocks[:, start:stop].view(torch.int16)
+    return halves.clone(memory_format=torch.contiguous_format).view(torch.int32)
 
 
-def _fifth_bits(packed: Tensor) -> Tensor:
-    """uint8 [n, 4] to [n, 32]: 16 for each bit that is set, lowest bit first, else 0."""
-    flat = _FIFTH_BITS.index_select(0, packed.flatten().int())
-    return flat.view(torch.uint8).view(-1, 32)
+def _nibbles(words: Tensor, run: int) -> Tensor:
+    """int32 [n, m] to [n, 2m]: of every `run` bytes first the low halves, then the high ones."""
+    runs = words.unflatten(1, (-1, run // 4))
+    return torch.stack([runs & 0x0F0F0F0F, (runs >> 4) & 0x0F0F0F0F], 2).flatten(1)
+
+
+def _fifth_bits(blocks: Tensor, start: int) -> Tensor:
+    """The 32 bits at byte `start`, lowest first, as bytes of 0 or 16 in int32 [n, 8]."""
+    index = blocks[:, start : start + 4].flatten().int()
+    return _FIFTH_BITS.index_select(0, index).view(torch.int32).view(-1, 8)
+
+
+def _spread(words: Tensor, n_bits: int) -> Tensor:
+    """int32 [..., m] to [..., 8 / n_bits, m]: each group of bits of every byte, moved to bit 4."""
+    shifts = torch.arange(0, 8, n_bits, dtype=torch.int32).unsqueeze(-1)
+    mask = 0x01010101 * (2**n_bits - 1)
+    return ((words.unsqueeze(-2) >> shifts) & mask) << 4
+
+
+def _fill(
+    out: Tensor, q: Tensor, scale: Tensor, offset: Tensor | None = None, zero: int = 0
+) -> None:
+    """out = (q - zero) * scale + offset, with scale and offset [n, runs per block]."""
+    run = out.numel() // scale.numel()
+    rows = GRAIN // run
+    parts = [out.view(-1, run).split(rows), q.view(-1, run).split(rows)]
+    parts += [f.reshape(-1, 1).split(rows) for f in (scale, offset) if f is not None]
+    for to, values, factor, *summand in zip(*parts, strict=True):
+        to.copy_(values)
+        if zero:
+            to.sub_(zero)
+        to.mul_(factor)
+        if summand:
+            to.add_(summand[0])
 
 
 def _q4_0(blocks: Tensor, out: Tensor) -> None:
-    q = _nibbles(blocks[:, 2:], 16).sub_(8).view(torch.int8)
-    out.copy_(q).mul_(_half(blocks, 0))
+    q = _nibbles(_words(blocks, 2, 18), 16)
+    _fill(out, q.view(torch.uint8), _half(blocks, 0), zero=8)
 
 
 def _q4_1(blocks: Tensor, out: Tensor) -> None:
-    scales = _half(blocks, 0, 2)
-    out.copy_(_nibbles(blocks[:, 4:], 16)).mul_(scales[:, :1]).add_(scales[:, 1:])
+    q = _nibbles(_words(blocks, 4, 20), 16)
+    _fill(out, q.view(torch.uint8), _half(blocks, 0), _half(blocks, 2))
 
 
 def _q5_0(blocks: Tensor, out: Tensor) -> None:
-    q = _nibbles(blocks[:, 6:], 16).bitwise_or_(_fifth_bits(blocks[:, 2:6]))
-    out.copy_(q.sub_(16).view(torch.int8)).mul_(_half(blocks, 0))
+    q = _nibbles(_words(blocks, 6, 22), 16) | _fifth_bits(blocks, 2)
+    _fill(out, q.view(torch.uint8), _half(blocks, 0), zero=16)
 
 
 def _q5_1(blocks: Tensor, out: Tensor) -> None:
-    scales = _half(blocks, 0, 2)
-    q = _nibbles(blocks[:, 8:], 16).bitwise_or_(_fifth_bits(blocks[:, 4:8]))
-    out.copy_(q).mul_(scales[:, :1]).add_(scales[:, 1:])
+    q = _nibbles(_words(blocks, 8, 24), 16) | _fifth_bits(blocks, 4)
+    _fill(out, q.view(torch.uint8), _half(blocks, 0), _half(blocks, 2))
 
 
 def _q8_0(blocks: Tensor, out: Tensor) -> None:
-    out.copy_(blocks[:, 2:].view(torch.int8)).mul_(_half(blocks, 0))
+    _fill(out, blocks[:, 2:].view(torch.int8), _half(blocks, 0))
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and offset of the eight runs of 32 of a Q4_K or Q5_K block, [n, 8, 1] each.
+    """Scale and offset of the eight runs of 32 of a Q4_K or Q5_K block, float32 [n, 8] each.
 
-    Twelve bytes hold eight 6-bit scales and offsets: four of each in the low bits of the first
-    eight bytes, the others in the nibbles of the last four and the top bits of the first eight.
+    Twelve bytes hold eight 6-bit scales and eight 6-bit offsets: four of each in the low bits of
+    the first eight bytes, the rest in the nibbles of the last four and the top bits of the first.
     """
-    words = blocks[:, 4:16].contiguous().view(torch.int32)
-    first, rest = words[:, :2], words[:, 2:]
-    low = first & 0x3F3F3F3F
-    nibbles = (rest >> torch.tensor([0, 4], dtype=torch.int32)) & 0x0F0F0F0F
+    words = _words(blocks, 4, 16)
+    first, last = words[:, :2], words[:, 2:]
+    nibbles = (last >> torch.tensor([0, 4], dtype=torch.int32)) & 0x0F0F0F0F
     high = nibbles | ((first >> 2) & 0x30303030)
-    whole = torch.stack([low, high], 2).view(torch.uint8).view(-1, 2, 8).float()
-    products = whole.mul_(_half(blocks, 0, 2).unsqueeze(-1)).unsqueeze(-1)
-    return products[:, 0], products[:, 1]
+    whole = torch.stack([first & 0x3F3F3F3F, high], 2).view(torch.uint8).flatten(2).float()
+    whole.mul_(_half(blocks, 0, 2).unsqueeze(-1))
+    return whole[:, 0], whole[:, 1].neg()
 
 
 def _q4_k(blocks: Tensor, out: Tensor) -> None:
-    scales, offsets = _k_scales(blocks)
-    out.copy_(_nibbles(blocks[:, 16:], 32))
-    out.unflatten(1, (8, 32)).mul_(scales).sub_(offsets)
+    q = _nibbles(_words(blocks, 16, 144), 32)
+    _fill(out, q.view(torch.uint8), *_k_scales(blocks))
 
 
 def _q5_k(blocks: Tensor, out: Tensor) -> None:
-    scales, offsets = _k_scales(blocks)
-    q = _nibbles(blocks[:, 48:], 32).unflatten(1, (8, 32))
-    high = blocks[:, 16:48].unsqueeze(1)
-    shifts = torch.arange(8, dtype=torch.uint8).unsqueeze(-1)
-    q.bitwise_or_(((high >> shifts) & 1) << 4)
-    out.copy_(q.flatten(1))
-    out.unflatten(1, (8, 32)).mul_(scales).sub_(offsets)
+    q = _nibbles(_words(blocks, 48, 176), 32)
+    q.unflatten(1, (8, 8)).bitwise_or_(_spread(_words(blocks, 16, 48), 1))
+    _fill(out, q.view(torch.uint8), *_k_scales(blocks))
 
 
 def _q6_k(blocks: Tensor, out: Tensor) -> None:
-    scales = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
-    q = _nibbles(blocks[:, :128], 64).unflatten(1, (2, 4, 32))
-    high = blocks[:, 128:192].unflatten(1, (2, 1, 32))
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8).unsqueeze(-1)
-    q.bitwise_or_(((high >> shifts) & 3) << 4)
-    out.copy_(q.flatten(1).sub_(32).view(torch.int8))
-    out.unflatten(1, (16, 16)).mul_(scales.unsqueeze(-1))
+    q = _nibbles(_words(blocks, 0, 128), 64)
+    high = _words(blocks, 128, 192).unflatten(1, (2, 8))
+    q.unflatten(1, (2, 4, 8)).bitwise_or_(_spread(high, 2))
+    scale = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
+    _fill(out, q.view(torch.uint8), scale, zero=32)
 
 
-def _iq4_values(packed: Tensor) -> Tensor:
-    """Sixteen bytes of table indices per 32 elements to their values, float32 [n, 2m]."""
-    table = torch.tensor(IQ4_VALUES, dtype=torch.float32)
-    q = _nibbles(packed, 16)
-    return table.index_select(0, q.flatten().int()).view(q.shape)
+def _iq4(blocks: Tensor, start: int, stop: int) -> Tensor:
+    """The 4-bit indices in bytes start to stop, looked up: int8, block after block."""
+    q = _nibbles(_words(blocks, start, stop), 16).view(torch.uint8).flatten()
+    return torch.cat([_IQ4_VALUES.index_select(0, part.int()) for part in q.split(GRAIN)])
 
 
 def _iq4_nl(blocks: Tensor, out: Tensor) -> None:
-    torch.mul(_iq4_values(blocks[:, 2:]), _half(blocks, 0), out=out)
+    _fill(out, _iq4(blocks, 2, 18), _half(blocks, 0))
 
 
 def _iq4_xs(blocks: Tensor, out: Tensor) -> None:
-    low = torch.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], 2).flatten(1)
+    packed = blocks[:, 4:8]
+    low = torch.stack([packed & 15, packed >> 4], 2).flatten(1)
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8)
     high = ((blocks[:, 2:4].unsqueeze(-1) >> shifts) & 3).flatten(1)
-    scales = (low | (high << 4)).sub_(32).view(torch.int8).float() * _half(blocks, 0)
-    values = _iq4_values(blocks[:, 8:]).unflatten(1, (8, 32))
-    torch.mul(values, scales.unsqueeze(-1), out=out.unflatten(1, (8, 32)))
+    scale = (low | (high << 4)).float().sub_(32).mul_(_half(blocks, 0))
+    _fill(out, _iq4(blocks, 8, 136), scale)
 
 
-def _f32(blocks: Tensor, out: Tensor) -> None:
-    out.view(torch.uint8).copy_(blocks)
+def _plain(dtype: torch.dtype) -> Decoder:
+    def fill(blocks: Tensor, out: Tensor) -> None:
+        values = blocks.view(dtype).flatten()
+        for to, part in zip(out.flatten().split(GRAIN), values.split(GRAIN), strict=True):
+            to.copy_(part)
 
-
-def _f16(blocks: Tensor, out: Tensor) -> None:
-    out.copy_(blocks.contiguous().view(torch.float16))
-
-
-def _bf16(blocks: Tensor, out: Tensor) -> None:
-    out.copy_(blocks.contiguous().view(torch.bfloat16))
+    return fill
 
 
 DECODERS: dict[str, Decoder] = {
-    "F32": _f32,
-    "F16": _f16,
-    "BF16": _bf16,
+    "F32": _plain(torch.float32),
+    "F16": _plain(torch.float16),
+    "BF16": _plain(torch.bfloat16),
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,

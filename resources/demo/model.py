@@ -225,6 +225,11 @@ class MtpBlock(AttentionBlock):
         return self.nextn.eh_proj(torch.cat([e, h], dim=-1))
 
 
+def _run(block: nn.Module, x: Tensor, cache: Cache, offset: int) -> tuple[Tensor, Cache]:
+    # compiled code exists for the few shapes of training only; decoding has many
+    return block(x, cache, offset) if torch.is_grad_enabled() else block.forward(x, cache, offset)
+
+
 class DemoModel(nn.Module):
     """A hybrid language model with a tied head."""
 
@@ -254,7 +259,7 @@ class DemoModel(nn.Module):
         caches = self.start(ids.shape[0]) if caches is None else list(caches)
         x = self.token_embd.weight[ids]
         for i in range(self.c.n_layer):
-            x, caches[i] = self.blk[i](x, caches[i], offset)
+            x, caches[i] = _run(self.blk[i], x, caches[i], offset)
         return rms_norm(x, self.output_norm.weight, EPS), caches
 
     def mtp_step(
@@ -263,7 +268,8 @@ class DemoModel(nn.Module):
         """ids [B, T] and the hidden states one position before, [B, T, d] -> its own hidden."""
         block = self.mtp
         x = block.join(self.token_embd.weight[ids], hidden)
-        x, cache = block(x, block.start(ids.shape[0]) if cache is None else cache, offset)
+        cache = block.start(ids.shape[0]) if cache is None else cache
+        x, cache = _run(block, x, cache, offset)
         return rms_norm(x, block.nextn.shared_head_norm.weight, EPS), cache
 
     def logits(self, hidden: Tensor) -> Tensor:

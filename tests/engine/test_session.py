@@ -86,7 +86,10 @@ def test_mtp_drafts_and_acceptance_follow_the_golden_trace(name):
     drafts = tokens.column("draft_index") >= 0
     for i, (past, last, draft, accepted) in enumerate(
         zip(
-            data["spec_past"], data["spec_last"], data["spec_draft"], data["spec_accepted"],
+            data["spec_past"],
+            data["spec_last"],
+            data["spec_draft"],
+            data["spec_accepted"],
             strict=True,
         )  # fmt: skip
     ):
@@ -180,7 +183,7 @@ def test_accounting_adds_up():
     assert ids[emitted].tolist() == result.tokens
     assert ids[kinds == "prompt"].tolist() == result.prompt_tokens
     positions = trace.tokens.column("pos")[emitted]
-    assert positions.tolist() == list(range(32, 72))
+    assert positions.tolist() == list(range(48, 88))
     rounds = trace.rounds
     drafted, accepted = result.timings["draft_n"], result.timings["draft_n_accepted"]
     assert (kinds == "accepted").sum() == accepted
@@ -198,9 +201,9 @@ def test_accounting_adds_up():
 def test_limits_end_a_run():
     name = "qwen35-c-v2x-mtp-f32"
     opened, prompt = session(name), prompt_of(name)
-    plain = decode(opened, [prompt], replace(options_of(-1), n_ctx=48, ignore_eos=True))
+    plain = decode(opened, [prompt], replace(options_of(-1), n_ctx=72, ignore_eos=True))
     assert plain.results()[0].stop == "context"
-    drafted = replace(options_of(-1, "draft-mtp"), n_ctx=48, ignore_eos=True)
+    drafted = replace(options_of(-1, "draft-mtp"), n_ctx=72, ignore_eos=True)
     assert tokens_of(decode(opened, [prompt], drafted)) == tokens_of(plain)
     run = opened.start([prompt], options_of(1000))
     run.step()
@@ -255,7 +258,7 @@ def test_refusals():
         mtp.start([Prompt(())], options_of(4))
     with pytest.raises(ContextFullError, match="Raise -c"):
         mtp.start([prompt], replace(options_of(4), n_ctx=16))
-    with pytest.raises(VocabularyMismatchError, match="sizes differ"):
+    with pytest.raises(VocabularyMismatchError, match="EOS id differs"):
         Session.open(DEMO_TARGET, DATA / "qwen35-a-f32.gguf", compute="f32")
     with pytest.raises(ModelFileError):
         Session.open(DATA / "qwen35-a-f32.npz")

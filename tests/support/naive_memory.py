@@ -21,10 +21,14 @@ class View:
 
 @dataclass
 class NaiveAttention:
-    """Per (layer, sequence) the keys and values so far, [H_kv, n, hd] each."""
+    """Per (layer, sequence) the keys and values so far, [H_kv, n, hd] each.
+
+    positions: per sequence, the position of each cell.
+    """
 
     ubatch: UBatch | None = None
     cells: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    positions: dict[int, list[int]] = field(default_factory=dict)
 
     def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> View:
         assert self.ubatch is not None
@@ -44,8 +48,10 @@ class NaiveAttention:
         for row, (keys, values) in enumerate(rows):
             full_k[row, :, : lengths[row]] = keys
             full_v[row, :, : lengths[row]] = values
-        cell_positions = torch.arange(max(lengths))
-        mask = cell_positions <= self.ubatch.positions.unsqueeze(-1)
+        mask = torch.zeros(len(rows), k.shape[1], max(lengths), dtype=torch.bool)
+        for row, seq in enumerate(self.ubatch.seq_ids):
+            held = torch.tensor(self.positions[seq])
+            mask[row, :, : len(held)] = held <= self.ubatch.positions[row].unsqueeze(-1)
         return View(full_k, full_v, mask)
 
 
@@ -106,6 +112,9 @@ class NaiveMemory:
 
     def begin(self, ubatch: UBatch) -> None:
         self.attention.ubatch = ubatch
+        for row, seq in enumerate(ubatch.seq_ids):
+            held = self.attention.positions.setdefault(seq, [])
+            held += ubatch.positions[row].tolist()
         if self.recurrent:
             self.recurrent.ubatch = ubatch
 

@@ -15,7 +15,7 @@ class TraceBuilder:
     def __init__(self, store: TraceStore | None = None) -> None:
         self.store = TraceStore() if store is None else store
         self.run_id = self.store.begin_run({})
-        self._ids: dict[bytes, int] = {}
+        self._ids = {piece: token_id for token_id, piece in self.store.pieces.items()}
         self._next_pos: dict[int, int] = {}
         self._next_round: dict[int, int] = {}
 
@@ -91,7 +91,7 @@ class TraceBuilder:
         **values: float | None,
     ) -> None:
         raw = piece.encode() if isinstance(piece, str) else piece
-        token_id = self._ids.setdefault(raw, len(self._ids))
+        token_id = self._ids.setdefault(raw, len(self.store.pieces))
         self.store.pieces[token_id] = raw
         if pos is None:
             pos = self._next_pos.get(seq_id, 0)
@@ -158,6 +158,20 @@ def sample_trace(text: str = CODE, rounds: int = 60, n_seqs: int = 1) -> TraceBu
                 path = "refused" if i % 29 == 12 else "restore" if i % 13 == 4 else "seq_rm"
                 number = builder.draft(right, take(seq_id, 1)[0], wrong, seq_id, path)
             builder.slots(_slot_states(i, accepted), number, seq_id)
+    return builder
+
+
+def repeated(builder: TraceBuilder, times: int) -> TraceBuilder:
+    """The tokens of a one-sequence run as often as asked for, rounds and positions going on."""
+    table = builder.store.tokens
+    names = ("run_id", "round", "seq_id", "pos", "token_id")
+    columns = {name: table.column(name).copy() for name in names}
+    kinds = table.texts("kind")
+    n_rounds, n_pos = int(columns["round"].max()) + 1, int(columns["pos"].max()) + 1
+    for _ in range(times - 1):
+        columns["round"] = columns["round"] + n_rounds
+        columns["pos"] = columns["pos"] + n_pos
+        table.extend({**columns, "kind": kinds})
     return builder
 
 

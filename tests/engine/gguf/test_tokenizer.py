@@ -6,6 +6,7 @@ import json
 import time
 import unicodedata
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.gguf.metadata import TypedMetadata
 from engine.gguf.pretokenise import BYTE_CHARACTERS, PATTERNS, bytes_of, pre_tokeniser
-from engine.gguf.tokenizer import MAX_TOKEN_LENGTH, Tokenizer
+from engine.gguf.tokenizer import MAX_TOKEN_LENGTH, Tokenizer, _cut
 
 DATA = Path(__file__).parents[2] / "data"
 VOCAB = Path(__file__).parents[3] / ".." / "shared" / "golden" / "vocab"
@@ -57,10 +58,7 @@ def tiny(request: pytest.FixtureRequest) -> Tokenizer:
 def naive_pieces(text: str, pre: str) -> Iterator[str]:
     """The split of `text`, alternative by alternative, from the standard library's tables."""
 
-    def major(c: str) -> str:
-        return "S" if ord(c) in SPACE else unicodedata.category(c)[0]
-
-    kinds = ["space" if major(c) == "S" and ord(c) in SPACE else major(c) for c in text]
+    kinds = ["space" if ord(c) in SPACE else unicodedata.category(c)[0] for c in text]
     word = {"L", "M"} if pre == "qwen35" else {"L"}
 
     def run(at: int, wanted: Any) -> int:
@@ -113,7 +111,7 @@ def naive_merge(piece: str, ids: dict[str, int], ranks: dict[str, int]) -> list[
     """Joins the best-ranked neighbours, leftmost first, until no merge applies."""
     parts = [BYTE_CHARACTERS[byte] for byte in piece.encode()]
     while True:
-        found = [ranks.get(f"{a} {b}", len(ranks)) for a, b in zip(parts, parts[1:], strict=False)]
+        found = [ranks.get(f"{a} {b}", len(ranks)) for a, b in pairwise(parts)]
         if not found or min(found) == len(ranks):
             return [ids[part] for part in parts]
         best = found.index(min(found))
@@ -235,6 +233,26 @@ def test_the_longest_special_text_is_cut_first_wherever_it_is() -> None:
     assert tokenizer.encode("[ab][ab]") == [384, 384]
 
 
+@given(
+    text=st.text(alphabet="abc", max_size=30),
+    specials=st.lists(st.text(alphabet="abc", min_size=1, max_size=4), unique=True, max_size=6),
+)
+def test_cutting_agrees_with_splitting_fragment_by_fragment(text: str, specials: list[str]) -> None:
+    entries = [(special, i) for i, special in enumerate(sorted(specials, key=len, reverse=True))]
+    expected: list[str | int] = [text]
+    for special, i in entries:
+        split: list[str | int] = []
+        for part in expected:
+            if isinstance(part, int):
+                split.append(part)
+                continue
+            for fragment in part.split(special):
+                split += (fragment, i)
+            split.pop()
+        expected = split
+    assert _cut(text, entries) == [part for part in expected if part != ""]
+
+
 def test_ids_outside_the_vocabulary_have_no_bytes(tiny: Tokenizer) -> None:
     for token_id in (-1, tiny.n_vocab, 2**40):
         assert tiny.piece(token_id) == b""
@@ -250,7 +268,11 @@ def test_decode_replaces_bytes_that_are_not_utf8(tiny: Tokenizer) -> None:
 
 
 def test_end_of_generation_includes_named_tokens_and_the_given_ids(tiny: Tokenizer) -> None:
-    assert {tiny.piece(i) for i in tiny.eog_ids} == {b"<|im_end|>", b"<|endoftext|>", b"<|fim_pad|>"}
+    assert {tiny.piece(i) for i in tiny.eog_ids} == {
+        b"<|im_end|>",
+        b"<|endoftext|>",
+        b"<|fim_pad|>",
+    }
     assert build({"eot_token_id": 5}).eog_ids == tiny.eog_ids | {5}
     assert build({"eot_token_id": 5}).eot_id == 5
 
@@ -294,12 +316,12 @@ TOKENS = metadata(TINY["qwen35"])["tokenizer.ggml.tokens"]
     ("changes", "named"),
     [
         ({"tokens": []}, "no token for byte 0x00"),
-        ({"tokens": TOKENS[:100] + ["?"] + TOKENS[101:]}, "no token for byte"),
+        ({"tokens": [*TOKENS[:100], "?", *TOKENS[101:]]}, "no token for byte"),
         ({"tokens": [*TOKENS, "a" * (MAX_TOKEN_LENGTH + 1)]}, "4,097 characters"),
         ({"tokens": 7}, "tokens"),
         ({"token_type": np.ones(383, np.int32)}, "383 types for 384 tokens"),
         ({"token_type": np.full(384, 9, np.int32)}, "9 is no token type"),
-        ({"merges": ["t h", "zzz q"]}, "merge 1 (zzz q)"),
+        ({"merges": ["h e", "zzz q"]}, "merge 1 (zzz q)"),
         ({"merges": ["th"]}, "merge 0 (th)"),
         ({"merges": [" t"]}, "merge 0"),
         ({"merges": ["q" * 9000]}, "merge 0"),
@@ -343,3 +365,11 @@ def test_time_grows_in_proportion_to_the_text(unit: str) -> None:
     # measured 0.02 to 0.3 s; quadratic time would take minutes
     assert time.process_time() - began < 5
     assert tokenizer.decode(ids, special=True) == text
+
+
+def test_many_overlapping_specials_do_not_multiply_the_time() -> None:
+    entries = [("a" * length, length) for length in range(2000, 1, -1)]
+    began = time.process_time()
+    parts = _cut("a" * 99_999, entries)
+    assert time.process_time() - began < 5
+    assert parts == [2000] * 49 + [1999]

@@ -1,0 +1,174 @@
+"""What the subcommands share: parsers, the model argument, value types, output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine.errors import OptionError
+from engine.version import version
+from resources import DEMO_DRAFT, DEMO_TARGET
+
+SUBCOMMANDS = {
+    "info": "metadata, layer map, quantisation mix, rollback capability and memory of a model",
+    "tokenize": "token ids and pieces of a text",
+    "logits": "logits at every position of a token sequence, as an .npz file",
+    "run": "decode prompts, speculatively if asked; print text and timings",
+    "demo-path": "where the bundled demo models are",
+}
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"draftscope {version()}")
+        parser.exit()
+
+
+def new_parser(subcommand: str) -> argparse.ArgumentParser:
+    """The parser of a subcommand, or of the window for the empty name."""
+    parser = argparse.ArgumentParser(
+        prog=f"draftscope {subcommand}".rstrip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    if subcommand:
+        summary = SUBCOMMANDS[subcommand]
+        parser.description = f"{summary[0].upper()}{summary[1:]}."
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
+    return parser
+
+
+def add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Positional MODEL, -m and --demo. Returns their group for further options."""
+    group = parser.add_argument_group("model")
+    group.add_argument("model", metavar="MODEL", nargs="?", type=Path, help="GGUF file")
+    group.add_argument(
+        "-m", "--model", dest="model_option", metavar="FILE", type=Path, help="the same as MODEL"
+    )
+    group.add_argument("--demo", action="store_true", help="use the bundled demo model")
+    return group
+
+
+def target_path(args: argparse.Namespace) -> Path:
+    """The one model that the arguments name. Raises OptionError for none or several."""
+    named = [path for path in (args.model, args.model_option) if path is not None]
+    if args.demo:
+        named.append(DEMO_TARGET)
+    if not named:
+        raise OptionError("No model is given.", "Name a GGUF file, or use --demo.")
+    if len(named) > 1:
+        raise OptionError(
+            f"More than one model is given: {', '.join(map(str, named))}.",
+            "Name one GGUF file, or use --demo alone.",
+        )
+    return Path(named[0])
+
+
+def draft_path(args: argparse.Namespace) -> Path | None:
+    """The draft model that the arguments name: -md, else with --demo the bundled one."""
+    if args.spec_draft_model is not None:
+        return Path(args.spec_draft_model)
+    return DEMO_DRAFT if args.demo else None
+
+
+def add_compute(group: argparse._ArgumentGroup) -> None:
+    """--compute and --threads."""
+    group.add_argument(
+        "--compute",
+        default="auto",
+        metavar="MODE",
+        help="arithmetic of the weights: auto, f32, bf16 or int8 (default auto); "
+        "states are always f32",
+    )
+    group.add_argument(
+        "--threads", type=positive, metavar="N", help="CPU threads (default: torch's own choice)"
+    )
+
+
+def use_threads(n_threads: int | None) -> None:
+    """Tell torch how many threads to use, None = its own choice."""
+    if n_threads is not None:
+        import torch
+
+        torch.set_num_threads(n_threads)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1, as an argparse type."""
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if not 1 <= number < 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return number
+
+
+def real(text: str) -> float:
+    """A finite number, as an argparse type."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return number
+
+
+def token_ids(text: str) -> tuple[int, ...]:
+    """Token ids separated by commas or spaces, as an argparse type."""
+    words = text.replace(",", " ").split()
+    if not words:
+        raise argparse.ArgumentTypeError("there is no token id")
+    for word in words:
+        if not (word.isascii() and word.isdigit() and len(word) < 10):
+            raise argparse.ArgumentTypeError(f"{word!r} is not a token id")
+    return tuple(map(int, words))
+
+
+def read_text(source: Path | None) -> str:
+    """The text of a file, or of standard input for None. Raises OptionError."""
+    name = "Standard input" if source is None else str(source)
+    try:
+        raw = sys.stdin.buffer.read() if source is None else source.read_bytes()
+        return raw.decode("utf-8")
+    except OSError as error:
+        raise OptionError(
+            f"{name} cannot be read: {error.strerror}.", "Check the path and its rights."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{name} is not UTF-8 text.", "Convert it to UTF-8.") from error
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on standard output."""
+    print(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def loading_line() -> Callable[[int, int, str], None] | None:
+    """A progress callback that keeps one line on a terminal up to date; None elsewhere."""
+    if not sys.stderr.isatty():
+        return None
+    shown = -1
+
+    def progress(done: int, total: int, phase: str) -> None:
+        nonlocal shown
+        percent = 100 * done // max(1, total)
+        if percent != shown:
+            shown = percent
+            end = "\r\x1b[K" if done >= total else ""
+            print(f"\r\x1b[K{percent:3} % {phase}{end}", end="", file=sys.stderr, flush=True)
+
+    return progress
+
+
+def size(n_bytes: int) -> str:
+    """Bytes for people, in binary units."""
+    value = float(n_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.2f} {unit}"
+        value /= 1024
+    return f"{value:.2f} TiB"

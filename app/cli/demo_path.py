@@ -1,0 +1,28 @@
+"""`draftscope demo-path`: where the bundled models are."""
+
+from __future__ import annotations
+
+import argparse
+
+from app.cli.common import print_json
+from engine.errors import DraftscopeError
+from resources import DEMO_DRAFT, DEMO_TARGET
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.add_argument("--demo", action="store_true", help="no effect: always the demo models")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the target's path, then the draft model's."""
+    for path in (DEMO_TARGET, DEMO_DRAFT):
+        if not path.is_file():
+            raise DraftscopeError(f"{path} is missing.", "Install Draftscope again.")
+    if args.json:
+        print_json({"target": str(DEMO_TARGET), "draft": str(DEMO_DRAFT)})
+    else:
+        print(DEMO_TARGET)
+        print(DEMO_DRAFT)
+    return 0

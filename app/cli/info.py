@@ -1,0 +1,123 @@
+"""`draftscope info`: what a model file holds and what running it would cost."""
+
+from __future__ import annotations
+
+import argparse
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from app.cli.common import add_model, positive, print_json, size, target_path
+from engine.gguf.file import GgufFile
+from engine.model.info import LayerInfo, ModelInfo, describe
+
+_DEFAULT_CONTEXT = 4096
+_SHOWN = 60  # characters of a metadata value
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    add_model(parser)
+    group = parser.add_argument_group("memory estimate")
+    group.add_argument(
+        "--parallel",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="sequences decoded side by side (default 1)",
+    )
+    group.add_argument(
+        "--spec-draft-n-max",
+        type=positive,
+        default=3,
+        metavar="N",
+        help="longest draft, which is the number of snapshot planes (default 3)",
+    )
+    group.add_argument(
+        "-c",
+        "--ctx-size",
+        type=positive,
+        metavar="N",
+        help=f"cells per sequence (default: the trained context, at most {_DEFAULT_CONTEXT})",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what the metadata and the tensor directory tell; no tensor is read."""
+    with GgufFile.open(target_path(args)) as file:
+        info = describe(file)
+        metadata = {key: _plain(value) for key, value in file.metadata.items()}
+        identity = file.identity()
+    n_ctx = args.ctx_size or min(info.n_ctx_train, _DEFAULT_CONTEXT)
+    memory = {
+        "n_seqs": args.parallel,
+        "n_ctx": n_ctx,
+        "n_rs_seq": args.spec_draft_n_max,
+        "planes": info.memory(args.parallel, args.spec_draft_n_max, n_ctx),
+        "checkpoint": info.memory(args.parallel, 0, n_ctx),
+    }
+    if args.json:
+        print_json({**info.to_dict(), "file": identity, "memory": memory, "metadata": metadata})
+    else:
+        print("\n".join(_lines(info, memory, metadata)))
+    return 0
+
+
+def _lines(info: ModelInfo, memory: dict[str, Any], metadata: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{info.name or 'unnamed'} ({info.architecture})",
+        f"  parameters     {info.n_params:,}",
+        f"  weights        {size(info.weight_bytes)}",
+        f"  vocabulary     {info.n_vocab:,} tokens",
+        f"  context        {info.n_ctx_train:,} tokens as trained",
+        f"  rollback       {info.rollback}",
+        f"  snapshot       {size(info.state_bytes)} per plane and sequence",
+        f"  attention      {size(info.kv_bytes_per_token)} per token",
+        "",
+        "quantisation",
+        *(f"  {name:<8} {size(n):>12}" for name, n in info.quant_mix.items()),
+        "",
+        "layers",
+        *_layer_lines(info.layers),
+        "",
+        "memory for {n_seqs} x {n_ctx} cells, drafts of up to {n_rs_seq}".format(**memory),
+        f"  {'--rollback':<12} {'planes':>12} {'checkpoint':>12}",
+        *(
+            f"  {part:<12} {size(n):>12} {size(memory['checkpoint'][part]):>12}"
+            for part, n in memory["planes"].items()
+        ),
+        "",
+        "metadata",
+        *(f"  {key} = {_short(value)}" for key, value in metadata.items()),
+    ]
+    return lines
+
+
+def _layer_lines(layers: tuple[LayerInfo, ...]) -> list[str]:
+    """One line for each stretch of layers alike."""
+    lines = []
+    for (kind, quant), group in groupby(layers, key=lambda layer: (layer.kind, layer.quant)):
+        members = list(group)
+        first, last = members[0].index, members[-1].index
+        span = str(first) if first == last else f"{first}-{last}"
+        total = size(sum(layer.n_bytes for layer in members))
+        lines.append(f"  {span:<8} {kind:<10} {quant:<16} {total:>12}")
+    return lines
+
+
+def _plain(value: Any) -> Any:
+    """A metadata value for JSON; long arrays are told by their length alone."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list) and len(value) > 64:
+        return {"length": len(value), "first": value[:4]}
+    return value
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"[{value['length']:,} values]"
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"

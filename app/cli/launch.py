@@ -1,0 +1,64 @@
+"""`draftscope` without a subcommand: the window."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from app.cli.common import SUBCOMMANDS, draft_path
+from app.cli.display import check_display
+from engine.errors import OptionError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The window's options, and the list of subcommands for --help."""
+    parser.description = (
+        "Watch speculative decoding on hybrid recurrent models. Without a subcommand: the window."
+    )
+    parser.usage = (
+        "draftscope [MODEL.gguf] [-md DRAFT.gguf] [--demo]\n       draftscope SUBCOMMAND …"
+    )
+    parser.epilog = "\n".join(
+        [
+            "subcommands (draftscope SUBCOMMAND --help):",
+            *(f"  {name:<10} {summary}" for name, summary in SUBCOMMANDS.items()),
+        ]
+    )
+    parser.add_argument(
+        "models",
+        metavar="MODEL.gguf",
+        nargs="*",
+        type=Path,
+        help="model to open; of a multi-part model the first part",
+    )
+    parser.add_argument(
+        "-m",
+        "--model",
+        dest="model_option",
+        metavar="FILE",
+        type=Path,
+        help="the same as MODEL.gguf",
+    )
+    parser.add_argument(
+        "-md", "--spec-draft-model", metavar="FILE", type=Path, help="draft model for draft-simple"
+    )
+    parser.add_argument(
+        "--demo", action="store_true", help="open the bundled models with a prompt ready"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Open the window and stay until it is closed."""
+    models = [*args.models, *([args.model_option] if args.model_option else [])]
+    for path in (*models, *([args.spec_draft_model] if args.spec_draft_model else [])):
+        if not path.is_file():
+            raise OptionError(
+                f"{path} is neither a file nor a subcommand.",
+                f"Name a GGUF file or one of {', '.join(SUBCOMMANDS)}.",
+            )
+    if models and args.demo:
+        raise OptionError("Both a model and --demo are given.", "Use one of them.")
+    check_display()
+    from app.gui import run_window
+
+    return run_window(models, draft_path(args), args.demo)

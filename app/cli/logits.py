@@ -1,0 +1,88 @@
+"""`draftscope logits`: logits at every position, as an .npz file."""
+
+from __future__ import annotations
+
+import argparse
+import uuid
+from pathlib import Path
+
+import numpy as np
+
+from app.cli.common import (
+    add_compute,
+    add_model,
+    loading_line,
+    positive,
+    print_json,
+    target_path,
+    token_ids,
+    use_threads,
+)
+from engine.errors import OptionError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    group = add_model(parser)
+    add_compute(group)
+    parser.add_argument(
+        "--tokens",
+        required=True,
+        type=token_ids,
+        metavar="IDS",
+        help="token ids, for example 1,2,3",
+    )
+    parser.add_argument(
+        "--out",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="file to write: array `logits`, float32 [n, n_vocab]",
+    )
+    parser.add_argument(
+        "-ub",
+        "--ubatch",
+        type=positive,
+        default=512,
+        metavar="N",
+        help="most tokens in one forward pass (default %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the shape as a JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Decode the tokens once and write the logits."""
+    path, out = target_path(args), args.out
+    if not out.absolute().parent.is_dir():
+        raise OptionError(
+            f"{out} is in a folder that does not exist.", "Create it, or change --out."
+        )
+    if out.is_dir():
+        raise OptionError(f"{out} is a folder.", "Name a file with --out.")
+    use_threads(args.threads)
+    from engine.session import Session
+
+    session = Session.open(path, compute=args.compute, progress=loading_line())
+    logits = session.logits(args.tokens, n_ubatch=args.ubatch)
+    _write(out, logits)
+    if args.json:
+        print_json({"out": str(out), "shape": list(logits.shape), "compute": session.compute})
+    else:
+        n, n_vocab = logits.shape
+        print(f"{out}: logits [{n}, {n_vocab}], compute {session.compute}")
+    return 0
+
+
+def _write(out: Path, logits: np.ndarray) -> None:
+    """The whole file or nothing."""
+    part = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with part.open("wb") as file:
+            np.savez(file, logits=logits)
+        part.replace(out)
+    except OSError as error:
+        raise OptionError(
+            f"{out} cannot be written: {error.strerror}.", "Change --out, or free some space."
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,145 @@
+"""`draftscope run`: a session without a window."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.cli.common import draft_path, loading_line, print_json, target_path, use_threads
+from app.cli.run_arguments import Source, add_arguments, run_options
+from engine.errors import OptionError
+from engine.gguf.tokenizer import StreamDecoder
+from engine.options import Prompt, RunOptions
+from engine.trace.export import check_target, export_csv
+from engine.trace.records import EMITTED_KINDS
+from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.session import Run, Session
+
+__all__ = ["add_arguments", "run"]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Decode all prompts; whatever was recorded is exported, also after an error or Ctrl-C."""
+    target = target_path(args)
+    options = run_options(args)
+    draft = _draft(args, options)
+    if args.trace is not None:
+        check_target(args.trace)
+    if not args.sources:
+        raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
+    use_threads(args.threads)
+    from engine.session import Session
+
+    session = Session.open(target, draft, compute=args.compute, progress=loading_line())
+    prompts = [_prompt(session, args, source) for source in args.sources]
+    trace = TraceStore()
+    job = session.start(prompts, options, trace)
+    streaming = not args.json and len(prompts) == 1
+    try:
+        if streaming:
+            _stream(job, trace, session, "" if args.chat else prompts[0].text)
+        else:
+            while job.step():
+                pass
+    finally:
+        job.stop()
+        if args.trace is not None:
+            export_csv(trace, args.trace)
+            print(f"draftscope: trace written to {args.trace}", file=sys.stderr)
+    if args.json:
+        print_json(_report(job, session, options, target, draft))
+        return 0
+    if not streaming:
+        _print_sequences(job, prompts, echo=not args.chat)
+    totals = job.summary()
+    print(_headline(totals))
+    print(json.dumps(totals, indent=2))
+    return 0
+
+
+def _draft(args: argparse.Namespace, options: RunOptions) -> Path | None:
+    """The draft model to load: none unless a drafter uses it."""
+    if "draft-simple" in options.spec.types:
+        draft = draft_path(args)
+        if draft is None:
+            raise OptionError("draft-simple needs a draft model.", "Give one with -md.")
+        return draft
+    if args.spec_draft_model is not None and args.spec_type is None:
+        raise OptionError(
+            "A draft model is given but no drafter uses it.", "Add --spec-type draft-simple."
+        )
+    return None
+
+
+def _prompt(session: Session, args: argparse.Namespace, source: Source) -> Prompt:
+    if isinstance(source, tuple):
+        return Prompt(source, session.tokenizer.decode(source, special=True))
+    if not args.chat:
+        return session.prompt(source)
+    if session.chat is None:
+        raise OptionError("The model has no chat template.", "Leave out --chat.")
+    messages = [{"role": "user", "content": source}]
+    return session.prompt(session.chat.render(messages, **args.chat_template_kwargs))
+
+
+def _stream(job: Run, trace: TraceStore, session: Session, prompt: str) -> None:
+    """Print the prompt and its continuation as the rounds bring it."""
+    decoder = StreamDecoder(session.tokenizer)
+    print(prompt, end="", flush=True)
+    seen = 0
+    more = True
+    while more:
+        more = job.step()
+        n = len(trace.tokens)
+        kinds = trace.tokens.texts("kind", seen, n)
+        ids = trace.tokens.column("token_id", seen, n).tolist()
+        seen = n
+        text = "".join(
+            decoder.push(token)
+            for token, kind in zip(ids, kinds, strict=True)
+            if kind in EMITTED_KINDS
+        )
+        print(text, end="", flush=True)
+    print(decoder.flush() + "\n")
+
+
+def _print_sequences(job: Run, prompts: list[Prompt], *, echo: bool) -> None:
+    for result, prompt in zip(job.results(), prompts, strict=True):
+        print(f"--- sequence {result.seq_id}")
+        print((prompt.text if echo else "") + result.text + "\n")
+
+
+def _headline(totals: dict[str, Any]) -> str:
+    line = f"{totals['predicted_n']} tokens, {totals['predicted_per_second']:.1f} tokens/s"
+    if totals.get("draft_n"):
+        line += (
+            f"; {totals['draft_n_accepted']} of {totals['draft_n']} drafted tokens accepted "
+            f"({totals['draft_acceptance_rate']:.3f}), "
+            f"mean length {totals['mean_acceptance_length']:.2f}"
+        )
+    return line
+
+
+def _report(
+    job: Run, session: Session, options: RunOptions, target: Path, draft: Path | None
+) -> dict[str, Any]:
+    """The object that --json prints."""
+    facts = job.trace.runs[job.run_id]
+    in_effect = {name: facts[name] for name in ("n_ctx", "n_rs_seq")}
+    return {
+        "sequences": [asdict(result) for result in job.results()],
+        "options": {
+            **asdict(options),
+            **in_effect,
+            "compute": session.compute,
+            "model": str(target),
+            "draft_model": str(draft) if draft else None,
+        },
+        "totals": job.summary(),
+    }

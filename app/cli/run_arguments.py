@@ -1,0 +1,274 @@
+"""The options of `draftscope run`; names and defaults are llama.cpp's wherever it has them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from app.cli.common import add_compute, add_model, positive, read_text, real, token_ids
+from engine.options import (
+    DRAFTERS,
+    KV_MODES,
+    ROLLBACK_POLICIES,
+    SPLITS,
+    RunOptions,
+    SamplerOptions,
+    SpecOptions,
+)
+
+Source = str | tuple[int, ...]
+"""A prompt as given: text, or token ids."""
+
+_RUN, _SAMPLER, _SPEC = RunOptions(), SamplerOptions(), SpecOptions()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All options, in groups."""
+    parser.usage = "draftscope run (MODEL | --demo) (-p TEXT | -f FILE | --tokens IDS) … [options]"
+    parser.epilog = (
+        "example:\n"
+        '  draftscope run --demo -p "def quicksort(arr):" -n 200 --spec-type draft-mtp --trace out'
+    )
+    model = add_model(parser)
+    model.add_argument(
+        "-md",
+        "--spec-draft-model",
+        metavar="FILE",
+        type=Path,
+        help="draft model for draft-simple (with --demo: the bundled one)",
+    )
+    add_compute(model)
+    _add_prompts(parser)
+    _add_sampling(parser)
+    _add_speculation(parser)
+    _add_memory(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object: sequences, options in effect, totals",
+    )
+    output.add_argument(
+        "--trace",
+        type=Path,
+        metavar="DIR",
+        help="write the trace as CSV files; replaces an earlier export",
+    )
+
+
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("prompts (each option may be repeated; one sequence each)")
+    group.add_argument(
+        "-p",
+        "--prompt",
+        dest="sources",
+        action="append",
+        metavar="TEXT",
+        default=[],
+        help="text to continue",
+    )
+    group.add_argument(
+        "-f",
+        "--file",
+        dest="sources",
+        action="append",
+        metavar="FILE",
+        type=_file_text,
+        help="file with the text; a last newline is dropped",
+    )
+    group.add_argument(
+        "--tokens",
+        dest="sources",
+        action="append",
+        metavar="IDS",
+        type=token_ids,
+        help="token ids, for example 1,2,3",
+    )
+    group.add_argument(
+        "--chat",
+        action="store_true",
+        help="wrap each text as a user's message in the model's chat template",
+    )
+    group.add_argument(
+        "--chat-template-kwargs",
+        type=_json_object,
+        default={},
+        metavar="JSON",
+        help="variables for the chat template, for example '{\"enable_thinking\": false}'",
+    )
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("decoding")
+    group.add_argument(
+        "-n",
+        "--n-predict",
+        type=int,
+        default=_RUN.n_predict,
+        metavar="N",
+        help="tokens per sequence, -1 = no limit (default %(default)s)",
+    )
+    group.add_argument(
+        "--temp",
+        type=real,
+        default=_SAMPLER.temp,
+        metavar="T",
+        help="temperature, 0 = greedy (default %(default)s)",
+    )
+    group.add_argument(
+        "--top-k",
+        type=int,
+        default=_SAMPLER.top_k,
+        metavar="N",
+        help="most probable tokens kept, 0 = all (default %(default)s)",
+    )
+    group.add_argument(
+        "--top-p",
+        type=real,
+        default=_SAMPLER.top_p,
+        metavar="P",
+        help="probability mass kept, 1 = all (default %(default)s)",
+    )
+    group.add_argument(
+        "--min-p",
+        type=real,
+        default=_SAMPLER.min_p,
+        metavar="P",
+        help="least probability kept, relative to the largest, 0 = all (default %(default)s)",
+    )
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=_SAMPLER.seed,
+        metavar="N",
+        help="seed of the sampler (default %(default)s)",
+    )
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="never choose an end-of-generation token"
+    )
+
+
+def _add_speculation(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("speculation")
+    group.add_argument(
+        "--spec-type",
+        type=_drafters,
+        metavar="A[,B]",
+        help=f"drafters: none, {', '.join(DRAFTERS)} (default none)",
+    )
+    group.add_argument(
+        "--spec-draft-n-max",
+        type=int,
+        default=_SPEC.n_max,
+        metavar="N",
+        help="longest draft, tokens (default %(default)s)",
+    )
+    group.add_argument(
+        "--spec-draft-n-min",
+        type=int,
+        default=_SPEC.n_min,
+        metavar="N",
+        help="a shorter draft is thrown away (default %(default)s)",
+    )
+    group.add_argument(
+        "--spec-draft-p-min",
+        type=real,
+        default=_SPEC.p_min,
+        metavar="P",
+        help="a draft ends before a token whose own probability is lower (default %(default)s)",
+    )
+
+
+def _add_memory(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("memory and batches")
+    group.add_argument(
+        "--parallel",
+        type=positive,
+        default=_RUN.parallel,
+        metavar="N",
+        help="sequences decoded side by side; further prompts wait (default %(default)s)",
+    )
+    group.add_argument(
+        "-c",
+        "--ctx-size",
+        type=int,
+        default=_RUN.n_ctx,
+        metavar="N",
+        help="cells per sequence, 0 = the trained context, at most 4096 (default %(default)s)",
+    )
+    group.add_argument(
+        "-ub",
+        "--ubatch-size",
+        type=int,
+        default=_RUN.n_ubatch,
+        metavar="N",
+        help="most tokens in one forward pass (default %(default)s)",
+    )
+    group.add_argument(
+        "--rollback",
+        default=_RUN.rollback,
+        metavar="POLICY",
+        help="how rejected tokens leave the recurrent state: "
+        f"{' or '.join(ROLLBACK_POLICIES)} (default %(default)s)",
+    )
+    group.add_argument(
+        "--n-rs-seq",
+        type=int,
+        metavar="N",
+        help="snapshot planes beyond the live state (default: the longest draft)",
+    )
+    group.add_argument(
+        "--split",
+        default=_RUN.split,
+        metavar="RULE",
+        help=f"how a batch is split: {' or '.join(SPLITS)} (default %(default)s)",
+    )
+    group.add_argument(
+        "--kv",
+        default=_RUN.kv,
+        metavar="MODE",
+        help=f"attention cells: {' or '.join(KV_MODES)} (default %(default)s)",
+    )
+
+
+def run_options(args: argparse.Namespace) -> RunOptions:
+    """The options as the engine takes them. Raises OptionError for a value out of range."""
+    return RunOptions(
+        parallel=args.parallel,
+        n_predict=args.n_predict,
+        n_ctx=args.ctx_size,
+        n_ubatch=args.ubatch_size,
+        sampler=SamplerOptions(args.temp, args.top_k, args.top_p, args.min_p, args.seed),
+        spec=SpecOptions(
+            args.spec_type or (),
+            args.spec_draft_n_max,
+            args.spec_draft_n_min,
+            args.spec_draft_p_min,
+        ),
+        rollback=args.rollback,
+        n_rs_seq=args.n_rs_seq,
+        split=args.split,
+        kv=args.kv,
+        ignore_eos=args.ignore_eos,
+    )
+
+
+def _file_text(name: str) -> str:
+    return read_text(Path(name)).removesuffix("\n")
+
+
+def _drafters(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    return () if "none" in names else tuple(dict.fromkeys(names))
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return value

@@ -1,0 +1,45 @@
+"""`draftscope tokenize`: token ids and pieces of a text."""
+
+from __future__ import annotations
+
+import argparse
+
+from app.cli.common import add_model, print_json, read_text, target_path
+from engine.gguf.file import GgufFile
+from engine.gguf.tokenizer import Tokenizer
+from engine.trace.pieces import escape_piece
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    add_model(parser)
+    parser.add_argument("text", metavar="TEXT", help="text to tokenise, - = standard input")
+    parser.add_argument(
+        "--no-special",
+        action="store_true",
+        help="read control tokens such as <|im_end|> as plain text",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the ids, ready for --tokens, then one line per token."""
+    path = target_path(args)
+    text = read_text(None) if args.text == "-" else args.text
+    with GgufFile.open(path) as file:
+        tokenizer = Tokenizer.from_gguf(file)
+    ids = tokenizer.encode(text, parse_special=not args.no_special)
+    pieces = [tokenizer.piece(token) for token in ids]
+    if args.json:
+        print_json(
+            {
+                "tokens": ids,
+                "pieces": [escape_piece(piece) for piece in pieces],
+                "hex": [piece.hex() for piece in pieces],
+            }
+        )
+        return 0
+    print(",".join(map(str, ids)))
+    for token, piece in zip(ids, pieces, strict=True):
+        print(f"{token:>8}  {escape_piece(piece)}")
+    return 0

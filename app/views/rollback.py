@@ -1,0 +1,218 @@
+"""How deep each round rolled back, by which path, against what n_rs_seq allows."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import pyqtgraph as pg
+from PySide6.QtCore import QRect, Qt
+from PySide6.QtGui import QBrush, QColor, QPainter, QPen
+from PySide6.QtWidgets import QWidget
+
+from app.theme import Theme
+from app.widgets.legend import Swatch
+from app.widgets.round_view import RoundView
+from engine.trace.records import MISSING, ROLLBACK_PATHS
+from engine.trace.store import TraceStore
+
+_COLUMNS = ("round", "seq_id", "rollback_depth", "n_rs_seq")
+_GROUPS = {"seq_rm": ("seq_rm",), "restore": ("restore", "restore_depth"), "refused": ("refused",)}
+_BAR_WIDTH = 0.8
+_STUB = 0.15
+"""Height of a bar for a restore or refusal that undid nothing."""
+
+
+def _draw_bar(painter: QPainter, box: QRect, colour: QColor) -> None:
+    painter.fillRect(box, colour)
+
+
+def _draw_hatched(painter: QPainter, box: QRect, colour: QColor) -> None:
+    painter.fillRect(box, QBrush(colour, Qt.BrushStyle.BDiagPattern))
+    painter.setPen(colour)
+    painter.drawRect(box.adjusted(0, 0, -1, -1))
+
+
+def _draw_cross(painter: QPainter, box: QRect, colour: QColor) -> None:
+    painter.setPen(QPen(colour, 1.5))
+    inner = box.adjusted(1, 1, -2, -2)
+    painter.drawLine(inner.topLeft(), inner.bottomRight())
+    painter.drawLine(inner.topRight(), inner.bottomLeft())
+
+
+def _draw_dashes(painter: QPainter, box: QRect, colour: QColor) -> None:
+    painter.setPen(QPen(colour, 1.5, Qt.PenStyle.DashLine))
+    painter.drawLine(box.left(), box.center().y(), box.right(), box.center().y())
+
+
+_SWATCHES = (
+    Swatch("n_rs_seq", "plot.limit", "Deepest rollback the snapshot planes allow", _draw_dashes),
+    Swatch("seq_rm", "path.seq_rm", "Tokens removed, a snapshot plane read instead", _draw_bar),
+    Swatch(
+        "restore",
+        "path.restore",
+        "Checkpoint restored, the accepted tokens decoded again",
+        _draw_hatched,
+    ),
+    Swatch("refused", "path.refused", "The memory could not roll back", _draw_cross),
+)
+
+
+class RollbackView(RoundView):
+    """Bars of rollback depth, side by side for sequences, and the dashed n_rs_seq line."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(
+            theme,
+            "Rollback depth",
+            "depth",
+            _SWATCHES,
+            "Shows how deep each round rolled back and by which path. Press Run (F5).",
+            parent,
+        )
+        self._bars = {
+            group: pg.BarGraphItem(x=np.zeros(0), height=np.zeros(0), width=1.0)
+            for group in _GROUPS
+        }
+        self._crosses = pg.ScatterPlotItem(symbol="x", size=9)
+        self._limit = pg.InfiniteLine(angle=0, movable=False, label="", labelOpts={
+            "position": 0.01, "anchors": [(0, 1), (0, 1)],
+        })  # fmt: skip
+        self._limit.hide()
+        self._crosses.setZValue(10)
+        for item in (*self._bars.values(), self._crosses, self._limit):
+            self.plot.addItem(item, ignoreBounds=True)
+        self._reset()
+        self.retheme(theme)
+
+    def _reset(self) -> None:
+        self._next_row = 0
+        self._data = {name: array("q") for name in (*_COLUMNS, "path", "row")}
+        self._seq_ids: list[int] = []
+
+    def _read(self, store: TraceStore, run_id: int) -> int | None:
+        table = store.rounds
+        start, stop = self._next_row, len(table)
+        self._next_row = stop
+        rows = start + np.flatnonzero(table.column("run_id", start, stop) == run_id)
+        if not len(rows):
+            return None
+        for name in _COLUMNS:
+            self._data[name].frombytes(table.column(name, 0, stop)[rows].tobytes())
+        self._data["row"].frombytes(rows.tobytes())
+        paths = table.texts("rollback_path", start, stop)
+        self._data["path"].extend(_path_index(paths[row - start]) for row in rows.tolist())
+        self._seq_ids = sorted({*self._seq_ids, *np.unique(self._column("seq_id")).tolist()})
+        return int(self._column("round").max()) + 1
+
+    def _column(self, name: str) -> np.ndarray:
+        return np.array(self._data[name], np.int64)
+
+    def _draw(self) -> None:
+        rounds = self._column("round")
+        left, right = self.plot.x_range
+        sight = slice(*np.searchsorted(rounds, (left - 1, right + 1)).tolist())
+        depths = np.maximum(self._column("rollback_depth"), 0)
+        paths = self._column("path")[sight]
+        lane = np.searchsorted(self._seq_ids, self._column("seq_id")[sight])
+        width = _BAR_WIDTH / max(1, len(self._seq_ids))
+        x = rounds[sight] - _BAR_WIDTH / 2 + (lane + 0.5) * width
+        for group, members in _GROUPS.items():
+            at = np.isin(paths, [ROLLBACK_PATHS.index(path) for path in members])
+            least = 0.0 if group == "seq_rm" else _STUB
+            height = np.maximum(depths[sight][at], least)
+            self._bars[group].setOpts(x=x[at], height=height, width=width)
+            if group == "refused":
+                self._crosses.setData(x[at], height + 0.3)
+        self._draw_limit(int(depths.max(initial=0)))
+
+    def _draw_limit(self, deepest: int) -> None:
+        limits = self._column("n_rs_seq")
+        limits = limits[limits != MISSING]
+        limit = int(limits[-1]) if len(limits) else None
+        self._limit.setVisible(limit is not None)
+        if limit is not None:
+            self._limit.setValue(limit)
+            self._limit.label.setFormat(f"n_rs_seq = {limit}")
+        top = max(deepest, limit or 0, 1)
+        self.plot.box.setYRange(0, top * 1.25 + 0.35, padding=0)
+        step = -(-top // 4)
+        ticks = [(value, str(value)) for value in range(0, top + 1, step)]
+        self.plot.getPlotItem().getAxis("left").setTicks([ticks])
+
+    def _recolour(self, theme: Theme) -> None:
+        blue, orange, red = (theme.color(f"path.{group}") for group in _GROUPS)
+        self._bars["seq_rm"].setOpts(brush=blue, pen=QPen(Qt.PenStyle.NoPen))
+        self._bars["restore"].setOpts(
+            brush=QBrush(orange, Qt.BrushStyle.BDiagPattern), pen=_thin(orange)
+        )
+        self._bars["refused"].setOpts(brush=QBrush(Qt.BrushStyle.NoBrush), pen=_thin(red))
+        self._crosses.setPen(_thin(red, 2.0))
+        self._crosses.setBrush(red)
+        gold = theme.color("plot.limit")
+        pen = _thin(gold)
+        pen.setStyle(Qt.PenStyle.DashLine)
+        self._limit.setPen(pen)
+        self._limit.label.setColor(gold)
+        self._limit.label.fill = QBrush(theme.color("plot.background"))
+
+    def _row_at(self, round_: int, seq_id: int | None) -> int | None:
+        rounds = self._column("round")
+        first, stop = np.searchsorted(rounds, (round_, round_ + 1)).tolist()
+        for at in range(first, stop):
+            if self._data["seq_id"][at] == seq_id:
+                return self._data["row"][at]
+        return None
+
+    def _tip(self, x: float, y: float) -> str:
+        round_ = round(x)
+        row = self._row_at(round_, self._seq_at(x, y))
+        if row is None or self._store is None:
+            return ""
+        facts = self._store.rounds.row(row)
+        lines = [f"round {round_} · sequence {facts['seq_id']}"]
+        path, depth = facts["rollback_path"], facts["rollback_depth"]
+        if path and path != "none":
+            lines.append(f"{path}, depth {_or_dash(depth)}, n_rs_seq {_or_dash(facts['n_rs_seq'])}")
+        else:
+            lines.append("no rollback")
+        drafted = facts["num_draft_tokens"]
+        if drafted:
+            lines.append(
+                f"{drafted} drafted, {_or_dash(facts['num_accepted_draft_tokens'])} accepted"
+            )
+        return "\n".join(lines)
+
+    def _seq_at(self, x: float, _y: float) -> int | None:
+        if not self._seq_ids:
+            return None
+        across = (x - round(x)) / _BAR_WIDTH + 0.5
+        lane = int(across * len(self._seq_ids))
+        return self._seq_ids[min(max(lane, 0), len(self._seq_ids) - 1)]
+
+    def _first_seq(self) -> int | None:
+        return self._seq_ids[0] if self._seq_ids else None
+
+    def _summary(self) -> str:
+        depths, paths = self._column("rollback_depth"), self._column("path")
+        counts = [
+            f"{int(np.isin(paths, [ROLLBACK_PATHS.index(p) for p in members]).sum())} {group}"
+            for group, members in _GROUPS.items()
+        ]
+        return f"{self.plot.n_rounds} rounds, deepest rollback {int(depths.max())}, " + ", ".join(
+            counts
+        )
+
+
+def _path_index(path: str) -> int:
+    return ROLLBACK_PATHS.index(path) if path in ROLLBACK_PATHS else 0
+
+
+def _thin(colour: QColor, width: float = 1.0) -> QPen:
+    pen = QPen(colour, width)
+    pen.setCosmetic(True)
+    return pen
+
+
+def _or_dash(value: int | None) -> str:
+    return "–" if value is None else str(value)

@@ -1,0 +1,177 @@
+"""The token streams of a run, side by side, one for each sequence."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtWidgets import QLabel, QSplitter, QStackedWidget, QVBoxLayout, QWidget
+
+from app.models.position import Position
+from app.models.token_stream import RunStreams, TokenStream
+from app.theme import Theme
+from app.widgets.empty_state import EmptyState
+from app.widgets.legend import TokenLegend
+from app.widgets.token_area import TokenArea
+from engine.trace.store import TraceStore
+
+_EMPTY, _WAITING, _STREAMS = range(3)
+
+
+class TokensView(QStackedWidget):
+    """Streams of all sequences of a run over a legend, or what would be shown here."""
+
+    position_selected = Signal(object)  # Position | None
+    follow_changed = Signal(bool)
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._run: RunStreams | None = None
+        self._panels: dict[int, _Panel] = {}
+        self._ghosts = True
+        self._follow = True
+        self._cursor: Position | None = None
+        self._splitter = QSplitter(Qt.Orientation.Horizontal)
+        self._splitter.setChildrenCollapsible(False)
+        self._legend = TokenLegend(theme)
+        self._catch_up = QTimer(self)
+        self._catch_up.setSingleShot(True)
+        self._catch_up.timeout.connect(self.refresh)
+        page = QWidget()
+        column = QVBoxLayout(page)
+        column.setContentsMargins(0, 0, 0, 4)
+        column.setSpacing(4)
+        column.addWidget(self._splitter, 1)
+        legend_row = QVBoxLayout()
+        legend_row.setContentsMargins(10, 0, 10, 0)
+        legend_row.addWidget(self._legend)
+        column.addLayout(legend_row)
+        self.addWidget(EmptyState("No run yet", "Press Run (F5) to watch tokens arrive."))
+        self.addWidget(EmptyState("Reading the prompt", "Tokens appear here as they are chosen."))
+        self.addWidget(page)
+        self.setAccessibleName("Token streams")
+
+    @property
+    def areas(self) -> dict[int, TokenArea]:
+        """The area of each sequence on show."""
+        return {seq_id: panel.area for seq_id, panel in self._panels.items()}
+
+    @property
+    def follow(self) -> bool:
+        """Whether every sequence is kept at its newest token."""
+        return self._follow
+
+    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
+        """Show a run from its first row on, or nothing."""
+        self._catch_up.stop()
+        for panel in self._panels.values():
+            panel.hide()
+            panel.deleteLater()
+        self._panels = {}
+        self._cursor = None
+        self._run = None if store is None or run_id is None else RunStreams(store, run_id)
+        self._set_followed(True)
+        self.setCurrentIndex(_EMPTY if self._run is None else _WAITING)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Show rows that have joined the trace; the rest of a long one follows by itself."""
+        run = self._run
+        if run is None:
+            return
+        for seq_id in sorted(run.poll()):
+            if seq_id not in run.by_seq:
+                continue
+            if seq_id not in self._panels:
+                self._add_panel(run.by_seq[seq_id])
+            self._panels[seq_id].grow()
+        if self._panels:
+            self.setCurrentIndex(_STREAMS)
+        if run.behind:
+            self._catch_up.start(0)
+
+    def set_cursor(self, position: Position | None) -> None:
+        """Outline the token at the position that all views share."""
+        self._cursor = position
+        for area in self.areas.values():
+            area.set_cursor(position)
+
+    def toggle_ghosts(self, shown: bool) -> None:
+        """Show or hide rejected and ignored tokens."""
+        self._ghosts = shown
+        for area in self.areas.values():
+            area.set_ghosts(shown)
+
+    def set_follow(self, follow: bool) -> None:
+        """Keep the newest tokens of every sequence in sight, or leave them where they are."""
+        if follow != self._follow:
+            for area in self.areas.values():
+                area.set_follow(follow)
+            self._set_followed(follow)
+
+    def copy_text(self) -> str:
+        """The selection, or the emitted text of the sequence in use, else of the first one."""
+        areas = list(self.areas.values())
+        for chosen in (
+            next((a for a in areas if a.selection[0] < a.selection[1]), None),
+            next((a for a in areas if a.hasFocus()), None),
+            self.areas.get(self._cursor.seq_id) if self._cursor is not None else None,
+            areas[0] if areas else None,
+        ):
+            if chosen is not None:
+                return chosen.copy_text()
+        return ""
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._theme = theme
+        self._legend.retheme(theme)
+        for area in self.areas.values():
+            area.retheme(theme)
+
+    def _add_panel(self, stream: TokenStream) -> None:
+        panel = _Panel(self._theme, stream)
+        area = panel.area
+        area.set_ghosts(self._ghosts)
+        area.set_follow(self._follow)
+        area.set_cursor(self._cursor)
+        area.position_selected.connect(self.position_selected)
+        area.follow_changed.connect(self._on_follow_changed)
+        self._panels[stream.seq_id] = panel
+        self._splitter.insertWidget(sorted(self._panels).index(stream.seq_id), panel)
+        for one in self._panels.values():
+            one.show_title(len(self._panels) > 1)
+
+    def _on_follow_changed(self) -> None:
+        self._set_followed(all(area.follow for area in self.areas.values()))
+
+    def _set_followed(self, follow: bool) -> None:
+        if follow != self._follow:
+            self._follow = follow
+            self.follow_changed.emit(follow)
+
+
+class _Panel(QWidget):
+    """One sequence: its title, shown when there are several, over its area."""
+
+    def __init__(self, theme: Theme, stream: TokenStream) -> None:
+        super().__init__()
+        self._stream = stream
+        self._title = QLabel()
+        self._title.setContentsMargins(10, 4, 10, 4)
+        self._title.setForegroundRole(self._title.palette().ColorRole.PlaceholderText)
+        self._title.hide()
+        self.area = TokenArea(theme)
+        self.area.set_stream(stream)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self._title)
+        column.addWidget(self.area, 1)
+
+    def show_title(self, shown: bool) -> None:
+        self._title.setVisible(shown)
+
+    def grow(self) -> None:
+        """Show new tokens of the stream and count them."""
+        self._title.setText(f"Sequence {self._stream.seq_id} · {len(self._stream):,} tokens")
+        self.area.grow()

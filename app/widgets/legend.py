@@ -1,0 +1,154 @@
+"""Legends: the names of things, drawn the way the things themselves are drawn."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Qt
+from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent
+from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
+
+from app.models.token_stream import KIND
+from app.theme import Theme, fixed_font
+from app.widgets.token_paint import Mark, TokenMetrics, TokenPainter
+from app.widgets.token_tip import MEANING
+
+_GAP = 12
+_SWATCH = 10
+
+
+class FlowLegend(QWidget):
+    """Entries from left to right, in as many lines as the width asks for."""
+
+    def __init__(self, name: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        policy = QSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Minimum)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
+        self.setAccessibleName(name)
+
+    @abstractmethod
+    def entry_sizes(self) -> list[QSize]:
+        """The room that each entry needs."""
+
+    @abstractmethod
+    def paint_entry(self, painter: QPainter, index: int, box: QRect) -> None:
+        """Draw one entry."""
+
+    @abstractmethod
+    def entry_tip(self, index: int) -> str:
+        """What the entry means, for its tooltip."""
+
+    def hasHeightForWidth(self) -> bool:
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        boxes = self._boxes(width)
+        return boxes[-1].bottom() + 1 if boxes else 0
+
+    def sizeHint(self) -> QSize:
+        width = sum(size.width() + _GAP for size in self.entry_sizes())
+        return QSize(width, self.heightForWidth(width))
+
+    def minimumSizeHint(self) -> QSize:
+        sizes = self.entry_sizes()
+        return QSize(max((size.width() for size in sizes), default=0), 0)
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        for index, box in enumerate(self._boxes(self.width())):
+            self.paint_entry(painter, index, box)
+        painter.end()
+
+    def event(self, event: QEvent) -> bool:
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
+            for index, box in enumerate(self._boxes(self.width())):
+                if box.contains(event.pos()):
+                    QToolTip.showText(event.globalPos(), self.entry_tip(index), self, box)
+                    return True
+        return super().event(event)
+
+    def _boxes(self, width: int) -> list[QRect]:
+        boxes, place = [], QPoint(0, 0)
+        for size in self.entry_sizes():
+            if place.x() and place.x() + size.width() > width:
+                place = QPoint(0, place.y() + size.height())
+            boxes.append(QRect(place, size))
+            place += QPoint(size.width() + _GAP, 0)
+        return boxes
+
+
+class TokenLegend(FlowLegend):
+    """The kinds of tokens, each name painted as a token of that kind."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__("Kinds of tokens", parent)
+        font = fixed_font()
+        font.setPointSizeF(font.pointSizeF() * 0.9)
+        self._metrics = TokenMetrics(font)
+        self._kinds = list(KIND)
+        self.retheme(theme)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._painter = TokenPainter(theme, self._metrics)
+        self.update()
+
+    def entry_sizes(self) -> list[QSize]:
+        height = self._metrics.row_height
+        return [QSize(round(self._metrics.width(kind)), height) for kind in self._kinds]
+
+    def paint_entry(self, painter: QPainter, index: int, box: QRect) -> None:
+        kind = self._kinds[index]
+        self._painter.paint(painter, [Mark(kind, KIND[kind], box.x(), box.y(), box.width())])
+
+    def entry_tip(self, index: int) -> str:
+        return MEANING[self._kinds[index]]
+
+
+@dataclass(frozen=True, slots=True)
+class Swatch:
+    """A coloured sample with a label. `draw` paints the sample in its colour into a square."""
+
+    label: str
+    role: str
+    tip: str
+    draw: Callable[[QPainter, QRect, QColor], None]
+
+
+class SwatchLegend(FlowLegend):
+    """The samples of a plot."""
+
+    def __init__(
+        self, name: str, swatches: Sequence[Swatch], theme: Theme, parent: QWidget | None = None
+    ) -> None:
+        super().__init__(name, parent)
+        self._swatches = swatches
+        self.retheme(theme)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._theme = theme
+        self.update()
+
+    def entry_sizes(self) -> list[QSize]:
+        metrics = self.fontMetrics()
+        return [
+            QSize(_SWATCH + 5 + metrics.horizontalAdvance(swatch.label), metrics.height() + 1)
+            for swatch in self._swatches
+        ]
+
+    def paint_entry(self, painter: QPainter, index: int, box: QRect) -> None:
+        swatch = self._swatches[index]
+        square = QRect(box.x(), box.center().y() - _SWATCH // 2, _SWATCH, _SWATCH)
+        painter.save()
+        swatch.draw(painter, square, self._theme.color(swatch.role))
+        painter.restore()
+        painter.setPen(self._theme.color("ui.muted"))
+        left = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+        painter.drawText(box.adjusted(_SWATCH + 5, 0, 0, 0), left, swatch.label)
+
+    def entry_tip(self, index: int) -> str:
+        return self._swatches[index].tip

@@ -1,0 +1,165 @@
+"""What views with a plot over rounds have in common: empty state, legend, cursor, links."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from PySide6.QtCore import Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
+
+from app.models.position import Position
+from app.theme import Theme
+from app.widgets.empty_state import EmptyState
+from app.widgets.legend import Swatch, SwatchLegend
+from app.widgets.round_plot import RoundPlot
+from engine.trace.store import TraceStore
+
+_EMPTY, _PLOT = range(2)
+_LEGEND_BESIDE = 480
+_LEGEND_WIDTH = 84
+
+
+class RoundView(QStackedWidget):
+    """A RoundPlot with its legend, fed from one table of the trace."""
+
+    position_selected = Signal(object)  # Position
+
+    def __init__(
+        self,
+        theme: Theme,
+        name: str,
+        y_label: str,
+        swatches: Sequence[Swatch],
+        empty_text: str,
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._name = name
+        self._store: TraceStore | None = None
+        self._run_id: int | None = None
+        self._cursor: Position | None = None
+        self._stale = False
+        self.plot = RoundPlot(theme, y_label)
+        self.plot.setAccessibleName(name)
+        self.plot.tip = self._tip
+        self.plot.clicked.connect(self._on_clicked)
+        self.plot.round_stepped.connect(self._on_stepped)
+        self.plot.box.sigXRangeChanged.connect(self._redraw)
+        self.plot.box.sigResized.connect(self._redraw)
+        self._legend = SwatchLegend(f"{name}: colours", swatches, theme)
+        page = QWidget()
+        self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, page)
+        self._row.setContentsMargins(6, 4, 8, 4)
+        self._row.setSpacing(8)
+        self._row.addWidget(self.plot, 1)
+        self._row.addWidget(self._legend)
+        self.addWidget(EmptyState("No run yet", empty_text))
+        self.addWidget(page)
+        self.setAccessibleName(name)
+
+    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
+        """Show a run from its first round on, or nothing."""
+        self._store, self._run_id = (None, None) if run_id is None else (store, run_id)
+        self._reset()
+        self.set_cursor(None)
+        self.plot.show_rounds(0)
+        self.plot.set_follow(True)
+        self.setCurrentIndex(_EMPTY)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Draw what has joined the trace since the last call."""
+        if self._store is None or self._run_id is None:
+            return
+        n_rounds = self._read(self._store, self._run_id)
+        if n_rounds is not None:
+            self.setCurrentIndex(_PLOT)
+            self._stale = True
+            self.plot.show_rounds(n_rounds)
+            if self._stale:  # the same rounds are in sight, so nothing has drawn them
+                self._redraw()
+            self.plot.setAccessibleDescription(self._summary())
+
+    def set_cursor(self, position: Position | None) -> None:
+        """Put the cursor line on the position that all views share."""
+        if position is not None and position.run_id != self._run_id:
+            position = None
+        self._cursor = position
+        self.plot.set_cursor(None if position is None else position.round)
+
+    def link_x(self, other: RoundView) -> None:
+        """Show the same rounds as another view, from now on."""
+        self.plot.link_x(other.plot)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self.plot.retheme(theme)
+        self._legend.retheme(theme)
+        self._recolour(theme)
+
+    @abstractmethod
+    def _reset(self) -> None:
+        """Forget everything read."""
+
+    @abstractmethod
+    def _read(self, store: TraceStore, run_id: int) -> int | None:
+        """Take in new rows; the number of rounds known now, None when nothing is new."""
+
+    @abstractmethod
+    def _draw(self) -> None:
+        """Draw the rounds in sight."""
+
+    @abstractmethod
+    def _recolour(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+
+    @abstractmethod
+    def _tip(self, x: float, y: float) -> str:
+        """What is at a place of the plot, empty where nothing is."""
+
+    @abstractmethod
+    def _seq_at(self, x: float, y: float) -> int | None:
+        """The sequence that a click there means, None where nothing is."""
+
+    @abstractmethod
+    def _first_seq(self) -> int | None:
+        """The sequence that the keyboard begins with."""
+
+    @abstractmethod
+    def _summary(self) -> str:
+        """The plot in words."""
+
+    def _redraw(self) -> None:
+        if self._store is not None:
+            self._stale = False
+            self._draw()
+
+    def _on_clicked(self, x: float, y: float) -> None:
+        self._select(round(x), self._seq_at(x, y))
+
+    def _on_stepped(self, step: int) -> None:
+        if self._cursor is None:
+            newest = min(int(self.plot.x_range[1]), self.plot.n_rounds - 1)
+            self._select(newest, self._first_seq())
+        else:
+            self._select(self._cursor.round + step, self._cursor.seq_id)
+
+    def _select(self, round_: int, seq_id: int | None) -> None:
+        if self._run_id is None or seq_id is None or not 0 <= round_ < self.plot.n_rounds:
+            return
+        position = Position(self._run_id, seq_id, round_, None)
+        self.set_cursor(position)
+        self.position_selected.emit(position)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        beside = event.size().width() >= _LEGEND_BESIDE
+        direction = QBoxLayout.Direction
+        self._row.setDirection(direction.LeftToRight if beside else direction.TopToBottom)
+        if beside:
+            self._legend.setFixedWidth(_LEGEND_WIDTH)
+        else:
+            self._legend.setMinimumWidth(0)
+            self._legend.setMaximumWidth(16_777_215)

@@ -1,0 +1,24 @@
+"""Softmax attention over the cells of a key/value cache."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.attention import naive, with_torch
+from kernels.dispatch import pick
+
+_run = pick(naive.attend, with_torch.attend)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """softmax(q k^T / sqrt(hd)) v over the visible cells, softmax in f32.
+
+    q: f32 [B, T, H, hd]; k, v: f32 [B, H_kv, N, hd], H a multiple of H_kv, query head h reads
+    key/value head h // (H / H_kv); mask: bool [B, T, N], True = visible. T, N >= 1, any strides.
+    Returns f32 [B, T, H, hd].
+
+    Every query must see at least one cell. Cells that are not visible are weighed with zero, not
+    skipped: whoever owns the cache has to keep freed and unused cells finite, because a NaN
+    there would reach the output.
+    """
+    return _run(q, k, v, mask)

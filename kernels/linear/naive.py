@@ -1,0 +1,41 @@
+"""The three compute modes in exact sums: f64, in which integer products do not round at all."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.linear.packed import ROW_LEVELS, Packed, quantise_rows, row_maxima
+
+
+def pack(weight: torch.Tensor, mode: str) -> Packed:
+    """See kernels.linear.pack."""
+    n_out, n_in = weight.shape
+    if mode == "int8":
+        return pack_int8(weight)
+    data = weight.to(torch.bfloat16) if mode == "bf16" else weight
+    return Packed(mode, (n_out, n_in), data.element_size() * data.numel(), data)
+
+
+def pack_int8(weight: torch.Tensor) -> Packed:
+    """Integers and scales, as plain tensors."""
+    n_out, n_in = weight.shape
+    integers, scale = quantise_rows(weight, 127)
+    return Packed("int8", (n_out, n_in), n_out * n_in + 4 * n_out, (integers, scale))
+
+
+def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """See kernels.linear.linear."""
+    if packed.mode == "int8":
+        return linear_int8(x, packed)
+    if packed.mode == "bf16":
+        x = x.to(torch.bfloat16)
+    return (x.double() @ packed.data.double().T).float()
+
+
+def linear_int8(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """The integer product of pack_int8's matrix, exact before the scales come in."""
+    integers, scale = packed.data
+    largest = row_maxima(x)
+    rows = (x / largest * ROW_LEVELS).round()
+    sums = rows.double() @ integers.double().T
+    return (sums * (largest.double() / ROW_LEVELS) * scale.double()).float()

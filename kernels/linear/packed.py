@@ -1,0 +1,41 @@
+"""A weight matrix prepared for one compute mode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+MODES = ("f32", "bf16", "int8")
+# activations are symmetric too: a row's largest value becomes 127
+ROW_LEVELS = 127
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """A weight [out, in] ready for `linear`; data belongs to the implementation that packed it.
+
+    n_bytes is what the matrix occupies in memory, scales included.
+    """
+
+    mode: str
+    shape: tuple[int, int]
+    n_bytes: int
+    data: Any
+
+
+def quantise_rows(weight: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Symmetric integers in -levels..levels, one scale per output row.
+
+    weight: f32 [out, in]. Returns int8 [out, in] and f32 [out] with weight ~ integers * scale;
+    a row of zeros gets the smallest normal scale.
+    """
+    largest = weight.abs().amax(1).clamp_min(torch.finfo(weight.dtype).tiny * levels)
+    scale = largest / levels
+    return (weight / scale.unsqueeze(1)).round().to(torch.int8), scale
+
+
+def row_maxima(x: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude of every row, [..., 1], above zero even for a row of zeros."""
+    return torch.linalg.vector_norm(x, torch.inf, -1, True).clamp_min(torch.finfo(x.dtype).tiny)

@@ -1,0 +1,131 @@
+"""Measure a pair of demo models: `python -m resources.demo.evaluate [TARGET DRAFT]`.
+
+Prints, for 16 prompts continued greedily by 120 tokens: acceptance of both drafters at three
+drafted tokens, repeated 6-grams, the indentation of what follows; and the held-out loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.options import RunOptions, SpecOptions
+from engine.session import Session
+from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
+from resources.demo.corpus import GROUPS, Source, read_sources
+from resources.demo.repair import marks
+
+N_TOKENS = 120
+WINDOW = 384
+# beside the eight bundled prompts; not looked at while training
+FURTHER = (
+    "class Config(object):\n",
+    "def main():\n",
+    "import re\n\ndef tokenize(text):\n",
+    "def merge(a, b):\n    result = []\n    for ",
+    "class Queue:\n    def __init__(self, maxsize=0):\n",
+    "if __name__ == '__main__':\n",
+    "from collections import ",
+    "    def close(self):\n",
+)
+
+
+def generate(session: Session, prompts: Sequence[str], drafter: str | None) -> tuple[Any, Any]:
+    """Results and summary of a greedy run over all prompts, end-of-text ignored."""
+    options = RunOptions(
+        parallel=8,
+        n_predict=N_TOKENS,
+        ignore_eos=True,
+        n_top=0,
+        spec=SpecOptions(types=(drafter,) if drafter else (), n_max=3),
+    )
+    run = session.start([session.prompt(text) for text in prompts], options)
+    while run.step():
+        pass
+    return run.results(), run.summary()
+
+
+def repeated(ids: Sequence[int], n_prompt: int) -> float:
+    """Share of generated tokens that complete a 6-gram seen before in the sequence."""
+    return sum(marks(ids, n_prompt)) / (len(ids) - n_prompt)
+
+
+def is_indented(text: str, n_prompt: int) -> bool:
+    """True if every line after one ending in `:` is deeper, and the prompt's own line is kept.
+
+    Only complete generated lines count, and brackets or strings are not followed; a colon that
+    ends a line inside them counts as an opener all the same.
+    """
+    lines = [line for line in text.split("\n")[:-1] if line.strip()]
+    depth = [len(line) - len(line.lstrip()) for line in lines]
+    after = len([line for line in text[:n_prompt].split("\n") if line.strip()])
+    pairs = zip(lines, depth, depth[1:], range(1, len(lines)), strict=False)
+    return all(
+        below > above
+        for line, above, below, number in pairs
+        if number >= after and line.rstrip().endswith(":")
+    )
+
+
+def held_out_loss(session: Session, sources: Sequence[Source], group: str) -> float:
+    """Nats per token over the held-out files of `group`, in windows of WINDOW tokens."""
+    total = 0.0
+    count = 0
+    for source in sources:
+        if source.group != group or not source.held_out:
+            continue
+        ids = session.tokenizer.encode(source.text, parse_special=False)
+        for start in range(0, len(ids) - 1, WINDOW):
+            window = ids[start : start + WINDOW + 1]
+            logits = torch.from_numpy(session.logits(window[:-1]))
+            targets = torch.tensor(window[1:])
+            total += torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item()
+            count += len(targets)
+    return total / count if count else float("nan")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", type=Path, nargs="?", default=DEMO_TARGET)
+    parser.add_argument("draft", type=Path, nargs="?", default=DEMO_DRAFT)
+    parser.add_argument("--texts", action="store_true", help="print the continuations")
+    parser.add_argument("--no-loss", action="store_true", help="leave the held-out loss out")
+    args = parser.parse_args()
+    session = Session.open(args.target, args.draft, compute="f32")
+    prompts = [prompt.text for prompt in demo_prompts()] + list(FURTHER)
+    plain, _ = generate(session, prompts, None)
+    report: dict[str, Any] = {}
+    for drafter in ("draft-mtp", "draft-simple"):
+        results, summary = generate(session, prompts, drafter)
+        report[drafter] = {
+            "accepted": summary["draft_n_accepted"],
+            "drafted": summary["draft_n"],
+            "rate": round(summary["draft_acceptance_rate"], 3),
+            "same text": all(
+                a.tokens == b.tokens for a, b in zip(plain, results, strict=True)
+            ),
+        }
+    shares = [repeated(r.prompt_tokens + r.tokens, len(r.prompt_tokens)) for r in plain]
+    report["repeated 6-grams"] = round(float(np.mean(shares)), 3)
+    report["repeated 6-grams per prompt"] = [round(share, 2) for share in shares]
+    report["indented"] = [
+        is_indented(text + r.text, len(text)) for text, r in zip(prompts, plain, strict=True)
+    ]
+    if not args.no_loss:
+        sources = read_sources()
+        for group in GROUPS:
+            report[f"held-out loss, {group}"] = round(held_out_loss(session, sources, group), 3)
+    print(json.dumps(report, indent=1))
+    if args.texts:
+        for text, result in zip(prompts, plain, strict=True):
+            print("=" * 80, text + result.text, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

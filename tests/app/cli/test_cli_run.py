@@ -1,0 +1,269 @@
+"""run: text, JSON and trace of real runs on small models, and every refusal."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.trace.reopen import open_trace
+from resources import DEMO_DRAFT, DEMO_TARGET
+from tests.app.cli.conftest import ROOT, Outcome
+
+Cli = Callable[..., Outcome]
+
+DATA = ROOT / "tests" / "data"
+MTP = DATA / "qwen35-c-v2x-mtp-f32.gguf"
+PLAIN = DATA / "qwen35-a-f32.gguf"
+QUICK = ("--threads", 1)
+
+
+def golden(path: Path) -> dict[str, Any]:
+    with np.load(path.with_suffix(".npz")) as file:
+        return {name: file[name] for name in file.files}
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def prompt_of(path: Path) -> str:
+    data = golden(path)
+    return ",".join(map(str, data["tokens"][: int(data["n_prompt"])].tolist()))
+
+
+def test_greedy_tokens_are_llama_cpps(cli: Cli) -> None:
+    words = ["--tokens", prompt_of(PLAIN), "-n", 40, "--ignore-eos", "--compute", "f32", "--json"]
+    report = cli("run", PLAIN, *words, *QUICK).json
+    assert set(report) == {"sequences", "options", "totals"}
+    (sequence,) = report["sequences"]
+    assert sequence["tokens"] == golden(PLAIN)["greedy"].tolist()
+    assert sequence["prompt_tokens"] == [int(t) for t in prompt_of(PLAIN).split(",")]
+    assert sequence["timings"]["predicted_n"] == 40
+    assert "draft_n" not in sequence["timings"]
+    assert report["options"]["compute"] == "f32"
+    assert report["options"]["n_predict"] == 40
+
+
+def test_speculation_counts_as_llama_cpp_and_gives_the_same_tokens(
+    cli: Cli, tmp_path: Path
+) -> None:
+    data = golden(MTP)
+    words = ["--tokens", prompt_of(MTP), "-n", 80, "--ignore-eos", "--compute", "f32"]
+    words += ["--spec-type", "draft-mtp", "--spec-draft-n-max", 3, "--trace", tmp_path / "out"]
+    outcome = cli("run", MTP, *words, "--json", *QUICK)
+    tokens = outcome.json["sequences"][0]["tokens"]
+    assert tokens[:40] == data["greedy"].tolist()
+    assert f"trace written to {tmp_path / 'out'}" in outcome.err
+    rounds = table(tmp_path / "out" / "rounds.csv")[1:]
+    steps = len(data["spec_accepted"])
+    accepted = [int(row["num_accepted_draft_tokens"]) for row in rounds[:steps]]
+    assert accepted == data["spec_accepted"].tolist()
+    totals = outcome.json["totals"]
+    assert totals["num_spec_steps"] == sum(row["num_draft_tokens"] != "0" for row in rounds)
+    tokens_csv = table(tmp_path / "out" / "tokens.csv")
+    drafted = [int(row["token_id"]) for row in tokens_csv if row["draft_index"]]
+    assert drafted[: 3 * steps] == data["spec_draft"].ravel().tolist()
+
+
+def test_the_trace_opens_again_with_the_figures_of_the_report(cli: Cli, tmp_path: Path) -> None:
+    words = ["--tokens", "5,6,7", "--tokens", "8,9", "--parallel", 2, "-n", 6, "--ignore-eos"]
+    report = cli("run", MTP, *words, "--spec-type", "draft-mtp", "--json", *QUICK,
+                 "--trace", tmp_path / "out").json  # fmt: skip
+    store = open_trace(tmp_path / "out")
+    assert store.runs[0]["summary"] == report["totals"]
+    for sequence in report["sequences"]:
+        chosen = store.tokens.column("seq_id") == sequence["seq_id"]
+        kinds = np.array(store.tokens.texts("kind"))[chosen]
+        ids = store.tokens.column("token_id")[chosen]
+        emitted = np.isin(kinds, ["target", "accepted", "replacement", "bonus"])
+        assert ids[emitted].tolist() == sequence["tokens"]
+        assert ids[kinds == "prompt"].tolist() == sequence["prompt_tokens"]
+
+
+def test_prompts_of_all_kinds_keep_their_order(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("from file\n", encoding="utf-8")
+    outcome = cli("run", "--demo", "--tokens", "302", "-p", "def", "-f", tmp_path / "prompt.txt",
+                  "-n", 2, "--json", *QUICK)  # fmt: skip
+    sequences = outcome.json["sequences"]
+    assert [s["seq_id"] for s in sequences] == [0, 1, 2]
+    assert sequences[0]["prompt_tokens"] == sequences[1]["prompt_tokens"] == [302]
+    assert sequences[0]["tokens"] == sequences[1]["tokens"]
+    file_ids = cli("tokenize", "--demo", "from file", "--json").json["tokens"]
+    assert sequences[2]["prompt_tokens"] == file_ids
+    assert outcome.json["totals"]["predicted_n"] == 6
+
+
+def test_text_is_streamed_then_a_line_and_the_timings(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run", "--demo", "-p", "def quicksort(arr):", "-n", 12, *QUICK]
+    plain = cli(*words)
+    spec = cli(*words, "--spec-type", "draft-mtp")
+    whole = cli(*words, "--json").json["sequences"][0]["text"]
+
+    def split(out: str) -> tuple[str, str, dict[str, Any]]:
+        text, rest = out.split("\n\n12 tokens", 1)
+        line, figures = rest.split("\n", 1)
+        return text, line, json.loads(figures)
+
+    text, line, figures = split(plain.out)
+    assert text == f"def quicksort(arr):{whole}"
+    assert "tokens/s" in line
+    assert figures["predicted_n"] == 12
+    spec_text, spec_line, spec_figures = split(spec.out)
+    assert spec_text == text
+    assert "drafted tokens accepted" in spec_line
+    assert spec_figures["draft_n"] > 0
+    assert plain.err == spec.err == ""
+
+
+def test_several_sequences_are_printed_one_after_the_other(cli: Cli) -> None:
+    out = cli("run", "--demo", "-p", "def a", "-p", "class B", "-n", 3, *QUICK).out
+    assert out.index("--- sequence 0\ndef a") < out.index("--- sequence 1\nclass B")
+
+
+def test_the_demo_draft_model_is_loaded_only_for_draft_simple(cli: Cli) -> None:
+    words = ["run", "--demo", "-p", "import", "-n", 8, "--json", *QUICK]
+    plain, simple = cli(*words).json, cli(*words, "--spec-type", "draft-simple").json
+    assert plain["options"]["draft_model"] is None
+    assert simple["options"]["draft_model"] == str(DEMO_DRAFT)
+    assert simple["totals"]["draft_n"] > 0
+    assert simple["sequences"][0]["tokens"] == plain["sequences"][0]["tokens"]
+
+
+def test_sampling_options_reach_the_sampler(cli: Cli) -> None:
+    words = ["run", "--demo", "-p", "import os\n", "-n", 12, "--temp", 1.5, "--json", *QUICK]
+
+    def tokens(*more: object) -> list[int]:
+        return list(cli(*words, *more).json["sequences"][0]["tokens"])
+
+    assert tokens("--seed", 1) == tokens("--seed", 1)
+    assert tokens("--seed", 1) != tokens("--seed", 2)
+    assert tokens("--seed", 1, "--top-k", 1) == tokens("--seed", 2, "--top-k", 1)
+
+
+@pytest.mark.parametrize("rollback", ["planes", "checkpoint"])
+def test_memory_options_reach_the_engine(cli: Cli, tmp_path: Path, rollback: str) -> None:
+    words = ["run", MTP, "--tokens", prompt_of(MTP), "-n", 20, "--ignore-eos", "-c", 200, "-ub", 16]
+    words += ["--split", "seq", "--rollback", rollback, "--n-rs-seq", 5, "--spec-type", "draft-mtp"]
+    report = cli(*words, "--json", "--trace", tmp_path / "out", *QUICK).json
+    assert report["options"]["n_ctx"] == 200
+    assert report["options"]["rollback"] == rollback
+    assert report["sequences"][0]["tokens"] == golden(MTP)["greedy"][:20].tolist()
+    store = open_trace(tmp_path / "out")
+    paths = set(store.rounds.texts("rollback_path"))
+    assert ("seq_rm" if rollback == "planes" else "restore") in paths
+    assert store.ubatches.column("n_seq_tokens").max() <= 16
+
+
+def test_chat_wraps_the_prompt_in_the_template(cli: Cli) -> None:
+    words = ["run", "--demo", "-p", "hello", "-n", 1, "--json", *QUICK]
+    plain = cli(*words).json["sequences"][0]["prompt_tokens"]
+    chat = cli(*words, "--chat").json["sequences"][0]["prompt_tokens"]
+    start = cli("tokenize", "--demo", "<|im_start|>user\n", "--json").json["tokens"]
+    assert chat[: len(start)] == start
+    assert len(chat) > len(plain)
+    text = "".join(map(str, plain))
+    assert text in "".join(map(str, chat))
+
+
+def test_chat_without_a_template_is_refused(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.gguf.chat.ChatTemplate.from_gguf", lambda file: None)
+    outcome = cli("run", PLAIN, "-p", "a", "--chat", *QUICK)
+    assert outcome.status == 2
+    assert "The model has no chat template. Leave out --chat." in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "There is no prompt"),
+        (["-p", ""], "The prompt is empty"),
+        (["--tokens", "4096"], "Token id 4096 is outside the vocabulary of 4096"),
+        (["--tokens", "-1"], "--tokens"),
+        (["-p", "a", "-n", "-2"], "-n is below -1"),
+        (["-p", "a", "-n", "many"], "-n"),
+        (["-p", "a", "-c", "-1"], "-c is negative"),
+        (["-p", "a", "-ub", "0"], "-ub is below 1"),
+        (["-p", "a", "--temp", "nan"], "'nan' is not a number"),
+        (["-p", "a", "--top-p", "1.5"], "--top-p is outside (0, 1]"),
+        (["-p", "a", "--min-p", "-0.1"], "--min-p is outside [0, 1]"),
+        (["-p", "a", "--top-k", "-1"], "--top-k is negative"),
+        (["-p", "a", "--parallel", "0"], "'0' is not a whole number from 1"),
+        (["-p", "a", "--parallel", "1000"], "--parallel is outside"),
+        (["-p", "a", "--spec-type", "magic"], "--spec-type magic is not a drafter"),
+        (["-p", "a", "--spec-draft-n-max", "0"], "--spec-draft-n-max is outside"),
+        (["-p", "a", "--spec-draft-n-min", "9"], "--spec-draft-n-min"),
+        (["-p", "a", "--spec-draft-p-min", "2"], "--spec-draft-p-min is outside [0, 1]"),
+        (["-p", "a", "--rollback", "magic"], "--rollback magic is unknown"),
+        (["-p", "a", "--split", "magic"], "--split magic is unknown"),
+        (["-p", "a", "--kv", "magic"], "--kv magic is unknown"),
+        (["-p", "a", "--n-rs-seq", "-1"], "--n-rs-seq is outside"),
+        (["-p", "a", "--chat-template-kwargs", "[1]"], "'[1]' is not a JSON object"),
+        (["-f", "no-such-file"], "no-such-file cannot be read"),
+        (["-p", "a", "-md", "x.gguf"], "no drafter uses it"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(cli: Cli, words: list[str], message: str) -> None:
+    outcome = cli("run", "--demo", *words, *QUICK)
+    assert outcome.status == 2
+    assert message in outcome.err
+    assert outcome.out == ""
+    assert "Traceback" not in outcome.err
+
+
+def test_draft_simple_without_a_draft_model_is_refused(cli: Cli) -> None:
+    outcome = cli("run", DEMO_TARGET, "-p", "a", "--spec-type", "draft-simple")
+    assert outcome.status == 2
+    assert "Give one with -md" in outcome.err
+
+
+def test_a_draft_with_another_vocabulary_is_refused(cli: Cli) -> None:
+    outcome = cli("run", DEMO_TARGET, "-md", MTP, "-p", "a", "--spec-type", "draft-simple")
+    assert outcome.status == 1
+    assert outcome.err.count("\n") == 1
+
+
+def test_none_among_the_drafters_wins(cli: Cli) -> None:
+    words = ["--spec-type", "draft-mtp,none", "-md", DEMO_DRAFT]
+    report = cli("run", "--demo", "-p", "a", "-n", 2, "--json", *words, *QUICK).json
+    assert report["options"]["spec"]["types"] == []
+    assert report["options"]["draft_model"] is None
+
+
+def test_a_trace_folder_with_foreign_files_is_refused_before_the_run(
+    cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.txt").write_text("x")
+    outcome = cli("run", "--demo", "-p", "a", "-n", 100000, "--trace", tmp_path)
+    assert outcome.status == 1
+    assert "mine.txt" in outcome.err
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_failing_round_still_exports_what_was_recorded(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.errors import RollbackRefusedError
+    from engine.session import Run
+
+    real, calls = Run.step, []
+
+    def step(run: Run) -> bool:
+        calls.append(1)
+        if len(calls) == 3:
+            raise RollbackRefusedError("The rollback was refused.", "Try again.")
+        return real(run)
+
+    monkeypatch.setattr(Run, "step", step)
+    outcome = cli("run", "--demo", "-p", "a", "-n", 9, "--trace", tmp_path / "out", *QUICK)
+    assert outcome.status == 1
+    assert "draftscope: error: The rollback was refused. Try again." in outcome.err
+    assert len(open_trace(tmp_path / "out").rounds) == 2

@@ -1,0 +1,82 @@
+"""Fixtures for tests of the window: its own settings, a fake engine, and a strict clean-up."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from PySide6.QtCore import QCoreApplication, QEvent, QSettings, QTimer
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.bridge import Bridge
+from app.settings import Settings
+from tests.support.fake_session import FakeEngine
+
+if TYPE_CHECKING:
+    from app.window import MainWindow
+
+
+@pytest.fixture(autouse=True)
+def _settings_in_tmp(tmp_path: Path) -> None:
+    QSettings.setPath(
+        QSettings.Format.IniFormat, QSettings.Scope.UserScope, str(tmp_path / "settings")
+    )
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    """A file that the fake engine takes for a model."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"fake")
+    return path
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine()
+    yield engine
+    engine.gate.set()
+
+
+@pytest.fixture
+def make_window(qtbot: QtBot) -> Iterator[Callable[[Bridge], MainWindow]]:
+    """Shows windows; afterwards nothing of them may be left."""
+    from app.window import MainWindow
+
+    threads = set(threading.enumerate())
+    widgets = set(QApplication.topLevelWidgets())
+    windows: list[MainWindow] = []
+
+    def make(bridge: Bridge) -> MainWindow:
+        window = MainWindow(bridge, Settings())
+        windows.append(window)
+        window.show()
+        qtbot.waitExposed(window)
+        return window
+
+    yield make
+    for window in windows:
+        window.close()
+        running = [t.objectName() or t.interval() for t in window.findChildren(QTimer) if t.isActive()]
+        assert not running, f"timers still running: {running}"
+        window.deleteLater()
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
+    windows.clear()
+    left = [t.name for t in set(threading.enumerate()) - threads]
+    assert not left, f"threads left behind: {left}"
+    tops = [repr(w) for w in set(QApplication.topLevelWidgets()) - widgets if w.isVisible()]
+    assert not tops, f"windows left behind: {tops}"
+
+
+@pytest.fixture
+def window(make_window: Callable[[Bridge], MainWindow], engine: FakeEngine) -> MainWindow:
+    """The main window with the fake engine behind it."""
+    return make_window(Bridge(open_session=engine.open, inspect=engine.inspect))

@@ -1,0 +1,138 @@
+"""Themes hold the documented colours, are complete, and reach palette and icons."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QSize
+from PySide6.QtGui import QColor, QIcon, QPalette
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+import app.theme
+from app.theme import THEME_NAMES, apply_theme, icon, load_theme
+from resources import ICONS
+
+ICON_NAMES = sorted(path.stem for path in ICONS.glob("*.svg"))
+DOCUMENTED = {
+    "light": {
+        "accepted.line": "#005a9c",
+        "accepted.tint": "#c7e0ee",
+        "rejected.line": "#b34700",
+        "rejected.tint": "#f6dcc7",
+        "replacement.line": "#b34700",
+        "ignored.line": "#6b6b6b",
+    },
+    "dark": {
+        "accepted.line": "#56b4e9",
+        "accepted.tint": "#325265",
+        "rejected.line": "#ff9e57",
+        "rejected.tint": "#644b14",
+        "replacement.line": "#ff9e57",
+        "ignored.line": "#9a9a9a",
+    },
+}
+
+
+def luminance(colour: QColor) -> float:
+    def linear(value: float) -> float:
+        return value / 12.92 if value <= 0.03928 else ((value + 0.055) / 1.055) ** 2.4
+
+    red, green, blue = (linear(v) for v in (colour.redF(), colour.greenF(), colour.blueF()))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: QColor, two: QColor) -> float:
+    """The contrast ratio of WCAG 2."""
+    bright, dark = sorted((luminance(one), luminance(two)), reverse=True)
+    return (bright + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("name", THEME_NAMES)
+def test_documented_colours(name: str) -> None:
+    theme = load_theme(name)
+    assert theme.name == name
+    assert {role: theme.color(role).name() for role in DOCUMENTED[name]} == DOCUMENTED[name]
+
+
+def test_both_themes_define_the_same_roles() -> None:
+    light, dark = (set(load_theme(name).roles) for name in THEME_NAMES)
+    assert light == dark
+
+
+@pytest.mark.parametrize("name", THEME_NAMES)
+def test_text_can_be_read(name: str) -> None:
+    theme = load_theme(name)
+    for text, ground in (
+        ("ui.text", "ui.window"),
+        ("ui.text", "ui.panel"),
+        ("ui.text", "ui.tooltip"),
+        ("ui.muted", "ui.panel"),
+        ("ui.muted", "ui.window"),
+        ("ui.selection_text", "ui.selection"),
+        ("ui.text", "ui.accent_tint"),
+        ("accepted.text", "accepted.tint"),
+        ("rejected.text", "rejected.tint"),
+        ("ignored.text", "ui.panel"),
+        ("prompt.text", "ui.panel"),
+        ("plot.text", "plot.background"),
+        ("plot.limit", "plot.background"),
+        ("ui.text", "status.error_tint"),
+        ("ui.text", "status.warning_tint"),
+        ("ui.text", "status.info_tint"),
+    ):
+        ratio = contrast(theme.color(text), theme.color(ground))
+        assert ratio >= 4.5, f"{text} on {ground}: {ratio:.2f}"
+
+
+def test_an_unknown_role_is_an_error() -> None:
+    with pytest.raises(KeyError, match=r"no\.such"):
+        load_theme("light").color("no.such")
+
+
+def test_a_value_that_is_no_colour_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd.toml").write_text('name = "odd"\n[base]\n[ui]\ntext = "blurple"\n')
+    monkeypatch.setattr(app.theme, "THEMES", tmp_path)
+    with pytest.raises(ValueError, match=r"ui\.text = 'blurple'"):
+        load_theme("odd")
+
+
+def test_the_palette_follows_the_theme(qtbot: QtBot, qapp: QApplication) -> None:
+    for name in (*THEME_NAMES, "dark"):
+        theme = load_theme(name)
+        apply_theme(qapp, theme)
+        assert qapp.style().objectName().lower() == "fusion"
+        palette = qapp.palette()
+        assert palette.color(QPalette.ColorRole.Window) == theme.color("ui.window")
+        assert palette.color(QPalette.ColorRole.Text) == theme.color("ui.text")
+        group, role = QPalette.ColorGroup.Disabled, QPalette.ColorRole.Text
+        assert palette.color(group, role) == theme.color("ui.disabled")
+
+
+@pytest.mark.parametrize("name", ICON_NAMES)
+def test_icons_take_the_colour_of_the_theme(qtbot: QtBot, name: str) -> None:
+    theme = load_theme("dark")
+    for mode, role in (
+        (QIcon.Mode.Normal, "status.warning"),
+        (QIcon.Mode.Disabled, "ui.disabled"),
+    ):
+        picture = icon(name, theme, "status.warning").pixmap(QSize(48, 48), mode).toImage()
+        solid = [
+            picture.pixelColor(x, y)
+            for x in range(picture.width())
+            for y in range(picture.height())
+            if picture.pixelColor(x, y).alpha() == 255
+        ]
+        assert len(solid) > 20
+        assert {colour.name() for colour in solid} == {theme.color(role).name()}
+
+
+@pytest.mark.parametrize("name", ICON_NAMES)
+def test_drawings_share_one_grid(name: str) -> None:
+    root = ET.parse(ICONS / f"{name}.svg").getroot()
+    assert root.get("viewBox") == "0 0 24 24"
+    assert root.get("stroke") == "currentColor"

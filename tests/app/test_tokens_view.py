@@ -1,0 +1,173 @@
+"""The view around the token areas: sequences side by side, states, following, copying."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtWidgets import QApplication, QLabel
+from pytestqt.qtbot import QtBot
+
+from app.models.position import Position
+from app.theme import load_theme
+from app.views.tokens import TokensView
+from engine.trace.store import TraceStore
+from tests.support.trace_builder import TraceBuilder, repeated, sample_trace
+
+
+@pytest.fixture
+def view(qtbot: QtBot) -> TokensView:
+    view = TokensView(load_theme("dark"))
+    qtbot.addWidget(view)
+    view.resize(700, 260)
+    view.show()
+    qtbot.waitExposed(view)
+    return view
+
+
+def words(view: TokensView) -> str:
+    page = view.currentWidget()
+    return " ".join(label.text() for label in page.findChildren(QLabel) if label.isVisible())
+
+
+def test_what_is_shown_before_there_are_tokens(view: TokensView) -> None:
+    assert "Press Run (F5)" in words(view)
+    builder = TraceBuilder()
+    view.set_trace(builder.store, builder.run_id)
+    assert "Reading the prompt" in words(view)
+    builder.prompt(["a"])
+    view.refresh()
+    assert list(view.areas) == [0]
+    assert view.areas[0].isVisible()
+    view.set_trace(None, None)
+    assert "Press Run (F5)" in words(view)
+    assert view.areas == {}
+    assert view.copy_text() == ""
+
+
+def test_sequences_stand_side_by_side(view: TokensView) -> None:
+    builder = sample_trace(rounds=20, n_seqs=3)
+    view.set_trace(builder.store, builder.run_id)
+    QApplication.processEvents()
+    places = [view.areas[seq_id].mapTo(view, view.areas[seq_id].pos()) for seq_id in range(3)]
+    assert places[0].x() < places[1].x() < places[2].x()
+    assert "Sequence 2 · " in words(view)
+
+
+def test_one_sequence_needs_no_title(view: TokensView) -> None:
+    builder = sample_trace(rounds=5)
+    view.set_trace(builder.store, builder.run_id)
+    assert words(view) == ""
+
+
+def test_tokens_arrive(view: TokensView) -> None:
+    builder = TraceBuilder()
+    builder.prompt(["def"])
+    view.set_trace(builder.store, builder.run_id)
+    builder.draft([" f", "("], "):")
+    assert view.copy_text() == ""
+    view.refresh()
+    assert view.copy_text() == " f():"
+
+
+def test_a_long_trace_is_read_by_itself(view: TokensView, qtbot: QtBot) -> None:
+    builder = repeated(sample_trace(rounds=100), 60)
+    view.set_trace(builder.store, builder.run_id)
+    stream = view.areas[0].stream
+    assert stream is not None
+    n_rows = len(builder.store.tokens)
+    assert len(stream) < n_rows
+    qtbot.waitUntil(lambda: stream.rows[-1] == n_rows - 1)
+
+
+def test_ghosts_and_follow_reach_every_sequence(view: TokensView, qtbot: QtBot) -> None:
+    builder = sample_trace(rounds=60, n_seqs=2)
+    view.toggle_ghosts(False)
+    view.set_trace(builder.store, builder.run_id)
+    QApplication.processEvents()
+    bars = [area.verticalScrollBar() for area in view.areas.values()]
+    rows = [bar.maximum() for bar in bars]
+    view.toggle_ghosts(True)
+    assert all(bar.maximum() > before for bar, before in zip(bars, rows, strict=True))
+
+    with qtbot.waitSignal(view.follow_changed) as signal:
+        bars[1].setValue(0)
+    assert signal.args == [False]
+    view.set_follow(False)  # the window's action answers; the other sequence is left alone
+    assert view.areas[0].follow
+    with qtbot.waitSignal(view.follow_changed) as signal:
+        view.set_follow(True)
+    assert signal.args == [True]
+    assert all(bar.value() == bar.maximum() for bar in bars)
+
+
+def test_a_new_run_begins_at_its_end_again(view: TokensView) -> None:
+    first = sample_trace(rounds=60)
+    view.set_trace(first.store, first.run_id)
+    view.set_follow(False)
+    second = TraceBuilder(first.store)
+    second.prompt(["fresh"])
+    view.set_trace(first.store, second.run_id)
+    assert view.follow
+    assert view.areas[0].stream is not None
+    assert view.areas[0].stream.texts == ["fresh"]
+
+
+def test_copying_prefers_the_sequence_in_use(view: TokensView) -> None:
+    builder = TraceBuilder()
+    for seq_id, text in enumerate((" zero", " one")):
+        builder.prompt(["p"], seq_id)
+        builder.plain(text, seq_id)
+    view.set_trace(builder.store, builder.run_id)
+    assert view.copy_text() == " zero"
+    view.set_cursor(Position(0, 1, 1, None))
+    assert view.copy_text() == " one"
+
+
+def test_positions_pass_through(view: TokensView, qtbot: QtBot) -> None:
+    builder = sample_trace(rounds=10, n_seqs=2)
+    view.set_trace(builder.store, builder.run_id)
+    with qtbot.waitSignal(view.position_selected) as signal:
+        view.areas[1].step_rejection(+1)
+    position = signal.args[0]
+    assert position.seq_id == 1
+    view.set_cursor(position)
+    assert view.areas[0].current == -1
+    assert view.areas[1].current >= 0
+
+
+@pytest.mark.parametrize("width", [240, 900])
+def test_the_legend_takes_the_room_it_needs(view: TokensView, qtbot: QtBot, width: int) -> None:
+    builder = sample_trace(rounds=5)
+    view.set_trace(builder.store, builder.run_id)
+    view.resize(width, 300)
+    QApplication.processEvents()
+    legend = view._legend
+    assert legend.height() == legend.heightForWidth(legend.width())
+    theme = load_theme("dark")
+    image = legend.grab().toImage()
+    found = {
+        image.pixelColor(x, y).name() for x in range(image.width()) for y in range(image.height())
+    }
+    wanted = ("accepted.tint", "rejected.tint", "replacement.line", "replayed.line")
+    assert {theme.color(role).name() for role in wanted} <= found
+
+
+def test_retheme_reaches_areas_and_legend(view: TokensView) -> None:
+    builder = sample_trace(rounds=5)
+    view.set_trace(builder.store, builder.run_id)
+    light = load_theme("light")
+    view.retheme(light)
+    for widget in (view.areas[0].viewport(), view._legend):
+        image = widget.grab().toImage()
+        tint = light.color("accepted.tint")
+        assert any(
+            image.pixelColor(x, y) == tint
+            for x in range(image.width())
+            for y in range(image.height())
+        )
+
+
+def test_a_trace_without_a_run_is_empty(view: TokensView) -> None:
+    view.set_trace(TraceStore(), None)
+    assert "Press Run (F5)" in words(view)

@@ -1,0 +1,86 @@
+"""Limits and confidence of a draft, with a scripted model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from engine.draft.chain import DrafterChain
+from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.model_drafter import ModelDrafter
+from engine.options import SpecOptions
+
+
+class Scripted(ModelDrafter):
+    """Step i proposes token 10 * seq + i with the confidence of `script[i]`."""
+
+    name = "scripted"
+
+    def __init__(self, script: list[float], options: SpecOptions) -> None:
+        super().__init__(options)
+        self.script = script
+        self.widths: list[int] = []
+
+    def _first(self, requests):
+        return self._logits([r.seq for r in requests], 0)
+
+    def _next(self, requests, drafts, rows):
+        assert len(rows) == len(requests)
+        return self._logits([r.seq for r in requests], len(drafts[0].tokens))
+
+    def _logits(self, seqs, i):
+        self.widths.append(len(seqs))
+        p = self.script[i]
+        logits = torch.full((len(seqs), 60), -1e9)
+        for row, seq in enumerate(seqs):
+            logits[row, :12] = math.log((1 - p) / 9) - 50  # beyond the ten largest: no part in p
+            logits[row, 40:49] = math.log((1 - p) / 9)
+            logits[row, 10 * seq + i] = math.log(p)
+        return logits
+
+
+def draft(script: list[float], **options) -> tuple[list[Draft], Scripted]:
+    drafter = Scripted(script, SpecOptions(**options))
+    limit = options.get("n_max", 3)
+    requests = [DraftRequest(0, 5, 1, limit), DraftRequest(1, 9, 1, max(1, limit - 2))]
+    return drafter.draft(requests), drafter
+
+
+def test_each_sequence_stops_at_its_own_limit():
+    (one, two), drafter = draft([0.9, 0.8, 0.7], n_max=3)
+    assert one.tokens == [0, 1, 2] and two.tokens == [10]
+    assert one.probs == pytest.approx([0.9, 0.8, 0.7])
+    assert drafter.widths == [2, 1, 1]
+    assert one.top_ids[0][0] == 0 and len(one.top_ids[0]) == 5
+    assert one.drafter == "scripted"
+
+
+def test_p_min_is_a_floor_for_each_token():
+    (one, _), _ = draft([0.9, 0.5, 0.4, 0.9], n_max=4, p_min=0.45)
+    assert one.tokens == [0, 1]
+
+
+def test_too_short_a_draft_is_thrown_away():
+    (one, two), _ = draft([0.9, 0.8, 0.3], n_max=3, n_min=2, p_min=0.5)
+    assert one.tokens == [0, 1]
+    assert two == Draft(drafter="scripted")
+
+
+class Fixed:
+    def __init__(self, name, drafts):
+        self.name, self.drafts, self.asked = name, drafts, []
+
+    def draft(self, requests):
+        self.asked.append([r.seq for r in requests])
+        return [Draft(self.drafts.get(r.seq, []), drafter=self.name) for r in requests]
+
+
+def test_chain_asks_the_next_drafter_for_what_is_missing():
+    first, second = Fixed("a", {0: [1]}), Fixed("b", {0: [9], 1: [2]})
+    drafts = DrafterChain([first, second]).draft([DraftRequest(seq, 0, 0, 3) for seq in (0, 1, 2)])
+    assert {seq: (d.drafter, d.tokens) for seq, d in drafts.items()} == {
+        0: ("a", [1]), 1: ("b", [2]),
+    }  # fmt: skip
+    assert second.asked == [[1, 2]]

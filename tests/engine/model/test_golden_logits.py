@@ -1,0 +1,73 @@
+"""The models against llama.cpp's logits and states on the golden files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.naive_memory import NaiveMemory, ubatch_of
+
+MODELS = [
+    "qwen3-f-f32",
+    "qwen35-a-f32",
+    "qwen35-b-v2x-tied-f32",
+    "qwen35-c-v2x-mtp-f32",
+    "qwen35-g-v2x-q4_k_m",
+    "qwen35-h-v2x-mtp-q8_0",
+    "qwen35moe-d-v2x-mtp-f32",
+    "qwen3next-e-v2x-f32",
+]
+
+
+def _widths(shape: str, n_prompt: int, n: int) -> list[int]:
+    if shape == "prompt and continuation":
+        return [n_prompt, n - n_prompt]
+    if shape == "token by token":
+        return [1] * n
+    return [7] * (n // 7) + ([n % 7] if n % 7 else [])
+
+
+@pytest.mark.parametrize("shape", ["prompt and continuation", "token by token", "sevens"])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits(name, shape, golden, reference):
+    arrays, model = reference(name), golden(name)
+    tokens = arrays["tokens"].tolist()
+    memory, parts, pos = NaiveMemory(model.config.ssm), [], 0
+    for width in _widths(shape, int(arrays["n_prompt"]), len(tokens)):
+        parts.append(model.forward(ubatch_of(tokens[pos : pos + width], pos), memory).logits)
+        pos += width
+    logits = torch.cat(parts).numpy()[arrays["rows"]]
+    expected = arrays["logits_deq"] if "logits_deq" in arrays else arrays["logits"]
+    worst = np.abs(logits - expected).max(1)
+    assert worst.max() <= 1e-3
+    assert np.median(worst) <= 1e-4
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "qwen3-f-f32"])
+def test_states_after_the_prompt(name, golden, reference):
+    arrays, model = reference(name), golden(name)
+    memory = NaiveMemory(model.config.ssm)
+    prompt = arrays["tokens"][: int(arrays["n_prompt"])].tolist()
+    model.forward(ubatch_of(prompt, outputs=[]), memory)
+    assert model.recurrent_layers == tuple(
+        sorted(int(key[2:]) for key in arrays if key.startswith("S_"))
+    )
+    for layer in model.recurrent_layers:
+        state, window = memory.recurrent.states[layer, 0], memory.recurrent.windows[layer, 0]
+        np.testing.assert_allclose(state.numpy(), arrays[f"S_{layer}"], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(window.numpy(), arrays[f"conv_{layer}"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_continuation(name, golden, reference):
+    arrays, model = reference(name), golden(name)
+    memory = NaiveMemory(model.config.ssm)
+    tokens = arrays["tokens"][: int(arrays["n_prompt"])].tolist()
+    pos, pending, emitted = 0, tokens, []
+    while len(emitted) < 40:
+        step = model.forward(ubatch_of(pending, pos, outputs=[len(pending) - 1]), memory)
+        pos += len(pending)
+        pending = [int(step.logits[0].argmax())]
+        emitted += pending
+    assert emitted == arrays["greedy"].tolist()

@@ -1,0 +1,106 @@
+"""Loading: compute modes, progress, cancelling, memory taken."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.errors import Cancelled, ModelFileError, OptionError
+from engine.gguf.file import GgufFile
+from engine.gguf.reader import TensorReader
+from engine.model.loader import load_model, resolve_compute
+from tests.support.naive_memory import NaiveMemory, ubatch_of
+
+HYBRIDS = ["qwen35-c-v2x-mtp-f32", "qwen35moe-d-v2x-mtp-f32", "qwen3next-e-v2x-f32"]
+
+
+def _load(path, compute="f32", **options):
+    with GgufFile.open(path) as file:
+        return load_model(file, compute=compute, **options)
+
+
+@pytest.mark.parametrize(("mode", "least"), [("bf16", 0.99), ("int8", 0.9)])
+@pytest.mark.parametrize("name", [*HYBRIDS, "qwen3-f-f32", "qwen35-b-v2x-tied-f32"])
+def test_reduced_modes(name, mode, least, golden_path, golden, reference):
+    model = _load(golden_path(name), mode)
+    assert model.compute == mode
+    tokens = reference(name)["tokens"].tolist()
+    got = model.forward(ubatch_of(tokens), NaiveMemory(model.config.ssm))
+    exact = golden(name).forward(ubatch_of(tokens), NaiveMemory(model.config.ssm))
+    assert got.logits.isfinite().all()
+    assert not torch.equal(got.logits, exact.logits)
+    both = torch.stack((got.logits.flatten(), exact.logits.flatten()))
+    assert torch.corrcoef(both)[0, 1] > least
+    if model.head is not None:
+        hidden = torch.ones(1, len(tokens), 64)
+        draft = model.head.forward(ubatch_of(tokens), hidden, NaiveMemory())
+        exact = golden(name).head.forward(ubatch_of(tokens), hidden, NaiveMemory())
+        both = torch.stack((draft.logits.flatten(), exact.logits.flatten()))
+        assert torch.corrcoef(both)[0, 1] > least
+
+
+@pytest.mark.parametrize("compute", ["auto", "f32", "bf16", "int8"])
+def test_the_file_may_be_closed_afterwards(compute, golden_path):
+    model = _load(golden_path("qwen35-a-f32"), compute)
+    step = model.forward(ubatch_of([1, 2, 3]), NaiveMemory(model.config.ssm))
+    assert step.logits.isfinite().all()
+
+
+def test_auto(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert resolve_compute("auto", 600_000_000) == "bf16"
+    assert resolve_compute("auto", 9_000_000) == "f32"
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    assert resolve_compute("auto", 600_000_000) == "f32"
+    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
+    assert resolve_compute("auto", 600_000_000) == "f32"
+
+
+def test_explicit_modes_stay_as_they_are():
+    for name in ("f32", "bf16", "int8"):
+        assert resolve_compute(name, 1) == resolve_compute(name, 10**12) == name
+    with pytest.raises(OptionError, match="f16"):
+        resolve_compute("f16", 1)
+
+
+def test_weight_bytes(golden_path):
+    with GgufFile.open(golden_path("qwen35-c-v2x-mtp-f32")) as file:
+        n_params = sum(tensor.n_elements for tensor in file.tensors.values())
+    assert _load(golden_path("qwen35-c-v2x-mtp-f32")).weight_bytes == 4 * n_params
+    half = _load(golden_path("qwen35-c-v2x-mtp-f32"), "bf16").weight_bytes
+    assert _load(golden_path("qwen35-c-v2x-mtp-f32"), "int8").weight_bytes < half <= 4 * n_params
+
+
+def test_a_tied_head_shares_the_embedding(golden_path):
+    with GgufFile.open(golden_path("qwen35-b-v2x-tied-f32")) as file:
+        n_params = sum(tensor.n_elements for tensor in file.tensors.values())
+    assert _load(golden_path("qwen35-b-v2x-tied-f32")).weight_bytes == 4 * n_params
+
+
+def test_progress_reaches_the_end(golden_path):
+    seen = []
+    _load(golden_path("qwen35-c-v2x-mtp-f32"), progress=lambda *step: seen.append(step))
+    done = [step[0] for step in seen]
+    total = {step[1] for step in seen}
+    assert done == sorted(done)
+    assert total == {done[-1]}
+    assert any("blk.2" in step[2] for step in seen)
+
+
+def test_cancelling(golden_path):
+    calls = []
+
+    def cancelled():
+        calls.append(None)
+        return len(calls) > 5
+
+    with pytest.raises(Cancelled):
+        _load(golden_path("qwen35-a-f32"), cancelled=cancelled)
+    assert len(calls) == 6
+
+
+def test_a_missing_tensor_is_found_before_any_is_read(variant, monkeypatch):
+    path = variant("qwen35-a-f32", edit=lambda tensors: tensors.pop("blk.3.ffn_up.weight"))
+    monkeypatch.setattr(TensorReader, "take", lambda *_: pytest.fail("tensor data was read"))
+    with pytest.raises(ModelFileError, match=r"blk\.3\.ffn_up\.weight"):
+        _load(path)

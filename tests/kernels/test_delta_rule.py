@@ -1,0 +1,266 @@
+"""The gated delta rule: hand case, law against fast version, snapshots, gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from kernels.delta_rule import gated_delta_rule, naive, with_torch
+from tests.support.closeness import nmse
+
+IMPLEMENTATIONS = pytest.mark.parametrize(
+    "run", [naive.gated_delta_rule, with_torch.gated_delta_rule], ids=["naive", "torch"]
+)
+# what upstream's kernel test asks for is 1e-7; f32 rounding alone stays far below
+F32 = 1e-12
+F64 = 1e-26
+
+
+class Inputs(NamedTuple):
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    g: torch.Tensor
+    beta: torch.Tensor
+    state: torch.Tensor
+
+    def tokens(self, start: int, stop: int, state: torch.Tensor | None = None) -> Inputs:
+        piece = [x[:, start:stop] for x in self[:5]]
+        return Inputs(*piece, self.state if state is None else state)
+
+    def double(self) -> Inputs:
+        return Inputs(*(x.double() for x in self))
+
+
+def uniform(low: float, high: float, *shape: int) -> torch.Tensor:
+    return torch.rand(shape) * (high - low) + low
+
+
+def make(
+    n_k_heads: int,
+    d: int,
+    n_tokens: int,
+    n_batch: int,
+    repeat: int = 1,
+    kda: bool = False,
+    lowest_g: float = -20.0,
+) -> Inputs:
+    """The distributions of upstream's kernel test."""
+    n_heads = n_k_heads * repeat
+    q, k = (
+        torch.nn.functional.normalize(uniform(-1, 1, n_batch, n_tokens, n_k_heads, d), dim=-1)
+        for _ in range(2)
+    )
+    gates = (n_batch, n_tokens, n_heads)
+    return Inputs(
+        q,
+        k,
+        uniform(-0.3, 5, n_batch, n_tokens, n_heads, d),
+        uniform(lowest_g, -1e-4, *((*gates, d) if kda else gates)),
+        uniform(0, 1, *gates),
+        uniform(-1, 1, n_batch, n_heads, d, d),
+    )
+
+
+@IMPLEMENTATIONS
+def test_two_tokens_by_hand(run):
+    numbers = {"q": [2.0, 3.0], "k": [1.0, -0.5], "v": [4.0, 1.0], "beta": [0.5, 0.25]}
+    q, k, v, beta = (torch.tensor(x).reshape(1, 2, 1, 1) for x in numbers.values())
+    g = torch.tensor([math.log(0.5), 0.0]).reshape(1, 2, 1)
+    state = torch.full((1, 1, 1, 1), 8.0)
+    o, snapshots = run(q, k, v, g, beta[..., 0], state, grouped=False, n_snapshots=2)
+    # token 0: S = 8 / 2 = 4, u = (4 - 4) / 2 = 0, S = 4, o = 8
+    # token 1: S = 4, u = (1 + 2) / 4 = 0.75, S = 4 - 0.375 = 3.625, o = 10.875
+    torch.testing.assert_close(o.flatten(), torch.tensor([8.0, 10.875]))
+    torch.testing.assert_close(snapshots.flatten(), torch.tensor([3.625, 4.0]))
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize(
+    ("grouped", "key_heads"), [(True, [0, 0, 0, 1, 1, 1]), (False, [0, 1, 0, 1, 0, 1])]
+)
+@pytest.mark.parametrize("n_tokens", [1, 3])
+def test_value_heads_read_their_key_head(run, grouped, key_heads, n_tokens):
+    inputs = make(2, 4, n_tokens, 2, repeat=3, lowest_g=-1.0)
+    o, snapshots = run(*inputs, grouped=grouped)
+    for j, i in enumerate(key_heads):
+        q, k = inputs.q[:, :, i : i + 1], inputs.k[:, :, i : i + 1]
+        v, g, beta = (x[:, :, j : j + 1] for x in (inputs.v, inputs.g, inputs.beta))
+        state = inputs.state[:, j : j + 1]
+        alone, kept = naive.gated_delta_rule(q, k, v, g, beta, state, grouped=grouped)
+        torch.testing.assert_close(o[:, :, j : j + 1], alone)
+        torch.testing.assert_close(snapshots[:, :, j : j + 1], kept)
+
+
+def test_a_gate_per_channel_with_equal_channels_is_a_gate_per_head():
+    inputs = make(2, 8, 5, 1, repeat=2, lowest_g=-2.0).double()
+    channels = inputs._replace(g=inputs.g.unsqueeze(-1).expand(1, 5, 4, 8))
+    for run in (naive.gated_delta_rule, with_torch.gated_delta_rule):
+        o, kept = run(*channels, grouped=True, n_snapshots=3)
+        o_head, kept_head = naive.gated_delta_rule(*inputs, grouped=True, n_snapshots=3)
+        torch.testing.assert_close(o, o_head)
+        torch.testing.assert_close(kept, kept_head)
+
+
+# heads, d, tokens, batch, value heads per key head, gate per channel, snapshots
+UPSTREAM = [
+    *[(32, 128, 1, 1, 1, False, 1), (32, 16, 1, 1, 1, False, 1), (16, 64, 1, 2, 1, False, 1)],
+    *[(4, 64, 4, 1, 1, False, 1), (4, 64, 4, 2, 1, False, 1), (8, 32, 4, 2, 2, False, 1)],
+    *[(32, 16, 1, 1, 1, True, 1), (4, 64, 1, 1, 1, True, 1), (4, 64, 1, 2, 1, True, 1)],
+    *[(4, 16, 1, 2, 1, True, 1), (4, 32, 4, 1, 1, True, 1), (4, 64, 4, 2, 1, True, 1)],
+    *[(8, 32, 4, 2, 2, True, 1), (4, 16, 4, 2, 1, True, 1)],
+    *[(4, 64, n, 1, 1, False, 1) for n in (64, 127, 256, 65, 100, 200)],
+    (4, 64, 127, 2, 1, False, 1),
+    *[(4, 64, n, 1, 1, True, 1) for n in (64, 33, 100)],
+    # every intermediate state kept
+    *[(4, 16, 2, 1, 1, False, 2), (4, 32, 4, 1, 1, False, 4), (4, 64, 4, 2, 1, False, 4)],
+    *[(8, 128, 4, 1, 1, False, 4), (4, 64, 4, 2, 1, True, 4), (8, 32, 4, 2, 2, True, 4)],
+    # fewer planes than tokens, then more
+    *[(4, 32, 8, 1, 1, False, 3), (4, 64, 16, 2, 1, False, 4)],
+    *[(4, 32, 1, 1, 1, False, 4), (4, 32, 2, 1, 1, False, 4), (4, 32, 2, 1, 1, True, 4)],
+]
+
+
+@pytest.mark.parametrize(
+    ("heads", "d", "n_tokens", "n_batch", "repeat", "kda", "n_snapshots"),
+    UPSTREAM,
+    ids=lambda x: str(x),
+)
+def test_upstream_shapes(heads, d, n_tokens, n_batch, repeat, kda, n_snapshots):
+    inputs = make(heads, d, n_tokens, n_batch, repeat, kda)
+    o, kept = with_torch.gated_delta_rule(*inputs, grouped=False, n_snapshots=n_snapshots)
+    assert o.shape == inputs.v.shape
+    assert kept.shape == (n_batch, min(n_tokens, n_snapshots), heads * repeat, d, d)
+    truth = naive.gated_delta_rule(*inputs.double(), grouped=False, n_snapshots=n_snapshots)
+    assert nmse(o, truth[0]) < F32
+    assert nmse(kept, truth[1]) < F32
+
+
+@pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
+@pytest.mark.parametrize("n_batch", [1, 2, 4])
+@pytest.mark.parametrize("n_tokens", [1, 2, 3, 7, 31, 32, 33, 64, 65, 100])
+def test_every_length_and_depth_in_f64(n_tokens, n_batch, kda):
+    # gates near zero, where every token still counts at the end
+    inputs = make(1, 8, n_tokens, n_batch, repeat=2, kda=kda, lowest_g=-0.05).double()
+    o, states = naive.gated_delta_rule(*inputs, grouped=True, n_snapshots=n_tokens)
+    for n_snapshots in {1, 2, 4, 32, 33, 40, n_tokens}:
+        result, kept = with_torch.gated_delta_rule(*inputs, grouped=True, n_snapshots=n_snapshots)
+        assert kept.shape[1] == min(n_tokens, n_snapshots)
+        assert nmse(result, o) < F64
+        assert nmse(kept, states[:, :n_snapshots]) < F64
+
+
+@pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("n_tokens", [1, 4, 40])
+def test_any_strides(n_tokens, grouped, kda):
+    plain = make(2, 16, n_tokens, 2, repeat=2, kda=kda)
+    strided = Inputs(
+        # stored as [B, H, T, d], as every second element, and as the transposed state
+        *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in plain[:4]),
+        torch.stack((plain.beta, plain.beta + 9), -1)[..., 0],
+        plain.state.transpose(2, 3).contiguous().transpose(2, 3),
+    )
+    assert n_tokens == 1 or not any(x.is_contiguous() for x in strided)
+    o, kept = with_torch.gated_delta_rule(*strided, grouped=grouped, n_snapshots=3)
+    truth = naive.gated_delta_rule(*plain.double(), grouped=grouped, n_snapshots=3)
+    assert nmse(o, truth[0]) < F32
+    assert nmse(kept, truth[1]) < F32
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("n_tokens", [1, 4, 40])
+def test_the_state_given_stays_as_it_was(run, n_tokens):
+    inputs = make(2, 8, n_tokens, 1)
+    before = inputs.state.clone()
+    _, kept = run(*inputs, grouped=False, n_snapshots=2)
+    kept.zero_()
+    assert torch.equal(inputs.state, before)
+
+
+@pytest.mark.parametrize("n_tokens", [2, 5, 33, 40])
+def test_one_snapshot_is_the_first_of_many(n_tokens):
+    inputs = make(4, 16, n_tokens, 2, lowest_g=-1.0)
+    _, one = with_torch.gated_delta_rule(*inputs, grouped=False)
+    _, many = with_torch.gated_delta_rule(*inputs, grouped=False, n_snapshots=4)
+    assert nmse(many[:, :1], one) < F32
+
+
+@pytest.mark.parametrize("n_tokens", [2, 5, 33, 40])
+def test_a_snapshot_is_the_end_of_a_shorter_call(n_tokens):
+    inputs = make(4, 16, n_tokens, 2, lowest_g=-1.0)
+    _, kept = with_torch.gated_delta_rule(*inputs, grouped=False, n_snapshots=n_tokens - 1)
+    for back in range(n_tokens - 1):
+        shorter = inputs.tokens(0, n_tokens - back)
+        _, end = with_torch.gated_delta_rule(*shorter, grouped=False)
+        assert nmse(kept[:, back], end[:, 0]) < F32
+
+
+@pytest.mark.parametrize("cut", [1, 3, 32, 39])
+def test_two_calls_continue_one_another(cut):
+    inputs = make(4, 16, 40, 2, lowest_g=-1.0)
+    o, kept = with_torch.gated_delta_rule(*inputs, grouped=False)
+    head, middle = with_torch.gated_delta_rule(*inputs.tokens(0, cut), grouped=False)
+    rest = inputs.tokens(cut, 40, state=middle[:, 0])
+    tail, end = with_torch.gated_delta_rule(*rest, grouped=False)
+    assert nmse(torch.cat((head, tail), 1), o) < F32
+    assert nmse(end, kept) < F32
+
+
+@pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
+@pytest.mark.parametrize("g", [-20.0, -1000.0])
+def test_strong_decay_neither_overflows_nor_poisons(g, kda):
+    inputs = make(2, 16, 70, 1, kda=kda)
+    inputs = inputs._replace(g=torch.full_like(inputs.g, g))
+    o, kept = with_torch.gated_delta_rule(*inputs, grouped=False, n_snapshots=8)
+    truth = naive.gated_delta_rule(*inputs.double(), grouped=False, n_snapshots=8)
+    assert nmse(o, truth[0]) < F32
+    assert nmse(kept, truth[1]) < F32
+
+
+def test_weak_gates_after_strong_ones_keep_their_precision():
+    # the running sum reaches -620 before gates of -1e-3 are added to it
+    inputs = make(4, 16, 32, 1)
+    g = torch.full_like(inputs.g, -1e-3)
+    g[:, :31:2] = -40.0
+    g[:, 24:] = -1e-3
+    inputs = inputs._replace(g=g)
+    o, kept = with_torch.gated_delta_rule(*inputs, grouped=False)
+    truth = naive.gated_delta_rule(*inputs.double(), grouped=False)
+    assert nmse(o, truth[0]) < F32
+    assert nmse(kept, truth[1]) < F32
+
+
+@pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("n_tokens", [1, 5, 35])
+def test_gradients_are_those_of_the_law(n_tokens, grouped, kda):
+    inputs = make(2, 4, n_tokens, 2, repeat=2, kda=kda, lowest_g=-1.0).double()
+    seen = torch.randn(inputs.v.shape).double(), torch.randn(inputs.state.shape).double()
+
+    def gradients(run) -> tuple[torch.Tensor, ...]:
+        leaves = Inputs(*(x.clone().requires_grad_() for x in inputs))
+        o, kept = run(*leaves, grouped=grouped)
+        return torch.autograd.grad((o * seen[0]).sum() + (kept[:, 0] * seen[1]).sum(), leaves)
+
+    expected = gradients(naive.gated_delta_rule)
+    for ours, law in zip(gradients(with_torch.gated_delta_rule), expected, strict=True):
+        assert nmse(ours, law) < F64
+
+
+def test_gradients_stay_finite_under_strong_decay():
+    leaves = [x.requires_grad_() for x in make(2, 8, 40, 1)]
+    o, _ = with_torch.gated_delta_rule(*leaves, grouped=False)
+    for gradient in torch.autograd.grad(o.square().sum(), leaves):
+        assert torch.isfinite(gradient).all()
+
+
+def test_the_public_function_agrees():
+    inputs = make(2, 8, 6, 1, repeat=2)
+    o, kept = gated_delta_rule(*inputs, grouped=True, n_snapshots=2)
+    truth = naive.gated_delta_rule(*inputs, grouped=True, n_snapshots=2)
+    assert nmse(o, truth[0]) < F32
+    assert nmse(kept, truth[1]) < F32

@@ -1,0 +1,132 @@
+"""Matrix products in three compute modes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels import linear as op
+from kernels.linear import naive, with_torch
+from kernels.linear.packed import quantise_rows
+from tests.support.closeness import nmse
+
+IMPLEMENTATIONS = pytest.mark.parametrize(
+    "ops", [naive, with_torch, op], ids=["naive", "torch", "op"]
+)
+# odd sizes: the fast products work in blocks
+SIZES = pytest.mark.parametrize(("n_out", "n_in"), [(1, 1), (7, 5), (33, 130), (96, 256)])
+
+
+def integer_rows(n_rows: int, n_in: int) -> torch.Tensor:
+    """Rows that quantise without rounding: whole numbers, the largest of each row 127."""
+    rows = torch.randint(-127, 128, (n_rows, n_in)).float()
+    rows[:, 0] = 127 * (1 - 2 * (torch.arange(n_rows) % 2))
+    return rows
+
+
+@IMPLEMENTATIONS
+@SIZES
+@pytest.mark.parametrize("leading", [(1,), (6,), (2, 3)])
+def test_f32(ops, n_out, n_in, leading):
+    x, weight = torch.randn(*leading, n_in), torch.randn(n_out, n_in)
+    packed = ops.pack(weight, "f32")
+    y = ops.linear(x, packed)
+    assert nmse(y, x.double() @ weight.double().T) < 1e-12
+    assert (packed.mode, packed.shape, packed.n_bytes) == ("f32", (n_out, n_in), 4 * n_out * n_in)
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("n_rows", [1, 2, 8, 40])
+def test_bf16_rounds_weights_and_activations(ops, n_rows):
+    # whole numbers with a trace that 8 bits of mantissa cannot hold: only if both sides are
+    # rounded, and nothing else is, the products are whole numbers again
+    numbers = torch.randint(1, 4, (n_rows, 16)).float(), torch.randint(1, 4, (24, 16)).float()
+    x, weight = (n * (1 + 1e-3 * (torch.rand(n.shape) - 0.5)) for n in numbers)
+    y = ops.linear(x, ops.pack(weight, "bf16"))
+    assert y.dtype == torch.float32
+    assert torch.equal(y, numbers[0] @ numbers[1].T)
+
+
+@SIZES
+@pytest.mark.parametrize("leading", [(1,), (6,), (2, 3)])
+def test_bf16_is_near_the_law(n_out, n_in, leading):
+    x, weight = torch.randn(*leading, n_in), torch.randn(n_out, n_in)
+    law = naive.linear(x, naive.pack(weight, "bf16"))
+    y = with_torch.linear(x, with_torch.pack(weight, "bf16"))
+    # processors with the instructions round the result to bfloat16 as well
+    assert nmse(y, law) < (1e-5 if with_torch.has_bf16() else 1e-12)
+
+
+@SIZES
+def test_quantised_rows_are_the_nearest_integers(n_out, n_in):
+    weight = torch.randn(n_out, n_in)
+    integers, scale = quantise_rows(weight, 127)
+    error = (weight - integers * scale.unsqueeze(1)).abs()
+    assert (error <= scale.unsqueeze(1) * 0.50001).all()
+    assert (integers.abs().amax(1) == 127).all()
+
+
+@IMPLEMENTATIONS
+@SIZES
+@pytest.mark.parametrize("leading", [(1,), (6,), (2, 3)])
+def test_int8_is_near_f32(ops, n_out, n_in, leading):
+    x, weight = torch.randn(*leading, n_in), torch.randn(n_out, n_in)
+    packed = ops.pack(weight, "int8")
+    y = ops.linear(x, packed)
+    assert y.shape == (*leading, n_out)
+    assert nmse(y, x.double() @ weight.double().T) < 2e-3
+    assert packed.n_bytes == n_out * n_in + 4 * n_out
+
+
+@SIZES
+@pytest.mark.parametrize("n_rows", [1, 2, 5, 8, 40])
+def test_int8_sums_integers_exactly(n_out, n_in, n_rows):
+    levels = with_torch.int8_levels()
+    weight = torch.randint(-levels, levels + 1, (n_out, n_in))
+    weight[:, 0] = levels
+    x = integer_rows(n_rows, n_in)
+    y = with_torch.linear(x, with_torch.pack(weight.float(), "int8"))
+    torch.testing.assert_close(y, (x.long() @ weight.T).float(), rtol=2e-6, atol=0.05)
+
+
+@pytest.mark.parametrize("n_rows", [1, 2, 8])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_int8_does_not_saturate_in_the_worst_case(n_rows, sign):
+    """Every weight and every activation at its largest: pairs add up to the highest sums."""
+    packed = with_torch.pack(torch.full((3, 512), 2.0), "int8")
+    y = with_torch.linear(torch.full((n_rows, 512), sign * 3.0), packed)
+    torch.testing.assert_close(y, torch.full((n_rows, 3), sign * 3072.0))
+
+
+def test_int8_rows_have_the_same_bits_in_every_batch():
+    packed = with_torch.pack(torch.randn(72, 300), "int8")
+    x = torch.randn(40, 300) * torch.logspace(-3, 3, 40).unsqueeze(1)
+    together = with_torch.linear(x, packed)
+    for width in (1, 2, 3, 4, 5, 7, 8, 16, 31):
+        for start in range(0, 40 - width, 5):
+            part = slice(start, start + width)
+            assert torch.equal(with_torch.linear(x[part], packed), together[part])
+
+
+@IMPLEMENTATIONS
+def test_int8_keeps_rows_of_zeros_and_of_tiny_numbers(ops):
+    weight = torch.randn(5, 16)
+    weight[2] = 0
+    x = torch.stack((torch.zeros(16), torch.randn(16) * 1e-30, torch.randn(16)))
+    y = ops.linear(x, ops.pack(weight, "int8"))
+    assert torch.equal(y[0], torch.zeros(5))
+    assert torch.equal(y[:, 2], torch.zeros(3))
+    assert nmse(y[1] * 1e30, (x[1].double() @ weight.double().T) * 1e30) < 2e-3
+
+
+def test_int8_without_the_x86_products(monkeypatch):
+    monkeypatch.setattr(with_torch, "has_fbgemm", lambda: False)
+    weight, x = torch.randn(20, 64), torch.randn(2, 3, 64)
+    y = with_torch.linear(x, with_torch.pack(weight, "int8"))
+    assert torch.equal(y, naive.linear(x, naive.pack(weight, "int8")))
+
+
+@pytest.mark.parametrize("mode", ["auto", "", "F32"])
+def test_other_modes_are_refused(mode):
+    with pytest.raises(ValueError, match="f32, bf16, int8"):
+        op.pack(torch.ones(2, 2), mode)

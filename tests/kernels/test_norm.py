@@ -1,0 +1,85 @@
+"""RMS norm, l2 norm and the gated norm."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from kernels import norm
+from kernels.norm import naive, with_torch
+from tests.support.closeness import nmse
+
+IMPLEMENTATIONS = pytest.mark.parametrize(
+    "ops", [naive, with_torch, norm], ids=["naive", "torch", "op"]
+)
+SHAPES = pytest.mark.parametrize("shape", [(5,), (1, 64), (2, 3, 4, 128), (1, 7, 1000)])
+F32 = 1e-12
+
+
+def rows(shape: tuple[int, ...]) -> tuple[torch.Tensor, np.ndarray]:
+    x = torch.randn(shape) * 3 + 1
+    return x, x.double().numpy()
+
+
+@IMPLEMENTATIONS
+@SHAPES
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+def test_rms_norm(ops, shape, eps):
+    x, exact = rows(shape)
+    weight = torch.randn(shape[-1])
+    truth = exact / np.sqrt(np.mean(exact**2, -1, keepdims=True) + eps) * weight.double().numpy()
+    assert nmse(ops.rms_norm(x, weight, eps), torch.from_numpy(truth)) < F32
+
+
+@IMPLEMENTATIONS
+@SHAPES
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+def test_l2_norm(ops, shape, eps):
+    x, exact = rows(shape)
+    truth = exact / np.sqrt(np.sum(exact**2, -1, keepdims=True) + eps)
+    assert nmse(ops.l2_norm(x, eps), torch.from_numpy(truth)) < F32
+
+
+@IMPLEMENTATIONS
+@SHAPES
+def test_the_gate_comes_after_the_norm(ops, shape):
+    x, exact = rows(shape)
+    gate, weight = torch.randn(shape), torch.randn(shape[-1])
+    scale = weight.double().numpy() / np.sqrt(np.mean(exact**2, -1, keepdims=True) + 1e-6)
+    z = gate.double().numpy()
+    truth = exact * scale * (z / (1 + np.exp(-z)))
+    assert nmse(ops.gated_rms_norm(x, gate, weight, 1e-6), torch.from_numpy(truth)) < F32
+
+
+@IMPLEMENTATIONS
+def test_zeros_stay_zero_and_tiny_rows_meet_eps(ops):
+    x = torch.tensor([[0.0, 0.0], [3e-4, 4e-4]])
+    ones = torch.ones(2)
+    assert torch.equal(ops.l2_norm(x, 1e-6)[0], torch.zeros(2))
+    assert torch.equal(ops.rms_norm(x, ones, 1e-6)[0], torch.zeros(2))
+    # the length is 5e-4, so the sum of squares is a quarter of eps
+    assert ops.l2_norm(x, 1e-6)[1, 0].item() == pytest.approx(3e-4 / math.sqrt(1.25e-6))
+    assert ops.rms_norm(x, ones, 1e-6)[1, 0].item() == pytest.approx(3e-4 / math.sqrt(1.125e-6))
+
+
+@IMPLEMENTATIONS
+def test_any_strides(ops):
+    x = torch.randn(2, 16, 5).transpose(1, 2)
+    plain, weight = x.contiguous(), torch.randn(32)[::2]
+    assert nmse(ops.rms_norm(x, weight, 1e-6), naive.rms_norm(plain, weight, 1e-6)) < F32
+    assert nmse(ops.l2_norm(x, 1e-6), naive.l2_norm(plain, 1e-6)) < F32
+
+
+def test_gradients_are_those_of_the_law():
+    x, gate, weight = (torch.randn(s).double().requires_grad_() for s in ((3, 8), (3, 8), (8,)))
+    seen = torch.randn(3, 8).double()
+
+    def gradients(ops) -> tuple[torch.Tensor, ...]:
+        y = ops.gated_rms_norm(ops.l2_norm(x, 1e-2), gate, weight, 1e-2)
+        return torch.autograd.grad((y * seen).sum(), (x, gate, weight))
+
+    for ours, law in zip(gradients(with_torch), gradients(naive), strict=True):
+        assert nmse(ours, law) < 1e-26

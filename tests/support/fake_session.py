@@ -1,0 +1,156 @@
+"""A session without a model: scripted rounds, written into a real trace store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.worker import ModelFiles, OpenRequest
+from engine.errors import Cancelled, ModelFileError
+from engine.options import Prompt, RunOptions
+from engine.trace.store import TraceStore
+from tests.support.trace_builder import TraceBuilder
+
+TENSORS = 4
+
+
+@dataclass(frozen=True)
+class FakeLayer:
+    index: int
+    kind: str
+    quant: str = "Q8_0"
+    n_bytes: int = 1_000_000
+
+
+@dataclass(frozen=True)
+class FakeInfo:
+    architecture: str = "qwen35"
+    name: str = "fake"
+    n_params: int = 9_000_000
+    weight_bytes: int = 9_400_000
+    n_ctx_train: int = 2048
+    n_vocab: int = 4096
+    layers: tuple[FakeLayer, ...] = tuple(
+        FakeLayer(i, "mtp" if i == 8 else "attention" if i % 4 == 3 else "recurrent")
+        for i in range(9)
+    )
+    quant_mix: dict[str, int] = field(default_factory=lambda: {"Q8_0": 9_300_000, "F32": 100_000})
+    rollback: str = "partial seq_rm over snapshot planes"
+
+    def memory(self, n_seqs: int, n_rs_seq: int, n_ctx: int) -> dict[str, int]:
+        parts = {
+            "weights": self.weight_bytes,
+            "kv": n_seqs * n_ctx * 1000,
+            "state": n_seqs * 500_000,
+            "planes": n_seqs * n_rs_seq * 500_000,
+            "checkpoint": n_seqs * 500_000,
+        }
+        return {**parts, "total": sum(parts.values())}
+
+
+@dataclass
+class FakeEngine:
+    """What opens fake sessions, and how they are to behave.
+
+    gate: while it is clear, loading and every round wait for it (and for a cancel).
+    rounds: rounds of a run. fail_round: the round in which the engine breaks.
+    """
+
+    gate: threading.Event = field(default_factory=threading.Event)
+    rounds: int = 12
+    fail_load: Exception | None = None
+    fail_round: int | None = None
+    opened: list[tuple[Path, Path | None, str]] = field(default_factory=list)
+    threads: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def inspect(self, request: OpenRequest) -> ModelFiles:
+        if request.target.suffix != ".gguf":
+            raise ModelFileError(request.target, "byte 0", "no GGUF file", "Choose another.")
+        draft_info: Any = FakeInfo() if request.draft else None
+        info: Any = FakeInfo()
+        return ModelFiles(
+            request.target, request.draft, info, draft_info, {"name": request.target.name}
+        )
+
+    def open(
+        self,
+        target: Path,
+        draft: Path | None,
+        *,
+        compute: str,
+        progress: Callable[[int, int, str], None],
+        cancelled: Callable[[], bool],
+    ) -> Any:
+        self.threads.add(threading.current_thread().name)
+        for done in range(TENSORS):
+            progress(done, TENSORS, f"dequantising blk.{done}")
+            while not self.gate.wait(0.005):
+                if cancelled():
+                    raise Cancelled
+            if cancelled():
+                raise Cancelled
+        if self.fail_load is not None:
+            raise self.fail_load
+        self.opened.append((target, draft, compute))
+        return FakeSession(self, "f32" if compute == "auto" else compute)
+
+
+class FakeSession:
+    def __init__(self, engine: FakeEngine, compute: str) -> None:
+        self._engine, self.compute = engine, compute
+
+    def prompt(self, text: str) -> Prompt:
+        return Prompt(tuple(range(len(text.split()))), text)
+
+    def start(self, prompts: Sequence[Prompt], options: RunOptions, trace: TraceStore) -> FakeRun:
+        return FakeRun(self._engine, prompts[0].text, options, trace)
+
+
+class FakeRun:
+    """Drafts of three, of which 0 to 3 are accepted in turn."""
+
+    def __init__(
+        self, engine: FakeEngine, text: str, options: RunOptions, trace: TraceStore
+    ) -> None:
+        self._engine, self._options = engine, options
+        self._builder = TraceBuilder(trace)
+        trace.runs[self._builder.run_id]["n_predict"] = options.n_predict
+        self.trace, self.run_id = trace, self._builder.run_id
+        self.done = False
+        self.stopped = False
+        self._round = 0
+        self._text = text
+
+    def step(self) -> bool:
+        while not self._engine.gate.wait(0.005):
+            pass
+        self._engine.threads.add(threading.current_thread().name)
+        if self._round == self._engine.fail_round:
+            raise RuntimeError("scripted failure")
+        if self._round == 0:
+            self._builder.prompt([self._text or " "])
+            self.trace.rounds.append(
+                run_id=self.run_id, round=0, seq_id=0, pos0=0, t_ms=1.0, verify_ms=1.0,
+                verify_width=1, num_draft_tokens=0, num_accepted_draft_tokens=0, num_emitted=0,
+                stop_kind="target", rollback_depth=0, rollback_path="none",
+            )  # fmt: skip
+        else:
+            accepted = self._round % 4
+            pieces = [f" a{self._round}.{i}" for i in range(3)]
+            if self._options.spec.types:
+                self._builder.draft(pieces[:accepted], " last", pieces[accepted:])
+            else:
+                self._builder.plain(f" t{self._round}")
+        self._round += 1
+        self.done = self._round >= self._engine.rounds
+        return not self.done
+
+    def stop(self) -> None:
+        self.stopped = True
+        self.done = True

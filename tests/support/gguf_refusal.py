@@ -1,0 +1,46 @@
+"""Opening a bad file: what must hold for every error, and how much it may cost."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ModelFileError
+from engine.gguf.file import GgufFile
+
+
+@contextmanager
+def flat(seconds: float = 0.5, n_bytes: int = 2**20) -> Iterator[None]:
+    """Fails when the block takes long or allocates much."""
+    tracemalloc.start()
+    start = time.process_time()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < n_bytes
+        assert time.process_time() - start < seconds
+    finally:
+        tracemalloc.stop()
+
+
+def refusal(path: Path | str) -> ModelFileError:
+    """The error that opening a file gives; checked to be one sentence and one remedy."""
+    with flat(), pytest.raises(ModelFileError) as caught:
+        GgufFile.open(path)
+    error = caught.value
+    for sentence in (error.message, error.remedy):
+        assert sentence.endswith(".")
+        assert sentence.isprintable()
+        assert len(sentence) < 400
+    assert error.message.startswith(f"{error.path.name}: {error.place}: ")
+    return error
+
+
+def refusal_of(folder: Path, data: bytes) -> ModelFileError:
+    path = folder / "bad.gguf"
+    path.write_bytes(data)
+    return refusal(path)
