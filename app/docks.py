@@ -15,7 +15,7 @@ TITLES = {
     "ring": "Ring occupancy",
 }
 _FIRST_SIZE = (1280, 800)
-_LEFT_CHARACTERS = 46
+_LEFT_CHARACTERS = 52
 _BOTTOM_SHARE = 0.17
 _RUN_SHARE = 0.5
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QPaintEvent
 from PySide6.QtWidgets import QMainWindow, QMenu, QToolBar
 
 from app.actions import MENUS, SEPARATOR, TOOLBAR, Actions
@@ -57,12 +58,18 @@ def make_menus(window: QMainWindow, actions: Actions, recent: RecentMenu) -> lis
     return menus
 
 
+class FlatToolBar(QToolBar):
+    """Without the lines that Fusion draws around a tool bar."""
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        pass  # buttons and separators paint themselves
+
+
 def make_toolbar(window: QMainWindow, actions: Actions) -> None:
     """Add the one toolbar."""
-    bar = QToolBar("Main", window)
+    bar = FlatToolBar("Main", window)
     bar.setObjectName("toolbar.main")
     bar.setMovable(False)
-    bar.setStyleSheet("QToolBar { border: none; padding: 3px; spacing: 2px; }")
     bar.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
     bar.toggleViewAction().setEnabled(False)
     for entry in TOOLBAR:

@@ -69,7 +69,8 @@ class SpecOptions:
 class RunOptions:
     """Everything that decides the tokens and the cost of one run.
 
-    parallel: sequences decoded side by side. n_predict: tokens to emit per sequence, -1 = until the end token or a full context.
+    parallel: sequences decoded side by side. n_predict: tokens to emit per sequence, -1 = until
+    the end token or a full context.
     n_ctx: cells per sequence, 0 = the trained context, at most 4096.
     n_ubatch: most tokens in one forward pass. n_rs_seq: snapshot planes beyond the live state,
     None = as many as the longest draft. n_top: alternatives recorded per position.

@@ -18,6 +18,7 @@ from app.cli.common import (
     token_ids,
     use_threads,
 )
+from app.cli.files import check_files
 from engine.errors import OptionError
 
 
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if out.is_dir():
         raise OptionError(f"{out} is a folder.", "Name a file with --out.")
+    check_files(path)
     use_threads(args.threads)
     from engine.session import Session
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.common import draft_path, loading_line, print_json, target_path, use_threads
+from app.cli.files import check_files
 from app.cli.run_arguments import Source, add_arguments, run_options
 from engine.errors import OptionError
 from engine.gguf.tokenizer import StreamDecoder
@@ -33,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
         check_target(args.trace)
     if not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
+    check_files(target, draft)
     use_threads(args.threads)
     from engine.session import Session
 

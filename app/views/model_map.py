@@ -130,7 +130,9 @@ class ModelMapView(QStackedWidget):
         form.setVerticalSpacing(3)
         form.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.AllNonFixedFieldsGrow)
         for name, label in self._facts.items():
-            form.addRow(_muted(name), label)
+            heading = _muted(name)
+            heading.setAlignment(Qt.AlignmentFlag.AlignTop)
+            form.addRow(heading, label)
         column = QVBoxLayout(page)
         column.setContentsMargins(6, 6, 6, 6)
         column.setSpacing(6)

@@ -205,8 +205,8 @@ class RingView(RoundView):
 
     def _summary(self) -> str:
         n_stale = int((self._states == _CODE["stale"]).sum())
-        slots = ", ".join(f"sequence {seq}: {n} slots" for seq, n in self._n_slots.items())
-        return f"{self._n_rounds} rounds, {slots}, {n_stale} stale"
+        slots = "".join(f", slots of sequence {seq}: {n}" for seq, n in self._n_slots.items())
+        return f"rounds: {self._n_rounds}{slots}, stale: {n_stale}"
 
 
 def _ink_on(colour: QColor) -> QColor:

@@ -196,12 +196,11 @@ class RollbackView(RoundView):
     def _summary(self) -> str:
         depths, paths = self._column("rollback_depth"), self._column("path")
         counts = [
-            f"{int(np.isin(paths, [ROLLBACK_PATHS.index(p) for p in members]).sum())} {group}"
+            f"{group}: {int(np.isin(paths, [ROLLBACK_PATHS.index(p) for p in members]).sum())}"
             for group, members in _GROUPS.items()
         ]
-        return f"{self.plot.n_rounds} rounds, deepest rollback {int(depths.max())}, " + ", ".join(
-            counts
-        )
+        deepest = max(0, int(depths.max(initial=0)))
+        return ", ".join((f"rounds: {self.plot.n_rounds}, deepest rollback: {deepest}", *counts))
 
 
 def _path_index(path: str) -> int:

@@ -30,7 +30,7 @@ from engine.options import (
 from resources import demo_prompts
 
 _DRAFTERS = ("none", "draft-mtp", "draft-simple")
-_PROMPT_LINES = 5
+_PROMPT_LINES = 4
 
 
 class RunPanel(QScrollArea):

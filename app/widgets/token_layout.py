@@ -143,7 +143,6 @@ class TokenLayout:
         self._row_offsets.append(offset)
         self._x = 0.0
         self._break = -1
-        self._after_space = False
 
     def _wrap(self, token: int) -> None:
         """Begin a new row at the last place for a break, else at this token."""

@@ -102,7 +102,9 @@ def split_seq(spans: Sequence[Span], n_ubatch: int) -> list[Piece]:
 
 def make_ubatch(spans: Sequence[Span], piece: Piece, device: torch.device) -> UBatch:
     """The tensors of one piece."""
-    tokens, positions, outputs = [], [], []
+    tokens: list[list[int]] = []
+    positions: list[list[int]] = []
+    outputs: list[int] = []
     for row, (i, start) in enumerate(zip(piece.spans, piece.starts, strict=True)):
         span, stop = spans[i], start + piece.n_tokens
         tokens.append(list(span.tokens[start:stop]))

@@ -1,7 +1,8 @@
-"""The gated delta rule in batched matrix products: one token directly, more in WY chunks.
+"""The gated delta rule in batched matrix products: few tokens one by one, more in WY chunks.
 
 Inside the file N = B * H_v and all heads are value heads: q, k [N, T, d_k], v [N, T, d_v],
-g, beta [N, T], states [B, H_v, d_k, d_v].
+g [N, T, 1] or [N, T, d_k], beta [N, T, 1], a state [N, d_k, d_v], states kept
+[n_snapshots, N, d_k, d_v].
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import torch
 
 CHUNK = 32
+# Up to here the recurrence itself is as fast as the WY form, hands out every state on its way,
+# and gives a token the same bits whether it came alone or with others.
+SHORT = 4
 
 
 def gated_delta_rule(
@@ -24,55 +28,24 @@ def gated_delta_rule(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.delta_rule.gated_delta_rule. Keeps the dtype of its inputs."""
     n_batch, n_tokens, n_heads, d_v = v.shape
+    d_k = k.shape[3]
     q = _per_value_head(q, n_heads, grouped)
     k = _per_value_head(k, n_heads, grouped)
     v = v.transpose(1, 2).reshape(-1, n_tokens, d_v)
-    beta = beta.transpose(1, 2).reshape(-1, n_tokens)
+    beta = beta.transpose(1, 2).reshape(-1, n_tokens, 1)
     per_channel = g.dim() == 4
-    g = g.transpose(1, 2).reshape(-1, n_tokens, g.shape[3] if per_channel else 1)
+    g = g.transpose(1, 2).reshape(-1, n_tokens, d_k if per_channel else 1)
+    state = state.reshape(-1, d_k, d_v)
+    n_kept = min(n_tokens, n_snapshots)
 
-    if n_tokens == 1:
-        o, kept = _token(q, k, v, g, beta, state)
-    elif per_channel:
-        o, kept = _pieces(q, k, v, g, beta, state, 1, n_snapshots)
+    if n_tokens <= SHORT or per_channel:
+        o, kept = _tokens(q, k, v, g, beta, state, n_kept)
     elif n_tokens <= CHUNK:
-        o, kept = _chunk(q, k, v, g, beta, state, min(n_tokens, n_snapshots))
+        o, kept = _chunk(q, k, v, g, beta, state, n_kept)
     else:
-        o, kept = _pieces(q, k, v, g, beta, state, CHUNK, n_snapshots)
-    return o.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2), kept
-
-
-def _pieces(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    size: int,
-    n_snapshots: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """All tokens in pieces of `size`, each starting from the state the one before left."""
-    n_tokens = v.shape[1]
-    outputs: list[torch.Tensor] = []
-    snapshots: list[torch.Tensor] = []
-    # the first piece takes the remainder, so that the newest snapshots come out of one piece
-    start, stop = 0, (n_tokens - 1) % size + 1
-    while start < n_tokens:
-        piece = slice(start, stop)
-        q_, k_, v_, g_, beta_ = q[:, piece], k[:, piece], v[:, piece], g[:, piece], beta[:, piece]
-        if stop - start == 1:
-            o, states = _token(q_, k_, v_, g_, beta_, state)
-        else:
-            wanted = min(stop - start, max(1, n_snapshots - (n_tokens - stop)))
-            o, states = _chunk(q_, k_, v_, g_, beta_, state, wanted)
-        outputs.append(o)
-        if stop + n_snapshots > n_tokens:
-            snapshots.insert(0, states)
-        state = states[:, 0]
-        start, stop = stop, stop + size
-    kept = snapshots[0] if len(snapshots) == 1 else torch.cat(snapshots, 1)
-    return torch.cat(outputs, 1), kept
+        o, kept = _chunks(q, k, v, g, beta, state, n_kept)
+    o = o.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2)
+    return o, kept.view(n_kept, n_batch, n_heads, d_k, d_v).transpose(0, 1)
 
 
 def _per_value_head(x: torch.Tensor, n_heads: int, grouped: bool) -> torch.Tensor:
@@ -89,25 +62,70 @@ def _per_value_head(x: torch.Tensor, n_heads: int, grouped: bool) -> torch.Tenso
     return x.reshape(n_batch * n_heads, n_tokens, d)
 
 
-def _token(
+def _tokens(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
     state: torch.Tensor,
+    n_kept: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token by the recurrence: o [N, 1, d_v] and the new state [B, 1, H_v, d_k, d_v].
+    """All tokens one by one by the recurrence: o [N, T, d_v] and the n_kept <= T newest states."""
+    if n_kept == 1 and torch.is_grad_enabled():
+        slots = None
+    else:
+        # a state is as large as the caches: write each where it stays, copy none
+        kept = state.new_empty(n_kept, *state.shape)
+        slots = kept.unbind(0)
+    n_tokens = q.shape[1]
+    outputs = []
+    for t in range(n_tokens):
+        k_t = k[:, t : t + 1]
+        out = slots[min(n_tokens - 1 - t, n_kept - 1)] if slots else None
+        S = torch.mul(state, g[:, t : t + 1].exp().transpose(1, 2), out=out)
+        u = torch.baddbmm(v[:, t : t + 1], k_t, S, alpha=-1) * beta[:, t : t + 1]
+        # an outer product through addcmul: half the time of a matrix product of depth 1
+        state = torch.addcmul(S, k_t.transpose(1, 2), u, out=out)
+        outputs.append(torch.bmm(q[:, t : t + 1], state) * k.shape[2] ** -0.5)
+    o = outputs[0] if n_tokens == 1 else torch.cat(outputs, 1)
+    return o, kept if slots else state.unsqueeze(0)
 
-    g: [N, 1, 1], or [N, 1, d_k] for a gate per key channel.
-    """
-    n_batch, n_heads, d_k, d_v = state.shape
-    S = state.reshape(-1, d_k, d_v) * g.exp().transpose(1, 2)
-    u = torch.baddbmm(v, k, S, alpha=-1) * beta.unsqueeze(2)
-    # an outer product through addcmul: half the time of a matrix product of depth 1
-    S = torch.addcmul(S, k.transpose(1, 2), u)
-    o = torch.bmm(q, S) * d_k**-0.5
-    return o, S.view(n_batch, 1, n_heads, d_k, d_v)
+
+def _chunks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    n_kept: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All tokens in chunks, each starting from the state that the one before left."""
+    n_tokens = v.shape[1]
+    outputs: list[torch.Tensor] = []
+    snapshots: list[torch.Tensor] = []
+    # the first chunk takes the remainder, so that the newest states come out of one chunk
+    start, stop = 0, (n_tokens - 1) % CHUNK + 1
+    while start < n_tokens:
+        wanted = n_kept - (n_tokens - stop)
+        part = slice(start, stop)
+        o, states = _chunk(
+            q[:, part],
+            k[:, part],
+            v[:, part],
+            g[:, part],
+            beta[:, part],
+            state,
+            min(stop - start, max(1, wanted)),
+        )
+        outputs.append(o)
+        if wanted > 0:
+            snapshots.insert(0, states)
+        state = states[0]
+        start, stop = stop, stop + CHUNK
+    kept = snapshots[0] if len(snapshots) == 1 else torch.cat(snapshots)
+    return torch.cat(outputs, 1), kept
 
 
 def _chunk(
@@ -117,16 +135,14 @@ def _chunk(
     g: torch.Tensor,
     beta: torch.Tensor,
     state: torch.Tensor,
-    wanted: int,
+    n_kept: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """T tokens at once in the WY form: o [N, T, d_v] and the `wanted` newest states.
+    """T tokens at once in the WY form: o [N, T, d_v] and the n_kept <= T newest states.
 
     With c the running sum of g and D_ij = e^(c_i - c_j) for i >= j, the rows u of the recurrence
     solve (I + strictly lower(diag(beta) (K K^T * D))) U = diag(beta) (V - diag(e^c) K S0).
     """
     n, n_tokens, d_v = v.shape
-    d_k = k.shape[2]
-    S0 = state.reshape(n, d_k, d_v)
     # f64: the differences of long sums would lose the small ones, which weigh most
     c = g.cumsum(1, dtype=torch.float64)
     # cut before exp as well as after it: above the diagonal the exponents are positive
@@ -135,8 +151,7 @@ def _chunk(
 
     kq = torch.cat((k, q), 1)
     gram = torch.bmm(kq, k.transpose(1, 2)).view(n, 2, n_tokens, n_tokens) * D.unsqueeze(1)
-    read = torch.bmm(kq, S0).view(n, 2, n_tokens, d_v) * e.unsqueeze(1)
-    beta = beta.unsqueeze(2)
+    read = torch.bmm(kq, state).view(n, 2, n_tokens, d_v) * e.unsqueeze(1)
     # only the strictly lower part is read: the diagonal counts as ones
     inverse = torch.linalg.solve_triangular(
         gram[:, 0] * beta,
@@ -145,40 +160,22 @@ def _chunk(
         unitriangular=True,
     )
     u = torch.bmm(inverse, (v - read[:, 0]) * beta)
-    scale = d_k**-0.5
+    scale = k.shape[2] ** -0.5
     o = torch.baddbmm(read[:, 1], gram[:, 1], u, beta=scale, alpha=scale)
-    return o, _states(k, u, g, D, e, state, wanted)
 
-
-def _states(
-    k: torch.Tensor,
-    u: torch.Tensor,
-    g: torch.Tensor,
-    D: torch.Tensor,
-    e: torch.Tensor,
-    state: torch.Tensor,
-    wanted: int,
-) -> torch.Tensor:
-    """The `wanted` newest states, newest first: [B, wanted, H_v, d_k, d_v].
-
-    The oldest of them is rebuilt from the rows of the whole prefix,
-    S_t = e^(c_t) S0 + sum over i <= t of e^(c_t - c_i) k_i u_i^T; the recurrence leads on from it.
-    """
-    n_batch, n_heads, d_k, d_v = state.shape
-    n_tokens = k.shape[1]
-    t = n_tokens - wanted
-    weighted = k[:, : t + 1] * D[:, t, : t + 1].unsqueeze(2)
-    S0 = state.reshape(-1, d_k, d_v) * e[:, t].unsqueeze(2)
-    S = torch.baddbmm(S0, weighted.transpose(1, 2), u[:, : t + 1])
-    S = S.view(n_batch, n_heads, d_k, d_v)
-    if wanted == 1:
-        return S.unsqueeze(1)
-    states = S.new_empty(n_batch, wanted, n_heads, d_k, d_v)
-    states[:, -1] = S
-    heads = (n_batch, n_heads, n_tokens, -1)
-    decay, k, u = g.exp().view(heads), k.view(heads), u.view(heads)
+    # the oldest state to keep, rebuilt from the rows of the whole prefix up to token t:
+    # S_t = e^(c_t) S0 + sum over i <= t of e^(c_t - c_i) k_i u_i^T
+    t = n_tokens - n_kept
+    S = state * e[:, t : t + 1]
+    weighted = (k * D[:, t].unsqueeze(2)).transpose(1, 2)
+    if n_kept == 1:
+        return o, torch.baddbmm(S, weighted, u).unsqueeze(0)
+    states = S.new_empty(n_kept, *S.shape)
+    torch.baddbmm(S, weighted, u, out=states[-1])
+    # the recurrence leads on from it
+    decay = g.exp()
     for i in range(t + 1, n_tokens):
-        S = states[:, n_tokens - 1 - i]
-        torch.mul(states[:, n_tokens - i], decay[:, :, i].unsqueeze(3), out=S)
-        S.addcmul_(k[:, :, i].unsqueeze(3), u[:, :, i].unsqueeze(2))
-    return states
+        here, before = states[n_tokens - 1 - i], states[n_tokens - i]
+        torch.mul(before, decay[:, i : i + 1], out=here)
+        here.addcmul_(k[:, i].unsqueeze(2), u[:, i : i + 1])
+    return o, states

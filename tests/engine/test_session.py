@@ -84,15 +84,8 @@ def test_mtp_drafts_and_acceptance_follow_the_golden_trace(name):
     assert tokens_of(run)[0][:40] == data["spec_out"].tolist()[:40]
     rounds, tokens = run.trace.rounds, run.trace.tokens
     drafts = tokens.column("draft_index") >= 0
-    for i, (past, last, draft, accepted) in enumerate(
-        zip(
-            data["spec_past"],
-            data["spec_last"],
-            data["spec_draft"],
-            data["spec_accepted"],
-            strict=True,
-        )  # fmt: skip
-    ):
+    columns = (data[f"spec_{name}"] for name in ("past", "last", "draft", "accepted"))
+    for i, (past, last, draft, accepted) in enumerate(zip(*columns, strict=True)):
         row = rounds.row(i + 1)
         assert row["pos0"] == past
         here = (tokens.column("round") == i + 1) & drafts

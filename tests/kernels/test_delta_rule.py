@@ -199,6 +199,19 @@ def test_a_snapshot_is_the_end_of_a_shorter_call(n_tokens):
         assert nmse(kept[:, back], end[:, 0]) < F32
 
 
+@pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
+def test_few_tokens_give_the_bits_of_single_tokens(kda):
+    inputs = make(4, 64, 4, 1, kda=kda, lowest_g=-1.0)
+    o, kept = with_torch.gated_delta_rule(*inputs, grouped=False, n_snapshots=4)
+    state = inputs.state
+    for t in range(4):
+        alone = inputs.tokens(t, t + 1, state)
+        o_alone, one = with_torch.gated_delta_rule(*alone, grouped=False)
+        state = one[:, 0]
+        assert torch.equal(o[:, t : t + 1], o_alone)
+        assert torch.equal(kept[:, 3 - t], state)
+
+
 @pytest.mark.parametrize("cut", [1, 3, 32, 39])
 def test_two_calls_continue_one_another(cut):
     inputs = make(4, 16, 40, 2, lowest_g=-1.0)

@@ -38,6 +38,9 @@ def test_no_subcommand_imports_qt(python: Python) -> None:
     [
         ["--help"], ["--version"], ["run", "--help"], ["logits", "--help"], ["info", "--demo"],
         ["tokenize", "--demo", "a"], ["demo-path"], ["run", "--demo"], ["no-such-thing"],
+        ["run", "pyproject.toml", "-p", "a"], ["logits", "none", "--tokens", "1", "--out", "x"],
+        ["run", "resources/demo/demo-target.gguf", "-md", "tests/data/qwen35-a-f32.gguf", "-p", "a",
+         "--spec-type", "draft-simple"],
     ],
     ids=" ".join,
 )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -62,7 +64,7 @@ def assert_state(memory: PlanesMemory, seq: int, tokens: list[int]) -> None:
     if not tokens:
         assert all((t == 0).all() for t in (*states, *windows))
         return
-    for got, want in zip((*states, *windows), sum(from_scratch(tokens), []), strict=True):
+    for got, want in zip((*states, *windows), chain(*from_scratch(tokens)), strict=True):
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
 
 
@@ -93,11 +95,11 @@ def test_a_stale_plane_is_refused(depth):
     memory = memory_of(3)
     decode(memory, 0, list(range(9)))
     decode(memory, 0, [50])
-    before = [t.clone() for t in sum(memory.live(0), [])]
+    before = [t.clone() for t in chain(*memory.live(0))]
     assert memory.valid_depth(0) == 0
     assert not memory.seq_rm(0, 10 - depth)
     assert memory.seq_pos_max(0) == 9
-    for got, want in zip(sum(memory.live(0), []), before, strict=True):
+    for got, want in zip(chain(*memory.live(0)), before, strict=True):
         assert torch.equal(got, want)
     assert [s.state for s in memory.slots(0)] == ["live", "stale", "stale", "stale"]
     assert [s.age for s in memory.slots(0)] == [0, 2, 3, 4]
@@ -141,7 +143,7 @@ def test_random_operations_agree_with_decoding_from_scratch(data, n_rs_seq):
     for _ in range(data.draw(st.integers(1, 12))):
         seq = data.draw(st.integers(0, 2))
         others = [s for s in range(3) if s != seq]
-        before = {s: [t.clone() for t in sum(memory.live(s), [])] for s in others}
+        before = {s: [t.clone() for t in chain(*memory.live(s))] for s in others}
         operation = data.draw(st.sampled_from(["decode", "decode", "remove", "save", "restore"]))
         if operation == "decode":
             tokens = data.draw(st.lists(st.integers(0, 400), min_size=1, max_size=9))
@@ -161,5 +163,5 @@ def test_random_operations_agree_with_decoding_from_scratch(data, n_rs_seq):
             memory.restore(seq, saved)
         assert_state(memory, seq, texts[seq])
         for other in others:
-            for got, want in zip(sum(memory.live(other), []), before[other], strict=True):
+            for got, want in zip(chain(*memory.live(other)), before[other], strict=True):
                 assert torch.equal(got, want)
