@@ -137,6 +137,7 @@ class MainWindow(QMainWindow):
         self.tokens = TokensView(theme)
         self.rollback = RollbackView(theme)
         self.ring = RingView(theme)
+        self.ring.link_x(self.rollback)
         self.model_map = ModelMapView(theme, opening)
         self.run_panel = RunPanel()
         self.banners = BannerArea(theme)
@@ -301,7 +302,8 @@ class MainWindow(QMainWindow):
         self._show_model_text()
 
     def _show_loaded(self, event: worker.Loaded) -> None:
-        self.settings.add_recent_model(event.files.target)
+        if event.files.target != DEMO_TARGET:
+            self.settings.add_recent_model(event.files.target)
         if event.replaced is not None:
             old = event.replaced
             self.banners.add(

@@ -91,8 +91,16 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         _require(1 <= self.parallel <= 64, "--parallel is outside 1..64", "Use at least 1.")
-        _require(self.n_predict >= -1, "-n is below -1", "Use -1 for no limit.")
-        _require(self.n_ctx >= 0, "-c is negative", "Use 0 for the model's own context.")
+        _require(
+            self.n_predict == -1 or self.n_predict >= 1,
+            "-n is 0 or below -1",
+            "Use -1 for no limit.",
+        )
+        _require(
+            0 <= self.n_ctx <= 2**20,
+            "-c is outside 0..1048576",
+            "Use 0 for the model's own context.",
+        )
         _require(self.n_ubatch >= 1, "-ub is below 1", "Use a batch of at least one token.")
         for value, choices, option in (
             (self.rollback, ROLLBACK_POLICIES, "--rollback"),

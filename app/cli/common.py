@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import OptionError
+from engine.model.info import ModelInfo
 from engine.version import version
 from resources import DEMO_DRAFT, DEMO_TARGET
 
@@ -86,15 +87,20 @@ def add_compute(group: argparse._ArgumentGroup) -> None:
         "states are always f32",
     )
     group.add_argument(
-        "--threads", type=positive, metavar="N", help="CPU threads (default: torch's own choice)"
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="CPU threads (default: all cores, one for a small model)",
     )
 
 
-def use_threads(n_threads: int | None) -> None:
-    """Tell torch how many threads to use, None = its own choice."""
-    if n_threads is not None:
-        import torch
+def use_threads(n_threads: int | None, info: ModelInfo) -> None:
+    """Tell torch how many threads to use; None = as many as the model gains from."""
+    import torch
 
+    if n_threads is None and info.is_small:
+        n_threads = 1
+    if n_threads is not None:
         torch.set_num_threads(n_threads)
 
 

@@ -61,10 +61,10 @@ def run(args: argparse.Namespace) -> int:
     if out.is_dir():
         raise OptionError(f"{out} is a folder.", "Name a file with --out.")
     check_files(path)
-    use_threads(args.threads)
     from engine.session import Session
 
     session = Session.open(path, compute=args.compute, progress=loading_line())
+    use_threads(args.threads, session.info)
     logits = session.logits(args.tokens, n_ubatch=args.ubatch)
     _write(out, logits)
     if args.json:

@@ -35,10 +35,10 @@ def run(args: argparse.Namespace) -> int:
     if not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     check_files(target, draft)
-    use_threads(args.threads)
     from engine.session import Session
 
     session = Session.open(target, draft, compute=args.compute, progress=loading_line())
+    use_threads(args.threads, session.info)
     prompts = [_prompt(session, args, source) for source in args.sources]
     trace = TraceStore()
     job = session.start(prompts, options, trace)

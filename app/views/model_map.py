@@ -80,7 +80,7 @@ class ModelMapView(QStackedWidget):
             "target": files.target.name,
             "draft": _describe_draft(files),
             "architecture": f"{info.architecture} · {_count_layers(info)}",
-            "parameters": f"{info.n_params / 1e6:,.4g} M in {format_bytes(info.weight_bytes)}",
+            "parameters": f"{_count(info.n_params)} in {format_bytes(info.weight_bytes)}",
             "quantisation": _describe_mix(info.quant_mix),
             "context": f"{info.n_ctx_train:,} tokens · vocabulary {info.n_vocab:,}",
             "rollback": info.rollback,
@@ -151,6 +151,11 @@ class ModelMapView(QStackedWidget):
         area.setWidgetResizable(True)
         area.setWidget(page)
         return area
+
+
+def _count(n: int) -> str:
+    """Parameters as people say them: 9.28 M, 650 M, 35.1 B."""
+    return f"{n / 1e6:.3g} M" if n < 999.5e6 else f"{n / 1e9:.3g} B"
 
 
 def _describe_draft(files: ModelFiles) -> str:

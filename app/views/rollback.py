@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 
 import numpy as np
 import pyqtgraph as pg
@@ -13,11 +14,13 @@ from PySide6.QtWidgets import QWidget
 from app.theme import Theme
 from app.widgets.legend import Swatch
 from app.widgets.round_view import RoundView
-from engine.trace.records import MISSING, ROLLBACK_PATHS
+from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
 
 _COLUMNS = ("round", "seq_id", "rollback_depth", "n_rs_seq")
-_GROUPS = {"seq_rm": ("seq_rm",), "restore": ("restore", "restore_depth"), "refused": ("refused",)}
+_GROUPS = ("seq_rm", "restore", "refused")
+_GROUP_OF_PATH = {"seq_rm": 0, "restore": 1, "restore_depth": 1, "refused": 2}
+_NO_GROUP = -1
 _BAR_WIDTH = 0.8
 _STUB = 0.15
 """Height of a bar for a restore or refusal that undid nothing."""
@@ -76,7 +79,7 @@ class RollbackView(RoundView):
         }
         self._crosses = pg.ScatterPlotItem(symbol="x", size=9)
         self._limit = pg.InfiniteLine(angle=0, movable=False, label="", labelOpts={
-            "position": 0.01, "anchors": [(0, 1), (0, 1)],
+            "position": 0.01, "anchors": [(0, 1.06), (0, 1.06)],
         })  # fmt: skip
         self._limit.hide()
         self._crosses.setZValue(10)
@@ -87,8 +90,11 @@ class RollbackView(RoundView):
 
     def _reset(self) -> None:
         self._next_row = 0
-        self._data = {name: array("q") for name in (*_COLUMNS, "path", "row")}
+        self._data = {name: array("q") for name in (*_COLUMNS, "group", "row")}
         self._seq_ids: list[int] = []
+        self._counts = dict.fromkeys(_GROUPS, 0)
+        self._deepest = 0
+        self._n_rs_seq: int | None = None
 
     def _read(self, store: TraceStore, run_id: int) -> int | None:
         table = store.rounds
@@ -97,44 +103,48 @@ class RollbackView(RoundView):
         rows = start + np.flatnonzero(table.column("run_id", start, stop) == run_id)
         if not len(rows):
             return None
-        for name in _COLUMNS:
-            self._data[name].frombytes(table.column(name, 0, stop)[rows].tobytes())
-        self._data["row"].frombytes(rows.tobytes())
+        new = {name: table.column(name, 0, stop)[rows] for name in _COLUMNS}
         paths = table.texts("rollback_path", start, stop)
-        self._data["path"].extend(_path_index(paths[row - start]) for row in rows.tolist())
-        self._seq_ids = sorted({*self._seq_ids, *np.unique(self._column("seq_id")).tolist()})
-        return int(self._column("round").max()) + 1
+        groups = [_GROUP_OF_PATH.get(paths[row - start], _NO_GROUP) for row in rows.tolist()]
+        for name, values in new.items():
+            self._data[name].frombytes(values.tobytes())
+        self._data["row"].frombytes(rows.tobytes())
+        self._data["group"].extend(groups)
 
-    def _column(self, name: str) -> np.ndarray:
-        return np.array(self._data[name], np.int64)
+        self._seq_ids = sorted({*self._seq_ids, *np.unique(new["seq_id"]).tolist()})
+        self._deepest = max(self._deepest, int(new["rollback_depth"].max()))
+        for number, group in enumerate(_GROUPS):
+            self._counts[group] += groups.count(number)
+        limits = new["n_rs_seq"][new["n_rs_seq"] != MISSING]
+        if len(limits):
+            self._n_rs_seq = int(limits[-1])
+        return self._data["round"][-1] + 1
 
     def _draw(self) -> None:
-        rounds = self._column("round")
         left, right = self.plot.x_range
-        sight = slice(*np.searchsorted(rounds, (left - 1, right + 1)).tolist())
-        depths = np.maximum(self._column("rollback_depth"), 0)
-        paths = self._column("path")[sight]
-        lane = np.searchsorted(self._seq_ids, self._column("seq_id")[sight])
+        first, stop = (bisect_left(self._data["round"], x) for x in (left - 1, right + 1))
+        rounds, seq_ids, depths, groups = (
+            np.array(self._data[name][first:stop], np.int64)
+            for name in ("round", "seq_id", "rollback_depth", "group")
+        )
         width = _BAR_WIDTH / max(1, len(self._seq_ids))
-        x = rounds[sight] - _BAR_WIDTH / 2 + (lane + 0.5) * width
-        for group, members in _GROUPS.items():
-            at = np.isin(paths, [ROLLBACK_PATHS.index(path) for path in members])
-            least = 0.0 if group == "seq_rm" else _STUB
-            height = np.maximum(depths[sight][at], least)
-            self._bars[group].setOpts(x=x[at], height=height, width=width)
+        lane = np.searchsorted(self._seq_ids, seq_ids)
+        x = rounds - _BAR_WIDTH / 2 + (lane + 0.5) * width
+        for number, (group, bars) in enumerate(self._bars.items()):
+            at = groups == number
+            height = np.maximum(depths[at], 0.0 if group == "seq_rm" else _STUB)
+            bars.setOpts(x=x[at], height=height, width=width)
             if group == "refused":
                 self._crosses.setData(x[at], height + 0.3)
-        self._draw_limit(int(depths.max(initial=0)))
+        self._draw_limit()
 
-    def _draw_limit(self, deepest: int) -> None:
-        limits = self._column("n_rs_seq")
-        limits = limits[limits != MISSING]
-        limit = int(limits[-1]) if len(limits) else None
+    def _draw_limit(self) -> None:
+        limit = self._n_rs_seq
         self._limit.setVisible(limit is not None)
         if limit is not None:
             self._limit.setValue(limit)
             self._limit.label.setFormat(f"n_rs_seq = {limit}")
-        top = max(deepest, limit or 0, 1)
+        top = max(self._deepest, limit or 0, 1)
         self.plot.box.setYRange(0, top * 1.25 + 0.35, padding=0)
         step = -(-top // 4)
         ticks = [(value, str(value)) for value in range(0, top + 1, step)]
@@ -157,10 +167,9 @@ class RollbackView(RoundView):
         self._limit.label.fill = QBrush(theme.color("plot.background"))
 
     def _row_at(self, round_: int, seq_id: int | None) -> int | None:
-        rounds = self._column("round")
-        first, stop = np.searchsorted(rounds, (round_, round_ + 1)).tolist()
-        for at in range(first, stop):
-            if self._data["seq_id"][at] == seq_id:
+        rounds, seq_ids = self._data["round"], self._data["seq_id"]
+        for at in range(bisect_left(rounds, round_), bisect_right(rounds, round_)):
+            if seq_ids[at] == seq_id:
                 return self._data["row"][at]
         return None
 
@@ -194,17 +203,8 @@ class RollbackView(RoundView):
         return self._seq_ids[0] if self._seq_ids else None
 
     def _summary(self) -> str:
-        depths, paths = self._column("rollback_depth"), self._column("path")
-        counts = [
-            f"{group}: {int(np.isin(paths, [ROLLBACK_PATHS.index(p) for p in members]).sum())}"
-            for group, members in _GROUPS.items()
-        ]
-        deepest = max(0, int(depths.max(initial=0)))
-        return ", ".join((f"rounds: {self.plot.n_rounds}, deepest rollback: {deepest}", *counts))
-
-
-def _path_index(path: str) -> int:
-    return ROLLBACK_PATHS.index(path) if path in ROLLBACK_PATHS else 0
+        facts = {"rounds": self.plot.n_rounds, "deepest rollback": self._deepest, **self._counts}
+        return ", ".join(f"{name}: {value}" for name, value in facts.items())
 
 
 def _thin(colour: QColor, width: float = 1.0) -> QPen:

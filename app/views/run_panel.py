@@ -134,7 +134,9 @@ class RunPanel(QScrollArea):
         self.examples.setPlaceholderText("Example prompts")
         self.examples.addItems([p.title for p in self._prompts])
         self.examples.setCurrentIndex(-1)
+        self.examples.setAccessibleName("Example prompts")
         self.prompt = QPlainTextEdit()
+        self.prompt.setAccessibleName("Prompt")
         self.prompt.setPlaceholderText("Text to continue")
         self.prompt.setTabChangesFocus(True)
         self.prompt.setAcceptDrops(False)  # a dropped model is for the window

@@ -14,7 +14,7 @@ from app.widgets.chip import Chip
 
 _FIRST_SPAN = 96
 _LEAST_SPAN = 8
-_AXIS_WIDTH = 52
+_WIDEST_LABEL = "seq 00 "
 _PAN = 0.25
 _ZOOM = 0.7
 
@@ -47,8 +47,9 @@ class RoundPlot(pg.PlotWidget):
         plot = self.getPlotItem()
         plot.setMenuEnabled(False)
         plot.hideButtons()
-        plot.getAxis("left").setWidth(_AXIS_WIDTH)
-        plot.getAxis("bottom").setHeight(2 * self.fontMetrics().height() + 4)
+        metrics = self.fontMetrics()
+        plot.getAxis("left").setWidth(metrics.horizontalAdvance(_WIDEST_LABEL) + metrics.height())
+        plot.getAxis("bottom").setHeight(2 * metrics.height() + 4)
         self.box = plot.getViewBox()
         self.box.setMouseEnabled(x=True, y=False)
         self.box.disableAutoRange()
@@ -135,7 +136,8 @@ class RoundPlot(pg.PlotWidget):
         for side in ("left", "bottom"):
             axis = self.getPlotItem().getAxis(side)
             axis.setPen(QPen(theme.color("plot.axis")))
-            axis.setTickPen(QPen(theme.color("plot.grid")))
+            axis.setTickPen(QPen(theme.color("plot.axis")))
+            axis.setStyle(tickLength=3)
             axis.setTextPen(theme.color("plot.text"))
         self._name_axis()
         pen = QPen(theme.color("plot.cursor"))

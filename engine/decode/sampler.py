@@ -54,7 +54,7 @@ class Sampler:
             return int(ids[0])
         logits = candidates.logits[row].astype(np.float64)
         probs = _softmax(logits)
-        kept = np.searchsorted(np.cumsum(probs), self._options.top_p) + 1
+        kept = int(np.searchsorted(np.cumsum(probs), self._options.top_p)) + 1
         kept = min(kept, int((probs >= self._options.min_p * probs[0]).sum()))
         probs = _softmax(logits[: max(kept, 1)] / self._options.temp)
         drawn = np.searchsorted(np.cumsum(probs), self._random.random(), side="right")

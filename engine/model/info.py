@@ -11,6 +11,9 @@ from engine.gguf.file import GgufFile, TensorInfo
 from engine.model.config import ModelConfig
 from engine.model.tensors import check_tensors
 
+SMALL_MODEL = 64_000_000
+"""Parameters below which the fixed cost of an operation, not its arithmetic, decides the speed."""
+
 _F32 = 4  # bytes; states and attention cells are always f32
 
 
@@ -45,6 +48,11 @@ class ModelInfo:
     state_bytes: int
     kv_bytes_per_token: int
     mtp_kv_bytes_per_token: int
+
+    @property
+    def is_small(self) -> bool:
+        """Whether more threads or narrower weights would slow the model down."""
+        return self.n_params < SMALL_MODEL
 
     def memory(self, n_seqs: int, n_rs_seq: int, n_ctx: int) -> dict[str, int]:
         """Bytes needed for `n_seqs` sequences of `n_ctx` cells with `n_rs_seq` snapshot planes.

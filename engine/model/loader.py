@@ -13,6 +13,7 @@ from engine.model.attention import Attention
 from engine.model.config import ModelConfig
 from engine.model.delta_net import DeltaNet
 from engine.model.hybrid import HybridModel
+from engine.model.info import SMALL_MODEL
 from engine.model.layers import (
     Block,
     DenseFeedForward,
@@ -27,8 +28,6 @@ from engine.model.tensors import block_shapes, check_tensors, ffn_norm_name, glo
 from engine.model.weights import Weights
 from engine.options import COMPUTE_MODES
 
-_SMALL = 64_000_000  # parameters below which fixed costs, not products, decide the speed
-
 
 def resolve_compute(name: str, n_params: int) -> str:
     """The compute mode meant by `name` for a model of `n_params` parameters.
@@ -41,7 +40,7 @@ def resolve_compute(name: str, n_params: int) -> str:
         raise OptionError(f"The compute mode {name!r} is unknown.", f"Choose from {modes}.")
     if name != "auto":
         return name
-    return "bf16" if n_params >= _SMALL and _has_bf16() else "f32"
+    return "bf16" if n_params >= SMALL_MODEL and _has_bf16() else "f32"
 
 
 def load_model(

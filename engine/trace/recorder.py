@@ -131,6 +131,9 @@ class Recorder:
 
     def _tokens(self, round_: int, facts: RoundFacts) -> None:
         draft, target = facts.draft, facts.target
+        self._learn([*facts.tokens, *(draft.tokens if draft else ())])
+        for ids in (*target.top_ids, *(draft.top_ids if draft else ())):
+            self._learn(ids)
         base = {"run_id": self._run_id, "round": round_, "seq_id": facts.seq_id}
         append = self._store.tokens.append
         n_kept = min(facts.n_accepted or 0, len(facts.tokens))
@@ -159,9 +162,6 @@ class Recorder:
                     **base, pos=facts.pos_next + i, kind="replayed", token_id=facts.tokens[i],
                     draft_index=i,
                 )  # fmt: skip
-        self._learn([*facts.tokens, *(draft.tokens if draft else ())])
-        for ids in (*target.top_ids, *(draft.top_ids if draft else ())):
-            self._learn(ids)
 
     def _memory(self, round_: int, facts: RoundFacts, memory: HybridMemory) -> None:
         if memory.recurrent is None:

@@ -33,6 +33,7 @@ def gated_delta_rule(
 
     Returns o [B, T, H_v, d_v] and the snapshots [B, min(T, n_snapshots), H_v, d_k, d_v], where
     index s is the state s tokens before the last one, so 0 is the state after all T tokens.
-    They share no memory with `state`. Differentiable for n_snapshots = 1.
+    n_snapshots >= 1. They share no memory with `state`. Differentiable for n_snapshots = 1; more
+    than one cannot be had of tensors that need gradients.
     """
     return _run(q, k, v, g, beta, state, grouped=grouped, n_snapshots=n_snapshots)

@@ -38,7 +38,9 @@ def gated_delta_rule(
     state = state.reshape(-1, d_k, d_v)
     n_kept = min(n_tokens, n_snapshots)
 
-    if n_tokens <= SHORT or per_channel:
+    if n_tokens == 1:
+        o, kept = _token(q, k, v, g, beta, state)
+    elif n_tokens <= SHORT or per_channel:
         o, kept = _tokens(q, k, v, g, beta, state, n_kept)
     elif n_tokens <= CHUNK:
         o, kept = _chunk(q, k, v, g, beta, state, n_kept)
@@ -62,6 +64,22 @@ def _per_value_head(x: torch.Tensor, n_heads: int, grouped: bool) -> torch.Tenso
     return x.reshape(n_batch * n_heads, n_tokens, d)
 
 
+def _token(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token by the recurrence: _tokens without its bookkeeping, which would double the time."""
+    S = state * g.exp().transpose(1, 2)
+    u = torch.baddbmm(v, k, S, alpha=-1) * beta
+    # an outer product through addcmul: half the time of a matrix product of depth 1
+    S = torch.addcmul(S, k.transpose(1, 2), u)
+    return torch.bmm(q * k.shape[2] ** -0.5, S), S.unsqueeze(0)
+
+
 def _tokens(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -79,17 +97,21 @@ def _tokens(
         kept = state.new_empty(n_kept, *state.shape)
         slots = kept.unbind(0)
     n_tokens = q.shape[1]
+    q, decay = q * k.shape[2] ** -0.5, g.exp().transpose(1, 2)
+    tokens = zip(
+        *(x.split(1, 1) for x in (q, k, v, beta)),
+        decay.split(1, 2),
+        range(n_tokens - 1, -1, -1),
+        strict=True,
+    )
     outputs = []
-    for t in range(n_tokens):
-        k_t = k[:, t : t + 1]
-        out = slots[min(n_tokens - 1 - t, n_kept - 1)] if slots else None
-        S = torch.mul(state, g[:, t : t + 1].exp().transpose(1, 2), out=out)
-        u = torch.baddbmm(v[:, t : t + 1], k_t, S, alpha=-1) * beta[:, t : t + 1]
-        # an outer product through addcmul: half the time of a matrix product of depth 1
+    for q_t, k_t, v_t, beta_t, decay_t, back in tokens:
+        out = slots[min(back, n_kept - 1)] if slots else None
+        S = torch.mul(state, decay_t, out=out)
+        u = torch.baddbmm(v_t, k_t, S, alpha=-1) * beta_t
         state = torch.addcmul(S, k_t.transpose(1, 2), u, out=out)
-        outputs.append(torch.bmm(q[:, t : t + 1], state) * k.shape[2] ** -0.5)
-    o = outputs[0] if n_tokens == 1 else torch.cat(outputs, 1)
-    return o, kept if slots else state.unsqueeze(0)
+        outputs.append(torch.bmm(q_t, state))
+    return torch.cat(outputs, 1), kept if slots else state.unsqueeze(0)
 
 
 def _chunks(

@@ -57,20 +57,34 @@ def repeated(ids: Sequence[int], n_prompt: int) -> float:
 
 
 def is_indented(text: str, n_prompt: int) -> bool:
-    """True if every line after one ending in `:` is deeper, and the prompt's own line is kept.
+    """True if every complete generated line of code begins where Python would let it.
 
-    Only complete generated lines count, and brackets or strings are not followed; a colon that
-    ends a line inside them counts as an opener all the same.
+    After a line that ends in `:` that is exactly four columns further, elsewhere the column of
+    the line before or of a block that is still open. Lines inside docstrings, and those after a
+    line with an open bracket, are free.
     """
-    lines = [line for line in text.split("\n")[:-1] if line.strip()]
-    depth = [len(line) - len(line.lstrip()) for line in lines]
-    after = len([line for line in text[:n_prompt].split("\n") if line.strip()])
-    pairs = zip(lines, depth, depth[1:], range(1, len(lines)), strict=False)
-    return all(
-        below > above
-        for line, above, below, number in pairs
-        if number >= after and line.rstrip().endswith(":")
-    )
+    end = text.rfind("\n") + 1
+    levels: list[int] = []
+    opens = docstring = continued = False
+    position = 0
+    for line in text[:end].splitlines(keepends=True):
+        generated = position >= n_prompt
+        position += len(line)
+        body = line.strip()
+        if not body:
+            continue
+        free = docstring or continued
+        docstring ^= (body.count('"""') + body.count("'''")) % 2 == 1
+        continued = not docstring and sum(map(body.count, "([{")) > sum(map(body.count, ")]}"))
+        if free or body.startswith("#"):
+            continue
+        column = len(line) - len(line.lstrip())
+        allowed = levels[-1:] and [levels[-1] + 4] if opens else levels
+        if generated and levels and column not in allowed:
+            return False
+        levels = [level for level in levels if level < column] + [column]
+        opens = body.endswith(":")
+    return True
 
 
 def held_out_loss(session: Session, sources: Sequence[Source], group: str) -> float:

@@ -57,8 +57,8 @@ class DemoConfig:
         return (2 * self.n_k_heads + self.n_v_heads) * self.d_state
 
 
-TARGET = DemoConfig("Draftscope demo target", 6, 256, 512, 4, 2, 2, 4, interval=3, n_mtp=1)
-DRAFT = DemoConfig("Draftscope demo draft", 4, 128, 384, 2, 1, 2, 2, interval=4)
+TARGET = DemoConfig("Draftscope demo target", 6, 128, 384, 2, 1, 1, 2, interval=3, n_mtp=1)
+DRAFT = DemoConfig("Draftscope demo draft", 3, 64, 192, 1, 1, 1, 1, interval=3)
 
 Cache = tuple[Tensor, Tensor]
 

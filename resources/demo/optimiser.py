@@ -30,6 +30,8 @@ class Optimiser:
         self.matrices: dict[str, nn.Parameter] = {}
         others: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
             wide = parameter.ndim == 2 and min(parameter.shape) >= 32
             if wide and "token_embd" not in name:
                 self.matrices[name] = parameter

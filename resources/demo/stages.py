@@ -20,8 +20,8 @@ from resources.demo.optimiser import Optimiser, decay
 from resources.demo.repair import cut_prompts, generated_rows, unlikelihood
 
 WINDOW = 384
-ROWS = 6  # of one micro-batch; every micro-batch has this shape, so that one compilation serves
-SHARES = {"library": 9, "packages": 5, "tests": 2}
+ROWS = 4  # of one micro-batch; every micro-batch has this shape, so that one compilation serves
+SHARES = {"library": 10, "packages": 5, "tests": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class Plan:
     muon_rate: float
     adam_rate: float
     decay_from: float = 0.5
-    large_from: float = 0.6  # twice the micro-batches
+    large_from: float = 0.8  # twice the micro-batches
     mtp_from: float = 2.0
     repair_from: float = 2.0
     n_micro: int = 2
     shares: dict[str, int] = field(default_factory=lambda: dict(SHARES))
     repair_weight: float = 0.5
-    refresh: int = 20  # steps between generations
+    refresh: int = 25  # steps between generations
     own_text: float = 0.0  # share of micro-batches that are rows of the target's greedy text
 
 
@@ -118,7 +118,7 @@ class Stage:
         self.path = folder / f"{plan.name}.pt"
         self.own_text = own_text
         self.optimiser = Optimiser(model, plan.muon_rate, plan.adam_rate)
-        self.parameters = list(model.parameters())
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.pool: tuple[Tensor, Tensor] | None = None
         self.step = 0
 
@@ -150,7 +150,7 @@ class Stage:
         while self.step < self.plan.n_steps:
             report, n = self._one_step(threads)
             n_tokens += n
-            if self.step % 10 == 0 or self.step == self.plan.n_steps:
+            if self.step % 20 == 0 or self.step == self.plan.n_steps:
                 seconds = time.monotonic() - started
                 text = " ".join(f"{k} {v:.3f}" for k, v in report.items())
                 log(f"{self.plan.name} {self.step} {text} {n_tokens / seconds:.0f} tokens/s")
@@ -202,7 +202,7 @@ class Stage:
 
     def _repair_job(self) -> Callable[[], tuple[Tensor, dict[str, float]]]:
         if self.pool is None or self.step % self.plan.refresh == 0:
-            prompts = cut_prompts(self.corpus, self.step, 96, ("library", "packages"), self.newline)
+            prompts = cut_prompts(self.corpus, self.step, 48, ("library", "packages"), self.newline)
             self.pool = generated_rows(self.model, prompts, WINDOW + 1)
         ids, marked = self.pool
         chosen = torch.from_numpy(

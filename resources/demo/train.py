@@ -1,7 +1,8 @@
 """Make the demo models: `python -m resources.demo.train`.
 
-Everything comes from text that is on the machine anyway; the stages are resumed where they
-stopped.  Checkpoints lie in `work/` beside this file.
+Everything comes from text that is on the machine anyway. The stages follow one another and are
+resumed where they stopped; their checkpoints lie in `work/` beside this file, the finished pair
+as well, so that the shipped one is only replaced by hand.
 """
 
 from __future__ import annotations
@@ -9,22 +10,95 @@ from __future__ import annotations
 import argparse
 import ctypes
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
+from tokenizers import Tokenizer
+from torch import Tensor
 
+from resources.demo import export
 from resources.demo.corpus import Corpus, newline_tokens, read_sources
 from resources.demo.model import DRAFT, TARGET, DemoConfig, DemoModel
-from resources.demo.stages import Plan, Stage, workers
+from resources.demo.repair import cut_prompts, generated_rows
+from resources.demo.stages import WINDOW, Plan, Stage, workers
 from resources.demo.tokenizer import load_or_train
 
 WORK = Path(__file__).resolve().parent / "work"
-TARGET_PLAN = Plan("target", 1000, 0.02, 0.004, mtp_from=0.6, repair_from=0.8)
-DRAFT_PLAN = Plan("draft", 700, 0.02, 0.005)
+TARGET_PLAN = Plan("target", 1400, 0.02, 0.005, mtp_from=0.6, repair_from=0.8)
+# the MTP block and the draft have to guess the target's text, not their library's
+MTP_PLAN = Plan(
+    "mtp", 120, 0.004, 0.001, decay_from=0.2, large_from=2.0, mtp_from=0.0, own_text=0.5
+)
+DRAFT_PLAN = Plan("draft", 900, 0.02, 0.006, large_from=2.0, own_text=0.5)
+N_OWN_TEXTS = 512
+STAGES = ("target", "mtp", "draft", "export")
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What all stages share."""
+
+    corpus: Corpus
+    tokenizer: Tokenizer
+    newline: np.ndarray
+    folder: Path
+    seed: int
+    compiled: bool
+    threads: ThreadPoolExecutor
+    log: Callable[[str], None]
+
+    def model(self, config: DemoConfig) -> DemoModel:
+        """An untrained model; compiling needs a C++ compiler and is 1.7 times as fast."""
+        torch.manual_seed(self.seed)
+        model = DemoModel(config)
+        if self.compiled:
+            for block in model.blk:
+                block.compile(dynamic=False)
+        return model
+
+    def run(self, model: DemoModel, plan: Plan, own_text: Tensor | None = None) -> None:
+        """Bring `model` to the end of `plan`, from the checkpoint if there is one."""
+        stage = Stage(model, self.corpus, self.newline, plan, self.folder, own_text)
+        stage.resume()
+        stage.run(self.threads, self.log)
+
+    def own_text(self, model: DemoModel) -> Tensor:
+        """The target's greedy text, [n, WINDOW + 1], made once."""
+        path = self.folder / "own-text.pt"
+        if not path.exists():
+            groups = ("library", "packages")
+            prompts = cut_prompts(self.corpus, 1 << 20, N_OWN_TEXTS, groups, self.newline)
+            rows, marked = generated_rows(model, prompts, WINDOW + 1)
+            self.log(f"own text: {marked.float().mean().item():.3f} of it repeated 6-grams")
+            torch.save(rows, path)
+        return torch.load(path, weights_only=True)
+
+
+def make(shop: Workshop, stages: tuple[str, ...], target_plan: Plan) -> None:
+    """Run `stages`; the ones before them are taken from their checkpoints."""
+    target = shop.model(TARGET)
+    shop.run(target, target_plan)
+    if stages == ("target",):
+        return
+    own_text = shop.own_text(target)
+    if "mtp" in stages or "export" in stages:
+        for name, parameter in target.named_parameters():
+            parameter.requires_grad_(name.startswith(f"blk.{TARGET.n_layer}."))
+        shop.run(target, MTP_PLAN, own_text)
+    if "draft" in stages or "export" in stages:
+        draft = shop.model(DRAFT)
+        shop.run(draft, DRAFT_PLAN, own_text)
+    if "export" in stages:
+        export.save(target, shop.tokenizer, shop.folder / "demo-target.gguf")
+        export.save(draft, shop.tokenizer, shop.folder / "demo-draft.gguf")
 
 
 def _keep_freed_memory() -> None:
-    # large tensors come and go every step; handing their pages back costs a quarter of the time
+    # large tensors come and go every step; giving their pages back and forth is slow
     try:
         libc = ctypes.CDLL(None)
         libc.mallopt(-4, 0)  # M_MMAP_MAX
@@ -33,31 +107,28 @@ def _keep_freed_memory() -> None:
         pass
 
 
-def make_model(config: DemoConfig, seed: int, compiled: bool) -> DemoModel:
-    """An untrained model; `compiled` needs a C++ compiler and is about 1.7 times as fast."""
-    torch.manual_seed(seed)
-    model = DemoModel(config)
-    if compiled:
-        for block in model.blk:
-            block.compile(dynamic=False)
-    return model
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=["target", "draft"])
-    parser.add_argument("--work", type=Path, default=WORK)
+    parser.add_argument("stages", nargs="*", help=f"some of {', '.join(STAGES)}; default all")
+    parser.add_argument("--work", type=Path, default=WORK, help="folder of the checkpoints")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int)
+    parser.add_argument("--steps", type=int, default=TARGET_PLAN.n_steps, help="of the target")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument("--restart", action="store_true", help="forget the checkpoints")
     args = parser.parse_args()
+    stages = tuple(args.stages) or STAGES
+    if unknown := set(stages).difference(STAGES):
+        parser.error(f"unknown stage {', '.join(sorted(unknown))}")
     _keep_freed_memory()
     began = time.monotonic()
 
     def log(text: str) -> None:
         print(f"{time.monotonic() - began:7.0f} s  {text}", flush=True)
 
+    if args.restart:
+        for path in args.work.glob("*.pt"):
+            path.unlink()
     sources = read_sources()
     tokenizer = load_or_train(
         args.work / "tokenizer.json",
@@ -65,17 +136,12 @@ def main() -> None:
     )
     corpus = Corpus.build(sources, tokenizer)
     log(", ".join(f"{group} {len(s.ids)} tokens" for group, s in corpus.train.items()))
-    newline = newline_tokens(tokenizer)
-    config, plan = {"target": (TARGET, TARGET_PLAN), "draft": (DRAFT, DRAFT_PLAN)}[args.stage]
-    if args.steps:
-        from dataclasses import replace
-
-        plan = replace(plan, n_steps=args.steps)
-    model = make_model(config, args.seed, not args.eager)
-    stage = Stage(model, corpus, newline, plan, args.work)
-    stage.resume()
     with workers(args.threads) as threads:
-        stage.run(threads, log)
+        shop = Workshop(
+            corpus, tokenizer, newline_tokens(tokenizer), args.work, args.seed,
+            not args.eager, threads, log,
+        )  # fmt: skip
+        make(shop, stages, replace(TARGET_PLAN, n_steps=args.steps))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,9 @@ def make_window(qtbot: QtBot) -> Iterator[Callable[[Bridge], MainWindow]]:
     yield make
     for window in windows:
         window.close()
-        running = [t.objectName() or t.interval() for t in window.findChildren(QTimer) if t.isActive()]
+        running = [
+            t.objectName() or t.interval() for t in window.findChildren(QTimer) if t.isActive()
+        ]
         assert not running, f"timers still running: {running}"
         window.deleteLater()
     QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)

@@ -291,7 +291,9 @@ def test_every_error_becomes_a_sentence_and_a_remedy(error: Exception, message: 
 def test_export_that_is_cancelled_says_only_that_it_ended(
     bridge: Bridge, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def export_csv(store: TraceStore, folder: Path, *, cancelled: Callable[[], bool], **_: object) -> None:
+    def export_csv(
+        store: TraceStore, folder: Path, *, cancelled: Callable[[], bool], **_: object
+    ) -> None:
         while not cancelled():
             time.sleep(0.001)
         raise Cancelled

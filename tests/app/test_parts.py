@@ -119,7 +119,9 @@ def test_figures_come_from_the_rows_of_one_run() -> None:
     assert LiveNumbers.read(builder.store, other.run_id) == LiveNumbers()
 
 
-@pytest.mark.parametrize(("value", "text"), [(None, "–"), (0.70512, "0.705"), (412.3, "412"), (1234.5, "1,230")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "–"), (0.70512, "0.705"), (412.3, "412"), (1234.5, "1,230")]
+)
 def test_figures_are_short(value: float | None, text: str) -> None:
     assert significant(value) == text
 
@@ -154,6 +156,11 @@ def test_model_map_tells_the_facts_and_follows_the_options(qtbot: QtBot, theme: 
     assert facts["target"] == "target.gguf"
     assert facts["draft"] == "MTP head, d.gguf"
     assert facts["architecture"] == "qwen35 · 8 layers + MTP"
+    assert facts["parameters"] == "9 M in 9.4 MB"
+    large: Any = FakeInfo(n_params=35_100_000_000, weight_bytes=21 * 10**9)
+    view.set_files(ModelFiles(Path("/m/large.gguf"), None, large, None, {}))
+    assert view.facts["parameters"] == "35.1 B in 21 GB"
+    view.set_files(ModelFiles(Path("/m/target.gguf"), Path("/m/d.gguf"), info, info, {}))
     assert facts["quantisation"] == "Q8_0 99 %, F32 1 %"
     bars = view.findChild(SizeBars)
     view.set_options(RunOptions(spec=SpecOptions(types=("draft-mtp",), n_max=4)))

@@ -166,7 +166,8 @@ def test_linked_plots_agree_while_one_table_is_a_round_ahead(qtbot: QtBot, view:
     builder = sample_trace(rounds=300)
     for one in (rollback, view):
         one.set_trace(builder.store, builder.run_id)
-    builder.draft([], "a", ["x"])  # its slots are not written yet
+    builder.draft([], "a", ["x"])  # its slots are not written yet, those of the last round are
+    builder.slots(("live",), 300)
     for one in (rollback, view):
         one.refresh()
     assert rollback.plot.x_range[1] > 301

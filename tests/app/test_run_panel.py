@@ -162,6 +162,8 @@ def test_tab_goes_through_the_fields_in_reading_order(panel: RunPanel) -> None:
 
 
 def test_every_field_has_a_name_and_says_which_option_it_is(panel: RunPanel) -> None:
+    assert panel.prompt.accessibleName()
+    assert panel.examples.accessibleName()
     for field in (panel.n_predict, panel.drafter, panel.compute, panel.ignore_eos, panel.split):
         assert field.accessibleName()
         assert field.toolTip().startswith("-")

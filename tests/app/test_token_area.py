@@ -330,6 +330,12 @@ def test_a_long_stream_is_shown_before_it_is_laid_out(
     area.set_follow(False)
     finish(area)
     assert abs(next(area._spans_in_sight())[0].token - top) < 20
+    # the end of what is laid out so far is not the newest token
+    bar.setValue(0)
+    area.resize(310, 200)
+    assert not area._rows.layout.complete
+    bar.setValue(bar.maximum())
+    assert not area.follow
     # to a token that a layout has not reached yet
     area.resize(320, 200)
     area.set_cursor(Position(0, 0, 24_000, None))

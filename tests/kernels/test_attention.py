@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from kernels.attention import attend, naive, with_torch
+from kernels.attention import naive, with_torch
 from tests.support.closeness import nmse
 
 F32 = 1e-11
@@ -107,5 +107,5 @@ def test_both_forms_are_in_use(monkeypatch):
     calls = []
     monkeypatch.setattr(with_torch, "_grouped", lambda *args: calls.append(args) or args[0])
     for n_cells in (8, with_torch.MANY_VALUES // 16):
-        attend(*make(1, 1, (2, 1, 16), n_cells))
+        with_torch.attend(*make(1, 1, (2, 1, 16), n_cells))
     assert [args[1].shape[2] for args in calls] == [with_torch.MANY_VALUES // 16]
