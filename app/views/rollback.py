@@ -78,11 +78,8 @@ class RollbackView(RoundView):
             for group in _GROUPS
         }
         self._crosses = pg.ScatterPlotItem(symbol="x", size=9)
-        self._limit = pg.InfiniteLine(angle=0, movable=False, label="", labelOpts={
-            "position": 0.01, "anchors": [(0, 1.06), (0, 1.06)],
-        })  # fmt: skip
+        self._limit = pg.InfiniteLine(angle=0, movable=False)
         self._limit.hide()
-        self._crosses.setZValue(10)
         for item in (*self._bars.values(), self._crosses, self._limit):
             self.plot.addItem(item, ignoreBounds=True)
         self._reset()
@@ -143,7 +140,7 @@ class RollbackView(RoundView):
         self._limit.setVisible(limit is not None)
         if limit is not None:
             self._limit.setValue(limit)
-            self._limit.label.setFormat(f"n_rs_seq = {limit}")
+        self.legend.set_label(0, "n_rs_seq" if limit is None else f"n_rs_seq = {limit}")
         top = max(self._deepest, limit or 0, 1)
         self.plot.box.setYRange(0, top * 1.25 + 0.35, padding=0)
         step = -(-top // 4)
@@ -159,12 +156,9 @@ class RollbackView(RoundView):
         self._bars["refused"].setOpts(brush=QBrush(Qt.BrushStyle.NoBrush), pen=_thin(red))
         self._crosses.setPen(_thin(red, 2.0))
         self._crosses.setBrush(red)
-        gold = theme.color("plot.limit")
-        pen = _thin(gold)
+        pen = _thin(theme.color("plot.limit"))
         pen.setStyle(Qt.PenStyle.DashLine)
         self._limit.setPen(pen)
-        self._limit.label.setColor(gold)
-        self._limit.label.fill = QBrush(theme.color("plot.background"))
 
     def _row_at(self, round_: int, seq_id: int | None) -> int | None:
         rounds, seq_ids = self._data["round"], self._data["seq_id"]

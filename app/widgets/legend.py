@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Qt
 from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent
@@ -24,6 +24,7 @@ class FlowLegend(QWidget):
 
     def __init__(self, name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._column = False
         policy = QSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Minimum)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
@@ -40,6 +41,12 @@ class FlowLegend(QWidget):
     @abstractmethod
     def entry_tip(self, index: int) -> str:
         """What the entry means, for its tooltip."""
+
+    def set_column(self, column: bool) -> None:
+        """One entry a line, or as many as fit."""
+        self._column = column
+        self.updateGeometry()
+        self.update()
 
     def hasHeightForWidth(self) -> bool:
         return True
@@ -73,7 +80,7 @@ class FlowLegend(QWidget):
     def _boxes(self, width: int) -> list[QRect]:
         boxes, place = [], QPoint(0, 0)
         for size in self.entry_sizes():
-            if place.x() and place.x() + size.width() > width:
+            if place.x() and (self._column or place.x() + size.width() > width):
                 place = QPoint(0, place.y() + size.height())
             boxes.append(QRect(place, size))
             place += QPoint(size.width() + _GAP, 0)
@@ -125,8 +132,24 @@ class SwatchLegend(FlowLegend):
         self, name: str, swatches: Sequence[Swatch], theme: Theme, parent: QWidget | None = None
     ) -> None:
         super().__init__(name, parent)
-        self._swatches = swatches
+        self._swatches = list(swatches)
         self.retheme(theme)
+
+    @property
+    def labels(self) -> list[str]:
+        """The texts on show."""
+        return [swatch.label for swatch in self._swatches]
+
+    def column_width(self, widest: str) -> int:
+        """Width of a single column whose longest label is `widest`."""
+        return _SWATCH + 5 + self.fontMetrics().horizontalAdvance(widest)
+
+    def set_label(self, index: int, label: str) -> None:
+        """Change the text of one entry."""
+        if label != self._swatches[index].label:
+            self._swatches[index] = replace(self._swatches[index], label=label)
+            self.updateGeometry()
+            self.update()
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""

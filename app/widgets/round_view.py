@@ -18,7 +18,7 @@ from engine.trace.store import TraceStore
 
 _EMPTY, _PLOT = range(2)
 _LEGEND_BESIDE = 480
-_LEGEND_WIDTH = 84
+_WIDEST_LABEL = "n_rs_seq = 64"
 
 
 class RoundView(QStackedWidget):
@@ -48,13 +48,13 @@ class RoundView(QStackedWidget):
         self.plot.round_stepped.connect(self._on_stepped)
         self.plot.box.sigXRangeChanged.connect(self._redraw)
         self.plot.box.sigResized.connect(self._redraw)
-        self._legend = SwatchLegend(f"{name}: colours", swatches, theme)
+        self.legend = SwatchLegend(f"{name}: colours", swatches, theme)
         page = QWidget()
         self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, page)
         self._row.setContentsMargins(6, 4, 8, 4)
         self._row.setSpacing(8)
         self._row.addWidget(self.plot, 1)
-        self._row.addWidget(self._legend)
+        self._row.addWidget(self.legend)
         self.addWidget(EmptyState("No run yet", empty_text))
         self.addWidget(page)
         self.setAccessibleName(name)
@@ -96,7 +96,7 @@ class RoundView(QStackedWidget):
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
         self.plot.retheme(theme)
-        self._legend.retheme(theme)
+        self.legend.retheme(theme)
         self._recolour(theme)
 
     @abstractmethod
@@ -158,8 +158,9 @@ class RoundView(QStackedWidget):
         beside = event.size().width() >= _LEGEND_BESIDE
         direction = QBoxLayout.Direction
         self._row.setDirection(direction.LeftToRight if beside else direction.TopToBottom)
+        self.legend.set_column(beside)
         if beside:
-            self._legend.setFixedWidth(_LEGEND_WIDTH)
+            self.legend.setFixedWidth(self.legend.column_width(_WIDEST_LABEL))
         else:
-            self._legend.setMinimumWidth(0)
-            self._legend.setMaximumWidth(16_777_215)
+            self.legend.setMinimumWidth(0)
+            self.legend.setMaximumWidth(16_777_215)

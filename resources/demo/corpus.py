@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from resources.demo.tokenizer import EOT
+from resources.demo.tokenizer import EOT, entries
 
 # installed with torch, numpy, pyqtgraph, gguf and jinja2, or with Python itself
 PACKAGES = (
@@ -124,8 +124,7 @@ class Stream:
 
 def newline_tokens(tokenizer: Tokenizer) -> np.ndarray:
     """[V] True where the token's text ends in a line feed."""
-    size = tokenizer.get_vocab_size()
-    return np.array([tokenizer.id_to_token(i).endswith("Ċ") for i in range(size)])
+    return np.array([text.endswith("Ċ") for text in entries(tokenizer)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,6 @@ class Corpus:
             kept = [ids for ids, s in zip(encoded, chosen, strict=True) if not s.held_out]
             held = [ids for ids, s in zip(encoded, chosen, strict=True) if s.held_out]
             if kept:
-                # neighbours in a folder are alike: order by hash
                 train[group] = Stream(kept, newline)
             held_out[group] = [np.array(ids, dtype=np.int64) for ids in held]
         return cls(train, held_out)

@@ -83,7 +83,7 @@ def is_indented(text: str, n_prompt: int) -> bool:
         if generated and levels and column not in allowed:
             return False
         levels = [level for level in levels if level < column] + [column]
-        opens = body.endswith(":")
+        opens = body.endswith(":") and not docstring and not continued
     return True
 
 
@@ -121,9 +121,7 @@ def main() -> None:
             "accepted": summary["draft_n_accepted"],
             "drafted": summary["draft_n"],
             "rate": round(summary["draft_acceptance_rate"], 3),
-            "same text": all(
-                a.tokens == b.tokens for a, b in zip(plain, results, strict=True)
-            ),
+            "same text": all(a.tokens == b.tokens for a, b in zip(plain, results, strict=True)),
         }
     shares = [repeated(r.prompt_tokens + r.tokens, len(r.prompt_tokens)) for r in plain]
     report["repeated 6-grams"] = round(float(np.mean(shares)), 3)

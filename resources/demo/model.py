@@ -57,8 +57,8 @@ class DemoConfig:
         return (2 * self.n_k_heads + self.n_v_heads) * self.d_state
 
 
-TARGET = DemoConfig("Draftscope demo target", 6, 128, 384, 2, 1, 1, 2, interval=3, n_mtp=1)
-DRAFT = DemoConfig("Draftscope demo draft", 3, 64, 192, 1, 1, 1, 1, interval=3)
+TARGET = DemoConfig("Draftscope demo target", 6, 192, 448, 3, 1, 2, 4, interval=3, n_mtp=1)
+DRAFT = DemoConfig("Draftscope demo draft", 3, 96, 256, 2, 1, 1, 2, interval=3)
 
 Cache = tuple[Tensor, Tensor]
 
@@ -68,9 +68,7 @@ class Weight(nn.Module):
 
     def __init__(self, *shape: int, std: float | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(
-            torch.ones(shape) if std is None else torch.randn(shape) * std
-        )
+        self.weight = nn.Parameter(torch.ones(shape) if std is None else torch.randn(shape) * std)
 
 
 class Bias(nn.Module):
@@ -250,7 +248,7 @@ class DemoModel(nn.Module):
 
     def start(self, batch: int) -> list[Cache]:
         """Caches of all blocks (trunk, then MTP) for empty sequences."""
-        return [block.start(batch) for block in self.blk]
+        return [block.start(batch) for block in self.blk if isinstance(block, Block)]
 
     def trunk(
         self, ids: Tensor, caches: list[Cache] | None = None, offset: int = 0

@@ -64,10 +64,12 @@ def cut_prompts(
     return [torch.from_numpy(np.stack(rows)) for _, rows in sorted(by_length.items())]
 
 
-def generated_rows(model: DemoModel, prompts: Sequence[Tensor], length: int) -> tuple[Tensor, Tensor]:
+def generated_rows(
+    model: DemoModel, prompts: Sequence[Tensor], length: int
+) -> tuple[Tensor, Tensor]:
     """Greedy rows [n, length] from all prompts and their marks (bool, same shape)."""
     rows = []
-    flags = []
+    flags: list[list[bool]] = []
     for batch in prompts:
         ids = generate(model, batch, length - batch.shape[1])
         rows.append(ids)

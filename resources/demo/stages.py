@@ -155,8 +155,8 @@ class Stage:
                 text = " ".join(f"{k} {v:.3f}" for k, v in report.items())
                 log(f"{self.plan.name} {self.step} {text} {n_tokens / seconds:.0f} tokens/s")
             if time.monotonic() - saved > 180:
-                held = self.corpus.held_out["library"]
-                log(f"{self.plan.name} {self.step} held out {held_out_loss(self.model, held, 20):.3f}")
+                held = held_out_loss(self.model, self.corpus.held_out["library"], 20)
+                log(f"{self.plan.name} {self.step} held out {held:.3f}")
                 self.save()
                 saved = time.monotonic()
         self.save()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -50,12 +51,11 @@ def load_or_train(path: Path, texts: Iterable[str]) -> Tokenizer:
 
 def merges(tokenizer: Tokenizer) -> list[str]:
     """The merge rules as GGUF writes them, "left right", best first."""
-    import json
-
     pairs = json.loads(tokenizer.to_str())["model"]["merges"]
     return [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs]
 
 
 def entries(tokenizer: Tokenizer) -> list[str]:
     """All token texts by id, in the byte-to-unicode spelling."""
-    return [tokenizer.id_to_token(i) for i in range(N_VOCAB)]
+    by_id = {i: text for text, i in tokenizer.get_vocab().items()}
+    return [by_id[i] for i in range(N_VOCAB)]

@@ -194,8 +194,10 @@ def test_a_narrow_view_puts_the_legend_below(view: RingView) -> None:
     builder = sample_trace(rounds=10)
     view.set_trace(builder.store, builder.run_id)
     QApplication.processEvents()
-    assert view._legend.x() > view.plot.geometry().right()
+    assert view.legend.x() > view.plot.geometry().right()
+    n_states, line = len(SLOT_STATES), view.legend.fontMetrics().height() + 1
+    assert view.legend.heightForWidth(view.legend.width()) == n_states * line
     view.resize(320, 220)
     QApplication.processEvents()
-    assert view._legend.y() > view.plot.geometry().bottom()
-    assert view._legend.geometry().bottom() <= view.height()
+    assert view.legend.y() > view.plot.geometry().bottom()
+    assert view.legend.geometry().bottom() <= view.height()

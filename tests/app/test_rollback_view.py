@@ -95,7 +95,7 @@ def test_the_limit_line(view: RollbackView) -> None:
     view.set_trace(builder.store, builder.run_id)
     assert view._limit.isVisible()
     assert view._limit.value() == 3
-    assert view._limit.label.toPlainText() == "n_rs_seq = 3"
+    assert view.legend.labels[0] == "n_rs_seq = 3"
     _, top = view.plot.box.viewRange()[1]
     assert top > 3
 
@@ -105,6 +105,7 @@ def test_without_planes_there_is_no_limit_line(view: RollbackView) -> None:
     builder.store.rounds.append(run_id=0, round=0, seq_id=0, rollback_path="none")
     view.set_trace(builder.store, builder.run_id)
     assert not view._limit.isVisible()
+    assert view.legend.labels[0] == "n_rs_seq"
 
 
 def test_paths_differ_in_more_than_hue(qtbot: QtBot, theme: Theme) -> None:

@@ -188,7 +188,7 @@ def test_chat_without_a_template_is_refused(cli: Cli, monkeypatch: pytest.Monkey
         (["-p", ""], "The prompt is empty"),
         (["--tokens", "4096"], "Token id 4096 is outside the vocabulary of 4096"),
         (["--tokens", "-1"], "--tokens"),
-        (["-p", "a", "-n", "-2"], "-n is below -1"),
+        (["-p", "a", "-n", "-2"], "-n is 0 or below -1"),
         (["-p", "a", "-n", "many"], "-n"),
         (["-p", "a", "-c", "-1"], "-c is negative"),
         (["-p", "a", "-ub", "0"], "-ub is below 1"),
