@@ -58,6 +58,7 @@ class Scheduler:
     @torch.inference_mode()
     def step(self) -> bool:
         """Do one round. False when every sequence has stopped."""
+        self._recorder.resume()
         admitted = self._admit()
         if admitted:
             self._prompt_round(admitted)
