@@ -127,6 +127,12 @@ def newline_tokens(tokenizer: Tokenizer) -> np.ndarray:
     return np.array([text.endswith("Ċ") for text in entries(tokenizer)])
 
 
+def layout_tokens(tokenizer: Tokenizer) -> np.ndarray:
+    """[V] True where the token ends a line or is white space only."""
+    space = set("ĠĊĉč")
+    return np.array([t.endswith("Ċ") or set(t) <= space for t in entries(tokenizer)])
+
+
 @dataclass(frozen=True, slots=True)
 class Corpus:
     """Tokenised training streams and held-out documents by group."""

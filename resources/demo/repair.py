@@ -65,16 +65,21 @@ def cut_prompts(
 
 
 def generated_rows(
-    model: DemoModel, prompts: Sequence[Tensor], length: int
+    model: DemoModel, prompts: Sequence[Tensor], length: int, layout: np.ndarray
 ) -> tuple[Tensor, Tensor]:
-    """Greedy rows [n, length] from all prompts and their marks (bool, same shape)."""
+    """Greedy rows [n, length] from all prompts and their marks (bool, same shape).
+
+    Tokens of `layout` [V] are never marked: line ends and indentation repeat by nature, and a
+    model that avoids them writes lines that begin anywhere.
+    """
     rows = []
     flags: list[list[bool]] = []
     for batch in prompts:
         ids = generate(model, batch, length - batch.shape[1])
         rows.append(ids)
         flags.extend(marks(row, batch.shape[1]) for row in ids.tolist())
-    return torch.cat(rows), torch.tensor(flags)
+    ids = torch.cat(rows)
+    return ids, torch.tensor(flags) & ~torch.from_numpy(layout)[ids]
 
 
 def unlikelihood(logits: Tensor, targets: Tensor, marked: Tensor) -> Tensor:

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from resources.demo.corpus import Corpus
+from resources.demo.corpus import Corpus, layout_tokens, newline_tokens
 from resources.demo.model import DemoModel
 from resources.demo.optimiser import Optimiser, decay
 from resources.demo.repair import cut_prompts, generated_rows, unlikelihood
@@ -106,14 +107,15 @@ class Stage:
         self,
         model: DemoModel,
         corpus: Corpus,
-        newline: np.ndarray,
+        tokenizer: Tokenizer,
         plan: Plan,
         folder: Path,
         own_text: Tensor | None = None,
     ) -> None:
         self.model = model
         self.corpus = corpus
-        self.newline = newline
+        self.newline = newline_tokens(tokenizer)
+        self.layout = layout_tokens(tokenizer)
         self.plan = plan
         self.path = folder / f"{plan.name}.pt"
         self.own_text = own_text
@@ -203,7 +205,7 @@ class Stage:
     def _repair_job(self) -> Callable[[], tuple[Tensor, dict[str, float]]]:
         if self.pool is None or self.step % self.plan.refresh == 0:
             prompts = cut_prompts(self.corpus, self.step, 48, ("library", "packages"), self.newline)
-            self.pool = generated_rows(self.model, prompts, WINDOW + 1)
+            self.pool = generated_rows(self.model, prompts, WINDOW + 1, self.layout)
         ids, marked = self.pool
         chosen = torch.from_numpy(
             np.random.default_rng(self.step).choice(len(ids), ROWS, replace=False)

@@ -12,10 +12,9 @@ import ctypes
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -23,7 +22,7 @@ from torch import Tensor
 from resources.demo import export
 from resources.demo.corpus import Corpus, newline_tokens, read_sources
 from resources.demo.model import DRAFT, TARGET, DemoConfig, DemoModel
-from resources.demo.repair import cut_prompts, generated_rows
+from resources.demo.repair import cut_prompts, generate
 from resources.demo.stages import WINDOW, Plan, Stage, workers
 from resources.demo.tokenizer import load_or_train
 
@@ -32,13 +31,16 @@ TARGET_PLAN = Plan(
     "target", 1350, 0.02, 0.005, decay_from=0.45, mtp_from=0.6, repair_from=0.75, large_from=0.75,
     repair_weight=1.0,
 )  # fmt: skip
+REPAIR_PLAN = Plan(
+    "repair", 130, 0.005, 0.0012, decay_from=0.2, large_from=0.0, repair_from=0.0,
+    repair_weight=1.0, refresh=15,
+)  # fmt: skip
 # the MTP block and the draft have to guess the target's text, not their library's
-MTP_PLAN = Plan(
-    "mtp", 120, 0.004, 0.001, decay_from=0.2, large_from=2.0, mtp_from=0.0, own_text=0.5
-)
-DRAFT_PLAN = Plan("draft", 900, 0.02, 0.006, large_from=2.0, own_text=0.5)
-N_OWN_TEXTS = 512
-STAGES = ("target", "mtp", "draft", "export")
+MTP_PLAN = Plan("mtp", 60, 0.004, 0.001, decay_from=0.2, large_from=2.0, mtp_from=0.0, own_text=0.5)
+DRAFT_PLAN = Plan("draft", 450, 0.02, 0.006, large_from=2.0)
+TUNE_PLAN = Plan("draft-tuned", 200, 0.004, 0.0015, decay_from=0.2, large_from=2.0, own_text=0.5)
+N_OWN_TEXTS = 256
+STAGES = ("target", "repair", "draft", "mtp", "draft-tuned", "export")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,6 @@ class Workshop:
 
     corpus: Corpus
     tokenizer: Tokenizer
-    newline: np.ndarray
     folder: Path
     seed: int
     compiled: bool
@@ -65,7 +66,7 @@ class Workshop:
 
     def run(self, model: DemoModel, plan: Plan, own_text: Tensor | None = None) -> None:
         """Bring `model` to the end of `plan`, from the checkpoint if there is one."""
-        stage = Stage(model, self.corpus, self.newline, plan, self.folder, own_text)
+        stage = Stage(model, self.corpus, self.tokenizer, plan, self.folder, own_text)
         stage.resume()
         stage.run(self.threads, self.log)
 
@@ -74,27 +75,31 @@ class Workshop:
         path = self.folder / "own-text.pt"
         if not path.exists():
             groups = ("library", "packages")
-            prompts = cut_prompts(self.corpus, 1 << 20, N_OWN_TEXTS, groups, self.newline)
-            rows, marked = generated_rows(model, prompts, WINDOW + 1)
-            self.log(f"own text: {marked.float().mean().item():.3f} of it repeated 6-grams")
+            newline = newline_tokens(self.tokenizer)
+            prompts = cut_prompts(self.corpus, 1 << 20, N_OWN_TEXTS, groups, newline)
+            batches = [generate(model, rows, WINDOW + 1 - rows.shape[1]) for rows in prompts]
+            rows = torch.cat(batches)
             torch.save(rows, path)
         return torch.load(path, weights_only=True)
 
 
-def make(shop: Workshop, stages: tuple[str, ...], target_plan: Plan) -> None:
-    """Run `stages`; the ones before them are taken from their checkpoints."""
-    target = shop.model(TARGET)
-    shop.run(target, target_plan)
-    if stages == ("target",):
-        return
-    own_text = shop.own_text(target)
-    if "mtp" in stages or "export" in stages:
+def make(shop: Workshop, stages: set[str]) -> None:
+    """Run `stages`; what they build on is taken from its checkpoints, or made first."""
+    needs_target = stages != {"draft"}
+    if needs_target:
+        target = shop.model(TARGET)
+        shop.run(target, TARGET_PLAN)
+    if needs_target and stages != {"target"}:
+        shop.run(target, REPAIR_PLAN)
+    if stages & {"mtp", "export"}:
         for name, parameter in target.named_parameters():
             parameter.requires_grad_(name.startswith(f"blk.{TARGET.n_layer}."))
-        shop.run(target, MTP_PLAN, own_text)
-    if "draft" in stages or "export" in stages:
+        shop.run(target, MTP_PLAN, shop.own_text(target))
+    if stages & {"draft", "draft-tuned", "export"}:
         draft = shop.model(DRAFT)
-        shop.run(draft, DRAFT_PLAN, own_text)
+        shop.run(draft, DRAFT_PLAN)
+        if needs_target:
+            shop.run(draft, TUNE_PLAN, shop.own_text(target))
     if "export" in stages:
         export.save(target, shop.tokenizer, shop.folder / "demo-target.gguf")
         export.save(draft, shop.tokenizer, shop.folder / "demo-draft.gguf")
@@ -115,13 +120,12 @@ def main() -> None:
     parser.add_argument("stages", nargs="*", help=f"some of {', '.join(STAGES)}; default all")
     parser.add_argument("--work", type=Path, default=WORK, help="folder of the checkpoints")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=TARGET_PLAN.n_steps, help="of the target")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--restart", action="store_true", help="forget the checkpoints")
     args = parser.parse_args()
-    stages = tuple(args.stages) or STAGES
-    if unknown := set(stages).difference(STAGES):
+    stages = set(args.stages or STAGES)
+    if unknown := stages.difference(STAGES):
         parser.error(f"unknown stage {', '.join(sorted(unknown))}")
     _keep_freed_memory()
     began = time.monotonic()
@@ -141,10 +145,10 @@ def main() -> None:
     log(", ".join(f"{group} {len(s.ids)} tokens" for group, s in corpus.train.items()))
     with workers(args.threads) as threads:
         shop = Workshop(
-            corpus, tokenizer, newline_tokens(tokenizer), args.work, args.seed,
+            corpus, tokenizer, args.work, args.seed,
             not args.eager, threads, log,
         )  # fmt: skip
-        make(shop, stages, replace(TARGET_PLAN, n_steps=args.steps))
+        make(shop, stages)
 
 
 if __name__ == "__main__":

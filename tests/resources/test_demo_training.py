@@ -8,10 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from engine.session import Session
 from resources.demo import export, repair
-from resources.demo.corpus import Corpus, Source, Stream, is_suitable, newline_tokens
+from resources.demo.corpus import (
+    Corpus,
+    Source,
+    Stream,
+    is_suitable,
+    layout_tokens,
+    newline_tokens,
+)
 from resources.demo.evaluate import is_indented
 from resources.demo.model import DemoConfig, DemoModel
 from resources.demo.optimiser import decay, orthogonalise
@@ -39,29 +47,28 @@ def sources() -> list[Source]:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(sources: list[Source]):
+def tokenizer(sources: list[Source]) -> Tokenizer:
     return train(source.text for source in sources)
 
 
 @pytest.fixture(scope="module")
-def corpus(sources: list[Source], tokenizer) -> Corpus:
+def corpus(sources: list[Source], tokenizer: Tokenizer) -> Corpus:
     return Corpus.build(sources, tokenizer)
 
 
 def test_a_few_steps_lower_the_loss_and_a_resumed_run_is_the_same(
-    corpus: Corpus, tokenizer, tmp_path: Path
+    corpus: Corpus, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    newline = newline_tokens(tokenizer)
     plan = Plan("tiny", 6, 0.02, 0.01, mtp_from=0.5)
     ids = torch.from_numpy(corpus.batch(0, plan.shares, 2, 33))
     model = tiny()
     before = language_loss(model, ids, False)[0].item()
     with ThreadPoolExecutor(1) as threads:
-        Stage(model, corpus, newline, plan, tmp_path).run(threads, lambda _: None)
+        Stage(model, corpus, tokenizer, plan, tmp_path).run(threads, lambda _: None)
         assert language_loss(model, ids, False)[0].item() < before - 0.1
 
         resumed = tiny(seed=1)
-        stage = Stage(resumed, corpus, newline, plan, tmp_path)
+        stage = Stage(resumed, corpus, tokenizer, plan, tmp_path)
         stage.resume()
         stage.run(threads, lambda _: None)  # nothing left to do
     assert stage.step == plan.n_steps
@@ -69,7 +76,7 @@ def test_a_few_steps_lower_the_loss_and_a_resumed_run_is_the_same(
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
-def test_export_reloads_with_equal_weights_and_logits(tokenizer, tmp_path: Path) -> None:
+def test_export_reloads_with_equal_weights_and_logits(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = tiny()
     path = tmp_path / "tiny.gguf"
     export.save(model, tokenizer, path)
@@ -90,7 +97,7 @@ def test_export_reloads_with_equal_weights_and_logits(tokenizer, tmp_path: Path)
     np.testing.assert_allclose(session.logits(ids), wanted, atol=2e-4)
 
 
-def test_decoding_token_by_token_equals_one_pass(tokenizer) -> None:
+def test_decoding_token_by_token_equals_one_pass(tokenizer: Tokenizer) -> None:
     model = tiny()
     prompt = torch.tensor([tokenizer.encode("import os\n").ids])
     ids = repair.generate(model, prompt, 12)
@@ -145,6 +152,23 @@ def test_marks_are_the_generated_ends_of_repeated_grams() -> None:
     torch.testing.assert_close(loss, -torch.log(1 - p) / 2)
 
 
+def test_layout_is_never_marked(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    model = DemoModel(TINY)  # its layers add nothing yet, so it repeats the token it reads
+    prompt = torch.tensor([tokenizer.encode("import os\n").ids])
+    layout = np.zeros(N_VOCAB, dtype=bool)
+    ids, marked = repair.generated_rows(model, [prompt], 200, layout)
+    assert ids.shape == marked.shape == (1, 200)
+    assert marked.any()
+    layout[ids[marked]] = True
+    assert not repair.generated_rows(model, [prompt], 200, layout)[1].any()
+    texts = ["x", "\n", "    ", ":\n", " a"]
+    wanted = dict(zip(texts, [False, True, True, True, False], strict=True))
+    flags = layout_tokens(tokenizer)
+    for text, flag in wanted.items():
+        assert all(flags[i] == flag for i in tokenizer.encode(text).ids), text
+
+
 def test_indentation() -> None:
     prompt = "def f(x):\n"
     assert is_indented(
@@ -167,6 +191,6 @@ def test_optimiser_parts() -> None:
     assert rates[-1] == pytest.approx(0.02, abs=0.03)
 
 
-def test_vocabulary_size(tokenizer) -> None:
+def test_vocabulary_size(tokenizer: Tokenizer) -> None:
     assert tokenizer.get_vocab_size() == N_VOCAB
     assert tokenizer.encode("<|endoftext|>").ids == [EOT]
