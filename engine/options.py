@@ -8,9 +8,12 @@ from engine.errors import OptionError
 
 COMPUTE_MODES = ("auto", "f32", "bf16", "int8")
 DRAFTERS = ("draft-simple", "draft-mtp")
-ROLLBACK_POLICIES = ("planes", "checkpoint")
+ROLLBACK_POLICIES = ("planes", "carry", "ring", "replay", "checkpoint")
 SPLITS = ("equal", "seq")
-KV_MODES = ("per-seq",)
+KV_MODES = ("per-seq", "unified")
+CHECKPOINT_DEVICES = ("host", "device")
+REPLAY_MODES = ("trust", "verify")
+FAULTS = ("keep-stale-kv", "stale-logits", "stale-plane", "no-conv-rollback", "plane-off-by-one")
 
 
 @dataclass(frozen=True, slots=True)
