@@ -28,7 +28,10 @@ from resources.demo.stages import WINDOW, Plan, Stage, workers
 from resources.demo.tokenizer import load_or_train
 
 WORK = Path(__file__).resolve().parent / "work"
-TARGET_PLAN = Plan("target", 1500, 0.02, 0.005, mtp_from=0.6, repair_from=0.8)
+TARGET_PLAN = Plan(
+    "target", 1700, 0.02, 0.005, decay_from=0.45, mtp_from=0.6, repair_from=0.75, large_from=0.75,
+    repair_weight=1.0,
+)  # fmt: skip
 # the MTP block and the draft have to guess the target's text, not their library's
 MTP_PLAN = Plan(
     "mtp", 120, 0.004, 0.001, decay_from=0.2, large_from=2.0, mtp_from=0.0, own_text=0.5

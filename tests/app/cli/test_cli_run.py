@@ -190,7 +190,7 @@ def test_chat_without_a_template_is_refused(cli: Cli, monkeypatch: pytest.Monkey
         (["--tokens", "-1"], "--tokens"),
         (["-p", "a", "-n", "-2"], "-n is 0 or below -1"),
         (["-p", "a", "-n", "many"], "-n"),
-        (["-p", "a", "-c", "-1"], "-c is negative"),
+        (["-p", "a", "-c", "-1"], "-c is outside"),
         (["-p", "a", "-ub", "0"], "-ub is below 1"),
         (["-p", "a", "--temp", "nan"], "'nan' is not a number"),
         (["-p", "a", "--top-p", "1.5"], "--top-p is outside (0, 1]"),
