@@ -97,7 +97,9 @@ def _make_handlers(path: Path, lines: deque[str]) -> list[logging.Handler]:
             path, maxBytes=_LOG_FILE_BYTES, backupCount=1, encoding="utf-8", delay=True
         ),
         _LineHandler(lines),
+        logging.StreamHandler(),
     ]
+    handlers[-1].setLevel(logging.ERROR)  # a terminal sees what went wrong, not every Qt notice
     for handler in handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     return handlers

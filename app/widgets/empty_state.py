@@ -39,7 +39,7 @@ class EmptyState(QWidget):
 
 
 def _button(action: QAction) -> QPushButton:
-    button = QPushButton(action.text())
+    button = QPushButton(action.text().replace("&", ""))  # the same key twice would be none
     button.setToolTip(action.toolTip())
     button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
     button.clicked.connect(action.trigger)

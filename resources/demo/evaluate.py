@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("--texts", action="store_true", help="print the continuations")
     parser.add_argument("--no-loss", action="store_true", help="leave the held-out loss out")
     args = parser.parse_args()
+    torch.set_num_threads(1)  # models this small gain nothing from a second thread
     session = Session.open(args.target, args.draft, compute="f32")
     prompts = [prompt.text for prompt in demo_prompts()] + list(FURTHER)
     plain, _ = generate(session, prompts, None)

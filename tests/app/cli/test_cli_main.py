@@ -140,6 +140,8 @@ def test_ctrl_c_exports_what_was_recorded(tmp_path: Path) -> None:
         [sys.executable, "-m", "app", "run", "--demo", "-p", "def f", "-n", "100000",
          "--ignore-eos", "--threads", "1", "--trace", str(tmp_path / "out")],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # a shell starts background jobs with the signal ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         assert process.stdout is not None
