@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MISSING = int(np.iinfo(np.int32).min)
 N_TOP = 5
 """Alternatives kept per position on each side (target and draft)."""
@@ -51,13 +51,16 @@ ROUNDS = (
     Column("valid_depth", "int", "deepest truthful rollback after the verify batch"),
     Column("rs_idx_before", "int", "pending plane that the verify batch read"),
     Column("rs_idx_after", "int", "pending plane after the rollback"),
-    Column("replay_index", "int", "replays so far at this position"),
+    Column("replay_index", "int", "restores and replays needed in this round"),
     Column("verify_width", "int", "tokens of this sequence in the verify batch"),
     Column("ubatch_ids", "text", "ubatches of this round, space separated"),
     Column("kv_cells_used", "int", "attention cells in use by this sequence"),
     Column("kv_cells_duplicate", "int", "cells beyond one per position"),
-    Column("state_bytes_copied", "int", "recurrent state copied outside the forward pass"),
+    Column("state_bytes_written", "int", "recurrent state that forward passes stored"),
+    Column("state_bytes_copied", "int", "stored state copied unchanged to another place"),
+    Column("state_bytes_restored", "int", "state put back from checkpoints"),
     Column("checkpoint_bytes", "int", "size of the checkpoint taken this round"),
+    Column("memory_bytes_held", "int", "storage of attention cells and recurrent states"),
     Column("draft_ms", "real", "drafting, and keeping the drafter in step"),
     Column("verify_ms", "real", "forward passes of the target"),
     Column("sample_ms", "real", "sampling and acceptance"),
