@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -133,8 +134,8 @@ class Rollback:
             tokens = [span.tokens[0], *expected]
             batch = [Span(span.seq, span.pos0, tokens, range(len(tokens)))]
             logits, hidden = self._forward.run(self._forward.split(batch), round_, "replay", clock)
-            candidates = sampler.candidates(logits[span.seq])
-            chosen = accept(expected, lambda i: sampler.pick(candidates, i), self._end_tokens)
+            pick = partial(sampler.pick, sampler.candidates(logits[span.seq]))
+            chosen = accept(expected, pick, self._end_tokens)
             clock.stop("sample")
             undone.accepted, undone.hidden = chosen, hidden[span.seq][: len(chosen)]
             if len(chosen) == len(tokens):

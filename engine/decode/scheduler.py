@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from functools import partial
 
 import torch
 
@@ -62,6 +63,7 @@ class Scheduler:
     @torch.inference_mode()
     def step(self) -> bool:
         """Do one round. False when every sequence has stopped."""
+        self._recorder.resume()
         if admitted := self._admit():
             self._prompt_round(admitted)
         elif running := self.running:
@@ -168,7 +170,7 @@ class Scheduler:
     def _accept(self, slot: Slot, span: Span, logits: torch.Tensor) -> list[int]:
         drafted = span.tokens[1:]
         candidates = slot.sampler.candidates(logits)
-        accepted = accept(drafted, lambda i: slot.sampler.pick(candidates, i), self._end_tokens)
+        accepted = accept(drafted, partial(slot.sampler.pick, candidates), self._end_tokens)
         if "stale-logits" in self._options.faults and len(accepted) <= len(drafted):
             accepted[-1] = slot.sampler.pick(candidates, len(drafted))
         return accepted

@@ -147,7 +147,7 @@ class HybridMemory:
         return min(pos, self.recurrent.seq_pos_max(seq)) if self.recurrent else pos
 
     def seq_pos_min(self, seq: int) -> int:
-        """First position from which both parts could go on: the recurrent part has only its tail."""
+        """First position that both parts still hold: the recurrent part holds only its tail."""
         pos = self.attention.seq_pos_min(seq)
         return max(pos, self.recurrent.seq_pos_max(seq)) if self.recurrent else pos
 

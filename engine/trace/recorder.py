@@ -72,10 +72,15 @@ class Recorder:
 
     def __init__(self, store: TraceStore, run_id: int, piece: Callable[[int], bytes]) -> None:
         self._store, self._run_id, self._piece = store, run_id, piece
-        self._start = perf_counter()
+        self._elapsed_ms = 0.0
+        self._resumed = perf_counter()
         self._n_ubatches = 0
         self._moved = (0, 0)
         self._round_ubatches: list[int] = []
+
+    def resume(self) -> None:
+        """The run goes on: time since its last round was a pause and does not count."""
+        self._resumed = perf_counter()
 
     def ubatch(
         self, round_: int, ubatch: UBatch, seq_ids: Sequence[int], purpose: str, ms: float
@@ -115,7 +120,9 @@ class Recorder:
         Phases are shared by the sequences of a round; each row carries an equal part, so that
         the sum over rows is the time that passed.
         """
-        t_ms = (perf_counter() - self._start) * 1e3
+        now = perf_counter()
+        self._elapsed_ms += (now - self._resumed) * 1e3
+        self._resumed = now
         share = {f"{phase}_ms": ms / len(all_facts) for phase, ms in clock.ms.items()}
         ubatch_ids = " ".join(map(str, self._round_ubatches))
         self._round_ubatches = []
@@ -125,7 +132,7 @@ class Recorder:
             self._tokens(round_, facts)
             self._memory(round_, facts, memory)
             self._store.rounds.append(
-                run_id=self._run_id, round=round_, seq_id=facts.seq_id, t_ms=t_ms,
+                run_id=self._run_id, round=round_, seq_id=facts.seq_id, t_ms=self._elapsed_ms,
                 pos0=facts.pos0, drafter=facts.draft.drafter if facts.draft else "",
                 num_draft_tokens=_n_drafted(facts), num_accepted_draft_tokens=facts.n_accepted,
                 num_emitted=len(facts.tokens),
@@ -137,8 +144,10 @@ class Recorder:
                 verify_width=facts.verify_width, ubatch_ids=ubatch_ids,
                 kv_cells_used=memory.attention.used(facts.seq),
                 kv_cells_duplicate=memory.attention.duplicates(facts.seq),
-                state_bytes_copied=facts.state_bytes_copied,
-                checkpoint_bytes=facts.checkpoint_bytes, **share,
+                state_bytes_written=written[i], state_bytes_copied=copied[i],
+                state_bytes_restored=facts.restored_bytes,
+                checkpoint_bytes=facts.checkpoint_bytes, memory_bytes_held=memory.n_bytes(),
+                **share,
             )  # fmt: skip
 
     def _tokens(self, round_: int, facts: RoundFacts) -> None:

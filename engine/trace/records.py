@@ -38,7 +38,7 @@ ROUNDS = (
     Column("run_id", "int", "run this row belongs to"),
     Column("round", "int", "scheduler round, from 0; round 0 is the prompt"),
     Column("seq_id", "int", "sequence"),
-    Column("t_ms", "real", "end of the round, since the run began"),
+    Column("t_ms", "real", "end of the round, in the run's own time: pauses do not count"),
     Column("pos0", "int", "position of the first token of the batch"),
     Column("drafter", "text", "drafter whose draft was verified, empty without a draft"),
     Column("num_draft_tokens", "int", "tokens drafted, after trimming"),

@@ -29,7 +29,7 @@ from resources.demo.tokenizer import load_or_train
 
 WORK = Path(__file__).resolve().parent / "work"
 TARGET_PLAN = Plan(
-    "target", 1700, 0.02, 0.005, decay_from=0.45, mtp_from=0.6, repair_from=0.75, large_from=0.75,
+    "target", 1350, 0.02, 0.005, decay_from=0.45, mtp_from=0.6, repair_from=0.75, large_from=0.75,
     repair_weight=1.0,
 )  # fmt: skip
 # the MTP block and the draft have to guess the target's text, not their library's

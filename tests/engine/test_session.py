@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -266,3 +267,16 @@ def test_loading_reports_bytes_and_can_be_cancelled():
     assert 0.9 * seen[0][1] <= done[-1] <= seen[0][1]
     with pytest.raises(Cancelled):
         Session.open(path, compute="f32", cancelled=lambda: True)
+
+
+def test_a_pause_does_not_count():
+    name = "qwen35-c-v2x-mtp-f32"
+    run = session(name).start([prompt_of(name)], options_of(12))
+    for _ in range(3):
+        run.step()
+    time.sleep(0.5)
+    while run.step():
+        pass
+    t_ms = run.trace.rounds.column("t_ms")
+    assert (np.diff(t_ms) > 0).all()
+    assert t_ms[-1] < 450
