@@ -31,7 +31,7 @@ def gated_delta_log(
 
 
 def _token(rows: Rows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token: q^T S1 = e^g q^T S0 + (q^T k) u^T, so the old state is read once and that is all."""
+    """One token: q^T S1 = e^g q^T S0 + (q^T k) u^T, so the state is only read, and once."""
     q, k, v, g, beta = rows
     k_read, q_read = (torch.bmm(torch.cat((k, q), 1), state) * g.exp()).split(1, 1)
     u = (v - k_read) * beta
@@ -67,8 +67,10 @@ def fold(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See kernels.delta_rule.fold. Keeps the dtype of its inputs."""
-    size = (-1, *state.shape[2:])
     k, u, g = _prefix(log, n_tokens)
+    if k.shape[1] == 0:
+        return state.clone() if out is None else out.copy_(state)
+    size = (-1, *state.shape[2:])
     n_heads = u.shape[2]
     k = per_value_head(k, n_heads, grouped)
     g = g.transpose(1, 2).reshape(-1, k.shape[1], 1)
