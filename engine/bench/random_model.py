@@ -156,7 +156,8 @@ def _values(
 
 
 def _add_sizes(writer: GGUFWriter, config: ModelConfig) -> None:
-    assert config.ssm is not None and config.rope.sections is not None
+    assert config.ssm is not None
+    assert config.rope.sections is not None
     blocks = config.n_layer + config.n_mtp
     writer.add_block_count(blocks)
     writer.add_context_length(config.n_ctx_train)

@@ -76,16 +76,10 @@ def bench_rollback(
     keep: int | None = None,
     repeats: int = 7,
 ) -> Iterator[RollbackRow]:
-    """Rows by width, NO_ROLLBACK first, then the policies in their order.
+    """Rows by width, NO_ROLLBACK first, then the policies (keys of POLICIES) in their order.
 
     keep: tokens that stay of every ubatch, None = half of them, rounded down, at least one.
-    Raises OptionError for an unknown policy.
     """
-    for name in policies:
-        if name not in POLICIES:
-            raise OptionError(
-                f"--rollback {name} is unknown.", f"Choose from all, {', '.join(POLICIES)}."
-            )
     for width in widths:
         kept = min(width, max(1, width // 2) if keep is None else keep)
         layers = [_Inputs(shape, width, layer) for layer in shape.layers]

@@ -84,9 +84,7 @@ def bench_splits(
     return SplitComparison(n_seqs, n_tokens, options.rollback, figures, median(ratios))
 
 
-def _decode(
-    model: HybridModel, memory: HybridMemory, spans: Sequence[Span], mode: str
-) -> int:
+def _decode(model: HybridModel, memory: HybridMemory, spans: Sequence[Span], mode: str) -> int:
     ubatches = memory.split(spans, RunOptions().n_ubatch, mode)
     for ubatch in ubatches:
         model.forward(ubatch, memory)
