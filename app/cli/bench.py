@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.cli.bench_tables import rollback_lines, split_lines, step_lines
 from app.cli.common import (
     add_compute,
     add_model,
@@ -26,11 +27,9 @@ from engine.model.info import describe
 from engine.options import ROLLBACK_POLICIES
 
 if TYPE_CHECKING:
-    from engine.bench.rollback import RollbackRow
     from engine.model.hybrid import HybridModel
 
 _MOST_STATES = 64
-_MIB = 2**20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -160,46 +159,21 @@ def _rollback(args: argparse.Namespace) -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     rows = bench_rollback(args.rollback, args.widths, shape, keep=args.keep, repeats=args.repeat)
-    threads = torch.get_num_threads()
+    facts = {
+        "heads": args.heads,
+        "dim": args.dim,
+        "layers": args.layers,
+        "conv_dim": args.conv_dim,
+        "state_bytes": shape.n_bytes,
+        "threads": torch.get_num_threads(),
+        "repeat": args.repeat,
+    }
     if args.json:
-        print_json({
-            "heads": args.heads, "dim": args.dim, "layers": args.layers,
-            "conv_dim": args.conv_dim, "threads": threads, "repeat": args.repeat,
-            "state_bytes": shape.n_bytes, "rows": [asdict(row) for row in rows],
-        })  # fmt: skip
-        return 0
-    print(
-        f"{args.layers} layers of {args.heads} heads x {args.dim} x {args.dim} and a convolution "
-        f"of {args.conv_dim} channels: {size(shape.n_bytes)} a state, float32\n"
-        f"medians of {args.repeat} rounds, {threads} threads; times in ms, sizes in MiB per round; "
-        "x none: total against no rollback\n"
-    )
-    print(_ROLLBACK_HEADER)
-    width = None
-    for row in rows:
-        if width not in (None, row.width):
-            print()
-        width = row.width
-        print(_rollback_line(row), flush=True)
+        print_json({**facts, "rows": [asdict(row) for row in rows]})
+    else:
+        for line in rollback_lines(facts, rows):
+            print(line, flush=True)
     return 0
-
-
-_ROLLBACK_HEADER = (
-    f"{'T':>3} {'kept':>4} {'policy':<10} {'save':>7} {'verify':>8} {'rollback':>8} {'restore':>7} "
-    f"{'replay':>8} {'total':>8} {'x none':>7} {'written':>8} {'copied':>8} {'saved':>7} "
-    f"{'restored':>8} {'held':>8} {'error':>7}"
-)
-
-
-def _rollback_line(row: RollbackRow) -> str:
-    ms = {phase: f"{value:.2f}" if value else "-" for phase, value in row.ms.items()}
-    error = "-" if row.state_nmse is None else f"{row.state_nmse:.0e}"
-    return (
-        f"{row.width:>3} {row.kept:>4} {row.policy:<10} {ms['save']:>7} {ms['verify']:>8} "
-        f"{ms['rollback']:>8} {ms['restore']:>7} {ms['replay']:>8} {ms['total']:>8} "
-        f"{row.over_none:>7.2f} {_mib(row.written):>8} {_mib(row.copied):>8} {_mib(row.saved):>7} "
-        f"{_mib(row.restored):>8} {_mib(row.held):>8} {error:>7}"
-    )
 
 
 def _splits(args: argparse.Namespace) -> int:
@@ -212,20 +186,9 @@ def _splits(args: argparse.Namespace) -> int:
 
     result = bench_splits(model, n_seqs=args.sequences, n_draft=args.draft, rounds=args.repeat)
     if args.json:
-        print_json({**facts, **asdict(result), "repeat": args.repeat})
-        return 0
-    print(
-        f"{_title(facts)}: {result.n_seqs} sequences x {result.n_tokens} tokens, "
-        f"--rollback {result.rollback}, median of {args.repeat} rounds\n"
-    )
-    sections = list(next(iter(result.figures.values())).sections)
-    print(f"{'split':<6} {'passes':>6} {'ms':>9} {'tokens/s':>9}  of which ms: "
-          + " ".join(f"{name:>{max(8, len(name))}}" for name in sections))  # fmt: skip
-    for mode, figures in result.figures.items():
-        parts = " ".join(f"{figures.sections[name]:>{max(8, len(name))}.2f}" for name in sections)
-        print(f"{mode:<6} {figures.n_ubatches:>6} {figures.ms:>9.2f} "
-              f"{figures.tokens_per_second:>9.1f}  {'':<13}{parts}")  # fmt: skip
-    print(f"\nequal is {result.ratio:.2f} times as fast as seq (median of the rounds' ratios)")
+        print_json({**facts, **asdict(result)})
+    else:
+        print("\n".join(split_lines(facts, result)))
     return 0
 
 
@@ -233,24 +196,12 @@ def _steps(args: argparse.Namespace) -> int:
     model, facts = _model(args)
     from engine.bench.steps import bench_steps
 
-    widest, n_ctx = max(args.steps), model.config.n_ctx_train
-    if widest > n_ctx:
-        raise OptionError(
-            f"--steps {widest} is longer than the trained context of {n_ctx}.", "Lower it."
-        )
     rows = bench_steps(model, args.steps, repeats=args.repeat, outputs=args.outputs)
+    facts["outputs"] = args.outputs
     if args.json:
-        print_json({
-            **facts, "outputs": args.outputs, "repeat": args.repeat,
-            "rows": [asdict(row) for row in rows],
-        })  # fmt: skip
-        return 0
-    print(f"{_title(facts)}: empty context, logits of {args.outputs}, {args.repeat} repetitions\n")
-    print(f"{'T':>5} {'min ms':>9} {'median ms':>9} {'tokens/s':>9}")
-    for row in rows:
-        print(
-            f"{row.width:>5} {row.min_ms:>9.2f} {row.median_ms:>9.2f} {row.tokens_per_second:>9.1f}"
-        )
+        print_json({**facts, "rows": [asdict(row) for row in rows]})
+    else:
+        print("\n".join(step_lines(facts, rows)))
     return 0
 
 
@@ -258,12 +209,18 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
     """The model to measure and what a reader of the figures must know of it."""
     path = target_path(args)
     check_files(path)
+    with GgufFile.open(path) as file:
+        info = describe(file)
+    if args.steps and max(args.steps) > info.n_ctx_train:
+        raise OptionError(
+            f"--steps {max(args.steps)} is longer than the trained context of {info.n_ctx_train}.",
+            "Lower it.",
+        )
     import torch
 
     from engine.model.loader import load_model
 
     with GgufFile.open(path) as file:
-        info = describe(file)
         model = load_model(file, compute=args.compute, progress=loading_line())
     use_threads(args.threads, info)
     facts = {
@@ -271,15 +228,9 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
         "n_params": info.n_params,
         "compute": model.compute,
         "threads": torch.get_num_threads(),
+        "repeat": args.repeat,
     }
     return model, facts
-
-
-def _title(facts: dict[str, Any]) -> str:
-    return (
-        f"{facts['model']} ({facts['n_params'] / 1e6:,.0f} M parameters), compute "
-        f"{facts['compute']}, {facts['threads']} threads"
-    )
 
 
 def _policies(text: str) -> tuple[str, ...]:
@@ -294,10 +245,3 @@ def _policies(text: str) -> tuple[str, ...]:
 
 def _widths(text: str) -> Sequence[int]:
     return tuple(dict.fromkeys(positive(word.strip()) for word in text.split(",")))
-
-
-def _mib(n_bytes: int) -> str:
-    if n_bytes == 0:
-        return "0"
-    mib = n_bytes / _MIB
-    return f"{mib:.2f}" if mib >= 0.01 else "<0.01"

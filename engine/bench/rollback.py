@@ -36,22 +36,26 @@ class RollbackRow:
     """One policy at one width, medians over the repetitions.
 
     width: tokens of a ubatch. kept: how many of them stay. ms: time of each phase and of all
-    together, as "total". over_none: total over that of NO_ROLLBACK in the same repetition.
-    written, copied, saved, restored: bytes per round (engine.memory.recurrent.Traffic).
-    held: bytes of storage and of the checkpoint. state_nmse: error of the state and window that
-    the rounds left in one layer against decoding only the kept tokens, None where all are kept.
+    together, as "total". min_ms: the fastest total. over_none: total over that of NO_ROLLBACK in
+    the same repetition. written, copied, saved, restored: bytes per round
+    (engine.memory.recurrent.Traffic). held: bytes of storage and of the checkpoint. beyond: those
+    without one live state, which is what being able to roll back takes. state_nmse: error of the
+    state and window that the rounds left in one layer against decoding only the kept tokens, None
+    where all are kept.
     """
 
     policy: str
     width: int
     kept: int
     ms: dict[str, float]
+    min_ms: float
     over_none: float
     written: int
     copied: int
     saved: int
     restored: int
     held: int
+    beyond: int
     state_nmse: float | None
 
 
@@ -123,9 +127,9 @@ class _Inputs:
         """State and window after the first n tokens have come so many times, and nothing else."""
         state = torch.zeros(1, shape.n_v_heads, shape.d_state, shape.d_state)
         window = torch.zeros(1, shape.d_conv - 1, shape.conv_dim)
-        tokens = [t[:, :n] for t in (self.q, self.k, self.v, self.g, self.beta)]
+        q, k, v, g, beta = (t[:, :n] for t in (self.q, self.k, self.v, self.g, self.beta))
         for _ in range(times):
-            state = gated_delta_rule(*tokens, state, grouped=shape.grouped)[1][:, 0]
+            state = gated_delta_rule(q, k, v, g, beta, state, grouped=shape.grouped)[1][:, 0]
             history = causal_conv(self.x[:, :n], self.weight, window)[1]
             window = history[:, n:]
         return state[0], window[0]
@@ -187,12 +191,13 @@ class _Runner:
         if self is not baseline:
             states, windows = self._memory.live(0)
             nmse = max(_nmse(states[0], truth[0]), _nmse(windows[0], truth[1]))
-        checkpoint = self._checkpoint.n_bytes if self._checkpoint else 0
+        held = self._memory.n_bytes()
+        held += self._checkpoint.n_bytes if self._checkpoint else 0
         return RollbackRow(
             self.label, self._width, self._kept,
             {phase: median(ms[phase] for ms in times) for phase in (*PHASES, "total")},
-            median(ratios), written, copied, saved, restored,
-            self._memory.n_bytes() + checkpoint, nmse,
+            min(ms["total"] for ms in times), median(ratios), written, copied, saved, restored,
+            held, held - self._memory.shape.n_bytes, nmse,
         )  # fmt: skip
 
     def _decode(self, ubatch: UBatch) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.delta_rule.log import DeltaLog
-from kernels.delta_rule.wy import Rows, as_rows, per_value_head, solve_chunk
-
-# A longer chunk than where states are kept: each cut costs one state written and read again.
-CHUNK = 32
+from kernels.delta_rule.wy import CHUNK, Rows, as_rows, per_value_head, solve_chunk
 
 
 def gated_delta_log(
@@ -93,13 +90,10 @@ def _prefix(log: DeltaLog, n_tokens: int | torch.Tensor) -> DeltaLog:
     no decay and nothing added, whatever the log holds there."""
     if isinstance(n_tokens, int):
         return DeltaLog(*(x[:, :n_tokens] for x in log))
-    longest = int(n_tokens.max())
-    inside = torch.arange(longest, device=log.g.device) < n_tokens.unsqueeze(1)
-    k, u, g = (x[:, :longest] for x in log)
-    zero = k.new_zeros(())
-    wide = inside[..., None, None]
+    inside = torch.arange(log.g.shape[1], device=log.g.device) < n_tokens.unsqueeze(1)
+    zero, wide = log.g.new_zeros(()), inside[..., None, None]
     return DeltaLog(
-        torch.where(wide, k, zero),
-        torch.where(wide, u, zero),
-        torch.where(inside[..., None], g, zero),
+        torch.where(wide, log.k, zero),
+        torch.where(wide, log.u, zero),
+        torch.where(inside[..., None], log.g, zero),
     )
