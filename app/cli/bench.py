@@ -115,6 +115,12 @@ def _add_rollback(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many of them are accepted (default: half, at least one)",
     )
+    group.add_argument(
+        "--n-rs-seq",
+        type=positive,
+        metavar="N",
+        help="snapshots beyond the live state (default: all but one of the tokens)",
+    )
 
 
 def _number(group: argparse._ArgumentGroup, name: str, default: int, text: str) -> None:
@@ -151,6 +157,8 @@ def _rollback(args: argparse.Namespace) -> int:
             f"--widths {max(args.widths)} is above {_MOST_STATES + 1}.",
             f"A draft has at most {_MOST_STATES} tokens.",
         )
+    if args.n_rs_seq is not None and args.n_rs_seq > _MOST_STATES:
+        raise OptionError(f"--n-rs-seq is above {_MOST_STATES}.", "Choose fewer snapshots.")
     import torch
 
     from engine.bench.rollback import bench_rollback, bench_shape
@@ -158,7 +166,14 @@ def _rollback(args: argparse.Namespace) -> int:
     shape = bench_shape(args.heads, args.dim, args.layers, args.conv_dim)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    rows = bench_rollback(args.rollback, args.widths, shape, keep=args.keep, repeats=args.repeat)
+    rows = bench_rollback(
+        args.rollback,
+        args.widths,
+        shape,
+        keep=args.keep,
+        n_rs_seq=args.n_rs_seq,
+        repeats=args.repeat,
+    )
     facts = {
         "heads": args.heads,
         "dim": args.dim,

@@ -78,17 +78,20 @@ def bench_rollback(
     shape: RecurrentShape,
     *,
     keep: int | None = None,
+    n_rs_seq: int | None = None,
     repeats: int = 7,
 ) -> Iterator[RollbackRow]:
     """Rows by width, NO_ROLLBACK first, then the policies (keys of POLICIES) in their order.
 
     keep: tokens that stay of every ubatch, None = half of them, rounded down, at least one.
+    n_rs_seq: snapshots beyond the live state, None = one for each token that could be rejected.
     """
     for width in widths:
         kept = min(width, max(1, width // 2) if keep is None else keep)
         layers = [_Inputs(shape, width, layer) for layer in shape.layers]
-        runners = [_Runner(NO_ROLLBACK, "checkpoint", shape, layers, width)]
-        runners += [_Runner(name, name, shape, layers, kept) for name in policies]
+        depth = width - 1 if n_rs_seq is None else n_rs_seq
+        runners = [_Runner(NO_ROLLBACK, "checkpoint", shape, layers, width, depth)]
+        runners += [_Runner(name, name, shape, layers, kept, depth) for name in policies]
         for turn in range(_WARM_UP + repeats):
             first = turn % len(runners)
             for runner in (*runners[first:], *runners[:first]):
@@ -139,12 +142,18 @@ class _Runner:
     """One policy's memory, its rounds and what they took."""
 
     def __init__(
-        self, label: str, policy: str, shape: RecurrentShape, layers: list[_Inputs], kept: int
+        self,
+        label: str,
+        policy: str,
+        shape: RecurrentShape,
+        layers: list[_Inputs],
+        kept: int,
+        n_rs_seq: int,
     ) -> None:
         self.label = label
         self._layers = layers
         self._width, self._kept = layers[0].x.shape[1], kept
-        self._memory = POLICIES[policy](shape, 1, self._width - 1, torch.device("cpu"))
+        self._memory = POLICIES[policy](shape, 1, n_rs_seq, torch.device("cpu"))
         self._checkpoint: RecurrentCheckpoint | None = None
         self._times: list[dict[str, float]] = []
         self._traffic: list[Traffic] = []

@@ -13,7 +13,6 @@ import numpy as np
 from engine.errors import ContextFullError, OptionError
 
 MAX_SEQS = 64
-_FREE = -1
 _NOBODY = np.uint64(0)
 _BITS = np.uint64(1) << np.arange(MAX_SEQS, dtype=np.uint64)
 
@@ -34,7 +33,8 @@ class CellTable:
         self.n_seqs, self.unified = n_seqs, unified
         self.n_streams = 1 if unified else n_seqs
         self.n_cells = n_ctx * n_seqs if unified else n_ctx
-        self._pos = np.full((self.n_streams, self.n_cells), _FREE, np.int64)
+        # of a cell without owners, the position means nothing
+        self._pos = np.zeros((self.n_streams, self.n_cells), np.int64)
         self._owners = np.zeros((self.n_streams, self.n_cells), np.uint64)
         self.end = [0] * self.n_streams
         self.used = [0] * self.n_streams
@@ -143,8 +143,6 @@ class CellTable:
 
     def _recount(self, stream: int, end: int | None = None) -> None:
         end = self.end[stream] if end is None else max(end, self.end[stream])
-        free = self._owners[stream, :end] == _NOBODY
-        self._pos[stream, :end][free] = _FREE
-        held = np.flatnonzero(~free)
+        held = np.flatnonzero(self._owners[stream, :end] != _NOBODY)
         self.used[stream] = held.size
         self.end[stream] = int(held[-1]) + 1 if held.size else 0

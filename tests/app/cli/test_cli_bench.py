@@ -94,6 +94,7 @@ def test_a_random_model_can_be_written_and_looked_at(cli: Cli, tmp_path: Path) -
         (["--rollback", "ring", "--demo"], "measured without a model"),
         (["--rollback", "ring", "--widths", "66"], "--widths 66 is above 65"),
         (["--rollback", "ring", "--widths", "4,0"], "'0' is not a whole number from 1"),
+        (["--rollback", "ring", "--n-rs-seq", "65"], "--n-rs-seq is above 64"),
         (["--rollback", "ring", "--conv-dim", "100"], "does not fit --heads 16"),
         (["--splits"], "No model is given"),
         (["--splits", "--demo", "--draft", "65"], "is above 64"),

@@ -100,6 +100,21 @@ def test_keep_decides_how_many_tokens_stay() -> None:
     assert kept == [2, 2, 5, 3]
 
 
+def test_only_carry_copies_where_a_ubatch_is_shorter_than_the_snapshots() -> None:
+    found = bench_rollback(tuple(POLICIES), (2,), SHAPE, n_rs_seq=5, repeats=8)
+    copied = {row.policy: row.copied for row in found}
+    carried, rest = divmod(copied.pop("carry"), STATE)
+    assert 1 <= carried <= 4 and rest == 0
+    assert set(copied.values()) == {0}
+
+
+def test_drafts_deeper_than_the_snapshots_fall_back_to_a_checkpoint() -> None:
+    found = list(bench_rollback(("planes", "ring", "replay"), (9,), SHAPE, n_rs_seq=2, repeats=2))
+    for row in found[1:]:
+        assert (row.saved, row.restored) == (STATE, STATE)
+        assert row.state_nmse is not None and row.state_nmse < 1e-10
+
+
 @pytest.mark.parametrize("conv_dim", [64, 100, 4 * 16 + 2 * 3 * 16])
 def test_channels_that_do_not_fit_the_heads_are_refused(conv_dim: int) -> None:
     with pytest.raises(OptionError, match="--conv-dim"):

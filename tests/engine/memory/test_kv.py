@@ -345,6 +345,7 @@ def test_a_saved_sequence_that_does_not_fit_changes_nothing(unified):
         kv.seq_cp(0, 1)
         with pytest.raises(ContextFullError, match=r"12 used and 4 free .* 12 more"):
             kv.put(0, long.state(0))
+        assert kv.used(0) == 12 and seen(write(kv, 1, 12, 1))[:12] == list(range(12))
 
 
 def test_a_saved_sequence_of_another_model_is_refused():
@@ -405,4 +406,5 @@ def test_garbage_in_storage_never_reaches_attention(unified, value, monkeypatch)
     kv.seq_rm(-1, 0)
     lengths = [0, 0, 0]
     kv.poison(value)
+    check([2], 3)
     check([2, 1], 1)
