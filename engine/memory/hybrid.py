@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.memory.batch import Span, UBatch, make_ubatch, split_equal, split_seq
+from engine.memory.batch import Span, UBatch, make_ubatch, split_equal, split_seq, split_simple
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.policies import POLICIES
 from engine.memory.recurrent import RecurrentCheckpoint, RecurrentMemory, RecurrentShape
@@ -32,6 +32,9 @@ class Checkpoint:
         """Bytes of the recurrent part, and of the attention part if it is held."""
         held = self.recurrent.n_bytes if self.recurrent else 0
         return held + (self.attention.n_bytes if self.attention else 0)
+
+
+_SHORT = 65  # tokens of a verify batch at most; longer rows of one token each would be wasteful
 
 
 class HybridMemory:
@@ -88,13 +91,20 @@ class HybridMemory:
         return cls(AttentionKV([0], n_seqs, config.n_head_kv, config.head_dim, n_ctx, device), None)
 
     def split(self, spans: Sequence[Span], n_ubatch: int, mode: str) -> list[UBatch]:
-        """The ubatches of a batch; the equal split keeps as many tokens together as needed."""
+        """The ubatches of a batch. `equal` keeps as many tokens together as a rollback needs; in a
+        pool of attention cells alone, short batches need no rectangles at all (as llama.cpp)."""
         if mode == "seq":
             pieces = split_seq(spans, n_ubatch)
+        elif self._is_pool and max(len(span.tokens) for span in spans) <= _SHORT:
+            pieces = split_simple(spans, n_ubatch)
         else:
             keep = self.recurrent.n_rs_seq + 1 if self.recurrent else 0
             pieces = split_equal(spans, n_ubatch, keep=keep)
         return [make_ubatch(spans, piece, self.attention.device) for piece in pieces]
+
+    @property
+    def _is_pool(self) -> bool:
+        return self.recurrent is None and self.attention.unified
 
     def prepare(self, ubatches: Sequence[UBatch]) -> bool:
         """Whether the ubatches could be decoded in turn; changes nothing."""

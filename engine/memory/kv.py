@@ -71,6 +71,7 @@ class AttentionKV:
         rotate: Rotate | None = None,
     ) -> None:
         self.n_seqs, self.n_ctx, self.device = n_seqs, n_ctx, device
+        self.unified = unified
         self._shape = (n_head_kv, head_dim)
         self._rotate = rotate
         self._table = table = CellTable(n_seqs, n_ctx, unified=unified)

@@ -142,6 +142,8 @@ class Recorder:
                 valid_depth=facts.valid_depth, rs_idx_before=facts.rs_idx_before,
                 rs_idx_after=facts.rs_idx_after, replay_index=facts.n_replays,
                 verify_width=facts.verify_width, ubatch_ids=ubatch_ids,
+                attention_pos_max=memory.attention.seq_pos_max(facts.seq),
+                recurrent_pos_max=recurrent.seq_pos_max(facts.seq) if recurrent else None,
                 kv_cells_used=memory.attention.used(facts.seq),
                 kv_cells_duplicate=memory.attention.duplicates(facts.seq),
                 state_bytes_written=written[i], state_bytes_copied=copied[i],

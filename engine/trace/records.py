@@ -54,6 +54,8 @@ ROUNDS = (
     Column("replay_index", "int", "restores and replays needed in this round"),
     Column("verify_width", "int", "tokens of this sequence in the verify batch"),
     Column("ubatch_ids", "text", "ubatches of this round, space separated"),
+    Column("attention_pos_max", "int", "last position that the attention cells hold"),
+    Column("recurrent_pos_max", "int", "last position of the recurrent state"),
     Column("kv_cells_used", "int", "attention cells in use by this sequence"),
     Column("kv_cells_duplicate", "int", "cells beyond one per position"),
     Column("state_bytes_written", "int", "recurrent state that forward passes stored"),

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from engine.options import FAULTS, KV_MODES, ROLLBACK_POLICIES, SPLITS, Prompt, SamplerOptions
+from engine.options import (
+    FAULTS,
+    KV_MODES,
+    ROLLBACK_POLICIES,
+    SPLITS,
+    Prompt,
+    SamplerOptions,
+    SpecOptions,
+)
 from engine.session import Session
 from resources import DEMO_DRAFT, DEMO_TARGET
 from tests.support.golden_runs import (
@@ -51,6 +59,20 @@ def test_no_token_changes(name, draft, drafter, policy, split, kv, sampler):
     assert tokens_of(decode(opened, prompts, options)) == plain
     one = replace(options, parallel=1)
     assert tokens_of(decode(opened, prompts[:1], one)) == plain[:1]
+
+
+def test_unequal_drafts_of_a_dense_model_share_a_pass():
+    opened = session("qwen3-f-f32", "qwen3next-e-v2x-f32")
+    prompts = four_prompts("qwen3-f-f32")
+    spec = SpecOptions(types=("draft-simple",), n_max=4, p_min=0.3)
+    options = replace(options_of(16), spec=spec, parallel=4, kv="unified")
+    run = decode(opened, prompts, options)
+    assert tokens_of(run) == tokens_of(decode(opened, prompts, options_of(16)))
+    verify = np.array(run.trace.ubatches.texts("purpose")) == "verify"
+    rounds = run.trace.ubatches.column("round")[verify]
+    assert len(set(rounds.tolist())) == len(rounds)
+    widths = run.trace.rounds.column("verify_width")[4:]
+    assert len(set(widths.tolist())) > 1
 
 
 @pytest.fixture(scope="module")

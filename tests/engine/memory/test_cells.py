@@ -116,6 +116,17 @@ def test_released_cells_are_used_again():
     assert placed(cells, 0) == Slot(0, (0,), range(1, 1), zero=0)
 
 
+@pytest.mark.parametrize(("n_before", "first"), [(3, 2), (4, 0)])
+def test_the_search_starts_over_when_it_has_left_enough_room_behind(n_before, first):
+    """At 2 cells per row beyond those in use."""
+    cells = Cells(6)
+    for seq in range(n_before):
+        placed(cells, seq)
+    for seq in range(n_before):
+        cells.release(seq)
+    assert placed(cells, 5).first == first
+
+
 def test_shifting_one_owner_leaves_the_other():
     cells = Cells(2)
     placed(cells, 0)

@@ -166,6 +166,21 @@ def test_a_copy_of_a_rolled_back_sequence_starts_there():
     assert_state(memory, 0, [1, 2, 8])
 
 
+def test_a_shared_idle_cell_moves_for_all_its_owners():
+    memory = memory_of(3, n_seqs=4)
+    for seq in range(3):
+        decode(memory, {seq: [10 * seq + i for i in range(4)]})
+    assert memory.seq_rm(1, 2)
+    memory.seq_cp(1, 3)
+    decode(memory, {0: [40], 2: [42]})
+    assert memory.cells.tail == [0, 2, 1, 2]
+    assert memory.pending(1) == memory.pending(3) == 0
+    assert_state(memory, 1, [10, 11])
+    assert_state(memory, 3, [10, 11])
+    memory.seq_rm(1, 0)
+    assert memory.valid_depth(3) == 0 and not memory.seq_rm(3, 1)
+
+
 def test_a_removed_copy_leaves_the_original_its_planes():
     memory = memory_of(3)
     decode(memory, {0: [1, 2, 3, 4]})
