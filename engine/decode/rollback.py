@@ -62,13 +62,17 @@ class Rollback:
         recurrent = self._memory.recurrent
         if recurrent is None:
             return {}
-        last: dict[int, int] = {}
+        reach: dict[int, int] = {}
         for ubatch in ubatches:
-            last.update(dict.fromkeys(ubatch.seq_ids, ubatch.n_seq_tokens))
+            if recurrent.relocates:
+                # sequences that this pass leaves out may lose the snapshots of an earlier one
+                reach = dict.fromkeys(reach, 0)
+            for seq in ubatch.seq_ids:
+                reach[seq] = recurrent.guaranteed_depth(seq, ubatch.n_seq_tokens)
         return {
             span.seq: self._memory.save(span.seq, self._device)
             for span in spans
-            if len(span.tokens) - 1 > recurrent.guaranteed_depth(span.seq, last[span.seq])
+            if len(span.tokens) - 1 > reach[span.seq]
         }
 
     def undo(

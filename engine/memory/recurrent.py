@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -81,6 +82,9 @@ class RecurrentMemory(ABC):
     has the zero state, whatever its storage holds. `faults` are switched on on purpose, to show
     what they do (engine.options.FAULTS).
     """
+
+    relocates: ClassVar[bool] = False
+    """Whether decoding some sequences may move others, which costs those their snapshots."""
 
     def __init__(
         self,

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from engine.draft.chain import DrafterChain
+from engine.draft.drafter import Draft
 from engine.options import (
     FAULTS,
     KV_MODES,
@@ -73,6 +75,30 @@ def test_unequal_drafts_of_a_dense_model_share_a_pass():
     assert len(set(rounds.tolist())) == len(rounds)
     widths = run.trace.rounds.column("verify_width")[4:]
     assert len(set(widths.tolist())) > 1
+
+
+@pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
+def test_unequal_drafts_in_several_passes(policy, monkeypatch):
+    """A pass that leaves a sequence out may relocate it: its promised depth is then gone."""
+    opened, prompts = session(MTP), four_prompts(MTP)[:3]
+    plain = tokens_of(decode(opened, prompts, options_of(20)))
+    lengths = (4, 1, 4)
+
+    def wrong(self, requests):
+        drafts = {}
+        for request in requests:
+            n = min(request.n_max, lengths[request.seq])
+            tops = [[0.0] * 5] * n
+            drafts[request.seq] = Draft([0] * n, [1.0] * n, [[0] * 5] * n, tops, "wrong")
+        return drafts
+
+    monkeypatch.setattr(DrafterChain, "draft", wrong)
+    options = options_of(20, "draft-mtp", n_max=4, parallel=3, rollback=policy, n_rs_seq=1)
+    run = decode(opened, prompts, options)
+    assert tokens_of(run) == plain
+    ubatches = run.trace.ubatches
+    shapes = zip(ubatches.texts("seq_ids"), ubatches.column("n_seq_tokens").tolist(), strict=True)
+    assert {("0 1 2", 2), ("0 2", 3)} <= set(shapes)
 
 
 @pytest.fixture(scope="module")
