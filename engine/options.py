@@ -8,9 +8,12 @@ from engine.errors import OptionError
 
 COMPUTE_MODES = ("auto", "f32", "bf16", "int8")
 DRAFTERS = ("draft-simple", "draft-mtp")
-ROLLBACK_POLICIES = ("planes", "checkpoint")
+ROLLBACK_POLICIES = ("planes", "carry", "ring", "replay", "checkpoint")
 SPLITS = ("equal", "seq")
-KV_MODES = ("per-seq",)
+KV_MODES = ("per-seq", "unified")
+CHECKPOINT_DEVICES = ("host", "device")
+REPLAY_MODES = ("trust", "verify")
+FAULTS = ("keep-stale-kv", "stale-logits", "stale-plane", "no-conv-rollback", "plane-off-by-one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,9 @@ class RunOptions:
     the end token or a full context.
     n_ctx: cells per sequence, 0 = the trained context, at most 4096.
     n_ubatch: most tokens in one forward pass. n_rs_seq: snapshot planes beyond the live state,
-    None = as many as the longest draft. n_top: alternatives recorded per position.
+    None = as many as the longest draft. checkpoint_device: where checkpoints are kept.
+    replay: "trust" decodes accepted tokens again after a restore, "verify" samples them again.
+    faults: bugs of the field switched on to be looked at (FAULTS).
     """
 
     parallel: int = 1
@@ -86,8 +91,10 @@ class RunOptions:
     n_rs_seq: int | None = None
     split: str = "equal"
     kv: str = "per-seq"
+    checkpoint_device: str = "host"
+    replay: str = "trust"
+    faults: tuple[str, ...] = ()
     ignore_eos: bool = False
-    n_top: int = 5
 
     def __post_init__(self) -> None:
         _require(1 <= self.parallel <= 64, "--parallel is outside 1..64", "Use at least 1.")
@@ -106,6 +113,8 @@ class RunOptions:
             (self.rollback, ROLLBACK_POLICIES, "--rollback"),
             (self.split, SPLITS, "--split"),
             (self.kv, KV_MODES, "--kv"),
+            (self.checkpoint_device, CHECKPOINT_DEVICES, "--checkpoint-device"),
+            (self.replay, REPLAY_MODES, "--replay"),
         ):
             _require(
                 value in choices,
@@ -117,7 +126,10 @@ class RunOptions:
             "--n-rs-seq is outside 0..64",
             "Choose 0 to 64 snapshot planes.",
         )
-        _require(0 <= self.n_top <= 10, "more than 10 alternatives asked for", "Choose 0 to 10.")
+        for fault in self.faults:
+            _require(
+                fault in FAULTS, f"--fault {fault} is unknown", f"Choose from {', '.join(FAULTS)}."
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ class Session:
     def logits(self, tokens: Sequence[int], *, n_ubatch: int = 512) -> np.ndarray:
         """Logits after every token: float32 [len(tokens), n_vocab]."""
         self._check_tokens(tokens)
-        memory = self._memory(1, max(1, len(tokens)), 0)
+        memory = HybridMemory.for_model(self.config, 1, len(tokens), self._device)
         span = Span(0, 0, tokens, range(len(tokens)))
         parts = [
             self._model.forward(ubatch, memory).logits
@@ -156,8 +156,11 @@ class Session:
                 )
         n_slots = min(options.parallel, len(prompts))
         drafters = self._drafters(options, n_slots, n_ctx)
-        n_rs_seq = self._planes(options, bool(drafters))
-        memory = self._memory(n_slots, n_ctx, n_rs_seq)
+        n_rs_seq = self._snapshots(options, bool(drafters))
+        memory = HybridMemory.for_model(
+            self.config, n_slots, n_ctx, self._device, policy=options.rollback, n_rs_seq=n_rs_seq,
+            unified=options.kv == "unified", faults=options.faults,
+        )  # fmt: skip
         run_id = trace.begin_run({
             "options": asdict(options), "compute": self.compute, "model": self.identity,
             "architecture": self.config.architecture, "n_ctx": n_ctx, "n_rs_seq": n_rs_seq,
@@ -181,7 +184,10 @@ class Session:
                         "draft-simple needs a draft model.", "Give one with -md or open one."
                     )
                 config = self._draft_model.config
-                memory = HybridMemory.for_model(config, n_slots, n_ctx, 0, self._device)
+                memory = HybridMemory.for_model(
+                    config, n_slots, n_ctx, self._device, policy="ring",
+                    n_rs_seq=options.spec.n_max,
+                )  # fmt: skip
                 drafters.append(
                     DraftSimple(self._draft_model, memory, options.n_ubatch, options.spec)
                 )
@@ -199,13 +205,10 @@ class Session:
                 )
         return drafters
 
-    def _planes(self, options: RunOptions, drafting: bool) -> int:
+    def _snapshots(self, options: RunOptions, drafting: bool) -> int:
         if options.rollback == "checkpoint" or not drafting:
             return 0
         return options.spec.n_max if options.n_rs_seq is None else options.n_rs_seq
-
-    def _memory(self, n_seqs: int, n_ctx: int, n_rs_seq: int) -> HybridMemory:
-        return HybridMemory.for_model(self.config, n_seqs, n_ctx, n_rs_seq, self._device)
 
     @property
     def _device(self) -> torch.device:

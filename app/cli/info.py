@@ -11,6 +11,7 @@ import numpy as np
 from app.cli.common import add_model, positive, print_json, size, target_path
 from engine.gguf.file import GgufFile
 from engine.model.info import LayerInfo, ModelInfo, describe
+from engine.options import ROLLBACK_POLICIES
 
 _DEFAULT_CONTEXT = 4096
 _SHOWN = 60  # characters of a metadata value
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=3,
         metavar="N",
-        help="longest draft, which is the number of snapshot planes (default 3)",
+        help="longest draft, which decides how many snapshots are kept (default 3)",
     )
     group.add_argument(
         "-c",
@@ -55,8 +56,10 @@ def run(args: argparse.Namespace) -> int:
         "n_seqs": args.parallel,
         "n_ctx": n_ctx,
         "n_rs_seq": args.spec_draft_n_max,
-        "planes": info.memory(args.parallel, args.spec_draft_n_max, n_ctx),
-        "checkpoint": info.memory(args.parallel, 0, n_ctx),
+        "policies": {
+            policy: info.memory(args.parallel, args.spec_draft_n_max, n_ctx, policy)
+            for policy in ROLLBACK_POLICIES
+        },
     }
     if args.json:
         print_json({**info.to_dict(), "file": identity, "memory": memory, "metadata": metadata})
@@ -66,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(info: ModelInfo, memory: dict[str, Any], metadata: dict[str, Any]) -> list[str]:
+    policies = memory["policies"]
     lines = [
         f"{info.name or 'unnamed'} ({info.architecture})",
         f"  parameters     {info.n_params:,}",
@@ -83,10 +87,10 @@ def _lines(info: ModelInfo, memory: dict[str, Any], metadata: dict[str, Any]) ->
         *_layer_lines(info.layers),
         "",
         "memory for {n_seqs} x {n_ctx} cells, drafts of up to {n_rs_seq}".format(**memory),
-        f"  {'--rollback':<12} {'planes':>12} {'checkpoint':>12}",
+        f"  {'--rollback':<12}" + "".join(f" {policy:>12}" for policy in policies),
         *(
-            f"  {part:<12} {size(n):>12} {size(memory['checkpoint'][part]):>12}"
-            for part, n in memory["planes"].items()
+            f"  {part:<12}" + "".join(f" {size(parts[part]):>12}" for parts in policies.values())
+            for part in policies["planes"]
         ),
         "",
         "metadata",

@@ -9,7 +9,9 @@ from typing import Any
 
 from app.cli.common import add_compute, add_model, positive, read_text, real, token_ids
 from engine.options import (
+    CHECKPOINT_DEVICES,
     DRAFTERS,
+    FAULTS,
     KV_MODES,
     ROLLBACK_POLICIES,
     SPLITS,
@@ -211,13 +213,34 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         default=_RUN.rollback,
         metavar="POLICY",
         help="how rejected tokens leave the recurrent state: "
-        f"{' or '.join(ROLLBACK_POLICIES)} (default %(default)s)",
+        f"{', '.join(ROLLBACK_POLICIES)} (default %(default)s)",
+    )
+    group.add_argument(
+        "--checkpoint-device",
+        default=_RUN.checkpoint_device,
+        metavar="PLACE",
+        help=f"where checkpoints are kept: {' or '.join(CHECKPOINT_DEVICES)} (default %(default)s)",
+    )
+    group.add_argument(
+        "--replay",
+        default=_RUN.replay,
+        metavar="HOW",
+        help="accepted tokens after a restore: trust decodes them again, verify samples them "
+        "again with the sampler restored, as llama.cpp does (default %(default)s)",
+    )
+    group.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="switch on a bug of the field to look at it; the output may be wrong. "
+        f"Repeatable: {', '.join(FAULTS)}",
     )
     group.add_argument(
         "--n-rs-seq",
         type=int,
         metavar="N",
-        help="snapshot planes beyond the live state (default: the longest draft)",
+        help="most tokens that can be undone without a checkpoint (default: the longest draft)",
     )
     group.add_argument(
         "--split",
@@ -251,6 +274,9 @@ def run_options(args: argparse.Namespace) -> RunOptions:
         n_rs_seq=args.n_rs_seq,
         split=args.split,
         kv=args.kv,
+        checkpoint_device=args.checkpoint_device,
+        replay=args.replay,
+        faults=tuple(dict.fromkeys(args.fault)),
         ignore_eos=args.ignore_eos,
     )
 

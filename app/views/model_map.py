@@ -109,17 +109,18 @@ class ModelMapView(QStackedWidget):
         if self._files is None:
             return
         info, options = self._files.info, self._options
-        planes = options.rollback == "planes" and bool(options.spec.types)
-        n_rs_seq = (options.spec.n_max if options.n_rs_seq is None else options.n_rs_seq) * planes
+        policy, drafting = options.rollback, bool(options.spec.types)
+        longest = options.spec.n_max if options.n_rs_seq is None else options.n_rs_seq
+        n_rs_seq = longest if drafting and policy != "checkpoint" else 0
         n_ctx = options.n_ctx or min(info.n_ctx_train, _LONGEST_CONTEXT)
-        sizes = info.memory(1, n_rs_seq, n_ctx)
+        sizes = info.memory(1, n_rs_seq, n_ctx, policy)
         shown = {"weights": sizes["weights"], "KV": sizes["kv"], "state": sizes["state"]}
-        if planes:
-            shown["planes"] = sizes["planes"]
-        elif options.spec.types:
+        if n_rs_seq:
+            shown[policy] = sizes["snapshots"]
+        elif drafting:
             shown["checkpoint"] = sizes["checkpoint"]
-        policy = f"{n_rs_seq} planes" if planes else "no planes"
-        self._memory_title.setText(f"Memory for 1 sequence, {n_ctx:,} cells, {policy}")
+        kept = f"{policy} of {n_rs_seq}" if n_rs_seq else "no snapshots"
+        self._memory_title.setText(f"Memory for 1 sequence, {n_ctx:,} cells, {kept}")
         self._bars.set_sizes(shown)
 
     def _make_page(self) -> QWidget:

@@ -21,6 +21,9 @@ from PySide6.QtWidgets import (
 from app.worker import ModelFiles
 from engine.options import (
     COMPUTE_MODES,
+    FAULTS,
+    KV_MODES,
+    REPLAY_MODES,
     ROLLBACK_POLICIES,
     SPLITS,
     RunOptions,
@@ -30,6 +33,7 @@ from engine.options import (
 from resources import demo_prompts
 
 _DRAFTERS = ("none", "draft-mtp", "draft-simple")
+NO_FAULT = "none"
 _PROMPT_LINES = 4
 
 
@@ -88,6 +92,9 @@ class RunPanel(QScrollArea):
             rollback=self.rollback.currentText(),
             n_rs_seq=None if self.n_rs_seq.value() < 0 else self.n_rs_seq.value(),
             split=self.split.currentText(),
+            kv=self.kv.currentText(),
+            replay=self.replay.currentText(),
+            faults=() if self.fault.currentText() == NO_FAULT else (self.fault.currentText(),),
             ignore_eos=self.ignore_eos.isChecked(),
         )
 
@@ -153,7 +160,10 @@ class RunPanel(QScrollArea):
         self.p_min = _real(0.0, 1.0, 0.0)
         self.rollback = _choice(ROLLBACK_POLICIES, "planes")
         self.n_rs_seq = _whole(-1, 64, -1, special="as n_max")
+        self.replay = _choice(REPLAY_MODES, "trust")
         self.split = _choice(SPLITS, "equal")
+        self.kv = _choice(KV_MODES, "per-seq")
+        self.fault = _choice((NO_FAULT, *FAULTS), NO_FAULT)
         self.compute = _choice(COMPUTE_MODES, "auto")
         self.ignore_eos = QCheckBox("ignore end of text")
 
@@ -170,8 +180,11 @@ class RunPanel(QScrollArea):
             ("n_min", self.n_min, "--spec-draft-n-min: shorter drafts are thrown away"),
             ("p_min", self.p_min, "--spec-draft-p-min: the draft ends below this confidence"),
             ("rollback", self.rollback, "--rollback: how rejected tokens are undone"),
-            ("n_rs_seq", self.n_rs_seq, "--n-rs-seq: snapshot planes beyond the live state"),
+            ("n_rs_seq", self.n_rs_seq, "--n-rs-seq: tokens that can be undone by snapshots"),
+            ("replay", self.replay, "--replay: after a restore, decode again or also sample again"),
             ("split", self.split, "--split: how a batch becomes ubatches"),
+            ("KV", self.kv, "--kv: a stream of attention cells per sequence, or one pool"),
+            ("fault", self.fault, "--fault: a bug of the field, on purpose; output may be wrong"),
             ("compute", self.compute, "--compute: arithmetic of the linear layers; reloads"),
             ("temperature", self.temp, "--temp: 0 takes the most probable token"),
             ("top_k", self.top_k, "--top-k: keep this many candidates"),
@@ -195,7 +208,9 @@ class RunPanel(QScrollArea):
         for number in (self.n_predict, self.n_max, self.n_min, self.n_rs_seq):
             number.valueChanged.connect(self._changed)
         self.temp.valueChanged.connect(self._changed)
-        for choice in (self.drafter, self.rollback, self.split):
+        for choice in (
+            self.drafter, self.rollback, self.replay, self.split, self.kv, self.fault,
+        ):  # fmt: skip
             choice.currentTextChanged.connect(self._changed)
         self.drafter.activated.connect(self._remember_drafter)
         self.compute.currentTextChanged.connect(self.compute_changed)
@@ -215,10 +230,10 @@ class RunPanel(QScrollArea):
     def _show_relevant(self) -> None:
         """Hide the options that the others make meaningless."""
         speculative = self.drafter.currentText() != "none"
-        for field in (self.n_max, self.n_min, self.p_min, self.rollback):
+        for field in (self.n_max, self.n_min, self.p_min, self.rollback, self.replay, self.fault):
             self._form.setRowVisible(field, speculative)
-        planes = speculative and self.rollback.currentText() == "planes"
-        self._form.setRowVisible(self.n_rs_seq, planes)
+        keeps = speculative and self.rollback.currentText() != "checkpoint"
+        self._form.setRowVisible(self.n_rs_seq, keeps)
         for field in (self.top_k, self.top_p, self.min_p, self.seed):
             self._form.setRowVisible(field, self.temp.value() > 0)
 

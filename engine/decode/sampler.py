@@ -35,6 +35,16 @@ class Sampler:
         self._banned = torch.tensor(sorted(banned), dtype=torch.int64)
         self._random = np.random.Generator(np.random.PCG64(options.seed))
 
+    def clone(self) -> Sampler:
+        """A sampler that will draw the same numbers."""
+        other = Sampler(self._options, self._banned.tolist())
+        other.copy_from(self)
+        return other
+
+    def copy_from(self, other: Sampler) -> None:
+        """Draw from here on what `other` would draw."""
+        self._random.bit_generator.state = other._random.bit_generator.state
+
     def candidates(self, logits: torch.Tensor) -> Candidates:
         """What may be drawn at each row of logits [n, n_vocab]; the only host transfer."""
         if self._banned.numel():

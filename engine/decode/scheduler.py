@@ -1,6 +1,6 @@
 """The decoding loop: one round for all slots.
 
-draft -> checkpoint where planes do not reach -> verify in one batch -> accept -> roll back, or
+draft -> checkpoint where snapshots do not reach -> verify in one batch -> accept -> roll back, or
 restore and replay -> record. A round in which prompts wait decodes those instead.
 """
 
@@ -8,24 +8,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from functools import partial
 
 import torch
 
+from engine.decode.forward import Forward
+from engine.decode.rollback import MAX_REPLAYS, Rollback, Undone
 from engine.decode.sampler import Sampler
 from engine.decode.slot import Slot
 from engine.decode.verify import accept, target_facts
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
-from engine.errors import RollbackRefusedError
-from engine.memory.batch import Span, UBatch
-from engine.memory.hybrid import Checkpoint, HybridMemory
+from engine.memory.batch import Span
+from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
 from engine.trace.recorder import PhaseClock, Recorder, RoundFacts
 
 
 class Scheduler:
-    """Decodes prompts in `n_slots` slots; waiting prompts take the place of finished ones."""
+    """Decodes prompts in as many slots as the memory has; waiting ones take freed slots."""
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class Scheduler:
         end_tokens: Collection[int],
         recorder: Recorder,
     ) -> None:
-        self._model, self._memory, self._chain = model, memory, chain
+        self._memory, self._chain = memory, chain
         self._options, self._recorder = options, recorder
         self._n_ctx = memory.attention.n_ctx
         banned = end_tokens if options.ignore_eos else ()
@@ -48,6 +50,9 @@ class Scheduler:
         ]
         self._waiting = deque(self.sequences)
         self._free = list(range(memory.attention.n_seqs))
+        self._holders: dict[int, int] = {}
+        self._forward = Forward(model, memory, options, recorder, self._holders.__getitem__)
+        self._rollback = Rollback(self._forward, options, self._end_tokens)
         self._round = 0
 
     @property
@@ -59,8 +64,7 @@ class Scheduler:
     def step(self) -> bool:
         """Do one round. False when every sequence has stopped."""
         self._recorder.resume()
-        admitted = self._admit()
-        if admitted:
+        if admitted := self._admit():
             self._prompt_round(admitted)
         elif running := self.running:
             self._decode_round(running)
@@ -80,6 +84,7 @@ class Scheduler:
         while self._waiting and self._free:
             slot = self._waiting.popleft()
             slot.index = self._free.pop(0)
+            self._holders[slot.index] = slot.seq_id
             admitted.append(slot)
         return admitted
 
@@ -97,29 +102,19 @@ class Scheduler:
         for slot in slots:
             self._recorder.prompt(self._round, slot.seq_id, 0, slot.prompt.tokens)
         clock.start()
-        logits, hidden = self._forward(self._split(spans), "prompt", clock)
+        ubatches = self._forward.split(spans)
+        logits, hidden = self._forward.run(ubatches, self._round, "prompt", clock)
         rounds = []
         for slot in slots:
-            n = len(slot.prompt.tokens)
-            slot.n_tokens = n
+            n = slot.n_tokens = len(slot.prompt.tokens)
             slot.last = slot.sampler.pick(slot.sampler.candidates(logits[slot.index]), 0)
-            facts = target_facts(logits[slot.index], [slot.last])
             slot.emit([slot.last], n, self._options, self._n_ctx, self._end_tokens)
-            rounds.append(
-                RoundFacts(
-                    slot.seq_id,
-                    slot.index,
-                    0,
-                    n,
-                    n,
-                    None,
-                    [slot.last],
-                    None,
-                    "target",
-                    facts,
-                    valid_depth=self._valid_depth(slot.index),
-                )
-            )
+            facts = RoundFacts(
+                slot.seq_id, slot.index, 0, n, n, None, [slot.last], None, ["target"],
+                target_facts(logits[slot.index], [slot.last]),
+                valid_depth=self._valid_depth(slot.index),
+            )  # fmt: skip
+            rounds.append(facts)
         clock.stop("sample")
         for slot in slots:
             self._chain.observe(slot.index, 0, slot.prompt.tokens, hidden[slot.index])
@@ -136,25 +131,32 @@ class Scheduler:
             draft = drafts.get(slot.index)
             tokens = [slot.last, *(draft.tokens if draft else ())]
             spans.append(Span(slot.index, slot.n_tokens, tokens, range(len(tokens))))
-        before = {slot.index: self._pending(slot.index) for slot in slots}
-        ubatches = self._split(spans)
-        saves = self._checkpoints(spans, ubatches)
+        pending = {slot.index: self._pending(slot.index) for slot in slots}
+        ubatches = self._forward.split(spans)
+        saves = self._rollback.checkpoints(spans, ubatches)
         clock.stop("save")
-        logits, hidden = self._forward(ubatches, "verify", clock)
+        logits, hidden = self._forward.run(ubatches, self._round, "verify", clock)
         rounds = []
         for slot, span in zip(slots, spans, strict=True):
-            facts, accepted = self._accept(slot, span, drafts.get(slot.index), logits[slot.index])
-            facts.rs_idx_before = before[slot.index]
-            facts.valid_depth = self._valid_depth(slot.index)
+            seq, before = slot.index, slot.sampler.clone()
+            accepted = self._accept(slot, span, logits[seq])
+            valid_depth = self._valid_depth(seq)
             clock.stop("sample")
-            self._roll_back(facts, span, len(accepted), saves.get(slot.index), clock)
-            facts.rs_idx_after = self._pending(slot.index)
-            decoded = span.tokens[: len(accepted)]
-            self._chain.observe(slot.index, span.pos0, decoded, hidden[slot.index][: len(decoded)])
-            clock.stop("draft")
-            slot.n_tokens += len(accepted)
-            slot.last = accepted[-1]
+            save = saves.get(seq)
+            undone = self._rollback.undo(
+                span, accepted, hidden[seq], save, slot.sampler, before, self._round, clock
+            )
+            facts = self._close(slot, span, drafts.get(seq), accepted, undone, logits[seq])
+            facts.rs_idx_before, facts.rs_idx_after = pending[seq], self._pending(seq)
+            facts.valid_depth = valid_depth
+            if save:
+                facts.checkpoint_bytes = save.n_bytes
+                facts.restored_bytes = save.n_bytes * undone.n_replays
             rounds.append(facts)
+            clock.stop("sample")
+            decoded = [span.tokens[0], *undone.accepted[:-1]]
+            self._chain.observe(seq, span.pos0, decoded, undone.hidden)
+            clock.stop("draft")
         self._recorder.round(self._round, rounds, self._memory, clock)
 
     def _draft(self, slots: list[Slot]) -> dict[int, Draft]:
@@ -165,103 +167,51 @@ class Scheduler:
         ]
         return self._chain.draft(requests) if self._chain and requests else {}
 
-    def _split(self, spans: list[Span]) -> list[UBatch]:
-        return self._memory.split(spans, self._options.n_ubatch, self._options.split)
-
-    def _checkpoints(self, spans: list[Span], ubatches: list[UBatch]) -> dict[int, Checkpoint]:
-        """Copies for the sequences whose rollback may go deeper than their planes will reach."""
-        recurrent = self._memory.recurrent
-        if recurrent is None:
-            return {}
-        last = {}
-        for ubatch in ubatches:
-            last.update(dict.fromkeys(ubatch.seq_ids, ubatch.n_seq_tokens))
-        return {
-            span.seq: self._memory.save(span.seq)
-            for span in spans
-            if len(span.tokens) - 1 > recurrent.guaranteed_depth(last[span.seq])
-        }
-
-    def _accept(
-        self, slot: Slot, span: Span, draft: Draft | None, logits: torch.Tensor
-    ) -> tuple[RoundFacts, list[int]]:
+    def _accept(self, slot: Slot, span: Span, logits: torch.Tensor) -> list[int]:
+        drafted = span.tokens[1:]
         candidates = slot.sampler.candidates(logits)
-        drafted = draft.tokens if draft else []
-        accepted = accept(drafted, lambda i: slot.sampler.pick(candidates, i), self._end_tokens)
-        n_judged = min(len(drafted), len(accepted))
-        rows = [*range(n_judged), len(accepted) - 1]
-        facts = target_facts(logits[rows], [*drafted[:n_judged], accepted[-1]])
-        emitted = slot.emit(
-            accepted, slot.n_tokens + 1, self._options, self._n_ctx, self._end_tokens
-        )
-        kind = "target" if draft is None else "replacement"
-        if draft is not None and len(accepted) > len(drafted):
-            kind = "bonus"
-        return RoundFacts(
-            slot.seq_id, slot.index, span.pos0, span.pos0 + 1, len(span.tokens), draft,
-            accepted[:emitted], len(accepted) - 1, kind, facts,
-        ), accepted  # fmt: skip
+        accepted = accept(drafted, partial(slot.sampler.pick, candidates), self._end_tokens)
+        if "stale-logits" in self._options.faults and len(accepted) <= len(drafted):
+            accepted[-1] = slot.sampler.pick(candidates, len(drafted))
+        return accepted
 
-    def _roll_back(
+    def _close(
         self,
-        facts: RoundFacts,
+        slot: Slot,
         span: Span,
-        n_kept: int,
-        save: Checkpoint | None,
-        clock: PhaseClock,
-    ) -> None:
-        """Undo the rejected tail: by partial removal, or restore and decode the rest again."""
-        if save is not None:
-            facts.checkpoint_bytes = facts.state_bytes_copied = save.n_bytes
-        facts.rollback_depth = len(span.tokens) - n_kept
-        if not facts.rollback_depth:
-            return
-        removed = self._memory.seq_rm(span.seq, span.pos0 + n_kept)
-        clock.stop("rollback")
-        if removed:
-            facts.rollback_path = "seq_rm"
-            return
-        if save is None:
-            raise RollbackRefusedError(
-                f"Sequence {facts.seq_id}: a rollback of {facts.rollback_depth} tokens was refused "
-                f"(truthful depth {facts.valid_depth}) and there is no checkpoint.",
-                "Raise --n-rs-seq or choose --rollback checkpoint.",
-            )
-        facts.rollback_path = (
-            "restore" if self._options.rollback == "checkpoint" else "restore_depth"
-        )
-        self._memory.restore(span.seq, save)
-        facts.state_bytes_copied += save.n_bytes
-        clock.stop("restore")
-        replay = Span(span.seq, span.pos0, span.tokens[:n_kept], [])
-        self._forward(self._split([replay]), "replay", clock)
-        facts.replayed = True
-
-    def _forward(
-        self, ubatches: list[UBatch], purpose: str, clock: PhaseClock
-    ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
-        """Decode a batch: wanted logits [n_outputs, n_vocab] and hidden [n, n_embd] by sequence."""
-        phase = "replay" if purpose == "replay" else "verify"
-        seq_ids = {s.index: s.seq_id for s in self.sequences if s.index >= 0}
-        logits: dict[int, list[torch.Tensor]] = {}
-        hidden: dict[int, list[torch.Tensor]] = {}
-        for ubatch in ubatches:
-            out = self._model.forward(ubatch, self._memory)
-            rows = [row // ubatch.n_seq_tokens for row in ubatch.outputs.tolist()]
-            for i, seq in enumerate(ubatch.seq_ids):
-                hidden.setdefault(seq, []).append(out.hidden[i])
-                if count := rows.count(i):
-                    first = rows.index(i)
-                    part = out.logits[first : first + count]
-                    logits.setdefault(seq, []).append(part)
-            ms = clock.stop(phase)
-            self._recorder.ubatch(
-                self._round, ubatch, [seq_ids[s] for s in ubatch.seq_ids], purpose, ms
-            )
-        return (
-            {seq: torch.cat(parts) for seq, parts in logits.items()},
-            {seq: torch.cat(parts) for seq, parts in hidden.items()},
-        )
+        draft: Draft | None,
+        accepted: list[int],
+        undone: Undone,
+        logits: torch.Tensor,
+    ) -> RoundFacts:
+        """Emit what was accepted and say what happened."""
+        final, drafted = undone.accepted, span.tokens[1:]
+        n_judged = min(len(drafted), len(accepted))
+        rows = [logits[[*range(n_judged), len(accepted) - 1]]]
+        asked = [*drafted[:n_judged], final[min(len(accepted), len(final)) - 1]]
+        kinds = ["target" if draft is None else "replacement"]
+        if draft is not None and len(accepted) > len(drafted):
+            kinds = ["bonus"]
+        if undone.extra is not None:
+            rows.append(undone.extra)
+            asked.append(final[-1])
+            kinds.append("bonus")
+        if undone.livelock:
+            self._recorder.finding(
+                self._round, slot.seq_id, "replay-livelock", "error",
+                f"Replaying the accepted tokens disagreed with itself {MAX_REPLAYS} times.",
+                f"position {span.pos0}, {undone.n_replays} restores",
+            )  # fmt: skip
+        emitted = slot.emit(final, slot.n_tokens + 1, self._options, self._n_ctx, self._end_tokens)
+        facts = RoundFacts(
+            slot.seq_id, slot.index, span.pos0, span.pos0 + 1, len(span.tokens), draft,
+            final[:emitted], len(final) - len(kinds), kinds, target_facts(torch.cat(rows), asked),
+            rollback_depth=len(span.tokens) - len(accepted), rollback_path=undone.path,
+            n_replays=undone.n_replays,
+        )  # fmt: skip
+        slot.n_tokens += len(final)
+        slot.last = final[-1]
+        return facts
 
     def _pending(self, seq: int) -> int | None:
         return self._memory.recurrent.pending(seq) if self._memory.recurrent else None

@@ -1,7 +1,7 @@
 """draft-simple: a smaller model with the same vocabulary drafts.
 
-The draft model keeps its own memory. A recurrent draft model cannot take tokens back, so its
-state is saved before each drafted token is decoded, and rewound to the last accepted one.
+The draft model keeps its own memory, with a ring of states if it is recurrent: it decodes its
+guesses one by one, and those that did not come true are taken back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter, single_tokens
 from engine.memory.batch import Span
-from engine.memory.hybrid import Checkpoint, HybridMemory
+from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import SpecOptions
 
@@ -24,14 +24,12 @@ class _Progress:
     """How far the draft model is.
 
     n_decoded: tokens in its memory that the target has decoded too. backlog: the target's next
-    tokens, not yet decoded here. guessed: tokens decoded here beyond them, starting with `last`;
-    saves[i] is the state after guessed[i].
+    tokens, not yet decoded here. guessed: tokens decoded here beyond them, starting with `last`.
     """
 
     n_decoded: int = 0
     backlog: list[int] = field(default_factory=list)
     guessed: list[int] = field(default_factory=list)
-    saves: list[Checkpoint] = field(default_factory=list)
 
 
 class DraftSimple(ModelDrafter):
@@ -55,10 +53,10 @@ class DraftSimple(ModelDrafter):
                 break
             n_true += 1
         if n_true < len(progress.guessed):
-            self._memory.restore(seq, progress.saves[n_true - 1])
+            self._memory.seq_rm(seq, progress.n_decoded + n_true)
         progress.n_decoded += n_true
         progress.backlog.extend(tokens[n_true:])
-        progress.guessed, progress.saves = [], []
+        progress.guessed = []
 
     def forget(self, seq: int) -> None:
         """Drop the sequence."""
@@ -85,8 +83,6 @@ class DraftSimple(ModelDrafter):
         self, requests: Sequence[DraftRequest], drafts: Sequence[Draft], rows: Sequence[int]
     ) -> torch.Tensor:
         for request, draft in zip(requests, drafts, strict=True):
-            progress = self._progress[request.seq]
-            progress.saves.append(self._memory.save(request.seq))
-            progress.guessed.append(draft.tokens[-1])
+            self._progress[request.seq].guessed.append(draft.tokens[-1])
         ubatch = single_tokens(requests, drafts, self._memory.attention.device)
         return self._model.forward(ubatch, self._memory).logits

@@ -89,6 +89,20 @@ def split_equal(
             done[i] += n
 
 
+def split_simple(spans: Sequence[Span], n_ubatch: int) -> list[Piece]:
+    """Any n_ubatch tokens, each as a row of its own, so that unequal sequences share a pass.
+
+    Only for memories without recurrent part, whose cells do not care which row came first.
+    """
+    rows = [(i, start) for i, span in enumerate(spans) for start in range(len(span.tokens))]
+    pieces = []
+    for first in range(0, len(rows), n_ubatch):
+        part = rows[first : first + n_ubatch]
+        reason = "all tokens" if first + len(part) == len(rows) else "n_ubatch"
+        pieces.append(Piece(tuple(i for i, _ in part), tuple(at for _, at in part), 1, reason))
+    return pieces
+
+
 def split_seq(spans: Sequence[Span], n_ubatch: int) -> list[Piece]:
     """One sequence per ubatch, cut at n_ubatch tokens."""
     pieces = []

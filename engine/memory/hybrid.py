@@ -2,54 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from engine.memory.batch import Span, UBatch, make_ubatch, split_equal, split_seq
-from engine.memory.kv import AttentionKV
-from engine.memory.planes import PlanesMemory
+from engine.memory.batch import Span, UBatch, make_ubatch, split_equal, split_seq, split_simple
+from engine.memory.kv import AttentionKV, AttentionState
+from engine.memory.policies import POLICIES
 from engine.memory.recurrent import RecurrentCheckpoint, RecurrentMemory, RecurrentShape
+from engine.memory.rotation import key_rotation
+from engine.memory.state_file import SequenceState
 from engine.model.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a restore needs: the recurrent part copied, the attention part by its length."""
+    """What a restore needs: the recurrent part copied, the attention part by its length.
+
+    attention is set only in a full checkpoint, which survives anything done to the sequence.
+    """
 
     pos_max: int
     recurrent: RecurrentCheckpoint | None
+    attention: AttentionState | None = None
 
     @property
     def n_bytes(self) -> int:
-        return self.recurrent.n_bytes if self.recurrent else 0
+        """Bytes of the recurrent part, and of the attention part if it is held."""
+        held = self.recurrent.n_bytes if self.recurrent else 0
+        return held + (self.attention.n_bytes if self.attention else 0)
+
+
+_SHORT = 65  # tokens of a verify batch at most; longer rows of one token each would be wasteful
 
 
 class HybridMemory:
-    """Attention cells and recurrent states of n_seqs sequences. recurrent is None if dense."""
+    """Attention cells and recurrent states of n_seqs sequences. recurrent is None if dense.
 
-    def __init__(self, attention: AttentionKV, recurrent: RecurrentMemory | None) -> None:
+    Every operation asks the recurrent part first, because only that one can refuse.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionKV,
+        recurrent: RecurrentMemory | None,
+        faults: Collection[str] = (),
+    ) -> None:
         self.attention = attention
         self.recurrent = recurrent
+        self._faults = frozenset(faults)
 
     @classmethod
     def for_model(
-        cls, config: ModelConfig, n_seqs: int, n_ctx: int, n_rs_seq: int, device: torch.device
+        cls,
+        config: ModelConfig,
+        n_seqs: int,
+        n_ctx: int,
+        device: torch.device,
+        *,
+        policy: str = "checkpoint",
+        n_rs_seq: int = 0,
+        unified: bool = False,
+        faults: Collection[str] = (),
     ) -> HybridMemory:
-        """Memory for a model's trunk."""
+        """Memory for a model's trunk; policy is a key of POLICIES."""
         kinds = config.recurrent_layers
         attention = AttentionKV(
             [i for i, recurrent in enumerate(kinds) if not recurrent],
             n_seqs, config.n_head_kv, config.head_dim, n_ctx, device,
+            unified=unified, rotate=key_rotation(config.rope),
         )  # fmt: skip
         ssm = config.ssm
         if ssm is None or not any(kinds):
-            return cls(attention, None)
+            return cls(attention, None, faults)
         shape = RecurrentShape(
             tuple(i for i, recurrent in enumerate(kinds) if recurrent),
             ssm.n_v_heads, ssm.d_state, ssm.d_conv, ssm.conv_dim, ssm.grouped,
         )  # fmt: skip
-        return cls(attention, PlanesMemory(shape, n_seqs, n_rs_seq, device))
+        recurrent = POLICIES[policy](shape, n_seqs, n_rs_seq, device, faults)
+        return cls(attention, recurrent, faults)
 
     @classmethod
     def for_head(
@@ -58,14 +90,27 @@ class HybridMemory:
         """Memory for the MTP block: one attention layer of its own."""
         return cls(AttentionKV([0], n_seqs, config.n_head_kv, config.head_dim, n_ctx, device), None)
 
-    def split(self, spans: list[Span], n_ubatch: int, mode: str) -> list[UBatch]:
-        """The ubatches of a batch; the equal split keeps as many tokens together as planes need."""
+    def split(self, spans: Sequence[Span], n_ubatch: int, mode: str) -> list[UBatch]:
+        """The ubatches of a batch. `equal` keeps as many tokens together as a rollback needs; in a
+        pool of attention cells alone, short batches need no rectangles at all (as llama.cpp)."""
         if mode == "seq":
             pieces = split_seq(spans, n_ubatch)
+        elif self._is_pool and max(len(span.tokens) for span in spans) <= _SHORT:
+            pieces = split_simple(spans, n_ubatch)
         else:
             keep = self.recurrent.n_rs_seq + 1 if self.recurrent else 0
             pieces = split_equal(spans, n_ubatch, keep=keep)
         return [make_ubatch(spans, piece, self.attention.device) for piece in pieces]
+
+    @property
+    def _is_pool(self) -> bool:
+        return self.recurrent is None and self.attention.unified
+
+    def prepare(self, ubatches: Sequence[UBatch]) -> bool:
+        """Whether the ubatches could be decoded in turn; changes nothing."""
+        if self.recurrent and not self.recurrent.prepare(ubatches):
+            return False
+        return self.attention.prepare(ubatches)
 
     def begin(self, ubatch: UBatch) -> None:
         """Prepare one forward pass. ContextFullError leaves everything as it was."""
@@ -79,10 +124,28 @@ class HybridMemory:
             self.recurrent.commit()
 
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
-        """Remove the tail from p0 on; the recurrent part is asked first and may refuse."""
+        """Remove positions p0 <= pos < p1. A refusal changes neither part."""
         if self.recurrent and not self.recurrent.seq_rm(seq, p0, p1):
             return False
         return self.attention.seq_rm(seq, p0, p1)
+
+    def seq_cp(self, src: int, dst: int) -> None:
+        """dst becomes a copy of src."""
+        if self.recurrent:
+            self.recurrent.seq_cp(src, dst)
+        self.attention.seq_cp(src, dst)
+
+    def seq_keep(self, seq: int) -> None:
+        """Forget every other sequence."""
+        if self.recurrent:
+            self.recurrent.seq_keep(seq)
+        self.attention.seq_keep(seq)
+
+    def seq_add(self, seq: int, p0: int, p1: int, shift: int) -> None:
+        """Shift positions p0 <= pos < p1; keys are rotated with them."""
+        if self.recurrent:
+            self.recurrent.seq_add(seq, p0, p1, shift)
+        self.attention.seq_add(seq, p0, p1, shift)
 
     def clear(self, seq: int) -> None:
         """Forget a sequence."""
@@ -93,16 +156,48 @@ class HybridMemory:
         pos = self.attention.seq_pos_max(seq)
         return min(pos, self.recurrent.seq_pos_max(seq)) if self.recurrent else pos
 
-    def save(self, seq: int) -> Checkpoint:
-        """Copy the part that cannot be rewound."""
-        recurrent = self.recurrent.save(seq) if self.recurrent else None
-        return Checkpoint(self.seq_pos_max(seq), recurrent)
+    def seq_pos_min(self, seq: int) -> int:
+        """First position that both parts still hold: the recurrent part holds only its tail."""
+        pos = self.attention.seq_pos_min(seq)
+        return max(pos, self.recurrent.seq_pos_max(seq)) if self.recurrent else pos
+
+    def save(
+        self, seq: int, device: torch.device | None = None, *, full: bool = False
+    ) -> Checkpoint:
+        """Copy the part that cannot be rewound to `device` (None: where it is), or all of it."""
+        return Checkpoint(
+            self.seq_pos_max(seq),
+            self.recurrent.save(seq, device) if self.recurrent else None,
+            self.attention.state(seq) if full else None,
+        )
 
     def restore(self, seq: int, checkpoint: Checkpoint) -> None:
-        """Back to a checkpoint, and remove the attention cells above it (llama.cpp #19493)."""
+        """Back to a checkpoint. Attention cells above it are removed (llama.cpp #19493)."""
         if self.recurrent and checkpoint.recurrent:
             self.recurrent.restore(seq, checkpoint.recurrent)
-        self.attention.seq_rm(seq, checkpoint.pos_max + 1)
+        if checkpoint.attention is not None:
+            self.attention.put(seq, checkpoint.attention)
+        elif "keep-stale-kv" not in self._faults:
+            self.attention.seq_rm(seq, checkpoint.pos_max + 1)
+
+    def state(self, seq: int) -> SequenceState:
+        """Everything that a sequence is, also while a rollback is pending."""
+        checkpoint = self.save(seq, torch.device("cpu"), full=True)
+        assert checkpoint.attention is not None
+        return SequenceState(checkpoint.attention, checkpoint.recurrent)
+
+    def put(self, seq: int, state: SequenceState) -> None:
+        """Replace a sequence, whatever it held, by a saved state."""
+        recurrent = state.recurrent
+        pos_max = recurrent.pos if recurrent else -1
+        self.clear(seq)
+        self.restore(seq, Checkpoint(pos_max, recurrent, state.attention))
+
+    def poison(self, value: float) -> None:
+        """Fill all storage, before anything is decoded, so that a read of garbage shows."""
+        self.attention.poison(value)
+        if self.recurrent:
+            self.recurrent.poison(value)
 
     def n_bytes(self) -> int:
         """Bytes of storage held."""

@@ -1,8 +1,8 @@
-"""Attention memory: one stream of key/value cells per sequence.
+"""Attention memory: key/value cells, in one stream per sequence or in one pool for all.
 
-A cell is (position, key, value). Cells are found by position, never by index: removing the tail
-frees cells, and nothing stops a caller from writing a position twice (that is the duplicate-cell
-fault of llama.cpp #19493, which `duplicates` counts).
+A cell is (position, owners, key, value). Cells are found by position, never by index: removing
+the tail frees cells, and nothing stops a caller from writing a position twice (that is the
+duplicate-cell fault of llama.cpp #19493, which `duplicates` counts).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.errors import ContextFullError
+from engine.errors import OptionError
 from engine.memory.batch import UBatch
-
-_FIRST_CAPACITY = 256
-_EMPTY = -1
+from engine.memory.kv_cells import CellTable
+from engine.memory.kv_storage import Index, KVStorage
+from engine.memory.rotation import Rotate
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class AttentionView:
     """What one ubatch attends to in one layer.
 
     k, v: float32 [n_seqs, n_head_kv, n_cells, head_dim]. mask: bool [n_seqs, n_seq_tokens,
-    n_cells], True where the query may look.
+    n_cells], True where the query may look; what is hidden is finite.
     """
 
     k: torch.Tensor
@@ -33,10 +33,29 @@ class AttentionView:
     mask: torch.Tensor
 
 
-class AttentionKV:
-    """Keys and values of all attention layers, for n_seqs sequences of at most n_ctx cells.
+@dataclass(frozen=True, slots=True)
+class AttentionState:
+    """A copy of one sequence's cells, in the order of their positions.
 
-    Storage doubles as sequences grow; cells that may be read are always initialised.
+    positions: int64 [n_cells] on the host. k, v: float32 [n_cells, n_head_kv, head_dim], one of
+    each per attention layer.
+    """
+
+    positions: torch.Tensor
+    k: tuple[torch.Tensor, ...]
+    v: tuple[torch.Tensor, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.positions, *self.k, *self.v))
+
+
+class AttentionKV:
+    """Keys and values of all attention layers, for n_seqs sequences of n_ctx cells each.
+
+    unified: one pool of n_seqs * n_ctx cells that all sequences use; a copied sequence then
+    shares cells. rotate: turns keys by a number of positions, which only `seq_add` needs.
+    Raises OptionError above 64 sequences.
     """
 
     def __init__(
@@ -47,101 +66,184 @@ class AttentionKV:
         head_dim: int,
         n_ctx: int,
         device: torch.device,
+        *,
+        unified: bool = False,
+        rotate: Rotate | None = None,
     ) -> None:
         self.n_seqs, self.n_ctx, self.device = n_seqs, n_ctx, device
+        self.unified = unified
         self._shape = (n_head_kv, head_dim)
-        self._pos = np.full((n_seqs, n_ctx), _EMPTY, np.int64)
-        self._capacity = min(n_ctx, _FIRST_CAPACITY)
-        self._k = {layer: self._zeros(self._capacity) for layer in layers}
-        self._v = {layer: self._zeros(self._capacity) for layer in layers}
+        self._rotate = rotate
+        self._table = table = CellTable(n_seqs, n_ctx, unified=unified)
+        self._storage = KVStorage(
+            layers, table.n_streams, n_head_kv, head_dim, table.n_cells, device
+        )
         self._rows: slice | torch.Tensor = slice(0, 0)
-        self._cells: list[slice | torch.Tensor] = []
-        self._n_view = 0
+        self._place: tuple[Index, Index] = (0, slice(0, 0))
         self._mask = torch.empty(0)
-        self._seqs: tuple[int, ...] = ()
+
+    def prepare(self, ubatches: Sequence[UBatch]) -> bool:
+        """Whether these ubatches would find their cells in turn; changes nothing."""
+        return self._table.fits((seq, u.n_seq_tokens) for u in ubatches for seq in u.seq_ids)
 
     def begin(self, ubatch: UBatch) -> None:
         """Find cells for the ubatch and build its mask. ContextFullError changes nothing."""
+        table, seqs = self._table, ubatch.seq_ids
         positions = ubatch.positions.cpu().numpy()
-        found = [self._find(seq, ubatch.n_seq_tokens) for seq in ubatch.seq_ids]
-        for seq, cells, pos in zip(ubatch.seq_ids, found, positions, strict=True):
-            self._pos[seq, cells] = pos
-        self._seqs = ubatch.seq_ids
-        self._n_view = 1 + max(self._last_used(seq) for seq in ubatch.seq_ids)
-        if self._n_view > self._capacity:
-            self._grow(self._n_view)
-        self._cells = [_as_slice(cells, self.device) for cells in found]
-        self._rows = _as_slice(np.asarray(ubatch.seq_ids), self.device)
-        held = self._pos[list(ubatch.seq_ids), : self._n_view][:, None, :]
-        visible = (held != _EMPTY) & (held <= positions[:, :, None])
+        cells = table.find(seqs, ubatch.n_seq_tokens)
+        n_view = self._take(seqs, cells, positions)
+        streams = [table.stream(seq) for seq in seqs]
+        self._place = self._storage.place(streams, cells)
+        self._rows = slice(0, 1) if table.unified else self._storage.index(np.array(streams))
+        visible = table.visible(seqs, positions, n_view)
         self._mask = torch.from_numpy(visible).to(self.device)
 
     def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> AttentionView:
         """Write this ubatch's keys and values [n_seqs, n_seq_tokens, n_head_kv, head_dim]."""
-        keys, values = self._k[layer], self._v[layer]
-        for row, (seq, cells) in enumerate(zip(self._seqs, self._cells, strict=True)):
-            keys[seq, :, cells] = k[row].transpose(0, 1)
-            values[seq, :, cells] = v[row].transpose(0, 1)
-        n = self._n_view
-        return AttentionView(keys[self._rows, :, :n], values[self._rows, :, :n], self._mask)
+        keys, values = self._storage.keys[layer], self._storage.values[layer]
+        keys.transpose(1, 2)[self._place] = k.flatten(0, 1)
+        values.transpose(1, 2)[self._place] = v.flatten(0, 1)
+        n_seqs, _, n_view = self._mask.shape
+        return AttentionView(
+            keys[self._rows, :, :n_view].expand(n_seqs, -1, -1, -1),
+            values[self._rows, :, :n_view].expand(n_seqs, -1, -1, -1),
+            self._mask,
+        )
 
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
-        """Free the cells of a sequence with p0 <= pos < p1 (negative p1: no end). Always True."""
-        pos = self._pos[seq]
-        pos[(pos >= p0) & (pos != _EMPTY) & ((p1 < 0) | (pos < p1))] = _EMPTY
+        """Free the cells of a sequence with p0 <= pos < p1.
+
+        Negative p0 is 0, negative p1 is no end, sequence -1 is every one. False only for a
+        sequence that cannot exist.
+        """
+        if not -1 <= seq < self.n_seqs:
+            return False
+        for each in range(self.n_seqs) if seq == -1 else (seq,):
+            self._table.release(each, self._table.holding(each, p0, p1))
         return True
+
+    def seq_cp(self, src: int, dst: int) -> None:
+        """dst becomes a copy of src; in a pool it shares the cells."""
+        if src == dst:
+            return
+        table = self._table
+        table.release(dst, table.holding(dst))
+        table.copy(src, dst)
+        if not table.unified:
+            end = table.end[dst]
+            self._storage.reserve([dst], end)
+            for tensor in self._storage.tensors():
+                tensor[dst, :, :end] = tensor[src, :, :end]
+
+    def seq_keep(self, seq: int) -> None:
+        """Forget every other sequence."""
+        self._table.keep(seq)
+
+    def seq_add(self, seq: int, p0: int, p1: int, shift: int) -> None:
+        """Shift positions p0 <= pos < p1 and turn their keys; what falls below 0 is removed.
+
+        A cell shared with another sequence is copied first, so that the other keeps it. Raises
+        OptionError without `rotate`, ContextFullError without cells for the copies; both change
+        nothing.
+        """
+        table, stream = self._table, self._table.stream(seq)
+        cells = table.holding(seq, p0, p1)
+        if shift == 0 or cells.size == 0:
+            return
+        if self._rotate is None:
+            raise OptionError(
+                f"Positions of sequence {seq} cannot be shifted: its keys cannot be rotated.",
+                "Remove these positions and decode their tokens again.",
+            )
+        below = table.positions(seq, cells) + shift < 0
+        gone, cells = cells[below], cells[~below]
+        shared = table.shared(seq, cells)
+        own = table.find([seq], shared.size)
+        table.release(seq, gone)
+        if shared.size:
+            self._copy_cells(seq, shared, own)
+            cells = np.concatenate((np.setdiff1d(cells, shared), own[0]))
+        if cells.size:
+            table.shift(seq, cells, shift)
+            place = (stream, slice(None), self._storage.index(cells))
+            for keys in self._storage.keys.values():
+                keys[place] = self._rotate(keys[place], shift)
+
+    def seq_pos_min(self, seq: int) -> int:
+        """Lowest position of a sequence, -1 when it is empty."""
+        held = self._table.positions(seq)
+        return int(held.min()) if held.size else -1
 
     def seq_pos_max(self, seq: int) -> int:
         """Highest position of a sequence, -1 when it is empty."""
-        return int(self._pos[seq].max())
+        return int(self._table.positions(seq).max(initial=-1))
 
     def used(self, seq: int) -> int:
-        """Cells in use by a sequence."""
-        return int((self._pos[seq] != _EMPTY).sum())
+        """Cells that belong to a sequence, shared ones included."""
+        return self._table.holding(seq).size
 
     def duplicates(self, seq: int) -> int:
         """Cells beyond one per position of a sequence."""
-        held = self._pos[seq][self._pos[seq] != _EMPTY]
+        held = self._table.positions(seq)
         return int(held.size - np.unique(held).size)
 
     def n_bytes(self) -> int:
         """Bytes of storage held."""
-        return sum(t.numel() * t.element_size() for t in (*self._k.values(), *self._v.values()))
+        return sum(t.numel() * t.element_size() for t in self._storage.tensors())
 
-    def _find(self, seq: int, n: int) -> np.ndarray:
-        pos = self._pos[seq]
-        last = self._last_used(seq)
-        if last + n < self.n_ctx and last + 1 == np.count_nonzero(pos != _EMPTY):
-            return np.arange(last + 1, last + 1 + n)
-        free = np.flatnonzero(pos == _EMPTY)[:n]
-        if free.size < n:
-            raise ContextFullError(
-                f"Sequence {seq} needs {n} more cells, but its context of {self.n_ctx} is full.",
-                "Raise -c, shorten the prompt or emit fewer tokens.",
+    def poison(self, value: float) -> None:
+        """Fill storage, before anything is decoded: a read of unwritten memory then shows."""
+        self._storage.poison(value)
+
+    def state(self, seq: int) -> AttentionState:
+        """A copy of all that a sequence holds, keys and values on the device of the memory."""
+        cells = self._table.holding(seq)
+        cells = cells[np.argsort(self._table.positions(seq, cells), kind="stable")]
+        where = torch.from_numpy(cells).to(self.device)
+        copies = tuple(t[self._table.stream(seq), where] for t in self._storage.by_cell())
+        n_layers = len(self._storage.keys)
+        positions = torch.from_numpy(self._table.positions(seq, cells))
+        return AttentionState(positions, copies[:n_layers], copies[n_layers:])
+
+    def put(self, seq: int, state: AttentionState) -> None:
+        """Replace a sequence, whatever it held, by a copy.
+
+        Raises OptionError for a state of other layers, ContextFullError for one that is too long;
+        both change nothing.
+        """
+        table, n = self._table, len(state.positions)
+        copies, layers = (*state.k, *state.v), self._storage.by_cell()
+        if len(copies) != len(layers) or any(t.shape != (n, *self._shape) for t in copies):
+            raise OptionError(
+                "The saved sequence belongs to a model with other attention layers.",
+                "Load a sequence that was saved with this model.",
             )
-        return free
+        held = table.holding(seq)
+        lacking = n - held.size + table.shared(seq, held).size
+        table.find([seq], max(lacking, 0))  # refuses while nothing is changed
+        table.release(seq, held)
+        if n:
+            cells = table.find([seq], n)
+            self._take([seq], cells, state.positions.numpy()[None])
+            place = self._storage.place([table.stream(seq)], cells)
+            for tensor, copy in zip(self._storage.by_cell(), copies, strict=True):
+                tensor[place] = copy.to(self.device)
 
-    def _last_used(self, seq: int) -> int:
-        held = np.flatnonzero(self._pos[seq] != _EMPTY)
-        return int(held[-1]) if held.size else -1
+    def _take(self, seqs: Sequence[int], cells: np.ndarray, positions: np.ndarray) -> int:
+        """Take found cells; returns how many cells their streams reach to, now readable."""
+        table = self._table
+        table.take(seqs, cells, positions)
+        streams = {table.stream(seq) for seq in seqs}
+        reach = max(table.end[stream] for stream in streams)
+        self._storage.reserve(streams, reach)
+        return reach
 
-    def _zeros(self, capacity: int) -> torch.Tensor:
-        n_head_kv, head_dim = self._shape
-        return torch.zeros(self.n_seqs, n_head_kv, capacity, head_dim, device=self.device)
-
-    def _grow(self, needed: int) -> None:
-        capacity = min(self.n_ctx, max(needed, 2 * self._capacity))
-        for tensors in (self._k, self._v):
-            for layer, old in tensors.items():
-                new = self._zeros(capacity)
-                new[:, :, : self._capacity] = old
-                tensors[layer] = new
-        self._capacity = capacity
-
-
-def _as_slice(indices: np.ndarray, device: torch.device) -> slice | torch.Tensor:
-    """A slice where the indices are consecutive: views instead of copies."""
-    first = int(indices[0])
-    if np.array_equal(indices, np.arange(first, first + len(indices))):
-        return slice(first, first + len(indices))
-    return torch.from_numpy(indices).to(device)
+    def _copy_cells(self, seq: int, cells: np.ndarray, free: np.ndarray) -> None:
+        """Give seq copies in free cells [1, n] instead of these, which others own too."""
+        table, stream = self._table, self._table.stream(seq)
+        positions = table.positions(seq, cells)
+        table.release(seq, cells)
+        self._take([seq], free, positions[None])
+        source, target = self._storage.index(cells), self._storage.index(free[0])
+        for tensor in self._storage.by_cell():
+            tensor[stream, target] = tensor[stream, source]

@@ -8,8 +8,9 @@ variant of the kernel computes them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -59,11 +60,47 @@ class RecurrentCheckpoint:
         return sum(t.numel() * t.element_size() for t in (*self.states, *self.windows))
 
 
-class RecurrentMemory(ABC):
-    """One interface for all snapshot policies; positions count tokens, -1 is empty."""
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of recurrent memory moved since the start.
 
-    n_rs_seq: int
-    shape: RecurrentShape
+    written: new states, windows or log entries that forward passes put into storage.
+    copied: stored bytes copied to another place unchanged (carry, relocation, copy-on-write).
+    saved, restored: checkpoints, counted by the memory that makes them.
+    """
+
+    written: int = 0
+    copied: int = 0
+    saved: int = 0
+    restored: int = 0
+
+
+class RecurrentMemory(ABC):
+    """One interface for all snapshot policies; positions count tokens, -1 is empty.
+
+    n_rs_seq (R) bounds every rollback; what is truthful may be less. A sequence without tokens
+    has the zero state, whatever its storage holds. `faults` are switched on on purpose, to show
+    what they do (engine.options.FAULTS).
+    """
+
+    relocates: ClassVar[bool] = False
+    """Whether decoding some sequences may move others, which costs those their snapshots."""
+
+    def __init__(
+        self,
+        shape: RecurrentShape,
+        n_seqs: int,
+        n_rs_seq: int,
+        device: torch.device,
+        faults: Collection[str] = (),
+    ) -> None:
+        self.shape, self.n_seqs, self.n_rs_seq, self.device = shape, n_seqs, n_rs_seq, device
+        self.faults = frozenset(faults)
+        self.traffic = Traffic()
+
+    @abstractmethod
+    def prepare(self, ubatches: Sequence[UBatch]) -> bool:
+        """Whether these ubatches could be decoded in turn; changes nothing (a dry run)."""
 
     @abstractmethod
     def begin(self, ubatch: UBatch) -> None:
@@ -91,7 +128,24 @@ class RecurrentMemory(ABC):
 
     @abstractmethod
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
-        """Undo the tokens from p0 on. False changes nothing: the caller needs a checkpoint."""
+        """Undo the tokens from p0 on. False changes nothing: the caller needs a checkpoint.
+
+        Negative p0 is 0, negative p1 is no end. p0 = 0 without end, or an end above the last
+        position, forgets the sequence. A range that does not touch the last position is True and
+        changes nothing.
+        """
+
+    @abstractmethod
+    def seq_cp(self, src: int, dst: int) -> None:
+        """dst becomes a copy of src, sharing storage until one of them decodes."""
+
+    @abstractmethod
+    def seq_keep(self, seq: int) -> None:
+        """Forget every other sequence."""
+
+    @abstractmethod
+    def seq_add(self, seq: int, p0: int, p1: int, shift: int) -> None:
+        """Shift the position by `shift` if it lies in p0 <= pos < p1; states do not change."""
 
     @abstractmethod
     def seq_pos_max(self, seq: int) -> int:
@@ -99,32 +153,57 @@ class RecurrentMemory(ABC):
 
     @abstractmethod
     def valid_depth(self, seq: int) -> int:
-        """Deepest rollback that is truthful now."""
+        """Deepest rollback that `seq_rm` would accept now."""
 
     @abstractmethod
     def pending(self, seq: int) -> int:
-        """Snapshot that the next ubatch will read (`rs_idx`)."""
+        """Tokens that the next ubatch will find rolled back (`rs_idx`), 0 = none."""
 
     @abstractmethod
-    def guaranteed_depth(self, n_last: int) -> int:
-        """Depth that will be truthful after an ubatch of n_last tokens."""
+    def guaranteed_depth(self, seq: int, n_last: int) -> int:
+        """Depth that will be truthful after decoding n_last tokens in one ubatch now."""
 
     @abstractmethod
-    def save(self, seq: int) -> RecurrentCheckpoint:
-        """Copy the logical state, also while a rollback is pending."""
+    def live(self, seq: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The logical states [n_v_heads, d_state, d_state] and windows [d_conv - 1, conv_dim],
+        one per recurrent layer, also while a rollback is pending."""
 
     @abstractmethod
-    def restore(self, seq: int, checkpoint: RecurrentCheckpoint) -> None:
-        """Put a copy back; whatever was pending or kept before is gone."""
-
-    @abstractmethod
-    def live(self, seq: int) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-        """The logical states and windows, one per recurrent layer."""
+    def put(
+        self, seq: int, pos: int, states: Sequence[torch.Tensor], windows: Sequence[torch.Tensor]
+    ) -> None:
+        """Replace a sequence by these states, last position pos; nothing else is kept of it."""
 
     @abstractmethod
     def slots(self, seq: int) -> list[SlotState]:
         """Every snapshot slot of a sequence."""
 
     @abstractmethod
+    def storage(self) -> list[torch.Tensor]:
+        """Every tensor held."""
+
+    def save(self, seq: int, device: torch.device | None = None) -> RecurrentCheckpoint:
+        """Copy the logical state to `device` (None: where it is)."""
+        states, windows = self.live(seq)
+        to = self.device if device is None else device
+        checkpoint = RecurrentCheckpoint(
+            self.seq_pos_max(seq),
+            tuple(t.to(to, copy=True) for t in states),
+            tuple(t.to(to, copy=True) for t in windows),
+        )
+        self.traffic.saved += checkpoint.n_bytes
+        return checkpoint
+
+    def restore(self, seq: int, checkpoint: RecurrentCheckpoint) -> None:
+        """Put a copy back; whatever was pending or kept before is gone."""
+        self.put(seq, checkpoint.pos, checkpoint.states, checkpoint.windows)
+        self.traffic.restored += checkpoint.n_bytes
+
     def n_bytes(self) -> int:
         """Bytes of storage held."""
+        return sum(t.numel() * t.element_size() for t in self.storage())
+
+    def poison(self, value: float) -> None:
+        """Fill storage, before any sequence is decoded: a read of unwritten memory then shows."""
+        for tensor in self.storage():
+            tensor.fill_(value)

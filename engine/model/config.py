@@ -65,6 +65,12 @@ class SsmConfig:
         """Elements of one layer's convolution window [d_conv - 1, conv_dim]."""
         return (self.d_conv - 1) * self.conv_dim
 
+    @property
+    def log_elements(self) -> int:
+        """Elements of one token's replay log in one layer: k, u, g and a column of the window."""
+        keys = self.n_k_heads * self.d_state
+        return keys + self.value_dim + self.n_v_heads + self.conv_dim
+
 
 @dataclass(frozen=True, slots=True)
 class MoeConfig:

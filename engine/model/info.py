@@ -33,6 +33,7 @@ class ModelInfo:
 
     weight_bytes: tensor data in the file. quant_mix: those bytes by type, the largest first.
     state_bytes: one snapshot of one sequence (recurrent states and convolution windows).
+    log_bytes_per_token: what replaying one token needs instead of a snapshot (k, u, g, window).
     kv_bytes_per_token: one attention cell over the trunk; mtp_kv_bytes_per_token: of the MTP block.
     """
 
@@ -46,6 +47,7 @@ class ModelInfo:
     quant_mix: dict[str, int]
     rollback: str
     state_bytes: int
+    log_bytes_per_token: int
     kv_bytes_per_token: int
     mtp_kv_bytes_per_token: int
 
@@ -54,20 +56,28 @@ class ModelInfo:
         """Whether more threads or narrower weights would slow the model down."""
         return self.n_params < SMALL_MODEL
 
-    def memory(self, n_seqs: int, n_rs_seq: int, n_ctx: int) -> dict[str, int]:
-        """Bytes needed for `n_seqs` sequences of `n_ctx` cells with `n_rs_seq` snapshot planes.
+    def memory(
+        self, n_seqs: int, n_rs_seq: int, n_ctx: int, policy: str = "planes"
+    ) -> dict[str, int]:
+        """Bytes needed for `n_seqs` sequences of `n_ctx` cells under a snapshot policy.
 
         weights: as stored in the file. kv: attention cells, trunk and MTP block.
-        state: live recurrent states. planes: snapshots beyond them.
-        checkpoint: one saved recurrent state per sequence. total: the sum.
+        state: live recurrent states. snapshots: what the policy keeps beyond them to undo
+        `n_rs_seq` tokens. checkpoint: one saved recurrent state per sequence, which only the
+        checkpoint policy always takes. total: the sum.
         """
         cell = self.kv_bytes_per_token + self.mtp_kv_bytes_per_token
+        kept = {
+            "checkpoint": 0,
+            # one log entry for each token that can be undone, and for the one before them
+            "replay": (n_rs_seq + 1) * self.log_bytes_per_token,
+        }.get(policy, n_rs_seq * self.state_bytes)
         parts = {
             "weights": self.weight_bytes,
             "kv": n_seqs * n_ctx * cell,
             "state": n_seqs * self.state_bytes,
-            "planes": n_seqs * n_rs_seq * self.state_bytes,
-            "checkpoint": n_seqs * self.state_bytes,
+            "snapshots": n_seqs * kept,
+            "checkpoint": n_seqs * self.state_bytes if policy == "checkpoint" else 0,
         }
         return {**parts, "total": sum(parts.values())}
 
@@ -110,6 +120,7 @@ def describe(file: GgufFile) -> ModelInfo:
         quant_mix=_bytes_by_type(file.tensors.values()),
         rollback=_rollback(recurrent, state),
         state_bytes=state,
+        log_bytes_per_token=_F32 * recurrent * ssm.log_elements if ssm else 0,
         kv_bytes_per_token=cell * (config.n_layer - recurrent),
         mtp_kv_bytes_per_token=cell * config.n_mtp,
     )

@@ -22,8 +22,9 @@ class RoundFacts:
     """What one round did to one sequence; most fields are columns of the rounds table.
 
     pos_next: position of the first emitted token. tokens: the accepted list (matching draft
-    prefix and the target's own token), cut at a stop. n_accepted: drafted tokens confirmed, None
-    for a prompt. target: facts about each judged draft token, then about the target's own.
+    prefix and the target's own tokens), cut at a stop. n_accepted: drafted tokens confirmed, None
+    for a prompt. own_kinds: kinds of the target's own tokens. target: facts about each judged
+    draft token, then about each of the target's own.
     """
 
     seq_id: int
@@ -34,16 +35,16 @@ class RoundFacts:
     draft: Draft | None
     tokens: Sequence[int]
     n_accepted: int | None
-    stop_kind: str
+    own_kinds: Sequence[str]
     target: TargetFacts
     rollback_depth: int = 0
     rollback_path: str = "none"
     valid_depth: int | None = None
     rs_idx_before: int | None = None
     rs_idx_after: int | None = None
-    replayed: bool = False
-    state_bytes_copied: int = 0
+    n_replays: int = 0
     checkpoint_bytes: int = 0
+    restored_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -74,6 +75,7 @@ class Recorder:
         self._elapsed_ms = 0.0
         self._resumed = perf_counter()
         self._n_ubatches = 0
+        self._moved = (0, 0)
         self._round_ubatches: list[int] = []
 
     def resume(self) -> None:
@@ -91,6 +93,15 @@ class Recorder:
         )  # fmt: skip
         self._round_ubatches.append(self._n_ubatches)
         self._n_ubatches += 1
+
+    def finding(
+        self, round_: int, seq_id: int, rule: str, severity: str, message: str, evidence: str
+    ) -> None:
+        """Something a user should know about this round."""
+        self._store.findings.append(
+            run_id=self._run_id, round=round_, seq_id=seq_id, rule=rule, severity=severity,
+            message=message, evidence=evidence,
+        )  # fmt: skip
 
     def prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
         """The prompt's tokens."""
@@ -116,7 +127,8 @@ class Recorder:
         ubatch_ids = " ".join(map(str, self._round_ubatches))
         self._round_ubatches = []
         recurrent = memory.recurrent
-        for facts in all_facts:
+        written, copied = self._traffic(memory, len(all_facts))
+        for i, facts in enumerate(all_facts):
             self._tokens(round_, facts)
             self._memory(round_, facts, memory)
             self._store.rounds.append(
@@ -124,16 +136,20 @@ class Recorder:
                 pos0=facts.pos0, drafter=facts.draft.drafter if facts.draft else "",
                 num_draft_tokens=_n_drafted(facts), num_accepted_draft_tokens=facts.n_accepted,
                 num_emitted=len(facts.tokens),
-                stop_kind=facts.stop_kind, rollback_depth=facts.rollback_depth,
+                stop_kind=_stop_kind(facts), rollback_depth=facts.rollback_depth,
                 rollback_path=facts.rollback_path,
                 n_rs_seq=recurrent.n_rs_seq if recurrent else None,
                 valid_depth=facts.valid_depth, rs_idx_before=facts.rs_idx_before,
-                rs_idx_after=facts.rs_idx_after, replay_index=int(facts.replayed),
+                rs_idx_after=facts.rs_idx_after, replay_index=facts.n_replays,
                 verify_width=facts.verify_width, ubatch_ids=ubatch_ids,
+                attention_pos_max=memory.attention.seq_pos_max(facts.seq),
+                recurrent_pos_max=recurrent.seq_pos_max(facts.seq) if recurrent else None,
                 kv_cells_used=memory.attention.used(facts.seq),
                 kv_cells_duplicate=memory.attention.duplicates(facts.seq),
-                state_bytes_copied=facts.state_bytes_copied,
-                checkpoint_bytes=facts.checkpoint_bytes, **share,
+                state_bytes_written=written[i], state_bytes_copied=copied[i],
+                state_bytes_restored=facts.restored_bytes,
+                checkpoint_bytes=facts.checkpoint_bytes, memory_bytes_held=memory.n_bytes(),
+                **share,
             )  # fmt: skip
 
     def _tokens(self, round_: int, facts: RoundFacts) -> None:
@@ -144,31 +160,43 @@ class Recorder:
         base = {"run_id": self._run_id, "round": round_, "seq_id": facts.seq_id}
         append = self._store.tokens.append
         n_kept = min(facts.n_accepted or 0, len(facts.tokens))
-        own = len(facts.tokens) > n_kept
+        own = list(zip(facts.own_kinds, facts.tokens[n_kept:], strict=False))
+        n_judged = len(target.prob) - len(facts.own_kinds)
         for i in range(len(draft.tokens) if draft else 0):
             assert draft is not None
-            judged = i < len(target.prob) - 1
             kind = "accepted" if i < n_kept else "ignored"
-            if i == facts.n_accepted and judged:
-                # an end token inside the draft counts as the target's own (llama.cpp)
-                own = own and draft.tokens[i] != facts.tokens[-1]
-                kind = "rejected" if own else facts.stop_kind
+            if i == facts.n_accepted and i < n_judged:
+                kind = "rejected"
+                if own and draft.tokens[i] == own[0][1]:
+                    # an end token inside the draft counts as the target's own (llama.cpp)
+                    kind = own.pop(0)[0]
             append(
                 **base, pos=facts.pos_next + i, kind=kind, token_id=draft.tokens[i], draft_index=i,
                 draft_p=draft.probs[i], draft_top_id=draft.top_ids[i],
-                draft_top_p=draft.top_probs[i], **_target(target, i if judged else None),
+                draft_top_p=draft.top_probs[i], **_target(target, i if i < n_judged else None),
             )  # fmt: skip
-        if own:
-            append(
-                **base, pos=facts.pos_next + n_kept, kind=facts.stop_kind,
-                token_id=facts.tokens[-1], **_target(target, len(target.prob) - 1),
-            )  # fmt: skip
-        if facts.replayed:
+        if facts.n_replays:
             for i in range(n_kept):
                 append(
                     **base, pos=facts.pos_next + i, kind="replayed", token_id=facts.tokens[i],
                     draft_index=i,
                 )  # fmt: skip
+        for i, (kind, token) in enumerate(own):
+            append(
+                **base, pos=facts.pos_next + n_kept + i, kind=kind, token_id=token,
+                **_target(target, n_judged + i),
+            )  # fmt: skip
+
+    def _traffic(self, memory: HybridMemory, n_rows: int) -> tuple[list[int], list[int]]:
+        """State written and copied since the last round, in parts that add up, one per row."""
+        if memory.recurrent is None:
+            return [0] * n_rows, [0] * n_rows
+        traffic, before = memory.recurrent.traffic, self._moved
+        self._moved = (traffic.written, traffic.copied)
+        return (
+            _parts(traffic.written - before[0], n_rows),
+            _parts(traffic.copied - before[1], n_rows),
+        )
 
     def _memory(self, round_: int, facts: RoundFacts, memory: HybridMemory) -> None:
         if memory.recurrent is None:
@@ -186,6 +214,16 @@ class Recorder:
         for token in tokens:
             if token not in pieces:
                 pieces[token] = self._piece(token)
+
+
+def _parts(total: int, n: int) -> list[int]:
+    return [total // n + (i < total % n) for i in range(n)]
+
+
+def _stop_kind(facts: RoundFacts) -> str:
+    """How the round ended: with the last of the target's own tokens, or at a stop before it."""
+    n_own = len(facts.tokens) - min(facts.n_accepted or 0, len(facts.tokens))
+    return facts.own_kinds[n_own - 1] if n_own else "end"
 
 
 def _n_drafted(facts: RoundFacts) -> int | None:

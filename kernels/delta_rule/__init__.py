@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from kernels.delta_rule import naive, with_torch
+from kernels.delta_rule import log_with_torch, naive, with_torch
+from kernels.delta_rule.log import DeltaLog
 from kernels.dispatch import pick
 
+__all__ = ["DeltaLog", "fold", "gated_delta_into", "gated_delta_log", "gated_delta_rule"]
+
 _run = pick(naive.gated_delta_rule, with_torch.gated_delta_rule)
+_into = pick(naive.gated_delta_into, with_torch.gated_delta_into)
+_log = pick(naive.gated_delta_log, log_with_torch.gated_delta_log)
+_fold = pick(naive.fold, log_with_torch.fold)
 
 
 def gated_delta_rule(
@@ -37,3 +45,70 @@ def gated_delta_rule(
     than one cannot be had of tensors that need gradients.
     """
     return _run(q, k, v, g, beta, state, grouped=grouped, n_snapshots=n_snapshots)
+
+
+def gated_delta_into(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    *,
+    grouped: bool,
+    slots: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """gated_delta_rule with its states written straight into memory of the caller's.
+
+    slots: 1 .. T tensors [B, H_v, d_k, d_v] with heads and batch in one stride (contiguous will
+    do), apart from one another; slots[s] receives the state s tokens before the last one. One of
+    them may be `state` itself. Returns o [B, T, H_v, d_v].
+    """
+    return _into(q, k, v, g, beta, state, grouped=grouped, slots=slots)
+
+
+def gated_delta_log(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    *,
+    grouped: bool,
+) -> tuple[torch.Tensor, DeltaLog]:
+    """gated_delta_rule that keeps no state: o [B, T, H_v, d_v] and the log of its tokens.
+
+    Arguments as there, but g only [B, T, H_v]. `fold` rebuilds the state after any of the tokens
+    from the log and `state`; the log is d_k + d_v + 1 numbers per token and head, where a state
+    is d_k * d_v. Raises ValueError for one gate per key channel, of which a log would need more.
+    """
+    _require_gate_per_head(g)
+    return _log(q, k, v, g, beta, state, grouped=grouped)
+
+
+def fold(
+    state: torch.Tensor,
+    log: DeltaLog,
+    n_tokens: int | torch.Tensor,
+    *,
+    grouped: bool,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The state after the first n_tokens tokens of a log, in one batched product.
+
+    S_n = e^(c_n) S_0 + sum over i <= n of e^(c_n - c_i) k_i u_i^T with c the running sum of g: the
+    deferred commit of ReplaySSM, the prefix form of the chunked delta rule.
+
+    state: [B, H_v, d_k, d_v], from before the log. n_tokens: 0 .. T, one for all rows or an int64
+    tensor [B]; nothing beyond it in the log is looked at. out: contiguous, filled and returned
+    instead of new memory; may be `state` itself. Equal to the recurrence up to rounding.
+    Raises ValueError for one gate per key channel.
+    """
+    _require_gate_per_head(log.g)
+    return _fold(state, log, n_tokens, grouped=grouped, out=out)
+
+
+def _require_gate_per_head(g: torch.Tensor) -> None:
+    if g.dim() != 3:
+        raise ValueError(f"a delta log has one gate per head, g [B, T, H_v], not {tuple(g.shape)}")

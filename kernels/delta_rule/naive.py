@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
+
+from kernels.delta_rule.log import DeltaLog
 
 
 def gated_delta_rule(
@@ -24,7 +27,7 @@ def gated_delta_rule(
     rows, kept = [], []
     for b in range(n_batch):
         for j in range(n_v_heads):
-            i = j // (n_v_heads // n_k_heads) if grouped else j % n_k_heads
+            i = _key_head(j, n_v_heads, n_k_heads, grouped)
             S = state[b, j]
             outputs, states = [], []
             for t in range(n_tokens):
@@ -39,3 +42,70 @@ def gated_delta_rule(
     o = torch.stack(rows).unflatten(0, (n_batch, n_v_heads)).transpose(1, 2)
     snapshots = torch.stack(kept).unflatten(0, (n_batch, n_v_heads)).transpose(1, 2)
     return o, snapshots
+
+
+def gated_delta_into(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    *,
+    grouped: bool,
+    slots: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """See kernels.delta_rule.gated_delta_into."""
+    o, states = gated_delta_rule(q, k, v, g, beta, state, grouped=grouped, n_snapshots=len(slots))
+    for slot, newest_first in zip(slots, states.unbind(1), strict=True):
+        slot.copy_(newest_first)
+    return o
+
+
+def gated_delta_log(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    *,
+    grouped: bool,
+) -> tuple[torch.Tensor, DeltaLog]:
+    """See kernels.delta_rule.gated_delta_log. Forms every state, as the definition of u does."""
+    n_tokens, n_v_heads = v.shape[1:3]
+    o, states = gated_delta_rule(q, k, v, g, beta, state, grouped=grouped, n_snapshots=n_tokens)
+    before = [state, *states.flip(1)[:, :-1].unbind(1)]
+    u = torch.empty_like(v)
+    for b in range(v.shape[0]):
+        for j in range(n_v_heads):
+            i = _key_head(j, n_v_heads, k.shape[2], grouped)
+            for t in range(n_tokens):
+                decayed = g[b, t, j].exp() * before[t][b, j]
+                u[b, t, j] = beta[b, t, j] * (v[b, t, j] - decayed.T @ k[b, t, i])
+    return o, DeltaLog(k, u, g)
+
+
+def fold(
+    state: torch.Tensor,
+    log: DeltaLog,
+    n_tokens: int | torch.Tensor,
+    *,
+    grouped: bool,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See kernels.delta_rule.fold: the recurrence with u already known."""
+    k, u, g = log
+    n_batch, n_v_heads = state.shape[:2]
+    counts = [n_tokens] * n_batch if isinstance(n_tokens, int) else n_tokens.tolist()
+    folded = state.clone()
+    for b in range(n_batch):
+        for j in range(n_v_heads):
+            i = _key_head(j, n_v_heads, k.shape[2], grouped)
+            for t in range(counts[b]):
+                folded[b, j] = g[b, t, j].exp() * folded[b, j] + torch.outer(k[b, t, i], u[b, t, j])
+    return folded if out is None else out.copy_(folded)
+
+
+def _key_head(j: int, n_v_heads: int, n_k_heads: int, grouped: bool) -> int:
+    return j // (n_v_heads // n_k_heads) if grouped else j % n_k_heads

@@ -40,13 +40,15 @@ class FakeInfo:
     quant_mix: dict[str, int] = field(default_factory=lambda: {"Q8_0": 9_300_000, "F32": 100_000})
     rollback: str = "partial seq_rm over snapshot planes"
 
-    def memory(self, n_seqs: int, n_rs_seq: int, n_ctx: int) -> dict[str, int]:
+    def memory(
+        self, n_seqs: int, n_rs_seq: int, n_ctx: int, policy: str = "planes"
+    ) -> dict[str, int]:
         parts = {
             "weights": self.weight_bytes,
             "kv": n_seqs * n_ctx * 1000,
             "state": n_seqs * 500_000,
-            "planes": n_seqs * n_rs_seq * 500_000,
-            "checkpoint": n_seqs * 500_000,
+            "snapshots": n_seqs * n_rs_seq * 500_000,
+            "checkpoint": n_seqs * 500_000 * (policy == "checkpoint"),
         }
         return {**parts, "total": sum(parts.values())}
 

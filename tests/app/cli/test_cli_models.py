@@ -34,12 +34,12 @@ def test_info_as_json_scales_memory_with_the_options(cli: Cli) -> None:
     # 3 recurrent layers, 4 heads of 32 x 32 and a window of 3 x 256, float32
     one = 4 * 3 * (4 * 32 * 32 + 3 * 256)
     assert small["state_bytes"] == one
-    assert small["memory"]["planes"]["planes"] == 3 * one
-    assert large["memory"]["planes"]["planes"] == 4 * 7 * one
-    assert large["memory"]["checkpoint"]["planes"] == 0
+    assert small["memory"]["policies"]["planes"]["snapshots"] == 3 * one
+    assert large["memory"]["policies"]["planes"]["snapshots"] == 4 * 7 * one
+    assert large["memory"]["policies"]["checkpoint"]["snapshots"] == 0
     assert large["memory"]["n_ctx"] == 100
     # 4 attention cells' worth: 2 blocks (trunk and MTP) of 2 x 2 heads x 32, float32
-    assert large["memory"]["planes"]["kv"] == 4 * 100 * 2 * (2 * 2 * 32 * 4)
+    assert large["memory"]["policies"]["planes"]["kv"] == 4 * 100 * 2 * (2 * 2 * 32 * 4)
     assert [layer["kind"] for layer in small["layers"]] == [*["recurrent"] * 3, "attention", "mtp"]
     assert small["metadata"]["tokenizer.ggml.tokens"]["length"] == 384
     assert small["file"]["name"] == HYBRID.name

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.memory.batch import Piece, Span, make_ubatch, split_equal, split_seq
+from engine.memory.batch import Piece, Span, make_ubatch, split_equal, split_seq, split_simple
 
 
 def spans_of(lengths: list[int], seqs: list[int] | None = None) -> list[Span]:
@@ -47,6 +47,13 @@ def test_seq_split_is_one_sequence_at_a_time():
     pieces = split_seq(spans_of([5, 2]), 3)
     assert [(p.spans, p.starts, p.n_tokens) for p in pieces] == [
         ((0,), (0,), 3), ((0,), (3,), 2), ((1,), (0,), 2),
+    ]  # fmt: skip
+
+
+def test_simple_split_takes_any_tokens_as_rows():
+    pieces = split_simple(spans_of([2, 3]), 4)
+    assert [(p.spans, p.starts, p.n_tokens, p.reason) for p in pieces] == [
+        ((0, 0, 1, 1), (0, 1, 0, 1), 1, "n_ubatch"), ((1,), (2,), 1, "all tokens"),
     ]  # fmt: skip
 
 

@@ -42,9 +42,14 @@ def test_memory(golden_path):
     memory = info.memory(n_seqs=2, n_rs_seq=3, n_ctx=1000)
     assert memory["weights"] == info.weight_bytes
     assert memory["kv"] == 2 * 1000 * (512 + 512)
-    assert memory["state"] == memory["checkpoint"] == 2 * info.state_bytes
-    assert memory["planes"] == 6 * info.state_bytes
+    assert memory["state"] == 2 * info.state_bytes
+    assert (memory["snapshots"], memory["checkpoint"]) == (6 * info.state_bytes, 0)
     assert memory["total"] == sum(v for key, v in memory.items() if key != "total")
+    saved = info.memory(n_seqs=2, n_rs_seq=3, n_ctx=1000, policy="checkpoint")
+    assert (saved["snapshots"], saved["checkpoint"]) == (0, 2 * info.state_bytes)
+    replay = info.memory(n_seqs=2, n_rs_seq=3, n_ctx=1000, policy="replay")
+    # 3 recurrent layers, 2 key heads and 4 value heads of 32, a column of 256 channels
+    assert replay["snapshots"] == 2 * 4 * 4 * 3 * (2 * 32 + 4 * 32 + 4 + 256)
 
 
 def test_mixed_types_are_named_by_size(golden_path):
@@ -63,7 +68,7 @@ def test_attention_only(golden_path):
     info = _describe(golden_path("qwen3-f-f32"))
     assert info.rollback == "attention only: any tail can be removed"
     assert info.state_bytes == 0
-    assert info.memory(1, 3, 10)["planes"] == 0
+    assert info.memory(1, 3, 10)["snapshots"] == 0
 
 
 def test_one_recurrent_layer(variant):

@@ -14,7 +14,7 @@ import pytest
 
 from engine.errors import Cancelled, TraceFileError
 from engine.trace.export import SESSION_FILE, check_target, export_csv, header
-from engine.trace.records import TABLES
+from engine.trace.records import SCHEMA_VERSION, TABLES
 from engine.trace.store import TraceStore
 
 
@@ -80,7 +80,7 @@ def test_session_json_holds_schema_runs_and_docs(
         raise AssertionError(f"{constant} is not strict JSON")
 
     session = json.loads(text, parse_constant=refuse)
-    assert session["schema_version"] == 1
+    assert session["schema_version"] == SCHEMA_VERSION
     assert session["rows"]["tokens"] == 5
     assert session["rows"]["divergence"] == 0
     run = session["runs"]["0"]

@@ -1,0 +1,1 @@
+"""Measurements: rollback policies, batch splits, forward steps, and a model to measure with."""

@@ -1,0 +1,198 @@
+"""A qwen35 model of real size with random weights, to measure speed where no weights are at hand.
+
+Its tokens mean nothing. Matrices have standard deviation 1 / sqrt(columns), which keeps every
+activation near 1, and the tied embedding twice that, which gives logits of about 2.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from pathlib import Path
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
+from gguf.utility import model_weight_count_rounded_notation
+
+from engine.bench.made_up_words import CONTROL, made_up_vocabulary
+from engine.bench.random_blocks import random_tensor
+from engine.errors import OptionError
+from engine.gguf.tokenizer import TokenType
+from engine.model.config import ModelConfig, SsmConfig
+from engine.model.rope import RopeConfig
+from engine.model.tensors import Shapes, block_shapes, global_shapes
+
+_ARCH = "qwen35"
+_INTERVAL = 4
+_CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_FILE_TYPES = {
+    "f32": LlamaFileType.ALL_F32,
+    "q8_0": LlamaFileType.MOSTLY_Q8_0,
+    "q4_k": LlamaFileType.MOSTLY_Q4_K_M,
+}
+QUANTS = tuple(_FILE_TYPES)
+"""How weights are stored; q4_k keeps the sensitive matrices in Q6_K."""
+
+
+def _config(
+    n_layer: int,
+    n_embd: int,
+    n_ff: int,
+    n_vocab: int,
+    heads: tuple[int, int, int],
+    sections: tuple[int, int, int, int],
+    ssm: tuple[int, int],
+) -> ModelConfig:
+    n_head, n_head_kv, head_dim = heads
+    d_state, n_heads = ssm
+    n_ctx = 4096
+    return ModelConfig(
+        architecture=_ARCH, name="", n_layer=n_layer, n_mtp=1, n_embd=n_embd, n_vocab=n_vocab,
+        n_ctx_train=n_ctx, n_head=n_head, n_head_kv=n_head_kv, head_dim=head_dim, eps=1e-6,
+        recurrent_layers=tuple((i + 1) % _INTERVAL != 0 for i in range(n_layer)), n_ff=n_ff,
+        rope=RopeConfig(head_dim // 4, 1e7, sections, n_ctx_orig=n_ctx),
+        ssm=SsmConfig(4, d_state, n_heads, n_heads, grouped=False), moe=None,
+    )  # fmt: skip
+
+
+_CONFIGS = {
+    "0.65b": _config(24, 1024, 3584, 151_936, (8, 2, 256), (11, 11, 10, 0), (128, 16)),
+    "tiny": _config(4, 256, 256, 512, (4, 2, 64), (3, 3, 2, 0), (32, 8)),
+}
+SIZES = tuple(_CONFIGS)
+"""Sizes that can be written; all have an MTP head and attention in every fourth layer."""
+
+
+def write_random_model(path: Path, *, size: str = "0.65b", quant: str = "q8_0") -> None:
+    """Write a GGUF file, the same one every time; memory holds one tensor at a time.
+
+    size: one of SIZES. quant: one of QUANTS. Raises OptionError for others and where the file
+    cannot be written; there is never half a file.
+    """
+    for value, choices, what in ((size, SIZES, "size"), (quant, QUANTS, "quantisation")):
+        if value not in choices:
+            raise OptionError(
+                f"The {what} {value!r} is unknown.", f"Choose from {', '.join(choices)}."
+            )
+    config = _CONFIGS[size]
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        _write(part, config, f"Random {size} {quant}", quant)
+        part.replace(path)
+    except OSError as error:
+        raise OptionError(
+            f"{path} cannot be written: {error.strerror}.", "Change the path, or free some space."
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write(path: Path, config: ModelConfig, name: str, quant: str) -> None:
+    shapes = _shapes(config)
+    writer = GGUFWriter(path, _ARCH)
+    try:
+        n_params = sum(math.prod(shape) for shape in shapes.values())
+        writer.add_type("model")
+        writer.add_name(name)
+        writer.add_size_label(model_weight_count_rounded_notation(n_params))
+        writer.add_file_type(_FILE_TYPES[quant])
+        writer.add_quantization_version(2)
+        _add_sizes(writer, config)
+        _add_vocabulary(writer, config.n_vocab)
+        kinds = {name: _kind(name, shape, quant) for name, shape in shapes.items()}
+        for name, shape in shapes.items():
+            kind = kinds[name]
+            n_bytes = _n_bytes(shape, kind)
+            writer.add_tensor_info(name, shape, np.dtype(np.float32), n_bytes, kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        rng = np.random.default_rng(0)
+        for name, shape in shapes.items():
+            writer.write_tensor_data(_values(rng, name, shape, kinds[name]))
+    finally:
+        writer.close()
+
+
+def _shapes(config: ModelConfig) -> Shapes:
+    head_norm = f"blk.{config.n_layer}.nextn.shared_head_norm.weight"
+    shapes = global_shapes(config, ())
+    for index in range(config.n_layer + config.n_mtp):
+        shapes |= block_shapes(config, index, (head_norm,))
+    return shapes
+
+
+def _kind(name: str, shape: tuple[int, ...], quant: str) -> GGMLQuantizationType:
+    """Type of a tensor, chosen as llama.cpp's quantiser does."""
+    if quant == "f32" or len(shape) == 1 or "conv1d" in name:
+        return GGMLQuantizationType.F32
+    if quant == "q8_0":
+        return GGMLQuantizationType.Q8_0
+    halved = "ffn_down" in name and int(name.split(".")[1]) % 2 == 0
+    sensitive = halved or "attn_v" in name or name == "token_embd.weight"
+    return GGMLQuantizationType.Q6_K if sensitive else GGMLQuantizationType.Q4_K
+
+
+def _n_bytes(shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
+    length, size = GGML_QUANT_SIZES[kind]
+    return math.prod(shape) // length * size
+
+
+def _values(
+    rng: np.random.Generator, name: str, shape: tuple[int, ...], kind: GGMLQuantizationType
+) -> np.ndarray:
+    if name.endswith("norm.weight"):
+        return np.ones(shape, np.float32)
+    if name.endswith("ssm_a"):
+        # decay per token at a gate of 0: from nearly none to most of the state
+        return -np.exp(rng.uniform(np.log(0.03), np.log(3.0), shape)).astype(np.float32)
+    std = 1.0 if len(shape) == 1 else 1.0 / math.sqrt(shape[-1])
+    if name == "token_embd.weight":
+        std *= 2.0
+    return random_tensor(rng, shape, std, kind)
+
+
+def _add_sizes(writer: GGUFWriter, config: ModelConfig) -> None:
+    assert config.ssm is not None
+    assert config.rope.sections is not None
+    blocks = config.n_layer + config.n_mtp
+    writer.add_block_count(blocks)
+    writer.add_context_length(config.n_ctx_train)
+    writer.add_embedding_length(config.n_embd)
+    writer.add_feed_forward_length(config.n_ff)
+    writer.add_head_count(config.n_head)
+    writer.add_head_count_kv(config.n_head_kv)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.eps)
+    writer.add_rope_freq_base(config.rope.freq_base)
+    writer.add_rope_dimension_count(config.rope.n_rot)
+    writer.add_rope_dimension_sections(config.rope.sections)
+    writer.add_nextn_predict_layers(config.n_mtp)
+    writer.add_ssm_conv_kernel(config.ssm.d_conv)
+    writer.add_ssm_state_size(config.ssm.d_state)
+    writer.add_ssm_group_count(config.ssm.n_k_heads)
+    writer.add_ssm_time_step_rank(config.ssm.n_v_heads)
+    writer.add_ssm_inner_size(config.ssm.value_dim)
+    writer.add_uint32(f"{_ARCH}.full_attention_interval", _INTERVAL)
+    recurrent = [*config.recurrent_layers, *[False] * config.n_mtp]
+    writer.add_key_value(
+        f"{_ARCH}.attention.recurrent_layers", recurrent, GGUFValueType.ARRAY, GGUFValueType.BOOL
+    )
+
+
+def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
+    tokens, merges = made_up_vocabulary(n_vocab)
+    n_control = len(CONTROL)
+    kinds = [TokenType.NORMAL] * (n_vocab - n_control) + [TokenType.CONTROL] * n_control
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(_ARCH)
+    writer.add_token_list(tokens)
+    writer.add_token_types([int(kind) for kind in kinds])
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(tokens.index("<|im_end|>"))
+    writer.add_pad_token_id(tokens.index("<|endoftext|>"))
+    writer.add_chat_template(_CHAT_TEMPLATE)

@@ -1,0 +1,233 @@
+"""What a rejected draft costs under every rollback policy, without a model.
+
+One round is what a decoder does with the recurrent layers of one sequence: a checkpoint where the
+policy will not reach back far enough, a ubatch of T tokens through all layers, then the undoing of
+all but the kept ones, by `seq_rm` or by restore and replay. The policies take turns within every
+repetition, so what else the machine does hits them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from statistics import median
+from time import perf_counter
+
+import torch
+import torch.nn.functional as F
+
+from engine.errors import OptionError
+from engine.memory.batch import UBatch
+from engine.memory.policies import POLICIES
+from engine.memory.recurrent import RecurrentCheckpoint, RecurrentMemory, RecurrentShape, Traffic
+from kernels.conv import causal_conv
+from kernels.delta_rule import gated_delta_rule
+
+NO_ROLLBACK = "none"
+"""The row that everything is compared with: one live state, every token kept."""
+
+PHASES = ("save", "verify", "rollback", "restore", "replay")
+_WARM_UP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackRow:
+    """One policy at one width, medians over the repetitions.
+
+    width: tokens of a ubatch. kept: how many of them stay. ms: time of each phase and of all
+    together, as "total". min_ms: the fastest total. over_none: total over that of NO_ROLLBACK in
+    the same repetition. written, copied, saved, restored: bytes per round
+    (engine.memory.recurrent.Traffic). held: bytes of storage and of the checkpoint. beyond: those
+    without one live state, which is what being able to roll back takes. state_nmse: error of the
+    state and window that the rounds left in one layer against decoding only the kept tokens, None
+    where all are kept.
+    """
+
+    policy: str
+    width: int
+    kept: int
+    ms: dict[str, float]
+    min_ms: float
+    over_none: float
+    written: int
+    copied: int
+    saved: int
+    restored: int
+    held: int
+    beyond: int
+    state_nmse: float | None
+
+
+def bench_shape(n_heads: int, d_state: int, n_layers: int, conv_dim: int) -> RecurrentShape:
+    """The recurrent layers to measure. Raises OptionError where the sizes do not fit together."""
+    key_dim, odd = divmod(conv_dim - n_heads * d_state, 2)
+    n_k_heads, rest = divmod(key_dim, d_state)
+    if odd or rest or n_k_heads < 1 or n_heads % n_k_heads:
+        raise OptionError(
+            f"--conv-dim {conv_dim} does not fit --heads {n_heads} and --dim {d_state}.",
+            "Give (heads + 2 x key heads) x dim, where heads is a multiple of the key heads.",
+        )
+    return RecurrentShape(tuple(range(n_layers)), n_heads, d_state, 4, conv_dim, grouped=False)
+
+
+@torch.inference_mode()
+def bench_rollback(
+    policies: Sequence[str],
+    widths: Sequence[int],
+    shape: RecurrentShape,
+    *,
+    keep: int | None = None,
+    n_rs_seq: int | None = None,
+    repeats: int = 7,
+) -> Iterator[RollbackRow]:
+    """Rows by width, NO_ROLLBACK first, then the policies (keys of POLICIES) in their order.
+
+    keep: tokens that stay of every ubatch, None = half of them, rounded down, at least one.
+    n_rs_seq: snapshots beyond the live state, None = one for each token that could be rejected.
+    """
+    for width in widths:
+        kept = min(width, max(1, width // 2) if keep is None else keep)
+        layers = [_Inputs(shape, width, layer) for layer in shape.layers]
+        depth = width - 1 if n_rs_seq is None else n_rs_seq
+        runners = [_Runner(NO_ROLLBACK, "checkpoint", shape, layers, width, depth)]
+        runners += [_Runner(name, name, shape, layers, kept, depth) for name in policies]
+        for turn in range(_WARM_UP + repeats):
+            first = turn % len(runners)
+            for runner in (*runners[first:], *runners[:first]):
+                runner.round()
+        truth = layers[0].decoded(kept, _WARM_UP + repeats, shape)
+        for runner in runners:
+            yield runner.row(runners[0], truth)
+
+
+class _Inputs:
+    """What one layer puts into its memory for a ubatch of `width` tokens; always the same."""
+
+    def __init__(self, shape: RecurrentShape, width: int, layer: int) -> None:
+        random = torch.Generator().manual_seed(layer)
+        n_v, d = shape.n_v_heads, shape.d_state
+        n_k = (shape.conv_dim // d - n_v) // 2
+
+        def normal(*size: int) -> torch.Tensor:
+            return torch.randn(*size, generator=random)
+
+        self.x = normal(1, width, shape.conv_dim)
+        self.weight = 0.5 * normal(shape.conv_dim, shape.d_conv)
+        self.q, self.k = F.normalize(normal(2, 1, width, n_k, d), dim=-1).unbind()
+        self.v = normal(1, width, n_v, d)
+        self.g = -0.1 * F.softplus(normal(1, width, n_v))
+        self.beta = normal(1, width, n_v).sigmoid()
+
+    def pass_through(self, memory: RecurrentMemory, layer: int, n: int) -> None:
+        """The first n tokens."""
+        memory.conv(layer, self.x[:, :n], self.weight)
+        memory.delta(layer, *(t[:, :n] for t in (self.q, self.k, self.v, self.g, self.beta)))
+
+    def decoded(
+        self, n: int, times: int, shape: RecurrentShape
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """State and window after the first n tokens have come so many times, and nothing else."""
+        state = torch.zeros(1, shape.n_v_heads, shape.d_state, shape.d_state)
+        window = torch.zeros(1, shape.d_conv - 1, shape.conv_dim)
+        q, k, v, g, beta = (t[:, :n] for t in (self.q, self.k, self.v, self.g, self.beta))
+        for _ in range(times):
+            state = gated_delta_rule(q, k, v, g, beta, state, grouped=shape.grouped)[1][:, 0]
+            history = causal_conv(self.x[:, :n], self.weight, window)[1]
+            window = history[:, n:]
+        return state[0], window[0]
+
+
+class _Runner:
+    """One policy's memory, its rounds and what they took."""
+
+    def __init__(
+        self,
+        label: str,
+        policy: str,
+        shape: RecurrentShape,
+        layers: list[_Inputs],
+        kept: int,
+        n_rs_seq: int,
+    ) -> None:
+        self.label = label
+        self._layers = layers
+        self._width, self._kept = layers[0].x.shape[1], kept
+        self._memory = POLICIES[policy](shape, 1, n_rs_seq, torch.device("cpu"))
+        self._checkpoint: RecurrentCheckpoint | None = None
+        self._times: list[dict[str, float]] = []
+        self._traffic: list[Traffic] = []
+
+    def round(self) -> None:
+        """Verify a ubatch and leave the memory behind its kept tokens."""
+        memory, width, kept = self._memory, self._width, self._kept
+        pos0 = memory.seq_pos_max(0) + 1
+        ubatch, replayed = _ubatch(pos0, width), _ubatch(pos0, kept)
+        ms = dict.fromkeys(PHASES, 0.0)
+        before = Traffic(*astuple(memory.traffic))
+        if width - kept and width - 1 > memory.guaranteed_depth(0, width):
+            with _timed(ms, "save"):
+                self._checkpoint = memory.save(0)
+        with _timed(ms, "verify"):
+            self._decode(ubatch)
+        if width - kept:
+            with _timed(ms, "rollback"):
+                removed = memory.seq_rm(0, pos0 + kept)
+            if not removed:
+                assert self._checkpoint is not None  # saved whenever the depth was not guaranteed
+                with _timed(ms, "restore"):
+                    memory.restore(0, self._checkpoint)
+                with _timed(ms, "replay"):
+                    self._decode(replayed)
+        assert memory.seq_pos_max(0) == pos0 + kept - 1
+        ms["total"] = sum(ms.values())
+        self._times.append(ms)
+        moved = zip(astuple(memory.traffic), astuple(before), strict=True)
+        self._traffic.append(Traffic(*(now - then for now, then in moved)))
+
+    def row(self, baseline: _Runner, truth: tuple[torch.Tensor, torch.Tensor]) -> RollbackRow:
+        """The figures of all rounds after the warm-up."""
+        times = self._times[_WARM_UP:]
+        ratios = [
+            own["total"] / other["total"]
+            for own, other in zip(times, baseline._times[_WARM_UP:], strict=True)
+        ]
+        traffic = [astuple(moved) for moved in self._traffic[_WARM_UP:]]
+        written, copied, saved, restored = (
+            int(median(column)) for column in zip(*traffic, strict=True)
+        )
+        nmse = None
+        if self is not baseline:
+            states, windows = self._memory.live(0)
+            nmse = max(_nmse(states[0], truth[0]), _nmse(windows[0], truth[1]))
+        held = self._memory.n_bytes()
+        held += self._checkpoint.n_bytes if self._checkpoint else 0
+        return RollbackRow(
+            self.label, self._width, self._kept,
+            {phase: median(ms[phase] for ms in times) for phase in (*PHASES, "total")},
+            min(ms["total"] for ms in times), median(ratios), written, copied, saved, restored,
+            held, held - self._memory.shape.n_bytes, nmse,
+        )  # fmt: skip
+
+    def _decode(self, ubatch: UBatch) -> None:
+        self._memory.begin(ubatch)
+        for layer, inputs in enumerate(self._layers):
+            inputs.pass_through(self._memory, layer, ubatch.n_seq_tokens)
+        self._memory.commit()
+
+
+def _ubatch(pos0: int, n: int) -> UBatch:
+    positions = torch.arange(pos0, pos0 + n).unsqueeze(0)
+    return UBatch(torch.zeros_like(positions), positions, (0,), torch.empty(0, dtype=torch.int64))
+
+
+@contextmanager
+def _timed(ms: dict[str, float], phase: str) -> Iterator[None]:
+    start = perf_counter()
+    yield
+    ms[phase] = 1000 * (perf_counter() - start)
+
+
+def _nmse(result: torch.Tensor, truth: torch.Tensor) -> float:
+    error = (result.double() - truth.double()).square().sum()
+    return float(error / truth.double().square().sum())

@@ -1,0 +1,90 @@
+"""Where the time of a forward pass goes, measured by a clock that the parts of a model switch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from time import perf_counter
+from typing import Any
+
+from engine.memory.hybrid import HybridMemory
+from engine.model.attention import Attention
+from engine.model.hybrid import HybridModel
+from engine.model.moe import MixtureOfExperts
+from engine.model.weights import Projection
+
+SECTIONS = ("linears", "recurrent core", "attention", "head", "rest")
+"""linears: projections and experts. recurrent core: convolution, delta rule and what the policy
+stores. attention: cells, scores, norms and rope. head: final norm and vocabulary. rest: norms,
+gates, residuals, embedding."""
+
+
+class SectionClock:
+    """Exclusive time per section: a section that is entered stops the one around it."""
+
+    def __init__(self) -> None:
+        self._open = ["rest"]
+        self._seconds = dict.fromkeys(SECTIONS, 0.0)
+        self._since = perf_counter()
+
+    def restart(self) -> None:
+        """Forget everything and begin with "rest"."""
+        self._seconds = dict.fromkeys(SECTIONS, 0.0)
+        self._since = perf_counter()
+
+    def ms(self) -> dict[str, float]:
+        """Milliseconds per section since the restart."""
+        self._settle()
+        return {name: 1000 * seconds for name, seconds in self._seconds.items()}
+
+    def timed(self, call: Callable[..., Any], section: str) -> Callable[..., Any]:
+        """`call`, counted as this section."""
+
+        def counted(*args: Any) -> Any:
+            self._settle()
+            self._open.append(section)
+            try:
+                return call(*args)
+            finally:
+                self._settle()
+                self._open.pop()
+
+        return counted
+
+    def _settle(self) -> None:
+        now = perf_counter()
+        self._seconds[self._open[-1]] += now - self._since
+        self._since = now
+
+
+@contextmanager
+def sections_timed(
+    model: HybridModel, memories: list[HybridMemory], clock: SectionClock
+) -> Iterator[None]:
+    """Within the context, forward passes of `model` over these memories switch the clock."""
+    with ExitStack() as undo:
+
+        def wrap(owner: object, name: str, section: str) -> None:
+            own = name in vars(owner)
+            call = getattr(owner, name)
+            setattr(owner, name, clock.timed(call, section))
+            if own:
+                undo.callback(setattr, owner, name, call)
+            else:
+                undo.callback(delattr, owner, name)
+
+        for block in model._blocks:
+            for part in (block._mixer, block._ffn):
+                for name, value in list(vars(part).items()):
+                    if isinstance(value, Projection):
+                        wrap(part, name, "linears")
+            if isinstance(block._mixer, Attention):
+                wrap(block, "_mixer", "attention")
+            if isinstance(block._ffn, MixtureOfExperts):
+                wrap(block, "_ffn", "linears")
+        wrap(model, "_output", "head")
+        for memory in memories:
+            if memory.recurrent is not None:
+                for name in ("begin", "conv", "delta", "commit"):
+                    wrap(memory.recurrent, name, "recurrent core")
+        yield

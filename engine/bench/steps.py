@@ -1,0 +1,57 @@
+"""Plain forward steps of several widths, each from an empty context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from engine.memory.batch import Span
+from engine.memory.hybrid import HybridMemory
+from engine.model.hybrid import HybridModel
+
+OUTPUTS = ("last", "all")
+"""Rows whose logits are computed: the last one, as for a prompt, or all, as for a draft."""
+
+_WARM_UP = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """Steps of `width` tokens: fastest and median time, tokens per second at the median."""
+
+    width: int
+    min_ms: float
+    median_ms: float
+    tokens_per_second: float
+
+
+@torch.inference_mode()
+def bench_steps(
+    model: HybridModel, widths: Sequence[int], *, repeats: int = 7, outputs: str = "last"
+) -> list[StepRow]:
+    """Time one sequence's first step of every width; the widths take turns in each repetition.
+
+    outputs: one of OUTPUTS.
+    """
+    memory = HybridMemory.for_model(model.config, 1, max(widths), torch.device("cpu"))
+    random = torch.Generator().manual_seed(0)
+    tokens = torch.randint(model.config.n_vocab, (max(widths),), generator=random).tolist()
+    taken: dict[int, list[float]] = {width: [] for width in widths}
+    for _ in range(_WARM_UP + repeats):
+        for width, times in taken.items():
+            wanted = range(width) if outputs == "all" else [width - 1]
+            (ubatch,) = memory.split([Span(0, 0, tokens[:width], wanted)], width, "seq")
+            start = perf_counter()
+            model.forward(ubatch, memory)
+            times.append(1000 * (perf_counter() - start))
+            memory.clear(0)
+    return [_row(width, times[_WARM_UP:]) for width, times in taken.items()]
+
+
+def _row(width: int, times: list[float]) -> StepRow:
+    middle = median(times)
+    return StepRow(width, min(times), middle, 1000 * width / middle)

@@ -1,0 +1,60 @@
+"""Decoding a batch with the target, each forward pass timed and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.memory.batch import Span, UBatch
+from engine.memory.hybrid import HybridMemory
+from engine.model.hybrid import HybridModel
+from engine.options import RunOptions
+from engine.trace.recorder import PhaseClock, Recorder
+
+Rows = dict[int, torch.Tensor]
+"""Per memory sequence: logits [n_outputs, n_vocab] or hidden rows [n_tokens, n_embd]."""
+
+
+class Forward:
+    """Runs batches through the target. `seq_id_of` names a memory sequence in the trace."""
+
+    def __init__(
+        self,
+        model: HybridModel,
+        memory: HybridMemory,
+        options: RunOptions,
+        recorder: Recorder,
+        seq_id_of: Callable[[int], int],
+    ) -> None:
+        self.memory = memory
+        self._model, self._options, self._recorder = model, options, recorder
+        self._seq_id_of = seq_id_of
+
+    def split(self, spans: Sequence[Span]) -> list[UBatch]:
+        """The ubatches of a batch."""
+        return self.memory.split(spans, self._options.n_ubatch, self._options.split)
+
+    def run(
+        self, ubatches: Sequence[UBatch], round_: int, purpose: str, clock: PhaseClock
+    ) -> tuple[Rows, Rows]:
+        """Decode: the wanted logits and all hidden rows of every sequence."""
+        phase = "replay" if purpose == "replay" else "verify"
+        logits: dict[int, list[torch.Tensor]] = {}
+        hidden: dict[int, list[torch.Tensor]] = {}
+        for ubatch in ubatches:
+            out = self._model.forward(ubatch, self.memory)
+            rows = [row // ubatch.n_seq_tokens for row in ubatch.outputs.tolist()]
+            for i, seq in enumerate(ubatch.seq_ids):
+                hidden.setdefault(seq, []).append(out.hidden[i])
+                if count := rows.count(i):
+                    first = rows.index(i)
+                    logits.setdefault(seq, []).append(out.logits[first : first + count])
+            ms = clock.stop(phase)
+            seq_ids = [self._seq_id_of(seq) for seq in ubatch.seq_ids]
+            self._recorder.ubatch(round_, ubatch, seq_ids, purpose, ms)
+        return _joined(logits), _joined(hidden)
+
+
+def _joined(parts: dict[int, list[torch.Tensor]]) -> Rows:
+    return {seq: rows[0] if len(rows) == 1 else torch.cat(rows) for seq, rows in parts.items()}

@@ -1,0 +1,157 @@
+"""Undoing the rejected tail of a verified batch.
+
+First choice is partial removal: the snapshot policy moves an index or a cursor. Where it cannot
+reach, a checkpoint taken before the batch is restored and the accepted tokens are decoded again
+(llama.cpp #19493). Two ways of replaying exist. `trust` decodes them as a shorter batch without
+sampling. `verify` is upstream's: they are verified like a draft, with the sampler restored, which
+normally reproduces them and yields one token more; where logits depend on the width of the batch
+it can disagree with itself for ever (#28061), so the number of attempts is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from engine.decode.forward import Forward
+from engine.decode.sampler import Sampler
+from engine.decode.verify import accept
+from engine.errors import RollbackRefusedError
+from engine.memory.batch import Span, UBatch
+from engine.memory.hybrid import Checkpoint
+from engine.options import RunOptions
+from engine.trace.recorder import PhaseClock
+
+MAX_REPLAYS = 8
+
+
+@dataclass(slots=True)
+class Undone:
+    """What undoing came to.
+
+    accepted: the accepted list, longer by one after a verified replay. hidden: float32
+    [len(accepted), n_embd], rows of `last` and all accepted tokens but the newest. extra: logits
+    [1, n_vocab] behind the token that a verified replay added. n_replays: restores done.
+    livelock: the bound on replays was hit.
+    """
+
+    accepted: list[int]
+    hidden: torch.Tensor
+    path: str = "none"
+    extra: torch.Tensor | None = None
+    n_replays: int = 0
+    livelock: bool = False
+
+
+class Rollback:
+    """Chooses and performs the way back for one run."""
+
+    def __init__(self, forward: Forward, options: RunOptions, end_tokens: Collection[int]) -> None:
+        self._forward, self._memory = forward, forward.memory
+        self._options, self._end_tokens = options, end_tokens
+        on_host = options.checkpoint_device == "host"
+        self._device = torch.device("cpu") if on_host else None
+
+    def checkpoints(
+        self, spans: Sequence[Span], ubatches: Sequence[UBatch]
+    ) -> dict[int, Checkpoint]:
+        """Copies for the sequences whose rollback may go deeper than their snapshots will reach."""
+        recurrent = self._memory.recurrent
+        if recurrent is None:
+            return {}
+        reach: dict[int, int] = {}
+        for ubatch in ubatches:
+            if recurrent.relocates:
+                # sequences that this pass leaves out may lose the snapshots of an earlier one
+                reach = dict.fromkeys(reach, 0)
+            for seq in ubatch.seq_ids:
+                reach[seq] = recurrent.guaranteed_depth(seq, ubatch.n_seq_tokens)
+        return {
+            span.seq: self._memory.save(span.seq, self._device)
+            for span in spans
+            if len(span.tokens) - 1 > reach[span.seq]
+        }
+
+    def undo(
+        self,
+        span: Span,
+        accepted: list[int],
+        hidden: torch.Tensor,
+        save: Checkpoint | None,
+        sampler: Sampler,
+        before: Sampler,
+        round_: int,
+        clock: PhaseClock,
+    ) -> Undone:
+        """Leave the memory behind the accepted tokens. `before`: the sampler before verification.
+
+        Raises RollbackRefusedError if the tail can neither be removed nor restored.
+        """
+        n_kept = len(accepted)
+        undone = Undone(accepted, hidden[:n_kept])
+        if n_kept == len(span.tokens):
+            return undone
+        removed = self._memory.seq_rm(span.seq, span.pos0 + n_kept)
+        clock.stop("rollback")
+        if removed:
+            undone.path = "seq_rm"
+            return undone
+        if save is None:
+            raise RollbackRefusedError(
+                f"A rollback of {len(span.tokens) - n_kept} tokens at position {span.pos0} was "
+                "refused and there is no checkpoint.",
+                "Raise --n-rs-seq or choose --rollback checkpoint.",
+            )
+        undone.path = "restore" if self._options.rollback == "checkpoint" else "restore_depth"
+        if self._options.replay == "verify":
+            self._replay_verified(undone, span, save, sampler, before, round_, clock)
+        else:
+            self._replay(undone, span, save, round_, clock)
+        return undone
+
+    def _replay(
+        self, undone: Undone, span: Span, save: Checkpoint, round_: int, clock: PhaseClock
+    ) -> None:
+        self._restore(undone, span, save, clock)
+        tokens = [span.tokens[0], *undone.accepted[:-1]]
+        ubatches = self._forward.split([Span(span.seq, span.pos0, tokens, [])])
+        _, hidden = self._forward.run(ubatches, round_, "replay", clock)
+        undone.hidden = hidden[span.seq]
+
+    def _replay_verified(
+        self,
+        undone: Undone,
+        span: Span,
+        save: Checkpoint,
+        sampler: Sampler,
+        before: Sampler,
+        round_: int,
+        clock: PhaseClock,
+    ) -> None:
+        while undone.n_replays < MAX_REPLAYS:
+            self._restore(undone, span, save, clock)
+            sampler.copy_from(before)
+            expected = undone.accepted
+            tokens = [span.tokens[0], *expected]
+            batch = [Span(span.seq, span.pos0, tokens, range(len(tokens)))]
+            logits, hidden = self._forward.run(self._forward.split(batch), round_, "replay", clock)
+            pick = partial(sampler.pick, sampler.candidates(logits[span.seq]))
+            chosen = accept(expected, pick, self._end_tokens)
+            clock.stop("sample")
+            undone.accepted, undone.hidden = chosen, hidden[span.seq][: len(chosen)]
+            if len(chosen) == len(tokens):
+                undone.extra = logits[span.seq][-1:]
+                return
+            if self._memory.seq_rm(span.seq, span.pos0 + len(chosen)):
+                clock.stop("rollback")
+                return
+        undone.livelock = True
+        self._replay(undone, span, save, round_, clock)
+
+    def _restore(self, undone: Undone, span: Span, save: Checkpoint, clock: PhaseClock) -> None:
+        self._memory.restore(span.seq, save)
+        undone.n_replays += 1
+        clock.stop("restore")

@@ -1,0 +1,161 @@
+"""Bookkeeping of recurrent cells: which row of storage belongs to which sequences. No tensors.
+
+The placement is that of llama.cpp's recurrent memory: the sequences of a ubatch are brought into
+neighbouring cells by exchanging entries of the table, not rows of storage. Until the ubatch has
+run, such a cell's state lies in another row (`src`); running it moves the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one ubatch runs: row i of it writes cell first + i and reads cell sources[i].
+
+    idle: the cells behind them in the gather range; cells of sequences that only lie in between.
+    zero: the cell that new sequences read, to be filled with zeros first; NONE if there are none.
+    """
+
+    first: int
+    sources: tuple[int, ...]
+    idle: range
+    zero: int
+
+
+class Cells:
+    """One cell per sequence at most, shared by sequences that are copies of one another.
+
+    tail[seq]: the cell of a sequence, NONE when it is empty. owners[cell]: its sequences.
+    src[cell]: the row its state lies in, NONE for a new one; src0: the same as the last slot found
+    it, for the forward pass. pos[seq]: last position. llama.cpp keeps positions by cell; by
+    sequence, a shift of one owner leaves the others alone.
+    """
+
+    def __init__(self, n_cells: int) -> None:
+        self.n_cells = n_cells
+        self.head = 0
+        self.pos = [-1] * n_cells
+        self.tail = [NONE] * n_cells
+        self.src = [NONE] * n_cells
+        self.src0 = [NONE] * n_cells
+        self.owners: list[set[int]] = [set() for _ in range(n_cells)]
+
+    def copy(self) -> Cells:
+        """An independent copy: for a dry run, and for a forward pass that may fail."""
+        other = Cells(0)
+        other.n_cells, other.head = self.n_cells, self.head
+        other.pos, other.tail = self.pos[:], self.tail[:]
+        other.src, other.src0 = self.src[:], self.src0[:]
+        other.owners = [set(owners) for owners in self.owners]
+        return other
+
+    def find_slot(self, seqs: Sequence[int]) -> Slot | None:
+        """Place the sequences of a ubatch side by side; positions stay the caller's task.
+
+        None, and nothing changed, if a sequence is unknown or listed twice. Every row of a ubatch
+        is one sequence, so coupled sequences (one token in several) cannot be asked for.
+        """
+        if not seqs or len(set(seqs)) < len(seqs) or not all(self.known(seq) for seq in seqs):
+            return None
+        if self.head > self.used() + 2 * len(seqs):
+            self.head = 0
+        for seq in seqs:
+            if self.tail[seq] == NONE or self.shared(seq):
+                self._move_out(seq)
+        tails = [self.tail[seq] for seq in seqs]
+        first, last = min(tails), max(tails)
+        for cell, seq in enumerate(seqs, first):
+            self._exchange(self.tail[seq], cell)
+        zero = self._unreferenced(first, last)
+        for cell in range(first, last + 1):
+            if self.owners[cell]:
+                self.src0[cell] = zero if self.src[cell] == NONE else self.src[cell]
+                self.src[cell] = cell
+        self.head = first
+        active = range(first, first + len(seqs))
+        return Slot(
+            first, tuple(self.src0[cell] for cell in active), range(active.stop, last + 1), zero
+        )
+
+    def known(self, seq: int) -> bool:
+        """Whether there is such a sequence at all."""
+        return 0 <= seq < self.n_cells
+
+    def shared(self, seq: int) -> bool:
+        """Whether other sequences use the same cell."""
+        tail = self.tail[seq]
+        return tail != NONE and len(self.owners[tail]) > 1
+
+    def used(self) -> int:
+        """Cells that belong to a sequence."""
+        return sum(map(bool, self.owners))
+
+    def claim(self, seq: int) -> int:
+        """A cell of its own for a sequence that has none, its state in that very row."""
+        self._move_out(seq)
+        cell = self.tail[seq]
+        self.src[cell] = cell
+        return cell
+
+    def release(self, seq: int) -> None:
+        """Take a sequence out of its cell; it is empty then."""
+        tail = self.tail[seq]
+        if tail != NONE:
+            self.owners[tail].discard(seq)
+            if not self.owners[tail]:
+                self.src[tail] = NONE
+        self.tail[seq], self.pos[seq] = NONE, -1
+
+    def seq_cp(self, src: int, dst: int) -> None:
+        """dst shares the cell of src from now on."""
+        if src == dst:
+            return
+        self.release(dst)
+        tail = self.tail[src]
+        if tail != NONE:
+            self.owners[tail].add(dst)
+            self.tail[dst], self.pos[dst] = tail, self.pos[src]
+
+    def seq_add(self, seq: int, p0: int, p1: int, shift: int) -> None:
+        """Shift the last position if it lies in p0 <= pos < p1; negative p1 is no end."""
+        pos = self.pos[seq]
+        if pos >= max(p0, 0) and (p1 < 0 or pos < p1):
+            self.pos[seq] = pos + shift
+
+    def _move_out(self, seq: int) -> None:
+        """Give a new sequence, or one that shares its cell, the next empty cell from head on.
+
+        There is one: as many cells as sequences, and this sequence has none to itself.
+        """
+        cell = next(
+            cell
+            for cell in ((self.head + i) % self.n_cells for i in range(self.n_cells))
+            if not self.owners[cell]
+        )
+        old = self.tail[seq]
+        self.src[cell] = NONE if old == NONE else self.src[old]
+        if old != NONE:
+            self.owners[old].discard(seq)
+        self.owners[cell].add(seq)
+        self.tail[seq] = cell
+
+    def _exchange(self, a: int, b: int) -> None:
+        if a == b:
+            return
+        self.src[a], self.src[b] = self.src[b], self.src[a]
+        self.owners[a], self.owners[b] = self.owners[b], self.owners[a]
+        for cell in (a, b):
+            for seq in self.owners[cell]:
+                self.tail[seq] = cell
+
+    def _unreferenced(self, first: int, last: int) -> int:
+        """The first cell of a range whose row holds no state, if a new sequence needs one."""
+        if all(self.src[c] != NONE for c in range(first, last + 1) if self.owners[c]):
+            return NONE
+        referenced = set(self.src)
+        return next(cell for cell in range(first, last + 1) if cell not in referenced)

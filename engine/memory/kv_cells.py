@@ -1,0 +1,148 @@
+"""Bookkeeping of attention cells: which position each one holds, and for which sequences.
+
+No tensors here. A stream is a row of cells: one per sequence, or a single one that all sequences
+share (the unified pool), where a cell may belong to several of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from engine.errors import ContextFullError, OptionError
+
+MAX_SEQS = 64
+_NOBODY = np.uint64(0)
+_BITS = np.uint64(1) << np.arange(MAX_SEQS, dtype=np.uint64)
+
+
+class CellTable:
+    """Cells of all streams, each with a position and its owners, one bit per sequence.
+
+    end[stream]: one above the last cell in use. used[stream]: cells in use. Where a method takes
+    a range of positions, a negative p0 is 0 and a negative p1 is no end.
+    """
+
+    def __init__(self, n_seqs: int, n_ctx: int, *, unified: bool) -> None:
+        if n_seqs > MAX_SEQS:
+            raise OptionError(
+                f"{n_seqs} sequences are more than the {MAX_SEQS} that a cell can belong to.",
+                f"Use --parallel {MAX_SEQS} or less.",
+            )
+        self.n_seqs, self.unified = n_seqs, unified
+        self.n_streams = 1 if unified else n_seqs
+        self.n_cells = n_ctx * n_seqs if unified else n_ctx
+        # of a cell without owners, the position means nothing
+        self._pos = np.zeros((self.n_streams, self.n_cells), np.int64)
+        self._owners = np.zeros((self.n_streams, self.n_cells), np.uint64)
+        self.end = [0] * self.n_streams
+        self.used = [0] * self.n_streams
+
+    def stream(self, seq: int) -> int:
+        """The stream that holds a sequence."""
+        return 0 if self.unified else seq
+
+    def find(self, seqs: Sequence[int], n: int) -> np.ndarray:
+        """n free cells for each sequence, int64 [len(seqs), n]; none is taken yet.
+
+        Raises ContextFullError.
+        """
+        if self.unified:
+            return self._find(0, n * len(seqs)).reshape(len(seqs), n)
+        return np.stack([self._find(seq, n) for seq in seqs])
+
+    def fits(self, demand: Iterable[tuple[int, int]]) -> bool:
+        """Whether so many new cells of these sequences could be found, one after the other."""
+        left = [self.n_cells - used for used in self.used]
+        for seq, n in demand:
+            if not 0 <= seq < self.n_seqs:
+                return False
+            left[self.stream(seq)] -= n
+        return min(left) >= 0
+
+    def take(self, seqs: Sequence[int], cells: np.ndarray, positions: np.ndarray) -> None:
+        """Give found cells to the sequences; cells, positions: int64 [len(seqs), n], n >= 1."""
+        for seq, row, pos in zip(seqs, cells, positions, strict=True):
+            stream = self.stream(seq)
+            self._pos[stream, row] = pos
+            self._owners[stream, row] = _BITS[seq]
+            self.used[stream] += row.size
+            self.end[stream] = max(self.end[stream], int(row[-1]) + 1)
+
+    def visible(self, seqs: Sequence[int], positions: np.ndarray, n: int) -> np.ndarray:
+        """Which of the first n cells every token may see: its sequence's, up to its position.
+
+        positions: int64 [len(seqs), T]. Returns bool [len(seqs), T, n].
+        """
+        first = self.stream(seqs[0])
+        alone = self.unified or len(seqs) == 1
+        rows = slice(first, first + 1) if alone else np.asarray(seqs)
+        own = (self._owners[rows, :n] & _BITS[list(seqs), None]) != _NOBODY
+        return own[:, None] & (self._pos[rows, None, :n] <= positions[:, :, None])
+
+    def holding(self, seq: int, p0: int = 0, p1: int = -1) -> np.ndarray:
+        """Cells of a sequence with p0 <= position < p1, ascending."""
+        stream = self.stream(seq)
+        end = self.end[stream]
+        wanted = (self._owners[stream, :end] & _BITS[seq]) != _NOBODY
+        if p0 > 0:
+            wanted &= self._pos[stream, :end] >= p0
+        if p1 >= 0:
+            wanted &= self._pos[stream, :end] < p1
+        return np.flatnonzero(wanted)
+
+    def positions(self, seq: int, cells: np.ndarray | None = None) -> np.ndarray:
+        """Positions in these cells of a sequence's stream (None: in all that it holds)."""
+        return self._pos[self.stream(seq), self.holding(seq) if cells is None else cells]
+
+    def shared(self, seq: int, cells: np.ndarray) -> np.ndarray:
+        """Those of a sequence's cells that belong to another sequence too."""
+        return cells[self._owners[self.stream(seq), cells] != _BITS[seq]]
+
+    def release(self, seq: int, cells: np.ndarray) -> None:
+        """Take cells away from a sequence; they are free when nobody else owns them."""
+        if cells.size:
+            stream = self.stream(seq)
+            self._owners[stream, cells] &= ~_BITS[seq]
+            self._recount(stream)
+
+    def keep(self, seq: int) -> None:
+        """Take all cells away from every other sequence."""
+        self._owners &= _BITS[seq]
+        for stream in range(self.n_streams):
+            self._recount(stream)
+
+    def copy(self, src: int, dst: int) -> None:
+        """All cells of src belong to dst as well; between streams, dst gets cells like them.
+
+        dst must hold nothing.
+        """
+        cells, source, stream = self.holding(src), self.stream(src), self.stream(dst)
+        self._pos[stream, cells] = self._pos[source, cells]
+        self._owners[stream, cells] |= _BITS[dst]
+        self._recount(stream, self.end[source])
+
+    def shift(self, seq: int, cells: np.ndarray, shift: int) -> None:
+        """Move the positions in these cells of a sequence's stream."""
+        self._pos[self.stream(seq), cells] += shift
+
+    def _find(self, stream: int, n: int) -> np.ndarray:
+        end, used = self.end[stream], self.used[stream]
+        if used + n > self.n_cells:
+            whose = "The pool of all sequences" if self.unified else f"Sequence {stream}"
+            raise ContextFullError(
+                f"{whose} has {used} used and {self.n_cells - used} free cells in a context of"
+                f" {self.n_cells}, but needs {n} more.",
+                "Raise -c, shorten the prompt or emit fewer tokens.",
+            )
+        if used == end:
+            return np.arange(end, end + n)
+        holes = np.flatnonzero(self._owners[stream, :end] == _NOBODY)[:n]
+        return np.concatenate((holes, np.arange(end, end + n - holes.size)))
+
+    def _recount(self, stream: int, end: int | None = None) -> None:
+        end = self.end[stream] if end is None else max(end, self.end[stream])
+        held = np.flatnonzero(self._owners[stream, :end] != _NOBODY)
+        self.used[stream] = held.size
+        self.end[stream] = int(held[-1]) + 1 if held.size else 0

@@ -1,0 +1,95 @@
+"""The tensors behind attention cells: they double as needed, and what is read was initialised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+Index = int | slice | torch.Tensor
+
+# cells that are allocated at first, and that are zeroed together later
+_BLOCK = 256
+
+
+class KVStorage:
+    """Keys and values float32 [n_streams, n_head_kv, capacity, head_dim] of every layer.
+
+    Cells are garbage until `reserve` makes them readable; then they stay finite, as attention
+    weighs hidden cells with zero but does not skip them. capacity never exceeds n_cells.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        n_streams: int,
+        n_head_kv: int,
+        head_dim: int,
+        n_cells: int,
+        device: torch.device,
+    ) -> None:
+        self._shape, self._device = (n_streams, n_head_kv, head_dim), device
+        self._n_cells = n_cells
+        self._capacity = min(n_cells, _BLOCK)
+        # cells of a stream below this were zeroed or written
+        self._readable = [0] * n_streams
+        self.keys = {layer: self._allocate(self._capacity) for layer in layers}
+        self.values = {layer: self._allocate(self._capacity) for layer in layers}
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Keys of all layers, then values of all layers."""
+        return (*self.keys.values(), *self.values.values())
+
+    def by_cell(self) -> tuple[torch.Tensor, ...]:
+        """The same tensors, seen as [n_streams, capacity, n_head_kv, head_dim]."""
+        return tuple(t.transpose(1, 2) for t in self.tensors())
+
+    def reserve(self, streams: Iterable[int], n: int) -> None:
+        """Make the first n cells of these streams readable."""
+        if n > self._capacity:
+            self._grow(n)
+        for stream in streams:
+            ready = self._readable[stream]
+            if ready < n:
+                stop = min(self._capacity, max(n, ready + _BLOCK))
+                for tensor in self.tensors():
+                    tensor[stream, :, ready:stop] = 0
+                self._readable[stream] = stop
+
+    def poison(self, value: float) -> None:
+        """Fill everything; nothing is readable then."""
+        for tensor in self.tensors():
+            tensor.fill_(value)
+        self._readable = [0] * len(self._readable)
+
+    def index(self, cells: np.ndarray) -> slice | torch.Tensor:
+        """Cells or streams as an index: a slice, hence views, where evenly spaced and rising."""
+        first, last = int(cells[0]), int(cells[-1])
+        step = int(cells[1]) - first if cells.size > 1 else 1
+        if step > 0 and np.array_equal(cells, np.arange(first, last + 1, step)):
+            return slice(first, last + 1, step)
+        return torch.from_numpy(cells).to(self._device)
+
+    def place(self, streams: Sequence[int], cells: np.ndarray) -> tuple[Index, Index]:
+        """Where `by_cell` tensors hold the cells [len(streams), n] of these streams, flattened."""
+        if len(set(streams)) == 1:
+            return streams[0], self.index(cells.ravel())
+        rows = torch.tensor(streams, device=self._device).repeat_interleave(cells.shape[1])
+        return rows, torch.from_numpy(cells.ravel()).to(self._device)
+
+    def _grow(self, needed: int) -> None:
+        capacity = min(self._n_cells, max(needed, 2 * self._capacity))
+        for tensors in (self.keys, self.values):
+            for layer, old in tensors.items():
+                new = self._allocate(capacity)
+                for stream, ready in enumerate(self._readable):
+                    new[stream, :, :ready] = old[stream, :, :ready]
+                tensors[layer] = new
+        self._capacity = capacity
+
+    def _allocate(self, capacity: int) -> torch.Tensor:
+        n_streams, n_head_kv, head_dim = self._shape
+        # tensors made in inference mode could not be changed outside of it
+        with torch.inference_mode(False):
+            return torch.empty(n_streams, n_head_kv, capacity, head_dim, device=self._device)

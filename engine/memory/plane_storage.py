@@ -1,0 +1,318 @@
+"""Snapshot planes in cells: what the policies `planes`, `carry` and `checkpoint` share.
+
+Every recurrent layer has K = R + 1 planes of n_cells rows; row plane * n_cells + cell is a
+state, and plane r of a cell holds what its sequence was r tokens before the newest. A forward
+pass writes planes 0 .. min(n, K) - 1 of n tokens, then the older states that the policy
+carries on. A rollback only records the plane that the next pass reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.memory.batch import UBatch
+from engine.memory.cells import NONE, Cells, Slot
+from engine.memory.recurrent import RecurrentMemory, RecurrentShape, SlotState
+from kernels.conv import causal_conv
+from kernels.delta_rule import gated_delta_into
+
+# (planes, cells) if the rows are neighbours: a view; else int64 row numbers: a copy
+Rows = tuple[int | slice, slice] | torch.Tensor
+
+_FREE: tuple[str, int | None] = ("free", None)
+_NEWEST: tuple[str, int | None] = ("fresh", 0)
+_FOREIGN: tuple[str, int | None] = ("stale", None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One forward pass between `begin` and `commit`.
+
+    cells: the bookkeeping as it will be. here: cells written. n_fresh: planes written with new
+    states. depths, n_carried: by row, the depth it will have and how many older states move on.
+    states, windows: rows read as input. carried: rows that move on, None if there are none.
+    moves: rows from and to which the states of idle cells move; moved: their sequences.
+    """
+
+    cells: Cells
+    seqs: tuple[int, ...]
+    positions: list[int]
+    n_tokens: int
+    n_fresh: int
+    depths: list[int]
+    n_carried: list[int]
+    here: slice
+    zero: int
+    states: Rows
+    windows: Rows
+    carried: Rows | None
+    moves: tuple[torch.Tensor, torch.Tensor] | None
+    moved: list[int]
+
+
+class PlaneMemory(RecurrentMemory):
+    """A policy says how deep a rollback may be now (valid_depth) and after a pass
+    (guaranteed_depth); states beyond the fresh ones up to that depth are carried on.
+
+    While sequences share a cell (seq_cp), partial rollbacks of any of them are refused: the index
+    of the plane to read would have to differ between owners of one row. Full removal is not. The
+    first owner to decode takes a cell of its own, which needs no copy of the state.
+    """
+
+    relocates = True
+
+    def __init__(
+        self,
+        shape: RecurrentShape,
+        n_seqs: int,
+        n_rs_seq: int,
+        device: torch.device,
+        faults: Collection[str] = (),
+    ) -> None:
+        super().__init__(shape, n_seqs, n_rs_seq, device, faults)
+        self.cells = Cells(n_seqs)
+        self._n_planes = n_rs_seq + 1
+        head = (self._n_planes, n_seqs)
+        state = (shape.n_v_heads, shape.d_state, shape.d_state)
+        window = (shape.d_conv - 1, shape.conv_dim)
+        self._states = {i: torch.zeros(*head, *state, device=device) for i in shape.layers}
+        self._windows = {i: torch.zeros(*head, *window, device=device) for i in shape.layers}
+        self._idx = [0] * n_seqs
+        self._depth = [0] * n_seqs
+        self._planes = [[_FREE] * self._n_planes for _ in range(n_seqs)]
+        self._step: _Step | None = None
+
+    def prepare(self, ubatches: Sequence[UBatch]) -> bool:
+        cells = self.cells.copy()
+        return all(cells.find_slot(ubatch.seq_ids) is not None for ubatch in ubatches)
+
+    def begin(self, ubatch: UBatch) -> None:
+        """Raises ValueError, and changes nothing, if a sequence is unknown or listed twice."""
+        cells, seqs = self.cells.copy(), ubatch.seq_ids
+        slot = cells.find_slot(seqs)
+        if slot is None:
+            raise ValueError(f"sequences {seqs} are not distinct numbers below {self.n_seqs}")
+        n = ubatch.n_seq_tokens
+        depths = [self.guaranteed_depth(seq, n) for seq in seqs]
+        n_carried = [max(0, depth - n + 1) for depth in depths]
+        read = [self._idx[seq] for seq in seqs]
+        states = self._rows(slot, read)
+        newest = "no-conv-rollback" in self.faults
+        moves, moved = self._moves(cells, slot)
+        self._step = _Step(
+            cells, seqs, ubatch.positions[:, -1].tolist(), n, min(n, self._n_planes),
+            depths, n_carried, slice(slot.first, slot.first + len(seqs)), slot.zero,
+            states, self._rows(slot, [0] * len(seqs)) if newest else states,
+            self._carried_rows(slot, read, n_carried, n), moves, moved,
+        )  # fmt: skip
+
+    def conv(self, layer: int, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        step, planes = self._running(), self._windows[layer]
+        window, carried = self._collect(step, planes, step.windows)
+        y, history = causal_conv(x, weight, window)
+        n, width = x.shape[1], self.shape.d_conv - 1
+        for r in range(step.n_fresh):
+            planes[r, step.here] = history[:, n - r : n - r + width]
+        if carried is not None:
+            planes[n : n + len(carried), step.here] = carried
+        return y
+
+    def delta(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+    ) -> torch.Tensor:
+        step, planes = self._running(), self._states[layer]
+        state, carried = self._collect(step, planes, step.states)
+        o = gated_delta_into(
+            q, k, v, g, beta, state, grouped=self.shape.grouped,
+            slots=planes[: step.n_fresh, step.here].unbind(0),
+        )  # fmt: skip
+        if carried is not None:
+            planes[step.n_tokens : step.n_tokens + len(carried), step.here] = carried
+        return o
+
+    def commit(self) -> None:
+        step = self._running()
+        own = [self.cells.tail[seq] == step.cells.tail[seq] for seq in step.seqs]
+        self.cells, self._step = step.cells, None
+        for seq in step.moved:
+            self._idx[seq] = self._depth[seq] = 0
+            self._planes[seq] = [_NEWEST] + [_FOREIGN] * self.n_rs_seq
+        for row, seq in enumerate(step.seqs):
+            self._planes[seq] = self._written(seq, step, step.n_carried[row], own[row])
+            self.cells.pos[seq] = step.positions[row]
+            self._idx[seq], self._depth[seq] = 0, step.depths[row]
+        n_moved = step.moves[0].numel() if step.moves else 0
+        self.traffic.written += step.n_fresh * len(step.seqs) * self.shape.n_bytes
+        self.traffic.copied += (sum(step.n_carried) + n_moved) * self.shape.n_bytes
+
+    def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
+        if not self.cells.known(seq):
+            return False
+        pos = self.cells.pos[seq]
+        if p0 > pos or 0 <= p1 <= pos:
+            return True
+        if p0 <= 0:
+            self._forget(seq)
+            return True
+        depth = pos - (p0 - 1)
+        if depth > self.valid_depth(seq):
+            return False
+        self._idx[seq] += depth - ("plane-off-by-one" in self.faults)
+        self.cells.pos[seq] = p0 - 1
+        return True
+
+    def seq_cp(self, src: int, dst: int) -> None:
+        self.cells.seq_cp(src, dst)
+        self._idx[dst], self._depth[dst] = self._idx[src], self._depth[src]
+        self._planes[dst] = self._planes[src][:]
+
+    def seq_keep(self, seq: int) -> None:
+        for other in range(self.n_seqs):
+            if other != seq:
+                self._forget(other)
+
+    def seq_add(self, seq: int, p0: int, p1: int, shift: int) -> None:
+        self.cells.seq_add(seq, p0, p1, shift)
+
+    def seq_pos_max(self, seq: int) -> int:
+        return self.cells.pos[seq]
+
+    def pending(self, seq: int) -> int:
+        return self._idx[seq]
+
+    def live(self, seq: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        tail, idx = self.cells.tail[seq], self._idx[seq]
+        both = (self._states.values(), self._windows.values())
+        if tail == NONE:
+            states, windows = ([torch.zeros_like(t[0, 0]) for t in each] for each in both)
+        else:
+            states, windows = ([t[idx, tail] for t in each] for each in both)
+        return states, windows
+
+    def put(
+        self, seq: int, pos: int, states: Sequence[torch.Tensor], windows: Sequence[torch.Tensor]
+    ) -> None:
+        self._forget(seq)
+        if pos < 0:
+            return
+        cell = self.cells.claim(seq)
+        self.cells.pos[seq] = pos
+        self._planes[seq][0] = _NEWEST
+        for i, layer in enumerate(self.shape.layers):
+            self._states[layer][0, cell] = states[i]
+            self._windows[layer][0, cell] = windows[i]
+
+    def slots(self, seq: int) -> list[SlotState]:
+        found = [SlotState(r, name, age) for r, (name, age) in enumerate(self._planes[seq])]
+        idx = self._idx[seq]
+        if self.cells.tail[seq] != NONE:
+            found[idx] = SlotState(idx, "pending" if idx else "live", found[idx].age)
+        return found
+
+    def storage(self) -> list[torch.Tensor]:
+        return [*self._states.values(), *self._windows.values()]
+
+    def _running(self) -> _Step:
+        assert self._step is not None  # begin comes first
+        return self._step
+
+    def _rows(self, slot: Slot, read: Sequence[int]) -> Rows:
+        """The rows of the ubatch's input, one per sequence, in these planes."""
+        here = range(slot.first, slot.first + len(read))
+        if slot.sources == tuple(here) and len(set(read)) == 1:
+            return read[0], slice(here.start, here.stop)
+        rows = [p * self.n_seqs + c for p, c in zip(read, slot.sources, strict=True)]
+        return self._row_numbers(rows)
+
+    def _carried_rows(
+        self, slot: Slot, read: Sequence[int], n_carried: Sequence[int], n: int
+    ) -> Rows | None:
+        """The rows that become planes n, n + 1, … of the cells written: [n_planes, n_seqs]."""
+        n_planes = max(n_carried)
+        if n_planes == 0:
+            return None
+        here = range(slot.first, slot.first + len(read))
+        if slot.sources == tuple(here) and len(set(read)) == len(set(n_carried)) == 1:
+            return slice(read[0], read[0] + n_planes), slice(here.start, here.stop)
+        rows = [
+            (p + i) * self.n_seqs + source if i < count else (n + i) * self.n_seqs + cell
+            for i in range(n_planes)
+            for p, source, cell, count in zip(read, slot.sources, here, n_carried, strict=True)
+        ]  # a sequence with less to carry keeps what its deeper planes held
+        return self._row_numbers(rows).view(n_planes, len(read))
+
+    def _moves(
+        self, cells: Cells, slot: Slot
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor] | None, list[int]]:
+        """What becomes of idle cells in the range: their logical state has to be in plane 0."""
+        start: list[int] = []
+        to: list[int] = []
+        moved: list[int] = []
+        for cell in slot.idle:
+            owners, source = cells.owners[cell], cells.src0[cell]
+            if not owners:
+                continue
+            idx = self._idx[min(owners)]
+            if source != cell or idx:
+                start.append(idx * self.n_seqs + source)
+                to.append(cell)
+                moved.extend(owners)
+        return (self._row_numbers(start), self._row_numbers(to)) if to else None, moved
+
+    def _row_numbers(self, rows: list[int]) -> torch.Tensor:
+        return torch.tensor(rows, dtype=torch.int64, device=self.device)
+
+    def _collect(
+        self, step: _Step, planes: torch.Tensor, rows: Rows
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Read all that is read before anything is written, then move the idle states.
+
+        The input may be a view: idle states do not move into the cells that the ubatch owns.
+        """
+        if step.zero != NONE:
+            planes[0, step.zero] = 0.0
+        taken = _pick(planes, rows)
+        carried = None
+        if step.carried is not None:
+            carried = _pick(planes, step.carried)
+            if not isinstance(step.carried, torch.Tensor):
+                carried = carried.clone()
+        if step.moves:
+            flat, (start, to) = planes.flatten(0, 1), step.moves
+            flat[to] = flat[start]
+        return taken, carried
+
+    def _written(
+        self, seq: int, step: _Step, n_carried: int, own: bool
+    ) -> list[tuple[str, int | None]]:
+        """The planes of a sequence after a pass; `own`: it stayed in its cell."""
+        n, fresh = step.n_tokens, step.n_fresh
+        kept = fresh + n_carried
+        planes: list[tuple[str, int | None]] = [("fresh", r) for r in range(fresh)]
+        planes += [("carried", r) for r in range(fresh, kept)]
+        for name, age in self._planes[seq][kept:]:
+            if name == "free":
+                planes.append(_FREE)
+            elif own and age is not None and age >= self._idx[seq]:
+                planes.append(("stale", age + n - self._idx[seq]))
+            else:
+                planes.append(_FOREIGN)  # of rejected tokens, or of another sequence
+        return planes
+
+    def _forget(self, seq: int) -> None:
+        self.cells.release(seq)
+        self._idx[seq] = self._depth[seq] = 0
+        self._planes[seq] = [_FREE] * self._n_planes
+
+
+def _pick(planes: torch.Tensor, rows: Rows) -> torch.Tensor:
+    return planes.flatten(0, 1)[rows] if isinstance(rows, torch.Tensor) else planes[rows]

@@ -1,0 +1,99 @@
+"""The gated delta rule without states: a log of its rows, and the state rebuilt from a log."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.delta_rule.log import DeltaLog
+from kernels.delta_rule.wy import CHUNK, Rows, as_rows, per_value_head, solve_chunk
+
+
+def gated_delta_log(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    *,
+    grouped: bool,
+) -> tuple[torch.Tensor, DeltaLog]:
+    """See kernels.delta_rule.gated_delta_log. Keeps the dtype of its inputs."""
+    n_batch, n_tokens, n_heads, d_v = v.shape
+    rows = as_rows(q, k, v, g, beta, grouped)
+    state = state.reshape(-1, k.shape[3], d_v)
+    o, u = _token(rows, state) if n_tokens == 1 else _chunks(rows, state)
+    o, u = (x.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2) for x in (o, u))
+    return o, DeltaLog(k, u, g)
+
+
+def _token(rows: Rows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token: q^T S1 = e^g q^T S0 + (q^T k) u^T, so the state is only read, and once."""
+    q, k, v, g, beta = rows
+    k_read, q_read = (torch.bmm(torch.cat((k, q), 1), state) * g.exp()).split(1, 1)
+    u = (v - k_read) * beta
+    return torch.addcmul(q_read, (q * k).sum(2, keepdim=True), u) * k.shape[2] ** -0.5, u
+
+
+def _chunks(rows: Rows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """All tokens in the WY form; only between two chunks is a state made."""
+    n_tokens = rows.n_tokens
+    outputs, written = [], []
+    start, stop = 0, (n_tokens - 1) % CHUNK + 1
+    while True:
+        part = rows.tokens(start, stop)
+        o, u, D, e = solve_chunk(part, state)
+        outputs.append(o)
+        written.append(u)
+        if stop == n_tokens:
+            break
+        weighted = (part.k * D[:, -1].unsqueeze(2)).transpose(1, 2)
+        state = (state * e[:, -1:]).baddbmm_(weighted, u)
+        start, stop = stop, stop + CHUNK
+    if len(outputs) == 1:
+        return o, u
+    return torch.cat(outputs, 1), torch.cat(written, 1)
+
+
+def fold(
+    state: torch.Tensor,
+    log: DeltaLog,
+    n_tokens: int | torch.Tensor,
+    *,
+    grouped: bool,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See kernels.delta_rule.fold. Keeps the dtype of its inputs."""
+    k, u, g = _prefix(log, n_tokens)
+    if k.shape[1] == 0:
+        return state.clone() if out is None else out.copy_(state)
+    size = (-1, *state.shape[2:])
+    n_heads = u.shape[2]
+    k = per_value_head(k, n_heads, grouped)
+    g = g.transpose(1, 2).reshape(-1, k.shape[1], 1)
+    u = u.transpose(1, 2).reshape(-1, k.shape[1], u.shape[3])
+    target = None if out is None else out.view(size)
+    if k.shape[1] == 1:
+        S = torch.mul(state.reshape(size), g.exp(), out=target)
+        S.addcmul_(k.transpose(1, 2), u)
+    else:
+        # f64: the differences of long sums would lose the small ones, which weigh most
+        c = g.cumsum(1, dtype=torch.float64)
+        last = c[:, -1:]
+        S = torch.mul(state.reshape(size), last.to(u.dtype).exp(), out=target)
+        S.baddbmm_((k * (last - c).to(u.dtype).exp()).transpose(1, 2), u)
+    return S.view(state.shape) if out is None else out
+
+
+def _prefix(log: DeltaLog, n_tokens: int | torch.Tensor) -> DeltaLog:
+    """The first n_tokens of a log. Where rows differ, the rest of the shorter ones is zeros:
+    no decay and nothing added, whatever the log holds there."""
+    if isinstance(n_tokens, int):
+        return DeltaLog(*(x[:, :n_tokens] for x in log))
+    inside = torch.arange(log.g.shape[1], device=log.g.device) < n_tokens.unsqueeze(1)
+    zero, wide = log.g.new_zeros(()), inside[..., None, None]
+    return DeltaLog(
+        torch.where(wide, log.k, zero),
+        torch.where(wide, log.u, zero),
+        torch.where(inside[..., None], log.g, zero),
+    )

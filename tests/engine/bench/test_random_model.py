@@ -1,0 +1,138 @@
+"""The model of random weights: complete beside a converted one, sane in scale, always the same."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from engine.bench.made_up_words import CONTROL, made_up_vocabulary
+from engine.bench.random_blocks import random_tensor
+from engine.bench.random_model import QUANTS, write_random_model
+from engine.errors import OptionError
+from engine.gguf.file import GgufFile
+from engine.gguf.tokenizer import Tokenizer
+from engine.model.hybrid import HybridModel
+from engine.model.loader import load_model
+from tests.support.naive_memory import NaiveMemory, ubatch_of
+
+DATA = Path(__file__).parents[2] / "data"
+CONVERTED = DATA / "qwen35-h-v2x-mtp-q8_0.gguf"
+N_VOCAB = 512
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("random")
+    for quant in QUANTS:
+        write_random_model(folder / f"{quant}.gguf", size="tiny", quant=quant)
+    return folder
+
+
+def load(path: Path) -> HybridModel:
+    with GgufFile.open(path) as file:
+        return load_model(file)
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+def test_it_has_the_keys_and_tensors_of_a_converted_model(folder: Path, quant: str) -> None:
+    """llama.cpp wrote the other file: what it asks for is there, in the same types."""
+    own, other = gguf.GGUFReader(folder / f"{quant}.gguf"), gguf.GGUFReader(CONVERTED)
+    kinds = [{key: field.types for key, field in file.fields.items()} for file in (own, other)]
+    assert kinds[0] == kinds[1]
+    names = [{tensor.name for tensor in file.tensors} for file in (own, other)]
+    assert names[0] == names[1] - {"output.weight"}  # tied
+    if quant == "q8_0":
+        types = {tensor.name: tensor.tensor_type for tensor in other.tensors}
+        assert all(tensor.tensor_type == types[tensor.name] for tensor in own.tensors)
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+def test_logits_are_finite_and_of_a_sane_size(folder: Path, quant: str) -> None:
+    model = load(folder / f"{quant}.gguf")
+    tokens = np.random.default_rng(1).integers(0, N_VOCAB, 48).tolist()
+    out = model.forward(ubatch_of(tokens), NaiveMemory.for_model(model.config))
+    assert out.logits.isfinite().all()
+    assert 1.5 < float(out.logits.std()) < 2.5
+    assert out.logits.argmax(1).unique().numel() > 24  # no token that always wins
+    assert model.head is not None
+    hidden = torch.cat((torch.zeros(1, 1, model.config.n_embd), out.hidden[:, :-1]), 1)
+    guess = model.head.forward(ubatch_of(tokens), hidden, NaiveMemory()).logits
+    assert guess.isfinite().all()
+    assert 1.5 < float(guess.std()) < 2.5
+
+
+def test_its_tokenizer_goes_back_and_forth(folder: Path) -> None:
+    with GgufFile.open(folder / "q8_0.gguf") as file:
+        tokenizer = Tokenizer.from_gguf(file)
+    text = "def café():\n    return 'aba' 水"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert len(ids) < len(text.encode())
+    assert tokenizer.encode("<|im_end|>") == [N_VOCAB - 1]
+    assert tokenizer.eog_ids == {N_VOCAB - 3, N_VOCAB - 1}
+
+
+def test_a_vocabulary_of_real_size_is_consistent() -> None:
+    tokens, merges = made_up_vocabulary(151_936)
+    assert len(tokens) == len(set(tokens)) == 151_936
+    assert tuple(tokens[-3:]) == CONTROL
+    rank = {token: i for i, token in enumerate(tokens)}
+    assert len(merges) == 151_936 - 256 - 3
+    for merge in merges:
+        left, right = merge.split(" ")
+        assert max(rank[left], rank[right]) < rank[left + right]
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K", "Q6_K"])
+def test_random_blocks_have_the_standard_deviation_asked_for(kind: str) -> None:
+    """Read back by the gguf package, which knows nothing of how they were made."""
+    quant = gguf.GGMLQuantizationType[kind]
+    data = random_tensor(np.random.default_rng(0), (64, 1024), 0.03, quant)
+    values = gguf.quants.dequantize(data, quant)
+    assert values.shape == (64, 1024)
+    assert values.std() == pytest.approx(0.03, rel=0.02)
+    assert abs(values.mean()) < 0.001
+    by_column = values.reshape(-1, 256).std(0)  # no place in a block is left out
+    assert by_column.min() > 0.02 and by_column.max() < 0.04
+
+
+def test_rows_that_are_no_whole_blocks_are_refused() -> None:
+    with pytest.raises(ValueError, match="128 are not whole Q4_K blocks of 256"):
+        random_tensor(np.random.default_rng(0), (4, 128), 1.0, gguf.GGMLQuantizationType.Q4_K)
+
+
+def test_the_same_bytes_every_time(folder: Path, tmp_path: Path) -> None:
+    write_random_model(tmp_path / "again.gguf", size="tiny", quant="q4_k")
+    assert (tmp_path / "again.gguf").read_bytes() == (folder / "q4_k.gguf").read_bytes()
+
+
+def test_memory_holds_one_tensor_at_a_time(tmp_path: Path) -> None:
+    write_random_model(tmp_path / "warm.gguf", size="tiny")  # imports and caches
+    tracemalloc.start()
+    write_random_model(tmp_path / "tiny.gguf", size="tiny", quant="f32")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < (tmp_path / "tiny.gguf").stat().st_size / 5
+
+
+@pytest.mark.parametrize("words", [{"size": "7b"}, {"quant": "q2_k"}])
+def test_an_unknown_size_or_quantisation_is_refused(tmp_path: Path, words: dict[str, str]) -> None:
+    with pytest.raises(OptionError, match="is unknown"):
+        write_random_model(tmp_path / "x.gguf", **words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failure_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", full)
+    (tmp_path / "old.gguf").write_bytes(b"old")
+    with pytest.raises(OptionError, match="No space left on device"):
+        write_random_model(tmp_path / "old.gguf", size="tiny")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]

@@ -1,0 +1,51 @@
+"""Runs on the golden models, each loaded once."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
+from engine.session import Run, Session
+
+DATA = Path(__file__).parents[1] / "data"
+MTP_MODELS = ("qwen35-c-v2x-mtp-f32", "qwen35moe-d-v2x-mtp-f32", "qwen35-h-v2x-mtp-q8_0")
+MODELS = (
+    "qwen35-a-f32", "qwen35-b-v2x-tied-f32", "qwen3next-e-v2x-f32", "qwen3-f-f32",
+    "qwen35-g-v2x-q4_k_m", *MTP_MODELS,
+)  # fmt: skip
+SAMPLED = SamplerOptions(temp=0.8, seed=11)
+
+
+@cache
+def session(name: str, draft: str | None = None) -> Session:
+    return Session.open(DATA / f"{name}.gguf", draft and DATA / f"{draft}.gguf", compute="f32")
+
+
+@cache
+def golden(name: str) -> dict[str, np.ndarray]:
+    with np.load(DATA / f"{name}.npz") as data:
+        return dict(data)
+
+
+def prompt_of(name: str) -> Prompt:
+    data = golden(name)
+    return Prompt(tuple(data["tokens"][: int(data["n_prompt"])].tolist()))
+
+
+def decode(opened: Session, prompts: list[Prompt], options: RunOptions) -> Run:
+    run = opened.start(prompts, options)
+    while run.step():
+        pass
+    return run
+
+
+def options_of(n: int = 40, *types: str, n_max: int = 3, **others) -> RunOptions:
+    spec = SpecOptions(types=types, n_max=n_max)
+    return RunOptions(n_predict=n, spec=spec, **others)
+
+
+def tokens_of(run: Run) -> list[list[int]]:
+    return [result.tokens for result in run.results()]
