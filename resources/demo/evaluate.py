@@ -42,7 +42,6 @@ def generate(session: Session, prompts: Sequence[str], drafter: str | None) -> t
         parallel=8,
         n_predict=N_TOKENS,
         ignore_eos=True,
-        n_top=0,
         spec=SpecOptions(types=(drafter,) if drafter else (), n_max=3),
     )
     run = session.start([session.prompt(text) for text in prompts], options)
