@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.errors import OptionError
 from engine.memory.batch import Span, UBatch, make_ubatch, split_equal, split_seq, split_simple
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.policies import POLICIES
@@ -187,11 +188,23 @@ class HybridMemory:
         return SequenceState(checkpoint.attention, checkpoint.recurrent)
 
     def put(self, seq: int, state: SequenceState) -> None:
-        """Replace a sequence, whatever it held, by a saved state."""
+        """Replace a sequence, whatever it held, by a saved state.
+
+        Raises OptionError for the state of another model, ContextFullError if it has too many
+        cells; both change nothing.
+        """
         recurrent = state.recurrent
-        pos_max = recurrent.pos if recurrent else -1
-        self.clear(seq)
-        self.restore(seq, Checkpoint(pos_max, recurrent, state.attention))
+        wanted = self.recurrent.shape if self.recurrent else None
+        if (wanted is None) != (recurrent is None) or (
+            wanted and recurrent and not wanted.fits(recurrent)
+        ):
+            raise OptionError(
+                "The saved sequence belongs to a model with other recurrent layers.",
+                "Load a sequence that was saved with this model.",
+            )
+        self.attention.put(seq, state.attention)
+        if self.recurrent and recurrent:
+            self.recurrent.restore(seq, recurrent)
 
     def poison(self, value: float) -> None:
         """Fill all storage, before anything is decoded, so that a read of garbage shows."""

@@ -37,6 +37,16 @@ class RecurrentShape:
         state = self.n_v_heads * self.d_state * self.d_state
         return 4 * len(self.layers) * (state + (self.d_conv - 1) * self.conv_dim)
 
+    def fits(self, checkpoint: RecurrentCheckpoint) -> bool:
+        """Whether a checkpoint holds states and windows of these sizes."""
+        state = (self.n_v_heads, self.d_state, self.d_state)
+        window = (self.d_conv - 1, self.conv_dim)
+        return (
+            len(checkpoint.states) == len(checkpoint.windows) == len(self.layers)
+            and all(t.shape == state for t in checkpoint.states)
+            and all(t.shape == window for t in checkpoint.windows)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SlotState:

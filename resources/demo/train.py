@@ -32,7 +32,7 @@ TARGET_PLAN = Plan(
     repair_weight=1.0,
 )  # fmt: skip
 REPAIR_PLAN = Plan(
-    "repair", 130, 0.005, 0.0012, decay_from=0.2, large_from=0.0, repair_from=0.0,
+    "repair", 75, 0.005, 0.0012, decay_from=0.2, large_from=0.0, repair_from=0.0,
     repair_weight=1.0, refresh=15,
 )  # fmt: skip
 # the MTP block and the draft have to guess the target's text, not their library's

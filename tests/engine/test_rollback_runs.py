@@ -262,3 +262,10 @@ def test_bytes_add_up(policy):
         assert (saved == 0).all()
     states = set(trace.memory.texts("state"))
     assert states <= {"free", "live", "fresh", "carried", "stale", "pending"}
+
+
+@pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
+def test_ten_identical_requests_give_one_output(policy):
+    options = replace(options_of(20, "draft-mtp"), rollback=policy, parallel=3, sampler=SAMPLED)
+    run = decode(session(MTP), [prompt_of(MTP)] * 10, options)
+    assert len({tuple(tokens) for tokens in tokens_of(run)}) == 1
