@@ -259,7 +259,10 @@ def test_bytes_add_up(policy):
     if policy == "checkpoint":
         assert (saved[rounds.column("num_draft_tokens") > 0] > 0).all()
     else:
-        assert (saved == 0).all()
+        # only a round in several passes can cost planes their promised depth
+        passes = np.array([len(ids.split()) for ids in rounds.texts("ubatch_ids")])
+        assert (saved[passes == 1] == 0).all()
+        assert policy in ("planes", "carry") or (saved == 0).all()
     states = set(trace.memory.texts("state"))
     assert states <= {"free", "live", "fresh", "carried", "stale", "pending"}
 
