@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -106,14 +107,25 @@ def demo() -> Session:
     return Session.open(DEMO_TARGET, DEMO_DRAFT, compute="f32")
 
 
-@pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
-@pytest.mark.parametrize("drafter", ["draft-mtp", "draft-simple"])
-def test_demo_models_say_the_same(demo, drafter, policy):
-    prompts = [demo.prompt(text) for text in ("def quicksort(arr):", "class Node:\n    def ")]
-    for sampler in (SamplerOptions(), SAMPLED):
-        plain = decode(demo, prompts, replace(options_of(24), sampler=sampler))
-        options = replace(options_of(24, drafter), rollback=policy, sampler=sampler, parallel=2)
-        assert tokens_of(decode(demo, prompts, options)) == tokens_of(plain)
+DEMO_TEXTS = ("def quicksort(arr):", "class Node:\n    def ", "import os\n", "for i in range(")
+
+
+@pytest.mark.parametrize(("policy", "split", "kv"), MIXES, ids="-".join)
+def test_demo_models_say_the_same(demo, policy, split, kv):
+    prompts = [demo.prompt(text) for text in DEMO_TEXTS]
+    for drafter, sampler in product(("draft-mtp", "draft-simple"), (SamplerOptions(), SAMPLED)):
+        plain = demo_plain(demo, sampler)
+        options = replace(
+            options_of(12, drafter), rollback=policy, split=split, kv=kv, sampler=sampler,
+            parallel=4,
+        )  # fmt: skip
+        assert tokens_of(decode(demo, prompts, options)) == plain
+
+
+@cache
+def demo_plain(demo, sampler):
+    prompts = [demo.prompt(text) for text in DEMO_TEXTS]
+    return tokens_of(decode(demo, prompts, replace(options_of(12), sampler=sampler)))
 
 
 @pytest.mark.parametrize("policy", [p for p in ROLLBACK_POLICIES if p != "checkpoint"])
