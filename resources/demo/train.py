@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +39,7 @@ REPAIR_PLAN = Plan(
 # the MTP block and the draft have to guess the target's text, not their library's
 MTP_PLAN = Plan("mtp", 60, 0.004, 0.001, decay_from=0.2, large_from=2.0, mtp_from=0.0, own_text=0.5)
 DRAFT_PLAN = Plan("draft", 450, 0.02, 0.006, large_from=2.0)
-TUNE_PLAN = Plan("draft-tuned", 200, 0.004, 0.0015, decay_from=0.2, large_from=2.0, own_text=0.5)
+TUNE_PLAN = Plan("draft-tuned", 250, 0.01, 0.003, decay_from=0.2, large_from=2.0, own_text=0.5)
 N_OWN_TEXTS = 256
 STAGES = ("target", "repair", "draft", "mtp", "draft-tuned", "export")
 
@@ -105,6 +106,11 @@ def make(shop: Workshop, stages: set[str]) -> None:
         export.save(draft, shop.tokenizer, shop.folder / "demo-draft.gguf")
 
 
+def has_compiler() -> bool:
+    """True if torch.compile can build its C++."""
+    return any(shutil.which(name) for name in ("g++", "clang++"))
+
+
 def _keep_freed_memory() -> None:
     # large tensors come and go every step; giving their pages back and forth is slow
     try:
@@ -146,7 +152,7 @@ def main() -> None:
     with workers(args.threads) as threads:
         shop = Workshop(
             corpus, tokenizer, args.work, args.seed,
-            not args.eager, threads, log,
+            has_compiler() and not args.eager, threads, log,
         )  # fmt: skip
         make(shop, stages)
 
