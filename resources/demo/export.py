@@ -90,9 +90,35 @@ def save(model: DemoModel, tokenizer: Tokenizer, path: Path) -> None:
     writer.close()
 
 
-def read(path: Path, config: DemoConfig) -> DemoModel:
-    """The model in `path`, which `save` wrote for the same `config`."""
-    model = DemoModel(config)
+def config_of(path: Path) -> DemoConfig:
+    """The shape of the model in `path`, which `save` wrote."""
+    fields = gguf.GGUFReader(path).fields
+
+    def value(key: str, default: int = 0) -> int:
+        field = fields.get(f"qwen35.{key}")
+        return int(field.contents()) if field else default
+
+    n_mtp = value("nextn_predict_layers")
+    return DemoConfig(
+        name=str(fields["general.name"].contents()),
+        n_layer=value("block_count") - n_mtp,
+        n_embd=value("embedding_length"),
+        n_ff=value("feed_forward_length"),
+        n_head=value("attention.head_count"),
+        n_head_kv=value("attention.head_count_kv"),
+        n_k_heads=value("ssm.group_count"),
+        n_v_heads=value("ssm.time_step_rank"),
+        interval=value("full_attention_interval", 4),
+        n_mtp=n_mtp,
+        head_dim=value("attention.key_length"),
+        d_state=value("ssm.state_size"),
+        n_rot=value("rope.dimension_count"),
+    )
+
+
+def read(path: Path) -> DemoModel:
+    """The model in `path`, which `save` wrote."""
+    model = DemoModel(config_of(path))
     state = {}
     for tensor in gguf.GGUFReader(path).tensors:
         value = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())

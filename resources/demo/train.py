@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ from resources.demo.corpus import Corpus, newline_tokens, read_sources
 from resources.demo.model import DRAFT, TARGET, DemoConfig, DemoModel
 from resources.demo.repair import cut_prompts, generate
 from resources.demo.stages import WINDOW, Plan, Stage, workers
-from resources.demo.tokenizer import load_or_train
+from resources.demo.tokenizer import from_gguf, load_or_train
 
 WORK = Path(__file__).resolve().parent / "work"
 TARGET_PLAN = Plan(
@@ -40,7 +40,18 @@ REPAIR_PLAN = Plan(
 MTP_PLAN = Plan("mtp", 60, 0.004, 0.001, decay_from=0.2, large_from=2.0, mtp_from=0.0, own_text=0.5)
 DRAFT_PLAN = Plan("draft", 450, 0.02, 0.006, large_from=2.0)
 TUNE_PLAN = Plan("draft-tuned", 250, 0.01, 0.003, decay_from=0.2, large_from=2.0, own_text=0.5)
+# a finished pair, trained on: less of everything, repairs early
+CONTINUED_PLAN = Plan(
+    "continued", 130, 0.006, 0.0015, decay_from=0.1, large_from=0.35, mtp_from=0.0,
+    repair_from=0.35, repair_weight=1.0, refresh=15,
+)  # fmt: skip
+CONTINUED_MTP_PLAN = replace(MTP_PLAN, name="continued-mtp", n_steps=45, decay_from=0.1)
+CONTINUED_DRAFT_PLAN = replace(
+    TUNE_PLAN, name="continued-draft", n_steps=110, muon_rate=0.008, adam_rate=0.002,
+    decay_from=0.1,
+)  # fmt: skip
 N_OWN_TEXTS = 256
+N_CONTINUED_TEXTS = 192
 STAGES = ("target", "repair", "draft", "mtp", "draft-tuned", "export")
 
 
@@ -57,9 +68,12 @@ class Workshop:
     log: Callable[[str], None]
 
     def model(self, config: DemoConfig) -> DemoModel:
-        """An untrained model; compiling needs a C++ compiler and is 1.7 times as fast."""
+        """An untrained model."""
         torch.manual_seed(self.seed)
-        model = DemoModel(config)
+        return self.prepared(DemoModel(config))
+
+    def prepared(self, model: DemoModel) -> DemoModel:
+        """Compiled if that is possible: it needs a C++ compiler and is 1.7 times as fast."""
         if self.compiled:
             for block in model.blk:
                 block.compile(dynamic=False)
@@ -71,13 +85,13 @@ class Workshop:
         stage.resume()
         stage.run(self.threads, self.log)
 
-    def own_text(self, model: DemoModel) -> Tensor:
-        """The target's greedy text, [n, WINDOW + 1], made once."""
+    def own_text(self, model: DemoModel, n: int = N_OWN_TEXTS) -> Tensor:
+        """About n rows of the target's greedy text, [n, WINDOW + 1], made once."""
         path = self.folder / "own-text.pt"
         if not path.exists():
             groups = ("library", "packages")
             newline = newline_tokens(self.tokenizer)
-            prompts = cut_prompts(self.corpus, 1 << 20, N_OWN_TEXTS, groups, newline)
+            prompts = cut_prompts(self.corpus, 1 << 20, n, groups, newline)
             batches = [generate(model, rows, WINDOW + 1 - rows.shape[1]) for rows in prompts]
             rows = torch.cat(batches)
             torch.save(rows, path)
@@ -93,8 +107,7 @@ def make(shop: Workshop, stages: set[str]) -> None:
     if needs_target and stages != {"target"}:
         shop.run(target, REPAIR_PLAN)
     if stages & {"mtp", "export"}:
-        for name, parameter in target.named_parameters():
-            parameter.requires_grad_(name.startswith(f"blk.{TARGET.n_layer}."))
+        _freeze_trunk(target)
         shop.run(target, MTP_PLAN, shop.own_text(target))
     if stages & {"draft", "draft-tuned", "export"}:
         draft = shop.model(DRAFT)
@@ -102,8 +115,28 @@ def make(shop: Workshop, stages: set[str]) -> None:
         if needs_target:
             shop.run(draft, TUNE_PLAN, shop.own_text(target))
     if "export" in stages:
-        export.save(target, shop.tokenizer, shop.folder / "demo-target.gguf")
-        export.save(draft, shop.tokenizer, shop.folder / "demo-draft.gguf")
+        _export(shop, target, draft)
+
+
+def go_on(shop: Workshop, target_path: Path, draft_path: Path) -> None:
+    """Train a finished pair further and export it."""
+    target, draft = (shop.prepared(export.read(path)) for path in (target_path, draft_path))
+    shop.run(target, CONTINUED_PLAN)
+    own_text = shop.own_text(target, N_CONTINUED_TEXTS)
+    _freeze_trunk(target)
+    shop.run(target, CONTINUED_MTP_PLAN, own_text)
+    shop.run(draft, CONTINUED_DRAFT_PLAN, own_text)
+    _export(shop, target, draft)
+
+
+def _freeze_trunk(target: DemoModel) -> None:
+    for name, parameter in target.named_parameters():
+        parameter.requires_grad_(name.startswith(f"blk.{target.c.n_layer}."))
+
+
+def _export(shop: Workshop, target: DemoModel, draft: DemoModel) -> None:
+    export.save(target, shop.tokenizer, shop.folder / "demo-target.gguf")
+    export.save(draft, shop.tokenizer, shop.folder / "demo-draft.gguf")
 
 
 def has_compiler() -> bool:
@@ -125,6 +158,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stages", nargs="*", help=f"some of {', '.join(STAGES)}; default all")
     parser.add_argument("--work", type=Path, default=WORK, help="folder of the checkpoints")
+    parser.add_argument(
+        "--pair", type=Path, nargs=2, metavar=("TARGET", "DRAFT"), help="train this pair further"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--eager", action="store_true", help="do not compile")
@@ -134,6 +170,7 @@ def main() -> None:
     if unknown := stages.difference(STAGES):
         parser.error(f"unknown stage {', '.join(sorted(unknown))}")
     _keep_freed_memory()
+    args.work.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
 
     def log(text: str) -> None:
@@ -143,10 +180,13 @@ def main() -> None:
         for path in args.work.glob("*.pt"):
             path.unlink()
     sources = read_sources()
-    tokenizer = load_or_train(
-        args.work / "tokenizer.json",
-        (s.text for s in sources if s.group != "tests" and not s.held_out),
-    )
+    if args.pair:
+        tokenizer = from_gguf(args.pair[0])
+    else:
+        tokenizer = load_or_train(
+            args.work / "tokenizer.json",
+            (s.text for s in sources if s.group != "tests" and not s.held_out),
+        )
     corpus = Corpus.build(sources, tokenizer)
     log(", ".join(f"{group} {len(s.ids)} tokens" for group, s in corpus.train.items()))
     with workers(args.threads) as threads:
@@ -154,7 +194,10 @@ def main() -> None:
             corpus, tokenizer, args.work, args.seed,
             has_compiler() and not args.eager, threads, log,
         )  # fmt: skip
-        make(shop, stages)
+        if args.pair:
+            go_on(shop, *args.pair)
+        else:
+            make(shop, stages)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from engine.gguf.file import GgufFile
+from engine.gguf.tokenizer import Tokenizer as EngineTokenizer
 from engine.session import Session
+from resources import DEMO_TARGET
 from resources.demo import export, repair
 from resources.demo.corpus import (
     Corpus,
@@ -24,7 +27,7 @@ from resources.demo.evaluate import is_indented
 from resources.demo.model import DemoConfig, DemoModel
 from resources.demo.optimiser import decay, orthogonalise
 from resources.demo.stages import Plan, Stage, language_loss
-from resources.demo.tokenizer import EOT, N_VOCAB, train
+from resources.demo.tokenizer import EOT, N_VOCAB, from_gguf, train
 
 TINY = DemoConfig("tiny", 2, 64, 64, 1, 1, 1, 2, interval=2, n_mtp=1, d_state=32)
 
@@ -80,7 +83,7 @@ def test_export_reloads_with_equal_weights_and_logits(tokenizer: Tokenizer, tmp_
     model = tiny()
     path = tmp_path / "tiny.gguf"
     export.save(model, tokenizer, path)
-    again = export.read(path, TINY)
+    again = export.read(path)
     for name, value in export.tensors(again).items():
         wanted = export.tensors(model)[name]
         # Q8_0 rounds to 1/127 of the largest of 32 values; the rest is kept exactly
@@ -194,3 +197,16 @@ def test_optimiser_parts() -> None:
 def test_vocabulary_size(tokenizer: Tokenizer) -> None:
     assert tokenizer.get_vocab_size() == N_VOCAB
     assert tokenizer.encode("<|endoftext|>").ids == [EOT]
+
+
+def test_a_finished_pair_can_be_trained_on() -> None:
+    config = export.config_of(DEMO_TARGET)
+    assert (config.n_mtp, config.n_vocab) == (1, 4096)
+    text = "def quicksort(arr):\n    return [x for x in arr if x < 1.5]\n"
+    ids = from_gguf(DEMO_TARGET).encode(text, add_special_tokens=False).ids
+    with GgufFile.open(DEMO_TARGET) as file:
+        assert ids == EngineTokenizer.from_gguf(file).encode(text)
+    model = export.read(DEMO_TARGET)
+    hidden, _ = model.trunk(torch.tensor([ids]))
+    expected = Session.open(DEMO_TARGET, compute="f32").logits(ids)
+    np.testing.assert_allclose(model.logits(hidden)[0].detach().numpy(), expected, atol=1e-3)
