@@ -144,6 +144,26 @@ class Session:
     ) -> Run:
         """Prepare a run; the first `step` decodes the prompts. Raises OptionError."""
         trace = TraceStore() if trace is None else trace
+        n_ctx = self.context(prompts, options)
+        n_slots = min(options.parallel, len(prompts))
+        drafters = self.make_drafters(options, n_slots, n_ctx)
+        n_rs_seq = self.snapshots(options, bool(drafters))
+        memory = self.make_memory(options, n_slots, n_ctx, n_rs_seq)
+        run_id = self.begin_run(trace, options, memory, n_rs_seq)
+        recorder = Recorder(trace, run_id, self.tokenizer.piece)
+        chain = DrafterChain(drafters)
+        scheduler = Scheduler(
+            self._model, memory, chain, prompts, options, self.tokenizer.eog_ids, recorder
+        )
+        return Run(run_id, trace, scheduler, self.tokenizer)
+
+    @property
+    def model(self) -> HybridModel:
+        """The target, for whoever decodes with memories of its own."""
+        return self._model
+
+    def context(self, prompts: Sequence[Prompt], options: RunOptions) -> int:
+        """Cells per sequence. Raises OptionError, and ContextFullError for too long a prompt."""
         if not prompts:
             raise OptionError("There is no prompt.", "Give at least one.")
         n_ctx = options.n_ctx or min(self.config.n_ctx_train, _DEFAULT_CONTEXT)
@@ -154,26 +174,35 @@ class Session:
                     f"Prompt {seq_id} has {len(prompt.tokens)} tokens, the context {n_ctx}.",
                     "Raise -c or shorten the prompt.",
                 )
-        n_slots = min(options.parallel, len(prompts))
-        drafters = self._drafters(options, n_slots, n_ctx)
-        n_rs_seq = self._snapshots(options, bool(drafters))
-        memory = HybridMemory.for_model(
+        return n_ctx
+
+    def make_memory(
+        self, options: RunOptions, n_slots: int, n_ctx: int, n_rs_seq: int
+    ) -> HybridMemory:
+        """Memory for the target as the options ask for it."""
+        return HybridMemory.for_model(
             self.config, n_slots, n_ctx, self._device, policy=options.rollback, n_rs_seq=n_rs_seq,
             unified=options.kv == "unified", faults=options.faults,
         )  # fmt: skip
-        run_id = trace.begin_run({
-            "options": asdict(options), "compute": self.compute, "model": self.identity,
-            "architecture": self.config.architecture, "n_ctx": n_ctx, "n_rs_seq": n_rs_seq,
-            "memory_bytes": memory.n_bytes(),
-        })  # fmt: skip
-        recorder = Recorder(trace, run_id, self.tokenizer.piece)
-        chain = DrafterChain(drafters)
-        scheduler = Scheduler(
-            self._model, memory, chain, prompts, options, self.tokenizer.eog_ids, recorder
-        )
-        return Run(run_id, trace, scheduler, self.tokenizer)
 
-    def _drafters(self, options: RunOptions, n_slots: int, n_ctx: int) -> list[Drafter]:
+    def begin_run(
+        self, trace: TraceStore, options: RunOptions, memory: HybridMemory, n_rs_seq: int
+    ) -> int:
+        """Register a run with what is known of it before its first row."""
+        return trace.begin_run({
+            "options": asdict(options), "compute": self.compute, "model": self.identity,
+            "architecture": self.config.architecture, "n_ctx": memory.attention.n_ctx,
+            "n_rs_seq": n_rs_seq, "memory_bytes": memory.n_bytes(),
+        })  # fmt: skip
+
+    def snapshots(self, options: RunOptions, drafting: bool) -> int:
+        """Snapshot planes beyond the live state that the options come to."""
+        if options.rollback == "checkpoint" or not drafting:
+            return 0
+        return options.spec.n_max if options.n_rs_seq is None else options.n_rs_seq
+
+    def make_drafters(self, options: RunOptions, n_slots: int, n_ctx: int) -> list[Drafter]:
+        """The drafters that the options name, in order of priority. Raises OptionError."""
         drafters: list[Drafter] = []
         for name in _PRIORITY:
             if name not in options.spec.types:
@@ -204,11 +233,6 @@ class Session:
                     )
                 )
         return drafters
-
-    def _snapshots(self, options: RunOptions, drafting: bool) -> int:
-        if options.rollback == "checkpoint" or not drafting:
-            return 0
-        return options.spec.n_max if options.n_rs_seq is None else options.n_rs_seq
 
     @property
     def _device(self) -> torch.device:

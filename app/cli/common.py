@@ -20,6 +20,7 @@ SUBCOMMANDS = {
     "tokenize": "token ids and pieces of a text",
     "logits": "logits at every position of a token sequence, as an .npz file",
     "run": "decode prompts, speculatively if asked; print text and timings",
+    "compare": "rollback policies side by side against plain decoding: where logits diverge",
     "bench": "time rollback policies, batch splits or forward steps; write a random model",
     "demo-path": "where the bundled demo models are",
 }

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Decode all prompts; whatever was recorded is exported, also after an error or Ctrl-C."""
     target = target_path(args)
     options = run_options(args)
-    draft = _draft(args, options)
+    draft = draft_model(args, options)
     if args.trace is not None:
         check_target(args.trace)
     if not args.sources:
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     session = Session.open(target, draft, compute=args.compute, progress=loading_line())
     use_threads(args.threads, session.info)
-    prompts = [_prompt(session, args, source) for source in args.sources]
+    prompts = [make_prompt(session, args, source) for source in args.sources]
     trace = TraceStore()
     job = session.start(prompts, options, trace)
     streaming = not args.json and len(prompts) == 1
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _draft(args: argparse.Namespace, options: RunOptions) -> Path | None:
+def draft_model(args: argparse.Namespace, options: RunOptions) -> Path | None:
     """The draft model to load: none unless a drafter uses it."""
     if "draft-simple" in options.spec.types:
         draft = draft_path(args)
@@ -79,7 +79,8 @@ def _draft(args: argparse.Namespace, options: RunOptions) -> Path | None:
     return None
 
 
-def _prompt(session: Session, args: argparse.Namespace, source: Source) -> Prompt:
+def make_prompt(session: Session, args: argparse.Namespace, source: Source) -> Prompt:
+    """A prompt as the arguments give it. Raises OptionError for --chat without a template."""
     if isinstance(source, tuple):
         return Prompt(source, session.tokenizer.decode(source, special=True))
     if not args.chat:

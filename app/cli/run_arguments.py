@@ -34,17 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '  draftscope run --demo -p "def quicksort(arr):" -n 200 --spec-type draft-mtp --trace out'
     )
     model = add_model(parser)
-    model.add_argument(
-        "-md",
-        "--spec-draft-model",
-        metavar="FILE",
-        type=Path,
-        help="draft model for draft-simple (with --demo: the bundled one)",
-    )
+    add_draft_model(model)
     add_compute(model)
-    _add_prompts(parser)
-    _add_sampling(parser)
-    _add_speculation(parser)
+    add_prompts(parser)
+    add_sampling(parser)
+    add_speculation(parser)
     _add_memory(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -60,7 +54,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_prompts(parser: argparse.ArgumentParser) -> None:
+def add_draft_model(group: argparse._ArgumentGroup) -> None:
+    """-md."""
+    group.add_argument(
+        "-md",
+        "--spec-draft-model",
+        metavar="FILE",
+        type=Path,
+        help="draft model for draft-simple (with --demo: the bundled one)",
+    )
+
+
+def add_prompts(parser: argparse.ArgumentParser) -> None:
+    """-p, -f, --tokens and --chat; `sources` collects what they give."""
     group = parser.add_argument_group("prompts (each option may be repeated; one sequence each)")
     group.add_argument(
         "-p",
@@ -102,7 +108,8 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_sampling(parser: argparse.ArgumentParser) -> None:
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """-n, the sampler chain and --ignore-eos."""
     group = parser.add_argument_group("decoding")
     group.add_argument(
         "-n",
@@ -152,7 +159,8 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_speculation(parser: argparse.ArgumentParser) -> None:
+def add_speculation(parser: argparse.ArgumentParser) -> None:
+    """--spec-type and the limits on a draft."""
     group = parser.add_argument_group("speculation")
     group.add_argument(
         "--spec-type",
@@ -192,22 +200,7 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="sequences decoded side by side; further prompts wait (default %(default)s)",
     )
-    group.add_argument(
-        "-c",
-        "--ctx-size",
-        type=int,
-        default=_RUN.n_ctx,
-        metavar="N",
-        help="cells per sequence, 0 = the trained context, at most 4096 (default %(default)s)",
-    )
-    group.add_argument(
-        "-ub",
-        "--ubatch-size",
-        type=int,
-        default=_RUN.n_ubatch,
-        metavar="N",
-        help="most tokens in one forward pass (default %(default)s)",
-    )
+    add_sizes(group)
     group.add_argument(
         "--rollback",
         default=_RUN.rollback,
@@ -253,6 +246,26 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         default=_RUN.kv,
         metavar="MODE",
         help=f"attention cells: {' or '.join(KV_MODES)} (default %(default)s)",
+    )
+
+
+def add_sizes(group: argparse._ArgumentGroup) -> None:
+    """-c and -ub."""
+    group.add_argument(
+        "-c",
+        "--ctx-size",
+        type=int,
+        default=_RUN.n_ctx,
+        metavar="N",
+        help="cells per sequence, 0 = the trained context, at most 4096 (default %(default)s)",
+    )
+    group.add_argument(
+        "-ub",
+        "--ubatch-size",
+        type=int,
+        default=_RUN.n_ubatch,
+        metavar="N",
+        help="most tokens in one forward pass (default %(default)s)",
     )
 
 

@@ -178,6 +178,10 @@ class AttentionKV:
         """Highest position of a sequence, -1 when it is empty."""
         return int(self._table.positions(seq).max(initial=-1))
 
+    def positions(self, seq: int) -> np.ndarray:
+        """Position of every cell of a sequence, int64, ascending; the same in all layers."""
+        return np.sort(self._table.positions(seq))
+
     def used(self, seq: int) -> int:
         """Cells that belong to a sequence, shared ones included."""
         return self._table.holding(seq).size

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MISSING = int(np.iinfo(np.int32).min)
 N_TOP = 5
 """Alternatives kept per position on each side (target and draft)."""
@@ -114,11 +114,30 @@ MEMORY = (
 DIVERGENCE = (
     *_ints("run_id"),
     Column("lane", "text", "lane"),
-    *_ints("seq_id", "pos"),
+    Column("round", "int", "round in which these logits were computed"),
+    Column("seq_id", "int", "sequence"),
+    Column("pos", "int", "position of the token that these logits choose"),
+    Column("token_id", "int", "token that the reference lane chose there"),
     Column("max_abs", "real", "largest logit difference against the reference lane"),
-    Column("nmse", "real", "normalised mean squared error of the logits"),
+    Column("nmse", "real", "mean squared difference of the logits over their mean square"),
     Column("kl", "real", "KL(reference || lane), nats"),
-    *_ints("top1_equal", "rank"),
+    Column("top1_equal", "int", "1 where both lanes have the same most probable token"),
+    Column("rank", "int", "rank of the chosen token among the lane's logits, from 1"),
+    Column("top2_gap", "real", "reference's largest logit minus its second largest"),
+    Column("state_error", "real", "worst layer's relative error of S, last row of a round only"),
+    Column("conv_error", "real", "the same of the convolution window"),
+    Column("cells_differ", "int", "cells in one lane only, or beyond one per position; as above"),
+)
+
+STATES = (
+    *_ints("run_id"),
+    Column("lane", "text", "lane"),
+    Column("round", "int", "round behind which the states are compared"),
+    Column("seq_id", "int", "sequence"),
+    Column("pos", "int", "last position that the states hold"),
+    Column("layer", "int", "recurrent layer, by its index in the model"),
+    Column("state_error", "real", "relative error of S against the reference lane"),
+    Column("conv_error", "real", "the same of the convolution window"),
 )
 
 FINDINGS = (
@@ -135,6 +154,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "ubatches": UBATCHES,
     "memory": MEMORY,
     "divergence": DIVERGENCE,
+    "states": STATES,
     "findings": FINDINGS,
 }
 

@@ -144,6 +144,7 @@ class TraceStore:
         self.ubatches = self.tables["ubatches"]
         self.memory = self.tables["memory"]
         self.divergence = self.tables["divergence"]
+        self.states = self.tables["states"]
         self.findings = self.tables["findings"]
         self.runs: dict[int, dict[str, Any]] = {}
         self.pieces: dict[int, bytes] = {}

@@ -1,0 +1,170 @@
+"""`draftscope compare`: rollback policies side by side, as a table and an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.cli.common import (
+    add_compute,
+    add_model,
+    loading_line,
+    print_json,
+    real,
+    target_path,
+    use_threads,
+)
+from app.cli.files import check_files
+from app.cli.run import draft_model, make_prompt
+from app.cli.run_arguments import (
+    add_draft_model,
+    add_prompts,
+    add_sampling,
+    add_sizes,
+    add_speculation,
+    run_options,
+)
+from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
+from engine.errors import OptionError
+from engine.options import RunOptions
+from engine.trace.export import check_target, export_csv
+
+if TYPE_CHECKING:
+    from engine.compare.comparison import Comparison
+    from engine.compare.verdict import LaneVerdict
+
+_LINE = "{:<{width}}  {:<9} {:<8} {:>9} {:>9} {:>9} {:>6} {:>6} {:>6} {:>6} {:>6}"
+_HEADS = (
+    "lane", "verdict", "band", "max NMSE", "max |Δ|", "max KL", "pos", "round", "after", "forks",
+    "dupl.",
+)  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.usage = (
+        "draftscope compare (MODEL | --demo) (-p TEXT | -f FILE | --tokens IDS) [options]"
+    )
+    parser.epilog = (
+        "The reference lane decodes token by token; every lane gets the same drafts and the\n"
+        "reference's tokens. The noise lane decodes batches of the same widths from the exact\n"
+        "state: a lane is suspect beyond ten times its worst error.\n\n"
+        "exit status: 0 every lane within its bound, 1 a lane beyond it, 2 wrong usage\n\n"
+        "example:\n"
+        '  draftscope compare --demo -p "def f(x):" -n 60 --lane ring --lane planes,split=seq'
+    )
+    model = add_model(parser)
+    add_draft_model(model)
+    add_compute(model)
+    lanes = parser.add_argument_group("lanes")
+    lanes.add_argument(
+        "--lane",
+        dest="lanes",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help="POLICY[,key=value…] with keys n_rs_seq, split, kv, fault, replay, ubatch, "
+        "checkpoint_device; repeatable (default: checkpoint and planes). The reference and "
+        "noise lanes are always there",
+    )
+    lanes.add_argument(
+        "--bound",
+        type=real,
+        metavar="NMSE",
+        help="error of the logits that a lane may reach (default: what the noise lane explains)",
+    )
+    add_prompts(parser)
+    add_sampling(parser)
+    add_speculation(parser)
+    add_sizes(parser.add_argument_group("memory and batches"))
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+    output.add_argument(
+        "--trace",
+        type=Path,
+        metavar="DIR",
+        help="write the trace of all lanes as CSV files; replaces an earlier export",
+    )
+    plain = RunOptions()
+    parser.set_defaults(
+        parallel=1, rollback=plain.rollback, n_rs_seq=None, split=plain.split, kv=plain.kv,
+        checkpoint_device=plain.checkpoint_device, replay=plain.replay, fault=[],
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare; whatever was recorded is exported, also after an error or Ctrl-C."""
+    target = target_path(args)
+    if args.spec_type is None:
+        args.spec_type = ("draft-mtp",) if args.spec_draft_model is None else ("draft-simple",)
+    options = run_options(args)
+    draft = draft_model(args, options)
+    lanes: tuple[LaneSpec, ...] = DEFAULT_LANES
+    if args.lanes:
+        lanes = (NOISE_LANE, *map(LaneSpec.parse, args.lanes))
+    if args.bound is not None and args.bound < 0:
+        raise OptionError("--bound is negative.", "Use 0 to accept equal logits only.")
+    if args.trace is not None:
+        check_target(args.trace)
+    if len(args.sources) != 1:
+        raise OptionError("Not exactly one prompt is given.", "Give one with -p, -f or --tokens.")
+    check_files(target, draft)
+    from engine.compare.comparison import Comparison
+    from engine.session import Session
+
+    session = Session.open(target, draft, compute=args.compute, progress=loading_line())
+    use_threads(args.threads, session.info)
+    prompt = make_prompt(session, args, args.sources[0])
+    job = Comparison(session, prompt, options, lanes, bound=args.bound)
+    try:
+        while job.step():
+            pass
+    finally:
+        job.stop()
+        if args.trace is not None:
+            export_csv(job.trace, args.trace)
+            print(f"draftscope: trace written to {args.trace}", file=sys.stderr)
+    verdicts = job.results()
+    if args.json:
+        print_json({
+            "lanes": [_finite(asdict(verdict)) for verdict in verdicts], "bound": job.bound,
+            "prompt_tokens": list(prompt.tokens), "tokens": job.tokens, "text": job.text,
+            "options": {**asdict(options), "compute": session.compute, "model": str(target)},
+        })  # fmt: skip
+    else:
+        for line in _lines(job, verdicts):
+            print(line)
+    return int(any(verdict.is_beyond for verdict in verdicts))
+
+
+def _lines(job: Comparison, verdicts: list[LaneVerdict]) -> Iterator[str]:
+    """The table, and a sentence for every lane that needs one."""
+    yield f"{len(job.tokens)} tokens, bound on the NMSE of the logits {job.bound:.1e}"
+    yield ""
+    width = max(len(verdict.lane) for verdict in verdicts)
+    yield _LINE.format(*_HEADS, width=width)
+    for v in verdicts:
+        measured = (f"{v.worst_nmse:.1e}", f"{v.max_abs:.1e}", f"{v.max_kl:.1e}")
+        numbers = (v.first_pos, v.first_round, v.after_round, v.n_forks, v.duplicates)
+        cells = (v.band, *measured, *("-" if n is None else n for n in numbers))
+        if not v.n_positions:
+            cells = ("-",) * len(cells)
+        yield _LINE.format(v.lane, v.verdict, *cells, width=width)
+    yield ""
+    yield "pos, round: first divergence; after: the round whose rollback came before it"
+    for v in verdicts:
+        if v.error:
+            yield f"{v.lane} stopped: {v.error}"
+
+
+def _finite(facts: dict[str, Any]) -> dict[str, Any]:
+    """Strict JSON has no numbers that are not finite."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in facts.items()
+    }

@@ -1,0 +1,130 @@
+"""compare: the table, JSON and trace of real comparisons, exit statuses, every refusal."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.compare.verdict import judge
+from engine.trace.reopen import open_trace
+from resources import DEMO_DRAFT
+from tests.app.cli.conftest import ROOT, Outcome
+
+Cli = Callable[..., Outcome]
+
+DATA = ROOT / "tests" / "data"
+MTP = DATA / "qwen35-c-v2x-mtp-f32.gguf"
+PLAIN = DATA / "qwen35-a-f32.gguf"
+QUICK = ("--tokens", "5,6,7,8", "-n", 30, "--ignore-eos", "--compute", "f32", "--threads", 1)
+FAULTY = "planes,fault=no-conv-rollback"
+
+
+def test_the_default_lanes_as_a_table(cli: Cli) -> None:
+    outcome = cli("compare", MTP, *QUICK)
+    assert (outcome.status, outcome.err) == (0, "")
+    first, _, heads, *lanes = outcome.out.splitlines()
+    assert first == "30 tokens, bound on the NMSE of the logits 1.0e-09"
+    assert heads.split()[:3] == ["lane", "verdict", "band"]
+    verdicts = [line.split()[:2] for line in lanes[:4]]
+    assert verdicts == [
+        ["reference", "reference"], ["noise", "within"], ["checkpoint", "within"],
+        ["planes", "within"],
+    ]  # fmt: skip
+    assert len({len(line) for line in [heads, *lanes[:4]]}) == 1
+
+
+def test_a_wrong_state_is_exit_status_1(cli: Cli) -> None:
+    outcome = cli("compare", MTP, *QUICK, "--lane", "ring", "--lane", FAULTY, "--json")
+    assert outcome.status == 1
+    report = outcome.json
+    assert set(report) == {"lanes", "bound", "prompt_tokens", "tokens", "text", "options"}
+    lanes = {lane["lane"]: lane for lane in report["lanes"]}
+    assert list(lanes) == ["reference", "noise", "ring", FAULTY]
+    assert [lane["verdict"] for lane in lanes.values()] == [
+        "reference", "within", "within", "suspect",
+    ]  # fmt: skip
+    assert lanes[FAULTY]["first_round"] == lanes[FAULTY]["after_round"] + 1
+    assert report["prompt_tokens"] == [5, 6, 7, 8]
+    assert report["options"]["spec"]["types"] == ["draft-mtp"]
+    plain = cli("run", MTP, *QUICK, "--json").json
+    assert report["tokens"] == plain["sequences"][0]["tokens"]
+    assert report["text"] == plain["sequences"][0]["text"]
+
+
+def test_a_bound_decides_the_exit_status(cli: Cli) -> None:
+    words = ["compare", MTP, *QUICK, "--lane", "planes"]
+    assert cli(*words, "--bound", "1e-20").status == 1
+    assert cli(*words, "--bound", "1e-6").status == 0
+    assert cli(*words[:-1], FAULTY, "--bound", "100").status == 0
+
+
+def test_a_lane_that_had_to_stop_says_why(cli: Cli) -> None:
+    lane = "checkpoint,fault=keep-stale-kv"
+    outcome = cli("compare", MTP, *QUICK, "-c", 44, "--lane", lane)
+    assert outcome.status == 1
+    assert f"{lane} stopped: Sequence 0 has" in outcome.out
+
+
+def test_the_trace_holds_every_lane(cli: Cli, tmp_path: Path) -> None:
+    outcome = cli("compare", MTP, *QUICK, "--lane", FAULTY, "--json", "--trace", tmp_path / "out")
+    assert outcome.status == 1
+    assert f"trace written to {tmp_path / 'out'}" in outcome.err
+    store = open_trace(tmp_path / "out")
+    assert [run["lane"] for run in store.runs.values()] == ["reference", "noise", FAULTY]
+    assert set(store.divergence.texts("lane")) == {"noise", FAULTY}
+    assert len(store.divergence) == 60
+    again = judge(store, 2, outcome.json["bound"])
+    assert again.first_pos == outcome.json["lanes"][2]["first_pos"]
+    assert np.isfinite(store.divergence.column("nmse")).all()
+
+
+def test_a_draft_model_drafts(cli: Cli) -> None:
+    outcome = cli("compare", "--demo", "-md", DEMO_DRAFT, *QUICK, "--json")
+    assert outcome.status == 0
+    assert outcome.json["options"]["spec"]["types"] == ["draft-simple"]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--lane", "planes,split=diagonal"], "Lane 'planes,split=diagonal'"),
+        (["--lane", "gdn"], "'gdn' is no rollback policy"),
+        (["--lane", "ring", "--lane", "ring"], "Lane 'ring' is given twice"),
+        (["--bound", "-1"], "--bound is negative"),
+        (["--bound", "much"], "is not a number"),
+        (["--spec-type", "none"], "No drafter is chosen"),
+        (["--spec-type", "draft-simple"], "draft-simple needs a draft model"),
+        (["-p", "more"], "Not exactly one prompt"),
+        (["--rollback", "planes"], "unrecognized arguments"),
+    ],
+)
+def test_what_cannot_be_compared_is_wrong_usage(cli: Cli, words: list[str], what: str) -> None:
+    outcome = cli("compare", MTP, *QUICK, *words)
+    assert outcome.status == 2
+    assert what in outcome.err
+    assert outcome.out == ""
+
+
+def test_no_prompt_no_model_no_head(cli: Cli) -> None:
+    assert "Not exactly one prompt" in cli("compare", MTP).err
+    assert "No model is given" in cli("compare", "-p", "x").err
+    outcome = cli("compare", PLAIN, *QUICK)
+    assert outcome.status == 2
+    assert "needs an MTP head" in outcome.err
+
+
+def test_neither_qt_nor_torch_before_the_arguments_are_right(
+    python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = python(
+        "import sys\nfrom app.__main__ import main\n"
+        "assert main(['compare', '--demo', '-p', 'x', '--lane', 'gdn']) == 2\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert main(['compare', '--demo', '-p', 'x', '-n', '3']) == 0\n"
+        "assert not {'PySide6', 'pyqtgraph'} & set(sys.modules)"
+    )
+    assert done.returncode == 0, done.stderr

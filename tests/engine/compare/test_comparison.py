@@ -1,0 +1,332 @@
+"""Lanes on golden models: clean ones within the noise, every fault found where it began."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from engine.compare.comparison import Comparison
+from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
+from engine.compare.verdict import LaneVerdict, judge, noise_bound
+from engine.draft.drafter import Draft, DraftRequest
+from engine.errors import ContextFullError, OptionError
+from engine.options import FAULTS, ROLLBACK_POLICIES, Prompt
+from engine.trace.export import export_csv
+from engine.trace.reopen import open_trace
+from tests.support.golden_runs import (
+    MTP_MODELS,
+    SAMPLED,
+    decode,
+    golden,
+    options_of,
+    prompt_of,
+    session,
+    tokens_of,
+)
+
+MTP = MTP_MODELS[0]
+N = 130
+CLEAN = (
+    *ROLLBACK_POLICIES, "planes,ubatch=3", "ring,split=seq,kv=unified", "planes,n_rs_seq=1",
+    "checkpoint,checkpoint_device=device",
+)  # fmt: skip
+FAULTY = {
+    "checkpoint,fault=keep-stale-kv": "checkpoint",
+    "planes,ubatch=3,fault=stale-plane": "planes,ubatch=3",
+    "planes,fault=no-conv-rollback": "planes",
+    "carry,fault=no-conv-rollback": "carry",
+    "ring,fault=no-conv-rollback": "ring",
+    "replay,fault=no-conv-rollback": "replay",
+    "planes,fault=plane-off-by-one": "planes",
+    "checkpoint,fault=stale-logits": "checkpoint",
+}
+
+
+class Scripted:
+    """Drafts the true continuation, with wrong tokens here and there, sometimes nothing."""
+
+    name = "scripted"
+
+    def __init__(self, tokens: Sequence[int], n_vocab: int, p_wrong: float = 0.3) -> None:
+        self._tokens, self._n_vocab, self._p_wrong = tokens, n_vocab, p_wrong
+        self._random = np.random.default_rng(5)
+
+    def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
+        assert list(tokens) == list(self._tokens[pos0 : pos0 + len(tokens)])
+        assert hidden.shape[0] == len(tokens)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        (request,) = requests
+        n = min(request.n_max, int(self._random.integers(0, 6)))
+        true = self._tokens[request.pos0 + 1 : request.pos0 + 1 + n]
+        wrong = self._random.random(len(true)) < self._p_wrong
+        tokens = [(t + int(w)) % self._n_vocab for t, w in zip(true, wrong, strict=True)]
+        n = len(tokens)
+        return [Draft(tokens, [1.0] * n, [[0] * 5] * n, [[0.0] * 5] * n, self.name)]
+
+    def forget(self, seq: int) -> None:
+        pass
+
+
+def finish(comparison: Comparison) -> Comparison:
+    while comparison.step():
+        pass
+    return comparison
+
+
+def specs(*texts: str) -> list[LaneSpec]:
+    return [NOISE_LANE, *map(LaneSpec.parse, texts)]
+
+
+@cache
+def compared(name: str) -> Comparison:
+    """Clean and faulty lanes of an MTP model side by side."""
+    options = options_of(N, "draft-mtp", n_max=5, ignore_eos=True)
+    return finish(Comparison(session(name), prompt_of(name), options, specs(*CLEAN, *FAULTY)))
+
+
+def verdicts(comparison: Comparison) -> dict[str, LaneVerdict]:
+    return {verdict.lane: verdict for verdict in comparison.results()}
+
+
+def rounds_of(comparison: Comparison, lane: str) -> dict[str, np.ndarray]:
+    trace = comparison.trace
+    mine = trace.rounds.column("run_id") == verdicts(comparison)[lane].run_id
+    names = ("round", "rollback_depth", "kv_cells_duplicate", "num_accepted_draft_tokens",
+             "kv_cells_used", "verify_width")  # fmt: skip
+    columns = {name: trace.rounds.column(name)[mine] for name in names}
+    return columns | {"path": np.array(trace.rounds.texts("rollback_path"))[mine]}
+
+
+@pytest.mark.parametrize("name", MTP_MODELS)
+def test_clean_lanes_are_within_the_noise(name: str) -> None:
+    comparison = compared(name)
+    found = verdicts(comparison)
+    assert comparison.tokens[:40] == golden(name)["greedy"].tolist()
+    assert comparison.bound <= 1e-9
+    assert found["reference"].verdict == "reference"
+    for lane in ("noise", *CLEAN):
+        verdict = found[lane]
+        assert verdict.verdict == "within", lane
+        assert verdict.n_positions == N
+        assert verdict.worst_nmse < 1e-10
+        assert (verdict.first_pos, verdict.n_forks, verdict.duplicates) == (None, 0, 0)
+        assert not verdict.is_beyond
+        if lane != "noise":
+            assert 0 < verdict.state_error < 1e-5
+            assert 0 < verdict.conv_error < 1e-5
+
+
+@pytest.mark.parametrize("name", MTP_MODELS)
+@pytest.mark.parametrize("lane", FAULTY)
+def test_faults_are_found_behind_the_rollback_that_they_spoil(name: str, lane: str) -> None:
+    assert {fault for text in FAULTY for fault in [text.split("fault=")[1]]} == set(FAULTS)
+    comparison = compared(name)
+    verdict, clean = verdicts(comparison)[lane], rounds_of(comparison, FAULTY[lane])
+    assert (verdict.verdict, verdict.band) == ("suspect", "suspect")
+    assert verdict.worst_nmse > 1e-4
+    spoilt = clean["round"][clean["rollback_depth"] > 0]
+    if "stale-plane" in lane:  # only where the clean lane has to fall back to its checkpoint
+        spoilt = clean["round"][clean["path"] == "restore_depth"]
+    if "stale-logits" in lane:  # spoils what is read, not what is kept
+        assert verdict.first_round == spoilt[0]
+    else:
+        assert (verdict.after_round, verdict.first_round) == (spoilt[0], spoilt[0] + 1)
+    assert (verdict.duplicates > 0) == ("keep-stale-kv" in lane)
+    rows = comparison.trace.divergence
+    at = (rows.column("run_id") == verdict.run_id) & (rows.column("round") < verdict.first_round)
+    assert (rows.column("nmse")[at] < 1e-9).all()
+
+
+def test_faults_leave_the_mark_of_their_kind() -> None:
+    found = verdicts(compared(MTP))
+    rows = compared(MTP).trace.divergence
+
+    def largest(lane: str, column: str) -> float:
+        values = rows.column(column)[rows.column("run_id") == found[lane].run_id]
+        return float(values.max(initial=0, where=~np.isnan(values)))
+
+    assert largest("checkpoint,fault=keep-stale-kv", "cells_differ") > 0
+    assert largest("planes,fault=no-conv-rollback", "cells_differ") == 0
+    assert largest("planes,fault=plane-off-by-one", "state_error") > 0.1
+    assert largest("checkpoint,fault=stale-logits", "state_error") < 1e-5
+
+
+def test_duplicates_grow_with_every_restore_and_acceptance_does_not_fall() -> None:
+    """Teacher-forced acceptance is the reference's; the reported signature is in the cells."""
+    faulty = rounds_of(compared(MTP), "checkpoint,fault=keep-stale-kv")
+    clean = rounds_of(compared(MTP), "checkpoint")
+    restored = clean["path"] == "restore"
+    surplus = faulty["kv_cells_used"] - clean["kv_cells_used"]
+    assert (np.diff(surplus)[restored[1:]] == clean["verify_width"][1:][restored[1:]]).all()
+    assert (np.diff(surplus)[~restored[1:]] == 0).all()
+    name = "num_accepted_draft_tokens"
+    assert faulty[name].tolist() == clean[name].tolist()
+
+
+def test_rows_follow_the_tokens_of_the_reference() -> None:
+    comparison = compared(MTP)
+    rows = comparison.trace.divergence
+    first = len(prompt_of(MTP).tokens)
+    for verdict in comparison.results()[1:]:
+        mine = rows.column("run_id") == verdict.run_id
+        assert rows.column("token_id")[mine].tolist() == comparison.tokens
+        assert rows.column("pos")[mine].tolist() == list(range(first, first + N))
+        last_of_round = np.append(np.diff(rows.column("round")[mine]) > 0, True)
+        observed = ~np.isnan(rows.column("state_error")[mine])
+        assert not (observed & ~last_of_round).any()
+        if verdict.lane != "noise":
+            assert (observed == last_of_round).all()
+
+
+def test_states_are_recorded_by_layer() -> None:
+    comparison = compared(MTP)
+    rows, states = comparison.trace.divergence, comparison.trace.states
+    kinds = session(MTP).config.recurrent_layers
+    layers = [i for i, recurrent in enumerate(kinds) if recurrent]
+    for verdict in comparison.results()[2:]:
+        mine = states.column("run_id") == verdict.run_id
+        assert states.column("layer")[mine].reshape(-1, len(layers)).tolist()[0] == layers
+        ends = (rows.column("run_id") == verdict.run_id) & ~np.isnan(rows.column("state_error"))
+        for name in ("state_error", "conv_error"):
+            by_layer = states.column(name)[mine].reshape(-1, len(layers))
+            assert by_layer.max(1).tolist() == rows.column(name)[ends].tolist()
+        # a token's logits choose the one behind it
+        at = states.column("pos")[mine][:: len(layers)]
+        assert (at == rows.column("pos")[ends] - 1).all()
+
+
+def test_lanes_accept_what_llama_cpp_accepts() -> None:
+    data = golden(MTP)
+    comparison = finish(
+        Comparison(session(MTP), prompt_of(MTP), options_of(80, "draft-mtp", ignore_eos=True))
+    )
+    for lane in ("checkpoint", "planes"):
+        accepted = rounds_of(comparison, lane)["num_accepted_draft_tokens"][1:]
+        steps = len(data["spec_accepted"])
+        assert accepted[:steps].tolist() == data["spec_accepted"].tolist()
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen35-a-f32", "qwen3next-e-v2x-f32", "qwen35-g-v2x-q4_k_m", "qwen3-f-f32"]
+)
+@pytest.mark.parametrize("sampler", [None, SAMPLED], ids=["greedy", "sampled"])
+def test_models_without_head_follow_a_script(name: str, sampler) -> None:
+    opened, prompt = session(name), prompt_of(name)
+    options = options_of(N, n_max=5, n_ubatch=16, ignore_eos=True)
+    options = replace(options, sampler=sampler or options.sampler)
+    plain = tokens_of(decode(opened, [prompt], options))[0]
+    drafter = Scripted([*prompt.tokens, *plain], opened.config.n_vocab)
+    comparison = finish(
+        Comparison(opened, prompt, options, specs("checkpoint", "planes", "replay"),
+                   drafter=drafter)
+    )  # fmt: skip
+    assert comparison.tokens == plain
+    for lane, verdict in verdicts(comparison).items():
+        assert verdict.verdict in ("reference", "within"), lane
+        assert lane == "reference" or verdict.n_positions == N
+    if opened.config.ssm is not None:
+        assert {"none", "restore"} == set(rounds_of(comparison, "checkpoint")["path"])
+
+
+def test_batches_of_one_token_are_exact() -> None:
+    opened, prompt = session(MTP), Prompt(prompt_of(MTP).tokens[:5])
+
+    class Mute(Scripted):
+        def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+            return [Draft() for _ in requests]
+
+    plain = tokens_of(decode(opened, [prompt], options_of(12)))[0]
+    mute = Mute([*prompt.tokens, *plain], opened.config.n_vocab)
+    comparison = Comparison(opened, prompt, options_of(12), DEFAULT_LANES, drafter=mute)
+    _, *same, planes = finish(comparison).results()
+    for verdict in same:
+        assert (verdict.verdict, verdict.worst_nmse, verdict.state_error) == ("exact", 0.0, 0.0)
+    # snapshots of the prompt's last tokens are computed in another order than its end alone
+    assert planes.verdict == "within"
+
+
+def test_noise_of_the_width_is_not_a_wrong_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = session(MTP)
+    forward = type(opened.model).forward
+
+    def width_dependent(self, ubatch, memory):
+        out = forward(self, ubatch, memory)
+        noise = torch.Generator().manual_seed(ubatch.n_seq_tokens)
+        row = torch.randn(out.logits.shape[1], generator=noise)
+        return replace(out, logits=out.logits + 1e-2 * row)
+
+    monkeypatch.setattr(type(opened.model), "forward", width_dependent)
+    lanes = specs("planes", "checkpoint", "planes,fault=no-conv-rollback")
+    comparison = finish(Comparison(opened, prompt_of(MTP), options_of(40, "draft-mtp"), lanes))
+    found = verdicts(comparison)
+    assert comparison.bound > 1e-6
+    assert found["planes"].worst_nmse > 1e-7
+    assert found["planes"].verdict == found["checkpoint"].verdict == "within"
+    assert found["planes,fault=no-conv-rollback"].verdict == "suspect"
+
+
+def test_a_bound_of_ones_own() -> None:
+    def verdict(bound: float) -> str:
+        comparison = Comparison(
+            session(MTP), prompt_of(MTP), options_of(20, "draft-mtp"), specs("planes"), bound=bound
+        )
+        assert comparison.bound == bound
+        return verdicts(finish(comparison))["planes"].verdict
+
+    assert (verdict(1e-20), verdict(1e-6)) == ("suspect", "within")
+
+
+def test_a_lane_without_room_stops_and_the_others_go_on() -> None:
+    prompt = prompt_of(MTP)
+    options = options_of(60, "draft-mtp", n_max=8, n_ctx=len(prompt.tokens) + 70, ignore_eos=True)
+    lanes = specs("checkpoint,fault=keep-stale-kv", "checkpoint")
+    comparison = finish(Comparison(session(MTP), prompt, options, lanes))
+    full, clean = comparison.results()[2:]
+    assert full.verdict == "failed"
+    assert full.is_beyond
+    assert "free cells" in full.error
+    assert full.n_positions < clean.n_positions == 60
+    assert clean.verdict == "within"
+
+
+def test_an_opened_trace_is_judged_the_same(tmp_path) -> None:
+    comparison = compared(MTP)
+    export_csv(comparison.trace, tmp_path / "out")
+    opened = open_trace(tmp_path / "out")
+    noise = verdicts(comparison)["noise"].run_id
+    assert noise_bound(opened, [noise]) == comparison.bound
+    for verdict in comparison.results():
+        again = judge(opened, verdict.run_id, comparison.bound)
+        assert (again.lane, again.verdict, again.band) == (
+            verdict.lane, verdict.verdict, verdict.band,
+        )  # fmt: skip
+        assert (again.first_pos, again.after_round) == (verdict.first_pos, verdict.after_round)
+
+
+def test_stopping_early_keeps_what_was_recorded() -> None:
+    comparison = Comparison(session(MTP), prompt_of(MTP), options_of(60, "draft-mtp"))
+    assert comparison.step()
+    assert comparison.step()
+    comparison.stop()
+    assert not comparison.step()
+    assert 1 < len(comparison.tokens) < 60
+    assert comparison.results()[2].n_positions == len(comparison.tokens)
+    assert comparison.trace.runs[0]["stops"] == ["stopped"]
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    opened, prompt = session(MTP), prompt_of(MTP)
+    with pytest.raises(OptionError, match="No drafter"):
+        Comparison(opened, prompt, options_of(8))
+    with pytest.raises(OptionError, match="given twice"):
+        Comparison(opened, prompt, options_of(8, "draft-mtp"), specs("ring", "ring"))
+    with pytest.raises(OptionError, match="needs an MTP head"):
+        Comparison(session("qwen35-a-f32"), prompt, options_of(8, "draft-mtp"))
+    with pytest.raises(ContextFullError):
+        Comparison(opened, prompt, options_of(8, "draft-mtp", n_ctx=4))

@@ -1,0 +1,85 @@
+"""Verdicts from rows whose answer is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from engine.compare.verdict import band, judge, noise_bound
+from engine.trace.store import TraceStore
+
+
+def lane(trace: TraceStore, name: str, nmse: list[float], rolled_back: dict[int, int]) -> int:
+    """Two rows a round, positions from 10, and the depth of every rollback."""
+    run_id = trace.begin_run({"lane": name})
+    for i, value in enumerate(nmse):
+        trace.divergence.append(
+            run_id=run_id, lane=name, round=i // 2, seq_id=0, pos=10 + i, nmse=value,
+            max_abs=2 * value, kl=3 * value, top1_equal=int(value < 0.5),
+        )  # fmt: skip
+    for number in range(len(nmse) // 2):
+        trace.rounds.append(
+            run_id=run_id, round=number, seq_id=0, rollback_depth=rolled_back.get(number, 0),
+            kv_cells_duplicate=number,
+        )  # fmt: skip
+    return run_id
+
+
+@pytest.mark.parametrize(
+    ("nmse", "name"),
+    [
+        (0.0, "exact"), (1e-12, "<= 1e-6"), (1e-6, "<= 1e-6"), (1.1e-6, "<= 1e-4"),
+        (1e-4, "<= 1e-4"), (1.1e-4, "suspect"), (math.inf, "suspect"), (math.nan, "suspect"),
+    ],
+)  # fmt: skip
+def test_bands(nmse: float, name: str) -> None:
+    assert band(nmse) == name
+
+
+def test_the_bound_is_ten_times_the_noise_but_never_nothing() -> None:
+    trace = TraceStore()
+    assert noise_bound(trace, []) == 1e-9
+    quiet = lane(trace, "noise", [0.0, 1e-12], {})
+    loud = lane(trace, "noise", [3e-5, 2e-5], {})
+    lane(trace, "planes", [1.0, 1.0], {})
+    assert noise_bound(trace, [quiet]) == 1e-9
+    assert noise_bound(trace, [quiet, loud]) == pytest.approx(3e-4)
+
+
+def test_a_divergence_names_its_round_and_the_rollback_before_it() -> None:
+    trace = TraceStore()
+    lane(trace, "other", [1.0] * 10, {0: 1})
+    run_id = lane(trace, "planes", [0, 1e-10, 0, 0, 0, 0, 0, 1e-3, 0.9, 0], {1: 2, 3: 1, 4: 1})
+    found = judge(trace, run_id, 1e-9)
+    assert (found.lane, found.verdict, found.band) == ("planes", "suspect", "suspect")
+    assert found.is_beyond
+    assert (found.first_pos, found.first_round, found.after_round) == (17, 3, 1)
+    assert (found.n_forks, found.first_fork) == (1, 18)
+    assert (found.worst_nmse, found.worst_pos, found.n_positions) == (0.9, 18, 10)
+    assert (found.max_abs, found.max_kl) == (1.8, pytest.approx(2.7))
+    assert found.duplicates == 4
+    assert found.state_error is None
+
+
+def test_a_divergence_without_a_rollback_before_it() -> None:
+    trace = TraceStore()
+    found = judge(trace, lane(trace, "planes", [0, 1, 0, 0], {0: 1, 1: 1}), 1e-9)
+    assert (found.first_round, found.after_round) == (0, None)
+
+
+def test_verdicts_against_the_bound() -> None:
+    trace = TraceStore()
+    run_id = lane(trace, "planes", [0.0, 1e-5], {})
+    assert judge(trace, run_id, 1e-5).verdict == "within"
+    assert judge(trace, run_id, 9e-6).verdict == "suspect"
+    assert judge(trace, lane(trace, "ring", [0.0, 0.0], {}), 0.0).verdict == "exact"
+    trace.runs[run_id]["lane_error"] = "full"
+    failed = judge(trace, run_id, 1.0)
+    assert (failed.verdict, failed.error, failed.is_beyond) == ("failed", "full", True)
+
+
+def test_what_is_not_finite_is_beyond_any_bound() -> None:
+    trace = TraceStore()
+    found = judge(trace, lane(trace, "planes", [0.0, math.nan, 0.1, 0.0], {}), 1e9)
+    assert (found.verdict, found.first_pos, found.worst_pos) == ("suspect", 11, 11)
