@@ -50,6 +50,10 @@ CONTINUED_DRAFT_PLAN = replace(
     TUNE_PLAN, name="continued-draft", n_steps=110, muon_rate=0.008, adam_rate=0.002,
     decay_from=0.1,
 )  # fmt: skip
+CONTINUED_REPAIR_PLAN = Plan(
+    "continued-repair", 44, 0.004, 0.001, decay_from=0.25, large_from=0.0, mtp_from=0.0,
+    repair_from=0.0, repair_weight=2.0, refresh=11,
+)  # fmt: skip
 N_OWN_TEXTS = 256
 N_CONTINUED_TEXTS = 192
 STAGES = ("target", "repair", "draft", "mtp", "draft-tuned", "export")
@@ -126,6 +130,8 @@ def go_on(shop: Workshop, target_path: Path, draft_path: Path) -> None:
     _freeze_trunk(target)
     shop.run(target, CONTINUED_MTP_PLAN, own_text)
     shop.run(draft, CONTINUED_DRAFT_PLAN, own_text)
+    target.requires_grad_(True)
+    shop.run(target, CONTINUED_REPAIR_PLAN)
     _export(shop, target, draft)
 
 
