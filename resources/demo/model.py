@@ -22,6 +22,7 @@ from kernels.rope import apply_rope, rope_table
 
 EPS = 1e-6
 THETA = 10_000.0
+HAS_BF16 = torch.cpu._is_avx512_bf16_supported()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ class DemoConfig:
         return (2 * self.n_k_heads + self.n_v_heads) * self.d_state
 
 
-TARGET = DemoConfig("Draftscope demo target", 6, 192, 448, 3, 1, 2, 4, interval=3, n_mtp=1)
-DRAFT = DemoConfig("Draftscope demo draft", 3, 96, 256, 2, 1, 1, 2, interval=3)
+TARGET = DemoConfig("Draftscope demo target", 8, 256, 768, 4, 2, 2, 4, interval=4, n_mtp=1)
+DRAFT = DemoConfig("Draftscope demo draft", 4, 128, 384, 2, 1, 2, 2, interval=4)
 
 Cache = tuple[Tensor, Tensor]
 
@@ -79,8 +80,29 @@ class Bias(nn.Module):
         self.bias = nn.Parameter(value)
 
 
-def _linear(n_in: int, n_out: int, zero: bool = False) -> nn.Linear:
-    layer = nn.Linear(n_in, n_out, bias=False)
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """x [..., n] @ weight [m, n].T; while training in bf16 where the CPU has instructions for it.
+
+    The sums stay f32 inside the product. It halves the time of a training step; decoding keeps
+    f32, so that the text a stage sees is the text the engine will write.
+    """
+    if HAS_BF16 and torch.is_grad_enabled():
+        return (x.bfloat16() @ weight.bfloat16().mT).float()
+    return x @ weight.mT
+
+
+class Linear(nn.Linear):
+    """A linear map without bias, multiplied by `_product`."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__(n_in, n_out, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _product(x, self.weight)
+
+
+def _linear(n_in: int, n_out: int, zero: bool = False) -> Linear:
+    layer = Linear(n_in, n_out)
     if zero:
         nn.init.zeros_(layer.weight)
     else:
@@ -272,4 +294,4 @@ class DemoModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Tied head: [..., d] -> [..., V]."""
-        return hidden @ self.token_embd.weight.T
+        return _product(hidden, self.token_embd.weight)

@@ -1,14 +1,16 @@
-"""Greedy generation in batches and the marking of repeated text in it.
+"""Greedy generation in batches, repeated text in it, and the way out of it.
 
-Small models fall into loops under greedy decoding.  They are trained out of it with
-sequence-level unlikelihood (Welleck et al., "Neural text generation with unlikelihood training",
-2020): tokens of the model's own continuations that complete an n-gram already seen in the same
-sequence are made less likely.
+Small models fall into loops under greedy decoding.  They are trained out of it on their own
+continuations: where the next token would complete an n-gram already seen in the same sequence, it
+is made less likely (sequence-level unlikelihood, Welleck et al., "Neural text generation with
+unlikelihood training", 2020), and the best token that does not repeat is made more likely.  The
+continuation goes on with that better token, so that one row holds many such places.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,6 +20,16 @@ from resources.demo.corpus import Corpus
 from resources.demo.model import DemoModel
 
 N_GRAM = 6
+NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """Continuations free of repetition: `ids` [n, L]; `avoided` [n, L], the token that greedy
+    decoding would have put there, or NONE where it put what stands there."""
+
+    ids: Tensor
+    avoided: Tensor
 
 
 def marks(ids: Sequence[int], n_prompt: int, n: int = N_GRAM) -> list[bool]:
@@ -42,6 +54,55 @@ def generate(model: DemoModel, prompts: Tensor, n_tokens: int) -> Tensor:
     return torch.cat(ids, dim=1)
 
 
+class _Row:
+    """The n-grams of one growing sequence."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.tail = list(ids)
+        self.followers: dict[tuple[int, ...], set[int]] = {}
+        for end in range(N_GRAM, len(ids) + 1):
+            self._note(ids[end - N_GRAM : end])
+
+    def _note(self, gram: Sequence[int]) -> None:
+        self.followers.setdefault(tuple(gram[:-1]), set()).add(gram[-1])
+
+    def append(self, token: int) -> None:
+        self.tail = [*self.tail, token][-N_GRAM:]
+        if len(self.tail) == N_GRAM:
+            self._note(self.tail)
+
+    def repeats(self) -> set[int]:
+        """The tokens that would complete an n-gram seen before."""
+        return self.followers.get(tuple(self.tail[1 - N_GRAM :]), set())
+
+
+@torch.no_grad()
+def generate_repaired(
+    model: DemoModel, prompts: Tensor, n_tokens: int, layout: np.ndarray
+) -> Repaired:
+    """Continue prompts [B, P] greedily, but for tokens that would complete a repeated n-gram.
+
+    Tokens of `layout` [V] may repeat: line ends and indentation do so by nature, and a model that
+    avoids them writes lines that begin anywhere.
+    """
+    rows = [_Row(row) for row in prompts.tolist()]
+    ids, avoided = [prompts], [torch.full_like(prompts, NONE)]
+    hidden, caches = model.trunk(prompts)
+    for position in range(prompts.shape[1], prompts.shape[1] + n_tokens):
+        logits = model.logits(hidden[:, -1])
+        greedy = logits.argmax(-1)
+        for i, row in enumerate(rows):
+            banned = [t for t in row.repeats() if not layout[t]]
+            logits[i, banned] = -torch.inf
+        better = logits.argmax(-1)
+        for row, token in zip(rows, better.tolist(), strict=True):
+            row.append(token)
+        ids.append(better[:, None])
+        avoided.append(torch.where(better == greedy, NONE, greedy)[:, None])
+        hidden, caches = model.trunk(ids[-1], caches, position)
+    return Repaired(torch.cat(ids, 1), torch.cat(avoided, 1))
+
+
 def cut_prompts(
     corpus: Corpus, seed: int, n: int, groups: Sequence[str], newline: np.ndarray
 ) -> list[Tensor]:
@@ -64,26 +125,14 @@ def cut_prompts(
     return [torch.from_numpy(np.stack(rows)) for _, rows in sorted(by_length.items())]
 
 
-def generated_rows(
-    model: DemoModel, prompts: Sequence[Tensor], length: int, layout: np.ndarray
-) -> tuple[Tensor, Tensor]:
-    """Greedy rows [n, length] from all prompts and their marks (bool, same shape).
+def repair_loss(logits: Tensor, targets: Tensor, avoided: Tensor) -> Tensor:
+    """-log p(target) - log(1 - p(avoided)) summed where a token was avoided, per position.
 
-    Tokens of `layout` [V] are never marked: line ends and indentation repeat by nature, and a
-    model that avoids them writes lines that begin anywhere.
+    logits [N, V], targets [N], avoided [N].
     """
-    rows = []
-    flags: list[list[bool]] = []
-    for batch in prompts:
-        ids = generate(model, batch, length - batch.shape[1])
-        rows.append(ids)
-        flags.extend(marks(row, batch.shape[1]) for row in ids.tolist())
-    ids = torch.cat(rows)
-    return ids, torch.tensor(flags) & ~torch.from_numpy(layout)[ids]
-
-
-def unlikelihood(logits: Tensor, targets: Tensor, marked: Tensor) -> Tensor:
-    """-log(1 - p(target)) summed over marked positions, per position. [N, V], [N], [N]"""
-    logp = torch.log_softmax(logits, dim=-1).gather(1, targets[:, None])[:, 0]
-    penalty = -torch.log((1 - logp.exp()).clamp_min(1e-4))
-    return (penalty * marked).sum() / len(targets)
+    at = (avoided != NONE).nonzero()[:, 0]
+    logp = torch.log_softmax(logits[at], dim=-1)
+    better = logp.gather(1, targets[at, None])
+    worse = logp.gather(1, avoided[at, None])
+    penalty = -torch.log((1 - worse.exp()).clamp_min(1e-4))
+    return (penalty - better).sum() / len(targets)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from resources.demo.corpus import Corpus, layout_tokens, newline_tokens
 from resources.demo.model import DemoModel
 from resources.demo.optimiser import Optimiser, decay
-from resources.demo.repair import cut_prompts, generated_rows, unlikelihood
+from resources.demo.repair import NONE, Repaired, cut_prompts, generate_repaired, repair_loss
 
 WINDOW = 384
 ROWS = 4  # of one micro-batch; every micro-batch has this shape, so that one compilation serves
@@ -39,6 +39,7 @@ class Plan:
     repair_from: float = 2.0
     n_micro: int = 2
     shares: dict[str, int] = field(default_factory=lambda: dict(SHARES))
+    n_repair: int = 1  # micro-batches of a step that repair
     repair_weight: float = 0.5
     refresh: int = 25  # steps between generations
     own_text: float = 0.0  # share of micro-batches that are rows of the target's greedy text
@@ -72,17 +73,6 @@ def language_loss(model: DemoModel, ids: Tensor, with_mtp: bool) -> tuple[Tensor
             report[key] = part.item()
             loss = loss + weight * part
     return loss, report
-
-
-def repair_loss(
-    model: DemoModel, ids: Tensor, marked: Tensor, weight: float
-) -> tuple[Tensor, dict[str, float]]:
-    """Unlikelihood of the repeated tokens among ids [B, T+1]."""
-    hidden, _ = model.trunk(ids[:, :-1])
-    loss = unlikelihood(
-        model.logits(hidden).flatten(0, 1), ids[:, 1:].flatten(), marked[:, 1:].flatten()
-    )
-    return weight * loss, {"unlikely": loss.item()}
 
 
 @torch.no_grad()
@@ -121,7 +111,7 @@ class Stage:
         self.own_text = own_text
         self.optimiser = Optimiser(model, plan.muon_rate, plan.adam_rate)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.pool: tuple[Tensor, Tensor] | None = None
+        self.pool: Repaired | None = None
         self.step = 0
 
     def save(self) -> None:
@@ -130,7 +120,7 @@ class Stage:
             "model": self.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "step": self.step,
-            "pool": self.pool,
+            "pool": self.pool and (self.pool.ids, self.pool.avoided),
         }
         part = self.path.with_suffix(".part")
         torch.save(state, part)
@@ -143,7 +133,7 @@ class Stage:
             self.model.load_state_dict(state["model"])
             self.optimiser.load_state_dict(state["optimiser"])
             self.step = state["step"]
-            self.pool = state["pool"]
+            self.pool = state["pool"] and Repaired(*state["pool"])
 
     def run(self, threads: ThreadPoolExecutor, log: Callable[[str], None]) -> None:
         """Train to the end of the plan."""
@@ -169,7 +159,8 @@ class Stage:
         n_micro = plan.n_micro * (2 if done >= plan.large_from else 1)
         jobs: list[Callable[[], tuple[Tensor, dict[str, float]]]] = []
         if done >= plan.repair_from:
-            jobs.append(self._repair_job())
+            self._refresh(threads)
+            jobs.extend(self._repair_job(i) for i in range(plan.n_repair))
         while len(jobs) < n_micro:
             jobs.append(self._language_job(len(jobs), n_micro, done >= plan.mtp_from))
         results = list(threads.map(self._gradients, jobs))
@@ -202,12 +193,29 @@ class Stage:
             ids = torch.from_numpy(rows)
         return lambda: language_loss(self.model, ids, with_mtp)
 
-    def _repair_job(self) -> Callable[[], tuple[Tensor, dict[str, float]]]:
-        if self.pool is None or self.step % self.plan.refresh == 0:
-            prompts = cut_prompts(self.corpus, self.step, 48, ("library", "packages"), self.newline)
-            self.pool = generated_rows(self.model, prompts, WINDOW + 1, self.layout)
-        ids, marked = self.pool
-        chosen = torch.from_numpy(
-            np.random.default_rng(self.step).choice(len(ids), ROWS, replace=False)
+    def _refresh(self, threads: ThreadPoolExecutor) -> None:
+        """New continuations to repair, every `refresh` steps."""
+        if self.pool is not None and self.step % self.plan.refresh:
+            return
+        prompts = cut_prompts(self.corpus, self.step, 48, ("library", "packages"), self.newline)
+        parts = threads.map(
+            lambda p: generate_repaired(self.model, p, WINDOW + 1 - p.shape[1], self.layout),
+            prompts,
         )
-        return lambda: repair_loss(self.model, ids[chosen], marked[chosen], self.plan.repair_weight)
+        made = list(parts)
+        self.pool = Repaired(torch.cat([p.ids for p in made]), torch.cat([p.avoided for p in made]))
+
+    def _repair_job(self, micro: int) -> Callable[[], tuple[Tensor, dict[str, float]]]:
+        assert self.pool is not None
+        rng = np.random.default_rng(self.step * self.plan.n_repair + micro)
+        chosen = torch.from_numpy(rng.choice(len(self.pool.ids), ROWS, replace=False))
+        ids, avoided = self.pool.ids[chosen], self.pool.avoided[chosen]
+
+        def job() -> tuple[Tensor, dict[str, float]]:
+            hidden, _ = self.model.trunk(ids[:, :-1])
+            logits = self.model.logits(hidden).flatten(0, 1)
+            loss = repair_loss(logits, ids[:, 1:].flatten(), avoided[:, 1:].flatten())
+            share = (avoided != NONE).float().mean().item()
+            return self.plan.repair_weight * loss, {"repair": loss.item(), "avoided": share}
+
+        return job

@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,37 +25,22 @@ from resources.demo.corpus import Corpus, newline_tokens, read_sources
 from resources.demo.model import DRAFT, TARGET, DemoConfig, DemoModel
 from resources.demo.repair import cut_prompts, generate
 from resources.demo.stages import WINDOW, Plan, Stage, workers
-from resources.demo.tokenizer import from_gguf, load_or_train
+from resources.demo.tokenizer import load_or_train
 
 WORK = Path(__file__).resolve().parent / "work"
 TARGET_PLAN = Plan(
-    "target", 1350, 0.02, 0.005, decay_from=0.45, mtp_from=0.6, repair_from=0.75, large_from=0.75,
+    "target", 2200, 0.02, 0.004, decay_from=0.45, mtp_from=0.65, repair_from=0.8, large_from=0.75,
     repair_weight=1.0,
 )  # fmt: skip
 REPAIR_PLAN = Plan(
-    "repair", 75, 0.005, 0.0012, decay_from=0.2, large_from=0.0, repair_from=0.0,
+    "repair", 120, 0.005, 0.001, decay_from=0.3, large_from=0.0, repair_from=0.0, n_repair=2,
     repair_weight=1.0, refresh=15,
 )  # fmt: skip
 # the MTP block and the draft have to guess the target's text, not their library's
-MTP_PLAN = Plan("mtp", 60, 0.004, 0.001, decay_from=0.2, large_from=2.0, mtp_from=0.0, own_text=0.5)
-DRAFT_PLAN = Plan("draft", 450, 0.02, 0.006, large_from=2.0)
-TUNE_PLAN = Plan("draft-tuned", 250, 0.01, 0.003, decay_from=0.2, large_from=2.0, own_text=0.5)
-# a finished pair, trained on: less of everything, repairs early
-CONTINUED_PLAN = Plan(
-    "continued", 130, 0.006, 0.0015, decay_from=0.1, large_from=0.35, mtp_from=0.0,
-    repair_from=0.35, repair_weight=1.0, refresh=15,
-)  # fmt: skip
-CONTINUED_MTP_PLAN = replace(MTP_PLAN, name="continued-mtp", n_steps=45, decay_from=0.1)
-CONTINUED_DRAFT_PLAN = replace(
-    TUNE_PLAN, name="continued-draft", n_steps=110, muon_rate=0.008, adam_rate=0.002,
-    decay_from=0.1,
-)  # fmt: skip
-CONTINUED_REPAIR_PLAN = Plan(
-    "continued-repair", 44, 0.004, 0.001, decay_from=0.25, large_from=0.0, mtp_from=0.0,
-    repair_from=0.0, repair_weight=2.0, refresh=11,
-)  # fmt: skip
+MTP_PLAN = Plan("mtp", 80, 0.004, 0.001, decay_from=0.2, large_from=2.0, mtp_from=0.0, own_text=0.5)
+DRAFT_PLAN = Plan("draft", 1300, 0.02, 0.005)
+TUNE_PLAN = Plan("draft-tuned", 300, 0.01, 0.002, decay_from=0.2, large_from=2.0, own_text=0.5)
 N_OWN_TEXTS = 256
-N_CONTINUED_TEXTS = 192
 STAGES = ("target", "repair", "draft", "mtp", "draft-tuned", "export")
 
 
@@ -122,19 +107,6 @@ def make(shop: Workshop, stages: set[str]) -> None:
         _export(shop, target, draft)
 
 
-def go_on(shop: Workshop, target_path: Path, draft_path: Path) -> None:
-    """Train a finished pair further and export it."""
-    target, draft = (shop.prepared(export.read(path)) for path in (target_path, draft_path))
-    shop.run(target, CONTINUED_PLAN)
-    own_text = shop.own_text(target, N_CONTINUED_TEXTS)
-    _freeze_trunk(target)
-    shop.run(target, CONTINUED_MTP_PLAN, own_text)
-    shop.run(draft, CONTINUED_DRAFT_PLAN, own_text)
-    target.requires_grad_(True)
-    shop.run(target, CONTINUED_REPAIR_PLAN)
-    _export(shop, target, draft)
-
-
 def _freeze_trunk(target: DemoModel) -> None:
     for name, parameter in target.named_parameters():
         parameter.requires_grad_(name.startswith(f"blk.{target.c.n_layer}."))
@@ -164,9 +136,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stages", nargs="*", help=f"some of {', '.join(STAGES)}; default all")
     parser.add_argument("--work", type=Path, default=WORK, help="folder of the checkpoints")
-    parser.add_argument(
-        "--pair", type=Path, nargs=2, metavar=("TARGET", "DRAFT"), help="train this pair further"
-    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--eager", action="store_true", help="do not compile")
@@ -186,13 +155,10 @@ def main() -> None:
         for path in args.work.glob("*.pt"):
             path.unlink()
     sources = read_sources()
-    if args.pair:
-        tokenizer = from_gguf(args.pair[0])
-    else:
-        tokenizer = load_or_train(
-            args.work / "tokenizer.json",
-            (s.text for s in sources if s.group != "tests" and not s.held_out),
-        )
+    tokenizer = load_or_train(
+        args.work / "tokenizer.json",
+        (s.text for s in sources if s.group != "tests" and not s.held_out),
+    )
     corpus = Corpus.build(sources, tokenizer)
     log(", ".join(f"{group} {len(s.ids)} tokens" for group, s in corpus.train.items()))
     with workers(args.threads) as threads:
@@ -200,10 +166,7 @@ def main() -> None:
             corpus, tokenizer, args.work, args.seed,
             has_compiler() and not args.eager, threads, log,
         )  # fmt: skip
-        if args.pair:
-            go_on(shop, *args.pair)
-        else:
-            make(shop, stages)
+        make(shop, stages)
 
 
 if __name__ == "__main__":
