@@ -6,11 +6,10 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-import torch
-from gguf.quants import dequantize, quantize
+from gguf.quants import quantize
 from tokenizers import Tokenizer
 
-from resources.demo.model import EPS, THETA, DemoConfig, DemoModel
+from resources.demo.model import EPS, THETA, DemoModel
 from resources.demo.tokenizer import EOT, SPECIALS, entries, merges
 
 DESCRIPTION = "tiny demonstration model trained from scratch on Python sources"
@@ -88,43 +87,3 @@ def save(model: DemoModel, tokenizer: Tokenizer, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def config_of(path: Path) -> DemoConfig:
-    """The shape of the model in `path`, which `save` wrote."""
-    fields = gguf.GGUFReader(path).fields
-
-    def value(key: str, default: int = 0) -> int:
-        field = fields.get(f"qwen35.{key}")
-        return int(field.contents()) if field else default
-
-    n_mtp = value("nextn_predict_layers")
-    return DemoConfig(
-        name=str(fields["general.name"].contents()),
-        n_layer=value("block_count") - n_mtp,
-        n_embd=value("embedding_length"),
-        n_ff=value("feed_forward_length"),
-        n_head=value("attention.head_count"),
-        n_head_kv=value("attention.head_count_kv"),
-        n_k_heads=value("ssm.group_count"),
-        n_v_heads=value("ssm.time_step_rank"),
-        interval=value("full_attention_interval", 4),
-        n_mtp=n_mtp,
-        head_dim=value("attention.key_length"),
-        d_state=value("ssm.state_size"),
-        n_rot=value("rope.dimension_count"),
-    )
-
-
-def read(path: Path) -> DemoModel:
-    """The model in `path`, which `save` wrote."""
-    model = DemoModel(config_of(path))
-    state = {}
-    for tensor in gguf.GGUFReader(path).tensors:
-        value = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
-        name = str(tensor.name)
-        if name.endswith("ssm_a"):
-            name, value = name.replace("ssm_a", "log_decay"), torch.log(-value)
-        state[name] = value
-    model.load_state_dict(state)
-    return model

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-import gguf
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -53,17 +52,6 @@ def load_or_train(path: Path, texts: Iterable[str]) -> Tokenizer:
         path.parent.mkdir(parents=True, exist_ok=True)
         train(texts).save(str(path))
     return Tokenizer.from_file(str(path))
-
-
-def from_gguf(path: Path) -> Tokenizer:
-    """The tokenizer of a finished demo model."""
-    fields = gguf.GGUFReader(path).fields
-    texts = fields["tokenizer.ggml.tokens"].contents()
-    rules = [tuple(rule.split(" ")) for rule in fields["tokenizer.ggml.merges"].contents()]
-    vocabulary = {text: i for i, text in enumerate(texts[:EOT])}
-    tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=rules))
-    tokenizer.add_special_tokens(list(SPECIALS))
-    return tokenizer
 
 
 def merges(tokenizer: Tokenizer) -> list[str]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
+from gguf.quants import dequantize
 from tokenizers import Tokenizer
 
-from engine.gguf.file import GgufFile
-from engine.gguf.tokenizer import Tokenizer as EngineTokenizer
 from engine.session import Session
-from resources import DEMO_TARGET
 from resources.demo import export, repair
 from resources.demo.corpus import (
     Corpus,
@@ -27,7 +26,7 @@ from resources.demo.evaluate import is_indented
 from resources.demo.model import DemoConfig, DemoModel
 from resources.demo.optimiser import decay, orthogonalise
 from resources.demo.stages import Plan, Stage, language_loss
-from resources.demo.tokenizer import EOT, N_VOCAB, from_gguf, train
+from resources.demo.tokenizer import EOT, N_VOCAB, train
 
 TINY = DemoConfig("tiny", 2, 64, 64, 1, 1, 1, 2, interval=2, n_mtp=1, d_state=32)
 
@@ -79,11 +78,25 @@ def test_a_few_steps_lower_the_loss_and_a_resumed_run_is_the_same(
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
+def read_back(model: DemoModel, path: Path) -> DemoModel:
+    """The weights that `path` holds, in a model shaped like `model`."""
+    again = DemoModel(model.c)
+    state = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        value = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+        name = str(tensor.name)
+        if name.endswith("ssm_a"):
+            name, value = name.replace("ssm_a", "log_decay"), torch.log(-value)
+        state[name] = value
+    again.load_state_dict(state)
+    return again
+
+
 def test_export_reloads_with_equal_weights_and_logits(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = tiny()
     path = tmp_path / "tiny.gguf"
     export.save(model, tokenizer, path)
-    again = export.read(path)
+    again = read_back(model, path)
     for name, value in export.tensors(again).items():
         wanted = export.tensors(model)[name]
         # Q8_0 rounds to 1/127 of the largest of 32 values; the rest is kept exactly
@@ -148,23 +161,49 @@ def test_tables_and_repeated_lines_are_not_suitable() -> None:
 def test_marks_are_the_generated_ends_of_repeated_grams() -> None:
     assert repair.marks([1, 2, 3, 1, 2, 3, 1], 4, n=3) == [False] * 5 + [True, True]
     assert repair.marks([1, 2, 3, 1, 2, 3], 6, n=3) == [False] * 6
-    logits = torch.tensor([[0.0, 4.0], [0.0, 4.0]])
-    targets = torch.tensor([1, 1])
-    p = torch.softmax(logits, -1)[0, 1]
-    loss = repair.unlikelihood(logits, targets, torch.tensor([True, False]))
-    torch.testing.assert_close(loss, -torch.log(1 - p) / 2)
 
 
-def test_layout_is_never_marked(tokenizer: Tokenizer) -> None:
+def test_repair_loss_is_taken_where_a_token_was_avoided() -> None:
+    logits = torch.tensor([[0.0, 4.0, 1.0], [0.0, 4.0, 1.0]])
+    p = torch.softmax(logits, -1)[0]
+    avoided = torch.tensor([1, repair.NONE])
+    loss = repair.repair_loss(logits, torch.tensor([2, 1]), avoided)
+    torch.testing.assert_close(loss, -(torch.log(p[2]) + torch.log(1 - p[1])) / 2)
+
+
+def test_repaired_text_repeats_layout_only(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
     model = DemoModel(TINY)  # its layers add nothing yet, so it repeats the token it reads
-    prompt = torch.tensor([tokenizer.encode("import os\n").ids])
+    prompts = torch.tensor([tokenizer.encode("import os\n").ids] * 2)
+    n_prompt = prompts.shape[1]
     layout = np.zeros(N_VOCAB, dtype=bool)
-    ids, marked = repair.generated_rows(model, [prompt], 200, layout)
-    assert ids.shape == marked.shape == (1, 200)
-    assert marked.any()
-    layout[ids[marked]] = True
-    assert not repair.generated_rows(model, [prompt], 200, layout)[1].any()
+    made = repair.generate_repaired(model, prompts, 150, layout)
+    assert made.ids.shape == made.avoided.shape == (2, n_prompt + 150)
+    rows = made.ids.tolist()
+    assert not any(any(repair.marks(row, n_prompt)) for row in rows)
+    # where a token was avoided it is the greedy one and would have repeated; elsewhere it stands
+    with torch.no_grad():
+        hidden, _ = model.trunk(made.ids[:, :-1])
+    greedy = model.logits(hidden).argmax(-1)[:, n_prompt - 1 :]
+    here, avoided = made.ids[:, n_prompt:], made.avoided[:, n_prompt:]
+    at = avoided != repair.NONE
+    assert at.any()
+    assert torch.equal(torch.where(at, avoided, here), greedy)
+    for row, position in at.nonzero().tolist():
+        end = n_prompt + position
+        assert repair.marks([*rows[row][:end], int(avoided[row, position])], n_prompt)[-1]
+
+    layout[avoided[at]] = True
+    free = repair.generate_repaired(model, prompts, 150, layout)
+    repeated = [
+        token for row in free.ids.tolist()
+        for token, mark in zip(row, repair.marks(row, n_prompt), strict=True) if mark
+    ]  # fmt: skip
+    assert repeated
+    assert all(layout[token] for token in repeated)
+
+
+def test_layout_tokens_are_line_ends_and_white_space(tokenizer: Tokenizer) -> None:
     texts = ["x", "\n", "    ", ":\n", " a"]
     wanted = dict(zip(texts, [False, True, True, True, False], strict=True))
     flags = layout_tokens(tokenizer)
@@ -197,16 +236,3 @@ def test_optimiser_parts() -> None:
 def test_vocabulary_size(tokenizer: Tokenizer) -> None:
     assert tokenizer.get_vocab_size() == N_VOCAB
     assert tokenizer.encode("<|endoftext|>").ids == [EOT]
-
-
-def test_a_finished_pair_can_be_trained_on() -> None:
-    config = export.config_of(DEMO_TARGET)
-    assert (config.n_mtp, config.n_vocab) == (1, 4096)
-    text = "def quicksort(arr):\n    return [x for x in arr if x < 1.5]\n"
-    ids = from_gguf(DEMO_TARGET).encode(text, add_special_tokens=False).ids
-    with GgufFile.open(DEMO_TARGET) as file:
-        assert ids == EngineTokenizer.from_gguf(file).encode(text)
-    model = export.read(DEMO_TARGET)
-    hidden, _ = model.trunk(torch.tensor([ids]))
-    expected = Session.open(DEMO_TARGET, compute="f32").logits(ids)
-    np.testing.assert_allclose(model.logits(hidden)[0].detach().numpy(), expected, atol=1e-3)
