@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from resources.demo.model import HAS_BF16
+
 # quintic Newton-Schulz coefficients of Jordan et al., "Muon" (2024)
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
-def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Nearly orthogonal matrices with the singular vectors of `matrices` [n, rows <= cols]."""
-    x = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
+def orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:
+    """A nearly orthogonal matrix with the singular vectors of `matrix` [rows <= columns].
+
+    In bf16 where the CPU multiplies that fast: in f32 it would cost as much as the gradients.
+    """
+    x = matrix / (matrix.norm() + 1e-7)
+    if HAS_BF16:
+        x = x.bfloat16()
     for _ in range(steps):
         gram = x @ x.mT
         x = _A * x + (_B * gram + _C * gram @ gram) @ x
-    return x
+    return x.float()
 
 
 class Optimiser:
@@ -41,33 +49,37 @@ class Optimiser:
         self.adam = torch.optim.AdamW(others, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.0)
 
     @torch.no_grad()
-    def step(self, scale: float, weight_decay: float = 0.05, momentum: float = 0.95) -> None:
+    def step(
+        self, scale: float, pool: Executor, weight_decay: float = 0.05, momentum: float = 0.95
+    ) -> None:
         """One update with both rates times `scale`, then clear the gradients."""
         for group in self.adam.param_groups:
             group["lr"] = self.adam_rate * scale
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)
         rate = self.muon_rate * scale
-        by_shape: dict[tuple[int, int], list[str]] = defaultdict(list)
-        updates: dict[str, Tensor] = {}
-        for name, parameter in self.matrices.items():
-            if parameter.grad is None:
-                continue
-            buffer = self.momentum[name].lerp_(parameter.grad, 1 - momentum)
-            update = parameter.grad.lerp(buffer, momentum)
-            rows, columns = update.shape
-            updates[name] = update if rows <= columns else update.mT
-            by_shape[min(rows, columns), max(rows, columns)].append(name)
-        for names in by_shape.values():  # equal shapes in one batched product
-            for name, update in zip(
-                names, orthogonalise(torch.stack([updates[n] for n in names])), strict=True
-            ):
-                parameter = self.matrices[name]
-                rows, columns = parameter.shape
-                direction = update if rows <= columns else update.mT
-                parameter.mul_(1 - rate * weight_decay)
-                parameter.add_(direction, alpha=-rate * max(1.0, rows / columns) ** 0.5)
-                parameter.grad = None
+        chosen = {n: p for n, p in self.matrices.items() if p.grad is not None}
+        directions = pool.map(
+            partial(self._direction, momentum=momentum),
+            chosen.values(),
+            [self.momentum[n] for n in chosen],
+        )
+        for parameter, direction in zip(chosen.values(), directions, strict=True):
+            rows, columns = direction.shape
+            parameter.mul_(1 - rate * weight_decay)
+            parameter.add_(direction, alpha=-rate * max(1.0, rows / columns) ** 0.5)
+            parameter.grad = None
+
+    @staticmethod
+    @torch.no_grad()  # holds for one thread
+    def _direction(parameter: nn.Parameter, buffer: Tensor, momentum: float) -> Tensor:
+        """The update of one matrix; moves its momentum on."""
+        assert parameter.grad is not None
+        buffer.lerp_(parameter.grad, 1 - momentum)
+        update = parameter.grad.lerp(buffer, momentum)
+        if update.shape[0] <= update.shape[1]:
+            return orthogonalise(update)
+        return orthogonalise(update.mT).mT
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs."""

@@ -168,7 +168,7 @@ class Stage:
             parts = [gradients[i] for gradients, _ in results if gradients[i] is not None]
             if parts:
                 parameter.grad = torch.stack(parts).sum(0) / n_micro
-        self.optimiser.step(decay(self.step, plan.n_steps, plan.decay_from))
+        self.optimiser.step(decay(self.step, plan.n_steps, plan.decay_from), threads)
         self.step += 1
         keys = sorted({key for _, report in results for key in report})
         mean = {k: float(np.mean([r[k] for _, r in results if k in r])) for k in keys}

@@ -223,7 +223,7 @@ def test_indentation() -> None:
 
 def test_optimiser_parts() -> None:
     torch.manual_seed(0)
-    values = torch.linalg.svdvals(orthogonalise(torch.randn(2, 32, 48)))
+    values = torch.linalg.svdvals(orthogonalise(torch.randn(32, 48)))
     assert values.min() > 0.5
     assert values.max() < 1.4
     rates = [decay(step, 100, 0.5) for step in range(100)]
