@@ -255,7 +255,8 @@ def test_batches_of_one_token_are_exact() -> None:
 
     plain = tokens_of(decode(opened, [prompt], options_of(12)))[0]
     mute = Mute([*prompt.tokens, *plain], opened.config.n_vocab)
-    comparison = Comparison(opened, prompt, options_of(12), DEFAULT_LANES, drafter=mute)
+    options = options_of(12, "draft-mtp")
+    comparison = Comparison(opened, prompt, options, DEFAULT_LANES, drafter=mute)
     _, *same, planes = finish(comparison).results()
     for verdict in same:
         assert (verdict.verdict, verdict.worst_nmse, verdict.state_error) == ("exact", 0.0, 0.0)

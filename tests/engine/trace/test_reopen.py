@@ -186,7 +186,7 @@ def test_damage_is_named_with_file_and_remedy(exported: Path, case: str) -> None
 
 def test_the_undamaged_folder_opens(exported: Path) -> None:
     store = open_trace(exported)
-    assert [len(table) for table in store.tables.values()] == [3, 5, 0, 1, 0, 0, 1]
+    assert [len(table) for table in store.tables.values()] == [3, 5, 1, 0, 1, 0, 0, 1]
     assert store.pieces[3] == b"\n\t"
     assert store.runs[0]["options"] == {"n_predict": 6}
     assert store.rounds.row(0)["num_draft_tokens"] is None
