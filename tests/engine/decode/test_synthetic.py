@@ -101,7 +101,7 @@ def test_sequences_draw_the_same_numbers_and_seeds_other_ones():
 
 
 def run(rates, **changes):
-    options = options_of(400, "draft-mtp", n_max=3, n_ctx=512, ignore_eos=True)
+    options = options_of(240, "draft-mtp", n_max=3, n_ctx=512, ignore_eos=True)
     spec = replace(options.spec, synth_rates=rates)
     return decode(session(MTP), [prompt_of(MTP)], replace(options, spec=spec, **changes))
 
@@ -112,18 +112,18 @@ def test_a_run_shows_the_rates_in_its_acceptance():
     assert done.trace.runs[0]["synthetic"] is True
     summary = done.summary()
     n = summary["num_spec_steps"]
-    assert n > 120
+    assert n > 80
     measured = summary["acceptance_per_position"]["unconditional_given_drafted"]
     for rate, found in zip(rates, measured, strict=True):
         assert abs(found - rate) < 4 * (rate * (1 - rate) / n) ** 0.5
 
 
 def test_every_policy_and_replay_accepts_the_same_tokens():
-    expected = tokens_of(run((0.8, 0.5, 0.2), n_predict=60))
-    assert expected != tokens_of(run((), n_predict=60))
+    expected = tokens_of(run((0.8, 0.5, 0.2), n_predict=40))
+    assert expected != tokens_of(run((), n_predict=40))
     for rollback in ("ring", "checkpoint"):
-        assert tokens_of(run((0.8, 0.5, 0.2), n_predict=60, rollback=rollback)) == expected
-    replayed = run((0.8, 0.5, 0.2), n_predict=60, rollback="checkpoint", replay="verify")
+        assert tokens_of(run((0.8, 0.5, 0.2), n_predict=40, rollback=rollback)) == expected
+    replayed = run((0.8, 0.5, 0.2), n_predict=40, rollback="checkpoint", replay="verify")
     assert replayed.trace.rounds.column("replay_index").max() == 1, "a replay accepts everything"
     rows = replayed.trace.rounds
     partial = np.array(rows.texts("rollback_path")) == "restore"
