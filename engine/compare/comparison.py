@@ -30,8 +30,9 @@ class Comparison:
     is. Each lane is a run in `trace`, `runs[run_id]["lane"]` is its name, and its differences
     are rows of the divergence table.
 
-    drafter: used instead of those that the options name, within their limits. bound: NMSE that a lane may reach, None =
-    what the noise lane explains. Raises OptionError and what Session.start raises.
+    drafter: used instead of those that the options name, within their limits. bound: NMSE that
+    a lane may reach, None = what the noise lane explains. Raises OptionError and what
+    Session.start raises.
     """
 
     def __init__(

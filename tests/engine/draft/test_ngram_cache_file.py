@@ -45,7 +45,7 @@ def test_the_first_of_two_records_or_counts_holds(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ([1, 2, -1], "byte 0: the file ends inside a record"),
-        (GOOD + [1], "byte 92: the file ends inside a record"),
+        ([*GOOD, 1], "byte 92: the file ends inside a record"),
         ([-1, -1, -1, -1, 1, 3, 7], r"byte 0: \[-1, -1, -1, -1\] is no n-gram"),
         ([1, -1, 2, -1, 1, 3, 7], "is no n-gram"),
         ([1, -2, -1, -1, 1, 3, 7], "is no n-gram"),

@@ -266,7 +266,7 @@ class Rules:
         self.used = None
         if length < 2 * n + m:
             return []
-        key = (history + [last])[-n:]
+        key = [*history, last][-n:]
         newest, match = length - n - m - 1, 0
         candidate = self.slots[slot_of(key)]
         if candidate and candidate < newest and history[candidate : candidate + n] == key:
