@@ -30,6 +30,10 @@ class UnsupportedModelError(DraftscopeError):
     """A well-formed file whose model this engine cannot run."""
 
 
+class LookupCacheError(DraftscopeError):
+    """A lookup cache file that cannot be read or does not fit the model."""
+
+
 class VocabularyMismatchError(DraftscopeError):
     """A draft model whose vocabulary differs from the target's; the message names the rule."""
 

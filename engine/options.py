@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.decode.synthetic import acceptance_rates
+from engine.draft.ngram_options import LOOKUP_CACHE_N_MAX, NgramModOptions, NgramSizes
 from engine.errors import OptionError
 
 COMPUTE_MODES = ("auto", "f32", "bf16", "int8")
-DRAFTERS = ("draft-simple", "draft-mtp")
+MODEL_DRAFTERS = ("draft-simple", "draft-mtp")
+DRAFTERS = (
+    "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", *MODEL_DRAFTERS,
+)  # fmt: skip
+"""All drafters, in the order in which a chain asks them."""
 ROLLBACK_POLICIES = ("planes", "carry", "ring", "replay", "checkpoint")
 SPLITS = ("equal", "seq")
 KV_MODES = ("per-seq", "unified")
@@ -35,16 +41,26 @@ class SamplerOptions:
 
 @dataclass(frozen=True, slots=True)
 class SpecOptions:
-    """Speculation: drafters in use and the limits on a draft.
+    """Speculation: drafters in use, in any order, and the limits on a draft.
 
-    p_min is a floor on each drafted token's own confidence, not on their product;
-    a draft shorter than n_min is thrown away.
+    n_max, n_min, p_min are for drafters with a model: p_min is a floor on each drafted token's own
+    confidence, not on their product; a draft shorter than n_min is thrown away.
+    lookup_cache_*: files with the tables of ngram-cache. synth_rates, synth_len: accept drafted
+    tokens by chance instead of by the target (engine.decode.synthetic); the output is then invalid.
     """
 
     types: tuple[str, ...] = ()
     n_max: int = 3
     n_min: int = 0
     p_min: float = 0.0
+    ngram_simple: NgramSizes = field(default_factory=NgramSizes)
+    ngram_map_k: NgramSizes = field(default_factory=NgramSizes)
+    ngram_map_k4v: NgramSizes = field(default_factory=NgramSizes)
+    ngram_mod: NgramModOptions = field(default_factory=NgramModOptions)
+    lookup_cache_static: str | None = None
+    lookup_cache_dynamic: str | None = None
+    synth_rates: tuple[float, ...] = ()
+    synth_len: float | None = None
 
     def __post_init__(self) -> None:
         for name in self.types:
@@ -66,6 +82,28 @@ class SpecOptions:
             "--spec-draft-p-min is outside [0, 1]",
             "Use 0 to switch it off.",
         )
+        self.ngram_simple.check("ngram-simple")
+        self.ngram_map_k.check("ngram-map-k")
+        self.ngram_map_k4v.check("ngram-map-k4v")
+        self.ngram_mod.check()
+        acceptance_rates(self.synth_rates, self.synth_len, self.longest)
+
+    @property
+    def longest(self) -> int:
+        """The longest draft that any of the drafters in use may make."""
+        lengths = {
+            "ngram-simple": self.ngram_simple.size_m,
+            "ngram-map-k": self.ngram_map_k.size_m,
+            "ngram-map-k4v": self.ngram_map_k4v.size_m,
+            "ngram-mod": self.ngram_mod.n_max,
+            "ngram-cache": LOOKUP_CACHE_N_MAX,
+        }
+        return max((lengths.get(name, self.n_max) for name in self.types), default=0)
+
+    @property
+    def synthetic(self) -> tuple[float, ...]:
+        """Rates of synthetic acceptance, empty while the target decides."""
+        return acceptance_rates(self.synth_rates, self.synth_len, self.longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +114,10 @@ class RunOptions:
     the end token or a full context.
     n_ctx: cells per sequence, 0 = the trained context, at most 4096.
     n_ubatch: most tokens in one forward pass. n_rs_seq: snapshot planes beyond the live state,
-    None = as many as the longest draft. checkpoint_device: where checkpoints are kept.
+    None = as many as the longest draft of a drafter with a model, and none without one: drafts
+    that are looked up may have dozens of tokens, and that many planes would cost more memory than
+    they save time. A draft longer than n_rs_seq is preceded by a checkpoint, as in llama.cpp.
+    checkpoint_device: where checkpoints are kept.
     replay: "trust" decodes accepted tokens again after a restore, "verify" samples them again.
     faults: bugs of the field switched on to be looked at (FAULTS).
     """
@@ -95,6 +136,15 @@ class RunOptions:
     replay: str = "trust"
     faults: tuple[str, ...] = ()
     ignore_eos: bool = False
+
+    @property
+    def snapshots(self) -> int:
+        """Snapshot planes beyond the live state that a run with these drafters keeps."""
+        if self.rollback == "checkpoint" or not self.spec.types:
+            return 0
+        if self.n_rs_seq is not None:
+            return self.n_rs_seq
+        return self.spec.n_max if set(self.spec.types) & set(MODEL_DRAFTERS) else 0
 
     def __post_init__(self) -> None:
         _require(1 <= self.parallel <= 64, "--parallel is outside 1..64", "Use at least 1.")

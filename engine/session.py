@@ -15,6 +15,7 @@ from engine.draft.chain import DrafterChain
 from engine.draft.draft_mtp import DraftMtp
 from engine.draft.draft_simple import DraftSimple
 from engine.draft.drafter import Drafter
+from engine.draft.ngram_drafters import make_ngram_drafter
 from engine.draft.vocabulary import check_vocabularies
 from engine.errors import ContextFullError, OptionError
 from engine.gguf.chat import ChatTemplate
@@ -27,13 +28,12 @@ from engine.model.config import ModelConfig
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model
-from engine.options import Prompt, RunOptions
+from engine.options import DRAFTERS, MODEL_DRAFTERS, Prompt, RunOptions
 from engine.trace.recorder import Recorder
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary, timings
 
 _DEFAULT_CONTEXT = 4096
-_PRIORITY = ("draft-simple", "draft-mtp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +113,12 @@ class Session:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Drafters that the loaded files make possible."""
+        """Drafters with a model that the loaded files make possible; the others always are."""
         possible = {
             "draft-simple": self._draft_model is not None,
             "draft-mtp": self._model.head is not None,
         }
-        return tuple(name for name in _PRIORITY if possible[name])
+        return tuple(name for name in MODEL_DRAFTERS if possible[name])
 
     def prompt(self, text: str, *, parse_special: bool = True) -> Prompt:
         """Tokenise a text to be continued, with the leading token that the vocabulary asks for."""
@@ -147,11 +147,12 @@ class Session:
         n_ctx = self.context(prompts, options)
         n_slots = min(options.parallel, len(prompts))
         drafters = self.make_drafters(options, n_slots, n_ctx)
-        n_rs_seq = self.snapshots(options, bool(drafters))
+        n_rs_seq = options.snapshots
         memory = self.make_memory(options, n_slots, n_ctx, n_rs_seq)
         run_id = self.begin_run(trace, options, memory, n_rs_seq)
         recorder = Recorder(trace, run_id, self.tokenizer.piece)
         chain = DrafterChain(drafters)
+        trace.runs[run_id]["drafters"] = chain.statistics
         scheduler = Scheduler(
             self._model, memory, chain, prompts, options, self.tokenizer.eog_ids, recorder
         )
@@ -193,46 +194,39 @@ class Session:
             "options": asdict(options), "compute": self.compute, "model": self.identity,
             "architecture": self.config.architecture, "n_ctx": memory.attention.n_ctx,
             "n_rs_seq": n_rs_seq, "memory_bytes": memory.n_bytes(),
+            "synthetic": bool(options.spec.synthetic),
         })  # fmt: skip
 
-    def snapshots(self, options: RunOptions, drafting: bool) -> int:
-        """Snapshot planes beyond the live state that the options come to."""
-        if options.rollback == "checkpoint" or not drafting:
-            return 0
-        return options.spec.n_max if options.n_rs_seq is None else options.n_rs_seq
-
     def make_drafters(self, options: RunOptions, n_slots: int, n_ctx: int) -> list[Drafter]:
-        """The drafters that the options name, in order of priority. Raises OptionError."""
-        drafters: list[Drafter] = []
-        for name in _PRIORITY:
-            if name not in options.spec.types:
-                continue
-            if name == "draft-simple":
-                if self._draft_model is None:
-                    raise OptionError(
-                        "draft-simple needs a draft model.", "Give one with -md or open one."
-                    )
-                config = self._draft_model.config
-                memory = HybridMemory.for_model(
-                    config, n_slots, n_ctx, self._device, policy="ring",
-                    n_rs_seq=options.spec.n_max,
-                )  # fmt: skip
-                drafters.append(
-                    DraftSimple(self._draft_model, memory, options.n_ubatch, options.spec)
+        """The drafters that the options name, in order of priority.
+
+        Raises OptionError, and LookupCacheError for a file of ngram-cache.
+        """
+        names = [name for name in DRAFTERS if name in options.spec.types]
+        return [self._make_drafter(name, options, n_slots, n_ctx) for name in names]
+
+    def _make_drafter(self, name: str, options: RunOptions, n_slots: int, n_ctx: int) -> Drafter:
+        if name == "draft-simple":
+            if self._draft_model is None:
+                raise OptionError(
+                    "draft-simple needs a draft model.", "Give one with -md or open one."
                 )
-            else:
-                if self._model.head is None:
-                    raise OptionError(
-                        f"draft-mtp needs an MTP head, and {self.info.name} has none.",
-                        "Choose draft-simple with a draft model, or a file with nextn tensors.",
-                    )
-                memory = HybridMemory.for_head(self.config, n_slots, n_ctx, self._device)
-                drafters.append(
-                    DraftMtp(
-                        self._model.head, memory, self.config.n_embd, options.n_ubatch, options.spec
-                    )
+            memory = HybridMemory.for_model(
+                self._draft_model.config, n_slots, n_ctx, self._device, policy="ring",
+                n_rs_seq=options.spec.n_max,
+            )  # fmt: skip
+            return DraftSimple(self._draft_model, memory, options.n_ubatch, options.spec)
+        if name == "draft-mtp":
+            if self._model.head is None:
+                raise OptionError(
+                    f"draft-mtp needs an MTP head, and {self.info.name} has none.",
+                    "Choose draft-simple with a draft model, or a file with nextn tensors.",
                 )
-        return drafters
+            memory = HybridMemory.for_head(self.config, n_slots, n_ctx, self._device)
+            return DraftMtp(
+                self._model.head, memory, self.config.n_embd, options.n_ubatch, options.spec
+            )
+        return make_ngram_drafter(name, options.spec, self.config.n_vocab)
 
     @property
     def _device(self) -> torch.device:

@@ -26,9 +26,9 @@ from app.cli.run_arguments import (
     add_prompts,
     add_sampling,
     add_sizes,
-    add_speculation,
     run_options,
 )
+from app.cli.spec_arguments import add_speculation
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
 from engine.options import RunOptions
@@ -94,13 +94,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(
         parallel=1, rollback=plain.rollback, n_rs_seq=None, split=plain.split, kv=plain.kv,
         checkpoint_device=plain.checkpoint_device, replay=plain.replay, fault=[],
+        spec_synth_rates=(), spec_synth_len=None,
     )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Compare; whatever was recorded is exported, also after an error or Ctrl-C."""
     target = target_path(args)
-    if args.spec_type is None:
+    if args.spec_type is None and not args.spec_default:
         args.spec_type = ("draft-mtp",) if args.spec_draft_model is None else ("draft-simple",)
     options = run_options(args)
     draft = draft_model(args, options)

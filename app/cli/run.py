@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from app.cli.common import draft_path, loading_line, print_json, target_path, use_threads
 from app.cli.files import check_files
 from app.cli.run_arguments import Source, add_arguments, run_options
+from engine.draft.ngram_options import SHORT_MATCH
 from engine.errors import OptionError
 from engine.gguf.tokenizer import StreamDecoder
 from engine.options import Prompt, RunOptions
@@ -34,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
         check_target(args.trace)
     if not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
+    _print_notes(options)
     check_files(target, draft)
     from engine.session import Session
 
@@ -77,6 +79,21 @@ def draft_model(args: argparse.Namespace, options: RunOptions) -> Path | None:
             "A draft model is given but no drafter uses it.", "Add --spec-type draft-simple."
         )
     return None
+
+
+def _print_notes(options: RunOptions) -> None:
+    """What a user should know of these options, on stderr."""
+    spec = options.spec
+    if spec.synthetic:
+        print(
+            "draftscope: note: acceptance is synthetic, the output is not the model's.",
+            file=sys.stderr,
+        )
+    if "ngram-mod" in spec.types and spec.ngram_mod.n_match < SHORT_MATCH:
+        print(
+            f"draftscope: note: --spec-ngram-mod-n-match below {SHORT_MATCH} gives poor drafts.",
+            file=sys.stderr,
+        )
 
 
 def make_prompt(session: Session, args: argparse.Namespace, source: Source) -> Prompt:
@@ -134,7 +151,7 @@ def _report(
 ) -> dict[str, Any]:
     """The object that --json prints."""
     facts = job.trace.runs[job.run_id]
-    in_effect = {name: facts[name] for name in ("n_ctx", "n_rs_seq")}
+    in_effect = {name: facts[name] for name in ("n_ctx", "n_rs_seq", "synthetic")}
     return {
         "sequences": [asdict(result) for result in job.results()],
         "options": {

@@ -8,22 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from app.cli.common import add_compute, add_model, positive, read_text, real, token_ids
+from app.cli.spec_arguments import add_speculation, add_synthetic, spec_options
 from engine.options import (
     CHECKPOINT_DEVICES,
-    DRAFTERS,
     FAULTS,
     KV_MODES,
     ROLLBACK_POLICIES,
     SPLITS,
     RunOptions,
     SamplerOptions,
-    SpecOptions,
 )
 
 Source = str | tuple[int, ...]
 """A prompt as given: text, or token ids."""
 
-_RUN, _SAMPLER, _SPEC = RunOptions(), SamplerOptions(), SpecOptions()
+_RUN, _SAMPLER = RunOptions(), SamplerOptions()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prompts(parser)
     add_sampling(parser)
     add_speculation(parser)
+    add_synthetic(parser)
     _add_memory(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -159,38 +159,6 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_speculation(parser: argparse.ArgumentParser) -> None:
-    """--spec-type and the limits on a draft."""
-    group = parser.add_argument_group("speculation")
-    group.add_argument(
-        "--spec-type",
-        type=_drafters,
-        metavar="A[,B]",
-        help=f"drafters: none, {', '.join(DRAFTERS)} (default none)",
-    )
-    group.add_argument(
-        "--spec-draft-n-max",
-        type=int,
-        default=_SPEC.n_max,
-        metavar="N",
-        help="longest draft, tokens (default %(default)s)",
-    )
-    group.add_argument(
-        "--spec-draft-n-min",
-        type=int,
-        default=_SPEC.n_min,
-        metavar="N",
-        help="a shorter draft is thrown away (default %(default)s)",
-    )
-    group.add_argument(
-        "--spec-draft-p-min",
-        type=real,
-        default=_SPEC.p_min,
-        metavar="P",
-        help="a draft ends before a token whose own probability is lower (default %(default)s)",
-    )
-
-
 def _add_memory(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("memory and batches")
     group.add_argument(
@@ -233,7 +201,8 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         "--n-rs-seq",
         type=int,
         metavar="N",
-        help="most tokens that can be undone without a checkpoint (default: the longest draft)",
+        help="most tokens that can be undone without a checkpoint (default: --spec-draft-n-max "
+        "with a draft-* drafter, else 0)",
     )
     group.add_argument(
         "--split",
@@ -277,12 +246,7 @@ def run_options(args: argparse.Namespace) -> RunOptions:
         n_ctx=args.ctx_size,
         n_ubatch=args.ubatch_size,
         sampler=SamplerOptions(args.temp, args.top_k, args.top_p, args.min_p, args.seed),
-        spec=SpecOptions(
-            args.spec_type or (),
-            args.spec_draft_n_max,
-            args.spec_draft_n_min,
-            args.spec_draft_p_min,
-        ),
+        spec=spec_options(args),
         rollback=args.rollback,
         n_rs_seq=args.n_rs_seq,
         split=args.split,
@@ -296,11 +260,6 @@ def run_options(args: argparse.Namespace) -> RunOptions:
 
 def _file_text(name: str) -> str:
     return read_text(Path(name)).removesuffix("\n")
-
-
-def _drafters(text: str) -> tuple[str, ...]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    return () if "none" in names else tuple(dict.fromkeys(names))
 
 
 def _json_object(text: str) -> dict[str, Any]:

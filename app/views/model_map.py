@@ -110,8 +110,7 @@ class ModelMapView(QStackedWidget):
             return
         info, options = self._files.info, self._options
         policy, drafting = options.rollback, bool(options.spec.types)
-        longest = options.spec.n_max if options.n_rs_seq is None else options.n_rs_seq
-        n_rs_seq = longest if drafting and policy != "checkpoint" else 0
+        n_rs_seq = options.snapshots
         n_ctx = options.n_ctx or min(info.n_ctx_train, _LONGEST_CONTEXT)
         sizes = info.memory(1, n_rs_seq, n_ctx, policy)
         shown = {"weights": sizes["weights"], "KV": sizes["kv"], "state": sizes["state"]}

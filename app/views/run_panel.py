@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
-from PySide6.QtGui import QStandardItemModel
 from PySide6.QtWidgets import (
     QAbstractSpinBox,
     QCheckBox,
@@ -18,11 +17,13 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.widgets.drafter_choice import DrafterChoice
 from app.worker import ModelFiles
 from engine.options import (
     COMPUTE_MODES,
     FAULTS,
     KV_MODES,
+    MODEL_DRAFTERS,
     REPLAY_MODES,
     ROLLBACK_POLICIES,
     SPLITS,
@@ -32,7 +33,6 @@ from engine.options import (
 )
 from resources import demo_prompts
 
-_DRAFTERS = ("none", "draft-mtp", "draft-simple")
 NO_FAULT = "none"
 _PROMPT_LINES = 4
 
@@ -73,7 +73,6 @@ class RunPanel(QScrollArea):
 
     def options(self) -> RunOptions:
         """The options as set."""
-        drafter = self.drafter.currentText()
         return RunOptions(
             n_predict=self.n_predict.value(),
             sampler=SamplerOptions(
@@ -84,7 +83,7 @@ class RunPanel(QScrollArea):
                 seed=self.seed.value(),
             ),
             spec=SpecOptions(
-                types=() if drafter == "none" else (drafter,),
+                types=self.drafter.types(),
                 n_max=self.n_max.value(),
                 n_min=min(self.n_min.value(), self.n_max.value()),
                 p_min=self.p_min.value(),
@@ -102,21 +101,17 @@ class RunPanel(QScrollArea):
 
     def set_files(self, files: ModelFiles | None) -> None:
         """Offer the drafters that these files have; a choice that is gone becomes the best left."""
-        usable = {
-            "none": True,
-            "draft-mtp": files is not None and any(x.kind == "mtp" for x in files.info.layers),
-            "draft-simple": files is not None and files.draft is not None,
-        }
-        items = self.drafter.model()
-        assert isinstance(items, QStandardItemModel)
-        for row, name in enumerate(_DRAFTERS):
-            items.item(row).setEnabled(usable[name])
-            items.item(row).setToolTip("" if usable[name] else _WHY_NOT[name])
-        if files is not None and not (usable[self._wished_drafter]):
-            best = next((n for n in ("draft-mtp", "draft-simple") if usable[n]), "none")
-            self.drafter.setCurrentText(best)
-        elif files is not None:
-            self.drafter.setCurrentText(self._wished_drafter)
+        refused = dict(_WHY_NOT)
+        if files is not None and any(layer.kind == "mtp" for layer in files.info.layers):
+            del refused["draft-mtp"]
+        if files is not None and files.draft is not None:
+            del refused["draft-simple"]
+        self.drafter.set_refused(refused)
+        if files is not None:
+            left = [name for name in self._wished_drafters if name not in refused]
+            if self._wished_drafters and not left:
+                left = [name for name in reversed(MODEL_DRAFTERS) if name not in refused][:1]
+            self.drafter.set_types(left)
 
     def use_first_prompt(self) -> None:
         """Put the first bundled prompt in place, unless something is typed already."""
@@ -136,7 +131,7 @@ class RunPanel(QScrollArea):
     # -- internals -------------------------------------------------------------------------
 
     def _make_fields(self) -> None:
-        self._wished_drafter = "draft-mtp"
+        self._wished_drafters: tuple[str, ...] = ("draft-mtp",)
         self.examples = QComboBox()
         self.examples.setPlaceholderText("Example prompts")
         self.examples.addItems([p.title for p in self._prompts])
@@ -154,12 +149,13 @@ class RunPanel(QScrollArea):
         self.top_p = _real(0.01, 1.0, 0.95)
         self.min_p = _real(0.0, 1.0, 0.05)
         self.seed = _whole(0, 2**31 - 1, 42)
-        self.drafter = _choice(_DRAFTERS, self._wished_drafter)
+        self.drafter = DrafterChoice()
+        self.drafter.set_types(self._wished_drafters)
         self.n_max = _whole(1, 64, 3)
         self.n_min = _whole(0, 64, 0)
         self.p_min = _real(0.0, 1.0, 0.0)
         self.rollback = _choice(ROLLBACK_POLICIES, "planes")
-        self.n_rs_seq = _whole(-1, 64, -1, special="as n_max")
+        self.n_rs_seq = _whole(-1, 64, -1, special="automatic")
         self.replay = _choice(REPLAY_MODES, "trust")
         self.split = _choice(SPLITS, "equal")
         self.kv = _choice(KV_MODES, "per-seq")
@@ -175,12 +171,12 @@ class RunPanel(QScrollArea):
         form.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.AllNonFixedFieldsGrow)
         for label, field, option in (
             ("tokens", self.n_predict, "-n: tokens to generate"),
-            ("drafter", self.drafter, "--spec-type: what proposes tokens for the target to verify"),
-            ("n_max", self.n_max, "--spec-draft-n-max: longest draft"),
+            ("drafters", self.drafter, "--spec-type: what proposes tokens; asked in this order"),
+            ("n_max", self.n_max, "--spec-draft-n-max: longest draft of draft-*"),
             ("n_min", self.n_min, "--spec-draft-n-min: shorter drafts are thrown away"),
             ("p_min", self.p_min, "--spec-draft-p-min: the draft ends below this confidence"),
             ("rollback", self.rollback, "--rollback: how rejected tokens are undone"),
-            ("n_rs_seq", self.n_rs_seq, "--n-rs-seq: tokens that can be undone by snapshots"),
+            ("n_rs_seq", self.n_rs_seq, "--n-rs-seq: tokens undone by snapshots; automatic: n_max"),
             ("replay", self.replay, "--replay: after a restore, decode again or also sample again"),
             ("split", self.split, "--split: how a batch becomes ubatches"),
             ("KV", self.kv, "--kv: a stream of attention cells per sequence, or one pool"),
@@ -208,11 +204,10 @@ class RunPanel(QScrollArea):
         for number in (self.n_predict, self.n_max, self.n_min, self.n_rs_seq):
             number.valueChanged.connect(self._changed)
         self.temp.valueChanged.connect(self._changed)
-        for choice in (
-            self.drafter, self.rollback, self.replay, self.split, self.kv, self.fault,
-        ):  # fmt: skip
+        for choice in (self.rollback, self.replay, self.split, self.kv, self.fault):
             choice.currentTextChanged.connect(self._changed)
-        self.drafter.activated.connect(self._remember_drafter)
+        self.drafter.changed.connect(self._changed)
+        self.drafter.chosen.connect(self._remember_drafters)
         self.compute.currentTextChanged.connect(self.compute_changed)
         self.examples.activated.connect(self._use_example)
 
@@ -220,8 +215,8 @@ class RunPanel(QScrollArea):
         self._show_relevant()
         self.options_changed.emit()
 
-    def _remember_drafter(self) -> None:
-        self._wished_drafter = self.drafter.currentText()
+    def _remember_drafters(self) -> None:
+        self._wished_drafters = self.drafter.types()
 
     def _use_example(self, index: int) -> None:
         self.prompt.setPlainText(self._prompts[index].text)
@@ -229,9 +224,12 @@ class RunPanel(QScrollArea):
 
     def _show_relevant(self) -> None:
         """Hide the options that the others make meaningless."""
-        speculative = self.drafter.currentText() != "none"
-        for field in (self.n_max, self.n_min, self.p_min, self.rollback, self.replay, self.fault):
-            self._form.setRowVisible(field, speculative)
+        types = self.drafter.types()
+        speculative, with_model = bool(types), bool(set(types) & set(MODEL_DRAFTERS))
+        for field in (self.n_max, self.n_min, self.p_min):
+            self._form.setRowVisible(field, with_model)
+        for choice in (self.rollback, self.replay, self.fault):
+            self._form.setRowVisible(choice, speculative)
         keeps = speculative and self.rollback.currentText() != "checkpoint"
         self._form.setRowVisible(self.n_rs_seq, keeps)
         for field in (self.top_k, self.top_p, self.min_p, self.seed):

@@ -30,8 +30,9 @@ class Comparison:
     is. Each lane is a run in `trace`, `runs[run_id]["lane"]` is its name, and its differences
     are rows of the divergence table.
 
-    drafter: used instead of those that the options name. bound: NMSE that a lane may reach, None =
-    what the noise lane explains. Raises OptionError and what Session.start raises.
+    drafter: used instead of those that the options name, within their limits. bound: NMSE that
+    a lane may reach, None = what the noise lane explains. Raises OptionError and what
+    Session.start raises.
     """
 
     def __init__(
@@ -64,10 +65,10 @@ class Comparison:
         lead = replace(common, rollback="checkpoint", n_rs_seq=None, split="equal", kv="per-seq")
         lane_options = [spec.options(common) for spec in lanes]
         self._reference = ReferenceLane(session, lead, n_ctx, self.trace)
+        self.trace.runs[self._reference.run_id]["drafters"] = self._chain.statistics
         self._lanes = [
             following_lane(
-                spec.name, session, mine, n_ctx, session.snapshots(mine, True), self.trace,
-                self._reference,
+                spec.name, session, mine, n_ctx, mine.snapshots, self.trace, self._reference,
             )
             for spec, mine in zip(lanes, lane_options, strict=True)
         ]  # fmt: skip
@@ -124,7 +125,11 @@ class Comparison:
         self._reference.close(round_)
         for lane in self._lanes:
             lane.follow(round_)
+        if round_.draft is not None:
+            self._chain.accept(0, len(round_.chosen) - 1)
         self._chain.observe(0, round_.pos0, _decoded(round_), hidden)
+        if round_.is_prompt:
+            self._chain.begin(0, round_.tokens)
         n_next = round_.first_pos
         slot.emit(round_.chosen, n_next, self._options, self._n_ctx, self._end_tokens)
         slot.n_tokens, slot.last = n_next + len(round_.chosen) - 1, round_.chosen[-1]
@@ -156,7 +161,9 @@ class Comparison:
         limit = slot.draft_limit(self._options, self._n_ctx)
         if not limit:
             return None
-        return self._chain.draft([DraftRequest(0, slot.n_tokens, slot.last, limit)]).get(0)
+        draft = self._chain.draft([DraftRequest(0, slot.n_tokens, slot.last, limit)]).get(0)
+        self._reference.record_drafts(self._round, self._chain.asked)
+        return draft
 
 
 def _decoded(round_: Round) -> list[int]:

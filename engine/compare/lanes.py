@@ -18,6 +18,7 @@ from engine.decode.forward import Forward
 from engine.decode.rollback import Rollback, Undone
 from engine.decode.sampler import Sampler
 from engine.decode.verify import target_facts
+from engine.draft.chain import Asked
 from engine.draft.drafter import Draft
 from engine.errors import ContextFullError, RollbackRefusedError
 from engine.memory.batch import Span
@@ -113,6 +114,10 @@ class ReferenceLane(Lane):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [1, n_vocab] behind the last of the tokens, hidden rows of all."""
         return self._run(number, Span(0, pos0, tokens, [len(tokens) - 1]))
+
+    def record_drafts(self, number: int, asked: Sequence[Asked]) -> None:
+        """Every drafter that was asked on behalf of all lanes."""
+        self._recorder.drafts(number, asked, {0: 0})
 
     def close(self, round_: Round) -> None:
         """Record what was chosen."""

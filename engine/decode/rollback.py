@@ -18,6 +18,7 @@ import torch
 
 from engine.decode.forward import Forward
 from engine.decode.sampler import Sampler
+from engine.decode.synthetic import accept_all
 from engine.decode.verify import accept
 from engine.errors import RollbackRefusedError
 from engine.memory.batch import Span, UBatch
@@ -139,7 +140,10 @@ class Rollback:
             batch = [Span(span.seq, span.pos0, tokens, range(len(tokens)))]
             logits, hidden = self._forward.run(self._forward.split(batch), round_, "replay", clock)
             pick = partial(sampler.pick, sampler.candidates(logits[span.seq]))
-            chosen = accept(expected, pick, self._end_tokens)
+            if self._options.spec.synthetic:
+                chosen = accept_all(expected, pick)
+            else:
+                chosen = accept(expected, pick, self._end_tokens)
             clock.stop("sample")
             undone.accepted, undone.hidden = chosen, hidden[span.seq][: len(chosen)]
             if len(chosen) == len(tokens):

@@ -16,6 +16,7 @@ from engine.decode.forward import Forward
 from engine.decode.rollback import MAX_REPLAYS, Rollback, Undone
 from engine.decode.sampler import Sampler
 from engine.decode.slot import Slot
+from engine.decode.synthetic import SyntheticAcceptance
 from engine.decode.verify import accept, target_facts
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
@@ -53,6 +54,8 @@ class Scheduler:
         self._holders: dict[int, int] = {}
         self._forward = Forward(model, memory, options, recorder, self._holders.__getitem__)
         self._rollback = Rollback(self._forward, options, self._end_tokens)
+        rates = options.spec.synthetic
+        self._synthetic = SyntheticAcceptance(rates, options.sampler.seed) if rates else None
         self._round = 0
 
     @property
@@ -118,6 +121,7 @@ class Scheduler:
         clock.stop("sample")
         for slot in slots:
             self._chain.observe(slot.index, 0, slot.prompt.tokens, hidden[slot.index])
+            self._chain.begin(slot.index, slot.prompt.tokens)
         clock.stop("draft")
         self._recorder.round(self._round, rounds, self._memory, clock)
 
@@ -154,6 +158,8 @@ class Scheduler:
                 facts.restored_bytes = save.n_bytes * undone.n_replays
             rounds.append(facts)
             clock.stop("sample")
+            if facts.draft is not None:
+                self._chain.accept(seq, facts.n_accepted or 0)
             decoded = [span.tokens[0], *undone.accepted[:-1]]
             self._chain.observe(seq, span.pos0, decoded, undone.hidden)
             clock.stop("draft")
@@ -165,12 +171,20 @@ class Scheduler:
             for slot in slots
             if (limit := slot.draft_limit(self._options, self._n_ctx))
         ]
-        return self._chain.draft(requests) if self._chain and requests else {}
+        if not self._chain or not requests:
+            return {}
+        drafts = self._chain.draft(requests)
+        self._recorder.drafts(self._round, self._chain.asked, self._holders)
+        return drafts
 
     def _accept(self, slot: Slot, span: Span, logits: torch.Tensor) -> list[int]:
         drafted = span.tokens[1:]
         candidates = slot.sampler.candidates(logits)
-        accepted = accept(drafted, partial(slot.sampler.pick, candidates), self._end_tokens)
+        pick = partial(slot.sampler.pick, candidates)
+        if self._synthetic:
+            accepted = self._synthetic.accept(slot.seq_id, drafted, pick, self._end_tokens)
+        else:
+            accepted = accept(drafted, pick, self._end_tokens)
         if "stale-logits" in self._options.faults and len(accepted) <= len(drafted):
             accepted[-1] = slot.sampler.pick(candidates, len(drafted))
         return accepted

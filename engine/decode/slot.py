@@ -29,7 +29,7 @@ class Slot:
 
     def draft_limit(self, options: RunOptions, n_ctx: int) -> int:
         """Longest draft that the context and the token limit leave room for, 0 = none."""
-        limit = min(options.spec.n_max, n_ctx - self.n_tokens - 2)
+        limit = min(options.spec.longest, n_ctx - self.n_tokens - 2)
         if options.n_predict >= 0:
             limit = min(limit, options.n_predict - len(self.emitted) - 1)
         return max(0, limit)

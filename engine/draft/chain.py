@@ -3,20 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 
+Statistics = dict[str, float]
+"""What one drafter did, llama.cpp's counters: see DrafterChain.statistics."""
+
+_COUNTERS = (
+    "n_call_begin", "n_call_draft", "n_call_accept",
+    "n_gen_drafts", "n_acc_drafts", "n_gen_tokens", "n_acc_tokens",
+)  # fmt: skip
+_TIMES = ("begin_ms", "draft_ms", "accept_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One drafter asked for one sequence. ms: its part of the call for all sequences."""
+
+    seq: int
+    draft: Draft
+    ms: float
+
 
 class DrafterChain:
-    """Drafters in priority order. All of them are told what the target decoded."""
+    """Drafters in priority order. All of them are told what the target decoded.
+
+    statistics: per drafter calls, n_gen_* drafts that were not empty and their tokens after
+    trimming, n_acc_* drafts with at least one accepted token and these tokens, milliseconds per
+    phase. asked: who answered what to the latest `draft`.
+    """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
+        self._winners: dict[int, Drafter] = {}
+        self.asked: list[Asked] = []
+        self.statistics: dict[str, Statistics] = {
+            drafter.name: {**dict.fromkeys(_COUNTERS, 0), **dict.fromkeys(_TIMES, 0.0)}
+            for drafter in drafters
+        }
 
     def __bool__(self) -> bool:
         return bool(self._drafters)
+
+    def begin(self, seq: int, prompt: Sequence[int]) -> None:
+        """The prompt of a sequence is decoded."""
+        for drafter in self._drafters:
+            start = perf_counter()
+            drafter.begin(seq, prompt)
+            self._book(drafter, "begin", start)
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
         """Pass on what the target decoded for good."""
@@ -24,18 +62,50 @@ class DrafterChain:
             drafter.observe(seq, pos0, tokens, hidden)
 
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, Draft]:
-        """Drafts by sequence; a sequence without one is absent."""
+        """Drafts by sequence, cut to the limit of the request; one without a draft is absent."""
         drafts: dict[int, Draft] = {}
+        self.asked = []
         for drafter in self._drafters:
             waiting = [request for request in requests if request.seq not in drafts]
             if not waiting:
                 break
-            for request, draft in zip(waiting, drafter.draft(waiting), strict=True):
+            start = perf_counter()
+            answers = drafter.draft(waiting)
+            ms = self._book(drafter, "draft", start) / len(waiting)
+            for request, draft in zip(waiting, answers, strict=True):
+                draft.cut(request.n_max, "limit")
+                self.asked.append(Asked(request.seq, draft, ms))
                 if draft.tokens:
+                    self._count(drafter, "gen", len(draft.tokens))
+                    self._winners[request.seq] = drafter
                     drafts[request.seq] = draft
         return drafts
 
+    def accept(self, seq: int, n_accepted: int) -> None:
+        """The draft of a sequence was verified: its drafter learns how it fared, the others too."""
+        winner = self._winners.pop(seq, None)
+        for drafter in self._drafters:
+            start = perf_counter()
+            drafter.accept(seq, n_accepted, is_other=drafter is not winner)
+            if drafter is winner:
+                self._book(drafter, "accept", start)
+                if n_accepted:
+                    self._count(drafter, "acc", n_accepted)
+
     def forget(self, seq: int) -> None:
         """A sequence has ended."""
+        self._winners.pop(seq, None)
         for drafter in self._drafters:
             drafter.forget(seq)
+
+    def _book(self, drafter: Drafter, phase: str, start: float) -> float:
+        ms = (perf_counter() - start) * 1e3
+        counters = self.statistics[drafter.name]
+        counters[f"n_call_{phase}"] += 1
+        counters[f"{phase}_ms"] += ms
+        return ms
+
+    def _count(self, drafter: Drafter, what: str, n_tokens: int) -> None:
+        counters = self.statistics[drafter.name]
+        counters[f"n_{what}_drafts"] += 1
+        counters[f"n_{what}_tokens"] += n_tokens

@@ -26,7 +26,10 @@ class DraftRequest:
 class Draft:
     """Drafted tokens, the drafter's confidence in each, and its best alternatives.
 
-    probs come from a softmax over the ten largest raw logits, as p_min is measured.
+    probs come from a softmax over the ten largest raw logits, as p_min is measured; probs, top_ids
+    and top_probs are empty where the drafter looks tokens up. match_pos: position in the history
+    where the looked-up n-gram starts. n_raw: tokens found before trimming. reason: why the draft is
+    shorter than the drafter's longest, or empty (engine.trace.records.DRAFT_REASONS).
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -34,17 +37,26 @@ class Draft:
     top_ids: list[list[int]] = field(default_factory=list)
     top_probs: list[list[float]] = field(default_factory=list)
     drafter: str = ""
+    match_pos: int | None = None
+    n_raw: int = 0
+    reason: str = ""
 
-    def discard(self) -> None:
-        """Forget the tokens."""
-        for values in (self.tokens, self.probs, self.top_ids, self.top_probs):
-            values.clear()
+    def cut(self, n_max: int, reason: str) -> None:
+        """Keep at most n_max tokens; the reason is noted if any are lost."""
+        self.n_raw = max(self.n_raw, len(self.tokens))
+        if len(self.tokens) > n_max:
+            self.reason = reason
+            for values in (self.tokens, self.probs, self.top_ids, self.top_probs):
+                del values[n_max:]
 
 
 class Drafter(Protocol):
     """Proposes continuations and is told what the target really decoded."""
 
     name: str
+
+    def begin(self, seq: int, prompt: Sequence[int]) -> None:
+        """The prompt of a sequence has been decoded; generation starts."""
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
         """The target has decoded `tokens` for good, from pos0 on.
@@ -54,6 +66,9 @@ class Drafter(Protocol):
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, possibly empty."""
+
+    def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:
+        """A draft of this sequence was verified. is_other: another drafter had made it."""
 
     def forget(self, seq: int) -> None:
         """The sequence has ended; its slot may be used again."""

@@ -24,9 +24,16 @@ class ModelDrafter(ABC):
     """
 
     name: str
+    n_max: int
 
     def __init__(self, options: SpecOptions) -> None:
-        self._p_min, self._n_min = options.p_min, options.n_min
+        self.n_max, self._p_min, self._n_min = options.n_max, options.p_min, options.n_min
+
+    def begin(self, seq: int, prompt: Sequence[int]) -> None:  # noqa: B027 - a hook
+        """What was observed of the prompt is enough."""
+
+    def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:  # noqa: B027 - a hook
+        """What is observed afterwards is enough."""
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request."""
@@ -41,20 +48,23 @@ class ModelDrafter(ABC):
             for row, request in enumerate(alive):
                 draft = drafts[request.seq]
                 if probs[row][0] < self._p_min:
+                    draft.reason = "p_min"
                     continue
                 draft.tokens.append(ids[row][0])
                 draft.probs.append(probs[row][0])
                 draft.top_ids.append(ids[row][:N_TOP])
                 draft.top_probs.append(probs[row][:N_TOP])
-                if len(draft.tokens) < request.n_max:
+                if len(draft.tokens) < min(request.n_max, self.n_max):
                     rows.append(row)
+                elif len(draft.tokens) < self.n_max:
+                    draft.reason = "limit"
             if not rows:
                 break
             alive = [alive[row] for row in rows]
             logits = self._next(alive, [drafts[request.seq] for request in alive], rows)
         for draft in drafts.values():
             if len(draft.tokens) < self._n_min:
-                draft.discard()
+                draft.cut(0, "n_min")
         return [drafts[request.seq] for request in requests]
 
     @abstractmethod

@@ -14,12 +14,14 @@ def check_vocabularies(target: Tokenizer, draft: Tokenizer) -> None:
     for what, ours, theirs in (
         ("tokenizer type", target.model, draft.model),
         ("add-BOS flag", target.add_bos, draft.add_bos),
-        ("EOS id", target.eos_id, draft.eos_id),
+        ("add-EOS flag", target.add_eos, draft.add_eos),
     ):
         if ours != theirs:
             _refuse(f"the {what} differs: target {ours}, draft {theirs}")
     if target.add_bos and target.bos_id != draft.bos_id:
         _refuse(f"the BOS id differs: target {target.bos_id}, draft {draft.bos_id}")
+    if target.add_eos and target.eos_id != draft.eos_id:
+        _refuse(f"the EOS id differs: target {target.eos_id}, draft {draft.eos_id}")
     if abs(target.n_vocab - draft.n_vocab) > _MAX_SIZE_DIFFERENCE:
         _refuse(
             f"the sizes differ by more than {_MAX_SIZE_DIFFERENCE}: "

@@ -64,6 +64,7 @@ class Tokenizer:
         eot_id: int | None = None,
         pad_id: int | None = None,
         add_bos: bool = False,
+        add_eos: bool = False,
     ) -> None:
         """Takes consistent parts; `from_gguf` is the way in that checks them.
 
@@ -78,6 +79,7 @@ class Tokenizer:
         self.eot_id = eot_id
         self.pad_id = pad_id
         self.add_bos = add_bos
+        self.add_eos = add_eos
         self._tokens = tokens
         self._types = types
         ids = {token: i for i, token in enumerate(tokens)}
@@ -121,6 +123,7 @@ class Tokenizer:
             eot_id=_read_id(file, "eot_token_id", len(tokens)),
             pad_id=_read_id(file, "padding_token_id", len(tokens)),
             add_bos=file.bool_("tokenizer.ggml.add_bos_token", False),
+            add_eos=file.bool_("tokenizer.ggml.add_eos_token", False),
         )
 
     def encode(self, text: str, *, parse_special: bool = True) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from engine.decode.verify import TargetFacts
+    from engine.draft.chain import Asked
     from engine.draft.drafter import Draft
     from engine.memory.batch import UBatch
     from engine.memory.hybrid import HybridMemory
@@ -94,6 +95,16 @@ class Recorder:
         self._round_ubatches.append(self._n_ubatches)
         self._n_ubatches += 1
 
+    def drafts(self, round_: int, asked: Sequence[Asked], seq_ids: Mapping[int, int]) -> None:
+        """Every drafter that was asked. seq_ids: the number of each memory sequence's prompt."""
+        for answer in asked:
+            draft = answer.draft
+            self._store.drafts.append(
+                run_id=self._run_id, round=round_, seq_id=seq_ids[answer.seq],
+                drafter=draft.drafter, match_pos=draft.match_pos, num_raw=draft.n_raw,
+                num_draft_tokens=len(draft.tokens), reason=draft.reason, draft_ms=answer.ms,
+            )  # fmt: skip
+
     def finding(
         self, round_: int, seq_id: int, rule: str, severity: str, message: str, evidence: str
     ) -> None:
@@ -172,8 +183,7 @@ class Recorder:
                     kind = own.pop(0)[0]
             append(
                 **base, pos=facts.pos_next + i, kind=kind, token_id=draft.tokens[i], draft_index=i,
-                draft_p=draft.probs[i], draft_top_id=draft.top_ids[i],
-                draft_top_p=draft.top_probs[i], **_target(target, i if i < n_judged else None),
+                **_drafted(draft, i), **_target(target, i if i < n_judged else None),
             )  # fmt: skip
         if facts.n_replays:
             for i in range(n_kept):
@@ -230,6 +240,16 @@ def _n_drafted(facts: RoundFacts) -> int | None:
     if facts.n_accepted is None:
         return None
     return len(facts.draft.tokens) if facts.draft else 0
+
+
+def _drafted(draft: Draft, i: int) -> dict[str, object]:
+    if not draft.probs:  # looked up: the drafter has no confidence in it
+        return {}
+    return {
+        "draft_p": draft.probs[i],
+        "draft_top_id": draft.top_ids[i],
+        "draft_top_p": draft.top_probs[i],
+    }
 
 
 def _target(facts: TargetFacts, row: int | None) -> dict[str, object]:

@@ -40,6 +40,7 @@ _UPPER = {
     "seq_id": 65535,
     "slot": 4095,
     "draft_index": 4095,
+    "num_raw": 4095,
     "num_draft_tokens": 4095,
     "num_accepted_draft_tokens": 4095,
     "rollback_depth": 4095,

@@ -141,6 +141,7 @@ class TraceStore:
         self.tables = {name: Table(name, cols, self.text_pool) for name, cols in TABLES.items()}
         self.rounds = self.tables["rounds"]
         self.tokens = self.tables["tokens"]
+        self.drafts = self.tables["drafts"]
         self.ubatches = self.tables["ubatches"]
         self.memory = self.tables["memory"]
         self.divergence = self.tables["divergence"]

@@ -12,6 +12,7 @@ Counting follows llama-server's rules:
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,15 +106,18 @@ def summary(
 
     rollback_depth_histogram[d] = rounds after the prompt that undid d tokens. phase_ms: the sum
     of each phase's column after the prompt row, None for a phase that was never observed.
+    drafters: counters of each drafter (engine.draft.chain), for a whole run only.
     """
     rows = _Rows.select(store.rounds, run_id, seq_id)
     later = rows.is_later
     depth = rows.rollback_depth[later]
+    facts = store.runs.get(run_id, {}) if run_id is not None and seq_id is None else {}
     return {
         **timings(store, run_id, seq_id),
         **acceptance(store, run_id, seq_id),
         "rollback_depth_histogram": np.bincount(depth[depth >= 0]).tolist(),
         "phase_ms": {phase: _sum_observed(rows.phases[phase][later]) for phase in PHASES},
+        "drafters": deepcopy(facts.get("drafters", {})),
     }
 
 

@@ -55,7 +55,7 @@ def test_open_run_pause_step_resume_stop_export(
     assert window.model_map.facts["architecture"].startswith("qwen35 · 8 layers")
     wait(qtbot, window, State.READY)
     assert window.run_panel.texts() == [demo_prompts()[0].text]
-    assert window.run_panel.drafter.currentText() == "draft-mtp"
+    assert window.run_panel.drafter.text() == "draft-mtp"
     window.run_panel.n_predict.setValue(2000)
     window.run_panel.ignore_eos.setChecked(True)
 
@@ -113,7 +113,7 @@ def test_every_drafter_and_policy_gives_the_same_text(
     for drafter, policy in (
         ("none", "planes"), ("draft-mtp", "planes"), ("draft-simple", "checkpoint"),
     ):  # fmt: skip
-        panel.drafter.setCurrentText(drafter)
+        panel.drafter.set_types([drafter])
         panel.rollback.setCurrentText(policy)
         window.actions_by_id["run.start"].trigger()
         wait(qtbot, window, State.READY)

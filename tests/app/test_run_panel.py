@@ -48,7 +48,7 @@ def test_every_field_reaches_the_options(panel: RunPanel) -> None:
     panel.top_p.setValue(0.5)
     panel.min_p.setValue(0.1)
     panel.seed.setValue(9)
-    panel.drafter.setCurrentText("draft-simple")
+    panel.drafter.set_types(["draft-simple", "ngram-mod"])
     panel.n_max.setValue(5)
     panel.n_min.setValue(2)
     panel.p_min.setValue(0.25)
@@ -58,7 +58,7 @@ def test_every_field_reaches_the_options(panel: RunPanel) -> None:
     assert panel.options() == RunOptions(
         n_predict=77,
         sampler=SamplerOptions(temp=0.8, top_k=12, top_p=0.5, min_p=0.1, seed=9),
-        spec=SpecOptions(types=("draft-simple",), n_max=5, n_min=2, p_min=0.25),
+        spec=SpecOptions(types=("ngram-mod", "draft-simple"), n_max=5, n_min=2, p_min=0.25),
         rollback="checkpoint",
         split="seq",
         ignore_eos=True,
@@ -66,7 +66,7 @@ def test_every_field_reaches_the_options(panel: RunPanel) -> None:
     panel.rollback.setCurrentText("planes")
     panel.n_rs_seq.setValue(7)
     assert panel.options().n_rs_seq == 7
-    panel.drafter.setCurrentText("none")
+    panel.drafter.set_types([])
     assert panel.options().spec.types == ()
 
 
@@ -81,7 +81,11 @@ def test_options_without_effect_are_hidden(panel: RunPanel) -> None:
     assert panel.n_rs_seq.isVisible()
     assert not panel.top_k.isVisible()
     panel.temp.setValue(1)
-    panel.drafter.setCurrentText("none")
+    panel.drafter.set_types(["ngram-cache"])
+    assert panel.rollback.isVisible()
+    assert not panel.n_max.isVisible()
+    panel.drafter.set_types([])
+    assert not panel.rollback.isVisible()
     assert panel.top_k.isVisible()
     assert panel.seed.isVisible()
     assert not panel.n_max.isVisible()
@@ -99,17 +103,41 @@ def test_options_without_effect_are_hidden(panel: RunPanel) -> None:
 )
 def test_drafters_follow_the_files(panel: RunPanel, mtp: bool, draft: bool, chosen: str) -> None:
     panel.set_files(files(mtp=mtp, draft=draft))
-    assert panel.drafter.currentText() == chosen
-    item = panel.drafter.model().index(2, 0)
-    assert bool(item.flags() & Qt.ItemFlag.ItemIsEnabled) is draft
+    assert panel.drafter.text() == chosen
+    action = panel.drafter.actions_by_name["draft-simple"]
+    assert action.isEnabled() is draft
     if not draft:
-        assert "draft model" in item.data(Qt.ItemDataRole.ToolTipRole)
+        assert "draft model" in action.toolTip()
+    assert panel.drafter.actions_by_name["ngram-mod"].isEnabled()
 
 
 def test_a_chosen_drafter_comes_back_with_a_model_that_has_it(panel: RunPanel) -> None:
     panel.set_files(files(mtp=False, draft=False))
     panel.set_files(files(mtp=True, draft=False))
-    assert panel.drafter.currentText() == "draft-mtp"
+    assert panel.drafter.text() == "draft-mtp"
+
+
+def test_drafters_are_ticked_in_a_menu_that_stays_open(panel: RunPanel, qtbot: QtBot) -> None:
+    menu = panel.drafter.menu()
+    menu.popup(panel.mapToGlobal(QPoint(0, 0)))
+    for name in ("ngram-mod", "ngram-simple"):
+        where = menu.actionGeometry(panel.drafter.actions_by_name[name]).center()
+        qtbot.mouseMove(menu, where)
+        qtbot.mouseClick(menu, Qt.MouseButton.LeftButton, pos=where)
+        assert menu.isVisible()
+    assert panel.drafter.text() == "ngram-simple, ngram-mod, draft-mtp"
+    assert panel.options().spec.types == ("ngram-simple", "ngram-mod", "draft-mtp")
+    menu.setActiveAction(panel.drafter.actions_by_name["ngram-mod"])
+    qtbot.keyClick(menu, Qt.Key.Key_Space)
+    assert menu.isVisible()
+    assert panel.drafter.types() == ("ngram-simple", "draft-mtp")
+    panel.set_files(files(mtp=False, draft=False))
+    assert panel.drafter.types() == ("ngram-simple",)
+    panel.set_files(files(mtp=True, draft=False))
+    assert panel.drafter.types() == ("ngram-simple", "draft-mtp")
+    menu.actions()[0].trigger()
+    assert panel.drafter.text() == "none"
+    menu.close()
 
 
 def test_example_prompts_fill_the_box(panel: RunPanel, qtbot: QtBot) -> None:

@@ -221,7 +221,7 @@ def test_refusals():
         mtp.start([Prompt(())], options_of(4))
     with pytest.raises(ContextFullError, match="Raise -c"):
         mtp.start([prompt], replace(options_of(4), n_ctx=16))
-    with pytest.raises(VocabularyMismatchError, match="EOS id differs"):
+    with pytest.raises(VocabularyMismatchError, match="sizes differ"):
         Session.open(DEMO_TARGET, DATA / "qwen35-a-f32.gguf", compute="f32")
     with pytest.raises(ModelFileError):
         Session.open(DATA / "qwen35-a-f32.npz")

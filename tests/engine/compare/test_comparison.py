@@ -69,6 +69,12 @@ class Scripted:
         n = len(tokens)
         return [Draft(tokens, [1.0] * n, [[0] * 5] * n, [[0.0] * 5] * n, self.name)]
 
+    def begin(self, seq: int, prompt: Sequence[int]) -> None:
+        assert list(prompt) == list(self._tokens[: len(prompt)])
+
+    def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:
+        assert not is_other
+
     def forget(self, seq: int) -> None:
         pass
 
@@ -222,10 +228,16 @@ def test_models_without_head_follow_a_script(name: str, sampler) -> None:
     options = replace(options, sampler=sampler or options.sampler)
     plain = tokens_of(decode(opened, [prompt], options))[0]
     drafter = Scripted([*prompt.tokens, *plain], opened.config.n_vocab)
+    drafting = replace(options, spec=replace(options.spec, types=("draft-simple",)))
     comparison = finish(
-        Comparison(opened, prompt, options, specs("checkpoint", "planes", "replay"),
+        Comparison(opened, prompt, drafting, specs("checkpoint", "planes", "replay"),
                    drafter=drafter)
     )  # fmt: skip
+    asked = comparison.trace.drafts
+    assert len(asked) and set(asked.texts("drafter")) == {"scripted"}
+    counters = comparison.trace.runs[0]["summary"]["drafters"]["scripted"]
+    assert counters["n_gen_tokens"] == asked.column("num_draft_tokens").sum()
+    assert 0 < counters["n_acc_tokens"] < counters["n_gen_tokens"]
     assert comparison.tokens == plain
     for lane, verdict in verdicts(comparison).items():
         assert verdict.verdict in ("reference", "within"), lane
@@ -243,7 +255,8 @@ def test_batches_of_one_token_are_exact() -> None:
 
     plain = tokens_of(decode(opened, [prompt], options_of(12)))[0]
     mute = Mute([*prompt.tokens, *plain], opened.config.n_vocab)
-    comparison = Comparison(opened, prompt, options_of(12), DEFAULT_LANES, drafter=mute)
+    options = options_of(12, "draft-mtp")
+    comparison = Comparison(opened, prompt, options, DEFAULT_LANES, drafter=mute)
     _, *same, planes = finish(comparison).results()
     for verdict in same:
         assert (verdict.verdict, verdict.worst_nmse, verdict.state_error) == ("exact", 0.0, 0.0)

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter
 from engine.options import SpecOptions
@@ -55,32 +54,22 @@ def test_each_sequence_stops_at_its_own_limit():
     assert drafter.widths == [2, 1, 1]
     assert one.top_ids[0][0] == 0 and len(one.top_ids[0]) == 5
     assert one.drafter == "scripted"
+    assert (one.reason, two.reason) == ("", "limit")
 
 
 def test_p_min_is_a_floor_for_each_token():
     (one, _), _ = draft([0.9, 0.5, 0.4, 0.9], n_max=4, p_min=0.45)
     assert one.tokens == [0, 1]
+    assert one.reason == "p_min"
 
 
 def test_too_short_a_draft_is_thrown_away():
     (one, two), _ = draft([0.9, 0.8, 0.3], n_max=3, n_min=2, p_min=0.5)
     assert one.tokens == [0, 1]
-    assert two == Draft(drafter="scripted")
+    assert two == Draft(drafter="scripted", n_raw=1, reason="n_min")
 
 
-class Fixed:
-    def __init__(self, name, drafts):
-        self.name, self.drafts, self.asked = name, drafts, []
-
-    def draft(self, requests):
-        self.asked.append([r.seq for r in requests])
-        return [Draft(self.drafts.get(r.seq, []), drafter=self.name) for r in requests]
-
-
-def test_chain_asks_the_next_drafter_for_what_is_missing():
-    first, second = Fixed("a", {0: [1]}), Fixed("b", {0: [9], 1: [2]})
-    drafts = DrafterChain([first, second]).draft([DraftRequest(seq, 0, 0, 3) for seq in (0, 1, 2)])
-    assert {seq: (d.drafter, d.tokens) for seq, d in drafts.items()} == {
-        0: ("a", [1]), 1: ("b", [2]),
-    }  # fmt: skip
-    assert second.asked == [[1, 2]]
+def test_a_limit_above_the_drafters_own_changes_nothing():
+    drafter = Scripted([0.9, 0.8, 0.7], SpecOptions(n_max=2))
+    (draft,) = drafter.draft([DraftRequest(0, 5, 1, 48)])
+    assert (draft.tokens, draft.reason) == ([0, 1], "")

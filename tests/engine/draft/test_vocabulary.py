@@ -15,6 +15,7 @@ class Vocabulary:
     model: str = "gpt2"
     add_bos: bool = False
     bos_id: int | None = None
+    add_eos: bool = False
     eos_id: int | None = 7
     n_vocab: int = 400
     changed: int = -1
@@ -34,6 +35,7 @@ TARGET = Vocabulary()
         replace(TARGET, n_vocab=272),
         replace(TARGET, changed=4),
         replace(TARGET, bos_id=3),
+        replace(TARGET, eos_id=8),
     ],
 )
 def test_accepted(draft):
@@ -45,7 +47,7 @@ def test_accepted(draft):
     [
         (replace(TARGET, model="spm"), "tokenizer type differs: target gpt2, draft spm"),
         (replace(TARGET, add_bos=True), "add-BOS flag differs"),
-        (replace(TARGET, eos_id=8), "EOS id differs: target 7, draft 8"),
+        (replace(TARGET, add_eos=True), "add-EOS flag differs"),
         (replace(TARGET, n_vocab=529), "differ by more than 128"),
         (replace(TARGET, n_vocab=271), "differ by more than 128"),
         (replace(TARGET, changed=5), "token 5 differs"),
@@ -57,8 +59,10 @@ def test_refused_with_the_reason(draft, reason):
         check_vocabularies(TARGET, draft)
 
 
-def test_different_bos_matters_only_where_it_is_added():
-    added = replace(TARGET, add_bos=True, bos_id=1)
+@pytest.mark.parametrize("token", ["bos", "eos"])
+def test_different_ends_matter_only_where_they_are_added(token):
+    added = replace(TARGET, **{f"add_{token}": True, f"{token}_id": 1})
     check_vocabularies(added, added)
-    with pytest.raises(VocabularyMismatchError, match="BOS id differs"):
-        check_vocabularies(added, replace(added, bos_id=2))
+    reason = f"{token.upper()} id differs: target 1, draft 2"
+    with pytest.raises(VocabularyMismatchError, match=reason):
+        check_vocabularies(added, replace(added, **{f"{token}_id": 2}))

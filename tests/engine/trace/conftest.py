@@ -40,6 +40,10 @@ def small_trace() -> TraceStore:
         run_id=run, round=2, seq_id=0, pos=9, kind="rejected", token_id=5, draft_index=1,
         draft_p=0.25, draft_top_id=[5], draft_top_p=np.array([0.25], np.float32),
     )  # fmt: skip
+    store.drafts.append(
+        run_id=run, round=2, seq_id=0, drafter="ngram-simple", num_raw=0, num_draft_tokens=0,
+        reason="no-match", draft_ms=0.125,
+    )  # fmt: skip
     store.memory.append(run_id=run, round=2, seq_id=0, slot=0, state="live", age=0)
     store.findings.append(
         run_id=run, round=2, seq_id=0, rule="toy", severity="info",

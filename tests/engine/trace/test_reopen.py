@@ -138,7 +138,7 @@ BAD = {
     "session is deep": (replaced(SESSION_FILE, b"[" * 100_000), "not valid JSON"),
     "session is a list": (replaced(SESSION_FILE, b"[]"), "does not describe a trace"),
     "another format": (in_session(format="x"), "does not describe a trace"),
-    "another schema": (in_session(schema_version=1), "schema version 1, this program reads 2"),
+    "another schema": (in_session(schema_version=1), "schema version 1, this program reads 3"),
     "runs are a list": (in_session(runs=[]), "runs is missing or no object"),
     "runs with a gap": (in_session(runs={"1": {}}), "not numbered from 0"),
     "a run that is text": (in_session(runs={"0": "x"}), "a run is no object"),
@@ -186,7 +186,7 @@ def test_damage_is_named_with_file_and_remedy(exported: Path, case: str) -> None
 
 def test_the_undamaged_folder_opens(exported: Path) -> None:
     store = open_trace(exported)
-    assert [len(table) for table in store.tables.values()] == [3, 5, 0, 1, 0, 0, 1]
+    assert [len(table) for table in store.tables.values()] == [3, 5, 1, 0, 1, 0, 0, 1]
     assert store.pieces[3] == b"\n\t"
     assert store.runs[0]["options"] == {"n_predict": 6}
     assert store.rounds.row(0)["num_draft_tokens"] is None

@@ -1,0 +1,85 @@
+"""ngram-cache: tables of what followed n-grams of 1 to 4 tokens.
+
+The context table learns from the sequence itself, the dynamic and the static one come from files
+and are never written. Each drafted token is looked up with the tokens drafted before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.draft.drafter import Draft
+from engine.draft.history import History
+from engine.draft.ngram_cache_file import LookupCache
+from engine.draft.ngram_drafter import NgramDrafter, nothing
+from engine.draft.ngram_options import LOOKUP_CACHE_N_MAX
+from engine.draft.ngram_table import (
+    LAX,
+    N_LONGEST,
+    N_STATIC,
+    STRICT,
+    Counts,
+    learn,
+    most_frequent,
+    most_likely,
+)
+
+
+@dataclass(slots=True)
+class _Context:
+    """What a sequence has taught. n_learned: its tokens so far, `last` included."""
+
+    table: dict[tuple[int, ...], Counts] = field(default_factory=dict)
+    n_learned: int = 0
+
+
+class NgramCache(NgramDrafter):
+    """Drafts up to eight tokens. An n-gram that spans two look-ups is not learned."""
+
+    name = "ngram-cache"
+    n_max = LOOKUP_CACHE_N_MAX
+
+    def __init__(self, static: LookupCache | None, dynamic: LookupCache | None) -> None:
+        super().__init__()
+        self._static = static.find if static else _knows_nothing
+        self._dynamic = dynamic.find if dynamic else _knows_nothing
+        self._contexts: dict[int, _Context] = {}
+
+    def forget(self, seq: int) -> None:
+        """Drop the sequence and what it taught."""
+        super().forget(seq)
+        self._contexts.pop(seq, None)
+
+    def _look_up(self, seq: int, history: History, last: int) -> Draft:
+        context = self._contexts.setdefault(seq, _Context())
+        if context.n_learned <= len(history):
+            learn(context.table, [*history.part(context.n_learned), last])
+            context.n_learned = len(history) + 1
+        if len(history) + 1 < N_STATIC:
+            return nothing("too-short-history")
+        tail = [*history.part(-(N_LONGEST - 1)), last]
+        found: list[int] = []
+        while len(found) < self.n_max:
+            token = self._next(context.table, tail[-N_LONGEST:])
+            if token is None:
+                known = any(
+                    find(tuple(tail[-n:]))
+                    for find in (context.table.get, self._dynamic, self._static)
+                    for n in range(1, min(N_LONGEST, len(tail)) + 1)
+                )
+                return Draft(found, reason="low-count" if known else "no-match")
+            found.append(token)
+            tail.append(token)
+        return Draft(found)
+
+    def _next(self, context: dict[tuple[int, ...], Counts], tail: list[int]) -> int | None:
+        static = self._static(tuple(tail[-N_STATIC:])) or {}
+        for find, floor in ((context.get, LAX), (self._dynamic, STRICT)):
+            token = most_likely(find, tail, static, floor)
+            if token is not None:
+                return token
+        return most_frequent(static)
+
+
+def _knows_nothing(ngram: tuple[int, ...]) -> Counts | None:
+    return None

@@ -1,0 +1,54 @@
+"""What drafters that look tokens up have in common: a history per sequence."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.history import History
+
+
+class NgramDrafter(ABC):
+    """Drafts from text already seen. The history of a sequence ends before `last`."""
+
+    name: str
+    n_max: int
+
+    def __init__(self) -> None:
+        self._histories: dict[int, History] = {}
+
+    def begin(self, seq: int, prompt: Sequence[int]) -> None:
+        """Start from the prompt."""
+        self._histories[seq] = History(prompt)
+
+    def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
+        """Append what was decoded."""
+        self._histories.setdefault(seq, History()).write(pos0, tokens)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One draft per request."""
+        drafts = []
+        for request in requests:
+            draft = self._look_up(request.seq, self._histories[request.seq], request.last)
+            draft.drafter = self.name
+            drafts.append(draft)
+        return drafts
+
+    def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:  # noqa: B027 - a hook
+        """Nothing is learned from it unless a drafter says otherwise."""
+
+    def forget(self, seq: int) -> None:
+        """Drop the sequence."""
+        self._histories.pop(seq, None)
+
+    @abstractmethod
+    def _look_up(self, seq: int, history: History, last: int) -> Draft:
+        """Continue history + [last]."""
+
+
+def nothing(reason: str, *, match_pos: int | None = None, n_raw: int = 0) -> Draft:
+    """An empty draft and why it is empty."""
+    return Draft(match_pos=match_pos, n_raw=n_raw, reason=reason)

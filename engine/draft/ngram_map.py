@@ -1,0 +1,170 @@
+"""ngram-map-k and ngram-map-k4v: n-grams with a memory of how drafts after them fared.
+
+k drafts what followed the match. k4v counts up to four continuations of the key and drafts only
+where one of them dominates. Either way a key's draft becomes as short as its last draft was
+accepted, so that one draft without an accepted token mutes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from engine.draft.drafter import Draft
+from engine.draft.history import History
+from engine.draft.ngram_drafter import NgramDrafter, nothing
+from engine.draft.ngram_hash import FirstOccurrences
+from engine.draft.ngram_options import NgramSizes
+
+MOST_HITS = 16380
+MOST_VALUES = 4
+
+
+@dataclass(slots=True)
+class Value:
+    """A continuation of a key. start: its first occurrence. limit: longest draft it allows."""
+
+    start: int
+    limit: int
+    count: int = 0
+
+
+@dataclass(slots=True)
+class Key:
+    """An n-gram that was looked up. counted_to: match up to which continuations are counted."""
+
+    start: int
+    limit: int
+    hits: int = 0
+    counted_to: int = 0
+    values: list[Value] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Map:
+    """State of one sequence. begun, checked: lengths at `begin` and at the latest look-up."""
+
+    table: FirstOccurrences
+    keys: dict[tuple[int, ...], Key] = field(default_factory=dict)
+    begun: int = 0
+    checked: int = 0
+    used: Key | Value | None = None
+
+
+class NgramMap(NgramDrafter):
+    """Both variants; `with_values` makes it k4v."""
+
+    def __init__(self, sizes: NgramSizes, *, with_values: bool) -> None:
+        super().__init__()
+        self.name = "ngram-map-k4v" if with_values else "ngram-map-k"
+        self._n, self.n_max = sizes.size_n, sizes.size_m
+        self._min_hits, self._with_values = sizes.min_hits, with_values
+        self._maps: dict[int, _Map] = {}
+
+    def begin(self, seq: int, prompt: Sequence[int]) -> None:
+        """Start from the prompt; what a longer history has taught is deleted from its end on."""
+        super().begin(seq, prompt)
+        state, length = self._map(seq), len(prompt)
+        if length < state.checked:
+            state.table.drop_from(length)
+            self._drop_from(state, length)
+        state.begun, state.checked = length, max(0, length - 1)
+
+    def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:
+        """The key or value that was used allows no longer draft than was accepted."""
+        state = self._map(seq)
+        if not is_other and state.used is not None:
+            state.used.limit = n_accepted
+
+    def forget(self, seq: int) -> None:
+        """Drop the sequence."""
+        super().forget(seq)
+        self._maps.pop(seq, None)
+
+    def keys(self, seq: int) -> dict[tuple[int, ...], Key]:
+        """What is known of each key of a sequence."""
+        return self._map(seq).keys
+
+    def _map(self, seq: int) -> _Map:
+        return self._maps.setdefault(seq, _Map(FirstOccurrences(self._n)))
+
+    def _look_up(self, seq: int, history: History, last: int) -> Draft:
+        state, length = self._map(seq), len(history)
+        state.used = None
+        if length < 2 * self._n + self.n_max:
+            return nothing("too-short-history")
+        state.checked = length
+        ngram = [*history.part(length - self._n + 1), last]
+        match = self._match(state, history, ngram)
+        state.table.enter(history, self._new_starts(state, length))
+        state.table.last = max(state.table.last, self._newest(length))
+        if not match:
+            return nothing("no-match")
+        key = state.keys.setdefault(tuple(ngram), Key(match, self.n_max))
+        key.hits = min(key.hits + 1, MOST_HITS)
+        used: Key | Value = key
+        if self._with_values:
+            if key.hits < self._min_hits:
+                return nothing("min-hits", match_pos=match)
+            self._count_values(key, history, ngram, match)
+            used = max(key.values, key=lambda value: value.count)
+            others = sum(value.count for value in key.values) - used.count
+            if used.count < 2 * others:
+                return nothing("ambiguous", match_pos=match)
+        state.used = used
+        return self._after(history, match, used.limit)
+
+    def _after(self, history: History, match: int, limit: int) -> Draft:
+        start = match + self._n
+        draft = Draft(history.part(start, start + self.n_max), match_pos=match)
+        draft.cut(limit, "accepted-before" if limit else "muted")
+        return draft
+
+    def _newest(self, length: int) -> int:
+        """The last start that leaves room for a key and a whole draft before the end."""
+        return length - self._n - self.n_max - 1
+
+    def _match(self, state: _Map, history: History, ngram: list[int]) -> int:
+        """Start of an occurrence: from the table, else the latest one not entered yet; 0 = none."""
+        newest = self._newest(len(history))
+        start = state.table.find(ngram)
+        if 0 < start < newest and history.holds(ngram, start):
+            return start
+        for low, high in self._parts(state, newest):
+            if (start := history.find_last(ngram, low, high)) > 0:
+                return start
+        return 0
+
+    def _new_starts(self, state: _Map, length: int) -> Iterator[int]:
+        """Starts that are not in the table yet, the latest first within each part."""
+        for low, high in self._parts(state, self._newest(length)):
+            yield from range(high, low - 1, -1)
+
+    def _parts(self, state: _Map, newest: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """First and last start of the prompt and of what was generated, beyond the table's last.
+
+        Generated text comes second: a chat may drop or reorder it later.
+        """
+        low = state.table.last + 1
+        return (low, self._newest(state.begun)), (max(low, state.begun + 1), newest)
+
+    def _count_values(self, key: Key, history: History, ngram: list[int], match: int) -> None:
+        n, m = self._n, self.n_max
+        for start in history.find_all(ngram, key.counted_to, match):
+            tokens = history.part(start + n, start + n + m)
+            value = next((v for v in key.values if history.holds(tokens, v.start)), None)
+            if value is None:
+                if len(key.values) == MOST_VALUES:
+                    continue
+                value = Value(start + n, m)
+                key.values.append(value)
+            value.count = min(value.count + 1, MOST_HITS)
+        key.counted_to = match
+
+    def _drop_from(self, state: _Map, length: int) -> None:
+        """Delete keys and values at or behind `length`, and keys that reach across it."""
+        for ngram, key in list(state.keys.items()):
+            key.values = [value for value in key.values if value.start < length]
+            reaches = key.start + self._n > length
+            if reaches or (self._with_values and not key.values):
+                del state.keys[ngram]

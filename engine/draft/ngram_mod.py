@@ -1,0 +1,148 @@
+"""ngram-mod: one pool for all sequences, hash of n tokens -> the token that followed (#19164).
+
+The pool forgets by overwriting, and altogether when it is a quarter full or when its drafts
+fail several times in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.draft.drafter import Draft
+from engine.draft.history import History
+from engine.draft.ngram_drafter import NgramDrafter, nothing
+from engine.draft.ngram_options import NgramModOptions
+
+N_ENTRIES = 4 << 20
+EMPTY = -1
+MOST_OCCUPANCY = 0.25
+LOW_ACCEPTANCE = 0.25
+LOW_STREAK = 5
+CHUNK = 32
+_FACTOR = 6364136223846793005
+_MASK = N_ENTRIES - 1
+
+
+class Pool:
+    """int32 [N_ENTRIES]: the token behind the n-gram that hashed to an entry, -1 = empty.
+
+    The hash folds n tokens, h = h * factor + token in 64 bits, modulo the number of entries. As
+    that is a power of two, arithmetic modulo the number of entries gives the same.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._first_factor = pow(_FACTOR, n - 1, N_ENTRIES)
+        self._entries = np.full(N_ENTRIES, EMPTY, np.int32)
+        self.n_used = 0
+
+    @property
+    def occupancy(self) -> float:
+        """Part of the entries in use."""
+        return self.n_used / N_ENTRIES
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._entries.fill(EMPTY)
+        self.n_used = 0
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Every n-gram in tokens that has a successor; a later one overwrites an earlier one."""
+        values = np.array(tokens, np.uint64)
+        n_grams = len(values) - self._n
+        if n_grams <= 0:
+            return
+        at = np.zeros(n_grams, np.uint64)
+        for i in range(self._n):
+            at = (at * np.uint64(_FACTOR % N_ENTRIES) + values[i : i + n_grams]) & np.uint64(_MASK)
+        index = at.astype(np.int64)
+        self.n_used += len(np.unique(index[self._entries[index] == EMPTY]))
+        self._entries[index] = values[self._n :].astype(np.int32)
+
+    def follow(self, ngram: Sequence[int], n_max: int) -> list[int]:
+        """Tokens found one after the other, each look-up ending in the token found before."""
+        window, found = list(ngram), []
+        at = entry_of(ngram)
+        for i in range(n_max):
+            token = int(self._entries[at])
+            if token == EMPTY:
+                break
+            found.append(token)
+            window.append(token)
+            at = ((at - window[i] * self._first_factor) * _FACTOR + token) & _MASK
+        return found
+
+
+def entry_of(ngram: Sequence[int]) -> int:
+    """Entry of one n-gram."""
+    at = 0
+    for token in ngram:
+        at = (at * _FACTOR + token) & _MASK
+    return at
+
+
+@dataclass(slots=True)
+class _Progress:
+    """added_to: n-grams that start before it are in the pool. n_drafted: of the latest draft."""
+
+    added_to: int = 0
+    n_drafted: int = 0
+    n_low: int = 0
+
+
+class NgramMod(NgramDrafter):
+    """Drafts as far as the pool knows the next token."""
+
+    name = "ngram-mod"
+
+    def __init__(self, options: NgramModOptions) -> None:
+        super().__init__()
+        self._n, self._n_min, self.n_max = options.n_match, options.n_min, options.n_max
+        self.pool = Pool(self._n)
+        self._progress: dict[int, _Progress] = {}
+
+    def begin(self, seq: int, prompt: Sequence[int]) -> None:
+        """Put the prompt into the pool, which is emptied if that makes it too full."""
+        super().begin(seq, prompt)
+        progress = self._progress[seq] = _Progress()
+        if len(prompt) < self._n:
+            return
+        self.pool.add(prompt)
+        progress.added_to = len(prompt) - self._n
+        if self.pool.occupancy > MOST_OCCUPANCY:
+            self.pool.reset()
+
+    def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:
+        """Several bad drafts in a row empty the pool; this sequence is then added anew."""
+        if is_other or not (progress := self._progress[seq]).n_drafted:
+            return
+        if n_accepted / progress.n_drafted >= LOW_ACCEPTANCE:
+            progress.n_low = 0
+            return
+        progress.n_low += 1
+        if progress.n_low >= LOW_STREAK:
+            self.pool.reset()
+            progress.n_low = progress.added_to = 0
+
+    def forget(self, seq: int) -> None:
+        """Drop the sequence; the pool keeps what it taught."""
+        super().forget(seq)
+        self._progress.pop(seq, None)
+
+    def _look_up(self, seq: int, history: History, last: int) -> Draft:
+        progress, length = self._progress.setdefault(seq, _Progress()), len(history)
+        progress.n_drafted = 0
+        if length < self._n:
+            return nothing("too-short-history")
+        if length - progress.added_to > CHUNK:
+            self.pool.add(history.part(progress.added_to))
+            progress.added_to = length - self._n
+        found = self.pool.follow([*history.part(length - self._n + 1), last], self.n_max)
+        is_cut = len(found) < self.n_max
+        if is_cut and len(found) < self._n_min:
+            return nothing("n_min" if found else "pool-miss", n_raw=len(found))
+        progress.n_drafted = len(found)
+        return Draft(found, reason="pool-miss" if is_cut else "" if found else "n_max")

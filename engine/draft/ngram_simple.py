@@ -1,0 +1,32 @@
+"""ngram-simple: what followed the latest earlier occurrence of the last n tokens."""
+
+from __future__ import annotations
+
+from engine.draft.drafter import Draft
+from engine.draft.history import History
+from engine.draft.ngram_drafter import NgramDrafter, nothing
+from engine.draft.ngram_options import NgramSizes
+
+
+class NgramSimple(NgramDrafter):
+    """Copies up to size_m tokens behind the match, but not fewer than size_n."""
+
+    name = "ngram-simple"
+
+    def __init__(self, sizes: NgramSizes) -> None:
+        super().__init__()
+        self._n, self.n_max = sizes.size_n, sizes.size_m
+
+    def _look_up(self, seq: int, history: History, last: int) -> Draft:
+        n, m, length = self._n, self.n_max, len(history)
+        if length <= n + m + 1:
+            return nothing("too-short-history")
+        pattern = [*history.part(length - n + 1), last]
+        match = history.find_last(pattern, 1, length - n - 1)  # position 0 stands for no match
+        if match < 0:
+            return nothing("no-match")
+        copied = history.part(match + n, match + n + m)
+        if len(copied) < n:
+            return nothing("copy<n", match_pos=match, n_raw=len(copied))
+        reason = "history-end" if len(copied) < m else ""
+        return Draft(copied, match_pos=match, reason=reason)
