@@ -13,20 +13,38 @@ SPLITS = ("equal", "seq")
 KV_MODES = ("per-seq", "unified")
 CHECKPOINT_DEVICES = ("host", "device")
 REPLAY_MODES = ("trust", "verify")
+ACCEPT_RULES = ("match", "rejection")
 FAULTS = ("keep-stale-kv", "stale-logits", "stale-plane", "no-conv-rollback", "plane-off-by-one")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerOptions:
-    """The sampler chain: top-k, top-p, min-p, then temperature; temp <= 0 is greedy."""
+    """The sampler chain, in the order of engine.decode.sampler; temp <= 0 is greedy.
+
+    repeat_last_n: newest tokens, of the prompt too, that the three penalties look at; 0 = none,
+    -1 = all. logit_bias: token ids and what is added to their logits.
+    """
 
     temp: float = 0.0
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05
     seed: int = 42
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
+        _require(0.0 < self.typical_p <= 1.0, "--typical is outside (0, 1]", "Use 1 for off.")
+        _require(self.repeat_penalty > 0.0, "--repeat-penalty is not positive", "Use 1 for off.")
+        _require(
+            self.repeat_last_n >= -1,
+            "--repeat-last-n is below -1",
+            "Use 0 for off, -1 for the whole context.",
+        )
         _require(self.top_k >= 0, "--top-k is negative", "Use 0 to switch it off.")
         _require(0.0 < self.top_p <= 1.0, "--top-p is outside (0, 1]", "Use 1 to switch it off.")
         _require(0.0 <= self.min_p <= 1.0, "--min-p is outside [0, 1]", "Use 0 to switch it off.")
@@ -38,13 +56,15 @@ class SpecOptions:
     """Speculation: drafters in use and the limits on a draft.
 
     p_min is a floor on each drafted token's own confidence, not on their product;
-    a draft shorter than n_min is thrown away.
+    a draft shorter than n_min is thrown away. accept: how drafted tokens are accepted, "match"
+    keeps plain decoding's tokens, "rejection" the target's distribution (engine.decode.rejection).
     """
 
     types: tuple[str, ...] = ()
     n_max: int = 3
     n_min: int = 0
     p_min: float = 0.0
+    accept: str = "match"
 
     def __post_init__(self) -> None:
         for name in self.types:
@@ -66,6 +86,18 @@ class SpecOptions:
             "--spec-draft-p-min is outside [0, 1]",
             "Use 0 to switch it off.",
         )
+        _require(
+            self.accept in ACCEPT_RULES,
+            f"--spec-accept {self.accept} is unknown",
+            f"Choose from {', '.join(ACCEPT_RULES)}.",
+        )
+        # the floor ends a draft for the tokens drawn: throwing it away for that would favour others
+        _require(
+            self.accept == "match" or self.n_min <= 1 or self.p_min <= 0.0,
+            "--spec-accept rejection keeps no distribution when --spec-draft-p-min and "
+            "--spec-draft-n-min throw drafts away",
+            "Leave one of the two out.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +109,8 @@ class RunOptions:
     n_ctx: cells per sequence, 0 = the trained context, at most 4096.
     n_ubatch: most tokens in one forward pass. n_rs_seq: snapshot planes beyond the live state,
     None = as many as the longest draft. checkpoint_device: where checkpoints are kept.
-    replay: "trust" decodes accepted tokens again after a restore, "verify" samples them again.
+    replay: "trust" decodes accepted tokens again after a restore, "verify" samples them again;
+    tokens accepted by rejection are always trusted.
     faults: bugs of the field switched on to be looked at (FAULTS).
     """
 

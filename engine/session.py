@@ -15,6 +15,7 @@ from engine.draft.chain import DrafterChain
 from engine.draft.draft_mtp import DraftMtp
 from engine.draft.draft_simple import DraftSimple
 from engine.draft.drafter import Drafter
+from engine.draft.token_draws import TokenDraws
 from engine.draft.vocabulary import check_vocabularies
 from engine.errors import ContextFullError, OptionError
 from engine.gguf.chat import ChatTemplate
@@ -163,9 +164,12 @@ class Session:
         return self._model
 
     def context(self, prompts: Sequence[Prompt], options: RunOptions) -> int:
-        """Cells per sequence. Raises OptionError, and ContextFullError for too long a prompt."""
+        """Cells per sequence. Raises OptionError for a token id outside the vocabulary, and
+        ContextFullError for too long a prompt."""
         if not prompts:
             raise OptionError("There is no prompt.", "Give at least one.")
+        if options.sampler.logit_bias:
+            self._check_tokens([token for token, _ in options.sampler.logit_bias])
         n_ctx = options.n_ctx or min(self.config.n_ctx_train, _DEFAULT_CONTEXT)
         for seq_id, prompt in enumerate(prompts):
             self._check_tokens(prompt.tokens)
@@ -204,6 +208,9 @@ class Session:
     def make_drafters(self, options: RunOptions, n_slots: int, n_ctx: int) -> list[Drafter]:
         """The drafters that the options name, in order of priority. Raises OptionError."""
         drafters: list[Drafter] = []
+        draws = None
+        if options.spec.accept == "rejection" and options.sampler.temp > 0:
+            draws = TokenDraws(options.sampler.temp, options.sampler.seed)
         for name in _PRIORITY:
             if name not in options.spec.types:
                 continue
@@ -218,7 +225,7 @@ class Session:
                     n_rs_seq=options.spec.n_max,
                 )  # fmt: skip
                 drafters.append(
-                    DraftSimple(self._draft_model, memory, options.n_ubatch, options.spec)
+                    DraftSimple(self._draft_model, memory, options.n_ubatch, options.spec, draws)
                 )
             else:
                 if self._model.head is None:
@@ -226,11 +233,10 @@ class Session:
                         f"draft-mtp needs an MTP head, and {self.info.name} has none.",
                         "Choose draft-simple with a draft model, or a file with nextn tensors.",
                     )
+                head, n_embd = self._model.head, self.config.n_embd
                 memory = HybridMemory.for_head(self.config, n_slots, n_ctx, self._device)
                 drafters.append(
-                    DraftMtp(
-                        self._model.head, memory, self.config.n_embd, options.n_ubatch, options.spec
-                    )
+                    DraftMtp(head, memory, n_embd, options.n_ubatch, options.spec, draws)
                 )
         return drafters
 

@@ -24,11 +24,11 @@ from app.cli.run import draft_model, make_prompt
 from app.cli.run_arguments import (
     add_draft_model,
     add_prompts,
-    add_sampling,
     add_sizes,
     add_speculation,
     run_options,
 )
+from app.cli.sampling_arguments import add_sampling
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
 from engine.options import RunOptions

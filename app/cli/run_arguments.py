@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from app.cli.common import add_compute, add_model, positive, read_text, real, token_ids
+from app.cli.sampling_arguments import add_sampling, sampler_options
 from engine.options import (
+    ACCEPT_RULES,
     CHECKPOINT_DEVICES,
     DRAFTERS,
     FAULTS,
@@ -16,14 +18,13 @@ from engine.options import (
     ROLLBACK_POLICIES,
     SPLITS,
     RunOptions,
-    SamplerOptions,
     SpecOptions,
 )
 
 Source = str | tuple[int, ...]
 """A prompt as given: text, or token ids."""
 
-_RUN, _SAMPLER, _SPEC = RunOptions(), SamplerOptions(), SpecOptions()
+_RUN, _SPEC = RunOptions(), SpecOptions()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,59 +109,8 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """-n, the sampler chain and --ignore-eos."""
-    group = parser.add_argument_group("decoding")
-    group.add_argument(
-        "-n",
-        "--n-predict",
-        type=int,
-        default=_RUN.n_predict,
-        metavar="N",
-        help="tokens per sequence, -1 = no limit (default %(default)s)",
-    )
-    group.add_argument(
-        "--temp",
-        type=real,
-        default=_SAMPLER.temp,
-        metavar="T",
-        help="temperature, 0 = greedy (default %(default)s)",
-    )
-    group.add_argument(
-        "--top-k",
-        type=int,
-        default=_SAMPLER.top_k,
-        metavar="N",
-        help="most probable tokens kept, 0 = all (default %(default)s)",
-    )
-    group.add_argument(
-        "--top-p",
-        type=real,
-        default=_SAMPLER.top_p,
-        metavar="P",
-        help="probability mass kept, 1 = all (default %(default)s)",
-    )
-    group.add_argument(
-        "--min-p",
-        type=real,
-        default=_SAMPLER.min_p,
-        metavar="P",
-        help="least probability kept, relative to the largest, 0 = all (default %(default)s)",
-    )
-    group.add_argument(
-        "--seed",
-        type=int,
-        default=_SAMPLER.seed,
-        metavar="N",
-        help="seed of the sampler (default %(default)s)",
-    )
-    group.add_argument(
-        "--ignore-eos", action="store_true", help="never choose an end-of-generation token"
-    )
-
-
 def add_speculation(parser: argparse.ArgumentParser) -> None:
-    """--spec-type and the limits on a draft."""
+    """--spec-type, the limits on a draft and the acceptance rule."""
     group = parser.add_argument_group("speculation")
     group.add_argument(
         "--spec-type",
@@ -188,6 +138,14 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
         default=_SPEC.p_min,
         metavar="P",
         help="a draft ends before a token whose own probability is lower (default %(default)s)",
+    )
+    group.add_argument(
+        "--spec-accept",
+        default=_SPEC.accept,
+        metavar="RULE",
+        help=f"how drafted tokens are accepted: {' or '.join(ACCEPT_RULES)}. match keeps the "
+        "tokens of plain decoding, rejection only their distribution: the drafter draws its "
+        "tokens too, and p/q decides (default %(default)s)",
     )
 
 
@@ -219,7 +177,8 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         default=_RUN.replay,
         metavar="HOW",
         help="accepted tokens after a restore: trust decodes them again, verify samples them "
-        "again with the sampler restored, as llama.cpp does (default %(default)s)",
+        "again with the sampler restored, as llama.cpp does; with --spec-accept rejection they "
+        "are always trusted (default %(default)s)",
     )
     group.add_argument(
         "--fault",
@@ -276,12 +235,13 @@ def run_options(args: argparse.Namespace) -> RunOptions:
         n_predict=args.n_predict,
         n_ctx=args.ctx_size,
         n_ubatch=args.ubatch_size,
-        sampler=SamplerOptions(args.temp, args.top_k, args.top_p, args.min_p, args.seed),
+        sampler=sampler_options(args),
         spec=SpecOptions(
             args.spec_type or (),
             args.spec_draft_n_max,
             args.spec_draft_n_min,
             args.spec_draft_p_min,
+            args.spec_accept,
         ),
         rollback=args.rollback,
         n_rs_seq=args.n_rs_seq,

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from engine.decode.distribution import Distribution
+
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
@@ -27,6 +29,8 @@ class Draft:
     """Drafted tokens, the drafter's confidence in each, and its best alternatives.
 
     probs come from a softmax over the ten largest raw logits, as p_min is measured.
+    q: the distribution that each token was drawn from, empty where the drafter took the token
+    that it held for the best, with certainty.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -34,10 +38,11 @@ class Draft:
     top_ids: list[list[int]] = field(default_factory=list)
     top_probs: list[list[float]] = field(default_factory=list)
     drafter: str = ""
+    q: list[Distribution] = field(default_factory=list)
 
     def discard(self) -> None:
         """Forget the tokens."""
-        for values in (self.tokens, self.probs, self.top_ids, self.top_probs):
+        for values in (self.tokens, self.probs, self.top_ids, self.top_probs, self.q):
             values.clear()
 
 
