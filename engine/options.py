@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.decode.synthetic import acceptance_rates
+from engine.decode.acceptance_rates import acceptance_rates
 from engine.draft.ngram_options import LOOKUP_CACHE_N_MAX, NgramModOptions, NgramSizes
 from engine.errors import OptionError
 
@@ -19,20 +19,38 @@ SPLITS = ("equal", "seq")
 KV_MODES = ("per-seq", "unified")
 CHECKPOINT_DEVICES = ("host", "device")
 REPLAY_MODES = ("trust", "verify")
+ACCEPT_RULES = ("match", "rejection")
 FAULTS = ("keep-stale-kv", "stale-logits", "stale-plane", "no-conv-rollback", "plane-off-by-one")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerOptions:
-    """The sampler chain: top-k, top-p, min-p, then temperature; temp <= 0 is greedy."""
+    """The sampler chain, in the order of engine.decode.sampler; temp <= 0 is greedy.
+
+    repeat_last_n: newest tokens, of the prompt too, that the three penalties look at; 0 = none,
+    -1 = all. logit_bias: token ids and what is added to their logits.
+    """
 
     temp: float = 0.0
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05
     seed: int = 42
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
+        _require(0.0 < self.typical_p <= 1.0, "--typical is outside (0, 1]", "Use 1 for off.")
+        _require(self.repeat_penalty > 0.0, "--repeat-penalty is not positive", "Use 1 for off.")
+        _require(
+            self.repeat_last_n >= -1,
+            "--repeat-last-n is below -1",
+            "Use 0 for off, -1 for the whole context.",
+        )
         _require(self.top_k >= 0, "--top-k is negative", "Use 0 to switch it off.")
         _require(0.0 < self.top_p <= 1.0, "--top-p is outside (0, 1]", "Use 1 to switch it off.")
         _require(0.0 <= self.min_p <= 1.0, "--min-p is outside [0, 1]", "Use 0 to switch it off.")
@@ -44,15 +62,18 @@ class SpecOptions:
     """Speculation: drafters in use, in any order, and the limits on a draft.
 
     n_max, n_min, p_min are for drafters with a model: p_min is a floor on each drafted token's own
-    confidence, not on their product; a draft shorter than n_min is thrown away.
-    lookup_cache_*: files with the tables of ngram-cache. synth_rates, synth_len: accept drafted
-    tokens by chance instead of by the target (engine.decode.synthetic); the output is then invalid.
+    confidence, not on their product; a draft shorter than n_min is thrown away. accept: how drafted
+    tokens are accepted, "match" keeps plain decoding's tokens, "rejection" the target's
+    distribution (engine.decode.rejection). lookup_cache_*: files with the tables of ngram-cache.
+    synth_rates, synth_len: accept drafted tokens by chance instead of by the target
+    (engine.decode.synthetic); the output is then invalid.
     """
 
     types: tuple[str, ...] = ()
     n_max: int = 3
     n_min: int = 0
     p_min: float = 0.0
+    accept: str = "match"
     ngram_simple: NgramSizes = field(default_factory=NgramSizes)
     ngram_map_k: NgramSizes = field(default_factory=NgramSizes)
     ngram_map_k4v: NgramSizes = field(default_factory=NgramSizes)
@@ -81,6 +102,18 @@ class SpecOptions:
             0.0 <= self.p_min <= 1.0,
             "--spec-draft-p-min is outside [0, 1]",
             "Use 0 to switch it off.",
+        )
+        _require(
+            self.accept in ACCEPT_RULES,
+            f"--spec-accept {self.accept} is unknown",
+            f"Choose from {', '.join(ACCEPT_RULES)}.",
+        )
+        # the floor ends a draft for the tokens drawn: throwing it away for that would favour others
+        _require(
+            self.accept == "match" or self.n_min <= 1 or self.p_min <= 0.0,
+            "--spec-accept rejection keeps no distribution when --spec-draft-p-min and "
+            "--spec-draft-n-min throw drafts away",
+            "Leave one of the two out.",
         )
         self.ngram_simple.check("ngram-simple")
         self.ngram_map_k.check("ngram-map-k")
@@ -118,7 +151,8 @@ class RunOptions:
     that are looked up may have dozens of tokens, and that many planes would cost more memory than
     they save time. A draft longer than n_rs_seq is preceded by a checkpoint, as in llama.cpp.
     checkpoint_device: where checkpoints are kept.
-    replay: "trust" decodes accepted tokens again after a restore, "verify" samples them again.
+    replay: "trust" decodes accepted tokens again after a restore, "verify" samples them again;
+    tokens accepted by rejection are always trusted.
     faults: bugs of the field switched on to be looked at (FAULTS).
     """
 

@@ -16,6 +16,7 @@ from engine.draft.draft_mtp import DraftMtp
 from engine.draft.draft_simple import DraftSimple
 from engine.draft.drafter import Drafter
 from engine.draft.ngram_drafters import make_ngram_drafter
+from engine.draft.token_draws import TokenDraws
 from engine.draft.vocabulary import check_vocabularies
 from engine.errors import ContextFullError, OptionError
 from engine.gguf.chat import ChatTemplate
@@ -164,9 +165,12 @@ class Session:
         return self._model
 
     def context(self, prompts: Sequence[Prompt], options: RunOptions) -> int:
-        """Cells per sequence. Raises OptionError, and ContextFullError for too long a prompt."""
+        """Cells per sequence. Raises OptionError for a token id outside the vocabulary, and
+        ContextFullError for too long a prompt."""
         if not prompts:
             raise OptionError("There is no prompt.", "Give at least one.")
+        if options.sampler.logit_bias:
+            self._check_tokens([token for token, _ in options.sampler.logit_bias])
         n_ctx = options.n_ctx or min(self.config.n_ctx_train, _DEFAULT_CONTEXT)
         for seq_id, prompt in enumerate(prompts):
             self._check_tokens(prompt.tokens)
@@ -202,10 +206,15 @@ class Session:
 
         Raises OptionError, and LookupCacheError for a file of ngram-cache.
         """
+        draws = None
+        if options.spec.accept == "rejection" and options.sampler.temp > 0:
+            draws = TokenDraws(options.sampler.temp, options.sampler.seed)
         names = [name for name in DRAFTERS if name in options.spec.types]
-        return [self._make_drafter(name, options, n_slots, n_ctx) for name in names]
+        return [self._make_drafter(name, options, n_slots, n_ctx, draws) for name in names]
 
-    def _make_drafter(self, name: str, options: RunOptions, n_slots: int, n_ctx: int) -> Drafter:
+    def _make_drafter(
+        self, name: str, options: RunOptions, n_slots: int, n_ctx: int, draws: TokenDraws | None
+    ) -> Drafter:
         if name == "draft-simple":
             if self._draft_model is None:
                 raise OptionError(
@@ -215,7 +224,7 @@ class Session:
                 self._draft_model.config, n_slots, n_ctx, self._device, policy="ring",
                 n_rs_seq=options.spec.n_max,
             )  # fmt: skip
-            return DraftSimple(self._draft_model, memory, options.n_ubatch, options.spec)
+            return DraftSimple(self._draft_model, memory, options.n_ubatch, options.spec, draws)
         if name == "draft-mtp":
             if self._model.head is None:
                 raise OptionError(
@@ -224,7 +233,7 @@ class Session:
                 )
             memory = HybridMemory.for_head(self.config, n_slots, n_ctx, self._device)
             return DraftMtp(
-                self._model.head, memory, self.config.n_embd, options.n_ubatch, options.spec
+                self._model.head, memory, self.config.n_embd, options.n_ubatch, options.spec, draws
             )
         return make_ngram_drafter(name, options.spec, self.config.n_vocab)
 

@@ -24,10 +24,10 @@ from app.cli.run import draft_model, make_prompt
 from app.cli.run_arguments import (
     add_draft_model,
     add_prompts,
-    add_sampling,
     add_sizes,
     run_options,
 )
+from app.cli.sampling_arguments import add_sampling
 from app.cli.spec_arguments import add_speculation
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError

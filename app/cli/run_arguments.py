@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from app.cli.common import add_compute, add_model, positive, read_text, real, token_ids
+from app.cli.common import add_compute, add_model, positive, read_text, token_ids
+from app.cli.sampling_arguments import add_sampling, sampler_options
 from app.cli.spec_arguments import add_speculation, add_synthetic, spec_options
 from engine.options import (
     CHECKPOINT_DEVICES,
@@ -16,13 +17,12 @@ from engine.options import (
     ROLLBACK_POLICIES,
     SPLITS,
     RunOptions,
-    SamplerOptions,
 )
 
 Source = str | tuple[int, ...]
 """A prompt as given: text, or token ids."""
 
-_RUN, _SAMPLER = RunOptions(), SamplerOptions()
+_RUN = RunOptions()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,57 +108,6 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """-n, the sampler chain and --ignore-eos."""
-    group = parser.add_argument_group("decoding")
-    group.add_argument(
-        "-n",
-        "--n-predict",
-        type=int,
-        default=_RUN.n_predict,
-        metavar="N",
-        help="tokens per sequence, -1 = no limit (default %(default)s)",
-    )
-    group.add_argument(
-        "--temp",
-        type=real,
-        default=_SAMPLER.temp,
-        metavar="T",
-        help="temperature, 0 = greedy (default %(default)s)",
-    )
-    group.add_argument(
-        "--top-k",
-        type=int,
-        default=_SAMPLER.top_k,
-        metavar="N",
-        help="most probable tokens kept, 0 = all (default %(default)s)",
-    )
-    group.add_argument(
-        "--top-p",
-        type=real,
-        default=_SAMPLER.top_p,
-        metavar="P",
-        help="probability mass kept, 1 = all (default %(default)s)",
-    )
-    group.add_argument(
-        "--min-p",
-        type=real,
-        default=_SAMPLER.min_p,
-        metavar="P",
-        help="least probability kept, relative to the largest, 0 = all (default %(default)s)",
-    )
-    group.add_argument(
-        "--seed",
-        type=int,
-        default=_SAMPLER.seed,
-        metavar="N",
-        help="seed of the sampler (default %(default)s)",
-    )
-    group.add_argument(
-        "--ignore-eos", action="store_true", help="never choose an end-of-generation token"
-    )
-
-
 def _add_memory(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("memory and batches")
     group.add_argument(
@@ -187,7 +136,8 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         default=_RUN.replay,
         metavar="HOW",
         help="accepted tokens after a restore: trust decodes them again, verify samples them "
-        "again with the sampler restored, as llama.cpp does (default %(default)s)",
+        "again with the sampler restored, as llama.cpp does; with --spec-accept rejection they "
+        "are always trusted (default %(default)s)",
     )
     group.add_argument(
         "--fault",
@@ -245,7 +195,7 @@ def run_options(args: argparse.Namespace) -> RunOptions:
         n_predict=args.n_predict,
         n_ctx=args.ctx_size,
         n_ubatch=args.ubatch_size,
-        sampler=SamplerOptions(args.temp, args.top_k, args.top_p, args.min_p, args.seed),
+        sampler=sampler_options(args),
         spec=spec_options(args),
         rollback=args.rollback,
         n_rs_seq=args.n_rs_seq,

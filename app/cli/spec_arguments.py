@@ -6,7 +6,7 @@ import argparse
 
 from app.cli.common import real
 from engine.draft.ngram_options import NgramModOptions, NgramSizes
-from engine.options import DRAFTERS, SpecOptions
+from engine.options import ACCEPT_RULES, DRAFTERS, SpecOptions
 
 _SPEC = SpecOptions()
 _SIZES = {
@@ -41,6 +41,14 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="a draft ends before a token whose own probability is lower (default %(default)s)",
     )
+    group.add_argument(
+        "--spec-accept",
+        default=_SPEC.accept,
+        metavar="RULE",
+        help=f"how drafted tokens are accepted: {' or '.join(ACCEPT_RULES)}. match keeps the "
+        "tokens of plain decoding, rejection only their distribution: the drafter draws its "
+        "tokens too, and p/q decides (default %(default)s)",
+    )
     _add_ngram(parser.add_argument_group("speculation without a draft model"))
 
 
@@ -74,6 +82,7 @@ def spec_options(args: argparse.Namespace) -> SpecOptions:
         n_max=args.spec_draft_n_max,
         n_min=args.spec_draft_n_min,
         p_min=args.spec_draft_p_min,
+        accept=args.spec_accept,
         ngram_simple=_sizes(args, "ngram-simple"),
         ngram_map_k=_sizes(args, "ngram-map-k"),
         ngram_map_k4v=_sizes(args, "ngram-map-k4v"),

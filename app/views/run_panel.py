@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QObject, Qt, Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
     QAbstractSpinBox,
     QCheckBox,
     QComboBox,
-    QDoubleSpinBox,
     QFormLayout,
     QFrame,
     QPlainTextEdit,
     QScrollArea,
-    QSpinBox,
     QVBoxLayout,
     QWidget,
 )
 
 from app.widgets.drafter_choice import DrafterChoice
+from app.widgets.fields import WheelGuard, choice, real, whole
 from app.worker import ModelFiles
 from engine.options import (
+    ACCEPT_RULES,
     COMPUTE_MODES,
     FAULTS,
     KV_MODES,
@@ -73,6 +73,7 @@ class RunPanel(QScrollArea):
 
     def options(self) -> RunOptions:
         """The options as set."""
+        matches = self.accept_rule.currentText() == "match"
         return RunOptions(
             n_predict=self.n_predict.value(),
             sampler=SamplerOptions(
@@ -81,12 +82,18 @@ class RunPanel(QScrollArea):
                 top_p=self.top_p.value(),
                 min_p=self.min_p.value(),
                 seed=self.seed.value(),
+                typical_p=self.typical_p.value(),
+                repeat_penalty=self.repeat_penalty.value(),
+                repeat_last_n=self.repeat_last_n.value(),
+                presence_penalty=self.presence_penalty.value(),
+                frequency_penalty=self.frequency_penalty.value(),
             ),
             spec=SpecOptions(
                 types=self.drafter.types(),
                 n_max=self.n_max.value(),
-                n_min=min(self.n_min.value(), self.n_max.value()),
+                n_min=min(self.n_min.value(), self.n_max.value()) if matches else 0,
                 p_min=self.p_min.value(),
+                accept=self.accept_rule.currentText(),
             ),
             rollback=self.rollback.currentText(),
             n_rs_seq=None if self.n_rs_seq.value() < 0 else self.n_rs_seq.value(),
@@ -143,24 +150,30 @@ class RunPanel(QScrollArea):
         self.prompt.setTabChangesFocus(True)
         self.prompt.setAcceptDrops(False)  # a dropped model is for the window
         self.prompt.setFixedHeight(_PROMPT_LINES * self.fontMetrics().lineSpacing() + 12)
-        self.n_predict = _whole(-1, 100_000, 128, special="no limit")
-        self.temp = _real(0.0, 5.0, 0.0, special="0 (greedy)")
-        self.top_k = _whole(0, 100_000, 40, special="off")
-        self.top_p = _real(0.01, 1.0, 0.95)
-        self.min_p = _real(0.0, 1.0, 0.05)
-        self.seed = _whole(0, 2**31 - 1, 42)
+        self.n_predict = whole(-1, 100_000, 128, special="no limit")
+        self.temp = real(0.0, 5.0, 0.0, special="0 (greedy)")
+        self.top_k = whole(0, 100_000, 40, special="off")
+        self.top_p = real(0.01, 1.0, 0.95)
+        self.min_p = real(0.0, 1.0, 0.05)
+        self.typical_p = real(0.01, 1.0, 1.0)
+        self.seed = whole(0, 2**31 - 1, 42)
+        self.repeat_penalty = real(0.01, 10.0, 1.0)
+        self.presence_penalty = real(-10.0, 10.0, 0.0)
+        self.frequency_penalty = real(-10.0, 10.0, 0.0)
+        self.repeat_last_n = whole(-1, 100_000, 64, special="all")
         self.drafter = DrafterChoice()
         self.drafter.set_types(self._wished_drafters)
-        self.n_max = _whole(1, 64, 3)
-        self.n_min = _whole(0, 64, 0)
-        self.p_min = _real(0.0, 1.0, 0.0)
-        self.rollback = _choice(ROLLBACK_POLICIES, "planes")
-        self.n_rs_seq = _whole(-1, 64, -1, special="automatic")
-        self.replay = _choice(REPLAY_MODES, "trust")
-        self.split = _choice(SPLITS, "equal")
-        self.kv = _choice(KV_MODES, "per-seq")
-        self.fault = _choice((NO_FAULT, *FAULTS), NO_FAULT)
-        self.compute = _choice(COMPUTE_MODES, "auto")
+        self.n_max = whole(1, 64, 3)
+        self.n_min = whole(0, 64, 0)
+        self.p_min = real(0.0, 1.0, 0.0)
+        self.accept_rule = choice(ACCEPT_RULES, "match")
+        self.rollback = choice(ROLLBACK_POLICIES, "planes")
+        self.n_rs_seq = whole(-1, 64, -1, special="automatic")
+        self.replay = choice(REPLAY_MODES, "trust")
+        self.split = choice(SPLITS, "equal")
+        self.kv = choice(KV_MODES, "per-seq")
+        self.fault = choice((NO_FAULT, *FAULTS), NO_FAULT)
+        self.compute = choice(COMPUTE_MODES, "auto")
         self.ignore_eos = QCheckBox("ignore end of text")
 
     def _make_form(self) -> QFormLayout:
@@ -175,6 +188,7 @@ class RunPanel(QScrollArea):
             ("n_max", self.n_max, "--spec-draft-n-max: longest draft of draft-*"),
             ("n_min", self.n_min, "--spec-draft-n-min: shorter drafts are thrown away"),
             ("p_min", self.p_min, "--spec-draft-p-min: the draft ends below this confidence"),
+            ("accept", self.accept_rule, "--spec-accept: draw the same token, or p/q"),
             ("rollback", self.rollback, "--rollback: how rejected tokens are undone"),
             ("n_rs_seq", self.n_rs_seq, "--n-rs-seq: tokens undone by snapshots; automatic: n_max"),
             ("replay", self.replay, "--replay: after a restore, decode again or also sample again"),
@@ -184,9 +198,14 @@ class RunPanel(QScrollArea):
             ("compute", self.compute, "--compute: arithmetic of the linear layers; reloads"),
             ("temperature", self.temp, "--temp: 0 takes the most probable token"),
             ("top_k", self.top_k, "--top-k: keep this many candidates"),
+            ("typical_p", self.typical_p, "--typical: keep tokens near the expected surprise"),
             ("top_p", self.top_p, "--top-p: keep candidates up to this total probability"),
             ("min_p", self.min_p, "--min-p: drop candidates below this share of the best"),
             ("seed", self.seed, "--seed: start of the random numbers"),
+            ("repeat", self.repeat_penalty, "--repeat-penalty: divides logits of recent tokens"),
+            ("presence", self.presence_penalty, "--presence-penalty: off a recent token's logit"),
+            ("frequency", self.frequency_penalty, "--frequency-penalty: the same per occurrence"),
+            ("last_n", self.repeat_last_n, "--repeat-last-n: tokens that count as recent"),
             ("", self.ignore_eos, "--ignore-eos: go on after the end token"),
         ):
             field.setToolTip(option)
@@ -196,16 +215,20 @@ class RunPanel(QScrollArea):
         return form
 
     def _connect(self) -> None:
-        wheel = _WheelGuard(self)
-        for box in self._page.findChildren(QAbstractSpinBox):
+        wheel = WheelGuard(self)
+        for spin in self._page.findChildren(QAbstractSpinBox):
+            spin.installEventFilter(wheel)
+        for box in self._page.findChildren(QComboBox):
             box.installEventFilter(wheel)
-        for choice in self._page.findChildren(QComboBox):
-            choice.installEventFilter(wheel)
         for number in (self.n_predict, self.n_max, self.n_min, self.n_rs_seq):
             number.valueChanged.connect(self._changed)
         self.temp.valueChanged.connect(self._changed)
-        for choice in (self.rollback, self.replay, self.split, self.kv, self.fault):
-            choice.currentTextChanged.connect(self._changed)
+        for penalty in (self.repeat_penalty, self.presence_penalty, self.frequency_penalty):
+            penalty.valueChanged.connect(self._changed)
+        for box in (
+            self.accept_rule, self.rollback, self.replay, self.split, self.kv, self.fault,
+        ):  # fmt: skip
+            box.currentTextChanged.connect(self._changed)
         self.drafter.changed.connect(self._changed)
         self.drafter.chosen.connect(self._remember_drafters)
         self.compute.currentTextChanged.connect(self.compute_changed)
@@ -226,59 +249,24 @@ class RunPanel(QScrollArea):
         """Hide the options that the others make meaningless."""
         types = self.drafter.types()
         speculative, with_model = bool(types), bool(set(types) & set(MODEL_DRAFTERS))
-        for field in (self.n_max, self.n_min, self.p_min):
+        for field in (self.n_max, self.p_min):
             self._form.setRowVisible(field, with_model)
-        for choice in (self.rollback, self.replay, self.fault):
-            self._form.setRowVisible(choice, speculative)
+        for box in (self.accept_rule, self.rollback, self.replay, self.fault):
+            self._form.setRowVisible(box, speculative)
+        matches = self.accept_rule.currentText() == "match"
+        self._form.setRowVisible(self.n_min, with_model and matches)
         keeps = speculative and self.rollback.currentText() != "checkpoint"
         self._form.setRowVisible(self.n_rs_seq, keeps)
-        for field in (self.top_k, self.top_p, self.min_p, self.seed):
+        for field in (self.top_k, self.typical_p, self.top_p, self.min_p, self.seed):
             self._form.setRowVisible(field, self.temp.value() > 0)
+        penalties = (
+            self.repeat_penalty.value(), self.presence_penalty.value(),
+            self.frequency_penalty.value(),
+        )  # fmt: skip
+        self._form.setRowVisible(self.repeat_last_n, penalties != (1.0, 0.0, 0.0))
 
 
 _WHY_NOT = {
     "draft-mtp": "The model file has no MTP head",
     "draft-simple": "Open a draft model first",
 }
-
-
-class _WheelGuard(QObject):
-    """Scrolling the panel must not change a field that happens to be under the pointer."""
-
-    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if (
-            event.type() == QEvent.Type.Wheel
-            and isinstance(watched, QWidget)
-            and not watched.hasFocus()
-        ):
-            event.ignore()
-            return True
-        return super().eventFilter(watched, event)
-
-
-def _whole(low: int, high: int, value: int, special: str = "") -> QSpinBox:
-    box = QSpinBox()
-    box.setRange(low, high)
-    box.setValue(value)
-    box.setSpecialValueText(special)
-    box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-    return box
-
-
-def _real(low: float, high: float, value: float, special: str = "") -> QDoubleSpinBox:
-    box = QDoubleSpinBox()
-    box.setRange(low, high)
-    box.setSingleStep(0.05)
-    box.setDecimals(2)
-    box.setValue(value)
-    box.setSpecialValueText(special)
-    box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-    return box
-
-
-def _choice(names: tuple[str, ...], current: str) -> QComboBox:
-    box = QComboBox()
-    box.addItems(list(names))
-    box.setCurrentText(current)
-    box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-    return box

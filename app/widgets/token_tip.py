@@ -34,6 +34,8 @@ def token_tip(stream: TokenStream, index: int) -> str:
         ("position", _whole(facts["pos"])),
         ("draft index", _whole(facts["draft_index"])),
         ("target p", _real(facts["target_p"])),
+        ("rule p", _real(facts["rule_p"])),
+        ("rule q", _real(facts["rule_q"])),
         ("target rank", _whole(facts["target_rank"])),
         ("target entropy", _real(facts["target_entropy"], " nats")),
         ("draft q", _real(facts["draft_p"])),

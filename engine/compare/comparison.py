@@ -10,9 +10,11 @@ import torch
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE, REFERENCE, LaneSpec
 from engine.compare.lanes import ReferenceLane, Round, following_lane
 from engine.compare.verdict import LaneVerdict, judge, noise_bound
+from engine.decode.distribution import Distribution
+from engine.decode.rules import RULES
 from engine.decode.sampler import Sampler
 from engine.decode.slot import Slot
-from engine.decode.verify import accept
+from engine.decode.verify import match
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.errors import OptionError
@@ -61,7 +63,8 @@ class Comparison:
         end_tokens = session.tokenizer.eog_ids
         banned = end_tokens if common.ignore_eos else ()
         self._end_tokens = frozenset() if common.ignore_eos else frozenset(end_tokens)
-        self._slot = Slot(0, 0, prompt, Sampler(common.sampler, banned))
+        self._rule = RULES[common.spec.accept]
+        self._slot = Slot(0, 0, prompt, Sampler(common.sampler, banned, prompt.tokens))
         lead = replace(common, rollback="checkpoint", n_rs_seq=None, split="equal", kv="per-seq")
         lane_options = [spec.options(common) for spec in lanes]
         self._reference = ReferenceLane(session, lead, n_ctx, self.trace)
@@ -138,7 +141,7 @@ class Comparison:
     def _prompt(self, slot: Slot) -> tuple[Round, torch.Tensor]:
         tokens = slot.prompt.tokens
         logits, hidden = self._reference.decode(0, 0, tokens)
-        chosen = [slot.sampler.pick(slot.sampler.candidates(logits), 0)]
+        chosen = match(Draft(), slot.sampler.rows(logits), slot.sampler, ()).tokens
         return Round(0, 0, tokens, None, chosen, logits, is_prompt=True), hidden
 
     def _decode(self, slot: Slot) -> tuple[Round, torch.Tensor]:
@@ -147,13 +150,13 @@ class Comparison:
         rows: list[torch.Tensor] = []
         hidden: list[torch.Tensor] = []
 
-        def pick(i: int) -> int:
+        def decode(i: int) -> Distribution:
             logits, row = self._reference.decode(self._round, slot.n_tokens + i, [tokens[i]])
             rows.append(logits)
             hidden.append(row)
-            return slot.sampler.pick(slot.sampler.candidates(logits), 0)
+            return slot.sampler.rows(logits)(0)
 
-        chosen = accept(tokens[1:], pick, self._end_tokens)
+        chosen = self._rule(draft or Draft(), decode, slot.sampler, self._end_tokens).tokens
         round_ = Round(self._round, slot.n_tokens, tokens, draft, chosen, torch.cat(rows))
         return round_, torch.cat(hidden)
 

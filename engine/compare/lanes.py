@@ -17,7 +17,7 @@ from engine.compare.lane_spec import NOISE, REFERENCE
 from engine.decode.forward import Forward
 from engine.decode.rollback import Rollback, Undone
 from engine.decode.sampler import Sampler
-from engine.decode.verify import target_facts
+from engine.decode.verify import Acceptance, target_facts
 from engine.draft.chain import Asked
 from engine.draft.drafter import Draft
 from engine.errors import ContextFullError, RollbackRefusedError
@@ -237,8 +237,9 @@ class PolicyLane(FollowingLane):
         logits, hidden = self._forward.run(ubatches, number, "verify", clock)
         valid_depth = self._valid_depth()
         undone = self._rollback.undo(
-            span, round_.chosen, hidden[0], save, self._sampler, self._sampler, number, clock
-        )
+            span, Acceptance(round_.chosen), hidden[0], save, self._sampler, self._sampler, number,
+            clock,
+        )  # fmt: skip
         rows = self._rows_chosen_from(round_, logits[0])
         facts = self._facts(round_, rows, undone)
         facts.valid_depth, facts.rs_idx_before = valid_depth, before
@@ -267,6 +268,7 @@ class PolicyLane(FollowingLane):
             len(chosen) - 1, [kind], target_facts(rows, [*drafted[:n_judged], chosen[-1]]),
             rollback_depth=len(round_.tokens) - len(chosen), rollback_path=undone.path,
             n_replays=undone.n_replays,
+            accept_rule=self.options.spec.accept if round_.draft else "",
         )  # fmt: skip
 
 

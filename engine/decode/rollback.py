@@ -5,21 +5,23 @@ reach, a checkpoint taken before the batch is restored and the accepted tokens a
 (llama.cpp #19493). Two ways of replaying exist. `trust` decodes them as a shorter batch without
 sampling. `verify` is upstream's: they are verified like a draft, with the sampler restored, which
 normally reproduces them and yields one token more; where logits depend on the width of the batch
-it can disagree with itself for ever (#28061), so the number of attempts is bounded.
+it can disagree with itself for ever (#28061), so the number of attempts is bounded. Tokens that
+were accepted by rejection are always trusted: they are decided, with random numbers and a q that
+belong to the draft, and to draw them again could only change their distribution.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from engine.decode.forward import Forward
 from engine.decode.sampler import Sampler
-from engine.decode.synthetic import accept_all
-from engine.decode.verify import accept
+from engine.decode.synthetic import keep
+from engine.decode.verify import Acceptance, match
+from engine.draft.drafter import Draft
 from engine.errors import RollbackRefusedError
 from engine.memory.batch import Span, UBatch
 from engine.memory.hybrid import Checkpoint
@@ -33,13 +35,15 @@ MAX_REPLAYS = 8
 class Undone:
     """What undoing came to.
 
-    accepted: the accepted list, longer by one after a verified replay. hidden: float32
+    accepted: the accepted list, longer by one after a verified replay. own_p: the rule's p of the
+    target's own tokens at its end, two after a verified replay. hidden: float32
     [len(accepted), n_embd], rows of `last` and all accepted tokens but the newest. extra: logits
     [1, n_vocab] behind the token that a verified replay added. n_replays: restores done.
     livelock: the bound on replays was hit.
     """
 
     accepted: list[int]
+    own_p: list[float]
     hidden: torch.Tensor
     path: str = "none"
     extra: torch.Tensor | None = None
@@ -79,7 +83,7 @@ class Rollback:
     def undo(
         self,
         span: Span,
-        accepted: list[int],
+        acceptance: Acceptance,
         hidden: torch.Tensor,
         save: Checkpoint | None,
         sampler: Sampler,
@@ -91,8 +95,8 @@ class Rollback:
 
         Raises RollbackRefusedError if the tail can neither be removed nor restored.
         """
-        n_kept = len(accepted)
-        undone = Undone(accepted, hidden[:n_kept])
+        n_kept = len(acceptance.tokens)
+        undone = Undone(acceptance.tokens, [acceptance.own_p], hidden[:n_kept])
         if n_kept == len(span.tokens):
             return undone
         removed = self._memory.seq_rm(span.seq, span.pos0 + n_kept)
@@ -107,7 +111,7 @@ class Rollback:
                 "Raise --n-rs-seq or choose --rollback checkpoint.",
             )
         undone.path = "restore" if self._options.rollback == "checkpoint" else "restore_depth"
-        if self._options.replay == "verify":
+        if self._options.replay == "verify" and self._options.spec.accept == "match":
             self._replay_verified(undone, span, save, sampler, before, round_, clock)
         else:
             self._replay(undone, span, save, round_, clock)
@@ -139,16 +143,19 @@ class Rollback:
             tokens = [span.tokens[0], *expected]
             batch = [Span(span.seq, span.pos0, tokens, range(len(tokens)))]
             logits, hidden = self._forward.run(self._forward.split(batch), round_, "replay", clock)
-            pick = partial(sampler.pick, sampler.candidates(logits[span.seq]))
+            rows, draft = sampler.rows(logits[span.seq]), Draft(expected)
             if self._options.spec.synthetic:
-                chosen = accept_all(expected, pick)
+                again = keep(draft, len(expected), rows, sampler)
             else:
-                chosen = accept(expected, pick, self._end_tokens)
+                again = match(draft, rows, sampler, self._end_tokens)
             clock.stop("sample")
-            undone.accepted, undone.hidden = chosen, hidden[span.seq][: len(chosen)]
+            chosen = undone.accepted = again.tokens
+            undone.hidden = hidden[span.seq][: len(chosen)]
             if len(chosen) == len(tokens):
                 undone.extra = logits[span.seq][-1:]
+                undone.own_p.append(again.own_p)
                 return
+            undone.own_p = [again.own_p]
             if self._memory.seq_rm(span.seq, span.pos0 + len(chosen)):
                 clock.stop("rollback")
                 return

@@ -1,76 +1,106 @@
-"""The sampler chain: top-k, top-p, min-p, temperature, one random draw per token.
+"""The sampler chain and the random numbers of one sequence.
 
-The order is llama.cpp's. Speculation examines positions one by one with the same sampler, so a
-run draws as many random numbers as plain decoding does, in the same order.
+The order is llama.cpp's: logit bias, penalties, top-k, typical, top-p, min-p, temperature.
+Speculation examines positions one by one with the same sampler, so a run draws as many random
+numbers as plain decoding does, in the same order. A temperature of 0 or less takes the most
+probable token after bias and penalties; the filters then have no say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
 
+from engine.decode.distribution import Distribution, softmax
+from engine.decode.samplers import filters
+from engine.decode.samplers.logit_bias import LogitBias
+from engine.decode.samplers.penalties import Penalties
 from engine.options import SamplerOptions
 
-
-class Candidates:
-    """Logits of several positions, brought to the host once, the largest first.
-
-    ids: int64 [n, k]. logits: float32 [n, k], descending.
-    """
-
-    def __init__(self, ids: np.ndarray, logits: np.ndarray) -> None:
-        self.ids, self.logits = ids, logits
+Rows = Callable[[int], Distribution]
+"""The target's distribution at a row of a batch. Where penalties are in force it depends on the
+tokens accepted so far: rows must be asked for in order, each before its token is accepted."""
 
 
 class Sampler:
     """Samples one sequence. The generator is seeded per sequence, as a server does per request.
 
     banned: token ids that are never chosen (--ignore-eos bans the end-of-generation tokens).
+    history: tokens that the penalties already look at, a prompt.
     """
 
-    def __init__(self, options: SamplerOptions, banned: Collection[int] = ()) -> None:
+    def __init__(
+        self, options: SamplerOptions, banned: Collection[int] = (), history: Sequence[int] = ()
+    ) -> None:
         self._options = options
-        self._banned = torch.tensor(sorted(banned), dtype=torch.int64)
+        self._bias = LogitBias(options.logit_bias, banned)
+        self._penalties = Penalties(options, history)
         self._random = np.random.Generator(np.random.PCG64(options.seed))
 
     def clone(self) -> Sampler:
-        """A sampler that will draw the same numbers."""
-        other = Sampler(self._options, self._banned.tolist())
+        """A sampler that will draw the same tokens."""
+        other = Sampler(self._options)
+        other._bias = self._bias
         other.copy_from(self)
         return other
 
     def copy_from(self, other: Sampler) -> None:
         """Draw from here on what `other` would draw."""
         self._random.bit_generator.state = other._random.bit_generator.state
+        self._penalties.copy_from(other._penalties)
 
-    def candidates(self, logits: torch.Tensor) -> Candidates:
-        """What may be drawn at each row of logits [n, n_vocab]; the only host transfer."""
-        if self._banned.numel():
-            logits = logits.index_fill(1, self._banned.to(logits.device), -torch.inf)
-        k = logits.shape[1]
+    def rows(self, logits: torch.Tensor) -> Rows:
+        """The distributions at the rows of logits [n, n_vocab].
+
+        Without penalties all rows come to the host at once; with them one at a time.
+        """
+        logits = self._bias.apply(logits)
+        if self._penalties.active:
+            return lambda row: self._filter(*self._largest(self._penalties.apply(logits[row])))
+        ids, values = self._largest(logits)
+        return lambda row: self._filter(ids[row], values[row])
+
+    def uniform(self) -> float:
+        """The next random number, in [0, 1)."""
+        return float(self._random.random())
+
+    def draw(self, distribution: Distribution) -> int:
+        """Draw a token with one random number and accept it."""
+        token = distribution.at(self.uniform())
+        self.accept(token)
+        return token
+
+    def accept(self, token: int) -> None:
+        """A token was chosen: the penalties of the next position know it."""
+        self._penalties.accept(token)
+
+    def retract(self) -> None:
+        """Take the newest accepted token back; the random number stays used."""
+        self._penalties.retract()
+
+    def _largest(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """top-k: ids and logits [..., k], the largest first; the only host transfer."""
+        k = logits.shape[-1]
         if self._options.temp <= 0:
             k = 1
         elif self._options.top_k:
             k = min(k, self._options.top_k)
-        values, ids = (logits.max(1, keepdim=True) if k == 1 else torch.topk(logits, k))[:2]
-        return Candidates(ids.cpu().numpy(), values.cpu().numpy())
+        values, ids = (logits.max(-1, keepdim=True) if k == 1 else torch.topk(logits, k))[:2]
+        return ids.cpu().numpy(), values.cpu().numpy()
 
-    def pick(self, candidates: Candidates, row: int) -> int:
-        """Sample one row. Rows must be examined in order: each draws once from the generator."""
-        ids = candidates.ids[row]
-        if self._options.temp <= 0:
-            return int(ids[0])
-        logits = candidates.logits[row].astype(np.float64)
-        probs = _softmax(logits)
-        kept = int(np.searchsorted(np.cumsum(probs), self._options.top_p)) + 1
-        kept = min(kept, int((probs >= self._options.min_p * probs[0]).sum()))
-        probs = _softmax(logits[: max(kept, 1)] / self._options.temp)
-        drawn = np.searchsorted(np.cumsum(probs), self._random.random(), side="right")
-        return int(ids[min(int(drawn), len(probs) - 1)])
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    weights = np.exp(logits - logits[0])
-    return np.asarray(weights / weights.sum())
+    def _filter(self, ids: np.ndarray, values: np.ndarray) -> Distribution:
+        options = self._options
+        if options.temp <= 0:
+            return Distribution.certain(int(ids[0]))
+        logits = values.astype(np.float64)
+        for keep, parameter, off in (
+            (filters.typical, options.typical_p, 1.0),
+            (filters.top_p, options.top_p, 1.0),
+            (filters.min_p, options.min_p, 0.0),
+        ):
+            if parameter != off:
+                kept = keep(logits, parameter)
+                ids, logits = ids[kept], logits[kept]
+        return Distribution.of_weights(ids, softmax(logits, options.temp))

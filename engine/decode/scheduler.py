@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from functools import partial
 
 import torch
 
 from engine.decode.forward import Forward
 from engine.decode.rollback import MAX_REPLAYS, Rollback, Undone
+from engine.decode.rules import RULES
 from engine.decode.sampler import Sampler
 from engine.decode.slot import Slot
 from engine.decode.synthetic import SyntheticAcceptance
-from engine.decode.verify import accept, target_facts
+from engine.decode.verify import Acceptance, match, target_facts
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
 from engine.memory.batch import Span
@@ -46,7 +46,7 @@ class Scheduler:
         banned = end_tokens if options.ignore_eos else ()
         self._end_tokens = frozenset() if options.ignore_eos else frozenset(end_tokens)
         self.sequences = [
-            Slot(seq_id, -1, prompt, Sampler(options.sampler, banned))
+            Slot(seq_id, -1, prompt, Sampler(options.sampler, banned, prompt.tokens))
             for seq_id, prompt in enumerate(prompts)
         ]
         self._waiting = deque(self.sequences)
@@ -110,12 +110,13 @@ class Scheduler:
         rounds = []
         for slot in slots:
             n = slot.n_tokens = len(slot.prompt.tokens)
-            slot.last = slot.sampler.pick(slot.sampler.candidates(logits[slot.index]), 0)
+            first = match(Draft(), slot.sampler.rows(logits[slot.index]), slot.sampler, ())
+            slot.last = first.tokens[0]
             slot.emit([slot.last], n, self._options, self._n_ctx, self._end_tokens)
             facts = RoundFacts(
                 slot.seq_id, slot.index, 0, n, n, None, [slot.last], None, ["target"],
                 target_facts(logits[slot.index], [slot.last]),
-                valid_depth=self._valid_depth(slot.index),
+                valid_depth=self._valid_depth(slot.index), rule_p=[first.own_p],
             )  # fmt: skip
             rounds.append(facts)
         clock.stop("sample")
@@ -143,7 +144,7 @@ class Scheduler:
         rounds = []
         for slot, span in zip(slots, spans, strict=True):
             seq, before = slot.index, slot.sampler.clone()
-            accepted = self._accept(slot, span, logits[seq])
+            accepted = self._accept(slot, drafts.get(seq) or Draft(), logits[seq])
             valid_depth = self._valid_depth(seq)
             clock.stop("sample")
             save = saves.get(seq)
@@ -177,16 +178,17 @@ class Scheduler:
         self._recorder.drafts(self._round, self._chain.asked, self._holders)
         return drafts
 
-    def _accept(self, slot: Slot, span: Span, logits: torch.Tensor) -> list[int]:
-        drafted = span.tokens[1:]
-        candidates = slot.sampler.candidates(logits)
-        pick = partial(slot.sampler.pick, candidates)
+    def _accept(self, slot: Slot, draft: Draft, logits: torch.Tensor) -> Acceptance:
+        sampler, n_drafted = slot.sampler, len(draft.tokens)
+        rows = sampler.rows(logits)
         if self._synthetic:
-            accepted = self._synthetic.accept(slot.seq_id, drafted, pick, self._end_tokens)
+            accepted = self._synthetic.accept(slot.seq_id, draft, rows, sampler, self._end_tokens)
         else:
-            accepted = accept(drafted, pick, self._end_tokens)
-        if "stale-logits" in self._options.faults and len(accepted) <= len(drafted):
-            accepted[-1] = slot.sampler.pick(candidates, len(drafted))
+            accepted = RULES[self._options.spec.accept](draft, rows, sampler, self._end_tokens)
+        if "stale-logits" in self._options.faults and len(accepted.tokens) <= n_drafted:
+            sampler.retract()
+            stale = match(Draft(), lambda _: rows(n_drafted), sampler, ())
+            accepted.tokens[-1:], accepted.own_p = stale.tokens, stale.own_p
         return accepted
 
     def _close(
@@ -194,12 +196,12 @@ class Scheduler:
         slot: Slot,
         span: Span,
         draft: Draft | None,
-        accepted: list[int],
+        acceptance: Acceptance,
         undone: Undone,
         logits: torch.Tensor,
     ) -> RoundFacts:
         """Emit what was accepted and say what happened."""
-        final, drafted = undone.accepted, span.tokens[1:]
+        accepted, final, drafted = acceptance.tokens, undone.accepted, span.tokens[1:]
         n_judged = min(len(drafted), len(accepted))
         rows = [logits[[*range(n_judged), len(accepted) - 1]]]
         asked = [*drafted[:n_judged], final[min(len(accepted), len(final)) - 1]]
@@ -222,6 +224,8 @@ class Scheduler:
             final[:emitted], len(final) - len(kinds), kinds, target_facts(torch.cat(rows), asked),
             rollback_depth=len(span.tokens) - len(accepted), rollback_path=undone.path,
             n_replays=undone.n_replays,
+            accept_rule=self._options.spec.accept if draft else "",
+            rule_p=[*acceptance.judged_p, *undone.own_p], rule_q=acceptance.judged_q,
         )  # fmt: skip
         slot.n_tokens += len(final)
         slot.last = final[-1]

@@ -6,73 +6,22 @@ For benchmarks only: it shows what a drafter of a given quality would gain. The 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from engine.errors import OptionError
+from engine.decode.sampler import Rows, Sampler
+from engine.decode.verify import Acceptance, with_bonus
+from engine.draft.drafter import Draft
 
 _STREAM = 1  # beside the seed: other numbers than the sampler draws
-_BISECTIONS = 32
-
-
-def acceptance_rates(rates: Sequence[float], length: float | None, n_max: int) -> tuple[float, ...]:
-    """Rate i is the probability that the first i + 1 drafted tokens are all accepted.
-
-    rates: these probabilities, one per token of the longest draft n_max. length: instead, the mean
-    of the accepted list of a full draft; rates are then p, p², … Empty if neither is given.
-    Raises OptionError.
-    """
-    if not rates and length is None:
-        return ()
-    if rates and length is not None:
-        raise OptionError(
-            "--spec-synth-rates and --spec-synth-len are both given.", "Use one of them."
-        )
-    if n_max < 1:
-        raise OptionError(
-            "Synthetic acceptance has nothing to accept.", "Name a drafter with --spec-type."
-        )
-    if length is not None:
-        if not 1.0 <= length <= n_max + 1:
-            raise OptionError(
-                f"--spec-synth-len is outside 1..{n_max + 1}.",
-                f"The longest draft has {n_max} tokens and one more is the target's.",
-            )
-        p = _rate_for(length, n_max)
-        return tuple(p ** (i + 1) for i in range(n_max))
-    if len(rates) != n_max:
-        raise OptionError(
-            f"--spec-synth-rates has {len(rates)} values.",
-            f"Give {n_max}, one per token of the longest draft.",
-        )
-    if not all(math.isfinite(rate) and 0.0 <= rate <= 1.0 for rate in rates):
-        raise OptionError("--spec-synth-rates has a value outside [0, 1].", "Give probabilities.")
-    if any(after > before for before, after in pairwise(rates)):
-        raise OptionError(
-            "--spec-synth-rates rises.",
-            "A token counts as accepted only with all before it, so later rates cannot be larger.",
-        )
-    return tuple(rates)
-
-
-def _rate_for(length: float, n_max: int) -> float:
-    """p with p + p² + … + p^n_max = length - 1."""
-    if length in (1.0, n_max + 1.0):
-        return float(length > 1.0)
-    low, high = 0.0, 1.0
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if sum(middle**i for i in range(1, n_max + 1)) < length - 1:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
 
 
 class SyntheticAcceptance:
-    """Decides for every sequence with random numbers of its own, seeded like its sampler."""
+    """Decides for every sequence with random numbers of its own, seeded like its sampler.
+
+    rates: as engine.decode.acceptance_rates gives them.
+    """
 
     def __init__(self, rates: Sequence[float], seed: int) -> None:
         before = (1.0, *rates[:-1])
@@ -85,24 +34,26 @@ class SyntheticAcceptance:
     def accept(
         self,
         seq_id: int,
-        draft: Sequence[int],
-        pick: Callable[[int], int],
+        draft: Draft,
+        rows: Rows,
+        sampler: Sampler,
         end_tokens: Collection[int],
-    ) -> list[int]:
-        """The accepted list, as engine.decode.verify.accept gives it.
-
-        pick(i) samples position i; it is called once, for the token behind the accepted ones. An
-        end token in the draft is never accepted.
-        """
+    ) -> Acceptance:
+        """As engine.decode.verify.match, but chance decides. It never accepts an end token."""
         random = self._random.setdefault(seq_id, np.random.default_rng((self._seed, _STREAM)))
         n = 0
-        for token, rate in zip(draft, self._conditional, strict=False):
+        for token, rate in zip(draft.tokens, self._conditional, strict=False):
             if token in end_tokens or random.random() >= rate:
                 break
             n += 1
-        return [*draft[:n], pick(n)]
+        return keep(draft, n, rows, sampler)
 
 
-def accept_all(draft: Sequence[int], pick: Callable[[int], int]) -> list[int]:
-    """The accepted list of a replay: what was accepted once stays accepted."""
-    return [*draft, pick(len(draft))]
+def keep(draft: Draft, n: int, rows: Rows, sampler: Sampler) -> Acceptance:
+    """The first n drafted tokens, and one that the target samples behind them."""
+    n_judged = min(n + 1, len(draft.tokens))
+    unknown = [math.nan] * n_judged
+    found = Acceptance(draft.tokens[:n], unknown, list(unknown))
+    for token in found.tokens:
+        sampler.accept(token)
+    return with_bonus(found, rows, sampler)

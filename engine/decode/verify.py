@@ -2,30 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
+from engine.decode.sampler import Rows, Sampler
+from engine.draft.drafter import Draft
 from engine.trace.records import N_TOP
 
 
-def accept(
-    draft: Sequence[int], pick: Callable[[int], int], end_tokens: Collection[int]
-) -> list[int]:
-    """The accepted list: the draft's matching prefix and one token of the target's own.
+@dataclass(slots=True)
+class Acceptance:
+    """What a rule made of a draft.
 
-    pick(i) samples position i of the verify batch and is called once per examined position, in
-    order. An end token inside the draft closes the list. Length 1 .. len(draft) + 1.
+    tokens: the accepted list, the accepted prefix of the draft and one token of the target's own.
+    judged_p, judged_q: probabilities of each examined draft token as the rule saw them, the
+    target's and the drafter's (NaN where the rule does not look at it). own_p: the target's
+    probability of the last of tokens.
     """
-    chosen: list[int] = []
-    for i, drafted in enumerate(draft):
-        token = pick(i)
-        chosen.append(token)
-        if token != drafted or (token in end_tokens and i < len(draft) - 1):
-            return chosen
-    chosen.append(pick(len(draft)))
-    return chosen
+
+    tokens: list[int]
+    judged_p: list[float] = field(default_factory=list)
+    judged_q: list[float] = field(default_factory=list)
+    own_p: float = math.nan
+
+
+def match(draft: Draft, rows: Rows, sampler: Sampler, end_tokens: Collection[int]) -> Acceptance:
+    """Sample every position; a drafted token is accepted if it is the one that was drawn.
+
+    rows: the target's distributions at the positions of the verify batch, asked for in order.
+    One random number is drawn per examined position, so the tokens are those of plain decoding.
+    An end token inside the draft closes the list. Accepts 1 .. len(draft.tokens) + 1 tokens.
+    """
+    found = Acceptance([])
+    for i, drafted in enumerate(draft.tokens):
+        p = rows(i)
+        token = sampler.draw(p)
+        found.tokens.append(token)
+        found.judged_p.append(p.of(drafted))
+        found.judged_q.append(math.nan)
+        if token != drafted or closes(i, token, draft, end_tokens):
+            found.own_p = p.of(token)
+            return found
+    return with_bonus(found, rows, sampler)
+
+
+def closes(i: int, token: int, draft: Draft, end_tokens: Collection[int]) -> bool:
+    """Whether an accepted token ends the list before the end of its draft."""
+    return token in end_tokens and i < len(draft.tokens) - 1
+
+
+def with_bonus(found: Acceptance, rows: Rows, sampler: Sampler) -> Acceptance:
+    """Add the token that the target chooses behind a draft that was accepted whole."""
+    p = rows(len(found.tokens))
+    found.tokens.append(sampler.draw(p))
+    found.own_p = p.of(found.tokens[-1])
+    return found
 
 
 @dataclass(frozen=True, slots=True)

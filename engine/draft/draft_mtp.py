@@ -14,6 +14,7 @@ import torch
 
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter, single_tokens
+from engine.draft.token_draws import TokenDraws
 from engine.memory.batch import Span, UBatch
 from engine.memory.hybrid import HybridMemory
 from engine.model.mtp import MtpHead
@@ -40,9 +41,10 @@ class DraftMtp(ModelDrafter):
     name = "draft-mtp"
 
     def __init__(
-        self, head: MtpHead, memory: HybridMemory, n_embd: int, n_ubatch: int, options: SpecOptions
-    ) -> None:
-        super().__init__(options)
+        self, head: MtpHead, memory: HybridMemory, n_embd: int, n_ubatch: int, options: SpecOptions,
+        draws: TokenDraws | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(options, draws)
         self._head, self._memory, self._n_ubatch = head, memory, n_ubatch
         self._device = memory.attention.device
         self._start = torch.zeros(n_embd, device=self._device)
@@ -61,6 +63,7 @@ class DraftMtp(ModelDrafter):
 
     def forget(self, seq: int) -> None:
         """Drop the sequence."""
+        super().forget(seq)
         self._backlogs.pop(seq, None)
         self._memory.clear(seq)
 

@@ -13,6 +13,7 @@ import torch
 
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter, single_tokens
+from engine.draft.token_draws import TokenDraws
 from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
@@ -38,9 +39,10 @@ class DraftSimple(ModelDrafter):
     name = "draft-simple"
 
     def __init__(
-        self, model: HybridModel, memory: HybridMemory, n_ubatch: int, options: SpecOptions
-    ) -> None:
-        super().__init__(options)
+        self, model: HybridModel, memory: HybridMemory, n_ubatch: int, options: SpecOptions,
+        draws: TokenDraws | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(options, draws)
         self._model, self._memory, self._n_ubatch = model, memory, n_ubatch
         self._progress: dict[int, _Progress] = {}
 
@@ -60,6 +62,7 @@ class DraftSimple(ModelDrafter):
 
     def forget(self, seq: int) -> None:
         """Drop the sequence."""
+        super().forget(seq)
         self._progress.pop(seq, None)
         self._memory.clear(seq)
 

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from engine.decode.distribution import Distribution
+
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
@@ -27,9 +29,11 @@ class Draft:
     """Drafted tokens, the drafter's confidence in each, and its best alternatives.
 
     probs come from a softmax over the ten largest raw logits, as p_min is measured; probs, top_ids
-    and top_probs are empty where the drafter looks tokens up. match_pos: position in the history
-    where the looked-up n-gram starts. n_raw: tokens found before trimming. reason: why the draft is
-    shorter than the drafter's longest, or empty (engine.trace.records.DRAFT_REASONS).
+    and top_probs are empty where the drafter looks tokens up. q: the distribution that each token
+    was drawn from, empty where the drafter took the token that it held for the best, with
+    certainty. match_pos: position in the history where the looked-up n-gram starts. n_raw: tokens
+    found before trimming. reason: why the draft is shorter than the drafter's longest, or empty
+    (engine.trace.records.DRAFT_REASONS).
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -37,6 +41,7 @@ class Draft:
     top_ids: list[list[int]] = field(default_factory=list)
     top_probs: list[list[float]] = field(default_factory=list)
     drafter: str = ""
+    q: list[Distribution] = field(default_factory=list)
     match_pos: int | None = None
     n_raw: int = 0
     reason: str = ""
@@ -46,7 +51,7 @@ class Draft:
         self.n_raw = max(self.n_raw, len(self.tokens))
         if len(self.tokens) > n_max:
             self.reason = reason
-            for values in (self.tokens, self.probs, self.top_ids, self.top_probs):
+            for values in (self.tokens, self.probs, self.top_ids, self.top_probs, self.q):
                 del values[n_max:]
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.token_draws import TokenDraws
 from engine.memory.batch import UBatch
 from engine.options import SpecOptions
 from engine.trace.records import N_TOP
@@ -16,18 +18,20 @@ _N_CANDIDATES = 10
 
 
 class ModelDrafter(ABC):
-    """Greedy drafting: one token per step for all sequences that are still drafting.
+    """One token per step for all sequences that are still drafting.
 
-    The candidate is the most probable token; its probability is taken over the ten largest raw
-    logits without temperature. Below p_min the candidate is dropped and the sequence stops; a
-    draft shorter than n_min is thrown away (llama.cpp #22506).
+    The candidate is the most probable token, or with `draws` one drawn from the ten most probable;
+    its probability is taken over the ten largest raw logits without temperature. Below p_min the
+    candidate is dropped and the sequence stops; a draft shorter than n_min is thrown away
+    (llama.cpp #22506).
     """
 
     name: str
     n_max: int
 
-    def __init__(self, options: SpecOptions) -> None:
+    def __init__(self, options: SpecOptions, draws: TokenDraws | None = None) -> None:
         self.n_max, self._p_min, self._n_min = options.n_max, options.p_min, options.n_min
+        self._draws = draws
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:  # noqa: B027 - a hook
         """What was observed of the prompt is enough."""
@@ -42,16 +46,21 @@ class ModelDrafter(ABC):
         logits = self._first(alive)
         while True:
             top = torch.topk(logits, min(_N_CANDIDATES, logits.shape[-1]))
-            ids = top.indices.tolist()
+            ids, values = top.indices.tolist(), top.values.tolist()
             probs = torch.softmax(top.values, -1).tolist()
             rows = []
             for row, request in enumerate(alive):
-                draft = drafts[request.seq]
-                if probs[row][0] < self._p_min:
+                draft, rank = drafts[request.seq], 0
+                if self._draws:
+                    rank = self._draws.rank(request.seq, values[row])
+                if probs[row][rank] < self._p_min:
                     draft.reason = "p_min"
                     continue
-                draft.tokens.append(ids[row][0])
-                draft.probs.append(probs[row][0])
+                if self._draws:
+                    passed = np.array(probs[row]) >= self._p_min
+                    draft.q.append(self._draws.q(ids[row], values[row], passed))
+                draft.tokens.append(ids[row][rank])
+                draft.probs.append(probs[row][rank])
                 draft.top_ids.append(ids[row][:N_TOP])
                 draft.top_probs.append(probs[row][:N_TOP])
                 if len(draft.tokens) < min(request.n_max, self.n_max):
@@ -66,6 +75,11 @@ class ModelDrafter(ABC):
             if len(draft.tokens) < self._n_min:
                 draft.cut(0, "n_min")
         return [drafts[request.seq] for request in requests]
+
+    def forget(self, seq: int) -> None:
+        """Drop the sequence."""
+        if self._draws:
+            self._draws.forget(seq)
 
     @abstractmethod
     def _first(self, requests: Sequence[DraftRequest]) -> torch.Tensor:

@@ -24,8 +24,9 @@ class RoundFacts:
 
     pos_next: position of the first emitted token. tokens: the accepted list (matching draft
     prefix and the target's own tokens), cut at a stop. n_accepted: drafted tokens confirmed, None
-    for a prompt. own_kinds: kinds of the target's own tokens. target: facts about each judged
-    draft token, then about each of the target's own.
+    for a prompt. own_kinds: kinds of the target's own tokens. target, rule_p: facts about each
+    judged draft token, then about each of the target's own. rule_q: of each judged draft token.
+    accept_rule: the rule that judged, empty without a draft.
     """
 
     seq_id: int
@@ -46,6 +47,9 @@ class RoundFacts:
     n_replays: int = 0
     checkpoint_bytes: int = 0
     restored_bytes: int = 0
+    accept_rule: str = ""
+    rule_p: Sequence[float] = ()
+    rule_q: Sequence[float] = ()
 
 
 @dataclass(slots=True)
@@ -145,6 +149,7 @@ class Recorder:
             self._store.rounds.append(
                 run_id=self._run_id, round=round_, seq_id=facts.seq_id, t_ms=self._elapsed_ms,
                 pos0=facts.pos0, drafter=facts.draft.drafter if facts.draft else "",
+                accept_rule=facts.accept_rule,
                 num_draft_tokens=_n_drafted(facts), num_accepted_draft_tokens=facts.n_accepted,
                 num_emitted=len(facts.tokens),
                 stop_kind=_stop_kind(facts), rollback_depth=facts.rollback_depth,
@@ -183,7 +188,7 @@ class Recorder:
                     kind = own.pop(0)[0]
             append(
                 **base, pos=facts.pos_next + i, kind=kind, token_id=draft.tokens[i], draft_index=i,
-                **_drafted(draft, i), **_target(target, i if i < n_judged else None),
+                **_drafted(draft, i), **_target(facts, i if i < n_judged else None),
             )  # fmt: skip
         if facts.n_replays:
             for i in range(n_kept):
@@ -194,7 +199,7 @@ class Recorder:
         for i, (kind, token) in enumerate(own):
             append(
                 **base, pos=facts.pos_next + n_kept + i, kind=kind, token_id=token,
-                **_target(target, n_judged + i),
+                **_target(facts, n_judged + i),
             )  # fmt: skip
 
     def _traffic(self, memory: HybridMemory, n_rows: int) -> tuple[list[int], list[int]]:
@@ -252,13 +257,17 @@ def _drafted(draft: Draft, i: int) -> dict[str, object]:
     }
 
 
-def _target(facts: TargetFacts, row: int | None) -> dict[str, object]:
+def _target(facts: RoundFacts, row: int | None) -> dict[str, object]:
+    """Columns about the token that a row of the target's logits was asked about."""
     if row is None:
         return {}
+    target = facts.target
     return {
-        "target_p": facts.prob[row],
-        "target_rank": facts.rank[row],
-        "target_entropy": facts.entropy[row],
-        "target_top_id": facts.top_ids[row],
-        "target_top_p": facts.top_probs[row],
+        "target_p": target.prob[row],
+        "rule_p": facts.rule_p[row] if row < len(facts.rule_p) else None,
+        "rule_q": facts.rule_q[row] if row < len(facts.rule_q) else None,
+        "target_rank": target.rank[row],
+        "target_entropy": target.entropy[row],
+        "target_top_id": target.top_ids[row],
+        "target_top_p": target.top_probs[row],
     }

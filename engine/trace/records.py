@@ -41,6 +41,7 @@ ROUNDS = (
     Column("t_ms", "real", "end of the round, in the run's own time: pauses do not count"),
     Column("pos0", "int", "position of the first token of the batch"),
     Column("drafter", "text", "drafter whose draft was verified, empty without a draft"),
+    Column("accept_rule", "text", "rule that judged the draft: match or rejection; else empty"),
     Column("num_draft_tokens", "int", "tokens drafted, after trimming"),
     Column("num_accepted_draft_tokens", "int", "drafted tokens that the target confirmed"),
     Column("num_emitted", "int", "tokens added to the output"),
@@ -82,6 +83,10 @@ TOKENS = (
     Column("draft_index", "int", "index inside the draft, from 0"),
     Column("draft_p", "real", "drafter's confidence in the drafted token"),
     Column("target_p", "real", "target's raw softmax probability of this token here"),
+    Column(
+        "rule_p", "real", "target's probability of it after bias, penalties, filters, temperature"
+    ),
+    Column("rule_q", "real", "drafter's probability of it as rejection used it; empty for match"),
     Column("target_rank", "int", "rank of this token among the target's logits, from 1"),
     Column("target_entropy", "real", "entropy of the target's raw softmax here, nats"),
     Column("target_top_id", "tops", "target's most probable tokens"),

@@ -49,3 +49,10 @@ def options_of(n: int = 40, *types: str, n_max: int = 3, **others) -> RunOptions
 
 def tokens_of(run: Run) -> list[list[int]]:
     return [result.tokens for result in run.results()]
+
+
+def tokens_table(run: Run) -> dict[str, np.ndarray]:
+    """The tokens table of a run: what the acceptance rule is recorded with."""
+    table = run.trace.tokens
+    names = ("draft_index", "draft_p", "rule_p", "rule_q", "target_p", "round", "token_id")
+    return {name: table.column(name) for name in names} | {"kind": np.array(table.texts("kind"))}

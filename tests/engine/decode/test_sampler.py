@@ -1,55 +1,159 @@
-"""The sampler chain against hand-made distributions."""
+"""The sampler chain against a naive one, its order, its random numbers and its history."""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.decode.sampler import Sampler
 from engine.options import SamplerOptions
+from tests.support import naive_sampler as naive
 
 LOGITS = torch.log(torch.tensor([[0.02, 0.5, 0.08, 0.3, 0.1]]))
-OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+OFF: dict[str, Any] = {"temp": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+PENALISED = SamplerOptions(temp=0.9, repeat_penalty=1.3, frequency_penalty=0.2)
 
 
-def frequencies(options: SamplerOptions, banned=(), n: int = 4000) -> np.ndarray:
-    sampler = Sampler(options, banned)
-    candidates = sampler.candidates(LOGITS)
-    return np.bincount([sampler.pick(candidates, 0) for _ in range(n)], minlength=5) / n
+def distribution(
+    options: SamplerOptions,
+    logits: torch.Tensor = LOGITS,
+    history: Sequence[int] = (),
+    banned: Collection[int] = (),
+) -> dict[int, float]:
+    found = Sampler(options, banned, history).rows(logits)(0)
+    return dict(zip(found.ids.tolist(), found.probs.tolist(), strict=True))
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"temp": 1.0, **OFF}, [0.02, 0.5, 0.08, 0.3, 0.1]),
-        ({"temp": 1.0, **OFF, "top_k": 2}, [0, 0.625, 0, 0.375, 0]),
-        ({"temp": 1.0, **OFF, "top_p": 0.85}, [0, 5 / 9, 0, 3 / 9, 1 / 9]),
-        ({"temp": 1.0, **OFF, "min_p": 0.17}, [0, 5 / 9, 0, 3 / 9, 1 / 9]),
-        ({"temp": 0.5, **OFF, "top_k": 2}, [0, 25 / 34, 0, 9 / 34, 0]),
+        ({}, [0.02, 0.5, 0.08, 0.3, 0.1]),
+        ({"top_k": 2}, [0, 0.625, 0, 0.375, 0]),
+        ({"top_p": 0.85}, [0, 5 / 9, 0, 3 / 9, 1 / 9]),
+        ({"min_p": 0.17}, [0, 5 / 9, 0, 3 / 9, 1 / 9]),
+        ({"temp": 0.5, "top_k": 2}, [0, 25 / 34, 0, 9 / 34, 0]),
         ({"temp": 0.0}, [0, 1, 0, 0, 0]),
     ],
 )
-def test_chain(settings, expected):
-    np.testing.assert_allclose(frequencies(SamplerOptions(**settings)), expected, atol=0.03)
+def test_chain_by_hand(settings: dict[str, Any], expected: list[float]) -> None:
+    found = distribution(SamplerOptions(**{**OFF, **settings}))
+    assert [found.get(token, 0) for token in range(5)] == pytest.approx(expected)
 
 
-def test_banned_tokens_are_never_drawn():
-    assert frequencies(SamplerOptions(temp=0), banned=[1]).argmax() == 3
-    assert frequencies(SamplerOptions(temp=1.0, **OFF), banned=[1, 3])[[1, 3]].sum() == 0
+@st.composite
+def chains(draw: st.DrawFn) -> SamplerOptions:
+    return SamplerOptions(
+        temp=draw(st.sampled_from((0.0, 0.2, 1.0, 3.0))),
+        top_k=draw(st.sampled_from((0, 1, 3, 20, 100))),
+        top_p=draw(st.sampled_from((1.0, 0.9, 0.4, 0.05))),
+        min_p=draw(st.sampled_from((0.0, 0.02, 0.4, 1.0))),
+        typical_p=draw(st.sampled_from((1.0, 0.9, 0.5, 0.1))),
+        repeat_penalty=draw(st.sampled_from((1.0, 1.3, 0.8))),
+        repeat_last_n=draw(st.sampled_from((0, 1, 5, 64, -1))),
+        presence_penalty=draw(st.sampled_from((0.0, 0.7, -0.7))),
+        frequency_penalty=draw(st.sampled_from((0.0, 0.3, -0.3))),
+        logit_bias=draw(st.sampled_from(((), ((3, 2.5), (7, -1.5), (3, 0.5)), ((0, -1000.0),)))),
+    )
 
 
-def test_seed_decides_the_draws_and_every_pick_draws_once():
+@given(chains(), st.integers(0, 10**6), st.lists(st.integers(0, 39), max_size=20))
+def test_chain_is_the_naive_one(options: SamplerOptions, seed: int, history: list[int]) -> None:
+    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(seed)) * 2
+    found = distribution(options, logits, history)
+    expected = naive.chain(logits[0].tolist(), history, options)
+    expected = {token: p for token, p in expected.items() if p > 0}
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+SWAPS = list(itertools.pairwise(naive.ORDER))
+
+
+@pytest.mark.parametrize(("first", "second"), SWAPS, ids="-".join)
+def test_the_order_matters_and_is_the_documented_one(first: str, second: str) -> None:
+    options = SamplerOptions(
+        temp=0.5, top_k=9, top_p=0.8, min_p=0.2, typical_p=0.8, repeat_penalty=1.5,
+        presence_penalty=0.4, logit_bias=((1, 2.0), (2, 3.0), (5, -2.0)),
+    )  # fmt: skip
+    history = [1, 2, 3, 5, 8, 13]
+    swapped = [{first: second, second: first}.get(name, name) for name in naive.ORDER]
+    generator = torch.Generator().manual_seed(5)
+    differing = 0
+    for _ in range(60):
+        row = torch.randn(1, 20, generator=generator) * 1.5
+        found = distribution(options, row, history)
+        assert found == pytest.approx(naive.chain(row[0].tolist(), history, options), rel=1e-4)
+        other = dict(enumerate(row[0].tolist()))
+        for name in swapped:
+            other = naive.step(name, other, history, options)
+        differing += found != pytest.approx(naive.probabilities(other), rel=1e-4)
+    assert differing
+
+
+def test_greedy_takes_the_best_after_bias_and_penalties() -> None:
+    greedy = SamplerOptions(temp=0)
+    assert distribution(greedy) == {1: 1.0}
+    assert distribution(replace(greedy, logit_bias=((0, 9.0),))) == {0: 1.0}
+    assert distribution(replace(greedy, presence_penalty=2.0), history=[1]) == {3: 1.0}
+    assert distribution(replace(greedy, typical_p=0.1)) == {1: 1.0}
+
+
+def test_banned_tokens_are_never_drawn() -> None:
+    assert distribution(SamplerOptions(temp=0), banned=[1]) == {3: 1.0}
+    assert not {1, 3} & set(distribution(SamplerOptions(**OFF), banned=[1, 3]))
+
+
+@pytest.mark.parametrize(
+    "options", [SamplerOptions(temp=0.9), PENALISED], ids=["plain", "penalties"]
+)
+def test_rows_in_one_batch_or_alone_give_the_same_tokens(options: SamplerOptions) -> None:
     rows = torch.randn(20, 50, generator=torch.Generator().manual_seed(0))
-    one, other = Sampler(SamplerOptions(temp=0.9)), Sampler(SamplerOptions(temp=0.9))
-    together = one.candidates(rows)
-    singly = [other.pick(other.candidates(row[None]), 0) for row in rows]
-    assert [one.pick(together, i) for i in range(20)] == singly
-    reseeded = Sampler(SamplerOptions(temp=0.9, seed=7))
-    assert [reseeded.pick(together, i) for i in range(20)] != singly
+
+    def together(sampler: Sampler) -> list[int]:
+        found = sampler.rows(rows)
+        return [sampler.draw(found(i)) for i in range(20)]
+
+    one, other = Sampler(options, history=[4, 5]), Sampler(options, history=[4, 5])
+    tokens = together(one)
+    assert [other.draw(other.rows(row[None])(0)) for row in rows] == tokens
+    assert together(Sampler(replace(options, seed=7), history=[4, 5])) != tokens
 
 
-def test_candidates_do_not_change_the_logits():
+def test_every_draw_takes_one_random_number() -> None:
+    sampler, reference = Sampler(PENALISED), np.random.Generator(np.random.PCG64(42))
+    rows = sampler.rows(torch.randn(6, 50, generator=torch.Generator().manual_seed(0)))
+    for row in range(6):
+        expected = rows(row).at(reference.random())
+        assert sampler.draw(rows(row)) == expected
+
+
+def test_a_clone_keeps_random_numbers_history_and_bias() -> None:
+    options = replace(PENALISED, logit_bias=((3, 4.0),))
+    logits = torch.randn(8, 12, generator=torch.Generator().manual_seed(2))
+
+    def tokens(sampler: Sampler) -> list[int]:
+        rows = sampler.rows(logits)
+        return [sampler.draw(rows(i)) for i in range(8)]
+
+    sampler = Sampler(options, banned=[1], history=[5, 5, 6])
+    tokens(sampler)
+    before = sampler.clone()
+    once = tokens(sampler)
+    twice = tokens(sampler)
+    assert once != twice
+    assert tokens(before.clone()) == once
+    sampler.copy_from(before)
+    assert tokens(sampler) == once
+
+
+def test_rows_do_not_change_the_logits() -> None:
     logits = LOGITS.clone()
-    Sampler(SamplerOptions(temp=0), banned=[1]).candidates(logits)
+    Sampler(replace(PENALISED, logit_bias=((0, 1.0),)), [1], [2]).rows(logits)(0)
     assert torch.equal(logits, LOGITS)

@@ -6,12 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.decode.synthetic import SyntheticAcceptance, acceptance_rates
+from engine.decode.acceptance_rates import acceptance_rates
+from engine.decode.sampler import Sampler
+from engine.decode.synthetic import SyntheticAcceptance, keep
+from engine.draft.drafter import Draft
 from engine.errors import OptionError
-from engine.options import SpecOptions
+from engine.options import SamplerOptions, SpecOptions
 from tests.support.golden_runs import decode, options_of, prompt_of, session, tokens_of
 
 MTP = "qwen35-c-v2x-mtp-f32"
@@ -66,25 +70,41 @@ def test_the_ends_of_the_range_are_exact():
     assert acceptance_rates((), 4.0, 3) == (1.0, 1.0, 1.0)
 
 
+V = 64
+
+
+def decided(decide, tokens, end_tokens=(), seq_id=0):
+    """The accepted list where the target would choose 50 + i at position i."""
+    rows = torch.full((len(tokens) + 1, V), -1.0)
+    rows[torch.arange(len(rows)), 50 + torch.arange(len(rows))] = 1.0
+    sampler = Sampler(SamplerOptions())
+    found = decide.accept(seq_id, Draft(list(tokens)), sampler.rows(rows), sampler, end_tokens)
+    assert len(found.judged_p) == len(found.judged_q) == min(len(found.tokens), len(tokens))
+    assert np.isnan(found.judged_p).all()
+    assert found.own_p == 1.0
+    return found.tokens
+
+
 def test_only_the_token_behind_the_accepted_ones_is_sampled():
     decide = SyntheticAcceptance((1.0, 1.0, 0.0), seed=1)
-    picked = []
+    assert decided(decide, [1, 2, 3]) == [1, 2, 52]
+    assert decided(decide, [1, 2]) == [1, 2, 52]
+    assert decided(decide, [1, 9, 3], {9}) == [1, 51], "an end token is never accepted"
+    assert decided(decide, []) == [50]
 
-    def pick(i):
-        picked.append(i)
-        return 50 + i
 
-    assert decide.accept(0, [1, 2, 3], pick, ()) == [1, 2, 52]
-    assert decide.accept(0, [1, 2], pick, ()) == [1, 2, 52]
-    assert decide.accept(0, [1, 9, 3], pick, {9}) == [1, 51], "an end token is never accepted"
-    assert decide.accept(0, [], pick, ()) == [50]
-    assert picked == [2, 2, 1, 0]
+def test_penalties_know_what_was_kept():
+    sampler = Sampler(SamplerOptions(repeat_penalty=4.0))
+    logits = torch.zeros(3, 4)
+    logits[:, 1], logits[:, 2] = 3.0, 2.0
+    found = keep(Draft([1, 3]), 1, sampler.rows(logits), sampler)
+    assert found.tokens == [1, 2], "token 1 is penalised once it was kept"
 
 
 def test_measured_rates_are_those_asked_for():
     rates, n = (0.9, 0.6, 0.6, 0.15), 4000
     decide = SyntheticAcceptance(rates, seed=3)
-    lengths = np.array([len(decide.accept(0, [1] * 4, lambda i: 0, ())) - 1 for _ in range(n)])
+    lengths = np.array([len(decided(decide, [1] * 4)) - 1 for _ in range(n)])
     for i, rate in enumerate(rates):
         deviation = (rate * (1 - rate) / n) ** 0.5
         assert abs((lengths > i).mean() - rate) < 4 * deviation
@@ -92,7 +112,7 @@ def test_measured_rates_are_those_asked_for():
 
 def test_sequences_draw_the_same_numbers_and_seeds_other_ones():
     def lengths(decide, seq_id):
-        return [len(decide.accept(seq_id, [1] * 9, lambda i: 0, ())) for _ in range(20)]
+        return [len(decided(decide, [1] * 9, seq_id=seq_id)) for _ in range(20)]
 
     rates = acceptance_rates((), 4.0, 9)
     decide = SyntheticAcceptance(rates, 1)

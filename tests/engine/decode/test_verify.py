@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.decode.verify import accept, target_facts
+from engine.decode.distribution import Distribution
+from engine.decode.sampler import Sampler
+from engine.decode.verify import match, target_facts
+from engine.draft.drafter import Draft
+from engine.options import SamplerOptions
 
 END = {99}
 
@@ -22,15 +26,26 @@ END = {99}
         ([5, 6, 99], [5, 6, 99, 8], [5, 6, 99, 8], 4),
     ],
 )
-def test_accept(draft, target, accepted, examined):
+def test_match(draft, target, accepted, examined):
     asked = []
 
-    def pick(i: int) -> int:
+    def row(i: int) -> Distribution:
         asked.append(i)
-        return target[i]
+        return Distribution.certain(target[i])
 
-    assert accept(draft, pick, END) == accepted
+    found = match(Draft(draft), row, Sampler(SamplerOptions()), END)
+    assert found.tokens == accepted
     assert asked == list(range(examined))
+
+
+def test_match_says_what_it_went_by():
+    """Token 6 is drawn at both positions with the first random numbers of the seed."""
+    p = Distribution(np.array([6, 7]), np.array([0.999, 0.001]))
+    found = match(Draft([6, 7]), lambda _: p, Sampler(SamplerOptions()), END)
+    assert found.tokens == [6, 6]
+    assert found.judged_p == [0.999, 0.001]
+    assert np.isnan(found.judged_q).all() and len(found.judged_q) == 2
+    assert found.own_p == 0.999
 
 
 def test_target_facts_against_numpy():

@@ -1,0 +1,55 @@
+"""Repetition penalties: tokens of the recent past become less likely.
+
+The repeat penalty is that of CTRL (arXiv 1909.05858) with llama.cpp's rule for negative logits.
+The history is the prompt and every token accepted since; its last n tokens count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from engine.options import SamplerOptions
+
+
+class Penalties:
+    """Penalties of one sequence, and the history that they look at.
+
+    The history is kept only while a penalty is in force.
+    """
+
+    def __init__(self, options: SamplerOptions, history: Sequence[int] = ()) -> None:
+        self._last_n = options.repeat_last_n
+        self._repeat = options.repeat_penalty
+        self._presence = options.presence_penalty
+        self._frequency = options.frequency_penalty
+        changed = (self._repeat, self._presence, self._frequency) != (1.0, 0.0, 0.0)
+        self.active = changed and self._last_n != 0
+        self._history = list(history) if self.active else []
+
+    def accept(self, token: int) -> None:
+        """A token was chosen."""
+        if self.active:
+            self._history.append(token)
+
+    def retract(self) -> None:
+        """The newest token was not chosen after all."""
+        if self.active:
+            self._history.pop()
+
+    def copy_from(self, other: Penalties) -> None:
+        """Look at the same history from here on."""
+        self._history = other._history.copy()
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Penalised logits [n_vocab]; the logits given are not changed."""
+        recent = self._history if self._last_n < 0 else self._history[-self._last_n :]
+        counts = Counter(recent)
+        ids = torch.tensor(list(counts), dtype=torch.int64, device=logits.device)
+        times = torch.tensor(list(counts.values())).to(logits)
+        of_ids = logits[ids]
+        of_ids = torch.where(of_ids > 0, of_ids / self._repeat, of_ids * self._repeat)
+        of_ids -= times * self._frequency + self._presence
+        return logits.index_copy(0, ids, of_ids)
