@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prompts(parser)
     add_sampling(parser)
     add_speculation(parser)
-    _add_memory(parser)
+    add_memory(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
         "--json",
@@ -94,6 +94,11 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
         type=token_ids,
         help="token ids, for example 1,2,3",
     )
+    add_chat(group)
+
+
+def add_chat(group: argparse._ArgumentGroup) -> None:
+    """--chat and --chat-template-kwargs."""
     group.add_argument(
         "--chat",
         action="store_true",
@@ -159,14 +164,21 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_speculation(parser: argparse.ArgumentParser) -> None:
-    """--spec-type and the limits on a draft."""
+def add_speculation(
+    parser: argparse.ArgumentParser, *, default: str = "none", repeatable: bool = False
+) -> None:
+    """--spec-type and the limits on a draft.
+
+    default: what the help says of it. repeatable: the option makes a list of drafter lists.
+    """
     group = parser.add_argument_group("speculation")
     group.add_argument(
         "--spec-type",
         type=_drafters,
+        action="append" if repeatable else "store",
         metavar="A[,B]",
-        help=f"drafters: none, {', '.join(DRAFTERS)} (default none)",
+        help=f"drafters: none, {', '.join(DRAFTERS)} (default {default})"
+        + ("; repeatable, one configuration each" if repeatable else ""),
     )
     group.add_argument(
         "--spec-draft-n-max",
@@ -191,7 +203,8 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_memory(parser: argparse.ArgumentParser) -> None:
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    """Slots, sizes, the rollback policy and its details."""
     group = parser.add_argument_group("memory and batches")
     group.add_argument(
         "--parallel",
@@ -208,6 +221,11 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         help="how rejected tokens leave the recurrent state: "
         f"{', '.join(ROLLBACK_POLICIES)} (default %(default)s)",
     )
+    add_memory_details(group)
+
+
+def add_memory_details(group: argparse._ArgumentGroup) -> None:
+    """--checkpoint-device, --replay, --fault, --n-rs-seq, --split and --kv."""
     group.add_argument(
         "--checkpoint-device",
         default=_RUN.checkpoint_device,
