@@ -45,13 +45,18 @@ def add_prompt_set(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--prompts",
         metavar="SET",
-        help="general, python, or a JSON file of names and texts (default general, python with "
-        "--demo)",
+        help="general, python, or a JSON file of names and texts (default general; with --demo "
+        "python, and --ignore-eos)",
     )
 
 
 def prompt_set(args: argparse.Namespace, sets: Mapping[str, Path]) -> tuple[str, list[NamedPrompt]]:
-    """The chosen set, or file, by name and its prompts. Raises OptionError."""
+    """The chosen set, or file, by name and its prompts. Raises OptionError.
+
+    With --demo, --ignore-eos is switched on.
+    """
+    # the demo model ends most texts after a few tokens, too few to measure anything
+    args.ignore_eos = args.ignore_eos or args.demo
     name = args.prompts or ("python" if args.demo else "general")
     return name, read_prompts(sets[name] if name in sets else Path(name))
 

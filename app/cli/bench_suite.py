@@ -70,5 +70,6 @@ def compare(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"a": str(args.compare[0]), "b": str(args.compare[1]), **asdict(diff)})
     else:
-        print("\n".join(diff_lines(*map(str, args.compare), diff)))
+        first, second = args.compare
+        print("\n".join(diff_lines(str(first), str(second), diff)))
     return 0
