@@ -42,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
     session = opened.session
     if args.chat and session.chat is None:
         raise OptionError("The model has no chat template.", "Leave out --chat.")
-    args.chat = session.chat is not None
     from engine.bench.workload import Workload
 
     conversations = [
