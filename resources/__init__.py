@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parent
 THEMES = ROOT / "themes"
 ICONS = ROOT / "icons"
 DEMO = ROOT / "demo"
+PROMPTS = ROOT / "prompts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,12 @@ class DemoPrompt:
 
 DEMO_TARGET = DEMO / "demo-target.gguf"
 DEMO_DRAFT = DEMO / "demo-draft.gguf"
+
+
+# prompts of the benchmarks: instructions, and Python for the demo model
+SUITES = {"general": PROMPTS / "suite.json", "python": PROMPTS / "python.json"}
+MATCHES = {"general": PROMPTS / "match.json", "python": PROMPTS / "match_python.json"}
+CONVERSATIONS = {"general": PROMPTS / "w1.json", "python": PROMPTS / "w1_python.json"}
 
 
 def demo_prompts() -> list[DemoPrompt]:

@@ -1,54 +1,74 @@
-"""`draftscope bench`: measurements, as a table or as JSON."""
+"""`draftscope bench`: measurements, as a table or as JSON. One module per kind of them."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_tables import rollback_lines, split_lines, step_lines
-from app.cli.common import (
-    add_compute,
-    add_model,
-    loading_line,
-    positive,
-    print_json,
-    size,
-    target_path,
-    use_threads,
+from app.cli import bench_forward, bench_memory, bench_suite, bench_w1
+from app.cli.bench_requests import add_requests
+from app.cli.common import add_compute, add_model, positive, print_json, size
+from app.cli.run_arguments import (
+    add_draft_model,
+    add_memory_details,
+    add_sizes,
 )
-from app.cli.files import check_files
+from app.cli.sampling_arguments import add_sampling
+from app.cli.spec_arguments import add_speculation, add_synthetic
 from engine.bench.random_model import QUANTS, SIZES, write_random_model
 from engine.errors import OptionError
-from engine.gguf.file import GgufFile
-from engine.model.info import describe
 from engine.options import ROLLBACK_POLICIES
 
-if TYPE_CHECKING:
-    from engine.model.hybrid import HybridModel
-
-_MOST_STATES = 64
+_REPEAT = 7
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
+    parser.usage = "draftscope bench [MODEL | --demo] [what to measure] [options]"
     parser.epilog = (
         "examples:\n"
+        "  draftscope bench --demo\n"
+        "  draftscope bench model.gguf --spec-type draft-mtp --out a.json\n"
+        "  draftscope bench model.gguf --spec-type draft-mtp --rollback all\n"
+        "  draftscope bench --compare a.json b.json\n"
+        "  draftscope bench --demo --w1 --spec-type draft-mtp\n"
         "  draftscope bench --rollback all\n"
         "  draftscope bench --write-random-model random.gguf\n"
         "  draftscope bench random.gguf --splits\n"
         "  draftscope bench random.gguf --steps 1,2,4,8,16,128,512"
     )
-    add_compute(add_model(parser))
-    what = parser.add_argument_group("what to measure (one of these)")
-    one = what.add_mutually_exclusive_group(required=True)
+    model = add_model(parser)
+    add_draft_model(model)
+    add_compute(model)
+    _add_kinds(parser)
+    add_requests(parser)
+    add_sampling(parser)
+    add_speculation(
+        parser, default="each that the model makes possible, none beside it", repeatable=True
+    )
+    add_synthetic(parser)
+    memory = parser.add_argument_group("memory and batches")
+    add_sizes(memory)
+    add_memory_details(memory)
+    _add_details(parser)
+    parser.set_defaults(n_predict=bench_suite.N_PREDICT, parallel=1)
+
+
+def _add_kinds(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what to measure (without any of these: the prompt suite)")
+    one = what.add_mutually_exclusive_group()
     one.add_argument(
-        "--rollback",
-        type=_policies,
-        metavar="A[,B]",
-        help=f"cost of undoing drafts, without a model: all, or {', '.join(ROLLBACK_POLICIES)}",
+        "--w1",
+        action="store_true",
+        help="a conversation of four turns with a growing history, counters per turn",
+    )
+    one.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("A", "B"),
+        help="measure nothing: compare two result files of the suite (--out)",
     )
     one.add_argument(
         "--splits",
@@ -64,16 +84,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="measure nothing: write a qwen35 model with random weights and an MTP head",
     )
-    parser.add_argument(
+    what.add_argument(
+        "--rollback",
+        type=_policies,
+        metavar="A[,B]",
+        help=f"policies to compare: all, or {', '.join(ROLLBACK_POLICIES)}; with a model on the "
+        "suite or on --w1, without one by rounds of made-up states",
+    )
+    what.add_argument(
         "--repeat",
         "--rounds",
         type=positive,
         metavar="N",
-        help="repetitions (default 7)",
-        default=7,
+        help=f"repetitions; medians count (default {_REPEAT}, 1 for the suite)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    _add_rollback(parser)
+    what.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _add_details(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("--rollback without a model")
+    _number(group, "--heads", 16, "value heads of a layer")
+    _number(group, "--dim", 128, "dimension of a head; a state is dim x dim")
+    _number(group, "--layers", 18, "recurrent layers")
+    _number(group, "--conv-dim", 6144, "channels of the convolution: queries, keys and values")
+    group.add_argument(
+        "--widths",
+        type=_widths,
+        default=(1, 4, 8, 16, 64),
+        metavar="N[,N]",
+        help="tokens verified in one round (default 1,4,8,16,64)",
+    )
+    group.add_argument(
+        "--keep",
+        type=positive,
+        metavar="N",
+        help="how many of them are accepted (default: half, at least one)",
+    )
     group = parser.add_argument_group("--splits")
     _number(group, "--sequences", 5, "sequences side by side")
     _number(group, "--draft", 3, "drafted tokens per sequence, verified with one more")
@@ -96,33 +142,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_rollback(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("--rollback")
-    _number(group, "--heads", 16, "value heads of a layer")
-    _number(group, "--dim", 128, "dimension of a head; a state is dim x dim")
-    _number(group, "--layers", 18, "recurrent layers")
-    _number(group, "--conv-dim", 6144, "channels of the convolution: queries, keys and values")
-    group.add_argument(
-        "--widths",
-        type=_widths,
-        default=(1, 4, 8, 16, 64),
-        metavar="N[,N]",
-        help="tokens verified in one round (default 1,4,8,16,64)",
-    )
-    group.add_argument(
-        "--keep",
-        type=positive,
-        metavar="N",
-        help="how many of them are accepted (default: half, at least one)",
-    )
-    group.add_argument(
-        "--n-rs-seq",
-        type=positive,
-        metavar="N",
-        help="snapshots beyond the live state (default: all but one of the tokens)",
-    )
-
-
 def _number(group: argparse._ArgumentGroup, name: str, default: int, text: str) -> None:
     group.add_argument(
         name, type=positive, default=default, metavar="N", help=f"{text} (default {default})"
@@ -131,11 +150,32 @@ def _number(group: argparse._ArgumentGroup, name: str, default: int, text: str) 
 
 def run(args: argparse.Namespace) -> int:
     """Measure one thing."""
+    has_model = args.model is not None or args.model_option is not None or args.demo
+    on_requests = not (args.splits or args.steps or args.compare or args.write_random_model)
+    if args.rollback is not None and not on_requests:
+        raise OptionError(
+            "--rollback goes with the suite, with --w1 or without a model.",
+            "Leave the other measurement out.",
+        )
+    if args.out is not None and not on_requests:
+        raise OptionError("--out goes with the suite or --w1.", "Use --json and redirect it.")
+    if args.compare is not None:
+        return bench_suite.compare(args)
     if args.write_random_model is not None:
         return _write(args)
-    if args.rollback is not None:
-        return _rollback(args)
-    return _splits(args) if args.splits else _steps(args)
+    if args.w1:
+        return bench_w1.run(args)
+    repeat_default = 1
+    if args.splits or args.steps or (args.rollback and not has_model):
+        repeat_default = _REPEAT
+    args.repeat = args.repeat or repeat_default
+    if args.splits:
+        return bench_forward.splits(args)
+    if args.steps:
+        return bench_forward.steps(args)
+    if args.rollback is not None and not has_model:
+        return bench_memory.run(args)
+    return bench_suite.run(args)
 
 
 def _write(args: argparse.Namespace) -> int:
@@ -147,105 +187,6 @@ def _write(args: argparse.Namespace) -> int:
     else:
         print(f"{path}: {size(n_bytes)}, random weights, the same ones every time")
     return 0
-
-
-def _rollback(args: argparse.Namespace) -> int:
-    if args.model or args.model_option or args.demo:
-        raise OptionError("--rollback is measured without a model.", "Leave the model out.")
-    if max(args.widths) > _MOST_STATES + 1:
-        raise OptionError(
-            f"--widths {max(args.widths)} is above {_MOST_STATES + 1}.",
-            f"A draft has at most {_MOST_STATES} tokens.",
-        )
-    if args.n_rs_seq is not None and args.n_rs_seq > _MOST_STATES:
-        raise OptionError(f"--n-rs-seq is above {_MOST_STATES}.", "Choose fewer snapshots.")
-    import torch
-
-    from engine.bench.rollback import bench_rollback, bench_shape
-
-    shape = bench_shape(args.heads, args.dim, args.layers, args.conv_dim)
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    rows = bench_rollback(
-        args.rollback,
-        args.widths,
-        shape,
-        keep=args.keep,
-        n_rs_seq=args.n_rs_seq,
-        repeats=args.repeat,
-    )
-    facts = {
-        "heads": args.heads,
-        "dim": args.dim,
-        "layers": args.layers,
-        "conv_dim": args.conv_dim,
-        "state_bytes": shape.n_bytes,
-        "threads": torch.get_num_threads(),
-        "repeat": args.repeat,
-    }
-    if args.json:
-        print_json({**facts, "rows": [asdict(row) for row in rows]})
-    else:
-        for line in rollback_lines(facts, rows):
-            print(line, flush=True)
-    return 0
-
-
-def _splits(args: argparse.Namespace) -> int:
-    if args.sequences > _MOST_STATES or args.draft > _MOST_STATES:
-        raise OptionError(
-            f"--sequences or --draft is above {_MOST_STATES}.", "Choose a smaller number."
-        )
-    model, facts = _model(args)
-    from engine.bench.splits import bench_splits
-
-    result = bench_splits(model, n_seqs=args.sequences, n_draft=args.draft, rounds=args.repeat)
-    if args.json:
-        print_json({**facts, **asdict(result)})
-    else:
-        print("\n".join(split_lines(facts, result)))
-    return 0
-
-
-def _steps(args: argparse.Namespace) -> int:
-    model, facts = _model(args)
-    from engine.bench.steps import bench_steps
-
-    rows = bench_steps(model, args.steps, repeats=args.repeat, outputs=args.outputs)
-    facts["outputs"] = args.outputs
-    if args.json:
-        print_json({**facts, "rows": [asdict(row) for row in rows]})
-    else:
-        print("\n".join(step_lines(facts, rows)))
-    return 0
-
-
-def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
-    """The model to measure and what a reader of the figures must know of it."""
-    path = target_path(args)
-    check_files(path)
-    with GgufFile.open(path) as file:
-        info = describe(file)
-    if args.steps and max(args.steps) > info.n_ctx_train:
-        raise OptionError(
-            f"--steps {max(args.steps)} is longer than the trained context of {info.n_ctx_train}.",
-            "Lower it.",
-        )
-    import torch
-
-    from engine.model.loader import load_model
-
-    with GgufFile.open(path) as file:
-        model = load_model(file, compute=args.compute, progress=loading_line())
-    use_threads(args.threads, info)
-    facts = {
-        "model": path.name,
-        "n_params": info.n_params,
-        "compute": model.compute,
-        "threads": torch.get_num_threads(),
-        "repeat": args.repeat,
-    }
-    return model, facts
 
 
 def _policies(text: str) -> tuple[str, ...]:

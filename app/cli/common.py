@@ -21,7 +21,8 @@ SUBCOMMANDS = {
     "logits": "logits at every position of a token sequence, as an .npz file",
     "run": "decode prompts, speculatively if asked; print text and timings",
     "compare": "rollback policies side by side against plain decoding: where logits diverge",
-    "bench": "time rollback policies, batch splits or forward steps; write a random model",
+    "bench": "the prompt suite with and without speculation; other measurements",
+    "match": "the same prompts one by one and side by side: is every text the same",
     "demo-path": "where the bundled demo models are",
 }
 

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling(parser)
     add_speculation(parser)
     add_synthetic(parser)
-    _add_memory(parser)
+    add_memory(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
         "--json",
@@ -94,6 +94,11 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
         type=token_ids,
         help="token ids, for example 1,2,3",
     )
+    add_chat(group)
+
+
+def add_chat(group: argparse._ArgumentGroup) -> None:
+    """--chat and --chat-template-kwargs."""
     group.add_argument(
         "--chat",
         action="store_true",
@@ -108,7 +113,8 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_memory(parser: argparse.ArgumentParser) -> None:
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    """Slots, sizes, the rollback policy and its details."""
     group = parser.add_argument_group("memory and batches")
     group.add_argument(
         "--parallel",
@@ -125,6 +131,11 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         help="how rejected tokens leave the recurrent state: "
         f"{', '.join(ROLLBACK_POLICIES)} (default %(default)s)",
     )
+    add_memory_details(group)
+
+
+def add_memory_details(group: argparse._ArgumentGroup) -> None:
+    """--checkpoint-device, --replay, --fault, --n-rs-seq, --split and --kv."""
     group.add_argument(
         "--checkpoint-device",
         default=_RUN.checkpoint_device,

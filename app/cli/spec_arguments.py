@@ -21,15 +21,22 @@ _HITS = {
 }
 
 
-def add_speculation(parser: argparse.ArgumentParser) -> None:
-    """--spec-type and the parameters of every drafter."""
+def add_speculation(
+    parser: argparse.ArgumentParser, *, default: str = "none", repeatable: bool = False
+) -> None:
+    """--spec-type and the parameters of every drafter.
+
+    default: what the help says of it. repeatable: the option makes a list of drafter lists.
+    """
     group = parser.add_argument_group("speculation")
     group.add_argument(
         "--spec-type",
         type=_drafters,
+        action="append" if repeatable else "store",
         metavar="A[,B]",
         help=f"drafters: none, {', '.join(DRAFTERS)}; several are asked in this order, whatever "
-        "order they are given in, until one has a draft (default none)",
+        f"order they are given in, until one has a draft (default {default})"
+        + ("; repeatable, one configuration each" if repeatable else ""),
     )
     group.add_argument("--spec-default", action="store_true", help="add ngram-mod to the drafters")
     _number(group, "--spec-draft-n-max", _SPEC.n_max, "longest draft of draft-*, tokens")

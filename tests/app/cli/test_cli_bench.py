@@ -88,13 +88,15 @@ def test_a_random_model_can_be_written_and_looked_at(cli: Cli, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "one of the arguments --rollback --splits --steps"),
+        ([], "No model is given"),
         (["--splits", "--steps", "1"], "not allowed with"),
         (["--rollback", "rings"], "'rings' is not a policy"),
-        (["--rollback", "ring", "--demo"], "measured without a model"),
+        (["--rollback", "ring", "--demo", "--splits"], "--rollback goes with the suite"),
+        (["--rollback", "ring", "--compare", "a", "b"], "--rollback goes with the suite"),
+        (["--demo", "--splits", "--out", "x"], "--out goes with the suite"),
         (["--rollback", "ring", "--widths", "66"], "--widths 66 is above 65"),
         (["--rollback", "ring", "--widths", "4,0"], "'0' is not a whole number from 1"),
-        (["--rollback", "ring", "--n-rs-seq", "65"], "--n-rs-seq is above 64"),
+        (["--rollback", "ring", "--n-rs-seq", "65"], "--n-rs-seq is outside 1..64"),
         (["--rollback", "ring", "--conv-dim", "100"], "does not fit --heads 16"),
         (["--splits"], "No model is given"),
         (["--splits", "--demo", "--draft", "65"], "is above 64"),

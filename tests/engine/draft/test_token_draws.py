@@ -36,7 +36,8 @@ class SameLogits(ModelDrafter):
 
 
 def drafts(temp: float, n: int, *, n_max: int = 1, seed: int = 42, **spec: float) -> list[Draft]:
-    drafter = SameLogits(SpecOptions(accept="rejection", **spec), TokenDraws(temp, seed))
+    options = SpecOptions(accept="rejection", n_max=n_max, **spec)
+    drafter = SameLogits(options, TokenDraws(temp, seed))
     return [drafter.draft([DraftRequest(0, 5, 1, n_max)])[0] for _ in range(n)]
 
 

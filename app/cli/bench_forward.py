@@ -1,0 +1,76 @@
+"""`draftscope bench --splits` and `--steps`: forward passes of a model."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from app.cli.bench_tables import split_lines, step_lines
+from app.cli.common import loading_line, print_json, target_path, use_threads
+from app.cli.files import check_files
+from engine.errors import OptionError
+from engine.gguf.file import GgufFile
+from engine.model.info import describe
+
+if TYPE_CHECKING:
+    from engine.model.hybrid import HybridModel
+
+_MOST = 64
+
+
+def splits(args: argparse.Namespace) -> int:
+    """Both ways of splitting a batch."""
+    if args.sequences > _MOST or args.draft > _MOST:
+        raise OptionError(f"--sequences or --draft is above {_MOST}.", "Choose a smaller number.")
+    model, facts = _model(args)
+    from engine.bench.splits import bench_splits
+
+    result = bench_splits(model, n_seqs=args.sequences, n_draft=args.draft, rounds=args.repeat)
+    if args.json:
+        print_json({**facts, **asdict(result)})
+    else:
+        print("\n".join(split_lines(facts, result)))
+    return 0
+
+
+def steps(args: argparse.Namespace) -> int:
+    """Steps of several widths."""
+    model, facts = _model(args)
+    from engine.bench.steps import bench_steps
+
+    rows = bench_steps(model, args.steps, repeats=args.repeat, outputs=args.outputs)
+    facts["outputs"] = args.outputs
+    if args.json:
+        print_json({**facts, "rows": [asdict(row) for row in rows]})
+    else:
+        print("\n".join(step_lines(facts, rows)))
+    return 0
+
+
+def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
+    """The model to measure and what a reader of the figures must know of it."""
+    path = target_path(args)
+    check_files(path)
+    with GgufFile.open(path) as file:
+        info = describe(file)
+    if args.steps and max(args.steps) > info.n_ctx_train:
+        raise OptionError(
+            f"--steps {max(args.steps)} is longer than the trained context of {info.n_ctx_train}.",
+            "Lower it.",
+        )
+    import torch
+
+    from engine.model.loader import load_model
+
+    with GgufFile.open(path) as file:
+        model = load_model(file, compute=args.compute, progress=loading_line())
+    use_threads(args.threads, info)
+    facts = {
+        "model": path.name,
+        "n_params": info.n_params,
+        "compute": model.compute,
+        "threads": torch.get_num_threads(),
+        "repeat": args.repeat,
+    }
+    return model, facts

@@ -1,0 +1,55 @@
+"""`draftscope bench --rollback` without a model: rounds of made-up states."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from app.cli.bench_tables import rollback_lines
+from app.cli.common import print_json
+from engine.errors import OptionError
+
+_MOST_STATES = 64
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print the policies."""
+    if max(args.widths) > _MOST_STATES + 1:
+        raise OptionError(
+            f"--widths {max(args.widths)} is above {_MOST_STATES + 1}.",
+            f"A draft has at most {_MOST_STATES} tokens.",
+        )
+    if args.n_rs_seq is not None and not 1 <= args.n_rs_seq <= _MOST_STATES:
+        raise OptionError(
+            f"--n-rs-seq is outside 1..{_MOST_STATES}.", "Choose another number of snapshots."
+        )
+    import torch
+
+    from engine.bench.rollback import bench_rollback, bench_shape
+
+    shape = bench_shape(args.heads, args.dim, args.layers, args.conv_dim)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    rows = bench_rollback(
+        args.rollback,
+        args.widths,
+        shape,
+        keep=args.keep,
+        n_rs_seq=args.n_rs_seq,
+        repeats=args.repeat,
+    )
+    facts = {
+        "heads": args.heads,
+        "dim": args.dim,
+        "layers": args.layers,
+        "conv_dim": args.conv_dim,
+        "state_bytes": shape.n_bytes,
+        "threads": torch.get_num_threads(),
+        "repeat": args.repeat,
+    }
+    if args.json:
+        print_json({**facts, "rows": [asdict(row) for row in rows]})
+    else:
+        for line in rollback_lines(facts, rows):
+            print(line, flush=True)
+    return 0

@@ -1,0 +1,157 @@
+"""What the measurements made of requests share: prompts, configurations, session, result file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.cli.common import draft_path, loading_line, target_path, use_threads
+from app.cli.files import check_files
+from app.cli.run import draft_model
+from app.cli.run_arguments import add_chat, run_options
+from engine.bench.measured import Configuration
+from engine.bench.prompts import NamedPrompt, read_prompts
+from engine.errors import OptionError
+from engine.options import DRAFTERS, RunOptions
+
+if TYPE_CHECKING:
+    from engine.session import Session
+
+DEFAULT_DRAFTERS = tuple(
+    name for name in ("draft-mtp", "draft-simple", "ngram-mod") if name in DRAFTERS
+)
+"""Measured where --spec-type does not choose, as far as the model files allow."""
+
+_FROM_FILES = ("draft-mtp", "draft-simple")
+
+
+def add_requests(parser: argparse.ArgumentParser) -> None:
+    """--prompts, --chat and --out."""
+    group = parser.add_argument_group("prompts and results (suite and --w1)")
+    add_prompt_set(group)
+    add_chat(group)
+    group.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the results as JSON, for --compare"
+    )
+
+
+def add_prompt_set(group: argparse._ArgumentGroup) -> None:
+    """--prompts."""
+    group.add_argument(
+        "--prompts",
+        metavar="SET",
+        help="general, python, or a JSON file of names and texts (default general; with --demo "
+        "python, and --ignore-eos)",
+    )
+
+
+def prompt_set(args: argparse.Namespace, sets: Mapping[str, Path]) -> tuple[str, list[NamedPrompt]]:
+    """The chosen set, or file, by name and its prompts. Raises OptionError.
+
+    With --demo, --ignore-eos is switched on.
+    """
+    # the demo model ends most texts after a few tokens, too few to measure anything
+    args.ignore_eos = args.ignore_eos or args.demo
+    name = args.prompts or ("python" if args.demo else "general")
+    return name, read_prompts(sets[name] if name in sets else Path(name))
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A session, and the configurations to measure with it, the plain one first."""
+
+    session: Session
+    configurations: list[Configuration]
+
+
+def open_session(args: argparse.Namespace) -> Opened:
+    """Check the options, load the model files, list the configurations.
+
+    A configuration is a list of drafters with a policy. Of several policies, the first possible
+    drafter alone is measured, unless --spec-type says otherwise.
+    """
+    target = target_path(args)
+    chosen: Sequence[tuple[str, ...]] = [(name,) for name in DEFAULT_DRAFTERS]
+    if args.spec_type is not None:
+        chosen = list(dict.fromkeys(types for types in args.spec_type if types))
+    all_options = _options(args, tuple(dict.fromkeys(name for types in chosen for name in types)))
+    # without --spec-type, a draft model that is there is used
+    draft = draft_path(args) if args.spec_type is None else draft_model(args, all_options)
+    check_files(target, draft)
+    check_out(args.out)
+    from engine.session import Session
+
+    session = Session.open(target, draft, compute=args.compute, progress=loading_line())
+    use_threads(args.threads, session.info)
+    policies = args.rollback or (RunOptions().rollback,)
+    if args.spec_type is None:
+        chosen = [
+            (name,) for (name,) in chosen if name not in _FROM_FILES or name in session.drafters
+        ]
+        chosen = chosen[: 1 if len(policies) > 1 else None]
+    configurations = [Configuration.plain(_options(args, ()))]
+    for types in chosen:
+        for policy in policies:
+            name = "+".join(types) + (f" {policy}" if len(policies) > 1 else "")
+            configurations.append(Configuration(name, _options(args, types, policy)))
+    return Opened(session, configurations)
+
+
+def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str, Any]:
+    """What a reader of the figures must know besides each configuration's options."""
+    from engine.bench.environment import environment
+
+    return {
+        "model": session.identity,
+        "compute": session.compute,
+        "prompts": prompts,
+        "chat": args.chat,
+        "environment": environment(),
+    }
+
+
+def headline(args: argparse.Namespace, report: dict[str, Any]) -> str:
+    """The same in one line."""
+    return (
+        f"{report['model']['name']}, compute {report['compute']}, "
+        f"{report['environment']['threads']} threads, {report['prompts']} prompts, "
+        f"-n {args.n_predict}, --temp {args.temp:g}, --seed {args.seed}"
+    )
+
+
+def progress(done: int, total: int, what: str) -> None:
+    """One line on stderr."""
+    print(f"[{done:>{len(str(total))}}/{total}] {what}", file=sys.stderr, flush=True)
+
+
+def check_out(path: Path | None) -> None:
+    """Raises OptionError where a result file cannot be, before anything is measured."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise OptionError(f"--out {path} cannot be written.", "Name a file in an existing folder.")
+
+
+def write_out(path: Path | None, report: dict[str, Any]) -> None:
+    """Write the result file, if one is asked for. Raises OptionError."""
+    if path is None:
+        return
+    try:
+        path.write_text(json.dumps(report, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OptionError(
+            f"{path} cannot be written: {error.strerror}.", "Change the path, or free some space."
+        ) from error
+    print(f"draftscope: results written to {path}", file=sys.stderr)
+
+
+def _options(
+    args: argparse.Namespace, types: tuple[str, ...], policy: str = RunOptions().rollback
+) -> RunOptions:
+    changes: dict[str, object] = {"spec_type": types, "rollback": policy}
+    if not types:  # nothing to accept
+        changes |= {"spec_synth_rates": (), "spec_synth_len": None}
+    return run_options(argparse.Namespace(**{**vars(args), **changes}))

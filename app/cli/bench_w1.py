@@ -1,0 +1,106 @@
+"""`draftscope bench MODEL --w1`: a conversation with counters per turn."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from app.cli.bench_requests import (
+    facts,
+    headline,
+    open_session,
+    progress,
+    prompt_set,
+    write_out,
+)
+from app.cli.common import print_json
+from engine.errors import OptionError
+from resources import CONVERSATIONS
+
+if TYPE_CHECKING:
+    from engine.bench.workload import Workload
+
+_LINE = "{:<12} {:>7} {:>7} {:>9} {:>7} {:>7} {:>7} {:>8} {:>8} {:>8} {:>6} {:>7}"
+_COUNTERS = (
+    "prompt_tokens", "cache_n", "prompt_n", "tokens", "drafts", "drafted", "accepted", "rejected",
+    "restores", "duplicate_cells",
+)  # fmt: skip
+_HEADS = (
+    "turn", "prompt", "cached", "processed", "tokens", "drafts", "drafted", "accepted", "rejected",
+    "restores", "dupl.", "tok/s",
+)  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Hold the conversation in every configuration; what is done is printed and written."""
+    if args.repeat is not None:
+        raise OptionError("--repeat goes not with --w1.", "Leave it out.")
+    set_name, messages = prompt_set(args, CONVERSATIONS)
+    opened = open_session(args)
+    session = opened.session
+    if args.chat and session.chat is None:
+        raise OptionError("The model has no chat template.", "Leave out --chat.")
+    from engine.bench.workload import Workload
+
+    conversations = [
+        Workload(
+            session, messages, configuration, chat=args.chat,
+            template_values=args.chat_template_kwargs,
+        )
+        for configuration in opened.configurations
+    ]  # fmt: skip
+    n_done, n_all = 0, len(conversations) * len(messages)
+    try:
+        for conversation in conversations:
+            for turn in conversation.turns():
+                n_done += 1
+                name = conversation.configuration.name
+                progress(n_done, n_all, f"{turn.turn}, {name}: {turn.tokens} tokens")
+    finally:
+        if n_done:
+            report: dict[str, Any] = {
+                "kind": "draftscope bench w1",
+                "version": 1,
+                "complete": n_done == n_all,
+                **facts(args, session, set_name),
+                "configurations": [_facts(one, conversations[0]) for one in conversations],
+            }
+            if args.json:
+                print_json(report)
+            else:
+                print("\n".join([headline(args, report), *_lines(report)]))
+            write_out(args.out, report)
+    return 0
+
+
+def _facts(one: Workload, plain: Workload) -> dict[str, Any]:
+    from engine.bench.workload import totals
+
+    pairs = zip(one.done, plain.done, strict=False)
+    return {
+        "name": one.configuration.name,
+        "options": asdict(one.configuration.options),
+        "turns": [asdict(turn) for turn in one.done],
+        "totals": totals(one.done),
+        "num_same": sum(turn.text == other.text for turn, other in pairs),
+    }
+
+
+def _lines(report: dict[str, Any]) -> Iterator[str]:
+    for one in report["configurations"]:
+        if not one["turns"]:
+            continue
+        yield ""
+        same = f"{one['num_same']} of {len(one['turns'])} answers are those of plain decoding"
+        yield f"{one['name']}: {same}"
+        yield _LINE.format(*_HEADS)
+        for turn in one["turns"]:
+            counters = (turn[name] for name in _COUNTERS)
+            yield _LINE.format(turn["turn"], *counters, f"{turn['tokens_per_second']:.1f}")
+        yield _LINE.format("all", *(one["totals"][name] for name in _COUNTERS), "")
+    yield ""
+    yield "drafts: verification steps; dupl.: most cells beyond one per position after a round"
+    if not report["complete"]:
+        yield "not complete: the workload was stopped"

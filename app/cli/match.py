@@ -1,0 +1,148 @@
+"""`draftscope match`: the same prompts one by one and side by side, as a table and a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from app.cli.bench_requests import add_prompt_set, facts, prompt_set
+from app.cli.common import (
+    add_compute,
+    add_model,
+    loading_line,
+    print_json,
+    target_path,
+    use_threads,
+)
+from app.cli.files import check_files
+from app.cli.run import draft_model, make_prompt
+from app.cli.run_arguments import (
+    add_chat,
+    add_draft_model,
+    add_memory,
+    run_options,
+)
+from resources import MATCHES
+
+if TYPE_CHECKING:
+    from app.cli.sampling_arguments import add_sampling
+    from app.cli.spec_arguments import add_speculation
+from engine.bench.match import MatchResult, MatchStep, MatchTest
+    from engine.session import Session
+
+_N_PREDICT = 256
+_SLOTS = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.usage = "draftscope match (MODEL | --demo) [--steps seq,seq,par] [options]"
+    parser.epilog = (
+        "Every step runs without speculation (the control) and with it; the control's first step\n"
+        "is what all others are compared with, token by token. Of a difference it is measured\n"
+        "whether the width of a batch alone, without speculation, can make it: a near tie.\n\n"
+        "exit status: 0 all texts match but for near ties (--exact: all match), 1 one differs\n"
+        "(of the control with --spec-type none), 2 wrong usage\n\n"
+        "example:\n"
+        "  draftscope match --demo --spec-type draft-mtp --rollback ring --compute int8"
+    )
+    model = add_model(parser)
+    add_draft_model(model)
+    add_compute(model)
+    test = parser.add_argument_group("test")
+    test.add_argument(
+        "--steps",
+        default="seq,seq,par",
+        metavar="A[,B]",
+        help="seq: one prompt after another, par: side by side in --parallel slots "
+        "(default %(default)s)",
+    )
+    add_prompt_set(test)
+    add_chat(test)
+    test.add_argument("--exact", action="store_true", help="fail at near ties too")
+    test.add_argument("--json", action="store_true", help="print one JSON object")
+    add_sampling(parser)
+    add_speculation(parser, default="draft-mtp, with -md draft-simple")
+    add_memory(parser)
+    parser.set_defaults(
+        n_predict=_N_PREDICT, parallel=_SLOTS, spec_synth_rates=(), spec_synth_len=None
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run all steps; the exit status is the verdict."""
+    target = target_path(args)
+    set_name, named = prompt_set(args, MATCHES)
+    if args.spec_type is None:
+        args.spec_type = ("draft-mtp",) if args.spec_draft_model is None else ("draft-simple",)
+    options = run_options(args)
+    draft = draft_model(args, options)
+    kinds = [kind.strip() for kind in args.steps.split(",")]
+    check_files(target, draft)
+    from engine.bench.match import MatchTest
+    from engine.session import Session
+
+    session = Session.open(target, draft, compute=args.compute, progress=loading_line())
+    use_threads(args.threads, session.info)
+    prompts = [(prompt.name, make_prompt(session, args, prompt.text)) for prompt in named]
+    test = MatchTest(session, prompts, options, kinds)
+    for step in test.steps():
+        line = f"{step.lane} {step.kind} {step.step + 1}: {step.seconds:.2f} s"
+        print(line, file=sys.stderr, flush=True)
+    passed = test.passed and not (args.exact and test.differing)
+    if args.json:
+        print_json({
+            "passed": passed, "all_match": not test.differing,
+            "steps": [asdict(step) for step in test.done], "options": asdict(options),
+            **facts(args, session, set_name),
+        })  # fmt: skip
+    else:
+        print("\n".join(_lines(test, session)))
+        print(_verdict(test, passed))
+    return 0 if passed else 1
+
+
+def _lines(test: MatchTest, session: Session) -> Iterator[str]:
+    for step in test.done:
+        base = ", what the others are compared with" if step.is_baseline else ""
+        yield f"{step.lane}, step {step.step + 1} ({step.kind}): {step.seconds:.2f} s{base}"
+        for result in step.results:
+            yield f"  {result.prompt:<18} {_outcome(result, step, session)}"
+    yield ""
+
+
+def _outcome(result: MatchResult, step: MatchStep, session: Session) -> str:
+    """MATCH with the length, or where and how the texts part."""
+    difference, is_control = result.difference, step.lane == "control"
+    if difference is None:
+        word = "stored" if step.is_baseline else "MATCH"
+        return f"{word} ({result.n_characters} characters, {result.n_tokens} tokens)"
+
+    def shown(token: int | None) -> str:
+        return "the end" if token is None else f"{token} {session.tokenizer.decode([token])!r}"
+
+    line = (
+        f"DIFFERS at token {difference.index}: {shown(difference.got)} instead of "
+        f"{shown(difference.expected)}"
+    )
+    if difference.top2_gap is not None:
+        line += f", top-2 gap {difference.top2_gap:.2g}"
+    if result.width is not None:
+        tie = "a near tie" if result.width.is_tie else "no tie"
+        line += f", the two lie {result.width.gap:.2g} apart, batches move logits by up to "
+        line += f"{result.width.noise:.2g}: {tie}"
+    return line + ("; the control differs too" if result.in_control and not is_control else "")
+
+
+def _verdict(test: MatchTest, passed: bool) -> str:
+    if not test.differing:
+        return "pass: every text is the same"
+    if not test.passed:
+        return "fail: a text differs where the width of a batch does not explain it"
+    return (
+        f"{'pass' if passed else 'fail'}: texts differ only where the width of a batch changes "
+        "them without speculation too"
+    )

@@ -1,0 +1,26 @@
+"""Where a measurement was made, as far as a reader of the figures needs to know."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from engine.version import version
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine, threads in use, and the time now (UTC, ISO 8601)."""
+    return {
+        "draftscope": version(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
