@@ -75,7 +75,8 @@ class RunOptions:
     parallel: sequences decoded side by side. n_predict: tokens to emit per sequence, -1 = until
     the end token or a full context.
     n_ctx: cells per sequence, 0 = the trained context, at most 4096.
-    n_ubatch: most tokens in one forward pass. n_rs_seq: snapshot planes beyond the live state,
+    n_batch: most prompt tokens in one round, together with what is verified in it. n_ubatch: most
+    tokens in one forward pass, at most n_batch. n_rs_seq: snapshot planes beyond the live state,
     None = as many as the longest draft. checkpoint_device: where checkpoints are kept.
     replay: "trust" decodes accepted tokens again after a restore, "verify" samples them again.
     faults: bugs of the field switched on to be looked at (FAULTS).
@@ -84,6 +85,7 @@ class RunOptions:
     parallel: int = 1
     n_predict: int = 128
     n_ctx: int = 0
+    n_batch: int = 2048
     n_ubatch: int = 512
     sampler: SamplerOptions = field(default_factory=SamplerOptions)
     spec: SpecOptions = field(default_factory=SpecOptions)
@@ -108,6 +110,7 @@ class RunOptions:
             "-c is outside 0..1048576",
             "Use 0 for the model's own context.",
         )
+        _require(self.n_batch >= 1, "-b is below 1", "Use a batch of at least one token.")
         _require(self.n_ubatch >= 1, "-ub is below 1", "Use a batch of at least one token.")
         for value, choices, option in (
             (self.rollback, ROLLBACK_POLICIES, "--rollback"),

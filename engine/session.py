@@ -271,6 +271,19 @@ class Run:
                 self._close()
         return not self.done
 
+    def cancel(self, seq_id: int) -> None:
+        """End one sequence between two steps, whatever it does; what was recorded stays.
+
+        Its result says "stopped", unless it had ended before. The next step gives its slot to one
+        that waits. Raises OptionError for a sequence that the run does not have.
+        """
+        n = len(self._scheduler.sequences)
+        if not 0 <= seq_id < n:
+            raise OptionError(
+                f"The run has no sequence {seq_id}.", f"Name one from 0 to {n - 1}."
+            )
+        self._scheduler.cancel(seq_id)
+
     def stop(self) -> None:
         """End the run now; what was recorded stays."""
         if not self.done:

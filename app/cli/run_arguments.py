@@ -250,7 +250,7 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sizes(group: argparse._ArgumentGroup) -> None:
-    """-c and -ub."""
+    """-c, -b and -ub."""
     group.add_argument(
         "-c",
         "--ctx-size",
@@ -258,6 +258,14 @@ def add_sizes(group: argparse._ArgumentGroup) -> None:
         default=_RUN.n_ctx,
         metavar="N",
         help="cells per sequence, 0 = the trained context, at most 4096 (default %(default)s)",
+    )
+    group.add_argument(
+        "-b",
+        "--batch-size",
+        type=int,
+        default=_RUN.n_batch,
+        metavar="N",
+        help="most prompt and verified tokens in one round (default %(default)s)",
     )
     group.add_argument(
         "-ub",
@@ -275,6 +283,7 @@ def run_options(args: argparse.Namespace) -> RunOptions:
         parallel=args.parallel,
         n_predict=args.n_predict,
         n_ctx=args.ctx_size,
+        n_batch=args.batch_size,
         n_ubatch=args.ubatch_size,
         sampler=SamplerOptions(args.temp, args.top_k, args.top_p, args.min_p, args.seed),
         spec=SpecOptions(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MISSING = int(np.iinfo(np.int32).min)
 N_TOP = 5
 """Alternatives kept per position on each side (target and draft)."""
@@ -36,23 +36,26 @@ def _ints(*names: str) -> tuple[Column, ...]:
 
 ROUNDS = (
     Column("run_id", "int", "run this row belongs to"),
-    Column("round", "int", "scheduler round, from 0; round 0 is the prompt"),
+    Column("round", "int", "scheduler round, from 0; a sequence begins with one per prompt part"),
     Column("seq_id", "int", "sequence"),
     Column("t_ms", "real", "end of the round, in the run's own time: pauses do not count"),
     Column("pos0", "int", "position of the first token of the batch"),
     Column("drafter", "text", "drafter whose draft was verified, empty without a draft"),
-    Column("num_draft_tokens", "int", "tokens drafted, after trimming"),
+    Column("num_draft_tokens", "int", "tokens drafted, after trimming; none for a prompt part"),
     Column("num_accepted_draft_tokens", "int", "drafted tokens that the target confirmed"),
+    Column("num_target_tokens", "int", "the target's own tokens behind them, emitted or not: 1, "
+           "0 behind a prompt part that is not the last, 2 behind a verified replay"),
     Column("num_emitted", "int", "tokens added to the output"),
-    Column("stop_kind", "text", "replacement, bonus, target or end"),
-    Column("rollback_depth", "int", "tokens undone in memory"),
+    Column("stop_kind", "text", "replacement, bonus, target or end; empty: nothing was chosen"),
+    Column("rollback_depth", "int", "drafted tokens undone; in memory, padding comes on top"),
+    Column("memory_rollback", "int", "tokens undone in memory: rollback_depth and the padding"),
     Column("rollback_path", "text", "none, seq_rm, restore, restore_depth or refused"),
     Column("n_rs_seq", "int", "snapshot planes beyond the live state"),
     Column("valid_depth", "int", "deepest truthful rollback after the verify batch"),
     Column("rs_idx_before", "int", "pending plane that the verify batch read"),
     Column("rs_idx_after", "int", "pending plane after the rollback"),
     Column("replay_index", "int", "restores and replays needed in this round"),
-    Column("verify_width", "int", "tokens of this sequence in the verify batch"),
+    Column("verify_width", "int", "tokens of this sequence in the batch, without padding"),
     Column("ubatch_ids", "text", "ubatches of this round, space separated"),
     Column("attention_pos_max", "int", "last position that the attention cells hold"),
     Column("recurrent_pos_max", "int", "last position of the recurrent state"),
@@ -95,8 +98,9 @@ UBATCHES = (
     Column("round", "int", "round"),
     Column("ubatch", "int", "number of the ubatch within the run"),
     Column("n_seqs", "int", "sequences side by side"),
-    Column("n_seq_tokens", "int", "tokens of each"),
+    Column("n_seq_tokens", "int", "tokens of each, padding included"),
     Column("seq_ids", "text", "sequences, space separated"),
+    Column("n_padding", "int", "filler tokens that make drafts equally long, all sequences"),
     Column("purpose", "text", "prompt, verify or replay"),
     Column("reason", "text", "why the split ended here"),
     Column("ms", "real", "forward pass"),
