@@ -30,7 +30,7 @@ from engine.model.loader import load_model
 from engine.options import Prompt, RunOptions
 from engine.trace.recorder import Recorder
 from engine.trace.store import TraceStore
-from engine.trace.timings import summary, timings
+from engine.trace.timings import acceptance, summary, timings
 
 _DEFAULT_CONTEXT = 4096
 _PRIORITY = ("draft-simple", "draft-mtp")
@@ -38,7 +38,8 @@ _PRIORITY = ("draft-simple", "draft-mtp")
 
 @dataclass(frozen=True, slots=True)
 class SequenceResult:
-    """One finished or stopped sequence. stop: end, limit, context, stopped, or "" if running."""
+    """One sequence. stop: end, limit, context, stopped, or "" if it goes on. timings, acceptance:
+    its figures by engine.trace.timings."""
 
     seq_id: int
     prompt_tokens: list[int]
@@ -46,6 +47,7 @@ class SequenceResult:
     text: str
     stop: str
     timings: dict[str, Any]
+    acceptance: dict[str, Any]
 
 
 class Session:
@@ -279,9 +281,7 @@ class Run:
         """
         n = len(self._scheduler.sequences)
         if not 0 <= seq_id < n:
-            raise OptionError(
-                f"The run has no sequence {seq_id}.", f"Name one from 0 to {n - 1}."
-            )
+            raise OptionError(f"The run has no sequence {seq_id}.", f"Name one from 0 to {n - 1}.")
         self._scheduler.cancel(seq_id)
 
     def stop(self) -> None:
@@ -298,6 +298,7 @@ class Run:
                 slot.seq_id, list(slot.prompt.tokens), list(slot.emitted),
                 self._tokenizer.decode(slot.emitted), slot.stop,
                 timings(self.trace, self.run_id, slot.seq_id),
+                acceptance(self.trace, self.run_id, slot.seq_id),
             )
             for slot in self._scheduler.sequences
         ]  # fmt: skip

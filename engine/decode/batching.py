@@ -62,34 +62,33 @@ def group(lengths: Sequence[int], n_ubatch: int, obstacle: Obstacle) -> list[Gro
     """Groups in order of falling width whose cost, PASS_COST per group and 1 per token, is least.
 
     Spans of neighbouring lengths go together: each group is a run of the spans in order of
-    falling length, as long as its longest. A group of several fits n_ubatch. Of two equally dear
-    ways, the one with fewer passes is taken.
+    falling length, as long as its longest. A group of several fits n_ubatch. Of equally dear ways
+    the one with the fewest passes is taken, then the one whose last groups are smallest.
     """
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    # best[j]: least (cost, passes) of the first j spans in order, and where their last group starts
+    # of the first j spans in order: least cost and passes, and minus the start of their last group
     best: list[tuple[int, int, int]] = [(0, 0, 0)]
     best += [(PASS_COST * len(order) + sum(lengths) + 1, len(order) + 1, 0)] * len(order)
     for start in range(len(order)):
         width = lengths[order[start]]
         for stop in range(start + 1, len(order) + 1):
-            newest = order[stop - 1]
-            if stop - start > 1 and _refusal(lengths, newest, width, stop - start, n_ubatch,
-                                             obstacle):  # fmt: skip
+            newest, n_tokens = order[stop - 1], (stop - start) * width
+            if stop - start > 1 and (
+                n_tokens > n_ubatch or _refusal(lengths, newest, width, obstacle)
+            ):
                 break
-            cost = best[start][0] + PASS_COST + (stop - start) * width
-            best[stop] = min(best[stop], (cost, best[start][1] + 1, start))
+            cost = best[start][0] + PASS_COST + n_tokens
+            best[stop] = min(best[stop], (cost, best[start][1] + 1, -start))
     groups: list[Group] = []
     stop = len(order)
     while stop:
-        start = best[stop][2]
-        width = lengths[order[start]]
-        reason = LAST
+        start = -best[stop][2]
+        width, reason = lengths[order[start]], LAST
         if groups:
-            refusals = (
-                _refusal(lengths, i, width, stop - start + 1, n_ubatch, obstacle)
-                for i in groups[-1].members
-            )
-            reason = next(filter(None, refusals), COST)
+            others = groups[-1].members
+            n_tokens = (stop - start + len(others)) * width
+            refusals = (_refusal(lengths, i, width, obstacle) for i in others)
+            reason = next(filter(None, refusals), N_UBATCH if n_tokens > n_ubatch else COST)
         groups.append(Group(tuple(sorted(order[start:stop])), width, reason))
         stop = start
     return groups[::-1]
@@ -115,12 +114,8 @@ def verify_batches(forward: Forward, spans: Sequence[Span], split: str) -> list[
     return batches
 
 
-def _refusal(
-    lengths: Sequence[int], i: int, width: int, n_rows: int, n_ubatch: int, obstacle: Obstacle
-) -> str:
-    """Why span i cannot be one of n_rows spans of this width, empty if it can."""
-    why = obstacle(i, width) if lengths[i] < width else ""
-    return why or (N_UBATCH if n_rows * width > n_ubatch else "")
+def _refusal(lengths: Sequence[int], i: int, width: int, obstacle: Obstacle) -> str:
+    return obstacle(i, width) if lengths[i] < width else ""
 
 
 def _obstacle(memory: HybridMemory, spans: Sequence[Span], i: int, width: int) -> str:

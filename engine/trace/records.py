@@ -43,8 +43,12 @@ ROUNDS = (
     Column("drafter", "text", "drafter whose draft was verified, empty without a draft"),
     Column("num_draft_tokens", "int", "tokens drafted, after trimming; none for a prompt part"),
     Column("num_accepted_draft_tokens", "int", "drafted tokens that the target confirmed"),
-    Column("num_target_tokens", "int", "the target's own tokens behind them, emitted or not: 1, "
-           "0 behind a prompt part that is not the last, 2 behind a verified replay"),
+    Column(
+        "num_target_tokens",
+        "int",
+        "the target's own tokens behind them, emitted or not: 1, "
+        "0 behind a prompt part that is not the last, 2 behind a verified replay",
+    ),
     Column("num_emitted", "int", "tokens added to the output"),
     Column("stop_kind", "text", "replacement, bonus, target or end; empty: nothing was chosen"),
     Column("rollback_depth", "int", "drafted tokens undone; in memory, padding comes on top"),
