@@ -146,7 +146,8 @@ class RunOptions:
     parallel: sequences decoded side by side. n_predict: tokens to emit per sequence, -1 = until
     the end token or a full context.
     n_ctx: cells per sequence, 0 = the trained context, at most 4096.
-    n_ubatch: most tokens in one forward pass. n_rs_seq: snapshot planes beyond the live state,
+    n_batch: most prompt tokens in one round, together with what is verified in it. n_ubatch: most
+    tokens in one forward pass, at most n_batch. n_rs_seq: snapshot planes beyond the live state,
     None = as many as the longest draft of a drafter with a model, and none without one: drafts
     that are looked up may have dozens of tokens, and that many planes would cost more memory than
     they save time. A draft longer than n_rs_seq is preceded by a checkpoint, as in llama.cpp.
@@ -159,6 +160,7 @@ class RunOptions:
     parallel: int = 1
     n_predict: int = 128
     n_ctx: int = 0
+    n_batch: int = 2048
     n_ubatch: int = 512
     sampler: SamplerOptions = field(default_factory=SamplerOptions)
     spec: SpecOptions = field(default_factory=SpecOptions)
@@ -192,6 +194,7 @@ class RunOptions:
             "-c is outside 0..1048576",
             "Use 0 for the model's own context.",
         )
+        _require(self.n_batch >= 1, "-b is below 1", "Use a batch of at least one token.")
         _require(self.n_ubatch >= 1, "-ub is below 1", "Use a batch of at least one token.")
         for value, choices, option in (
             (self.rollback, ROLLBACK_POLICIES, "--rollback"),

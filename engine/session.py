@@ -32,14 +32,15 @@ from engine.model.loader import load_model
 from engine.options import DRAFTERS, MODEL_DRAFTERS, Prompt, RunOptions
 from engine.trace.recorder import Recorder
 from engine.trace.store import TraceStore
-from engine.trace.timings import summary, timings
+from engine.trace.timings import acceptance, summary, timings
 
 _DEFAULT_CONTEXT = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceResult:
-    """One finished or stopped sequence. stop: end, limit, context, stopped, or "" if running."""
+    """One sequence. stop: end, limit, context, stopped, or "" if it goes on. timings, acceptance:
+    its figures by engine.trace.timings."""
 
     seq_id: int
     prompt_tokens: list[int]
@@ -47,6 +48,7 @@ class SequenceResult:
     text: str
     stop: str
     timings: dict[str, Any]
+    acceptance: dict[str, Any]
 
 
 class Session:
@@ -274,6 +276,17 @@ class Run:
                 self._close()
         return not self.done
 
+    def cancel(self, seq_id: int) -> None:
+        """End one sequence between two steps, whatever it does; what was recorded stays.
+
+        Its result says "stopped", unless it had ended before. The next step gives its slot to one
+        that waits. Raises OptionError for a sequence that the run does not have.
+        """
+        n = len(self._scheduler.sequences)
+        if not 0 <= seq_id < n:
+            raise OptionError(f"The run has no sequence {seq_id}.", f"Name one from 0 to {n - 1}.")
+        self._scheduler.cancel(seq_id)
+
     def stop(self) -> None:
         """End the run now; what was recorded stays."""
         if not self.done:
@@ -288,6 +301,7 @@ class Run:
                 slot.seq_id, list(slot.prompt.tokens), list(slot.emitted),
                 self._tokenizer.decode(slot.emitted), slot.stop,
                 timings(self.trace, self.run_id, slot.seq_id),
+                acceptance(self.trace, self.run_id, slot.seq_id),
             )
             for slot in self._scheduler.sequences
         ]  # fmt: skip

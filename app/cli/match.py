@@ -25,12 +25,12 @@ from app.cli.run_arguments import (
     add_memory,
     run_options,
 )
+from app.cli.sampling_arguments import add_sampling
+from app.cli.spec_arguments import add_speculation
 from resources import MATCHES
 
 if TYPE_CHECKING:
-    from app.cli.sampling_arguments import add_sampling
-    from app.cli.spec_arguments import add_speculation
-from engine.bench.match import MatchResult, MatchStep, MatchTest
+    from engine.bench.match import MatchResult, MatchStep, MatchTest
     from engine.session import Session
 
 _N_PREDICT = 256

@@ -180,7 +180,7 @@ def add_memory_details(group: argparse._ArgumentGroup) -> None:
 
 
 def add_sizes(group: argparse._ArgumentGroup) -> None:
-    """-c and -ub."""
+    """-c, -b and -ub."""
     group.add_argument(
         "-c",
         "--ctx-size",
@@ -188,6 +188,14 @@ def add_sizes(group: argparse._ArgumentGroup) -> None:
         default=_RUN.n_ctx,
         metavar="N",
         help="cells per sequence, 0 = the trained context, at most 4096 (default %(default)s)",
+    )
+    group.add_argument(
+        "-b",
+        "--batch-size",
+        type=int,
+        default=_RUN.n_batch,
+        metavar="N",
+        help="most prompt and verified tokens in one round (default %(default)s)",
     )
     group.add_argument(
         "-ub",
@@ -205,6 +213,7 @@ def run_options(args: argparse.Namespace) -> RunOptions:
         parallel=args.parallel,
         n_predict=args.n_predict,
         n_ctx=args.ctx_size,
+        n_batch=args.batch_size,
         n_ubatch=args.ubatch_size,
         sampler=sampler_options(args),
         spec=spec_options(args),

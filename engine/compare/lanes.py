@@ -266,7 +266,8 @@ class PolicyLane(FollowingLane):
         return RoundFacts(
             0, 0, round_.pos0, round_.first_pos, len(round_.tokens), round_.draft, chosen,
             len(chosen) - 1, [kind], target_facts(rows, [*drafted[:n_judged], chosen[-1]]),
-            rollback_depth=len(round_.tokens) - len(chosen), rollback_path=undone.path,
+            rollback_depth=len(round_.tokens) - len(chosen),
+            memory_rollback=len(round_.tokens) - len(chosen), rollback_path=undone.path,
             n_replays=undone.n_replays,
             accept_rule=self.options.spec.accept if round_.draft else "",
         )  # fmt: skip

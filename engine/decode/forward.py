@@ -17,7 +17,10 @@ Rows = dict[int, torch.Tensor]
 
 
 class Forward:
-    """Runs batches through the target. `seq_id_of` names a memory sequence in the trace."""
+    """Runs batches through the target. `seq_id_of` names a memory sequence in the trace.
+
+    n_ubatch: most tokens in one pass, never more than a batch may have.
+    """
 
     def __init__(
         self,
@@ -28,17 +31,19 @@ class Forward:
         seq_id_of: Callable[[int], int],
     ) -> None:
         self.memory = memory
+        self.n_ubatch = min(options.n_ubatch, options.n_batch)
         self._model, self._options, self._recorder = model, options, recorder
         self._seq_id_of = seq_id_of
 
     def split(self, spans: Sequence[Span]) -> list[UBatch]:
         """The ubatches of a batch."""
-        return self.memory.split(spans, self._options.n_ubatch, self._options.split)
+        return self.memory.split(spans, self.n_ubatch, self._options.split)
 
     def run(
         self, ubatches: Sequence[UBatch], round_: int, purpose: str, clock: PhaseClock
     ) -> tuple[Rows, Rows]:
-        """Decode: the wanted logits and all hidden rows of every sequence."""
+        """Decode: the wanted logits and all hidden rows of every sequence. The time of a pass is
+        booked to the sequences in it, in parts of their tokens."""
         phase = "replay" if purpose == "replay" else "verify"
         logits: dict[int, list[torch.Tensor]] = {}
         hidden: dict[int, list[torch.Tensor]] = {}
@@ -50,7 +55,7 @@ class Forward:
                 if count := rows.count(i):
                     first = rows.index(i)
                     logits.setdefault(seq, []).append(out.logits[first : first + count])
-            ms = clock.stop(phase)
+            ms = clock.stop(phase, ubatch.seq_ids)
             seq_ids = [self._seq_id_of(seq) for seq in ubatch.seq_ids]
             self._recorder.ubatch(round_, ubatch, seq_ids, purpose, ms)
         return _joined(logits), _joined(hidden)

@@ -63,22 +63,20 @@ class Rollback:
     def checkpoints(
         self, spans: Sequence[Span], ubatches: Sequence[UBatch]
     ) -> dict[int, Checkpoint]:
-        """Copies for the sequences whose rollback may go deeper than their snapshots will reach."""
+        """Copies for the sequences whose rollback may go deeper than their snapshots will reach.
+
+        Several spans must share one ubatch: a pass that leaves a sequence out may move its state,
+        which loses the snapshots of an earlier pass.
+        """
         recurrent = self._memory.recurrent
         if recurrent is None:
             return {}
-        reach: dict[int, int] = {}
-        for ubatch in ubatches:
-            if recurrent.relocates:
-                # sequences that this pass leaves out may lose the snapshots of an earlier one
-                reach = dict.fromkeys(reach, 0)
-            for seq in ubatch.seq_ids:
-                reach[seq] = recurrent.guaranteed_depth(seq, ubatch.n_seq_tokens)
-        return {
-            span.seq: self._memory.save(span.seq, self._device)
-            for span in spans
-            if len(span.tokens) - 1 > reach[span.seq]
-        }
+        saves = {}
+        for span in spans:
+            n_last = len(span.tokens) if recurrent.accumulates else ubatches[-1].n_seq_tokens
+            if len(span.tokens) - 1 > recurrent.guaranteed_depth(span.seq, n_last):
+                saves[span.seq] = self._memory.save(span.seq, self._device)
+        return saves
 
     def undo(
         self,
@@ -100,7 +98,7 @@ class Rollback:
         if n_kept == len(span.tokens):
             return undone
         removed = self._memory.seq_rm(span.seq, span.pos0 + n_kept)
-        clock.stop("rollback")
+        clock.stop("rollback", [span.seq])
         if removed:
             undone.path = "seq_rm"
             return undone
@@ -148,7 +146,7 @@ class Rollback:
                 again = keep(draft, len(expected), rows, sampler)
             else:
                 again = match(draft, rows, sampler, self._end_tokens)
-            clock.stop("sample")
+            clock.stop("sample", [span.seq])
             chosen = undone.accepted = again.tokens
             undone.hidden = hidden[span.seq][: len(chosen)]
             if len(chosen) == len(tokens):
@@ -157,7 +155,7 @@ class Rollback:
                 return
             undone.own_p = [again.own_p]
             if self._memory.seq_rm(span.seq, span.pos0 + len(chosen)):
-                clock.stop("rollback")
+                clock.stop("rollback", [span.seq])
                 return
         undone.livelock = True
         self._replay(undone, span, save, round_, clock)
@@ -165,4 +163,4 @@ class Rollback:
     def _restore(self, undone: Undone, span: Span, save: Checkpoint, clock: PhaseClock) -> None:
         self._memory.restore(span.seq, save)
         undone.n_replays += 1
-        clock.stop("restore")
+        clock.stop("restore", [span.seq])

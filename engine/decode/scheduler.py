@@ -1,7 +1,7 @@
 """The decoding loop: one round for all slots.
 
-draft -> checkpoint where snapshots do not reach -> verify in one batch -> accept -> roll back, or
-restore and replay -> record. A round in which prompts wait decodes those instead.
+draft -> checkpoint where snapshots do not reach -> verify side by side -> accept -> roll back, or
+restore and replay -> a part of the prompts that have newly got a slot -> record.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from engine.decode.batching import verify_batches
+from engine.decode.facts import prompt_facts, verified_facts
 from engine.decode.forward import Forward
-from engine.decode.rollback import MAX_REPLAYS, Rollback, Undone
-from engine.decode.rules import RULES
+from engine.decode.rollback import MAX_REPLAYS, Rollback
 from engine.decode.sampler import Sampler
 from engine.decode.slot import Slot
 from engine.decode.synthetic import SyntheticAcceptance
-from engine.decode.verify import Acceptance, match, target_facts
+from engine.decode.verify import match
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
 from engine.memory.batch import Span
-from engine.memory.hybrid import HybridMemory
+from engine.memory.hybrid import Checkpoint, HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
 from engine.trace.recorder import PhaseClock, Recorder, RoundFacts
@@ -67,29 +68,36 @@ class Scheduler:
     def step(self) -> bool:
         """Do one round. False when every sequence has stopped."""
         self._recorder.resume()
-        if admitted := self._admit():
-            self._prompt_round(admitted)
-        elif running := self.running:
-            self._decode_round(running)
+        self._admit()
+        clock = PhaseClock()
+        clock.start()
+        rounds = self._decode_round([s for s in self.running if not s.in_prompt], clock)
+        n_left = self._options.n_batch - sum(facts.verify_width for facts in rounds)
+        rounds += self._prompt_round([s for s in self.running if s.in_prompt], n_left, clock)
+        if rounds:
+            rounds.sort(key=lambda facts: facts.seq_id)
+            self._recorder.round(self._round, rounds, self._memory, clock)
+            self._round += 1
         self._release()
-        self._round += 1
         return bool(self._waiting or self.running)
+
+    def cancel(self, seq_id: int) -> None:
+        """End one sequence between two rounds, whether it waits, is in its prompt or decodes."""
+        slot = self.sequences[seq_id]
+        slot.stop = slot.stop or "stopped"
+        self._waiting = deque(s for s in self._waiting if s is not slot)
+        self._release()
 
     def stop(self) -> None:
         """End what is running and drop what is waiting."""
-        self._waiting.clear()
         for slot in self.sequences:
-            slot.stop = slot.stop or "stopped"
-        self._release()
+            self.cancel(slot.seq_id)
 
-    def _admit(self) -> list[Slot]:
-        admitted = []
+    def _admit(self) -> None:
         while self._waiting and self._free:
             slot = self._waiting.popleft()
             slot.index = self._free.pop(0)
             self._holders[slot.index] = slot.seq_id
-            admitted.append(slot)
-        return admitted
 
     def _release(self) -> None:
         for slot in self.sequences:
@@ -99,72 +107,68 @@ class Scheduler:
                 self._free.append(slot.index)
                 slot.index = -1
 
-    def _prompt_round(self, slots: list[Slot]) -> None:
-        clock = PhaseClock()
-        spans = [Span(s.index, 0, s.prompt.tokens, [len(s.prompt.tokens) - 1]) for s in slots]
+    def _prompt_round(self, slots: list[Slot], n_left: int, clock: PhaseClock) -> list[RoundFacts]:
+        """Decode n_left more prompt tokens, the first come first."""
+        parts: list[tuple[Slot, Span]] = []
         for slot in slots:
-            self._recorder.prompt(self._round, slot.seq_id, 0, slot.prompt.tokens)
-        clock.start()
-        ubatches = self._forward.split(spans)
+            prompt, n_done = slot.prompt.tokens, slot.n_tokens
+            tokens = prompt[n_done : n_done + max(n_left, 0)]
+            if tokens:
+                is_last = n_done + len(tokens) == len(prompt)
+                outputs = [len(tokens) - 1] if is_last else []
+                parts.append((slot, Span(slot.index, n_done, tokens, outputs)))
+                self._recorder.prompt(self._round, slot.seq_id, n_done, tokens)
+                n_left -= len(tokens)
+        if not parts:
+            return []
+        ubatches = self._forward.split([span for _, span in parts])
         logits, hidden = self._forward.run(ubatches, self._round, "prompt", clock)
         rounds = []
-        for slot in slots:
-            n = slot.n_tokens = len(slot.prompt.tokens)
-            first = match(Draft(), slot.sampler.rows(logits[slot.index]), slot.sampler, ())
-            slot.last = first.tokens[0]
-            slot.emit([slot.last], n, self._options, self._n_ctx, self._end_tokens)
-            facts = RoundFacts(
-                slot.seq_id, slot.index, 0, n, n, None, [slot.last], None, ["target"],
-                target_facts(logits[slot.index], [slot.last]),
-                valid_depth=self._valid_depth(slot.index), rule_p=[first.own_p],
-            )  # fmt: skip
+        for slot, span in parts:
+            seq, first = slot.index, None
+            slot.n_tokens += len(span.tokens)
+            if not slot.in_prompt:
+                first = match(Draft(), slot.sampler.rows(logits[seq]), slot.sampler, ())
+                slot.last = first.tokens[0]
+                slot.emit(first.tokens, slot.n_tokens, self._options, self._n_ctx, self._end_tokens)
+            facts = prompt_facts(slot, span, first, logits.get(seq))
+            facts.valid_depth = self._valid_depth(seq)
             rounds.append(facts)
-        clock.stop("sample")
-        for slot in slots:
-            self._chain.observe(slot.index, 0, slot.prompt.tokens, hidden[slot.index])
-            self._chain.begin(slot.index, slot.prompt.tokens)
-        clock.stop("draft")
-        self._recorder.round(self._round, rounds, self._memory, clock)
+            clock.stop("sample", [seq])
+            self._chain.observe(seq, span.pos0, span.tokens, hidden[seq])
+            if not slot.in_prompt:
+                self._chain.begin(seq, slot.prompt.tokens)
+            clock.stop("draft", [seq])
+        return rounds
 
-    def _decode_round(self, slots: list[Slot]) -> None:
-        clock = PhaseClock()
-        clock.start()
+    def _decode_round(self, slots: list[Slot], clock: PhaseClock) -> list[RoundFacts]:
+        """Draft for all of the slots, verify and roll back batch by batch."""
+        if not slots:
+            return []
         drafts = self._draft(slots)
-        clock.stop("draft")
+        clock.stop("draft", [slot.index for slot in slots])
         spans = []
         for slot in slots:
             draft = drafts.get(slot.index)
             tokens = [slot.last, *(draft.tokens if draft else ())]
             spans.append(Span(slot.index, slot.n_tokens, tokens, range(len(tokens))))
-        pending = {slot.index: self._pending(slot.index) for slot in slots}
-        ubatches = self._forward.split(spans)
-        saves = self._rollback.checkpoints(spans, ubatches)
-        clock.stop("save")
-        logits, hidden = self._forward.run(ubatches, self._round, "verify", clock)
+        holders = {slot.index: slot for slot in slots}
         rounds = []
-        for slot, span in zip(slots, spans, strict=True):
-            seq, before = slot.index, slot.sampler.clone()
-            accepted = self._accept(slot, drafts.get(seq) or Draft(), logits[seq])
-            valid_depth = self._valid_depth(seq)
-            clock.stop("sample")
-            save = saves.get(seq)
-            undone = self._rollback.undo(
-                span, accepted, hidden[seq], save, slot.sampler, before, self._round, clock
-            )
-            facts = self._close(slot, span, drafts.get(seq), accepted, undone, logits[seq])
-            facts.rs_idx_before, facts.rs_idx_after = pending[seq], self._pending(seq)
-            facts.valid_depth = valid_depth
-            if save:
-                facts.checkpoint_bytes = save.n_bytes
-                facts.restored_bytes = save.n_bytes * undone.n_replays
-            rounds.append(facts)
-            clock.stop("sample")
-            if facts.draft is not None:
-                self._chain.accept(seq, facts.n_accepted or 0)
-            decoded = [span.tokens[0], *undone.accepted[:-1]]
-            self._chain.observe(seq, span.pos0, decoded, undone.hidden)
-            clock.stop("draft")
-        self._recorder.round(self._round, rounds, self._memory, clock)
+        for batch in verify_batches(self._forward, spans, self._options.split):
+            seqs = [span.seq for span in batch.spans]
+            pending = {seq: self._pending(seq) for seq in seqs}
+            saves = self._rollback.checkpoints(batch.spans, batch.ubatches)
+            clock.stop("save", seqs)
+            logits, hidden = self._forward.run(batch.ubatches, self._round, "verify", clock)
+            for span in batch.spans:
+                seq = span.seq
+                facts = self._judge(
+                    holders[seq], span, drafts.get(seq), logits[seq], hidden[seq],
+                    saves.get(seq), clock,
+                )  # fmt: skip
+                facts.rs_idx_before = pending[seq]
+                rounds.append(facts)
+        return rounds
 
     def _draft(self, slots: list[Slot]) -> dict[int, Draft]:
         requests = [
@@ -178,6 +182,49 @@ class Scheduler:
         self._recorder.drafts(self._round, self._chain.asked, self._holders)
         return drafts
 
+    def _judge(
+        self,
+        slot: Slot,
+        span: Span,
+        draft: Draft | None,
+        logits: torch.Tensor,
+        hidden: torch.Tensor,
+        save: Checkpoint | None,
+        clock: PhaseClock,
+    ) -> RoundFacts:
+        """Accept, roll back, emit, and say what happened."""
+        seq, before = slot.index, slot.sampler.clone()
+        accepted = self._accept(slot, draft or Draft(), logits)
+        valid_depth = self._valid_depth(seq)
+        clock.stop("sample", [seq])
+        undone = self._rollback.undo(
+            span, accepted, hidden, save, slot.sampler, before, self._round, clock
+        )
+        if undone.livelock:
+            self._recorder.finding(
+                self._round, slot.seq_id, "replay-livelock", "error",
+                f"Replaying the accepted tokens disagreed with itself {MAX_REPLAYS} times.",
+                f"position {span.pos0}, {undone.n_replays} restores",
+            )  # fmt: skip
+        final = undone.accepted
+        n_emitted = slot.emit(
+            final, slot.n_tokens + 1, self._options, self._n_ctx, self._end_tokens
+        )
+        facts = verified_facts(slot, span, draft, accepted, undone, n_emitted, logits)
+        facts.accept_rule = self._options.spec.accept if draft else ""
+        facts.valid_depth, facts.rs_idx_after = valid_depth, self._pending(seq)
+        if save:
+            facts.checkpoint_bytes = save.n_bytes
+            facts.restored_bytes = save.n_bytes * undone.n_replays
+        slot.n_tokens += len(final)
+        slot.last = final[-1]
+        clock.stop("sample", [seq])
+        if draft is not None:
+            self._chain.accept(seq, facts.n_accepted or 0)
+        self._chain.observe(seq, span.pos0, [span.tokens[0], *final[:-1]], undone.hidden)
+        clock.stop("draft", [seq])
+        return facts
+
     def _accept(self, slot: Slot, draft: Draft, logits: torch.Tensor) -> Acceptance:
         sampler, n_drafted = slot.sampler, len(draft.tokens)
         rows = sampler.rows(logits)
@@ -190,46 +237,6 @@ class Scheduler:
             stale = match(Draft(), lambda _: rows(n_drafted), sampler, ())
             accepted.tokens[-1:], accepted.own_p = stale.tokens, stale.own_p
         return accepted
-
-    def _close(
-        self,
-        slot: Slot,
-        span: Span,
-        draft: Draft | None,
-        acceptance: Acceptance,
-        undone: Undone,
-        logits: torch.Tensor,
-    ) -> RoundFacts:
-        """Emit what was accepted and say what happened."""
-        accepted, final, drafted = acceptance.tokens, undone.accepted, span.tokens[1:]
-        n_judged = min(len(drafted), len(accepted))
-        rows = [logits[[*range(n_judged), len(accepted) - 1]]]
-        asked = [*drafted[:n_judged], final[min(len(accepted), len(final)) - 1]]
-        kinds = ["target" if draft is None else "replacement"]
-        if draft is not None and len(accepted) > len(drafted):
-            kinds = ["bonus"]
-        if undone.extra is not None:
-            rows.append(undone.extra)
-            asked.append(final[-1])
-            kinds.append("bonus")
-        if undone.livelock:
-            self._recorder.finding(
-                self._round, slot.seq_id, "replay-livelock", "error",
-                f"Replaying the accepted tokens disagreed with itself {MAX_REPLAYS} times.",
-                f"position {span.pos0}, {undone.n_replays} restores",
-            )  # fmt: skip
-        emitted = slot.emit(final, slot.n_tokens + 1, self._options, self._n_ctx, self._end_tokens)
-        facts = RoundFacts(
-            slot.seq_id, slot.index, span.pos0, span.pos0 + 1, len(span.tokens), draft,
-            final[:emitted], len(final) - len(kinds), kinds, target_facts(torch.cat(rows), asked),
-            rollback_depth=len(span.tokens) - len(accepted), rollback_path=undone.path,
-            n_replays=undone.n_replays,
-            accept_rule=self._options.spec.accept if draft else "",
-            rule_p=[*acceptance.judged_p, *undone.own_p], rule_q=acceptance.judged_q,
-        )  # fmt: skip
-        slot.n_tokens += len(final)
-        slot.last = final[-1]
-        return facts
 
     def _pending(self, seq: int) -> int | None:
         return self._memory.recurrent.pending(seq) if self._memory.recurrent else None

@@ -27,6 +27,11 @@ class Slot:
     emitted: list[int] = field(default_factory=list)
     stop: str = ""
 
+    @property
+    def in_prompt(self) -> bool:
+        """Whether tokens of the prompt are still to be decoded."""
+        return self.n_tokens < len(self.prompt.tokens)
+
     def draft_limit(self, options: RunOptions, n_ctx: int) -> int:
         """Longest draft that the context and the token limit leave room for, 0 = none."""
         limit = min(options.spec.longest, n_ctx - self.n_tokens - 2)

@@ -18,13 +18,15 @@ import torch
 class Span:
     """New tokens of one sequence, at positions pos0, pos0 + 1, …
 
-    seq: memory sequence. outputs: indices into `tokens` whose logits are wanted.
+    seq: memory sequence. outputs: indices into `tokens` whose logits are wanted. n_padding: how
+    many of the last tokens are filler, there only to make spans equally long.
     """
 
     seq: int
     pos0: int
     tokens: Sequence[int]
     outputs: Sequence[int]
+    n_padding: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class UBatch:
 
     tokens, positions: int64 [n_seqs, n_seq_tokens]. outputs: int64 [n_outputs], flat row
     indices (sequence-major) whose logits are wanted. seq_ids: memory sequences, in row order.
+    n_padding: filler tokens among all.
     """
 
     tokens: torch.Tensor
@@ -50,6 +53,7 @@ class UBatch:
     seq_ids: tuple[int, ...]
     outputs: torch.Tensor
     reason: str = ""
+    n_padding: int = 0
 
     @property
     def n_seqs(self) -> int:
@@ -119,18 +123,21 @@ def make_ubatch(spans: Sequence[Span], piece: Piece, device: torch.device) -> UB
     tokens: list[list[int]] = []
     positions: list[list[int]] = []
     outputs: list[int] = []
+    n_padding = 0
     for row, (i, start) in enumerate(zip(piece.spans, piece.starts, strict=True)):
         span, stop = spans[i], start + piece.n_tokens
         tokens.append(list(span.tokens[start:stop]))
         positions.append(list(range(span.pos0 + start, span.pos0 + stop)))
         base = row * piece.n_tokens - start
         outputs.extend(base + o for o in span.outputs if start <= o < stop)
+        n_padding += max(0, stop - max(start, len(span.tokens) - span.n_padding))
     return UBatch(
         torch.tensor(tokens, dtype=torch.int64, device=device),
         torch.tensor(positions, dtype=torch.int64, device=device),
         tuple(spans[i].seq for i in piece.spans),
         torch.tensor(outputs, dtype=torch.int64, device=device),
         piece.reason,
+        n_padding,
     )
 
 

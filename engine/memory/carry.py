@@ -13,6 +13,8 @@ from engine.memory.plane_storage import PlaneMemory
 class CarryMemory(PlaneMemory):
     """K = n_rs_seq + 1 planes; per sequence idx <= D <= R, D the deepest truthful plane."""
 
+    accumulates = True
+
     def valid_depth(self, seq: int) -> int:
         return 0 if self.cells.shared(seq) else self._depth[seq] - self._idx[seq]
 

@@ -92,19 +92,22 @@ class HybridMemory:
         return cls(AttentionKV([0], n_seqs, config.n_head_kv, config.head_dim, n_ctx, device), None)
 
     def split(self, spans: Sequence[Span], n_ubatch: int, mode: str) -> list[UBatch]:
-        """The ubatches of a batch. `equal` keeps as many tokens together as a rollback needs; in a
-        pool of attention cells alone, short batches need no rectangles at all (as llama.cpp)."""
+        """The ubatches of a batch. `equal` keeps as many tokens together as a rollback needs, if it
+        needs that; in a pool of attention cells alone, short batches need no rectangles at all
+        (as llama.cpp)."""
         if mode == "seq":
             pieces = split_seq(spans, n_ubatch)
-        elif self._is_pool and max(len(span.tokens) for span in spans) <= _SHORT:
+        elif self.is_pool and max(len(span.tokens) for span in spans) <= _SHORT:
             pieces = split_simple(spans, n_ubatch)
         else:
-            keep = self.recurrent.n_rs_seq + 1 if self.recurrent else 0
+            recurrent = self.recurrent
+            keep = recurrent.n_rs_seq + 1 if recurrent and not recurrent.accumulates else 0
             pieces = split_equal(spans, n_ubatch, keep=keep)
         return [make_ubatch(spans, piece, self.attention.device) for piece in pieces]
 
     @property
-    def _is_pool(self) -> bool:
+    def is_pool(self) -> bool:
+        """Whether sequences of different lengths fit side by side: cells alone, shared by all."""
         return self.recurrent is None and self.attention.unified
 
     def prepare(self, ubatches: Sequence[UBatch]) -> bool:

@@ -62,8 +62,6 @@ class PlaneMemory(RecurrentMemory):
     first owner to decode takes a cell of its own, which needs no copy of the state.
     """
 
-    relocates = True
-
     def __init__(
         self,
         shape: RecurrentShape,

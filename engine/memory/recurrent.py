@@ -93,8 +93,9 @@ class RecurrentMemory(ABC):
     what they do (engine.options.FAULTS).
     """
 
-    relocates: ClassVar[bool] = False
-    """Whether decoding some sequences may move others, which costs those their snapshots."""
+    accumulates: ClassVar[bool] = False
+    """Whether a rollback reaches back through several ubatches; else only through the last one,
+    so that the tokens that may be undone have to share it (keep-tail)."""
 
     def __init__(
         self,

@@ -42,6 +42,8 @@ class _Plan:
 class RingMemory(CursorMemory):
     """Per layer a pool of n_seqs * (n_rs_seq + 1) states and windows, with counts of references."""
 
+    accumulates = True
+
     def __init__(
         self,
         shape: RecurrentShape,

@@ -24,9 +24,9 @@ class RoundFacts:
 
     pos_next: position of the first emitted token. tokens: the accepted list (matching draft
     prefix and the target's own tokens), cut at a stop. n_accepted: drafted tokens confirmed, None
-    for a prompt. own_kinds: kinds of the target's own tokens. target, rule_p: facts about each
-    judged draft token, then about each of the target's own. rule_q: of each judged draft token.
-    accept_rule: the rule that judged, empty without a draft.
+    for a prompt. own_kinds: kinds of the target's own tokens, none behind a part of a prompt.
+    target, rule_p: facts about each judged draft token, then about each of the target's own.
+    rule_q: of each judged draft token. accept_rule: the rule that judged, empty without a draft.
     """
 
     seq_id: int
@@ -40,6 +40,7 @@ class RoundFacts:
     own_kinds: Sequence[str]
     target: TargetFacts
     rollback_depth: int = 0
+    memory_rollback: int = 0
     rollback_path: str = "none"
     valid_depth: int | None = None
     rs_idx_before: int | None = None
@@ -54,22 +55,34 @@ class RoundFacts:
 
 @dataclass(slots=True)
 class PhaseClock:
-    """Milliseconds spent per phase of a round."""
+    """Milliseconds spent per phase of a round, by all sequences together or by single ones."""
 
-    ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    _common: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    _own: dict[int, dict[str, float]] = field(default_factory=dict)
     _since: float = 0.0
 
     def start(self) -> None:
         """Begin timing."""
         self._since = perf_counter()
 
-    def stop(self, phase: str) -> float:
-        """Book the time since `start` under a phase and begin anew; returns its milliseconds."""
+    def stop(self, phase: str, seqs: Sequence[int] = ()) -> float:
+        """Book the time since `start` under a phase and begin anew; returns its milliseconds.
+
+        seqs: memory sequences that it was spent on, an equal part for each entry; none = all.
+        """
         now = perf_counter()
         ms = (now - self._since) * 1e3
-        self.ms[phase] += ms
+        if not seqs:
+            self._common[phase] += ms
+        for seq in seqs:
+            self._own.setdefault(seq, dict.fromkeys(PHASES, 0.0))[phase] += ms / len(seqs)
         self._since = now
         return ms
+
+    def share(self, seq: int, n_seqs: int) -> dict[str, float]:
+        """What a memory sequence spent per phase, with its part of what n_seqs had in common."""
+        own = self._own.get(seq, {})
+        return {phase: ms / n_seqs + own.get(phase, 0.0) for phase, ms in self._common.items()}
 
 
 class Recorder:
@@ -94,7 +107,7 @@ class Recorder:
         self._store.ubatches.append(
             run_id=self._run_id, round=round_, ubatch=self._n_ubatches, n_seqs=ubatch.n_seqs,
             n_seq_tokens=ubatch.n_seq_tokens, seq_ids=" ".join(map(str, seq_ids)),
-            purpose=purpose, reason=ubatch.reason, ms=ms,
+            n_padding=ubatch.n_padding, purpose=purpose, reason=ubatch.reason, ms=ms,
         )  # fmt: skip
         self._round_ubatches.append(self._n_ubatches)
         self._n_ubatches += 1
@@ -119,7 +132,7 @@ class Recorder:
         )  # fmt: skip
 
     def prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
-        """The prompt's tokens."""
+        """Tokens of a prompt, or of a part of it."""
         n = len(tokens)
         self._learn(tokens)
         self._store.tokens.extend({
@@ -132,18 +145,18 @@ class Recorder:
     ) -> None:
         """Close a round: token, memory and round rows of every sequence in it.
 
-        Phases are shared by the sequences of a round; each row carries an equal part, so that
-        the sum over rows is the time that passed.
+        Each row carries the time spent on its sequence; what was spent on several is divided
+        among them, so that the sum over rows is the time that passed.
         """
         now = perf_counter()
         self._elapsed_ms += (now - self._resumed) * 1e3
         self._resumed = now
-        share = {f"{phase}_ms": ms / len(all_facts) for phase, ms in clock.ms.items()}
         ubatch_ids = " ".join(map(str, self._round_ubatches))
         self._round_ubatches = []
         recurrent = memory.recurrent
         written, copied = self._traffic(memory, len(all_facts))
         for i, facts in enumerate(all_facts):
+            share = clock.share(facts.seq, len(all_facts))
             self._tokens(round_, facts)
             self._memory(round_, facts, memory)
             self._store.rounds.append(
@@ -151,9 +164,9 @@ class Recorder:
                 pos0=facts.pos0, drafter=facts.draft.drafter if facts.draft else "",
                 accept_rule=facts.accept_rule,
                 num_draft_tokens=_n_drafted(facts), num_accepted_draft_tokens=facts.n_accepted,
-                num_emitted=len(facts.tokens),
+                num_target_tokens=len(facts.own_kinds), num_emitted=len(facts.tokens),
                 stop_kind=_stop_kind(facts), rollback_depth=facts.rollback_depth,
-                rollback_path=facts.rollback_path,
+                memory_rollback=facts.memory_rollback, rollback_path=facts.rollback_path,
                 n_rs_seq=recurrent.n_rs_seq if recurrent else None,
                 valid_depth=facts.valid_depth, rs_idx_before=facts.rs_idx_before,
                 rs_idx_after=facts.rs_idx_after, replay_index=facts.n_replays,
@@ -165,7 +178,7 @@ class Recorder:
                 state_bytes_written=written[i], state_bytes_copied=copied[i],
                 state_bytes_restored=facts.restored_bytes,
                 checkpoint_bytes=facts.checkpoint_bytes, memory_bytes_held=memory.n_bytes(),
-                **share,
+                **{f"{phase}_ms": ms for phase, ms in share.items()},
             )  # fmt: skip
 
     def _tokens(self, round_: int, facts: RoundFacts) -> None:
@@ -236,7 +249,10 @@ def _parts(total: int, n: int) -> list[int]:
 
 
 def _stop_kind(facts: RoundFacts) -> str:
-    """How the round ended: with the last of the target's own tokens, or at a stop before it."""
+    """How the round ended: with the last of the target's own tokens, or at a stop before it.
+    Empty for a part of a prompt, behind which nothing is chosen."""
+    if not facts.own_kinds:
+        return ""
     n_own = len(facts.tokens) - min(facts.n_accepted or 0, len(facts.tokens))
     return facts.own_kinds[n_own - 1] if n_own else "end"
 

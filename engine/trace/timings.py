@@ -2,24 +2,27 @@
 
 Counting follows llama-server's rules:
 
-- A *prompt row* is a sequence's first row: it holds the prompt's time and emits one token, the
-  free one. A *step* is a later row that verified a draft of at least one token.
+- *Prompt rows* are a sequence's first row and those after it that decode more of the prompt; the
+  last of them emits one token, the free one. A *step* is a later row that verified a draft of at
+  least one token.
 - A draft counts once, when it is fresh, with its length after trimming. A replay decodes
   accepted tokens again inside the same row: it adds neither drafted nor accepted tokens.
 - Accepted tokens count when their verification is complete, before stop conditions are tested,
   so tokens that a stop drops from the output still count. Replacement and bonus tokens never do.
+
+Figures under an earlier rule stand beside today's and say so in their names.
 """
 
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from engine.trace.records import MISSING, PHASES
-from engine.trace.store import Table, TraceStore
+from engine.trace.round_rows import RoundRows
+from engine.trace.store import TraceStore
 
 _MIN_MS = 1e-3  # a time that was too short for the clock
 
@@ -31,19 +34,27 @@ def timings(
 
     cache_n: prompt tokens that needed no processing. prompt_n, predicted_n: tokens processed
     and emitted. prompt_ms: forward passes over the prompt; where sequences shared them, each
-    row carries its part. predicted_ms: from the end of the prompt row to the end of the last
+    row carries its part. predicted_ms: from the end of the last prompt row to the end of the last
     row; over several sequences, time in which any of them was generating. The first token of
-    each sequence is free, so the rates of predicted tokens take one token less per sequence.
-    Times in milliseconds; an unknown rate is 0. draft_n and draft_n_accepted are absent while
+    each sequence is free, so the rates of predicted tokens take one token less per sequence;
+    those ending in _n_gen take them all, as llama-server did when the figures of #22400 were
+    measured. Times in milliseconds; an unknown rate is 0. The draft figures are absent while
     nothing was drafted.
+
+    draft_n_accepted_with_replayed counts as llama-server did while a verified replay of n tokens
+    added n - 1: the correction, which the target had chosen itself, came back inside the replayed
+    list and passed for an accepted token. Acceptance under checkpoints looked higher than under
+    partial rollback for that reason (0.85 against 0.72 in #22400). That it was counted shows in
+    `predicted_n - 1 == accepted + steps`, which holds where every round drafts and nothing is
+    dropped: with this figure under replayed checkpoints, with draft_n_accepted elsewhere.
     """
-    rows = _Rows.select(store.rounds, run_id, seq_id)
-    runs, prompt_end = rows.run_id[rows.first], rows.t_ms[rows.first]
-    prompt_n = _total(rows.verify_width[rows.first])
-    prompt_ms = float(rows.prompt_ms.sum())
+    rows = RoundRows.select(store.rounds, run_id, seq_id)
+    runs, prompt_end = rows.run_id[rows.first], rows.t_ms[rows.prompt_end]
+    prompt_n = _total(rows.verify_width[rows.is_prompt])
+    prompt_ms = float(rows.verify_ms[rows.is_prompt].sum())
     predicted_n = _total(rows.num_emitted)
     predicted_ms = max(_covered(runs, prompt_end, rows.t_ms[rows.last]), _MIN_MS)
-    timed_n = max(predicted_n - len(rows.first), 0)
+    timed_n = max(predicted_n - _total(rows.num_emitted[rows.is_prompt]), 0)
     figures: dict[str, int | float] = {
         "cache_n": _total(rows.pos0[rows.first]),
         "prompt_n": prompt_n,
@@ -54,11 +65,15 @@ def timings(
         "predicted_ms": predicted_ms,
         "predicted_per_token_ms": predicted_ms / timed_n if timed_n else 0.0,
         "predicted_per_second": 1e3 * timed_n / predicted_ms,
+        "predicted_per_token_ms_n_gen": predicted_ms / predicted_n if predicted_n else 0.0,
+        "predicted_per_second_n_gen": 1e3 * predicted_n / predicted_ms,
     }
     drafted = _total(rows.num_drafted[rows.is_step])
     if drafted:
         figures["draft_n"] = drafted
-        figures["draft_n_accepted"] = _total(rows.num_accepted[rows.is_step])
+        accepted = figures["draft_n_accepted"] = _total(rows.num_accepted[rows.is_step])
+        replayed = np.maximum(rows.num_target[rows.is_step] - 1, 0)
+        figures["draft_n_accepted_with_replayed"] = accepted + int(replayed.sum())
     return figures
 
 
@@ -67,14 +82,17 @@ def acceptance(
 ) -> dict[str, Any]:
     """How drafts fared, over the steps of one sequence, one run or all runs.
 
-    num_spec_steps; mean_acceptance_length = 1 + accepted / steps, the 1 being the replacement
-    or bonus token; draft_acceptance_rate = accepted / drafted; acceptance_histogram[k] = steps
-    with k accepted tokens; acceptance_per_position, three rates per index i in the draft:
+    Names are those of vLLM and AIPerf. num_spec_steps: what llama-server calls verif_steps;
+    mean_acceptance_length = 1 + accepted / steps, the 1 being the replacement or bonus token;
+    draft_acceptance_rate = accepted / drafted; acceptance_histogram[k] = steps with k accepted
+    tokens. Per index i in the draft: num_draft_tokens_per_pos and num_accepted_tokens_per_pos
+    count steps that drafted and accepted a token there; acceptance_per_position has three rates,
     "unconditional" = accepted at i / steps, "unconditional_given_drafted" = accepted at i /
     steps that drafted more than i tokens, "conditional" = accepted at i / accepted at i - 1.
-    A figure without a single observation is None.
+    per_step_drafted, per_step_accepted: one entry per step, as recorded. A figure without a
+    single observation is None.
     """
-    rows = _Rows.select(store.rounds, run_id, seq_id)
+    rows = RoundRows.select(store.rounds, run_id, seq_id)
     drafted = rows.num_drafted[rows.is_step]
     accepted = np.maximum(rows.num_accepted[rows.is_step], 0)  # a step cut short counts as 0
     steps = len(drafted)
@@ -89,6 +107,8 @@ def acceptance(
         "acceptance_histogram": np.bincount(accepted, minlength=n_positions + 1).tolist()
         if steps
         else [],
+        "num_draft_tokens_per_pos": offered,
+        "num_accepted_tokens_per_pos": reached[1:],
         "acceptance_per_position": {
             "unconditional": [_ratio(n, steps) for n in reached[1:]],
             "unconditional_given_drafted": [
@@ -96,95 +116,35 @@ def acceptance(
             ],
             "conditional": [_ratio(n, of) for n, of in zip(reached[1:], reached[:-1], strict=True)],
         },
+        "per_step_drafted": drafted.tolist(),
+        "per_step_accepted": accepted.tolist(),
     }
 
 
 def summary(
     store: TraceStore, run_id: int | None = None, seq_id: int | None = None
 ) -> dict[str, Any]:
-    """timings and acceptance in one object, with rollbacks and the time per phase.
+    """timings and acceptance in one object, with rollbacks and the time per phase; without the
+    lists per step, which grow with the run.
 
-    rollback_depth_histogram[d] = rounds after the prompt that undid d tokens. phase_ms: the sum
-    of each phase's column after the prompt row, None for a phase that was never observed.
+    rollback_depth_histogram[d] = rounds after the prompt that undid d drafted tokens. phase_ms:
+    the sum of each phase's column after the prompt rows, None for a phase never observed.
     drafters: counters of each drafter (engine.draft.chain), for a whole run only.
     """
-    rows = _Rows.select(store.rounds, run_id, seq_id)
-    later = rows.is_later
+    rows = RoundRows.select(store.rounds, run_id, seq_id)
+    later = ~rows.is_prompt
+    fared = acceptance(store, run_id, seq_id)
+    for name in ("per_step_drafted", "per_step_accepted"):
+        del fared[name]
     depth = rows.rollback_depth[later]
     facts = store.runs.get(run_id, {}) if run_id is not None and seq_id is None else {}
     return {
         **timings(store, run_id, seq_id),
-        **acceptance(store, run_id, seq_id),
+        **fared,
         "rollback_depth_histogram": np.bincount(depth[depth >= 0]).tolist(),
         "phase_ms": {phase: _sum_observed(rows.phases[phase][later]) for phase in PHASES},
         "drafters": deepcopy(facts.get("drafters", {})),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The chosen rows of `rounds`, [n] each, in the order they were written.
-
-    first, last: row indices of each sequence's first (prompt) and last row, sequences in the
-    same order, with prompt_ms beside them: [n sequences].
-    """
-
-    run_id: np.ndarray
-    t_ms: np.ndarray
-    prompt_ms: np.ndarray
-    pos0: np.ndarray
-    num_drafted: np.ndarray
-    num_accepted: np.ndarray
-    num_emitted: np.ndarray
-    rollback_depth: np.ndarray
-    verify_width: np.ndarray
-    phases: dict[str, np.ndarray]
-    first: np.ndarray
-    last: np.ndarray
-
-    @classmethod
-    def select(cls, table: Table, run_id: int | None, seq_id: int | None) -> _Rows:
-        n = len(table)  # the table may grow meanwhile
-        chosen = np.ones(n, bool)
-        if run_id is not None:
-            chosen &= table.column("run_id", 0, n) == run_id
-        if seq_id is not None:
-            chosen &= table.column("seq_id", 0, n) == seq_id
-
-        def pick(name: str) -> np.ndarray:
-            return table.column(name, 0, n)[chosen]
-
-        def milliseconds(name: str) -> np.ndarray:
-            return np.nan_to_num(pick(name), posinf=0.0, neginf=0.0)
-
-        runs = pick("run_id")
-        sequences = (runs << 32) + pick("seq_id")
-        first = np.unique(sequences, return_index=True)[1]
-        last = len(runs) - 1 - np.unique(sequences[::-1], return_index=True)[1]
-        return cls(
-            run_id=runs,
-            t_ms=milliseconds("t_ms"),
-            prompt_ms=milliseconds("verify_ms")[first],
-            pos0=pick("pos0"),
-            num_drafted=pick("num_draft_tokens"),
-            num_accepted=pick("num_accepted_draft_tokens"),
-            num_emitted=pick("num_emitted"),
-            rollback_depth=pick("rollback_depth"),
-            verify_width=pick("verify_width"),
-            phases={phase: pick(f"{phase}_ms") for phase in PHASES},
-            first=first,
-            last=last,
-        )
-
-    @property
-    def is_later(self) -> np.ndarray:
-        later = np.ones(len(self.run_id), bool)
-        later[self.first] = False
-        return later
-
-    @property
-    def is_step(self) -> np.ndarray:
-        return (self.num_drafted > 0) & self.is_later
 
 
 def _total(values: np.ndarray) -> int:

@@ -34,8 +34,11 @@ def test_timings_of_the_small_trace(small_trace: TraceStore) -> None:
         "predicted_ms": 21.0,  # 41 - 20
         "predicted_per_token_ms": 4.2,  # over the five tokens after the free one
         "predicted_per_second": pytest.approx(5 / 0.021),
+        "predicted_per_token_ms_n_gen": 3.5,  # over all six
+        "predicted_per_second_n_gen": pytest.approx(6 / 0.021),
         "draft_n": 5,
         "draft_n_accepted": 3,
+        "draft_n_accepted_with_replayed": 3,
     }
     assert timings(small_trace, 0) == timings(small_trace, 0, 0) == timings(small_trace)
 
@@ -136,6 +139,37 @@ def test_tokens_before_the_prompt_batch_are_cached() -> None:
     add(store, 0, 4.0, pos0=12, num_emitted=1, verify_width=5, verify_ms=4.0)
     assert timings(store, 0)["cache_n"] == 12
     assert timings(store, 0)["prompt_n"] == 5
+
+
+def test_a_prompt_in_parts_is_timed_as_one() -> None:
+    store = TraceStore()
+    for i in range(3):
+        add(
+            store,
+            i,
+            10.0 * i + 10,
+            pos0=8 * i,
+            num_emitted=int(i == 2),
+            verify_width=8,
+            verify_ms=4.0,
+        )
+    step(store, 3, 40.0, drafted=3, accepted=1)
+    figures = summary(store, 0)
+    assert (figures["cache_n"], figures["prompt_n"], figures["prompt_ms"]) == (0, 24, 12.0)
+    assert (figures["predicted_n"], figures["predicted_ms"]) == (3, 10.0)
+    assert figures["predicted_per_token_ms"] == 5.0
+    assert figures["num_spec_steps"] == 1
+
+
+def test_a_prompt_that_was_cut_off_has_no_free_token() -> None:
+    store = TraceStore()
+    add(store, 0, 10.0, num_emitted=0, verify_width=8, verify_ms=4.0)
+    add(store, 1, 20.0, num_emitted=0, verify_width=8, verify_ms=4.0)
+    add(store, 1, 20.0, 1, num_emitted=1, verify_width=8, verify_ms=4.0)
+    add(store, 2, 30.0, 1, num_draft_tokens=0, num_accepted_draft_tokens=0, num_emitted=1)
+    assert timings(store, 0, 0)["prompt_n"] == 16
+    assert timings(store, 0, 0)["predicted_n"] == 0
+    assert timings(store, 0)["predicted_per_second"] == pytest.approx(100.0)
 
 
 def test_shared_time_of_two_sequences_counts_once() -> None:
