@@ -55,11 +55,7 @@ class Docks:
             docks[name].setFloating(False)
             window.addDockWidget(area, docks[name])
             docks[name].show()
-        for name in ("divergence", "findings"):
-            docks[name].setFloating(False)
-            window.addDockWidget(Qt.DockWidgetArea.RightDockWidgetArea, docks[name])
-            docks[name].hide()
-        window.tabifyDockWidget(docks["divergence"], docks["findings"])
+        self._reset_tabs()
         window.splitDockWidget(docks["model"], docks["run"], Qt.Orientation.Vertical)
         window.splitDockWidget(docks["rollback"], docks["ring"], Qt.Orientation.Vertical)
         height = window.height()
@@ -72,16 +68,32 @@ class Docks:
                 Qt.Orientation.Vertical,
             )
 
+    def _reset_tabs(self) -> None:
+        """The docks at the right: tabs, closed. Qt leaves a bar behind where tabs are docked
+        anew, so those that are in place stay there."""
+        first, second = self._docks["divergence"], self._docks["findings"]
+        right = Qt.DockWidgetArea.RightDockWidgetArea
+        areas = {self._window.dockWidgetArea(dock) for dock in (first, second)}
+        floats = first.isFloating() or second.isFloating()
+        together = second in self._window.tabifiedDockWidgets(first)
+        for dock in (first, second):
+            dock.hide()
+            dock.setFloating(False)
+        if areas != {right} or floats or not together:
+            self._window.addDockWidget(right, first)
+            self._window.tabifyDockWidget(first, second)
+
     def reveal(self, *names: str) -> None:
-        """Open panels, the first of them on top; a panel that was closed gets half the window."""
-        window, first = self._window, self._docks[names[0]]
+        """Open tabs at the right, the first of them on top; if all were closed they get half
+        the window, and the panels at the left keep their width."""
+        window, first, left = self._window, self._docks[names[0]], self._docks["model"]
         opens = not any(self._docks[name].isVisible() for name in names)
         for name in names:
             self._docks[name].show()
         first.raise_()
         if opens and not first.isFloating():
-            width = round(window.width() * _RIGHT_SHARE)
-            window.resizeDocks([first], [width], Qt.Orientation.Horizontal)
+            widths = [left.width(), round(window.width() * _RIGHT_SHARE)]
+            window.resizeDocks([left, first], widths, Qt.Orientation.Horizontal)
 
     def count(self, name: str, n: int) -> None:
         """Say in a panel's title how many entries it has."""

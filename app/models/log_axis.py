@@ -36,7 +36,7 @@ class LogAxis:
             low = max(_LEAST, math.floor(math.log10(shown.min())))
             high = min(_MOST, math.ceil(math.log10(shown.max())))
         high = max(high, low + 2)
-        unit = (high - low) / 9
+        unit = (high - low) / 6
         return cls(low, high, low - unit, low - 2 * unit, high + unit)
 
     @property

@@ -19,6 +19,7 @@ BAR_ROLE = Qt.ItemDataRole.UserRole
 """A probability to be drawn as a bar, None for a cell of text alone."""
 DIFFERS_ROLE = Qt.ItemDataRole.UserRole + 1
 """Whether the cell differs from the reference lane's."""
+_BELOW = "below"
 _MEASURES = (
     ("max_abs", "max |Δ|", "Largest difference of a logit against the reference lane"),
     ("nmse", "NMSE", "Mean squared difference of the logits over their mean square"),
@@ -83,7 +84,7 @@ def detail_rows(lanes: ComparedLanes, pos: int) -> list[Row]:
             rank, expected = ranks[run_id].get(token), of_reference.get(token)
             differs = compared and rank != expected
             if rank is None:
-                text, bar = f"below {len(found)}", None
+                text, bar = f"{_BELOW} {len(found)}", None
             else:
                 arrow = ""
                 if differs:
@@ -151,8 +152,11 @@ class PositionDetail(QAbstractTableModel):
         self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
     ) -> Any:
         if orientation is Qt.Orientation.Horizontal:
-            shown = role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole)
-            return self._names[section] if shown and section < len(self._names) else None
+            if section >= len(self._names):
+                return None
+            if role == Qt.ItemDataRole.DisplayRole:
+                return self._names[section].replace(",", "\n", 1)
+            return self._names[section] if role == Qt.ItemDataRole.ToolTipRole else None
         if section >= len(self.rows):
             return None
         row = self.rows[section]
@@ -179,7 +183,8 @@ class PositionDetail(QAbstractTableModel):
         if role == Qt.ItemDataRole.ForegroundRole:
             if cell.differs:
                 return self.differs_colour
-            return self.muted_colour if cell.text in (NOT_RECORDED, NOT_OBSERVED) else None
+            is_muted = cell.text in (NOT_RECORDED, NOT_OBSERVED) or cell.text.startswith(_BELOW)
+            return self.muted_colour if is_muted else None
         if role == Qt.ItemDataRole.FontRole and (cell.best or cell.text == NOT_RECORDED):
             font = QFont()
             font.setBold(cell.best)

@@ -41,21 +41,20 @@ Finder = Callable[[int, list[int]], int | None]
 
 def verdict_sentence(verdict: LaneVerdict, bound: float) -> str:
     """What there is to say about a lane in one line."""
-    name = verdict.lane
     if verdict.verdict == "failed":
-        return f"{name} had to stop: {verdict.error}"
+        return f"The lane had to stop: {verdict.error}"
     if not verdict.n_positions:
-        return f"{name}: nothing is compared yet."
+        return "Nothing is compared yet."
     if verdict.verdict == SUSPECT:
         where = f"position {verdict.first_pos}, round {verdict.first_round}"
         after = verdict.after_round
         why = "no rollback before it" if after is None else f"after the rollback of round {after}"
-        return f"{name} diverges first at {where}, {why}."
+        return f"Diverges first at {where}, {why}."
     if verdict.verdict == "exact":
-        return f"{name}: the logits of all {verdict.n_positions} positions are exact."
+        return f"The logits of all {verdict.n_positions} positions are exact."
     return (
-        f"{name}: within the bound {error_text(bound)}, worst NMSE "
-        f"{error_text(verdict.worst_nmse)} at position {verdict.worst_pos}."
+        f"Within the bound {error_text(bound)}: worst NMSE {error_text(verdict.worst_nmse)} "
+        f"at position {verdict.worst_pos}."
     )
 
 
@@ -84,6 +83,7 @@ class DivergenceView(QWidget):
         self.tables = LaneTables(theme)
         self.sentence = QLabel()
         self.sentence.setTextFormat(Qt.TextFormat.PlainText)
+        self.sentence.setWordWrap(True)
         self.sentence.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.sentence.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.progress = QProgressBar()
@@ -217,8 +217,7 @@ class DivergenceView(QWidget):
         both.addWidget(self.plots)
         both.addWidget(self.tables)
         both.setChildrenCollapsible(False)
-        both.setStretchFactor(0, 3)
-        both.setStretchFactor(1, 2)
+        both.setSizes([580, 420])
         return both
 
     def _lay_out(self, actions: Actions) -> None:
@@ -230,10 +229,11 @@ class DivergenceView(QWidget):
         line.setSpacing(4)
         line.addWidget(self.sentence, 1)
         line.addWidget(self.progress)
-        line.addWidget(self.seq)
-        for name in ("go.first_divergence", "go.previous_divergence", "go.next_divergence"):
-            line.addWidget(_button(actions[name]))
         line.addWidget(self.edit_button)
+        head = self.plots.head
+        head.addWidget(self.seq)
+        for name in ("go.first_divergence", "go.previous_divergence", "go.next_divergence"):
+            head.addWidget(_button(actions[name]))
         editor = QVBoxLayout()
         editor.setContentsMargins(6, 0, 6, 0)
         editor.addWidget(self.editor)
@@ -315,7 +315,7 @@ class DivergenceView(QWidget):
             self.sentence.setToolTip(text)
             self._show_progress(lanes)
             self._list_sequences(lanes)
-            if self._pos is None:
+            if self._pos is None and self.tables.shown != self._shown_pos():
                 self.tables.show_position(self._shown_pos(), None)
         if found != self._has_divergences:
             self._has_divergences = found

@@ -28,8 +28,8 @@ SWATCHES = (
     Swatch("seq_rm", "path.seq_rm", "The chosen lane removed rejected tokens", draw_triangle),
     Swatch("restore", "path.restore", "The chosen lane restored a checkpoint", draw_diamond),
 )
-FIRST_SPAN = 128
-"""Positions in sight at first."""
+_SPANS = (32, 128, 512)
+"""Positions in sight at first: at least, where their number is not known, at most."""
 _SIGNS = {"seq_rm": ("t", "path.seq_rm"), "restore": ("d", "path.restore")}
 _GROUP_OF_PATH = {"seq_rm": "seq_rm", "restore": "restore", "restore_depth": "restore"}
 _SIGN_PIXELS = 8
@@ -60,7 +60,7 @@ class DeltaPlot(RoundPlot):
         self._run_id = -1
         self._curves: dict[int, pg.PlotDataItem] = {}
         self.axis = LogAxis.over(np.zeros(0))
-        super().__init__(theme, "", parent, unit="position", span=FIRST_SPAN)
+        super().__init__(theme, "", parent, unit="position")
         self._band = pg.LinearRegionItem(orientation="horizontal", movable=False)
         self._band.setZValue(-10)
         for edge in self._band.lines:
@@ -100,6 +100,10 @@ class DeltaPlot(RoundPlot):
                 curve = pg.PlotDataItem()
                 self.getPlotItem().addItem(curve, ignoreBounds=True)
                 self._curves[follower] = curve
+            if lanes is not None:
+                least, unknown, most = _SPANS
+                wanted = lanes.n_predict if lanes.n_predict > 0 else unknown
+                self.set_span(min(max(wanted + 2, least), most))
         self._lanes, self._run_id = lanes, run_id
         self._recolour()
         self.draw()
@@ -152,7 +156,7 @@ class DeltaPlot(RoundPlot):
             line.setPen(pen)
         for group, signs in self._signs.items():
             colour = theme.color(_SIGNS[group][1])
-            signs.setPen(QPen(colour))
+            signs.setPen(pg.mkPen(None))
             signs.setBrush(colour)
 
     def _draw_signs(self, lanes: ComparedLanes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QPointF, QRect, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QKeyEvent, QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtGui import QIcon, QKeyEvent, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QAbstractButton, QGridLayout, QSizePolicy, QWidget
 
 from app.models.compared_lanes import ComparedLanes
@@ -24,8 +24,8 @@ _ABOUT = {
 }
 _CHARACTERS = 28
 """Least width of a card."""
-_LINE_SAMPLE = 22
-_PAD = 8
+_LINE_SAMPLE = 14
+_PAD = 7
 _ICON = 14
 
 
@@ -41,8 +41,7 @@ def verdict_text(verdict: LaneVerdict) -> tuple[str, str, str]:
         return f"suspect @{verdict.first_pos}", "error", "status.error"
     if verdict.lane.partition(",")[0] == NOISE:
         return f"≤ {error_text(verdict.worst_nmse)}", "", "ui.muted"
-    words = {"within": "within noise"}
-    return words.get(verdict.verdict, verdict.verdict), "check", "status.ok"
+    return verdict.verdict, "check", "status.ok"
 
 
 class LaneCard(QAbstractButton):
@@ -52,6 +51,7 @@ class LaneCard(QAbstractButton):
         super().__init__()
         self._theme, self._lanes, self.run_id = theme, lanes, run_id
         self.verdict: LaneVerdict | None = None
+        self._drawing: QIcon | None = None
         policy, _, settings = lanes.names[run_id].partition(",")
         self._title, self._about = policy, settings or _ABOUT.get(policy, "")
         is_reference = run_id == lanes.reference
@@ -61,8 +61,11 @@ class LaneCard(QAbstractButton):
 
     def set_verdict(self, verdict: LaneVerdict) -> None:
         """Show a verdict; the tooltip has its figures."""
+        if verdict == self.verdict:
+            return
         self.verdict = verdict
-        text, _, _ = verdict_text(verdict)
+        text, drawing, role = verdict_text(verdict)
+        self._drawing = icon(drawing, self._theme, role) if drawing else None
         self.setAccessibleName(f"Lane {verdict.lane}: {text}")
         lines = [verdict.lane]
         if verdict.n_positions:
@@ -81,6 +84,9 @@ class LaneCard(QAbstractButton):
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
         self._theme = theme
+        verdict, self.verdict = self.verdict, None
+        if verdict is not None:
+            self.set_verdict(verdict)
         self.update()
 
     def sizeHint(self) -> QSize:
@@ -108,22 +114,22 @@ class LaneCard(QAbstractButton):
         painter.setPen(theme.color(role))
         painter.drawText(first, right, text)
         chip = metrics.horizontalAdvance(text)
-        if drawing:
+        if self._drawing is not None:
             chip += _ICON + 4
             place = QRect(first.right() - chip, first.center().y() - _ICON // 2, _ICON, _ICON)
-            icon(drawing, theme, role).paint(painter, place)
+            self._drawing.paint(painter, place)
 
         start = first.left()
         if self.run_id != self._lanes.reference:
             painter.setPen(lane_pen(theme, self._lanes, self.run_id, 2.0))
             y = first.center().y() + 0.5
             painter.drawLine(QPointF(start, y), QPointF(start + _LINE_SAMPLE, y))
-            start += _LINE_SAMPLE + 6
+            start += _LINE_SAMPLE + 5
         font = painter.font()
         font.setBold(True)
         painter.setFont(font)
         painter.setPen(theme.color("ui.text"))
-        room = first.right() - chip - 8 - start
+        room = first.right() - chip - 5 - start
         title = painter.fontMetrics().elidedText(self._title, Qt.TextElideMode.ElideRight, room)
         painter.drawText(first.adjusted(start - first.left(), 0, 0, 0), left, title)
         font.setBold(False)

@@ -38,6 +38,8 @@ class LanePlots(QSplitter):
         self.part.currentIndexChanged.connect(lambda i: self.states.set_part(list(PARTS)[i]))
         self.legend = SwatchLegend("Error over positions: signs", SWATCHES, theme)
         self.scale = LogScale(theme)
+        self.head = QHBoxLayout()
+        """The row over the first plot, for what else belongs there."""
         self._lane_name = QLabel()
         self._note = QLabel(_NO_STATES)
         for label in (self._lane_name, self._note):
@@ -47,16 +49,20 @@ class LanePlots(QSplitter):
         self._note.setMinimumWidth(1)
         self.legend.set_column(True)
         side = max(
-            self.legend.column_width(max(self.legend.labels, key=len)),
+            *(self.legend.column_width(label) for label in self.legend.labels),
             self.scale.sizeHint().width(),
         )
         for widget in (self.legend, self.scale):
             widget.setFixedWidth(side)  # the same, so that equal positions stand in line
-        self.addWidget(_section(self.measure, QLabel(), self.delta, self.legend))
-        self.addWidget(_section(self.part, self._lane_name, self.states, self.scale, self._note))
+        self.head.addWidget(self.measure)
+        self.head.addStretch(1)
+        below = QHBoxLayout()
+        below.addWidget(self.part)
+        below.addWidget(self._lane_name, 1)
+        self.addWidget(_section(self.head, self.delta, self.legend))
+        self.addWidget(_section(below, self.states, self.scale, self._note))
         self.setChildrenCollapsible(False)
-        self.setStretchFactor(0, 3)
-        self.setStretchFactor(1, 2)
+        self.setSizes([600, 400])
         for plot in (self.delta, self.states):
             plot.clicked.connect(lambda x, _y: self.pos_clicked.emit(round(x)))
             plot.round_stepped.connect(self.pos_stepped)
@@ -96,25 +102,19 @@ class LanePlots(QSplitter):
         self.states.setHidden(empty)
         self.scale.setHidden(empty)
         self._note.setVisible(empty)
+        self.delta.getPlotItem().showAxis("bottom", empty)  # the plot below has the same
 
 
-def _section(
-    choice: QComboBox, label: QLabel, plot: QWidget, legend: QWidget, note: QWidget | None = None
-) -> QWidget:
-    head = QHBoxLayout()
+def _section(head: QHBoxLayout, *body: QWidget) -> QWidget:
     head.setContentsMargins(6, 0, 6, 0)
-    head.addWidget(choice)
-    head.addWidget(label, 1)
-    body = QHBoxLayout()
-    body.setContentsMargins(6, 0, 6, 0)
-    body.setSpacing(8)
-    body.addWidget(plot, 1)
-    body.addWidget(legend)
-    if note is not None:
-        body.addWidget(note, 1)
+    row = QHBoxLayout()
+    row.setContentsMargins(6, 0, 6, 0)
+    row.setSpacing(8)
+    for widget in body:
+        row.addWidget(widget, 0 if isinstance(widget, SwatchLegend | LogScale) else 1)
     column = QVBoxLayout(page := QWidget())
     column.setContentsMargins(0, 2, 0, 2)
     column.setSpacing(2)
     column.addLayout(head)
-    column.addLayout(body, 1)
+    column.addLayout(row, 1)
     return page

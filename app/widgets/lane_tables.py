@@ -19,7 +19,7 @@ from app.models.position_table import PositionTable
 from app.theme import Theme, figures_font
 from app.widgets.probability_delegate import ProbabilityDelegate
 
-_SIDE_BY_SIDE = 100
+_SIDE_BY_SIDE = 150
 """From this many characters on the two tables stand beside one another."""
 _ROW_PAD = 5
 _TOKEN_CHARACTERS = 14
@@ -33,8 +33,10 @@ class LaneTables(QSplitter):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(Qt.Orientation.Horizontal, parent)
         self._lanes: ComparedLanes | None = None
-        self._pos: int | None = None
+        self.shown: int | None = None
+        """The position at which all lanes are shown."""
         self._placing = False
+        self._known: object = None
         self.detail_model = PositionDetail(self)
         self.position_model = PositionTable(self)
         self.detail = _table(self.detail_model, "Lanes at one position")
@@ -45,6 +47,7 @@ class LaneTables(QSplitter):
         self.detail.horizontalHeader().setDefaultAlignment(
             Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
         )
+        self.detail.horizontalHeader().setTextElideMode(Qt.TextElideMode.ElideRight)
         self.detail.verticalHeader().show()
         self.detail.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
         self.positions = _table(self.position_model, "One lane at all positions")
@@ -67,17 +70,17 @@ class LaneTables(QSplitter):
         tabs = self._tabs_of(self.positions)
         name = "All positions" if lanes is None else f"All positions of {lanes.names[run_id]}"
         tabs.setTabText(tabs.indexOf(self.positions), name)
-        self.show_position(self._pos, self._pos)
+        self.show_position(self.shown, self.shown)
 
     def draw(self) -> None:
         """Take in what the lanes hold now."""
         self.position_model.grow()
-        self.detail_model.show_position(self._lanes, self._pos)
+        self._show_detail()
 
     def show_position(self, pos: int | None, cursor: int | None) -> None:
         """Show the lanes at a position; the cursor's row of the other table is selected."""
-        self._pos = pos
-        self.detail_model.show_position(self._lanes, pos)
+        self.shown = pos
+        self._show_detail()
         title = "Position" if pos is None else f"Position {pos:,}"
         self._left.setTabText(self._left.indexOf(self.detail), title)
         row = None if cursor is None else self.position_model.row_of(cursor)
@@ -108,6 +111,17 @@ class LaneTables(QSplitter):
             target.addTab(self.positions, title)
             self._right.setVisible(wide)
             self.setSizes([self.width() // 2] * 2)
+
+    def _show_detail(self) -> None:
+        """The lanes at the position, if anything about it has changed."""
+        lanes, pos = self._lanes, self.shown
+        known = None
+        if lanes is not None and pos is not None:
+            there = tuple(run for run in lanes.followers if lanes.row_at(run, pos) is not None)
+            known = (lanes, pos, there, tuple(lanes.bounds.values()))
+        if known != self._known or known is None:
+            self._known = known
+            self.detail_model.show_position(lanes, pos)
 
     def _tabs_of(self, page: QWidget) -> QTabWidget:
         return self._right if self._right.indexOf(page) >= 0 else self._left

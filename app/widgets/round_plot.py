@@ -22,7 +22,7 @@ _ZOOM = 0.7
 class RoundPlot(pg.PlotWidget):
     """Round n covers x from n - 0.5 to n + 0.5. The y-axis is up to the view that uses it.
 
-    unit: what is counted on the x-axis, round or position. span: how many are in sight at first.
+    unit: what is counted on the x-axis, round or position.
 
     Wheel: zoom at the cursor. Drag: pan. Keys: Left and Right step through rounds, W and S
     zoom, A and D pan, End follows the newest round again.
@@ -40,7 +40,6 @@ class RoundPlot(pg.PlotWidget):
         parent: QWidget | None = None,
         *,
         unit: str = "round",
-        span: int = _FIRST_SPAN,
     ) -> None:
         super().__init__(parent)
         self.tip: Callable[[float, float], str] = lambda _x, _y: ""
@@ -50,7 +49,7 @@ class RoundPlot(pg.PlotWidget):
         self._n_rounds = 0
         self._cursor_round: int | None = None
         self._linked: RoundPlot | None = None
-        self._span = float(span)
+        self._span = float(_FIRST_SPAN)
         self._follow = True
         self._taking = False
         self.setFrameShape(QFrame.Shape.NoFrame)
@@ -104,6 +103,11 @@ class RoundPlot(pg.PlotWidget):
             self.box.setXRange(right - self._span, right, padding=0)
         self._place_chip()
 
+    def set_span(self, span: int) -> None:
+        """How many rounds are in sight while following."""
+        self._span = float(span)
+        self.show_rounds(self._n_rounds, self._first)
+
     def set_follow(self, follow: bool) -> None:
         """Keep the newest round in sight, or stay where the reader is."""
         if follow != self._follow:
@@ -149,6 +153,7 @@ class RoundPlot(pg.PlotWidget):
             axis.setPen(QPen(theme.color("plot.axis")))
             axis.setTickPen(QPen(theme.color("plot.axis")))
             axis.setStyle(tickLength=3)
+            axis.enableAutoSIPrefix(False)
             axis.setTextPen(theme.color("plot.text"))
         self._name_axis()
         pen = QPen(theme.color("plot.cursor"))

@@ -11,7 +11,6 @@ from PySide6.QtWidgets import QWidget
 from app.models.compared_lanes import ComparedLanes
 from app.models.error_text import error_text
 from app.theme import Theme
-from app.widgets.delta_plot import FIRST_SPAN
 from app.widgets.log_scale import HIGH, LOW, gradient
 from app.widgets.round_plot import RoundPlot
 
@@ -46,7 +45,7 @@ class StateMap(RoundPlot):
         self._layers: list[int] = []
         self._errors = np.zeros((0, 0))
         self._x0 = 0
-        super().__init__(theme, "layer", parent, unit="position", span=FIRST_SPAN)
+        super().__init__(theme, "layer", parent, unit="position")
         self._image = pg.ImageItem(axisOrder="row-major")
         self._image.setLevels((0, 255))
         self.getPlotItem().addItem(self._image, ignoreBounds=True)
