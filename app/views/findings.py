@@ -47,8 +47,7 @@ class FindingsView(QStackedWidget):
         self.table.setShowGrid(False)
         self.table.setWordWrap(False)
         self.table.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.table.clicked.connect(self._jump)
-        self.table.selectionModel().currentRowChanged.connect(self._jump)
+        self.table.selectionModel().selectionChanged.connect(self._on_selected)
         self._fit_columns()
         self.detail = QLabel()
         self.detail.setAccessibleName("The chosen finding")
@@ -123,9 +122,11 @@ class FindingsView(QStackedWidget):
         self.setCurrentIndex(_TABLE if n else nothing)
         self.count_changed.emit(n)
 
-    def _jump(self, index: QModelIndex) -> None:
-        if not index.isValid():
+    def _on_selected(self) -> None:
+        rows = self.table.selectionModel().selectedRows()
+        if not rows:
             return
+        index = rows[0]
         self._show_detail(index)
         finding = self.model.findings[index.row()]
         if finding.round is None:

@@ -51,7 +51,7 @@ class LaneTables(QSplitter):
         self.detail.verticalHeader().show()
         self.detail.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
         self.positions = _table(self.position_model, "One lane at all positions")
-        self.positions.selectionModel().currentRowChanged.connect(self._on_current_row)
+        self.positions.selectionModel().selectionChanged.connect(self._on_selected)
         self._left, self._right = QTabWidget(), QTabWidget()
         self._left.addTab(self.detail, "Position")
         self._left.addTab(self.positions, "All positions")
@@ -135,9 +135,10 @@ class LaneTables(QSplitter):
             width = max(self.fontMetrics().horizontalAdvance(str(text)) for text in texts)
             header.resizeSection(column, width + 16)
 
-    def _on_current_row(self, current: QModelIndex) -> None:
-        if current.isValid() and not self._placing:
-            self.pos_chosen.emit(self.position_model.pos_of(current.row()))
+    def _on_selected(self) -> None:
+        rows = self.positions.selectionModel().selectedRows()
+        if rows and not self._placing:
+            self.pos_chosen.emit(self.position_model.pos_of(rows[0].row()))
 
 
 def _table(model: PositionDetail | PositionTable, name: str) -> QTableView:
