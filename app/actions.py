@@ -57,6 +57,34 @@ SPECS = (
     ),
     ActionSpec("run.stop", "&Stop", "End the run; what it recorded stays", "Shift+F5", "stop"),
     ActionSpec(
+        "run.compare",
+        "&Compare",
+        "Decode the prompt in several lanes and show where they come apart",
+        "Ctrl+F5",
+        "compare",
+    ),
+    ActionSpec(
+        "go.first_divergence",
+        "F&irst Divergence",
+        "Go to the first position beyond the bound",
+        "X",
+        "go-first",
+    ),
+    ActionSpec(
+        "go.next_divergence",
+        "&Next Divergence",
+        "Go to the next position beyond the bound",
+        "Shift+X",
+        "go-next",
+    ),
+    ActionSpec(
+        "go.previous_divergence",
+        "Previ&ous Divergence",
+        "Go to the position beyond the bound before this one",
+        "Ctrl+Shift+X",
+        "go-previous",
+    ),
+    ActionSpec(
         "view.ghosts",
         "&Ghost Tokens",
         "Show rejected and ignored draft tokens in the text",
@@ -109,6 +137,20 @@ SPECS = (
         "Ctrl+4",
         checkable=True,
     ),
+    ActionSpec(
+        "view.panel_divergence",
+        "Di&vergence",
+        "Show or hide the lanes side by side",
+        "Ctrl+5",
+        checkable=True,
+    ),
+    ActionSpec(
+        "view.panel_findings",
+        "Fi&ndings",
+        "Show or hide the failures that were recognised",
+        "Ctrl+6",
+        checkable=True,
+    ),
     ActionSpec("view.reset_layout", "&Reset Layout", "Put every panel back in its first place"),
     ActionSpec("help.shortcuts", "Keyboard &Shortcuts", "List all actions and their keys", "F1"),
     ActionSpec(
@@ -127,13 +169,20 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "file.export", "file.copy_text", SEPARATOR, "file.quit",
         ),
     ),
-    ("&Run", ("run.start", "run.pause", "run.step", "run.stop")),
+    (
+        "&Run",
+        (
+            "run.start", "run.pause", "run.step", "run.stop", SEPARATOR, "run.compare",
+            "menu.scenarios", SEPARATOR, "go.first_divergence", "go.next_divergence",
+            "go.previous_divergence",
+        ),
+    ),
     (
         "&View",
         (
             "view.ghosts", "view.follow", SEPARATOR, "view.panel_model", "view.panel_run",
-            "view.panel_rollback", "view.panel_ring", "view.reset_layout", SEPARATOR,
-            "menu.theme",
+            "view.panel_rollback", "view.panel_ring", "view.panel_divergence",
+            "view.panel_findings", "view.reset_layout", SEPARATOR, "menu.theme",
         ),
     ),
     ("&Help", ("help.shortcuts", "help.copy_report", "help.about")),
@@ -141,8 +190,8 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Menu titles and their entries; "menu.…" stands for a submenu that the window fills."""
 
 TOOLBAR = (
-    "file.open", SEPARATOR, "run.start", "run.pause", "run.step", "run.stop", SEPARATOR,
-    "view.ghosts", "view.follow",
+    "file.open", SEPARATOR, "run.start", "run.pause", "run.step", "run.stop", "run.compare",
+    SEPARATOR, "view.ghosts", "view.follow",
 )  # fmt: skip
 
 

@@ -13,7 +13,16 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app import worker
-from app.worker import EngineWorker, ModelFiles, OpenRequest, OpenSession, RunControl, State
+from app.worker import (
+    CompareRequest,
+    EngineWorker,
+    ModelFiles,
+    OpenComparison,
+    OpenRequest,
+    OpenSession,
+    RunControl,
+    State,
+)
 from engine.options import RunOptions
 from engine.trace.store import TraceStore
 
@@ -46,6 +55,7 @@ class Bridge(QObject):
         *,
         open_session: OpenSession = worker.open_engine,
         inspect: Callable[[OpenRequest], ModelFiles] = worker.inspect_files,
+        compare: OpenComparison = worker.open_comparison,
     ) -> None:
         super().__init__(parent)
         self.state = State.EMPTY
@@ -57,7 +67,7 @@ class Bridge(QObject):
         self.compute_asked = "auto"
         """The mode that was asked for when it was loaded."""
         self.run_id: int | None = None
-        """The run begun last, in `store`."""
+        """The run begun last, in `store`; of a comparison, its reference lane."""
         self._closed = False
         self._request: OpenRequest | None = None
         self._control = RunControl()
@@ -65,7 +75,7 @@ class Bridge(QObject):
         self._export_cancelled = threading.Event()
         # queued even from this thread, so that handlers never run inside a request
         self._posted.connect(self._receive, Qt.ConnectionType.QueuedConnection)
-        self._worker = EngineWorker(self._posted.emit, open_session, inspect)
+        self._worker = EngineWorker(self._posted.emit, open_session, inspect, compare)
 
     # -- models ----------------------------------------------------------------------------
 
@@ -94,6 +104,13 @@ class Bridge(QObject):
             self._control = RunControl()
             self._set_state(State.RUNNING)
             self._worker.start(texts, options, self._control, rounds)
+
+    def compare(self, request: CompareRequest, rounds: int | None = None) -> None:
+        """Begin a comparison of lanes; it pauses, goes on and stops like a run."""
+        if self.can_start:
+            self._control = RunControl()
+            self._set_state(State.RUNNING)
+            self._worker.compare(request, self._control, rounds)
 
     def resume(self, rounds: int | None = None) -> None:
         """Go on with the paused run; with `rounds`, pause again after so many."""

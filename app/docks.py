@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QByteArray, Qt
-from PySide6.QtWidgets import QDockWidget, QMainWindow, QWidget
+from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabWidget, QWidget
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """Raise it when docks come, go or change their names: an older saved layout is then ignored."""
 
 TITLES = {
@@ -13,11 +13,16 @@ TITLES = {
     "run": "Run",
     "rollback": "Rollback depth",
     "ring": "Ring occupancy",
+    "divergence": "Divergence",
+    "findings": "Findings",
 }
+FIRST_SHOWN = ("model", "run", "rollback", "ring")
+"""The panels that a new window has; the others are tabs at the right, opened when wanted."""
 _FIRST_SIZE = (1280, 800)
 _LEFT_CHARACTERS = 52
 _BOTTOM_SHARE = 0.17
 _RUN_SHARE = 0.5
+_RIGHT_SHARE = 0.5
 
 
 class Docks:
@@ -32,6 +37,8 @@ class Docks:
             self._docks[name] = dock
         window.setDockNestingEnabled(True)
         window.setCorner(Qt.Corner.BottomLeftCorner, Qt.DockWidgetArea.LeftDockWidgetArea)
+        window.setCorner(Qt.Corner.BottomRightCorner, Qt.DockWidgetArea.RightDockWidgetArea)
+        window.setTabPosition(Qt.DockWidgetArea.RightDockWidgetArea, QTabWidget.TabPosition.North)
 
     def __getitem__(self, name: str) -> QDockWidget:
         return self._docks[name]
@@ -48,6 +55,7 @@ class Docks:
             docks[name].setFloating(False)
             window.addDockWidget(area, docks[name])
             docks[name].show()
+        self._reset_tabs()
         window.splitDockWidget(docks["model"], docks["run"], Qt.Orientation.Vertical)
         window.splitDockWidget(docks["rollback"], docks["ring"], Qt.Orientation.Vertical)
         height = window.height()
@@ -59,6 +67,40 @@ class Docks:
                 [round(height * share)] * len(names),
                 Qt.Orientation.Vertical,
             )
+
+    def _reset_tabs(self) -> None:
+        """The docks at the right: tabs, closed. Qt leaves a bar behind where tabs are docked
+        anew, so those that are in place stay there."""
+        first, second = self._docks["divergence"], self._docks["findings"]
+        right = Qt.DockWidgetArea.RightDockWidgetArea
+        areas = {self._window.dockWidgetArea(dock) for dock in (first, second)}
+        floats = first.isFloating() or second.isFloating()
+        together = second in self._window.tabifiedDockWidgets(first)
+        for dock in (first, second):
+            dock.hide()
+            dock.setFloating(False)
+        if areas != {right} or floats or not together:
+            self._window.addDockWidget(right, first)
+            self._window.tabifyDockWidget(first, second)
+
+    def reveal(self, *names: str) -> None:
+        """Open tabs at the right, the first of them on top; if all were closed they get half
+        the window, and the panels at the left keep their width."""
+        window, first, left = self._window, self._docks[names[0]], self._docks["model"]
+        opens = not any(self._docks[name].isVisible() for name in names)
+        for name in names:
+            self._docks[name].show()
+        first.raise_()
+        if opens and not first.isFloating():
+            widths = [left.width(), round(window.width() * _RIGHT_SHARE)]
+            window.resizeDocks([left, first], widths, Qt.Orientation.Horizontal)
+
+    def count(self, name: str, n: int) -> None:
+        """Say in a panel's title how many entries it has."""
+        action = self._docks[name].toggleViewAction()
+        text = action.text()
+        self._docks[name].setWindowTitle(f"{TITLES[name]} ({n:,})" if n else TITLES[name])
+        action.setText(text)  # Qt has just made it the title
 
     def restore(self, geometry: QByteArray, layout: QByteArray) -> None:
         """The places of the last time, or the first ones."""

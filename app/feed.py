@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -36,6 +37,7 @@ class Feed(QObject):
         self._views = views
         self._store: TraceStore | None = None
         self._run_id: int | None = None
+        self._cursor: Position | None = None
         self._size_shown = -1
         self._frame = 0
         self._timer = QTimer(self)
@@ -44,7 +46,7 @@ class Feed(QObject):
 
     def show_run(self, store: TraceStore, run_id: int | None) -> None:
         """From now on the views show this run."""
-        self._store, self._run_id = store, run_id
+        self._store, self._run_id, self._cursor = store, run_id, None
         for view in self._views:
             view.set_trace(store, run_id)
         self.refresh()
@@ -61,7 +63,7 @@ class Feed(QObject):
     def clear(self) -> None:
         """Rest, and let go of the trace."""
         self._timer.stop()
-        self._store, self._run_id = None, None
+        self._store, self._run_id, self._cursor = None, None, None
         for view in self._views:
             view.set_trace(None, None)
 
@@ -73,8 +75,19 @@ class Feed(QObject):
                 view.refresh()
         self._send_numbers()
 
+    def select_run(self, run_id: int) -> None:
+        """Show another lane of the same comparison, and the cursor at the same place of it."""
+        cursor = self._cursor
+        if self._store is not None and run_id != self._run_id:
+            self.show_run(self._store, run_id)
+            if cursor is not None:
+                self.move_cursor(replace(cursor, run_id=run_id))
+
     def move_cursor(self, position: Position | None) -> None:
-        """Show a position in every view; None clears it."""
+        """Show a position in every view, and its run if another is on show; None clears it."""
+        if position is not None and position.run_id != self._run_id and self._store is not None:
+            self.show_run(self._store, position.run_id)
+        self._cursor = position
         for view in self._views:
             view.set_cursor(position)
 

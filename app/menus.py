@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QPaintEvent
@@ -11,6 +12,8 @@ from PySide6.QtWidgets import QMainWindow, QMenu, QToolBar
 
 from app.actions import MENUS, SEPARATOR, TOOLBAR, Actions
 from app.settings import THEME_CHOICES, Settings
+from engine.compare.lane_spec import LaneSpec
+from engine.options import RunOptions
 
 
 class RecentMenu(QMenu):
@@ -37,12 +40,53 @@ class RecentMenu(QMenu):
         self.addAction(self._clear_action)
 
 
-def make_menus(window: QMainWindow, actions: Actions, recent: RecentMenu) -> list[QMenu]:
+class Scenario(Protocol):
+    """Settings that provoke a failure: what a comparison is made of, and words about it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def about(self) -> str: ...
+
+    @property
+    def prompts(self) -> tuple[str, ...]: ...
+
+    @property
+    def options(self) -> RunOptions: ...
+
+    @property
+    def lanes(self) -> tuple[LaneSpec, ...]: ...
+
+
+class ScenarioMenu(QMenu):
+    """Scenarios by title, each with what it is about as its tooltip; hidden without any."""
+
+    def __init__(
+        self, scenarios: Sequence[Scenario], open_scenario: Callable[[Scenario], None]
+    ) -> None:
+        super().__init__("Sc&enarios")
+        self.setToolTipsVisible(True)
+        self.menuAction().setVisible(bool(scenarios))
+        for scenario in scenarios:
+            action = self.addAction(scenario.title.replace("&", "&&"))
+            action.setObjectName(f"scenario.{scenario.name}")
+            action.setToolTip(scenario.about)
+            action.triggered.connect(lambda _=False, chosen=scenario: open_scenario(chosen))
+
+
+def make_menus(
+    window: QMainWindow, actions: Actions, recent: RecentMenu, scenarios: ScenarioMenu
+) -> list[QMenu]:
     """Fill the menu bar; returns its menus and their submenus."""
-    recent.setParent(window, recent.windowFlags())
+    for submenu in (recent, scenarios):
+        submenu.setParent(window, submenu.windowFlags())
     themes = QMenu("&Theme", window)
     themes.addActions([actions[f"view.theme_{name}"] for name in THEME_CHOICES])
-    submenus = {"menu.recent": recent, "menu.theme": themes}
+    submenus = {"menu.recent": recent, "menu.theme": themes, "menu.scenarios": scenarios}
     menus: list[QMenu] = [*submenus.values()]
     for title, entries in MENUS:
         menu = window.menuBar().addMenu(title)

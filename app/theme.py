@@ -83,6 +83,13 @@ def fixed_font() -> QFont:
     return font
 
 
+def figures_font() -> QFont:
+    """The application font with figures of equal width, for columns of numbers."""
+    font = QFont(QApplication.font())
+    font.setFeature(QFont.Tag("tnum"), 1)
+    return font
+
+
 def _palette(theme: Theme) -> QPalette:
     role = QPalette.ColorRole
     palette = QPalette()

@@ -25,9 +25,12 @@ from app.dialogs.shortcuts import ShortcutsDialog
 from app.docks import TITLES, Docks
 from app.errors import log
 from app.feed import Feed
-from app.menus import RecentMenu, make_menus, make_toolbar
+from app.menus import RecentMenu, Scenario, ScenarioMenu, make_menus, make_toolbar
+from app.models.compared_lanes import run_to_show
 from app.settings import THEME_CHOICES, Settings
 from app.theme import Theme, apply_theme, load_theme
+from app.views.divergence import DivergenceView
+from app.views.findings import FindingsView
 from app.views.model_map import ModelMapView
 from app.views.ring import RingView
 from app.views.rollback import RollbackView
@@ -36,7 +39,7 @@ from app.views.tokens import TokensView
 from app.widgets.banner import BannerArea
 from app.widgets.empty_state import EmptyState
 from app.widgets.status_line import StatusLine
-from app.worker import State
+from app.worker import CompareRequest, State
 from engine.trace.store import TraceStore
 from resources import DEMO_DRAFT, DEMO_TARGET
 
@@ -44,7 +47,7 @@ from resources import DEMO_DRAFT, DEMO_TARGET
 class MainWindow(QMainWindow):
     """Everything on screen. The bridge is given, so that a test can put a fake engine behind it.
 
-    `log_lines` gives the end of the log for reports.
+    `log_lines` gives the end of the log for reports. `scenarios` fill the menu of that name.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class MainWindow(QMainWindow):
         bridge: Bridge,
         settings: Settings,
         log_lines: Callable[[], list[str]] = list,
+        scenarios: Sequence[Scenario] = (),
     ) -> None:
         super().__init__()
         self.setObjectName("main")
@@ -65,7 +69,8 @@ class MainWindow(QMainWindow):
         )
         self._make_views()
         self.recent_menu = RecentMenu(settings, self.actions_by_id, self.open_model)
-        self.menus = make_menus(self, self.actions_by_id, self.recent_menu)
+        self.scenario_menu = ScenarioMenu(scenarios, self.open_scenario)
+        self.menus = make_menus(self, self.actions_by_id, self.recent_menu, self.scenario_menu)
         make_toolbar(self, self.actions_by_id)
         self._connect_actions()
         self._connect_bridge()
@@ -85,6 +90,18 @@ class MainWindow(QMainWindow):
         """The bundled models, with a prompt ready."""
         self.run_panel.use_first_prompt()
         self.open_model(DEMO_TARGET, DEMO_DRAFT)
+
+    def compare(self, request: CompareRequest) -> None:
+        """Run lanes side by side, and bring them into sight."""
+        self.docks.reveal("divergence", "findings")
+        self.banners.clear()
+        self.bridge.compare(request)
+
+    def open_scenario(self, scenario: Scenario) -> None:
+        """Compare what a scenario asks for, on the model in use."""
+        self.compare(
+            CompareRequest(tuple(scenario.prompts), scenario.options, tuple(scenario.lanes))
+        )
 
     def show_message(self, severity: str, message: str, remedy: str = "") -> None:
         """A banner above the text."""
@@ -122,7 +139,7 @@ class MainWindow(QMainWindow):
         assert isinstance(app, QApplication)
         apply_theme(app, theme)
         self.actions_by_id.retheme(theme)
-        for view in (self.tokens, self.rollback, self.ring, self.model_map, self.banners):
+        for view in (*self._trace_views, self.model_map, self.banners):
             view.retheme(theme)
 
     def _follow_desktop(self) -> None:
@@ -138,17 +155,24 @@ class MainWindow(QMainWindow):
         self.rollback = RollbackView(theme)
         self.ring = RingView(theme)
         self.ring.link_x(self.rollback)
+        self.divergence = DivergenceView(theme, actions)
+        self.findings = FindingsView(theme)
+        self._trace_views = (
+            self.tokens, self.rollback, self.ring, self.divergence, self.findings,
+        )  # fmt: skip
         self.model_map = ModelMapView(theme, opening)
         self.run_panel = RunPanel()
         self.banners = BannerArea(theme)
         self.status = StatusLine()
         self.setStatusBar(self.status)
-        self.feed = Feed((self.tokens, self.rollback, self.ring), self)
+        self.feed = Feed(self._trace_views, self)
         for name, view in (
             ("model", self.model_map),
             ("run", self.run_panel),
             ("rollback", self.rollback),
             ("ring", self.ring),
+            ("divergence", self.divergence),
+            ("findings", self.findings),
         ):
             self.docks.fill(name, view)
         self._centre = QStackedWidget()
@@ -180,6 +204,10 @@ class MainWindow(QMainWindow):
             "run.pause": self.bridge.pause,
             "run.step": lambda: self._run(1),
             "run.stop": self.bridge.stop,
+            "run.compare": self._compare,
+            "go.first_divergence": self.divergence.go_first,
+            "go.next_divergence": self.divergence.go_next,
+            "go.previous_divergence": self.divergence.go_previous,
             "view.reset_layout": self.docks.reset,
             "help.shortcuts": lambda: ShortcutsDialog(self.actions_by_id, self).show(),
             "help.copy_report": self._copy_report,
@@ -215,8 +243,12 @@ class MainWindow(QMainWindow):
         self.run_panel.compute_changed.connect(self._reload)
         self.run_panel.options_changed.connect(self._show_options)
         self.feed.numbers_changed.connect(self.status.set_numbers)
-        for view in (self.tokens, self.rollback, self.ring):
+        for view in self._trace_views:
             view.position_selected.connect(self.feed.move_cursor)
+        self.divergence.lane_selected.connect(self.feed.select_run)
+        self.divergence.divergences_changed.connect(self._enable_actions)
+        self.findings.run_selected.connect(self.feed.select_run)
+        self.findings.count_changed.connect(lambda n: self.docks.count("findings", n))
 
     # -- what the actions do ---------------------------------------------------------------
 
@@ -241,6 +273,14 @@ class MainWindow(QMainWindow):
             return
         self.banners.clear()
         self.bridge.start(self.run_panel.texts(), self.run_panel.options(), rounds)
+
+    def _compare(self) -> None:
+        lanes = self.divergence.chosen_lanes()
+        if lanes is None:
+            self.docks.reveal("divergence", "findings")
+            return
+        panel = self.run_panel
+        self.compare(CompareRequest(tuple(panel.texts()), panel.options(), lanes))
 
     def _export(self, store: TraceStore) -> None:
         folder = ask_export_folder(self, self.settings)
@@ -285,11 +325,16 @@ class MainWindow(QMainWindow):
             ("run.step", going),
             ("run.pause", state is State.RUNNING),
             ("run.stop", state in (State.RUNNING, State.PAUSED)),
+            ("run.compare", bridge.can_start),
+            ("go.first_divergence", self.divergence.has_divergences),
+            ("go.next_divergence", self.divergence.has_divergences),
+            ("go.previous_divergence", self.divergence.has_divergences),
             ("file.open_draft", bridge.files is not None),
             ("file.export", bool(bridge.store.runs) and not bridge.exporting),
             ("file.copy_text", bridge.run_id is not None),
         ):
             actions[action_id].setEnabled(enabled)
+        self.scenario_menu.setEnabled(bridge.can_start)
         actions["run.start"].setText("&Resume" if state is State.PAUSED else "&Run")
 
     def _show_files(self, files: worker.ModelFiles | None) -> None:
@@ -312,15 +357,18 @@ class MainWindow(QMainWindow):
                 "They are kept until this message is dismissed.",
                 ("Export them…", lambda: self._export(old)),
             )
-        self.feed.show_run(event.store, self.bridge.run_id)
+        self._show_lanes_or_run(event.store, self.bridge.run_id)
         self._show_files(event.files)
 
     def _show_options(self) -> None:
         self.model_map.set_options(self.run_panel.options())
 
     def _show_run(self, run_id: int) -> None:
-        self.feed.show_run(self.bridge.store, run_id)
+        self._show_lanes_or_run(self.bridge.store, run_id)
         self._enable_actions()
+
+    def _show_lanes_or_run(self, store: TraceStore, run_id: int | None) -> None:
+        self.feed.show_run(store, None if run_id is None else run_to_show(store, run_id))
 
     def _show_failure(self, failed: worker.Failed) -> None:
         log.warning("%s %s", failed.message, failed.remedy)

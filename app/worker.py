@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engine.errors import Cancelled, DraftscopeError
+from engine.compare.lane_spec import LaneSpec
+from engine.errors import Cancelled, DraftscopeError, OptionError
 from engine.options import RunOptions
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from engine.model.info import ModelInfo
-    from engine.session import Run, Session
+    from engine.session import Session
 
 log = logging.getLogger("draftscope.worker")
 
@@ -104,6 +105,8 @@ class Failed:
 
 @dataclass(frozen=True)
 class RunStarted:
+    """A run, or the reference lane of a comparison; the other lanes are the runs after it."""
+
     run_id: int
 
 
@@ -155,21 +158,50 @@ class OpenSession(Protocol):
     ) -> Session: ...
 
 
+class Job(Protocol):
+    """A run or a comparison: work in rounds that can be paused between them."""
+
+    def step(self) -> bool: ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class CompareRequest:
+    """What a comparison is made of: prompts as text, common options, lanes beside the reference."""
+
+    texts: tuple[str, ...]
+    options: RunOptions
+    lanes: tuple[LaneSpec, ...]
+
+
+class OpenComparison(Protocol):
+    """`open_comparison`, or a stand-in. The reference lane is the first run that it begins."""
+
+    def __call__(self, session: Session, request: CompareRequest, trace: TraceStore) -> Job: ...
+
+
 class EngineWorker:
     """One thread, started at once. Public methods are for the window's side."""
 
     def __init__(
-        self, post: Post, open_session: OpenSession, inspect: Callable[[OpenRequest], ModelFiles]
+        self,
+        post: Post,
+        open_session: OpenSession,
+        inspect: Callable[[OpenRequest], ModelFiles],
+        compare: OpenComparison,
     ) -> None:
         self._post_out = post
         self._open_session = open_session
         self._inspect = inspect
+        self._open_comparison = compare
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._session: Session | None = None
         self._files: ModelFiles | None = None
         self._store = TraceStore()
-        self._run: Run | None = None
+        self._job: Job | None = None
+        self._run_id = -1
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
 
@@ -181,7 +213,22 @@ class EngineWorker:
         self, texts: list[str], options: RunOptions, control: RunControl, rounds: int | None
     ) -> None:
         """Begin a run and advance it by `rounds` (None = until it ends or is told to pause)."""
-        self._commands.put(lambda: self._start(texts, options, control, rounds))
+
+        def begin(session: Session) -> tuple[Job, int]:
+            prompts = [session.prompt(text) for text in texts]
+            run = session.start(prompts, options, self._store)
+            return run, run.run_id
+
+        self._commands.put(lambda: self._start(begin, control, rounds))
+
+    def compare(self, request: CompareRequest, control: RunControl, rounds: int | None) -> None:
+        """Begin a comparison of lanes; from there on it is a run like any other."""
+
+        def begin(session: Session) -> tuple[Job, int]:
+            run_id = len(self._store.runs)
+            return self._open_comparison(session, request, self._store), run_id
+
+        self._commands.put(lambda: self._start(begin, control, rounds))
 
     def advance(self, control: RunControl, rounds: int | None) -> None:
         """Go on with a paused run."""
@@ -256,24 +303,26 @@ class EngineWorker:
             self._post(StateChanged(State.EMPTY))
 
     def _start(
-        self, texts: list[str], options: RunOptions, control: RunControl, rounds: int | None
+        self,
+        begin: Callable[[Session], tuple[Job, int]],
+        control: RunControl,
+        rounds: int | None,
     ) -> None:
         self._end_run()
         if self._session is None:
             return
         try:
-            prompts = [self._session.prompt(text) for text in texts]
-            self._run = self._session.start(prompts, options, self._store)
+            self._job, self._run_id = begin(self._session)
         except Exception as error:
             self._post(failure(error))
             self._post(StateChanged(State.FAILED))
             return
-        self._post(RunStarted(self._run.run_id))
+        self._post(RunStarted(self._run_id))
         self._advance(control, rounds)
 
     def _advance(self, control: RunControl, rounds: int | None) -> None:
-        run = self._run
-        if run is None:
+        job = self._job
+        if job is None:
             return
         done = 0
         try:
@@ -281,26 +330,26 @@ class EngineWorker:
                 if control.pause.is_set() or done == rounds:
                     self._post(StateChanged(State.PAUSED))
                     return
-                if not run.step():
+                if not job.step():
                     break
                 done += 1
             self._finish()
         except Exception as error:
-            self._run = None
+            self._job = None
             self._post(failure(error))
-            self._post(RunEnded(run.run_id))
+            self._post(RunEnded(self._run_id))
             self._post(StateChanged(State.FAILED))
 
     def _finish(self) -> None:
-        if self._run is not None:
+        if self._job is not None:
             self._end_run()
             self._post(StateChanged(State.READY))
 
     def _end_run(self) -> None:
-        run, self._run = self._run, None
-        if run is not None:
-            run.stop()
-            self._post(RunEnded(run.run_id))
+        job, self._job = self._job, None
+        if job is not None:
+            job.stop()
+            self._post(RunEnded(self._run_id))
 
 
 def throttled(post: Post) -> Callable[[int, int, str], None]:
@@ -363,3 +412,16 @@ def open_engine(
         gc.freeze()  # 170,000 objects that stay: a full collection takes 5 instead of 130 ms
         torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
     return Session.open(target, draft, compute=compute, progress=progress, cancelled=cancelled)
+
+
+def open_comparison(session: Session, request: CompareRequest, trace: TraceStore) -> Job:
+    """A Comparison on the one prompt; OptionError where there are others."""
+    from engine.compare.comparison import Comparison
+
+    if len(request.texts) != 1:
+        raise OptionError(
+            f"A comparison has one sequence, and {len(request.texts)} prompts are given.",
+            "Give one.",
+        )
+    prompt = session.prompt(request.texts[0])
+    return Comparison(session, prompt, request.options, request.lanes, trace)

@@ -7,13 +7,14 @@ from bisect import bisect_left, bisect_right
 
 import numpy as np
 import pyqtgraph as pg
-from PySide6.QtCore import QRect, Qt
-from PySide6.QtGui import QBrush, QColor, QPainter, QPen
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QBrush, QColor, QPen
 from PySide6.QtWidgets import QWidget
 
 from app.theme import Theme
 from app.widgets.legend import Swatch
 from app.widgets.round_view import RoundView
+from app.widgets.samples import draw_bar, draw_cross, draw_dashes, draw_hatched
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
 
@@ -26,38 +27,16 @@ _STUB = 0.15
 """Height of a bar for a restore or refusal that undid nothing."""
 
 
-def _draw_bar(painter: QPainter, box: QRect, colour: QColor) -> None:
-    painter.fillRect(box, colour)
-
-
-def _draw_hatched(painter: QPainter, box: QRect, colour: QColor) -> None:
-    painter.fillRect(box, QBrush(colour, Qt.BrushStyle.BDiagPattern))
-    painter.setPen(colour)
-    painter.drawRect(box.adjusted(0, 0, -1, -1))
-
-
-def _draw_cross(painter: QPainter, box: QRect, colour: QColor) -> None:
-    painter.setPen(QPen(colour, 1.5))
-    inner = box.adjusted(1, 1, -2, -2)
-    painter.drawLine(inner.topLeft(), inner.bottomRight())
-    painter.drawLine(inner.topRight(), inner.bottomLeft())
-
-
-def _draw_dashes(painter: QPainter, box: QRect, colour: QColor) -> None:
-    painter.setPen(QPen(colour, 1.5, Qt.PenStyle.DashLine))
-    painter.drawLine(box.left(), box.center().y(), box.right(), box.center().y())
-
-
 _SWATCHES = (
-    Swatch("n_rs_seq", "plot.limit", "Deepest rollback the snapshot planes allow", _draw_dashes),
-    Swatch("seq_rm", "path.seq_rm", "Tokens removed, a snapshot plane read instead", _draw_bar),
+    Swatch("n_rs_seq", "plot.limit", "Deepest rollback the snapshot planes allow", draw_dashes),
+    Swatch("seq_rm", "path.seq_rm", "Tokens removed, a snapshot plane read instead", draw_bar),
     Swatch(
         "restore",
         "path.restore",
         "Checkpoint restored, the accepted tokens decoded again",
-        _draw_hatched,
+        draw_hatched,
     ),
-    Swatch("refused", "path.refused", "The memory could not roll back", _draw_cross),
+    Swatch("refused", "path.refused", "The memory could not roll back", draw_cross),
 )
 
 

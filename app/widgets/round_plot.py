@@ -1,4 +1,4 @@
-"""A plot with rounds on the x-axis: follows the newest, zooms at the cursor, selects a round."""
+"""A plot with rounds or positions on the x-axis: follows the newest, zooms, selects one."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ _ZOOM = 0.7
 class RoundPlot(pg.PlotWidget):
     """Round n covers x from n - 0.5 to n + 0.5. The y-axis is up to the view that uses it.
 
+    unit: what is counted on the x-axis, round or position.
+
     Wheel: zoom at the cursor. Drag: pan. Keys: Left and Right step through rounds, W and S
     zoom, A and D pan, End follows the newest round again.
     """
@@ -31,11 +33,19 @@ class RoundPlot(pg.PlotWidget):
     x_changed = Signal(float, float)
     follow_changed = Signal(bool)
 
-    def __init__(self, theme: Theme, y_label: str, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        theme: Theme,
+        y_label: str,
+        parent: QWidget | None = None,
+        *,
+        unit: str = "round",
+    ) -> None:
         super().__init__(parent)
         self.tip: Callable[[float, float], str] = lambda _x, _y: ""
         """Text of the tooltip for an x and a y, empty for none."""
-        self._y_label = y_label
+        self._y_label, self._unit = y_label, unit
+        self._first = 0
         self._n_rounds = 0
         self._cursor_round: int | None = None
         self._linked: RoundPlot | None = None
@@ -59,7 +69,7 @@ class RoundPlot(pg.PlotWidget):
         self.cursor_line.hide()
         plot.addItem(self.cursor_line, ignoreBounds=True)
         self._chip = Chip("→ Jump to live", theme, self)
-        self._chip.setToolTip("Follow the newest round again (End)")
+        self._chip.setToolTip(f"Follow the newest {unit} again (End)")
         self._chip.hide()
         self._chip.clicked.connect(lambda: self.set_follow(True))
         self.box.sigXRangeChanged.connect(self._on_x_changed)
@@ -84,21 +94,26 @@ class RoundPlot(pg.PlotWidget):
         left, right = self.box.viewRange()[0]
         return left, right
 
-    def show_rounds(self, n_rounds: int) -> None:
-        """Say how many rounds there are; while following, the newest come into sight."""
-        self._n_rounds = n_rounds
+    def show_rounds(self, n_rounds: int, first: int = 0) -> None:
+        """Say that there are rounds first..n_rounds; while following, the newest are in sight."""
+        self._n_rounds, self._first = n_rounds, first
         if self._follow:
             newest = max(n_rounds, 0 if self._linked is None else self._linked.n_rounds)
-            right = max(float(newest), self._span) - 0.5
+            right = max(float(newest), first + self._span) - 0.5
             self.box.setXRange(right - self._span, right, padding=0)
         self._place_chip()
+
+    def set_span(self, span: int) -> None:
+        """How many rounds are in sight while following."""
+        self._span = float(span)
+        self.show_rounds(self._n_rounds, self._first)
 
     def set_follow(self, follow: bool) -> None:
         """Keep the newest round in sight, or stay where the reader is."""
         if follow != self._follow:
             self._follow = follow
             self.follow_changed.emit(follow)
-        self.show_rounds(self._n_rounds)
+        self.show_rounds(self._n_rounds, self._first)
 
     def set_cursor(self, round_: int | None) -> None:
         """Put the cursor line on a round, and the round into sight, or hide the line."""
@@ -138,6 +153,7 @@ class RoundPlot(pg.PlotWidget):
             axis.setPen(QPen(theme.color("plot.axis")))
             axis.setTickPen(QPen(theme.color("plot.axis")))
             axis.setStyle(tickLength=3)
+            axis.enableAutoSIPrefix(False)
             axis.setTextPen(theme.color("plot.text"))
         self._name_axis()
         pen = QPen(theme.color("plot.cursor"))
@@ -150,10 +166,10 @@ class RoundPlot(pg.PlotWidget):
         plot, text = self.getPlotItem(), self._theme.color("plot.text").name()
         plot.getAxis("left").setLabel(self._y_label, color=text)
         if self._cursor_round is None:
-            plot.getAxis("bottom").setLabel("round", color=text)
+            plot.getAxis("bottom").setLabel(self._unit, color=text)
         else:
             colour = self._theme.color("plot.cursor").name()
-            plot.getAxis("bottom").setLabel(f"round {self._cursor_round}", color=colour)
+            plot.getAxis("bottom").setLabel(f"{self._unit} {self._cursor_round}", color=colour)
 
     def _on_x_changed(self) -> None:
         left, right = self.x_range

@@ -81,4 +81,6 @@ def make_window(qtbot: QtBot) -> Iterator[Callable[[Bridge], MainWindow]]:
 @pytest.fixture
 def window(make_window: Callable[[Bridge], MainWindow], engine: FakeEngine) -> MainWindow:
     """The main window with the fake engine behind it."""
-    return make_window(Bridge(open_session=engine.open, inspect=engine.inspect))
+    return make_window(
+        Bridge(open_session=engine.open, inspect=engine.inspect, compare=engine.compare)
+    )

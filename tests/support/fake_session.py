@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.worker import ModelFiles, OpenRequest
-from engine.errors import Cancelled, ModelFileError
+from app.worker import CompareRequest, ModelFiles, OpenRequest
+from engine.errors import Cancelled, ModelFileError, OptionError
 from engine.options import Prompt, RunOptions
 from engine.trace.store import TraceStore
+from tests.support.lane_traces import CLEAN, NOISE, LaneBuilder
 from tests.support.trace_builder import TraceBuilder
 
 TENSORS = 4
@@ -67,6 +68,8 @@ class FakeEngine:
     fail_round: int | None = None
     opened: list[tuple[Path, Path | None, str]] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
+    compared: list[CompareRequest] = field(default_factory=list)
+    steps: int = 0
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -101,6 +104,37 @@ class FakeEngine:
             raise self.fail_load
         self.opened.append((target, draft, compute))
         return FakeSession(self, "f32" if compute == "auto" else compute)
+
+    def compare(self, session: Any, request: CompareRequest, trace: TraceStore) -> Any:
+        self.compared.append(request)
+        if not request.texts[0]:
+            raise OptionError("The prompt is empty.", "Give at least one token of text.")
+        return FakeComparison(self, request, trace)
+
+
+class FakeComparison:
+    """Lanes that get one position a round."""
+
+    def __init__(self, engine: FakeEngine, request: CompareRequest, trace: TraceStore) -> None:
+        self._engine = engine
+        self._builder = LaneBuilder(trace)
+        self._begun: list[int] = []
+        self._names = [lane.name for lane in request.lanes]
+        for name in self._names:
+            self._begun.append(self._builder.lane(name, ()))
+
+    def step(self) -> bool:
+        while not self._engine.gate.wait(0.005):
+            pass
+        self._engine.threads.add(threading.current_thread().name)
+        number = self._engine.steps = self._engine.steps + 1
+        for run_id, name in zip(self._begun, self._names, strict=True):
+            errors = NOISE if name == "noise" else CLEAN
+            self._builder.row(run_id, name, number - 1, errors[(number - 1) % len(errors)])
+        return number < self._engine.rounds
+
+    def stop(self) -> None:
+        self._builder.end()
 
 
 class FakeSession:

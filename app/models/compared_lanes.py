@@ -1,0 +1,201 @@
+"""The lanes of a comparison as the trace holds them: errors, verdicts, top-k, states."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from app.models.row_index import RowIndex
+from app.models.token_text import display_text, inline_newlines
+from engine.compare.lane_spec import NOISE, REFERENCE
+from engine.compare.verdict import LaneVerdict, judge, noise_bound
+from engine.trace.records import EMITTED_KINDS, MISSING
+from engine.trace.store import TraceStore
+
+
+def lanes_of(store: TraceStore, run_id: int) -> tuple[int, ...]:
+    """Runs of the comparison that a run is a lane of, reference first; () for any other run."""
+    runs = store.runs
+    first = run_id
+    while runs.get(first, {}).get("lane", REFERENCE) != REFERENCE:
+        first -= 1
+    if runs.get(first, {}).get("lane") != REFERENCE:
+        return ()
+    stop = first + 1
+    while runs.get(stop, {}).get("lane", REFERENCE) != REFERENCE:
+        stop += 1
+    return tuple(range(first, stop))
+
+
+def latest_lanes(store: TraceStore) -> tuple[int, ...]:
+    """The lanes of the comparison begun last, () without any."""
+    for run_id in range(len(store.runs) - 1, -1, -1):
+        if lanes := lanes_of(store, run_id):
+            return lanes
+    return ()
+
+
+def run_to_show(store: TraceStore, run_id: int) -> int:
+    """What other views show of a comparison: the first lane that drafts and rolls back."""
+    lanes = lanes_of(store, run_id)
+    policies = (run for run in lanes if _first_word(store, run) not in (REFERENCE, NOISE))
+    return next(policies, run_id)
+
+
+def _first_word(store: TraceStore, run_id: int) -> str:
+    return str(store.runs[run_id]["lane"]).partition(",")[0]
+
+
+class ComparedLanes:
+    """One sequence of the lanes, read from the trace as it grows.
+
+    followers: runs of the lanes that are compared with the reference lane. Positions are those of
+    the tokens that the reference lane chose; every lane has them in the same order, a lane that
+    had to stop has fewer.
+    """
+
+    def __init__(self, store: TraceStore, run_ids: tuple[int, ...], seq_id: int = 0) -> None:
+        self.store, self.run_ids, self.seq_id = store, run_ids, seq_id
+        self.reference, self.followers = run_ids[0], run_ids[1:]
+        self.names = {run_id: str(store.runs[run_id]["lane"]) for run_id in run_ids}
+        self.verdicts: dict[int, LaneVerdict] = {}
+        self.bounds: dict[int, float] = {}
+        """NMSE that each lane may reach."""
+        self._divergence = RowIndex(store.divergence, self.followers)
+        self._states = RowIndex(store.states, self.followers)
+        self._rounds = RowIndex(store.rounds, run_ids)
+        self._tokens = RowIndex(store.tokens, run_ids)
+        self._token_rows: dict[int, dict[int, int]] = {}
+        self._n_indexed: dict[int, int] = {}
+        self.poll()
+
+    def poll(self) -> bool:
+        """Take in new rows; whether there were any."""
+        tables = (self._divergence, self._states, self._rounds, self._tokens)
+        found = [table.poll() for table in tables]
+        if any(found) or not self.verdicts:
+            self._judge()
+        return any(found)
+
+    def _judge(self) -> None:
+        noise = [run for run in self.followers if self.is_noise(run)]
+        self.bounds = dict.fromkeys(self.run_ids, noise_bound(self.store, noise))
+        self.verdicts = {run: judge(self.store, run, bound) for run, bound in self.bounds.items()}
+
+    def is_noise(self, run_id: int) -> bool:
+        """Whether a lane only tells what the widths of batches do."""
+        return _first_word(self.store, run_id) == NOISE
+
+    @property
+    def seq_ids(self) -> list[int]:
+        """The sequences that the lanes have."""
+        return self._tokens.seq_ids()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the lanes have come to their end, or were stopped."""
+        return "stops" in self.store.runs[self.reference]
+
+    @property
+    def n_predict(self) -> int:
+        """Tokens asked for, -1 without a limit."""
+        return int(self.store.runs[self.reference].get("options", {}).get("n_predict", -1))
+
+    def values(self, run_id: int, name: str) -> np.ndarray:
+        """A column of the divergence table for one lane, [n positions of this lane]."""
+        return self._divergence.column(run_id, self.seq_id, name)
+
+    def states(self, run_id: int, name: str) -> np.ndarray:
+        """A column of the states table for one lane, [n rounds x n layers]."""
+        return self._states.column(run_id, self.seq_id, name)
+
+    def rounds(self, run_id: int, name: str) -> np.ndarray:
+        """A column of the rounds table for one lane."""
+        return self._rounds.column(run_id, self.seq_id, name)
+
+    def paths(self, run_id: int) -> list[str]:
+        """The rollback path of every round of a lane."""
+        codes = self.rounds(run_id, "rollback_path")
+        return self.store.text_pool.decode(codes)
+
+    @property
+    def longest(self) -> int | None:
+        """The lane with the most positions, None without any lane."""
+        return max(self.followers, key=lambda run: len(self.values(run, "pos")), default=None)
+
+    def positions(self) -> np.ndarray:
+        """All positions known, int64 [n] ascending."""
+        run_id = self.longest
+        return np.zeros(0, np.int64) if run_id is None else self.values(run_id, "pos")
+
+    def round_at(self, run_id: int, pos: int) -> int | None:
+        """The round in which a lane's logits for a position were computed."""
+        row = self.row_at(run_id, pos)
+        return None if row is None else int(self.values(run_id, "round")[row])
+
+    def first_pos_of_round(self, run_id: int, round_: int) -> int | None:
+        """The first position that a lane chose in a round; any lane's for the reference."""
+        run_id = run_id if run_id in self.followers else self.longest or run_id
+        found = np.flatnonzero(self.values(run_id, "round") == round_)
+        return int(self.values(run_id, "pos")[found[0]]) if len(found) else None
+
+    def row_at(self, run_id: int, pos: int) -> int | None:
+        """Which of a lane's values belongs to a position."""
+        found = np.flatnonzero(self.values(run_id, "pos") == pos)
+        return int(found[0]) if len(found) else None
+
+    def measure(self, run_id: int, name: str, pos: int) -> float | None:
+        """One value of a lane at a position, None where it was not recorded.
+
+        state_error, conv_error, cells_differ: those behind the round of that position.
+        """
+        row = self.row_at(run_id, pos)
+        if row is None:
+            return None
+        values = self.values(run_id, name)
+        if name in ("state_error", "conv_error", "cells_differ"):
+            rounds = self.values(run_id, "round")
+            row = int(np.flatnonzero(rounds == rounds[row])[-1])
+            if name != "cells_differ" and np.isnan(values[row]):
+                return None
+        return None if values[row] == MISSING else float(values[row])
+
+    def beyond(self, run_id: int) -> np.ndarray:
+        """Positions at which a lane is beyond the bound, int64 [n] ascending."""
+        nmse = self.values(run_id, "nmse")
+        return self.values(run_id, "pos")[~(nmse <= self.bounds[run_id])]  # NaN is beyond any bound
+
+    def token_at(self, pos: int) -> int | None:
+        """The token that the reference lane chose."""
+        run_id = self.longest
+        row = None if run_id is None else self.row_at(run_id, pos)
+        if run_id is None or row is None:
+            return None
+        return int(self.values(run_id, "token_id")[row])
+
+    def text(self, token_id: int) -> str:
+        """A token as a reader sees it, in one line."""
+        return inline_newlines(display_text(self.store.pieces.get(token_id, b""), token_id))
+
+    def tops(self, run_id: int, pos: int) -> list[tuple[int, float]] | None:
+        """A lane's most probable tokens for a position, None where they were not recorded."""
+        row = self._token_row(run_id, pos)
+        if row is None:
+            return None
+        tokens = self.store.tokens
+        ids = tokens.column("target_top_id")[row].tolist()
+        probs = tokens.column("target_top_p")[row].tolist()
+        known = [(i, p) for i, p in zip(ids, probs, strict=True) if i != MISSING and p == p]
+        return known or None
+
+    def _token_row(self, run_id: int, pos: int) -> int | None:
+        """The row of the tokens table that holds what a lane thought of a chosen token."""
+        index = self._token_rows.setdefault(run_id, {})
+        rows = self._tokens.rows(run_id, self.seq_id)
+        new = rows[self._n_indexed.get(run_id, 0) :]
+        if len(new):
+            self._n_indexed[run_id] = len(rows)
+            tokens = self.store.tokens
+            kinds = {self.store.text_pool.find(kind) for kind in EMITTED_KINDS}
+            emitted = new[np.isin(tokens.column("kind")[new], sorted(kinds))]
+            index.update(zip(tokens.column("pos")[emitted].tolist(), emitted.tolist(), strict=True))
+        return index.get(pos)

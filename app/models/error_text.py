@@ -1,0 +1,22 @@
+"""How errors are written: short, and nothing that is equal looks like a small number."""
+
+from __future__ import annotations
+
+import math
+
+from app.models.live_numbers import NOT_OBSERVED
+
+EXACT = "exact"
+NOT_FINITE = "not finite"
+NOT_RECORDED = "not recorded"
+
+
+def error_text(value: float | None) -> str:
+    """At most three significant digits; no error at all is "exact", no value a dash."""
+    if value is None:
+        return NOT_OBSERVED
+    if not math.isfinite(value):
+        return NOT_FINITE
+    if value == 0:
+        return EXACT
+    return f"{value:.1e}" if value < 0.001 or value >= 1000 else f"{value:.3g}"

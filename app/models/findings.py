@@ -1,0 +1,118 @@
+"""The findings of a run or of the lanes of a comparison, as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+
+from app.theme import Theme, icon
+from engine.trace.store import TraceStore
+
+_Index = QModelIndex | QPersistentModelIndex
+_NOWHERE = QModelIndex()
+SEVERITIES = ("error", "warning", "info")
+COLUMNS = ("severity", "rule", "round", "seq", "lane", "message", "evidence", "suggestion")
+_NUMBERS = ("round", "seq")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row of the findings table; round and seq None = it is about the whole run."""
+
+    run_id: int
+    round: int | None
+    seq: int | None
+    rule: str
+    severity: str
+    message: str
+    evidence: str
+    suggestion: str
+    lane: str
+
+
+class FindingTable(QAbstractTableModel):
+    """Findings in the order of their recording."""
+
+    def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.findings: list[Finding] = []
+        self._store: TraceStore | None = None
+        self._run_ids: tuple[int, ...] = ()
+        self._n_read = 0
+        self.retheme(theme)
+
+    def show_runs(self, store: TraceStore | None, run_ids: tuple[int, ...]) -> None:
+        """Show the findings of these runs."""
+        self.beginResetModel()
+        self._store, self._run_ids, self._n_read = store, run_ids, 0
+        self.findings = []
+        self.endResetModel()
+        self.grow()
+
+    def shows(self, store: TraceStore | None, run_ids: tuple[int, ...]) -> bool:
+        """Whether these are the runs on show."""
+        return store is self._store and run_ids == self._run_ids
+
+    def grow(self) -> bool:
+        """Add what has been found since; whether it was anything."""
+        if self._store is None:
+            return False
+        table = self._store.findings
+        start, stop = self._n_read, len(table)
+        self._n_read = stop
+        mine = np.isin(table.column("run_id", start, stop), self._run_ids)
+        new = [self._finding(start + int(row)) for row in np.flatnonzero(mine)]
+        if new:
+            self.beginInsertRows(
+                QModelIndex(), len(self.findings), len(self.findings) + len(new) - 1
+            )
+            self.findings += new
+            self.endInsertRows()
+        return bool(new)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._icons = {name: icon(name, theme, f"status.{name}") for name in SEVERITIES}
+        self.layoutChanged.emit()
+
+    def rowCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() else len(self.findings)
+
+    def columnCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() else len(COLUMNS)
+
+    def headerData(
+        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> Any:
+        horizontal = orientation is Qt.Orientation.Horizontal
+        return COLUMNS[section] if horizontal and role == Qt.ItemDataRole.DisplayRole else None
+
+    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if not index.isValid():
+            return None
+        finding, name = self.findings[index.row()], COLUMNS[index.column()]
+        value = getattr(finding, name)
+        if role == Qt.ItemDataRole.DisplayRole:
+            return "" if value is None else str(value)
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return str(value) if name in ("message", "evidence", "suggestion") else None
+        if role == Qt.ItemDataRole.DecorationRole and name == "severity":
+            return self._icons.get(finding.severity)
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            right = name in _NUMBERS
+            side = Qt.AlignmentFlag.AlignRight if right else Qt.AlignmentFlag.AlignLeft
+            return side | Qt.AlignmentFlag.AlignVCenter
+        return None
+
+    def _finding(self, row: int) -> Finding:
+        assert self._store is not None
+        facts = self._store.findings.row(row)
+        run = self._store.runs.get(facts["run_id"], {})
+        return Finding(
+            facts["run_id"], facts["round"], facts["seq_id"], facts["rule"], facts["severity"],
+            facts["message"], facts["evidence"], facts.get("suggestion", ""),
+            str(run.get("lane", "")),
+        )  # fmt: skip

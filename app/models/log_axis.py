@@ -1,0 +1,69 @@
+"""Errors on a log axis on which no error at all has its place too."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.models.error_text import EXACT, NOT_FINITE
+
+_LEAST, _MOST = -30, 30
+_MOST_LABELS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class LogAxis:
+    """Decades low..high as y-values, with lines of their own for what has no logarithm.
+
+    exact: y of a value of 0, under the lowest decade. marks: y of a row of signs under it.
+    not_finite: y of NaN and infinity, above the highest decade.
+    """
+
+    low: int
+    high: int
+    exact: float
+    marks: float
+    not_finite: float
+
+    @classmethod
+    def over(cls, values: np.ndarray) -> LogAxis:
+        """An axis that shows all of these values, [n], at least two decades of it."""
+        shown = values[np.isfinite(values) & (values > 0)]
+        low, high = -9, -7
+        if len(shown):
+            low = max(_LEAST, math.floor(math.log10(shown.min())))
+            high = min(_MOST, math.ceil(math.log10(shown.max())))
+        high = max(high, low + 2)
+        unit = (high - low) / 6
+        return cls(low, high, low - unit, low - 2 * unit, high + unit)
+
+    @property
+    def y_range(self) -> tuple[float, float]:
+        """All of the axis, with some room at both ends."""
+        unit = self.low - self.exact
+        return self.marks - 0.7 * unit, self.not_finite + 0.3 * unit
+
+    def y(self, values: np.ndarray) -> np.ndarray:
+        """Where errors >= 0 are drawn, float64 of the same shape."""
+        finite = np.isfinite(values)
+        y = np.full(values.shape, self.not_finite)
+        y[finite & (values == 0)] = self.exact
+        at = finite & (values > 0)
+        y[at] = np.clip(np.log10(values[at]), self.low, self.high)
+        return y
+
+    def ticks(self, values: np.ndarray) -> list[tuple[float, str]]:
+        """Labels for some decades, for 0, and for what is not finite if there is any."""
+        step = max(1, math.ceil((self.high - self.low) / (_MOST_LABELS - 1)))
+        ticks = [(float(e), decade(e)) for e in range(self.high, self.low - 1, -step)]
+        ticks.append((self.exact, EXACT))
+        if not np.isfinite(values).all():
+            ticks.append((self.not_finite, NOT_FINITE))
+        return ticks
+
+
+def decade(exponent: int) -> str:
+    """A power of ten as it is written on an axis."""
+    return {-1: "0.1", 0: "1", 1: "10", 2: "100"}.get(exponent, f"1e{exponent}")

@@ -1,0 +1,140 @@
+"""One lane position by position, as a table."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any
+
+import numpy as np
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtGui import QColor
+
+from app.models.compared_lanes import ComparedLanes
+from app.models.error_text import error_text
+from app.models.live_numbers import NOT_OBSERVED
+from engine.trace.records import MISSING
+
+_Index = QModelIndex | QPersistentModelIndex
+_NOWHERE = QModelIndex()
+_COLUMNS = (
+    ("pos", "pos", "Position of the token that these logits choose"),
+    ("round", "round", "Round in which they were computed"),
+    ("token_id", "token", "What the reference lane chose there"),
+    ("", "verdict", "Against the bound on the NMSE"),
+    ("max_abs", "max |Δ|", "Largest difference of a logit"),
+    ("nmse", "NMSE", "Mean squared difference of the logits over their mean square"),
+    ("kl", "KL, nats", "KL(reference || lane)"),
+    ("top1_equal", "top-1", "Whether both have the same most probable token"),
+    ("rank", "rank", "Rank of the chosen token among this lane's logits, from 1"),
+    ("top2_gap", "top-2 gap", "The reference's largest logit minus its second largest"),
+    ("state_error", "state S", "Worst layer's relative error behind the round"),
+    ("conv_error", "conv", "The same of the convolution window"),
+    ("cells_differ", "cells", "Attention cells in one lane only, or beyond one per position"),
+)
+TEXT = frozenset(("token_id", ""))
+_NAMES = tuple(name for name, _, _ in _COLUMNS if name)
+
+
+class PositionTable(QAbstractTableModel):
+    """Rows are positions. Those beyond the bound say so and have the colour `beyond`."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.beyond_colour = QColor()
+        self._lanes: ComparedLanes | None = None
+        self._run_id = -1
+        self._values: dict[str, np.ndarray] = {}
+        self._n = 0
+        self._bound = 0.0
+
+    def show_lane(self, lanes: ComparedLanes | None, run_id: int) -> None:
+        """Show a lane from its first position on, or nothing."""
+        self.beginResetModel()
+        self._lanes, self._run_id, self._n = lanes, run_id, 0
+        self._take_values()
+        self._n = len(self._values.get("pos", ()))
+        self.endResetModel()
+
+    def grow(self) -> None:
+        """Add the positions that are new; verdicts follow a bound that has risen."""
+        self._take_values()
+        n = len(self._values.get("pos", ()))
+        if n > self._n:
+            self.beginInsertRows(QModelIndex(), self._n, n - 1)
+            self._n = n
+            self.endInsertRows()
+
+    def row_of(self, pos: int) -> int | None:
+        """The row of a position, None where the lane has none."""
+        positions = self._values.get("pos", np.zeros(0))
+        row = bisect_left(positions, pos)
+        return row if row < self._n and positions[row] == pos else None
+
+    def pos_of(self, row: int) -> int:
+        """The position in a row."""
+        return int(self._values["pos"][row])
+
+    def rowCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() else self._n
+
+    def columnCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() else len(_COLUMNS)
+
+    def headerData(
+        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> Any:
+        if orientation is Qt.Orientation.Horizontal and section < len(_COLUMNS):
+            if role == Qt.ItemDataRole.DisplayRole:
+                return _COLUMNS[section][1]
+            if role == Qt.ItemDataRole.ToolTipRole:
+                return _COLUMNS[section][2]
+        return None
+
+    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if not index.isValid():
+            return None
+        name = _COLUMNS[index.column()][0]
+        if role == Qt.ItemDataRole.DisplayRole:
+            return self._text(name, index.row())
+        if role == Qt.ItemDataRole.ToolTipRole:
+            value = self._values[name][index.row()] if name not in TEXT else None
+            return f"{value:.9g}" if isinstance(value, float) else None
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            side = Qt.AlignmentFlag.AlignLeft if name in TEXT else Qt.AlignmentFlag.AlignRight
+            return side | Qt.AlignmentFlag.AlignVCenter
+        if role == Qt.ItemDataRole.ForegroundRole and self._is_beyond(index.row()):
+            return self.beyond_colour
+        return None
+
+    def _take_values(self) -> None:
+        lanes = self._lanes
+        names = _NAMES if lanes is not None else ()
+        self._values = {
+            name: lanes.values(self._run_id, name) for name in names if lanes is not None
+        }
+        bound = lanes.bounds.get(self._run_id, 0.0) if lanes is not None else 0.0
+        if bound != self._bound and self._n:
+            last = self.index(self._n - 1, len(_COLUMNS) - 1)
+            self.dataChanged.emit(self.index(0, 0), last)
+        self._bound = bound
+
+    def _is_beyond(self, row: int) -> bool:
+        return not self._values["nmse"][row] <= self._bound
+
+    def _text(self, name: str, row: int) -> str:
+        if name == "":
+            if self._is_beyond(row):
+                return "✗ beyond"
+            return "exact" if self._values["nmse"][row] == 0 else "within"
+        value = self._values[name][row]
+        if name == "token_id":
+            return self._lanes.text(int(value)) if self._lanes is not None else ""
+        if value == MISSING:
+            return NOT_OBSERVED
+        if name == "top1_equal":
+            return "same" if value else "≠ other"
+        if name in ("pos", "round", "rank", "cells_differ"):
+            return f"{int(value):,}"
+        if name in ("state_error", "conv_error") and np.isnan(value):
+            return ""  # measured behind the last token of a round only
+        return error_text(float(value))

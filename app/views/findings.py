@@ -1,0 +1,157 @@
+"""What the rules found in a run or in the lanes of a comparison."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QItemSelectionModel, QModelIndex, Qt, Signal
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QHeaderView,
+    QLabel,
+    QSplitter,
+    QStackedWidget,
+    QTableView,
+    QWidget,
+)
+
+from app.models.compared_lanes import lanes_of
+from app.models.findings import COLUMNS, FindingTable
+from app.models.position import Position
+from app.theme import Theme, figures_font
+from app.widgets.empty_state import EmptyState
+from engine.trace.store import TraceStore
+
+_EMPTY, _NOTHING, _TABLE = range(3)
+_ROW_PAD = 6
+_CHARACTERS = {"severity": 10, "rule": 18, "round": 7, "seq": 5, "lane": 16, "message": 52}
+
+
+class FindingsView(QStackedWidget):
+    """A table over the whole text of the finding that is chosen; choosing jumps to its round."""
+
+    position_selected = Signal(object)  # Position
+    run_selected = Signal(int)
+    count_changed = Signal(int)
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._has_run = False
+        self.model = FindingTable(theme, self)
+        self.table = QTableView()
+        self.table.setModel(self.model)
+        self.table.setAccessibleName("Findings")
+        self.table.setFont(figures_font())
+        self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.table.setTabKeyNavigation(False)
+        self.table.setShowGrid(False)
+        self.table.setWordWrap(False)
+        self.table.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.table.selectionModel().selectionChanged.connect(self._on_selected)
+        self._fit_columns()
+        self.detail = QLabel()
+        self.detail.setAccessibleName("The chosen finding")
+        self.detail.setWordWrap(True)
+        self.detail.setTextFormat(Qt.TextFormat.PlainText)
+        self.detail.setAlignment(Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
+        self.detail.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.detail.setContentsMargins(8, 4, 8, 4)
+        both = QSplitter(Qt.Orientation.Vertical)
+        both.addWidget(self.table)
+        both.addWidget(self.detail)
+        both.setChildrenCollapsible(False)
+        both.setStretchFactor(0, 1)
+        self.addWidget(
+            EmptyState("No run yet", "Known failures are named here. Press Run (F5) or Compare.")
+        )
+        self.addWidget(
+            EmptyState("Nothing found", "No rule has anything to say about what is on show.")
+        )
+        self.addWidget(both)
+        self.setAccessibleName("Findings")
+
+    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
+        """Show the findings of a run, or of all lanes of its comparison."""
+        self._has_run = store is not None and run_id is not None
+        run_ids: tuple[int, ...] = ()
+        if store is not None and run_id is not None:
+            run_ids = lanes_of(store, run_id) or (run_id,)
+        if not self.model.shows(store, run_ids):
+            self.model.show_runs(store, run_ids)
+            self.detail.clear()
+        self.table.setColumnHidden(COLUMNS.index("lane"), len(run_ids) < 2)
+        self._show_page()
+
+    def refresh(self) -> None:
+        """Show what has been found since the last call."""
+        if self.model.grow():
+            self._show_page()
+
+    def set_cursor(self, position: Position | None) -> None:
+        """Mark the first finding of the round that all views share."""
+        row = next(
+            (
+                i
+                for i, one in enumerate(self.model.findings)
+                if position is not None
+                and (one.run_id, one.round, one.seq)
+                == (position.run_id, position.round, position.seq_id)
+            ),
+            None,
+        )
+        chosen = self.table.currentIndex()
+        if row is not None and chosen.isValid():
+            one, other = self.model.findings[row], self.model.findings[chosen.row()]
+            if (one.run_id, one.round) == (other.run_id, other.round):
+                return  # several findings of one round: keep the one that was chosen
+        blocked = self.table.selectionModel().blockSignals(True)
+        index = QModelIndex() if row is None else self.model.index(row, 0)
+        flags = QItemSelectionModel.SelectionFlag
+        self.table.selectionModel().setCurrentIndex(index, flags.ClearAndSelect | flags.Rows)
+        self.table.selectionModel().blockSignals(blocked)
+        self.table.viewport().update()
+        self._show_detail(index)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self.model.retheme(theme)
+
+    def _show_page(self) -> None:
+        n = len(self.model.findings)
+        nothing = _NOTHING if self._has_run else _EMPTY
+        self.setCurrentIndex(_TABLE if n else nothing)
+        self.count_changed.emit(n)
+
+    def _on_selected(self) -> None:
+        rows = self.table.selectionModel().selectedRows()
+        if not rows:
+            return
+        index = rows[0]
+        self._show_detail(index)
+        finding = self.model.findings[index.row()]
+        if finding.round is None:
+            self.run_selected.emit(finding.run_id)
+        else:
+            position = Position(finding.run_id, finding.seq or 0, finding.round, None)
+            self.position_selected.emit(position)
+
+    def _show_detail(self, index: QModelIndex) -> None:
+        if not index.isValid():
+            self.detail.clear()
+            return
+        finding = self.model.findings[index.row()]
+        parts = (finding.message, finding.evidence, finding.suggestion)
+        self.detail.setText("\n".join(part for part in parts if part))
+
+    def _fit_columns(self) -> None:
+        character = self.fontMetrics().averageCharWidth()
+        for column, name in enumerate(COLUMNS):
+            self.table.setColumnWidth(column, _CHARACTERS.get(name, 40) * character)
+        rows = self.table.verticalHeader()
+        rows.hide()
+        rows.setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        rows.setDefaultSectionSize(self.table.fontMetrics().height() + _ROW_PAD)
+        self.table.horizontalHeader().setHighlightSections(False)
+        self.table.horizontalHeader().setDefaultAlignment(
+            Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+        )

@@ -1,0 +1,146 @@
+"""The lanes of the next comparison, as text: one a line, checked while it is typed."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QTextCursor
+from PySide6.QtWidgets import (
+    QHBoxLayout,
+    QLabel,
+    QMenu,
+    QPlainTextEdit,
+    QPushButton,
+    QSizePolicy,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.theme import Theme, fixed_font, icon
+from engine.compare.lane_spec import DEFAULT_LANES, NOISE, NOISE_LANE, REFERENCE, LaneSpec
+from engine.errors import OptionError
+from engine.options import FAULTS, ROLLBACK_POLICIES
+
+_SHOWN_LINES = 4
+_HINT = (
+    "One lane a line: POLICY[,key=value…], such as planes,n_rs_seq=2,split=seq. "
+    "The reference and noise lanes are always there."
+)
+_FAULTY = {"keep-stale-kv": "checkpoint", "no-conv-rollback": "ring"}
+"""A policy on which a fault shows, where it is not planes."""
+
+
+def parse_lanes(text: str) -> tuple[LaneSpec, ...]:
+    """The noise lane and one for each line; empty lines are skipped. Raises OptionError."""
+    lanes = [NOISE_LANE]
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        if line.strip() in (REFERENCE, NOISE):
+            raise OptionError(
+                f"Line {number}: the {line.strip()} lane is always there.", "Remove the line."
+            )
+        try:
+            lane = LaneSpec.parse(line.strip())
+        except OptionError as error:
+            raise OptionError(f"Line {number}: {error.message}", error.remedy) from error
+        if any(lane.name == other.name for other in lanes):
+            raise OptionError(f"Line {number}: {lane.name!r} is given twice.", "Give it once.")
+        lanes.append(lane)
+    if len(lanes) == 1:
+        raise OptionError("No lane is given.", "Write at least one, such as planes.")
+    return tuple(lanes)
+
+
+class LaneEditor(QWidget):
+    """A text field with what is wrong in it."""
+
+    lanes_changed = Signal()
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self.error = ""
+        self.text = QPlainTextEdit()
+        self.text.setAccessibleName("Lanes of the next comparison")
+        self.text.setPlaceholderText("planes")
+        self.text.setTabChangesFocus(True)
+        self.text.setAcceptDrops(False)  # a dropped model is for the window
+        self.text.setFont(fixed_font())
+        lines = _SHOWN_LINES * self.text.fontMetrics().lineSpacing()
+        self.text.setFixedHeight(lines + 12)
+        self.add_button = QPushButton("&Add")
+        self.add_button.setAccessibleName("Add a lane")
+        self.add_button.setMenu(self._make_menu())
+        defaults = QPushButton("De&faults")
+        defaults.setToolTip("Checkpoint restore and partial seq_rm over snapshot planes")
+        defaults.clicked.connect(self.set_defaults)
+        self._sign = QLabel()
+        self._message = QLabel()
+        self._message.setWordWrap(True)
+        self._message.setTextFormat(Qt.TextFormat.PlainText)
+        self._message.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        buttons = QVBoxLayout()
+        buttons.addWidget(self.add_button)
+        buttons.addWidget(defaults)
+        buttons.addStretch(1)
+        row = QHBoxLayout()
+        row.addWidget(self.text, 1)
+        row.addLayout(buttons)
+        below = QHBoxLayout()
+        below.addWidget(self._sign, 0, Qt.AlignmentFlag.AlignTop)
+        below.addWidget(self._message, 1)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(4)
+        column.addLayout(row)
+        column.addLayout(below)
+        self.text.textChanged.connect(self._check)
+        self.set_defaults()
+
+    def set_defaults(self) -> None:
+        """The lanes that are compared when nobody chooses."""
+        names = [lane.name for lane in DEFAULT_LANES if lane.name != NOISE]
+        self.text.setPlainText("\n".join(names))
+
+    def lanes(self) -> tuple[LaneSpec, ...] | None:
+        """The lanes as written, the noise lane first, or None while something is wrong."""
+        try:
+            return parse_lanes(self.text.toPlainText())
+        except OptionError:
+            return None
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._theme = theme
+        self._check()
+
+    def _check(self) -> None:
+        try:
+            parse_lanes(self.text.toPlainText())
+            self.error = ""
+        except OptionError as error:
+            self.error = str(error)
+        severity = "error" if self.error else "info"
+        drawing = icon(severity, self._theme, f"status.{severity}")
+        self._sign.setPixmap(drawing.pixmap(QSize(16, 16), self.devicePixelRatioF()))
+        self._message.setText(self.error or _HINT)
+        palette = self.palette()
+        role = "status.error" if self.error else "ui.muted"
+        palette.setColor(palette.ColorRole.WindowText, self._theme.color(role))
+        self._message.setPalette(palette)
+        self._message.setAccessibleName(self._message.text())
+        self.lanes_changed.emit()
+
+    def _make_menu(self) -> QMenu:
+        menu = QMenu(self)
+        faulty = [f"{_FAULTY.get(fault, 'planes')},fault={fault}" for fault in FAULTS]
+        for names in (ROLLBACK_POLICIES, ["planes,split=seq", "planes,kv=unified"], faulty):
+            for name in names:
+                menu.addAction(name, lambda lane=name: self._add(lane))
+            menu.addSeparator()
+        return menu
+
+    def _add(self, lane: str) -> None:
+        text = self.text.toPlainText().rstrip("\n")
+        self.text.setPlainText(f"{text}\n{lane}" if text else lane)
+        self.text.moveCursor(QTextCursor.MoveOperation.End)

@@ -1,0 +1,107 @@
+"""The findings of a run and of lanes, and where they lead."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QLabel
+from pytestqt.qtbot import QtBot
+
+from app.models.findings import COLUMNS
+from app.models.position import Position
+from app.theme import load_theme
+from app.views.findings import FindingsView
+from engine.trace.store import TraceStore
+from tests.support.lane_traces import faulty_comparison
+from tests.support.trace_builder import TraceBuilder
+
+
+@pytest.fixture
+def view(qtbot: QtBot) -> FindingsView:
+    view = FindingsView(load_theme("dark"))
+    qtbot.addWidget(view)
+    view.resize(700, 300)
+    view.show()
+    return view
+
+
+def find(store: TraceStore, run_id: int, round_: int | None, severity: str = "warning") -> None:
+    store.findings.append(
+        run_id=run_id, round=round_, seq_id=0, rule="replay-livelock", severity=severity,
+        message=f"Round {round_} is replayed again and again.", evidence="3 replays",
+    )  # fmt: skip
+
+
+def cell(view: FindingsView, row: int, name: str) -> str:
+    return str(view.model.index(row, COLUMNS.index(name)).data())
+
+
+def headings(view: FindingsView) -> str:
+    return " ".join(label.text() for label in view.findChildren(QLabel) if label.isVisible())
+
+
+def test_empty_states(view: FindingsView) -> None:
+    view.set_trace(None, None)
+    assert "No run yet" in headings(view)
+    builder = TraceBuilder()
+    view.set_trace(builder.store, builder.run_id)
+    assert "Nothing found" in headings(view)
+
+
+def test_findings_of_the_run_on_show_arrive(view: FindingsView, qtbot: QtBot) -> None:
+    builder = TraceBuilder()
+    find(builder.store, builder.run_id, 4)
+    find(builder.store, builder.run_id + 1, 5)
+    counts: list[int] = []
+    view.count_changed.connect(counts.append)
+    view.set_trace(builder.store, builder.run_id)
+    assert view.model.rowCount() == 1
+    find(builder.store, builder.run_id, 6, "error")
+    view.refresh()
+    assert [cell(view, row, "round") for row in range(2)] == ["4", "6"]
+    assert [cell(view, row, "severity") for row in range(2)] == ["warning", "error"]
+    assert cell(view, 0, "rule") == "replay-livelock"
+    assert cell(view, 0, "evidence") == "3 replays"
+    assert cell(view, 0, "suggestion") == ""
+    icon = view.model.index(1, 0).data(Qt.ItemDataRole.DecorationRole)
+    assert not icon.isNull()
+    assert counts == [1, 2]
+    assert view.table.isColumnHidden(COLUMNS.index("lane"))
+
+
+def test_choosing_jumps_to_the_round(view: FindingsView, qtbot: QtBot) -> None:
+    store = faulty_comparison().store
+    find(store, 3, 2, "error")
+    find(store, 2, None)
+    view.set_trace(store, 1)
+    assert [cell(view, row, "lane") for row in range(2)] == [
+        "ring,fault=no-conv-rollback", "checkpoint",
+    ]  # fmt: skip
+    assert not view.table.isColumnHidden(COLUMNS.index("lane"))
+    with qtbot.assertNotEmitted(view.position_selected):
+        view.table.setFocus()  # passing by with Tab moves nothing
+    with qtbot.waitSignal(view.position_selected) as signal:
+        qtbot.mouseClick(
+            view.table.viewport(),
+            Qt.MouseButton.LeftButton,
+            pos=view.table.visualRect(view.model.index(0, 1)).center(),
+        )
+    assert signal.args == [Position(3, 0, 2, None)]
+    assert "Round 2 is replayed again and again.\n3 replays" in headings(view)
+    with qtbot.waitSignal(view.run_selected) as signal:
+        qtbot.keyClick(view.table, Qt.Key.Key_Down)
+    assert signal.args == [2], "a finding about the whole run"
+
+
+def test_the_cursor_marks_its_finding(view: FindingsView, qtbot: QtBot) -> None:
+    store = faulty_comparison().store
+    find(store, 3, 1)
+    find(store, 3, 2)
+    view.set_trace(store, 3)
+    with qtbot.assertNotEmitted(view.position_selected):
+        view.set_cursor(Position(3, 0, 2, 15))
+    assert view.table.currentIndex().row() == 1
+    view.set_trace(store, 2)
+    assert view.model.rowCount() == 2, "another lane of the same comparison"
+    view.set_cursor(None)
+    assert not view.table.currentIndex().isValid()
