@@ -15,10 +15,11 @@ from engine.decode.batching import verify_batches
 from engine.decode.facts import prompt_facts, verified_facts
 from engine.decode.forward import Forward
 from engine.decode.rollback import MAX_REPLAYS, Rollback
+from engine.decode.rules import RULES
 from engine.decode.sampler import Sampler
 from engine.decode.slot import Slot
 from engine.decode.synthetic import SyntheticAcceptance
-from engine.decode.verify import match
+from engine.decode.verify import Acceptance, match
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
 from engine.memory.batch import Span
