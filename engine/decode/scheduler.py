@@ -6,8 +6,7 @@ restore and replay -> record. A round in which prompts wait decodes those instea
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import torch
@@ -16,6 +15,7 @@ from engine.decode.forward import Forward
 from engine.decode.rollback import MAX_REPLAYS, Rollback, Undone
 from engine.decode.sampler import Sampler
 from engine.decode.slot import Slot
+from engine.decode.slots import Slots
 from engine.decode.verify import accept, target_facts
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
@@ -24,6 +24,11 @@ from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
 from engine.trace.recorder import PhaseClock, Recorder, RoundFacts
+
+
+Watch = Callable[[int, int, int, Sequence[int], torch.Tensor], None]
+"""Called with round, seq_id, position of the first token, the tokens that were emitted, and the
+logits [len(tokens), n_vocab] that chose them."""
 
 
 class Scheduler:
@@ -38,8 +43,9 @@ class Scheduler:
         options: RunOptions,
         end_tokens: Collection[int],
         recorder: Recorder,
+        watch: Watch | None = None,
     ) -> None:
-        self._memory, self._chain = memory, chain
+        self._memory, self._chain, self._watch = memory, chain, watch
         self._options, self._recorder = options, recorder
         self._n_ctx = memory.attention.n_ctx
         banned = end_tokens if options.ignore_eos else ()
@@ -48,53 +54,38 @@ class Scheduler:
             Slot(seq_id, -1, prompt, Sampler(options.sampler, banned))
             for seq_id, prompt in enumerate(prompts)
         ]
-        self._waiting = deque(self.sequences)
-        self._free = list(range(memory.attention.n_seqs))
-        self._holders: dict[int, int] = {}
-        self._forward = Forward(model, memory, options, recorder, self._holders.__getitem__)
+        self._slots = Slots(self.sequences, memory.attention.n_seqs)
+        holder = self._slots.holders.__getitem__
+        self._forward = Forward(model, memory, options, recorder, holder)
         self._rollback = Rollback(self._forward, options, self._end_tokens)
         self._round = 0
-
-    @property
-    def running(self) -> list[Slot]:
-        """Sequences that hold a slot and have not stopped."""
-        return [s for s in self.sequences if s.index >= 0 and not s.stop]
 
     @torch.inference_mode()
     def step(self) -> bool:
         """Do one round. False when every sequence has stopped."""
         self._recorder.resume()
-        if admitted := self._admit():
+        if admitted := self._slots.admit():
             self._prompt_round(admitted)
-        elif running := self.running:
+        elif running := self._slots.running:
             self._decode_round(running)
         self._release()
         self._round += 1
-        return bool(self._waiting or self.running)
+        return self._slots.is_busy
 
     def stop(self) -> None:
         """End what is running and drop what is waiting."""
-        self._waiting.clear()
-        for slot in self.sequences:
-            slot.stop = slot.stop or "stopped"
+        self._slots.stop()
         self._release()
 
-    def _admit(self) -> list[Slot]:
-        admitted = []
-        while self._waiting and self._free:
-            slot = self._waiting.popleft()
-            slot.index = self._free.pop(0)
-            self._holders[slot.index] = slot.seq_id
-            admitted.append(slot)
-        return admitted
+    def end(self, seq_id: int) -> None:
+        """End one running sequence; the others go on."""
+        self.sequences[seq_id].stop = "stopped"
+        self._release()
 
     def _release(self) -> None:
-        for slot in self.sequences:
-            if slot.stop and slot.index >= 0:
-                self._memory.clear(slot.index)
-                self._chain.forget(slot.index)
-                self._free.append(slot.index)
-                slot.index = -1
+        for index in self._slots.release():
+            self._memory.clear(index)
+            self._chain.forget(index)
 
     def _prompt_round(self, slots: list[Slot]) -> None:
         clock = PhaseClock()
@@ -115,6 +106,8 @@ class Scheduler:
                 valid_depth=self._valid_depth(slot.index),
             )  # fmt: skip
             rounds.append(facts)
+            if self._watch:
+                self._watch(self._round, slot.seq_id, n, [slot.last], logits[slot.index])
         clock.stop("sample")
         for slot in slots:
             self._chain.observe(slot.index, 0, slot.prompt.tokens, hidden[slot.index])
@@ -209,9 +202,22 @@ class Scheduler:
             rollback_depth=len(span.tokens) - len(accepted), rollback_path=undone.path,
             n_replays=undone.n_replays,
         )  # fmt: skip
+        if self._watch:
+            read = self._rows_read(len(drafted), accepted, undone)
+            rows_read = torch.cat([logits[read], *([] if undone.extra is None else [undone.extra])])
+            self._watch(
+                self._round, slot.seq_id, span.pos0 + 1, final[:emitted], rows_read[:emitted]
+            )
         slot.n_tokens += len(final)
         slot.last = final[-1]
         return facts
+
+    def _rows_read(self, n_drafted: int, accepted: list[int], undone: Undone) -> list[int]:
+        """Rows of the verify batch that chose the tokens; a replay's own token is not there."""
+        rows = list(range(len(undone.accepted) - (undone.extra is not None)))
+        if "stale-logits" in self._options.faults and len(rows) == len(accepted) <= n_drafted:
+            rows[-1] = n_drafted
+        return rows
 
     def _pending(self, seq: int) -> int | None:
         return self._memory.recurrent.pending(seq) if self._memory.recurrent else None
