@@ -69,9 +69,7 @@ class Comparison:
         self.done = False
         common = replace(options, faults=())
         n_ctx = session.context(prompts, common)
-        setting = Setting(
-            session, self.trace, prompts, min(common.parallel, len(prompts)), n_ctx
-        )
+        setting = Setting(session, self.trace, prompts, min(common.parallel, len(prompts)), n_ctx)
         self._setting, self._options, self._bound = setting, common, bound
         self._drafter, self._draft_accept = drafter, draft_accept
         self._chain = DrafterChain(self._drafters())

@@ -41,9 +41,9 @@ class ReferenceLogits:
         self._power = a.square().mean(1)
         self._log_p = torch.log_softmax(a, 1)
         self._p = self._log_p.exp()
-        top = torch.topk(a, 2)
-        self._top1 = top.indices[:, 0]
-        self._top2_gap: list[float] = (top.values[:, 0] - top.values[:, 1]).tolist()
+        self._top1 = a.argmax(1)
+        top = torch.topk(a, 2).values
+        self._top2_gap: list[float] = (top[:, 0] - top[:, 1]).tolist()
 
     def difference(self, lane: torch.Tensor) -> LogitsDifference:
         """Measures in float64 of a lane's logits [n, n_vocab]."""

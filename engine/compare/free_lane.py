@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.compare.divergence import ReferenceLogits
-from engine.compare.lane_spec import LaneSpec
 from engine.compare.lane import EngineFollower, Leader, Setting
+from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import Round
 from engine.decode.scheduler import Scheduler
 from engine.draft.chain import DrafterChain
@@ -52,7 +52,7 @@ class FreeLane(EngineFollower):
         self._forked: set[int] = set()
 
     def forget(self, seq: int) -> None:
-        """The scheduler does that."""
+        """Nothing to do: the scheduler ends its own sequences."""
 
     def end(self, stops: Sequence[str]) -> None:
         """The comparison has ended."""
@@ -67,6 +67,7 @@ class FreeLane(EngineFollower):
             emitted = zip(part.chosen[: part.n_emitted], part.logits, strict=False)
             for pos, (token, logits) in enumerate(emitted, part.first_pos):
                 rows[pos] = _Row(round_.number, token, logits)
+        self._compare_what_both_have(round_)
         while any(self._is_behind(part.seq_id) for part in round_.parts):
             self._scheduler.step()
             self._compare_what_both_have(round_)

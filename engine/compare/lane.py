@@ -153,9 +153,7 @@ class Follower(Lane):
         """Append a row per chosen token; the last carries the difference of the memories."""
         held = round_.held(part.seq).difference(memory, part.seq) if memory else None
         measured = part.measure.difference(logits)
-        self._rows.append(
-            round_.number, part.seq_id, part.first_pos, part.chosen, measured, held
-        )
+        self._rows.append(round_.number, part.seq_id, part.first_pos, part.chosen, measured, held)
 
 
 class EngineFollower(EngineLane, Follower):
@@ -174,9 +172,7 @@ class EngineFollower(EngineLane, Follower):
         super().follow()
 
     def _prompt(self, round_: Round) -> None:
-        logits, _ = self._run(
-            round_.number, [part.span for part in round_.parts], is_prompt=True
-        )
+        logits, _ = self._run(round_.number, [part.span for part in round_.parts], is_prompt=True)
         self._record_plain(round_, logits, self.memory, wide=True)
         for part in round_.parts:
             self._compare(round_, part, logits[part.seq], self.memory)

@@ -132,9 +132,7 @@ def with_mode_lanes(specs: Sequence[LaneSpec], compute: str) -> list[LaneSpec]:
                     given = [s for s in specs if (s.kind, s.compute) == (kind, mode)]
                     made.append((given or [LaneSpec.parse(f"{kind},compute={mode}")])[0])
         elif spec.kind == REFERENCE:
-            raise OptionError(
-                f"Lane {spec.name!r} is what the reference lane is.", "Leave it out."
-            )
+            raise OptionError(f"Lane {spec.name!r} is what the reference lane is.", "Leave it out.")
         if spec not in made:
             made.append(spec)
     if twice := [s.name for s in made if s.kind == REFERENCE and _n_like(made, s) > 1]:

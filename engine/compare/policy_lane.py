@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from engine.compare.lane_spec import LaneSpec
 from engine.compare.lane import EngineFollower, Leader, Setting
+from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import Round, SequenceRound
 from engine.decode.rollback import Rollback, Undone
 from engine.decode.sampler import Sampler

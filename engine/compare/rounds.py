@@ -64,7 +64,6 @@ class SequenceRound:
         return ReferenceLogits(self.logits, self.chosen)
 
 
-
 @dataclass(frozen=True)
 class Round:
     """All sequences of a round; `memory` is the leader's, at the round's end until the next one."""

@@ -25,7 +25,6 @@ from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
 from engine.trace.recorder import PhaseClock, Recorder, RoundFacts
 
-
 Watch = Callable[[int, int, int, Sequence[int], torch.Tensor], None]
 """Called with round, seq_id, position of the first token, the tokens that were emitted, and the
 logits [len(tokens), n_vocab] that chose them."""

@@ -188,9 +188,7 @@ class Recorder:
                 **_target(target, n_judged + i),
             )  # fmt: skip
 
-    def _traffic(
-        self, memory: HybridMemory, n_rows: int
-    ) -> list[tuple[int | None, int | None]]:
+    def _traffic(self, memory: HybridMemory, n_rows: int) -> list[tuple[int | None, int | None]]:
         """State written and copied since the last round, in parts that add up, one per row."""
         if memory.recurrent is None:
             return [(0, 0)] * n_rows
