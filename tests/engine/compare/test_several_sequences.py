@@ -85,9 +85,7 @@ def test_rows_belong_to_sequence_and_position(n: int, parallel: int) -> None:
     comparison = compared(n, parallel)
     for lane in ("noise", *LANES):
         rows = differences_of(comparison, lane)
-        for seq_id, (prompt, tokens) in enumerate(
-            zip(prompts(n), comparison.emitted, strict=True)
-        ):
+        for seq_id, (prompt, tokens) in enumerate(zip(prompts(n), comparison.emitted, strict=True)):
             mine = rows["seq_id"] == seq_id
             first = len(prompt.tokens)
             assert rows["pos"][mine].tolist() == list(range(first, first + N))
