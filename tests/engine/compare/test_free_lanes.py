@@ -58,8 +58,8 @@ def test_a_clean_lane_never_forks(lane: str, sampler) -> None:
 def test_a_free_lane_is_the_run_that_its_options_give() -> None:
     options = options_of(50, "draft-mtp", n_max=4, ignore_eos=True)
     comparison = finish(Comparison(session(MTP), prompt_of(MTP), options, specs("ring,free")))
-    alone = decode(session(MTP), [prompt_of(MTP)],
-                   options_of(50, "draft-mtp", n_max=4, ignore_eos=True, rollback="ring"))  # fmt: skip
+    as_ring = replace(options, rollback="ring")
+    alone = decode(session(MTP), [prompt_of(MTP)], as_ring)
     rounds = alone.trace.rounds
     for name, column in rounds_of(comparison, "ring,free").items():
         if name != "path":

@@ -182,7 +182,7 @@ def test_a_file_that_llama_cpp_cannot_load(fake: FakeLlama) -> None:
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    with pytest.raises(OptionError, match="pip install 'llama-cpp-python>=0.3'"):
+    with pytest.raises(OptionError, match=r"pip install 'llama-cpp-python>=0\.3'"):
         compared(prompt_of(MTP))
 
 
