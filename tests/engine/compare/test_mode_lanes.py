@@ -30,10 +30,12 @@ def test_a_rollback_is_right_whatever_the_mode_costs() -> None:
         "reference,compute=int8", "noise,compute=int8", "planes,compute=int8",
         "reference,compute=bf16", "noise,compute=bf16", "checkpoint,compute=bf16", FAULTY,
     ]  # fmt: skip
-    assert {name: v.verdict for name, v in found.items() if v.verdict != "within"} == {
+    passed = ("within", "exact")
+    assert {name: v.verdict for name, v in found.items() if v.verdict not in passed} == {
         "reference": "reference", "reference,compute=int8": "mode",
         "reference,compute=bf16": "mode", FAULTY: "suspect",
     }  # fmt: skip
+    assert [found[f"noise,compute={mode}"].bound for mode in ("bf16", "int8")] == [1e-4, 1e-3]
     for mode in ("int8", "bf16"):
         distance = found[f"reference,compute={mode}"]
         assert 1e-6 < distance.worst_nmse < 0.1

@@ -139,3 +139,12 @@ def test_a_fork_is_the_first_token_that_is_not_the_references() -> None:
     assert judge(trace, run, 1e-9).verdict == "forked"
     assert not judge(trace, run, 1e-9).is_beyond
     assert judge(trace, run, 1e-13).verdict == "suspect"
+
+
+@pytest.mark.parametrize(("compute", "least"), [("f32", 1e-9), ("bf16", 1e-4), ("int8", 1e-3)])
+def test_the_least_bound_is_what_the_mode_rounds(compute: str, least: float) -> None:
+    trace = TraceStore()
+    quiet = described(trace, "noise", [0.0, 0.0], "noise", compute=compute)
+    assert noise_bound(trace, [quiet]) == least
+    loud = described(trace, "noise again", [0.02, 0.0], "noise", compute=compute)
+    assert noise_bound(trace, [quiet, loud]) == pytest.approx(0.2)
