@@ -176,11 +176,16 @@ class RunOptions:
     @property
     def snapshots(self) -> int:
         """Snapshot planes beyond the live state that a run with these drafters keeps."""
-        if self.rollback == "checkpoint" or not self.spec.types:
+        if not self.spec.types:
             return 0
-        if self.n_rs_seq is not None:
-            return self.n_rs_seq
-        return self.spec.n_max if set(self.spec.types) & set(MODEL_DRAFTERS) else 0
+        has_model = bool(set(self.spec.types) & set(MODEL_DRAFTERS))
+        return self.snapshots_for(self.spec.n_max if has_model else 0)
+
+    def snapshots_for(self, n_draft: int) -> int:
+        """The same where drafts of n_draft tokens are to be undone by snapshots."""
+        if self.rollback == "checkpoint":
+            return 0
+        return n_draft if self.n_rs_seq is None else self.n_rs_seq
 
     def __post_init__(self) -> None:
         _require(1 <= self.parallel <= 64, "--parallel is outside 1..64", "Use at least 1.")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from engine.draft.drafter import Drafter
 from engine.draft.ngram_drafters import make_ngram_drafter
 from engine.draft.token_draws import TokenDraws
 from engine.draft.vocabulary import check_vocabularies
-from engine.errors import ContextFullError, OptionError
+from engine.errors import ContextFullError, ModelFileError, OptionError
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import Progress
@@ -29,7 +30,7 @@ from engine.model.config import ModelConfig
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model
-from engine.options import DRAFTERS, MODEL_DRAFTERS, Prompt, RunOptions
+from engine.options import DRAFTERS, MODEL_DRAFTERS, Prompt, RunOptions, SpecOptions
 from engine.trace.recorder import Recorder
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance, summary, timings
@@ -62,8 +63,10 @@ class Session:
         chat: ChatTemplate | None,
         identity: dict[str, Any],
         draft: tuple[HybridModel, ModelInfo] | None = None,
+        path: Path | None = None,
     ) -> None:
-        self._model, self.info = model, info
+        self._model, self.info, self.path = model, info, path
+        self._other_modes: WeakValueDictionary[str, HybridModel] = WeakValueDictionary()
         self.tokenizer, self.chat, self.identity = tokenizer, chat, identity
         self._draft_model = draft[0] if draft else None
         self.draft_info = draft[1] if draft else None
@@ -90,7 +93,7 @@ class Session:
             info, identity = describe(file), file.identity()
             if draft is None:
                 model = load_model(file, compute=compute, progress=progress, cancelled=cancelled)
-                return cls(model, info, tokenizer, chat, identity)
+                return cls(model, info, tokenizer, chat, identity, path=file.path)
             with GgufFile.open(draft) as second:
                 check_vocabularies(tokenizer, Tokenizer.from_gguf(second))
                 total = file.n_bytes + second.n_bytes
@@ -102,7 +105,8 @@ class Session:
                     progress=_part(progress, file.n_bytes, total),
                 )  # fmt: skip
                 identity["draft"] = second.identity()
-                return cls(model, info, tokenizer, chat, identity, (helper, describe(second)))
+                both = (helper, describe(second))
+                return cls(model, info, tokenizer, chat, identity, both, file.path)
 
     @property
     def config(self) -> ModelConfig:
@@ -166,6 +170,44 @@ class Session:
         """The target, for whoever decodes with memories of its own."""
         return self._model
 
+    def model_in(self, compute: str) -> HybridModel:
+        """The target in a compute mode: loaded again from its file, shared while anyone holds it.
+
+        Raises OptionError, ModelFileError for a file that has changed, and what `open` raises.
+        """
+        if compute == self._model.compute:
+            return self._model
+        model = self._other_modes.get(compute)
+        if model is None:
+            if self.path is None:
+                raise OptionError(
+                    f"The weights cannot be loaded again as {compute}: they came from no file.",
+                    "Open the model from a GGUF file.",
+                )
+            with GgufFile.open(self.path) as file:
+                mine = {name: self.identity.get(name) for name in file.identity()}
+                if file.identity() != mine:
+                    raise ModelFileError(
+                        self.path, "metadata", "not those of the open model any more",
+                        "Open the model again.",
+                    )  # fmt: skip
+                model = load_model(file, compute=compute)
+            self._other_modes[compute] = model
+        return model
+
+    def continuation(self, prompt: Prompt, options: RunOptions) -> Iterator[int]:
+        """Tokens of plain decoding of one prompt, decoded one by one as they are asked for."""
+        plain = replace(
+            options, parallel=1, spec=SpecOptions(), rollback="checkpoint", n_rs_seq=None,
+            split="equal", kv="per-seq", faults=(),
+        )  # fmt: skip
+        run, n = self.start([prompt], plain), 0
+        while not run.done:
+            run.step()
+            (tokens,) = run.emitted
+            yield from tokens[n:]
+            n = len(tokens)
+
     def context(self, prompts: Sequence[Prompt], options: RunOptions) -> int:
         """Cells per sequence. Raises OptionError for a token id outside the vocabulary, and
         ContextFullError for too long a prompt."""
@@ -193,14 +235,16 @@ class Session:
         )  # fmt: skip
 
     def begin_run(
-        self, trace: TraceStore, options: RunOptions, memory: HybridMemory, n_rs_seq: int
-    ) -> int:
-        """Register a run with what is known of it before its first row."""
+        self, trace: TraceStore, options: RunOptions, memory: HybridMemory, n_rs_seq: int,
+        model: HybridModel | None = None,
+    ) -> int:  # fmt: skip
+        """Register a run with what is known of it before its first row; None: the open model."""
+        model = model or self._model
         return trace.begin_run({
-            "options": asdict(options), "compute": self.compute, "model": self.identity,
+            "options": asdict(options), "compute": model.compute, "model": self.identity,
             "architecture": self.config.architecture, "n_ctx": memory.attention.n_ctx,
             "n_rs_seq": n_rs_seq, "memory_bytes": memory.n_bytes(),
-            "synthetic": bool(options.spec.synthetic),
+            "synthetic": bool(options.spec.synthetic), "weight_bytes": model.weight_bytes,
         })  # fmt: skip
 
     def make_drafters(self, options: RunOptions, n_slots: int, n_ctx: int) -> list[Drafter]:
@@ -293,6 +337,11 @@ class Run:
             self._scheduler.stop()
             self.done = True
             self._close()
+
+    @property
+    def emitted(self) -> list[list[int]]:
+        """Tokens of each prompt's continuation, so far."""
+        return [list(slot.emitted) for slot in self._scheduler.sequences]
 
     def results(self) -> list[SequenceResult]:
         """What each prompt was continued with, so far."""

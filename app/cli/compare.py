@@ -14,6 +14,7 @@ from app.cli.common import (
     add_compute,
     add_model,
     loading_line,
+    positive,
     print_json,
     real,
     target_path,
@@ -38,22 +39,24 @@ if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
     from engine.compare.verdict import LaneVerdict
 
-_LINE = "{:<{width}}  {:<9} {:<8} {:>9} {:>9} {:>9} {:>6} {:>6} {:>6} {:>6} {:>6}"
+_LINE = "{:<{width}}  {:<9} {:<10} {:>9} {:>9} {:>9} {:>4} {:>6} {:>6} {:>6} {:>6} {:>6}"
 _HEADS = (
-    "lane", "verdict", "band", "max NMSE", "max |Δ|", "max KL", "pos", "round", "after", "forks",
-    "dupl.",
+    "lane", "verdict", "band", "max NMSE", "max |Δ|", "max KL", "seq", "pos", "round", "after",
+    "forks", "dupl.",
 )  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     parser.usage = (
-        "draftscope compare (MODEL | --demo) (-p TEXT | -f FILE | --tokens IDS) [options]"
+        "draftscope compare (MODEL | --demo) (-p TEXT | -f FILE | --tokens IDS) … [options]"
     )
     parser.epilog = (
         "The reference lane decodes token by token; every lane gets the same drafts and the\n"
         "reference's tokens. The noise lane decodes batches of the same widths from the exact\n"
-        "state: a lane is suspect beyond ten times its worst error.\n\n"
+        "state: a lane is suspect beyond ten times its worst error. The band names the size of\n"
+        "the error, the verdict judges it: exact, within (the bound), suspect, failed; forked (a\n"
+        "free lane, at a near tie), mode (another compute mode's distance), agrees (the peer).\n\n"
         "exit status: 0 every lane within its bound, 1 a lane beyond it, 2 wrong usage\n\n"
         "example:\n"
         '  draftscope compare --demo -p "def f(x):" -n 60 --lane ring --lane planes,split=seq'
@@ -69,8 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="SPEC",
         help="POLICY[,key=value…] with keys n_rs_seq, split, kv, fault, replay, ubatch, "
-        "checkpoint_device; repeatable (default: checkpoint and planes). The reference and "
-        "noise lanes are always there",
+        "checkpoint_device, compute (f32, bf16 or int8: the weights are loaded again), and the "
+        "word free (drafts and accepts on its own until it forks); `peer` for llama.cpp on the "
+        "same file; `noise,key=value…` for further batch shapes. Repeatable (default: checkpoint "
+        "and planes). The reference and noise lanes are always there",
     )
     lanes.add_argument(
         "--bound",
@@ -78,10 +83,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NMSE",
         help="error of the logits that a lane may reach (default: what the noise lane explains)",
     )
+    lanes.add_argument(
+        "--draft-accept",
+        type=_counts,
+        metavar="K[,K…]",
+        help="draft by script: tokens that are right in the first, second, … draft, over and "
+        "over; drafts have --spec-draft-n-max tokens",
+    )
     add_prompts(parser)
     add_sampling(parser)
     add_speculation(parser)
-    add_sizes(parser.add_argument_group("memory and batches"))
+    memory = parser.add_argument_group("memory and batches")
+    memory.add_argument(
+        "--parallel",
+        type=positive,
+        metavar="N",
+        help="sequences decoded side by side; further prompts wait (default: all)",
+    )
+    add_sizes(memory)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument(
@@ -92,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     plain = RunOptions()
     parser.set_defaults(
-        parallel=1, rollback=plain.rollback, n_rs_seq=None, split=plain.split, kv=plain.kv,
+        rollback=plain.rollback, n_rs_seq=None, split=plain.split, kv=plain.kv,
         checkpoint_device=plain.checkpoint_device, replay=plain.replay, fault=[],
         spec_synth_rates=(), spec_synth_len=None,
     )  # fmt: skip
@@ -101,7 +120,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare; whatever was recorded is exported, also after an error or Ctrl-C."""
     target = target_path(args)
-    if args.spec_type is None and not args.spec_default:
+    if not args.sources:
+        raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
+    if args.parallel is None:
+        args.parallel = len(args.sources)
+    if args.spec_type is None and not args.spec_default and args.draft_accept is None:
         args.spec_type = ("draft-mtp",) if args.spec_draft_model is None else ("draft-simple",)
     options = run_options(args)
     draft = draft_model(args, options)
@@ -112,16 +135,16 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError("--bound is negative.", "Use 0 to accept equal logits only.")
     if args.trace is not None:
         check_target(args.trace)
-    if len(args.sources) != 1:
-        raise OptionError("Not exactly one prompt is given.", "Give one with -p, -f or --tokens.")
     check_files(target, draft)
     from engine.compare.comparison import Comparison
     from engine.session import Session
 
     session = Session.open(target, draft, compute=args.compute, progress=loading_line())
     use_threads(args.threads, session.info)
-    prompt = make_prompt(session, args, args.sources[0])
-    job = Comparison(session, prompt, options, lanes, bound=args.bound)
+    prompts = [make_prompt(session, args, source) for source in args.sources]
+    job = Comparison(
+        session, prompts, options, lanes, bound=args.bound, draft_accept=args.draft_accept
+    )
     try:
         while job.step():
             pass
@@ -134,7 +157,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({
             "lanes": [_finite(asdict(verdict)) for verdict in verdicts], "bound": job.bound,
-            "prompt_tokens": list(prompt.tokens), "tokens": job.tokens, "text": job.text,
+            "sequences": [
+                {"prompt_tokens": list(prompt.tokens), "tokens": tokens, "text": text}
+                for prompt, tokens, text in zip(prompts, job.emitted, job.texts, strict=True)
+            ],
             "options": {**asdict(options), "compute": session.compute, "model": str(target)},
         })  # fmt: skip
     else:
@@ -145,27 +171,52 @@ def run(args: argparse.Namespace) -> int:
 
 def _lines(job: Comparison, verdicts: list[LaneVerdict]) -> Iterator[str]:
     """The table, and a sentence for every lane that needs one."""
-    yield f"{len(job.tokens)} tokens, bound on the NMSE of the logits {job.bound:.1e}"
+    n = sum(map(len, job.emitted))
+    yield f"{n} tokens, bound on the NMSE of the logits {job.bound:.1e}"
     yield ""
     width = max(len(verdict.lane) for verdict in verdicts)
     yield _LINE.format(*_HEADS, width=width)
     for v in verdicts:
         measured = (f"{v.worst_nmse:.1e}", f"{v.max_abs:.1e}", f"{v.max_kl:.1e}")
-        numbers = (v.first_pos, v.first_round, v.after_round, v.n_forks, v.duplicates)
+        numbers = (
+            v.first_seq, v.first_pos, v.first_round, v.after_round, v.n_forks, v.duplicates
+        )  # fmt: skip
         cells = (v.band, *measured, *("-" if n is None else n for n in numbers))
         if not v.n_positions:
             cells = ("-",) * len(cells)
         yield _LINE.format(v.lane, v.verdict, *cells, width=width)
     yield ""
-    yield "pos, round: first divergence; after: the round whose rollback came before it"
+    yield "seq, pos, round: first divergence; after: the round whose rollback came before it"
     for v in verdicts:
+        if math.isfinite(v.bound) and v.bound != job.bound:
+            yield f"{v.lane}: bound {v.bound:.1e}"
+        if f := v.fork:
+            before = (
+                "" if f.after_round is None else f", after the rollback of round {f.after_round}"
+            )
+            yield (
+                f"{v.lane} forked: sequence {f.seq_id}, position {f.pos}, round {f.round}{before}; "
+                f"token {f.token_id} for {f.reference_id}, top-2 gap {f.top2_gap:.1e}"
+            )
         if v.error:
             yield f"{v.lane} stopped: {v.error}"
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Whole numbers separated by commas, as an argparse type."""
+    words = text.split(",")
+    if not all(word.isascii() and word.isdigit() and len(word) < 4 for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers")
+    return tuple(map(int, words))
 
 
 def _finite(facts: dict[str, Any]) -> dict[str, Any]:
     """Strict JSON has no numbers that are not finite."""
     return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        name: _finite(value)
+        if isinstance(value, dict)
+        else None
+        if isinstance(value, float) and not math.isfinite(value)
+        else value
         for name, value in facts.items()
     }

@@ -7,86 +7,126 @@ from dataclasses import replace
 
 import torch
 
-from engine.compare.lane_spec import DEFAULT_LANES, NOISE, REFERENCE, LaneSpec
-from engine.compare.lanes import ReferenceLane, Round, following_lane
-from engine.compare.verdict import LaneVerdict, judge, noise_bound
+from engine.compare.free_lane import FreeLane
+from engine.compare.lane import Follower, Leader, Setting
+from engine.compare.lane_spec import (
+    DEFAULT_LANES,
+    NOISE,
+    PEER,
+    REFERENCE,
+    LaneSpec,
+    with_mode_lanes,
+)
+from engine.compare.lanes import ModeLane, NoiseLane, ReferenceLane
+from engine.compare.peer_lane import PeerLane
+from engine.compare.policy_lane import PolicyLane
+from engine.compare.rounds import Round, SequenceRound
+from engine.compare.verdict import LaneVerdict, judge_lanes, noise_against
 from engine.decode.distribution import Distribution
 from engine.decode.rules import RULES
 from engine.decode.sampler import Sampler
 from engine.decode.slot import Slot
+from engine.decode.slots import Slots
 from engine.decode.verify import match
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, Drafter, DraftRequest
+from engine.draft.scripted import ScriptedDrafter
 from engine.errors import OptionError
+from engine.memory.batch import Span
 from engine.options import Prompt, RunOptions
 from engine.session import Session
 from engine.trace.store import TraceStore
-from engine.trace.timings import summary
 
 
 class Comparison:
     """Lanes over one session; `step` until it returns False.
 
-    The reference lane decodes token by token. A drafter follows it and proposes; every lane gets
-    the same draft and the same accepted tokens, so positions stay comparable however wrong a lane
-    is. Each lane is a run in `trace`, `runs[run_id]["lane"]` is its name, and its differences
-    are rows of the divergence table.
+    The reference lane decodes each sequence alone, token by token. A drafter follows it and
+    proposes; every lane gets the same drafts and the same accepted tokens, so positions stay
+    comparable however wrong a lane is. Lanes decode up to options.parallel sequences side by side
+    in joint batches; further prompts wait for a slot. Each lane is a run in `trace`, described by
+    the facts that engine.compare.lane names, and its differences are rows of the divergence table.
 
-    drafter: used instead of those that the options name, within their limits. bound: NMSE that
-    a lane may reach, None = what the noise lane explains. Raises OptionError and what
-    Session.start raises.
+    drafter: used instead of those that the options name, within their limits. draft_accept: draft
+    by script, with so many right tokens in the first, second, … draft (engine.draft.scripted).
+    bound: NMSE that a lane may reach, None = what the noise lanes explain. Raises OptionError and
+    what Session.start raises; with lanes of other compute modes also what Session.model_in raises.
     """
 
     def __init__(
         self,
         session: Session,
-        prompt: Prompt,
+        prompt: Prompt | Sequence[Prompt],
         options: RunOptions,
         lanes: Sequence[LaneSpec] = DEFAULT_LANES,
         trace: TraceStore | None = None,
         *,
         drafter: Drafter | None = None,
         bound: float | None = None,
+        draft_accept: Sequence[int] | None = None,
     ) -> None:
-        names = [REFERENCE, *(spec.name for spec in lanes)]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise OptionError(f"Lane {twice[0]!r} is given twice.", "Give every lane once.")
+        prompts = [prompt] if isinstance(prompt, Prompt) else list(prompt)
+        specs = with_mode_lanes(lanes, session.compute)
         self.trace = TraceStore() if trace is None else trace
         self.done = False
-        common = replace(options, parallel=1, faults=())
-        n_ctx = session.context([prompt], common)
-        drafters = [drafter] if drafter else session.make_drafters(common, 1, n_ctx)
-        if not drafters:
-            raise OptionError("No drafter is chosen.", "Name one with --spec-type.")
-        self._chain, self._options, self._bound = DrafterChain(drafters), common, bound
-        self._n_ctx, self._tokenizer = n_ctx, session.tokenizer
+        common = replace(options, faults=())
+        n_ctx = session.context(prompts, common)
+        setting = Setting(session, self.trace, prompts, min(common.parallel, len(prompts)), n_ctx)
+        self._setting, self._options, self._bound = setting, common, bound
+        self._drafter, self._draft_accept = drafter, draft_accept
+        self._chain = DrafterChain(self._drafters())
         end_tokens = session.tokenizer.eog_ids
         banned = end_tokens if common.ignore_eos else ()
         self._end_tokens = frozenset() if common.ignore_eos else frozenset(end_tokens)
         self._rule = RULES[common.spec.accept]
-        self._slot = Slot(0, 0, prompt, Sampler(common.sampler, banned, prompt.tokens))
+        self._slots = Slots(
+            [
+                Slot(i, -1, each, Sampler(common.sampler, banned, each.tokens))
+                for i, each in enumerate(prompts)
+            ],
+            setting.n_seqs,
+        )
         lead = replace(common, rollback="checkpoint", n_rs_seq=None, split="equal", kv="per-seq")
-        lane_options = [spec.options(common) for spec in lanes]
-        self._reference = ReferenceLane(session, lead, n_ctx, self.trace)
-        self.trace.runs[self._reference.run_id]["drafters"] = self._chain.statistics
-        self._lanes = [
-            following_lane(
-                spec.name, session, mine, n_ctx, mine.snapshots, self.trace, self._reference,
-            )
-            for spec, mine in zip(lanes, lane_options, strict=True)
-        ]  # fmt: skip
-        self._noise = [lane.run_id for lane in self._lanes if lane.name == NOISE]
+        lane_options = [spec.options(common) for spec in specs]
+        self._reference = ReferenceLane(
+            setting, LaneSpec(REFERENCE, kind=REFERENCE), lead, session.model
+        )
+        leaders: dict[str, Leader] = {session.compute: self._reference}
+        self._followers: list[Follower] = []
+        for spec, mine in zip(specs, lane_options, strict=True):
+            self._followers.append(self._follower(spec, mine, leaders))
+        if draft_accept is not None:
+            for lane in self._lanes:
+                lane.facts["draft_accept"] = list(draft_accept)
         self._round = 0
 
     @property
+    def emitted(self) -> list[list[int]]:
+        """What the reference lane has emitted behind each prompt."""
+        return [list(slot.emitted) for slot in self._slots.sequences]
+
+    @property
+    def texts(self) -> list[str]:
+        """The same as text."""
+        decode = self._setting.session.tokenizer.decode
+        return [decode(slot.emitted) for slot in self._slots.sequences]
+
+    @property
     def tokens(self) -> list[int]:
-        """What the reference lane has emitted."""
-        return list(self._slot.emitted)
+        """What the reference lane has emitted behind the first prompt."""
+        return self.emitted[0]
 
     @property
     def text(self) -> str:
         """The same as text."""
-        return self._tokenizer.decode(self._slot.emitted)
+        return self.texts[0]
+
+    @property
+    def bound(self) -> float:
+        """NMSE that a lane of the session's compute mode may reach, as far as is known now."""
+        if self._bound is not None:
+            return self._bound
+        return noise_against(self.trace, self._reference.run_id)
 
     @torch.inference_mode()
     def step(self) -> bool:
@@ -97,7 +137,7 @@ class Comparison:
             except BaseException:
                 self.stop()
                 raise
-            if self._slot.stop:
+            if not self._slots.is_busy:
                 self.stop()
         return not self.done
 
@@ -105,72 +145,136 @@ class Comparison:
         """End now; what was recorded stays."""
         if not self.done:
             self.done = True
-            self._slot.stop = self._slot.stop or "stopped"
-            for lane in (self._reference, *self._lanes):
-                facts = self.trace.runs[lane.run_id]
-                facts["summary"] = summary(self.trace, lane.run_id)
-                facts["stops"] = [self._slot.stop]
-
-    @property
-    def bound(self) -> float:
-        """NMSE that a lane may reach, as far as is known now."""
-        return noise_bound(self.trace, self._noise) if self._bound is None else self._bound
+            self._slots.stop()
+            for lane in self._lanes:
+                lane.end([slot.stop for slot in self._slots.sequences])
 
     def results(self) -> list[LaneVerdict]:
-        """Verdicts so far: the reference lane first, then the lanes in the order given."""
-        bound = self.bound
-        return [judge(self.trace, lane.run_id, bound) for lane in (self._reference, *self._lanes)]
+        """Verdicts so far: the reference lane first, then the lanes in the order given, those of
+        another compute mode behind the reference and noise lanes of that mode."""
+        return judge_lanes(self.trace, [lane.run_id for lane in self._lanes], self._bound)
+
+    @property
+    def _lanes(self) -> list[ReferenceLane | Follower]:
+        return [self._reference, *self._followers]
+
+    def _drafters(self) -> list[Drafter]:
+        """Drafters with a memory of their own."""
+        setting, options = self._setting, self._options
+        session = setting.session
+        if self._draft_accept is not None:
+            if self._drafter or options.spec.types:
+                raise OptionError(
+                    "--draft-accept is given together with a drafter.", "Leave one of them out."
+                )
+            return [ScriptedDrafter(
+                self._draft_accept, options.spec.n_max, session.config.n_vocab,
+                lambda tokens: session.continuation(Prompt(tuple(tokens)), options),
+            )]  # fmt: skip
+        if self._drafter:
+            return [self._drafter]
+        drafters = session.make_drafters(options, setting.n_seqs, setting.n_ctx)
+        if not drafters:
+            raise OptionError("No drafter is chosen.", "Name one with --spec-type.")
+        return drafters
+
+    def _follower(
+        self, spec: LaneSpec, options: RunOptions, leaders: dict[str, Leader]
+    ) -> Follower:
+        setting, session = self._setting, self._setting.session
+        if spec.kind == PEER:
+            return PeerLane(setting, spec, options, self._reference)
+        compute = spec.compute or session.compute
+        model = session.model_in(compute)
+        if spec.kind == REFERENCE:
+            mode = leaders[compute] = ModeLane(setting, spec, options, model, self._reference)
+            return mode
+        leader = leaders[compute]
+        if spec.kind == NOISE:
+            return NoiseLane(setting, spec, options, model, leader)
+        n_rs_seq = options.snapshots
+        if not options.spec.types:  # somebody else drafts
+            n_rs_seq = options.snapshots_for(options.spec.n_max)
+        if not spec.free:
+            return PolicyLane(setting, spec, options, model, leader, n_rs_seq)
+        if self._drafter:
+            raise OptionError(
+                f"Lane {spec.name!r} drafts for itself and cannot share the drafter given.",
+                "Leave out `free`, or let the options name the drafter.",
+            )
+        return FreeLane(setting, spec, options, model, leader, n_rs_seq, self._drafters())
 
     def _step(self) -> None:
-        slot = self._slot
+        admitted = self._slots.admit()
+        running = admitted or self._slots.running
+        drafts = {} if admitted else self._draft(running)
         self._reference.begin()
-        round_, hidden = self._decode(slot) if self._round else self._prompt(slot)
-        self._reference.close(round_)
-        for lane in self._lanes:
-            lane.follow(round_)
-        if round_.draft is not None:
-            self._chain.accept(0, len(round_.chosen) - 1)
-        self._chain.observe(0, round_.pos0, _decoded(round_), hidden)
-        if round_.is_prompt:
-            self._chain.begin(0, round_.tokens)
-        n_next = round_.first_pos
-        slot.emit(round_.chosen, n_next, self._options, self._n_ctx, self._end_tokens)
-        slot.n_tokens, slot.last = n_next + len(round_.chosen) - 1, round_.chosen[-1]
+        decode = self._prompt if admitted else self._decode
+        parts, hidden = [], []
+        for slot in running:
+            part, rows = decode(slot, drafts.get(slot.index))
+            parts.append(part)
+            hidden.append(rows)
+        self._reference.close(Round(self._round, parts, self._reference.memory))
+        for lane in self._followers:
+            lane.follow()
+        for slot, part, rows in zip(running, parts, hidden, strict=True):
+            if part.draft is not None:
+                self._chain.accept(slot.index, len(part.chosen) - 1)
+            self._chain.observe(slot.index, part.pos0, part.decoded, rows)
+            if part.is_prompt:
+                self._chain.begin(slot.index, part.tokens)
+        for index in self._slots.release():
+            self._chain.forget(index)
+            for each in self._lanes:
+                each.forget(index)
         self._round += 1
 
-    def _prompt(self, slot: Slot) -> tuple[Round, torch.Tensor]:
+    def _prompt(self, slot: Slot, _: Draft | None) -> tuple[SequenceRound, torch.Tensor]:
         tokens = slot.prompt.tokens
-        logits, hidden = self._reference.decode(0, 0, tokens)
+        span = Span(slot.index, 0, tokens, [len(tokens) - 1])
+        logits, hidden = self._reference.decode(self._round, slot.seq_id, span, is_prompt=True)
         chosen = match(Draft(), slot.sampler.rows(logits), slot.sampler, ()).tokens
-        return Round(0, 0, tokens, None, chosen, logits, is_prompt=True), hidden
+        return self._chosen(slot, tokens, None, chosen, logits, is_prompt=True), hidden
 
-    def _decode(self, slot: Slot) -> tuple[Round, torch.Tensor]:
-        draft = self._draft(slot)
+    def _decode(self, slot: Slot, draft: Draft | None) -> tuple[SequenceRound, torch.Tensor]:
         tokens = [slot.last, *(draft.tokens if draft else ())]
         rows: list[torch.Tensor] = []
         hidden: list[torch.Tensor] = []
 
         def decode(i: int) -> Distribution:
-            logits, row = self._reference.decode(self._round, slot.n_tokens + i, [tokens[i]])
+            span = Span(slot.index, slot.n_tokens + i, [tokens[i]], [0])
+            logits, row = self._reference.decode(self._round, slot.seq_id, span)
             rows.append(logits)
             hidden.append(row)
             return slot.sampler.rows(logits)(0)
 
         chosen = self._rule(draft or Draft(), decode, slot.sampler, self._end_tokens).tokens
-        round_ = Round(self._round, slot.n_tokens, tokens, draft, chosen, torch.cat(rows))
-        return round_, torch.cat(hidden)
+        return self._chosen(slot, tokens, draft, chosen, torch.cat(rows)), torch.cat(hidden)
 
-    def _draft(self, slot: Slot) -> Draft | None:
-        limit = slot.draft_limit(self._options, self._n_ctx)
-        if not limit:
-            return None
-        draft = self._chain.draft([DraftRequest(0, slot.n_tokens, slot.last, limit)]).get(0)
+    def _chosen(
+        self, slot: Slot, tokens: Sequence[int], draft: Draft | None, chosen: list[int],
+        logits: torch.Tensor, *, is_prompt: bool = False,
+    ) -> SequenceRound:  # fmt: skip
+        """Emit what the reference lane chose."""
+        pos0 = slot.n_tokens
+        n_decoded = pos0 + (len(tokens) if is_prompt else 1)
+        n = slot.emit(chosen, n_decoded, self._options, self._setting.n_ctx, self._end_tokens)
+        slot.n_tokens, slot.last = n_decoded + len(chosen) - 1, chosen[-1]
+        return SequenceRound(
+            slot.seq_id, slot.index, pos0, tokens, draft, chosen, n, logits, is_prompt
+        )
+
+    def _draft(self, slots: Sequence[Slot]) -> dict[int, Draft]:
+        spec = self._options.spec
+        longest = spec.longest or spec.n_max  # without a type, somebody else drafts
+        requests = [
+            DraftRequest(slot.index, slot.n_tokens, slot.last, limit)
+            for slot in slots
+            if (limit := slot.draft_limit(longest, self._options, self._setting.n_ctx))
+        ]
+        if not requests:
+            return {}
+        drafts = self._chain.draft(requests)
         self._reference.record_drafts(self._round, self._chain.asked)
-        return draft
-
-
-def _decoded(round_: Round) -> list[int]:
-    """The tokens that the target has decoded for good."""
-    if round_.is_prompt:
-        return list(round_.tokens)
-    return [round_.tokens[0], *round_.chosen[:-1]]
+        return drafts

@@ -1,4 +1,7 @@
-"""How far a lane is from the reference lane: in logits, in recurrent states, in cells."""
+"""How far a lane is from the reference lane: in logits, in recurrent states, in cells.
+
+Several lanes are measured against one reference, so that its side of every measure is made once.
+"""
 
 from __future__ import annotations
 
@@ -29,26 +32,34 @@ class LogitsDifference:
     top2_gap: list[float]
 
 
-def compare_logits(
-    reference: torch.Tensor, lane: torch.Tensor, chosen: Sequence[int]
-) -> LogitsDifference:
-    """Measures in float64 between logits [n, n_vocab]; chosen: the reference's n tokens."""
-    a, b = reference.double(), lane.double()
-    difference = a - b
-    error, power = difference.square().mean(1), a.square().mean(1)
-    log_p, log_q = torch.log_softmax(a, 1), torch.log_softmax(b, 1)
-    # rounding leaves a tiny negative sum where both are equal
-    kl = (log_p.exp() * (log_p - log_q)).sum(1).clamp_min(0.0)
-    of_chosen = b.gather(1, torch.tensor(chosen, device=b.device).unsqueeze(1))
-    top = torch.topk(a, 2).values
-    return LogitsDifference(
-        difference.abs().amax(1).tolist(),
-        _ratio(error, power).tolist(),
-        kl.tolist(),
-        (a.argmax(1) == b.argmax(1)).tolist(),
-        ((b > of_chosen).sum(1) + 1).tolist(),
-        (top[:, 0] - top[:, 1]).tolist(),
-    )
+class ReferenceLogits:
+    """The reference's logits [n, n_vocab] and the n tokens that it chose by them."""
+
+    def __init__(self, logits: torch.Tensor, chosen: Sequence[int]) -> None:
+        self._a = a = logits.double()
+        self._chosen = torch.tensor(chosen, device=a.device).unsqueeze(1)
+        self._power = a.square().mean(1)
+        self._log_p = torch.log_softmax(a, 1)
+        self._p = self._log_p.exp()
+        self._top1 = a.argmax(1)
+        top = torch.topk(a, 2).values
+        self._top2_gap: list[float] = (top[:, 0] - top[:, 1]).tolist()
+
+    def difference(self, lane: torch.Tensor) -> LogitsDifference:
+        """Measures in float64 of a lane's logits [n, n_vocab]."""
+        b = lane.double()
+        error = self._a - b
+        # rounding leaves a tiny negative sum where both are equal
+        kl = (self._p * (self._log_p - torch.log_softmax(b, 1))).sum(1).clamp_min(0.0)
+        of_chosen = b.gather(1, self._chosen)
+        return LogitsDifference(
+            error.abs().amax(1).tolist(),
+            _ratio(error.square().mean(1), self._power).tolist(),
+            kl.tolist(),
+            (self._top1 == b.argmax(1)).tolist(),
+            ((b > of_chosen).sum(1) + 1).tolist(),
+            self._top2_gap,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +77,29 @@ class MemoryDifference:
     n_cells: int
 
 
-def compare_memories(reference: HybridMemory, lane: HybridMemory, seq: int = 0) -> MemoryDifference:
-    """What differs, as the next token would see it: pending rollbacks count as done."""
-    n_cells = cells_that_differ(reference.attention.positions(seq), lane.attention.positions(seq))
-    if reference.recurrent is None or lane.recurrent is None:
-        return MemoryDifference((), [], [], n_cells)
-    states, windows = (
-        [_relative(a, b) for a, b in zip(mine, theirs, strict=True)]
-        for mine, theirs in zip(
-            reference.recurrent.live(seq), lane.recurrent.live(seq), strict=True
+class ReferenceMemory:
+    """What the reference holds of a sequence now, as its next token would see it."""
+
+    def __init__(self, memory: HybridMemory, seq: int = 0) -> None:
+        self._positions = memory.attention.positions(seq)
+        self.layers: tuple[int, ...] = ()
+        if memory.recurrent is not None:
+            self.layers = memory.recurrent.shape.layers
+            self._parts = [torch.stack(part) for part in memory.recurrent.live(seq)]
+            self._sizes = [_norms(part) for part in self._parts]
+
+    def difference(self, lane: HybridMemory, seq: int = 0) -> MemoryDifference:
+        """What a sequence of another memory differs in; pending rollbacks count as done."""
+        n_cells = cells_that_differ(self._positions, lane.attention.positions(seq))
+        if not self.layers or lane.recurrent is None:
+            return MemoryDifference((), [], [], n_cells)
+        state, conv = (
+            _ratio(_norms(torch.stack(theirs).sub_(mine)), size).tolist()
+            for mine, size, theirs in zip(
+                self._parts, self._sizes, lane.recurrent.live(seq), strict=True
+            )
         )
-    )
-    return MemoryDifference(reference.recurrent.shape.layers, states, windows, n_cells)
+        return MemoryDifference(self.layers, state, conv, n_cells)
 
 
 def cells_that_differ(reference: np.ndarray, lane: np.ndarray) -> int:
@@ -88,9 +110,9 @@ def cells_that_differ(reference: np.ndarray, lane: np.ndarray) -> int:
     return int(np.abs(counts[0] - counts[1]).sum())
 
 
-def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    a, b = a.double(), b.double()
-    return float(_ratio((a - b).norm(), a.norm()))
+def _norms(stacked: torch.Tensor) -> torch.Tensor:
+    """Euclidean norm of each layer, float64."""
+    return torch.linalg.vector_norm(stacked.flatten(1), dim=1, dtype=torch.float64)
 
 
 def _ratio(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:

@@ -6,18 +6,18 @@ restore and replay -> a part of the prompts that have newly got a slot -> record
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
 from engine.decode.batching import verify_batches
 from engine.decode.facts import prompt_facts, verified_facts
 from engine.decode.forward import Forward
-from engine.decode.rollback import MAX_REPLAYS, Rollback
+from engine.decode.rollback import MAX_REPLAYS, Rollback, Undone
 from engine.decode.rules import RULES
 from engine.decode.sampler import Sampler
 from engine.decode.slot import Slot
+from engine.decode.slots import Slots
 from engine.decode.synthetic import SyntheticAcceptance
 from engine.decode.verify import Acceptance, match
 from engine.draft.chain import DrafterChain
@@ -27,6 +27,10 @@ from engine.memory.hybrid import Checkpoint, HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
 from engine.trace.recorder import PhaseClock, Recorder, RoundFacts
+
+Watch = Callable[[int, int, int, Sequence[int], torch.Tensor], None]
+"""Called with round, seq_id, position of the first token, the tokens that were emitted, and the
+logits [len(tokens), n_vocab] that chose them."""
 
 
 class Scheduler:
@@ -41,8 +45,9 @@ class Scheduler:
         options: RunOptions,
         end_tokens: Collection[int],
         recorder: Recorder,
+        watch: Watch | None = None,
     ) -> None:
-        self._memory, self._chain = memory, chain
+        self._memory, self._chain, self._watch = memory, chain, watch
         self._options, self._recorder = options, recorder
         self._n_ctx = memory.attention.n_ctx
         banned = end_tokens if options.ignore_eos else ()
@@ -51,62 +56,46 @@ class Scheduler:
             Slot(seq_id, -1, prompt, Sampler(options.sampler, banned, prompt.tokens))
             for seq_id, prompt in enumerate(prompts)
         ]
-        self._waiting = deque(self.sequences)
-        self._free = list(range(memory.attention.n_seqs))
-        self._holders: dict[int, int] = {}
-        self._forward = Forward(model, memory, options, recorder, self._holders.__getitem__)
+        self._slots = Slots(self.sequences, memory.attention.n_seqs)
+        holder = self._slots.holders.__getitem__
+        self._forward = Forward(model, memory, options, recorder, holder)
         self._rollback = Rollback(self._forward, options, self._end_tokens)
         rates = options.spec.synthetic
         self._synthetic = SyntheticAcceptance(rates, options.sampler.seed) if rates else None
         self._round = 0
 
-    @property
-    def running(self) -> list[Slot]:
-        """Sequences that hold a slot and have not stopped."""
-        return [s for s in self.sequences if s.index >= 0 and not s.stop]
-
     @torch.inference_mode()
     def step(self) -> bool:
         """Do one round. False when every sequence has stopped."""
         self._recorder.resume()
-        self._admit()
+        self._slots.admit()
+        running = self._slots.running
         clock = PhaseClock()
         clock.start()
-        rounds = self._decode_round([s for s in self.running if not s.in_prompt], clock)
+        rounds = self._decode_round([s for s in running if not s.in_prompt], clock)
         n_left = self._options.n_batch - sum(facts.verify_width for facts in rounds)
-        rounds += self._prompt_round([s for s in self.running if s.in_prompt], n_left, clock)
+        rounds += self._prompt_round([s for s in running if s.in_prompt], n_left, clock)
         if rounds:
             rounds.sort(key=lambda facts: facts.seq_id)
             self._recorder.round(self._round, rounds, self._memory, clock)
             self._round += 1
         self._release()
-        return bool(self._waiting or self.running)
+        return self._slots.is_busy
 
     def cancel(self, seq_id: int) -> None:
         """End one sequence between two rounds, whether it waits, is in its prompt or decodes."""
-        slot = self.sequences[seq_id]
-        slot.stop = slot.stop or "stopped"
-        self._waiting = deque(s for s in self._waiting if s is not slot)
+        self._slots.cancel(seq_id)
         self._release()
 
     def stop(self) -> None:
         """End what is running and drop what is waiting."""
-        for slot in self.sequences:
-            self.cancel(slot.seq_id)
-
-    def _admit(self) -> None:
-        while self._waiting and self._free:
-            slot = self._waiting.popleft()
-            slot.index = self._free.pop(0)
-            self._holders[slot.index] = slot.seq_id
+        self._slots.stop()
+        self._release()
 
     def _release(self) -> None:
-        for slot in self.sequences:
-            if slot.stop and slot.index >= 0:
-                self._memory.clear(slot.index)
-                self._chain.forget(slot.index)
-                self._free.append(slot.index)
-                slot.index = -1
+        for index in self._slots.release():
+            self._memory.clear(index)
+            self._chain.forget(index)
 
     def _prompt_round(self, slots: list[Slot], n_left: int, clock: PhaseClock) -> list[RoundFacts]:
         """Decode n_left more prompt tokens, the first come first."""
@@ -135,6 +124,8 @@ class Scheduler:
             facts = prompt_facts(slot, span, first, logits.get(seq))
             facts.valid_depth = self._valid_depth(seq)
             rounds.append(facts)
+            if self._watch and first:
+                self._watch(self._round, slot.seq_id, slot.n_tokens, first.tokens, logits[seq])
             clock.stop("sample", [seq])
             self._chain.observe(seq, span.pos0, span.tokens, hidden[seq])
             if not slot.in_prompt:
@@ -175,12 +166,12 @@ class Scheduler:
         requests = [
             DraftRequest(slot.index, slot.n_tokens, slot.last, limit)
             for slot in slots
-            if (limit := slot.draft_limit(self._options, self._n_ctx))
+            if (limit := slot.draft_limit(self._options.spec.longest, self._options, self._n_ctx))
         ]
         if not self._chain or not requests:
             return {}
         drafts = self._chain.draft(requests)
-        self._recorder.drafts(self._round, self._chain.asked, self._holders)
+        self._recorder.drafts(self._round, self._chain.asked, self._slots.holders)
         return drafts
 
     def _judge(
@@ -217,6 +208,13 @@ class Scheduler:
         if save:
             facts.checkpoint_bytes = save.n_bytes
             facts.restored_bytes = save.n_bytes * undone.n_replays
+        if self._watch:
+            n_drafted = len(draft.tokens) if draft else 0
+            read = logits[self._rows_read(n_drafted, accepted.tokens, undone)]
+            rows = torch.cat([read, *([] if undone.extra is None else [undone.extra])])
+            self._watch(
+                self._round, slot.seq_id, span.pos0 + 1, final[:n_emitted], rows[:n_emitted]
+            )
         slot.n_tokens += len(final)
         slot.last = final[-1]
         clock.stop("sample", [seq])
@@ -238,6 +236,13 @@ class Scheduler:
             stale = match(Draft(), lambda _: rows(n_drafted), sampler, ())
             accepted.tokens[-1:], accepted.own_p = stale.tokens, stale.own_p
         return accepted
+
+    def _rows_read(self, n_drafted: int, accepted: list[int], undone: Undone) -> list[int]:
+        """Rows of the verify batch that chose the tokens; a replay's own token is not there."""
+        rows = list(range(len(undone.accepted) - (undone.extra is not None)))
+        if "stale-logits" in self._options.faults and len(rows) == len(accepted) <= n_drafted:
+            rows[-1] = n_drafted
+        return rows
 
     def _pending(self, seq: int) -> int | None:
         return self._memory.recurrent.pending(seq) if self._memory.recurrent else None

@@ -32,9 +32,9 @@ class Slot:
         """Whether tokens of the prompt are still to be decoded."""
         return self.n_tokens < len(self.prompt.tokens)
 
-    def draft_limit(self, options: RunOptions, n_ctx: int) -> int:
-        """Longest draft that the context and the token limit leave room for, 0 = none."""
-        limit = min(options.spec.longest, n_ctx - self.n_tokens - 2)
+    def draft_limit(self, longest: int, options: RunOptions, n_ctx: int) -> int:
+        """What context and token limit leave of a draft of `longest` tokens, 0 = none."""
+        limit = min(longest, n_ctx - self.n_tokens - 2)
         if options.n_predict >= 0:
             limit = min(limit, options.n_predict - len(self.emitted) - 1)
         return max(0, limit)

@@ -209,6 +209,17 @@ class HybridMemory:
         if self.recurrent and recurrent:
             self.recurrent.restore(seq, recurrent)
 
+    def mirror(self, seq: int, source: HybridMemory, p0: int) -> None:
+        """Hold of a sequence what `source`, a memory of the same model, holds of it.
+
+        Only attention cells from position p0 on are copied: below it, both must hold the same
+        already. Raises ContextFullError, which changes nothing.
+        """
+        self.attention.put(seq, source.attention.state(seq, p0), p0)
+        if self.recurrent and source.recurrent:
+            pos = source.recurrent.seq_pos_max(seq)
+            self.recurrent.put(seq, pos, *source.recurrent.live(seq))
+
     def poison(self, value: float) -> None:
         """Fill all storage, before anything is decoded, so that a read of garbage shows."""
         self.attention.poison(value)

@@ -199,9 +199,9 @@ class AttentionKV:
         """Fill storage, before anything is decoded: a read of unwritten memory then shows."""
         self._storage.poison(value)
 
-    def state(self, seq: int) -> AttentionState:
-        """A copy of all that a sequence holds, keys and values on the device of the memory."""
-        cells = self._table.holding(seq)
+    def state(self, seq: int, p0: int = 0) -> AttentionState:
+        """A copy of what a sequence holds from position p0 on, keys and values where they are."""
+        cells = self._table.holding(seq, p0)
         cells = cells[np.argsort(self._table.positions(seq, cells), kind="stable")]
         where = torch.from_numpy(cells).to(self.device)
         copies = tuple(t[self._table.stream(seq), where] for t in self._storage.by_cell())
@@ -209,8 +209,8 @@ class AttentionKV:
         positions = torch.from_numpy(self._table.positions(seq, cells))
         return AttentionState(positions, copies[:n_layers], copies[n_layers:])
 
-    def put(self, seq: int, state: AttentionState) -> None:
-        """Replace a sequence, whatever it held, by a copy.
+    def put(self, seq: int, state: AttentionState, p0: int = 0) -> None:
+        """Replace a sequence, whatever it held from position p0 on, by a copy.
 
         Raises OptionError for a state of other layers, ContextFullError for one that is too long;
         both change nothing.
@@ -222,7 +222,7 @@ class AttentionKV:
                 "The saved sequence belongs to a model with other attention layers.",
                 "Load a sequence that was saved with this model.",
             )
-        held = table.holding(seq)
+        held = table.holding(seq, p0)
         lacking = n - held.size + table.shared(seq, held).size
         table.find([seq], max(lacking, 0))  # refuses while nothing is changed
         table.release(seq, held)

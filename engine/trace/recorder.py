@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from engine.draft.drafter import Draft
     from engine.memory.batch import UBatch
     from engine.memory.hybrid import HybridMemory
+    from engine.memory.recurrent import RecurrentMemory
 
 
 @dataclass(slots=True)
@@ -141,9 +142,15 @@ class Recorder:
         })  # fmt: skip
 
     def round(
-        self, round_: int, all_facts: Sequence[RoundFacts], memory: HybridMemory, clock: PhaseClock
+        self,
+        round_: int,
+        all_facts: Sequence[RoundFacts],
+        memory: HybridMemory | None,
+        clock: PhaseClock,
     ) -> None:
         """Close a round: token, memory and round rows of every sequence in it.
+
+        Without a memory, as of another program, nothing is observed of it.
 
         Each row carries the time spent on its sequence; what was spent on several is divided
         among them, so that the sum over rows is the time that passed.
@@ -153,12 +160,12 @@ class Recorder:
         self._resumed = now
         ubatch_ids = " ".join(map(str, self._round_ubatches))
         self._round_ubatches = []
-        recurrent = memory.recurrent
-        written, copied = self._traffic(memory, len(all_facts))
-        for i, facts in enumerate(all_facts):
-            share = clock.share(facts.seq, len(all_facts))
+        n = len(all_facts)
+        moved = self._traffic(memory, n) if memory else [(None, None)] * n
+        for facts, (written, copied) in zip(all_facts, moved, strict=True):
+            share = {f"{phase}_ms": ms for phase, ms in clock.share(facts.seq, n).items()}
             self._tokens(round_, facts)
-            self._memory(round_, facts, memory)
+            held = {} if memory is None else self._held(round_, facts, memory)
             self._store.rounds.append(
                 run_id=self._run_id, round=round_, seq_id=facts.seq_id, t_ms=self._elapsed_ms,
                 pos0=facts.pos0, drafter=facts.draft.drafter if facts.draft else "",
@@ -167,18 +174,12 @@ class Recorder:
                 num_target_tokens=len(facts.own_kinds), num_emitted=len(facts.tokens),
                 stop_kind=_stop_kind(facts), rollback_depth=facts.rollback_depth,
                 memory_rollback=facts.memory_rollback, rollback_path=facts.rollback_path,
-                n_rs_seq=recurrent.n_rs_seq if recurrent else None,
                 valid_depth=facts.valid_depth, rs_idx_before=facts.rs_idx_before,
                 rs_idx_after=facts.rs_idx_after, replay_index=facts.n_replays,
                 verify_width=facts.verify_width, ubatch_ids=ubatch_ids,
-                attention_pos_max=memory.attention.seq_pos_max(facts.seq),
-                recurrent_pos_max=recurrent.seq_pos_max(facts.seq) if recurrent else None,
-                kv_cells_used=memory.attention.used(facts.seq),
-                kv_cells_duplicate=memory.attention.duplicates(facts.seq),
-                state_bytes_written=written[i], state_bytes_copied=copied[i],
+                state_bytes_written=written, state_bytes_copied=copied,
                 state_bytes_restored=facts.restored_bytes,
-                checkpoint_bytes=facts.checkpoint_bytes, memory_bytes_held=memory.n_bytes(),
-                **{f"{phase}_ms": ms for phase, ms in share.items()},
+                checkpoint_bytes=facts.checkpoint_bytes, **held, **share,
             )  # fmt: skip
 
     def _tokens(self, round_: int, facts: RoundFacts) -> None:
@@ -215,21 +216,33 @@ class Recorder:
                 **_target(facts, n_judged + i),
             )  # fmt: skip
 
-    def _traffic(self, memory: HybridMemory, n_rows: int) -> tuple[list[int], list[int]]:
+    def _traffic(self, memory: HybridMemory, n_rows: int) -> list[tuple[int | None, int | None]]:
         """State written and copied since the last round, in parts that add up, one per row."""
         if memory.recurrent is None:
-            return [0] * n_rows, [0] * n_rows
+            return [(0, 0)] * n_rows
         traffic, before = memory.recurrent.traffic, self._moved
         self._moved = (traffic.written, traffic.copied)
-        return (
-            _parts(traffic.written - before[0], n_rows),
-            _parts(traffic.copied - before[1], n_rows),
-        )
+        written = _parts(traffic.written - before[0], n_rows)
+        copied = _parts(traffic.copied - before[1], n_rows)
+        return list(zip(written, copied, strict=True))
 
-    def _memory(self, round_: int, facts: RoundFacts, memory: HybridMemory) -> None:
-        if memory.recurrent is None:
-            return
-        slots = memory.recurrent.slots(facts.seq)
+    def _held(self, round_: int, facts: RoundFacts, memory: HybridMemory) -> dict[str, int]:
+        """What the memory holds of a sequence: its slots as rows, the rest as columns."""
+        attention, recurrent = memory.attention, memory.recurrent
+        held = {
+            "attention_pos_max": attention.seq_pos_max(facts.seq),
+            "kv_cells_used": attention.used(facts.seq),
+            "kv_cells_duplicate": attention.duplicates(facts.seq),
+            "memory_bytes_held": memory.n_bytes(),
+        }
+        if recurrent:
+            held["n_rs_seq"] = recurrent.n_rs_seq
+            held["recurrent_pos_max"] = recurrent.seq_pos_max(facts.seq)
+            self._slots(round_, facts, recurrent)
+        return held
+
+    def _slots(self, round_: int, facts: RoundFacts, recurrent: RecurrentMemory) -> None:
+        slots = recurrent.slots(facts.seq)
         n = len(slots)
         self._store.memory.extend({
             "run_id": [self._run_id] * n, "round": [round_] * n, "seq_id": [facts.seq_id] * n,

@@ -39,6 +39,7 @@ _UPPER = {
     "round": 10**8,
     "seq_id": 65535,
     "slot": 4095,
+    "layer": 4095,
     "draft_index": 4095,
     "num_raw": 4095,
     "num_draft_tokens": 4095,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -257,3 +258,39 @@ def test_a_pause_does_not_count(monkeypatch):
     t_ms = run.trace.rounds.column("t_ms")
     assert (np.diff(t_ms) > 0).all()
     assert t_ms[-1] < 10_000
+
+
+def test_other_compute_modes_are_loaded_once_and_given_back():
+    opened = Session.open(DATA / f"{MTP_MODELS[0]}.gguf", compute="f32")
+    assert opened.model_in("f32") is opened.model
+    narrow = opened.model_in("int8")
+    assert (narrow.compute, opened.compute) == ("int8", "f32")
+    assert opened.model_in("int8") is narrow
+    assert narrow.weight_bytes < opened.model.weight_bytes
+    del narrow
+    gc.collect()
+    assert not opened._other_modes
+
+
+def test_a_file_that_has_changed_is_not_loaded_again(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes((DATA / "qwen35-a-f32.gguf").read_bytes())
+    opened = Session.open(path, compute="f32")
+    path.write_bytes((DATA / "qwen35-b-v2x-tied-f32.gguf").read_bytes())
+    with pytest.raises(ModelFileError, match="not those of the open model"):
+        opened.model_in("int8")
+
+
+def test_weights_without_a_file_cannot_be_loaded_again():
+    opened = session(MTP_MODELS[0])
+    bare = Session(opened.model, opened.info, opened.tokenizer, None, {})
+    with pytest.raises(OptionError, match="came from no file"):
+        bare.model_in("int8")
+
+
+def test_the_continuation_is_plain_decoding_as_far_as_it_is_asked_for():
+    name = MTP_MODELS[0]
+    options = options_of(40, "draft-mtp", kv="unified", parallel=3, faults=("stale-logits",))
+    tokens = session(name).continuation(prompt_of(name), options)
+    assert [next(tokens) for _ in range(7)] == golden(name)["greedy"].tolist()[:7]
+    assert len(list(tokens)) == 33

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,18 +42,51 @@ def test_a_wrong_state_is_exit_status_1(cli: Cli) -> None:
     outcome = cli("compare", MTP, *QUICK, "--lane", "ring", "--lane", FAULTY, "--json")
     assert outcome.status == 1
     report = outcome.json
-    assert set(report) == {"lanes", "bound", "prompt_tokens", "tokens", "text", "options"}
+    assert set(report) == {"lanes", "bound", "sequences", "options"}
     lanes = {lane["lane"]: lane for lane in report["lanes"]}
     assert list(lanes) == ["reference", "noise", "ring", FAULTY]
     assert [lane["verdict"] for lane in lanes.values()] == [
         "reference", "within", "within", "suspect",
     ]  # fmt: skip
     assert lanes[FAULTY]["first_round"] == lanes[FAULTY]["after_round"] + 1
-    assert report["prompt_tokens"] == [5, 6, 7, 8]
     assert report["options"]["spec"]["types"] == ["draft-mtp"]
-    plain = cli("run", MTP, *QUICK, "--json").json
-    assert report["tokens"] == plain["sequences"][0]["tokens"]
-    assert report["text"] == plain["sequences"][0]["text"]
+    (plain,) = cli("run", MTP, *QUICK, "--json").json["sequences"]
+    names = ("prompt_tokens", "tokens", "text")
+    assert report["sequences"] == [{name: plain[name] for name in names}]
+    assert plain["prompt_tokens"] == [5, 6, 7, 8]
+
+
+def test_several_prompts_with_scripted_drafts(cli: Cli) -> None:
+    words = (*QUICK[2:], "--spec-draft-n-max", 4, "--draft-accept", "0,3", "--lane", "ring,free")
+    prompts = ("--tokens", "5,6,7,8", "--tokens", "9,8,7")
+    both = cli("compare", MTP, *prompts, *words, "--json")
+    assert (both.status, both.err) == (0, "")
+    report = both.json
+    assert [s["prompt_tokens"] for s in report["sequences"]] == [[5, 6, 7, 8], [9, 8, 7]]
+    assert [lane["n_positions"] for lane in report["lanes"]] == [0, 60, 60]
+    assert (report["options"]["parallel"], report["options"]["spec"]["types"]) == (2, [])
+    one_by_one = cli("compare", MTP, *prompts, *words, "--json", "--parallel", 1).json
+    assert one_by_one["sequences"] == report["sequences"]
+    assert "60 tokens, bound" in cli("compare", MTP, *prompts, *words).out
+
+
+def test_the_table_names_modes_and_forks(cli: Cli) -> None:
+    fork = "planes,free,fault=plane-off-by-one"
+    outcome = cli("compare", MTP, *QUICK, "--lane", "planes,compute=int8", "--lane", fork)
+    assert outcome.status == 1
+    lines = outcome.out.splitlines()
+    assert any(line.split()[:2] == ["reference,compute=int8", "mode"] for line in lines)
+    assert any(line.split()[:2] == ["planes,compute=int8", "within"] for line in lines)
+    assert any(line.startswith("planes,compute=int8: bound ") for line in lines)
+    (told,) = [line for line in lines if line.startswith(f"{fork} forked: sequence 0, position ")]
+    assert "after the rollback of round" in told and "top-2 gap" in told
+
+
+def test_the_peer_lane_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    outcome = cli("compare", MTP, *QUICK, "--lane", "peer")
+    assert outcome.status == 2
+    assert "pip install 'llama-cpp-python>=0.3'" in outcome.err
 
 
 def test_a_bound_decides_the_exit_status(cli: Cli) -> None:
@@ -98,7 +132,11 @@ def test_a_draft_model_drafts(cli: Cli) -> None:
         (["--bound", "much"], "is not a number"),
         (["--spec-type", "none"], "No drafter is chosen"),
         (["--spec-type", "draft-simple"], "draft-simple needs a draft model"),
-        (["-p", "more"], "Not exactly one prompt"),
+        (["--draft-accept", "1,x"], "is no list of whole numbers"),
+        (["--draft-accept", "4"], "is not within drafts of 3"),
+        (["--draft-accept", "1", "--spec-type", "draft-mtp"], "given together with a drafter"),
+        (["--parallel", "0"], "is not a whole number from 1"),
+        (["--lane", "planes,compute=fp8"], "compute 'fp8' is unknown"),
         (["--rollback", "planes"], "unrecognized arguments"),
     ],
 )
@@ -110,7 +148,7 @@ def test_what_cannot_be_compared_is_wrong_usage(cli: Cli, words: list[str], what
 
 
 def test_no_prompt_no_model_no_head(cli: Cli) -> None:
-    assert "Not exactly one prompt" in cli("compare", MTP).err
+    assert "There is no prompt" in cli("compare", MTP).err
     assert "No model is given" in cli("compare", "-p", "x").err
     outcome = cli("compare", PLAIN, *QUICK)
     assert outcome.status == 2

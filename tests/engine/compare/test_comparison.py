@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from engine.compare.comparison import Comparison
-from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
-from engine.compare.verdict import LaneVerdict, judge, noise_bound
+from engine.compare.lane_spec import DEFAULT_LANES
+from engine.compare.verdict import judge, noise_bound
 from engine.draft.drafter import Draft, DraftRequest
 from engine.errors import ContextFullError, OptionError
 from engine.options import FAULTS, ROLLBACK_POLICIES, Prompt
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
+from tests.support.comparisons import finish, rounds_of, specs, verdicts
 from tests.support.golden_runs import (
     MTP_MODELS,
     SAMPLED,
@@ -79,34 +80,11 @@ class Scripted:
         pass
 
 
-def finish(comparison: Comparison) -> Comparison:
-    while comparison.step():
-        pass
-    return comparison
-
-
-def specs(*texts: str) -> list[LaneSpec]:
-    return [NOISE_LANE, *map(LaneSpec.parse, texts)]
-
-
 @cache
 def compared(name: str) -> Comparison:
     """Clean and faulty lanes of an MTP model side by side."""
     options = options_of(N, "draft-mtp", n_max=5, ignore_eos=True)
     return finish(Comparison(session(name), prompt_of(name), options, specs(*CLEAN, *FAULTY)))
-
-
-def verdicts(comparison: Comparison) -> dict[str, LaneVerdict]:
-    return {verdict.lane: verdict for verdict in comparison.results()}
-
-
-def rounds_of(comparison: Comparison, lane: str) -> dict[str, np.ndarray]:
-    trace = comparison.trace
-    mine = trace.rounds.column("run_id") == verdicts(comparison)[lane].run_id
-    names = ("round", "rollback_depth", "kv_cells_duplicate", "num_accepted_draft_tokens",
-             "kv_cells_used", "verify_width")  # fmt: skip
-    columns = {name: trace.rounds.column(name)[mine] for name in names}
-    return columns | {"path": np.array(trace.rounds.texts("rollback_path"))[mine]}
 
 
 @pytest.mark.parametrize("name", MTP_MODELS)
@@ -134,7 +112,7 @@ def test_faults_are_found_behind_the_rollback_that_they_spoil(name: str, lane: s
     assert {fault for text in FAULTY for fault in [text.split("fault=")[1]]} == set(FAULTS)
     comparison = compared(name)
     verdict, clean = verdicts(comparison)[lane], rounds_of(comparison, FAULTY[lane])
-    assert (verdict.verdict, verdict.band) == ("suspect", "suspect")
+    assert (verdict.verdict, verdict.band) == ("suspect", "> 1e-4")
     assert verdict.worst_nmse > 1e-4
     spoilt = clean["round"][clean["rollback_depth"] > 0]
     if "stale-plane" in lane:  # only where the clean lane has to fall back to its checkpoint

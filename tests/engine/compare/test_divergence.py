@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.compare.divergence import cells_that_differ, compare_logits, compare_memories
+from engine.compare.divergence import ReferenceLogits, ReferenceMemory, cells_that_differ
 from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 from tests.support.golden_runs import prompt_of, session
@@ -21,7 +21,7 @@ def test_measures_of_logits_are_numpys() -> None:
     a = (random.standard_normal((6, 97)) * 4).astype(np.float32)
     b = a + (random.standard_normal((6, 97)) * np.logspace(-4, 1.5, 6)[:, None]).astype(np.float32)
     chosen = random.integers(0, 97, 6)
-    found = compare_logits(torch.from_numpy(a), torch.from_numpy(b), chosen.tolist())
+    found = ReferenceLogits(torch.from_numpy(a), chosen.tolist()).difference(torch.from_numpy(b))
     for i, (x, y) in enumerate(zip(a.astype(np.float64), b.astype(np.float64), strict=True)):
         p, q = np.exp(x) / np.exp(x).sum(), np.exp(y) / np.exp(y).sum()
         assert found.max_abs[i] == pytest.approx(np.abs(x - y).max(), rel=1e-12)
@@ -36,7 +36,7 @@ def test_measures_of_logits_are_numpys() -> None:
 def test_equal_logits_differ_by_nothing() -> None:
     logits = torch.randn(3, 50)
     logits[1] = 0
-    found = compare_logits(logits, logits.clone(), [0, 1, 2])
+    found = ReferenceLogits(logits, [0, 1, 2]).difference(logits.clone())
     assert found.max_abs == found.nmse == [0.0] * 3
     assert max(found.kl) < 1e-15
     assert found.top1_equal == [True] * 3
@@ -45,14 +45,14 @@ def test_equal_logits_differ_by_nothing() -> None:
 def test_logits_that_are_not_finite_stay_visible() -> None:
     lane = torch.zeros(1, 8)
     lane[0, 3] = math.nan
-    found = compare_logits(torch.ones(1, 8), lane, [3])
+    found = ReferenceLogits(torch.ones(1, 8), [3]).difference(lane)
     assert math.isnan(found.nmse[0])
     assert math.isnan(found.max_abs[0])
     assert math.isnan(found.kl[0])
 
 
 def test_logits_that_should_be_nothing() -> None:
-    assert compare_logits(torch.zeros(1, 8), torch.ones(1, 8), [0]).nmse == [math.inf]
+    assert ReferenceLogits(torch.zeros(1, 8), [0]).difference(torch.ones(1, 8)).nmse == [math.inf]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def filled(**settings) -> HybridMemory:
 
 
 def test_memories_that_hold_the_same() -> None:
-    found = compare_memories(filled(), filled())
+    found = ReferenceMemory(filled()).difference(filled())
     assert found.state == found.conv == [0.0] * len(found.layers)
     assert found.layers == filled().recurrent.shape.layers
     assert found.n_cells == 0
@@ -90,7 +90,7 @@ def test_a_pending_rollback_counts_as_done() -> None:
     lane = filled(policy="planes", n_rs_seq=3)
     assert lane.seq_rm(0, 7)
     reference = filled()
-    found = compare_memories(reference, lane)
+    found = ReferenceMemory(reference).difference(lane)
     assert found.n_cells == 2
     for i in range(len(found.layers)):
         for errors, mine, theirs in zip(

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
+from engine.compare.lane_spec import (
+    DEFAULT_LANES,
+    NOISE_LANE,
+    PEER_LANE,
+    LaneSpec,
+    with_mode_lanes,
+)
 from engine.errors import OptionError
 from engine.options import RunOptions
 
@@ -57,6 +63,15 @@ def test_the_default_lanes() -> None:
         ("planes,kv=shared", "--kv shared is unknown"),
         ("checkpoint,checkpoint_device=moon", "--checkpoint-device moon is unknown"),
         ("checkpoint,replay=verify", "replay=verify chooses tokens of its own"),
+        ("planes,compute=fp8", "compute 'fp8' is unknown"),
+        ("planes,compute=auto", "compute 'auto' is unknown"),
+        ("planes,free=2", "'free=2' is no setting"),
+        ("planes,free,free=1", "free is given twice"),
+        ("noise", "'noise' is no rollback policy"),
+        ("noise,fault=stale-plane", "'fault=stale-plane' is no setting"),
+        ("reference,split=seq", "'split=seq' is no setting"),
+        ("reference,free", "'free' is no setting"),
+        ("peer,compute=int8", "'compute=int8' is no setting"),
     ],
 )
 def test_what_is_no_lane_is_refused(text: str, what: str) -> None:
@@ -65,3 +80,55 @@ def test_what_is_no_lane_is_refused(text: str, what: str) -> None:
     assert what in caught.value.message
     assert repr(text) in caught.value.message
     assert caught.value.remedy
+
+
+def test_lanes_that_are_no_policies() -> None:
+    assert LaneSpec.parse("peer") == PEER_LANE
+    mode = LaneSpec.parse("reference,compute=bf16")
+    assert (mode.kind, mode.compute, mode.free) == ("reference", "bf16", False)
+    noise = LaneSpec.parse("noise,split=seq,kv=unified,ubatch=4")
+    options = noise.options(RunOptions(rollback="ring", faults=("stale-logits",)))
+    assert (noise.kind, noise.compute) == ("noise", None)
+    assert (options.rollback, options.faults) == ("checkpoint", ())
+    assert (options.split, options.kv, options.n_ubatch) == ("seq", "unified", 4)
+
+
+def test_free_lanes_and_modes() -> None:
+    for text in ("ring,free", "ring,free=1"):
+        assert LaneSpec.parse(text).free
+    spec = LaneSpec.parse("checkpoint,free,replay=verify,compute=int8")
+    assert (spec.options(RunOptions()).replay, spec.compute) == ("verify", "int8")
+    assert not LaneSpec.parse("ring").free and LaneSpec.parse("ring").compute is None
+
+
+def names(*texts: str, compute: str = "f32") -> list[str]:
+    return [s.name for s in with_mode_lanes([LaneSpec.parse(t) for t in texts], compute)]
+
+
+def test_a_mode_brings_its_own_reference_and_noise() -> None:
+    leaders = ["reference,compute=int8", "noise,compute=int8"]
+    ours = "ring,compute=int8"
+    assert names("planes", ours, "carry,compute=int8") == [
+        "planes", *leaders, ours, "carry,compute=int8",
+    ]  # fmt: skip
+    assert names("ring,compute=f32", "peer") == ["ring,compute=f32", "peer"]
+    assert names("ring", "ring,compute=f32", compute="int8") == [
+        "ring", "reference,compute=f32", "noise,compute=f32", "ring,compute=f32",
+    ]  # fmt: skip
+    # given ones are used, wherever they stand
+    assert names(ours, *leaders) == names(*leaders, ours) == [*leaders, ours]
+    assert names("reference,compute=int8") == ["reference,compute=int8"]
+    assert names("noise,compute=int8") == leaders
+
+
+@pytest.mark.parametrize(
+    ("texts", "what"),
+    [
+        (("ring", "ring"), "'ring' is given twice"),
+        (("reference,compute=f32",), "is what the reference lane is"),
+        (("reference,compute=int8", "reference, compute=int8"), "is given twice"),
+    ],
+)
+def test_lanes_that_do_not_go_together(texts: tuple[str, ...], what: str) -> None:
+    with pytest.raises(OptionError, match=what):
+        names(*texts)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from engine.compare.verdict import band, judge, noise_bound
+from engine.compare.verdict import band, judge, judge_lanes, noise_bound
 from engine.trace.store import TraceStore
 
 
@@ -30,7 +30,7 @@ def lane(trace: TraceStore, name: str, nmse: list[float], rolled_back: dict[int,
     ("nmse", "name"),
     [
         (0.0, "exact"), (1e-12, "<= 1e-6"), (1e-6, "<= 1e-6"), (1.1e-6, "<= 1e-4"),
-        (1e-4, "<= 1e-4"), (1.1e-4, "suspect"), (math.inf, "suspect"), (math.nan, "suspect"),
+        (1e-4, "<= 1e-4"), (1.1e-4, "> 1e-4"), (math.inf, "not finite"), (math.nan, "not finite"),
     ],
 )  # fmt: skip
 def test_bands(nmse: float, name: str) -> None:
@@ -52,7 +52,7 @@ def test_a_divergence_names_its_round_and_the_rollback_before_it() -> None:
     lane(trace, "other", [1.0] * 10, {0: 1})
     run_id = lane(trace, "planes", [0, 1e-10, 0, 0, 0, 0, 0, 1e-3, 0.9, 0], {1: 2, 3: 1, 4: 1})
     found = judge(trace, run_id, 1e-9)
-    assert (found.lane, found.verdict, found.band) == ("planes", "suspect", "suspect")
+    assert (found.lane, found.verdict, found.band) == ("planes", "suspect", "> 1e-4")
     assert found.is_beyond
     assert (found.first_pos, found.first_round, found.after_round) == (17, 3, 1)
     assert (found.n_forks, found.first_fork) == (1, 18)
@@ -83,3 +83,68 @@ def test_what_is_not_finite_is_beyond_any_bound() -> None:
     trace = TraceStore()
     found = judge(trace, lane(trace, "planes", [0.0, math.nan, 0.1, 0.0], {}), 1e9)
     assert (found.verdict, found.first_pos, found.worst_pos) == ("suspect", 11, 11)
+
+
+def described(trace: TraceStore, name: str, nmse: list[float], kind: str, **facts: object) -> int:
+    run_id = lane(trace, name, nmse, {})
+    trace.runs[run_id] |= {"lane_kind": kind, "lane_against": 0, **facts}
+    return run_id
+
+
+def test_every_lane_is_judged_by_the_noise_of_its_own_leader() -> None:
+    trace = TraceStore()
+    described(trace, "reference", [], "reference", lane_against=None)
+    described(trace, "noise", [1e-12, 1e-12], "noise")
+    described(trace, "planes", [1e-5, 0], "policy")
+    mode = described(trace, "reference,compute=int8", [0.3, 0], "reference")
+    described(trace, "noise,compute=int8", [2e-5, 0], "noise", lane_against=mode)
+    described(trace, "planes,compute=int8", [1e-4, 0], "policy", lane_against=mode)
+    described(trace, "ring,compute=int8", [3e-4, 0], "policy", lane_against=mode)
+    described(trace, "peer", [3e-4, 0], "peer", lane_tolerance=1e-3)
+    described(trace, "peer again", [3e-3, 0], "peer", lane_tolerance=1e-3)
+    found = judge_lanes(trace, range(len(trace.runs)))
+    assert [v.verdict for v in found] == [
+        "reference", "within", "suspect", "mode", "within", "within", "suspect", "agrees", "suspect"
+    ]  # fmt: skip
+    assert [v.bound for v in found] == pytest.approx(
+        [math.inf, 1e-9, 1e-9, math.inf, 2e-4, 2e-4, 2e-4, 1e-3, 1e-3]
+    )
+    assert [v.is_beyond for v in found] == [v.verdict == "suspect" for v in found]
+    bounded = judge_lanes(trace, range(len(trace.runs)), 2e-4)
+    assert [v.verdict for v in bounded] == [
+        "reference", "within", "within", "mode", "within", "within", "suspect", "suspect", "suspect"
+    ]  # fmt: skip
+
+
+def test_a_mode_that_is_not_finite_is_suspect() -> None:
+    trace = TraceStore()
+    run = described(trace, "reference,compute=int8", [0.1, math.nan], "reference", lane_against=7)
+    assert judge_lanes(trace, [run])[0].verdict == "suspect"
+
+
+def test_a_fork_is_the_first_token_that_is_not_the_references() -> None:
+    trace = TraceStore()
+    run = described(trace, "ring,free", [0, 0, 0, 1e-12, 1e-12], "policy", lane_free=True)
+    for i, expected in enumerate([5, 6, 7, 8, 9]):
+        trace.divergence._arrays["token_id"][i] = expected
+        trace.divergence._arrays["top2_gap"][i] = i / 8
+    for i, token in enumerate([5, 6, 7, 3, 4]):
+        trace.tokens.append(run_id=run, round=0, seq_id=0, pos=10 + i, kind="target",
+                            token_id=token)  # fmt: skip
+    trace.tokens.append(run_id=run, round=0, seq_id=0, pos=11, kind="rejected", token_id=1)
+    trace.rounds.append(run_id=run, round=0, seq_id=0, rollback_depth=2)
+    fork = judge(trace, run, 1e-9).fork
+    assert (fork.pos, fork.round, fork.after_round) == (13, 1, 0)
+    assert (fork.token_id, fork.reference_id, fork.top2_gap) == (3, 8, 0.375)
+    assert judge(trace, run, 1e-9).verdict == "forked"
+    assert not judge(trace, run, 1e-9).is_beyond
+    assert judge(trace, run, 1e-13).verdict == "suspect"
+
+
+@pytest.mark.parametrize(("compute", "least"), [("f32", 1e-9), ("bf16", 1e-4), ("int8", 1e-3)])
+def test_the_least_bound_is_what_the_mode_rounds(compute: str, least: float) -> None:
+    trace = TraceStore()
+    quiet = described(trace, "noise", [0.0, 0.0], "noise", compute=compute)
+    assert noise_bound(trace, [quiet]) == least
+    loud = described(trace, "noise again", [0.02, 0.0], "noise", compute=compute)
+    assert noise_bound(trace, [quiet, loud]) == pytest.approx(0.2)

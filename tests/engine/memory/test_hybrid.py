@@ -10,7 +10,7 @@ import torch
 from engine.errors import OptionError
 from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
-from engine.memory.state_file import load_state, save_state
+from engine.memory.state_file import SequenceState, load_state, save_state
 from engine.options import ROLLBACK_POLICIES
 from tests.support.golden_runs import session
 
@@ -111,3 +111,37 @@ def test_a_copied_sequence_goes_its_own_way(policy: str, unified: bool) -> None:
     fresh = memory_of(MTP)
     decode(MTP, fresh, 0, 0, TOKENS[:9])
     torch.testing.assert_close(decode(MTP, fresh, 0, 9, TOKENS[9:12]), one, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_a_mirror_is_the_source_bit_by_bit(unified: bool) -> None:
+    """After other tokens than the source's, and after fewer; other sequences are left alone."""
+    source, mirror = memory_of(MTP), memory_of(MTP, unified=unified)
+    for memory in (source, mirror):
+        decode(MTP, memory, 1, 0, TOKENS[:12])
+        decode(MTP, memory, 2, 0, TOKENS[5:9])
+    others = mirror.state(2)
+    decode(MTP, source, 1, 12, TOKENS[12:15])
+    for n in (2, 6):
+        decode(MTP, mirror, 1, 12, TOKENS[20 : 20 + n])
+        mirror.mirror(1, source, 12)
+        assert_equal(mirror.state(1), source.state(1))
+        assert_equal(mirror.state(2), others)
+        mirror.seq_rm(1, 12)
+        mirror.mirror(1, source, 12)
+        assert_equal(mirror.state(1), source.state(1))
+        mirror.attention.seq_rm(1, 12)
+        mirror.recurrent.put(1, 11, *source.recurrent.live(1))
+    mirror.mirror(1, source, 0)
+    expected = decode(MTP, source, 1, 15, TOKENS[15:17])
+    torch.testing.assert_close(decode(MTP, mirror, 1, 15, TOKENS[15:17]), expected)
+
+
+def assert_equal(one: SequenceState, other: SequenceState) -> None:
+    assert torch.equal(one.attention.positions, other.attention.positions)
+    for a, b in (
+        (one.attention.k, other.attention.k), (one.attention.v, other.attention.v),
+        (one.recurrent.states, other.recurrent.states),
+        (one.recurrent.windows, other.recurrent.windows),
+    ):  # fmt: skip
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

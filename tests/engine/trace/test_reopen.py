@@ -27,7 +27,7 @@ from engine.trace.records import (
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 
-BOUNDED = ("round", "seq_id", "slot", "draft_index", "rollback_depth", "n_rs_seq")
+BOUNDED = ("round", "seq_id", "slot", "layer", "draft_index", "rollback_depth", "n_rs_seq")
 CHOICES = {"kind": TOKEN_KINDS, "state": SLOT_STATES, "rollback_path": ROLLBACK_PATHS}
 
 
@@ -207,4 +207,15 @@ def test_every_row_of_a_block_is_checked(tmp_path: Path) -> None:
     export_csv(store, tmp_path / "out")
     in_csv("rounds", "\n0,,,,12345,", "\n0,,,,twelve,")(tmp_path / "out")
     with pytest.raises(TraceFileError, match=r"rounds\.csv line 12347: pos0 'twelve'"):
+        open_trace(tmp_path / "out")
+
+
+@pytest.mark.parametrize("layer", ["-1", "4096", "9" * 12])
+def test_a_layer_that_no_model_has_is_refused(tmp_path: Path, layer: str) -> None:
+    store = TraceStore()
+    store.begin_run({})
+    store.states.append(run_id=0, lane="ring", round=1, seq_id=0, pos=7, layer=5)
+    export_csv(store, tmp_path / "out")
+    in_csv("states", "0,ring,1,0,7,5,", f"0,ring,1,0,7,{layer},")(tmp_path / "out")
+    with pytest.raises(TraceFileError, match=r"states\.csv line 2: layer .* between 0 and 4095"):
         open_trace(tmp_path / "out")

@@ -1,0 +1,116 @@
+"""A lane that runs on its own until it says something else than the reference lane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.compare.divergence import ReferenceLogits
+from engine.compare.lane import EngineFollower, Leader, Setting
+from engine.compare.lane_spec import LaneSpec
+from engine.compare.rounds import Round
+from engine.decode.scheduler import Scheduler
+from engine.draft.chain import DrafterChain
+from engine.draft.drafter import Drafter
+from engine.model.hybrid import HybridModel
+from engine.options import RunOptions
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A token and the logits [n_vocab] that chose it. round: of whoever chose it."""
+
+    round: int
+    token: int
+    logits: torch.Tensor
+
+
+class FreeLane(EngineFollower):
+    """Drafts, samples and accepts as a run of its own; positions are compared until they fork.
+
+    It is stepped until it has emitted as much as the reference lane. Where one is ahead of the
+    other, rows wait until both have them. A sequence ends with its first token that differs;
+    that position is the last one compared, because both chose there behind equal tokens.
+    """
+
+    def __init__(
+        self, setting: Setting, spec: LaneSpec, options: RunOptions, model: HybridModel,
+        leader: Leader, n_rs_seq: int,
+        drafters: Sequence[Drafter],
+    ) -> None:  # fmt: skip
+        super().__init__(setting, spec, options, model, leader, n_rs_seq)
+        self.facts["lane_free"] = True
+        end_tokens = setting.session.tokenizer.eog_ids
+        self._scheduler = Scheduler(
+            model, self.memory, DrafterChain(drafters), setting.prompts, options, end_tokens,
+            self._recorder, self._watch,
+        )  # fmt: skip
+        self._mine: dict[int, dict[int, _Row]] = {}
+        self._theirs: dict[int, dict[int, _Row]] = {}
+        self._forked: set[int] = set()
+
+    def forget(self, seq: int) -> None:
+        """Nothing to do: the scheduler ends its own sequences."""
+
+    def end(self, stops: Sequence[str]) -> None:
+        """The comparison has ended."""
+        self._scheduler.stop()
+        super().end([sequence.stop for sequence in self._scheduler.sequences])
+
+    def _follow(self, round_: Round) -> None:
+        for part in round_.parts:
+            rows = self._theirs.setdefault(part.seq_id, {})
+            if part.seq_id in self._forked:
+                continue
+            emitted = zip(part.chosen[: part.n_emitted], part.logits, strict=False)
+            for pos, (token, logits) in enumerate(emitted, part.first_pos):
+                rows[pos] = _Row(round_.number, token, logits)
+        self._compare_what_both_have(round_)
+        while any(self._is_behind(part.seq_id) for part in round_.parts):
+            self._scheduler.step()
+            self._compare_what_both_have(round_)
+
+    def _is_behind(self, seq_id: int) -> bool:
+        return bool(self._theirs[seq_id]) and not self._scheduler.sequences[seq_id].stop
+
+    def _watch(
+        self, number: int, seq_id: int, first_pos: int, tokens: Sequence[int], rows: torch.Tensor
+    ) -> None:
+        mine = self._mine.setdefault(seq_id, {})
+        for pos, (token, logits) in enumerate(zip(tokens, rows, strict=True), first_pos):
+            mine[pos] = _Row(number, token, logits)
+
+    def _compare_what_both_have(self, round_: Round) -> None:
+        for seq_id, mine in self._mine.items():
+            theirs = self._theirs.get(seq_id, {})
+            run: list[tuple[int, _Row, _Row]] = []
+            for pos in sorted(mine.keys() & theirs.keys()):
+                if seq_id in self._forked:
+                    break
+                own, other = mine.pop(pos), theirs.pop(pos)
+                if run and run[-1][1].round != own.round:
+                    self._append(round_, seq_id, run)
+                    run = []
+                run.append((pos, own, other))
+                if own.token != other.token:
+                    self._forked.add(seq_id)
+                    self._scheduler.cancel(seq_id)
+            if run:
+                self._append(round_, seq_id, run)
+            if seq_id in self._forked:
+                mine.clear()
+                theirs.clear()
+
+    def _append(self, round_: Round, seq_id: int, run: list[tuple[int, _Row, _Row]]) -> None:
+        chosen = [theirs.token for _, _, theirs in run]
+        reference = ReferenceLogits(torch.stack([theirs.logits for *_, theirs in run]), chosen)
+        measured = reference.difference(torch.stack([mine.logits for _, mine, _ in run]))
+        held, last = None, run[-1][0]
+        slot = self._scheduler.sequences[seq_id]
+        for part in round_.parts:
+            ends = part.first_pos + len(part.chosen) - 1
+            if part.seq_id == seq_id and slot.index >= 0 and last == ends == slot.n_tokens:
+                held = round_.held(part.seq).difference(self.memory, slot.index)
+        self._rows.append(run[0][1].round, seq_id, run[0][0], chosen, measured, held)

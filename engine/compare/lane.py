@@ -1,0 +1,178 @@
+"""What lanes have in common.
+
+Each lane is a run of its own in the trace, with rounds, tokens, ubatches and snapshot slots, and
+says what it is in the facts of its run: lane (name), lane_kind, lane_against (run id of the lane
+that it is measured against, None = it leads), lane_free, lane_error, lane_tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.compare.lane_spec import LaneSpec
+from engine.compare.rounds import Round, SequenceRound
+from engine.compare.rows import DivergenceRows
+from engine.decode.forward import Forward, Rows
+from engine.decode.verify import target_facts
+from engine.errors import ContextFullError, RollbackRefusedError
+from engine.memory.batch import Span
+from engine.memory.hybrid import HybridMemory
+from engine.model.hybrid import HybridModel
+from engine.options import Prompt, RunOptions
+from engine.session import Session
+from engine.trace.recorder import PhaseClock, Recorder, RoundFacts
+from engine.trace.store import TraceStore
+from engine.trace.timings import summary
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all lanes of a comparison have in common. n_seqs: sequences side by side."""
+
+    session: Session
+    trace: TraceStore
+    prompts: Sequence[Prompt]
+    n_seqs: int
+    n_ctx: int
+
+
+class Leader(Protocol):
+    """A lane that others are measured against; `round` is what it did last."""
+
+    run_id: int
+    round: Round
+
+
+class Lane:
+    """A run in the trace that takes part in the lockstep."""
+
+    def __init__(self, setting: Setting, spec: LaneSpec, run_id: int) -> None:
+        self.name, self.run_id = spec.name, run_id
+        self.facts = setting.trace.runs[run_id]
+        self.facts |= {"lane": spec.name, "lane_kind": spec.kind, "lane_against": None}
+        self._trace = setting.trace
+        self._recorder = Recorder(setting.trace, run_id, setting.session.tokenizer.piece)
+        self._clock = PhaseClock()
+
+    def begin(self) -> None:
+        """A round starts: time counts from now."""
+        self._recorder.resume()
+        self._clock = PhaseClock()
+        self._clock.start()
+
+    def forget(self, seq: int) -> None:
+        """A sequence has ended."""
+        raise NotImplementedError
+
+    def end(self, stops: Sequence[str]) -> None:
+        """The comparison has ended. stops: why each sequence did."""
+        self.facts["summary"] = summary(self._trace, self.run_id)
+        self.facts["stops"] = list(stops)
+
+    def _record_plain(
+        self, round_: Round, logits: Rows, memory: HybridMemory | None, *, wide: bool
+    ) -> None:
+        """A round in which the target chose every token itself, in one batch or one by one."""
+        rounds = []
+        for part in round_.parts:
+            if part.is_prompt:
+                self._recorder.prompt(round_.number, part.seq_id, part.pos0, part.tokens)
+            tokens = part.chosen[: part.n_emitted]
+            recurrent = memory.recurrent if memory else None
+            rounds.append(RoundFacts(
+                part.seq_id, part.seq, part.pos0, part.first_pos,
+                len(part.tokens) if wide or part.is_prompt else 1, None, tokens,
+                None if part.is_prompt else 0, ["target"] * len(tokens),
+                target_facts(logits[part.seq][: len(tokens)], tokens),
+                valid_depth=recurrent.valid_depth(part.seq) if recurrent else None,
+            ))  # fmt: skip
+        self._recorder.round(round_.number, rounds, memory, self._clock)
+
+
+class EngineLane(Lane):
+    """A lane with a memory, decoding with the session's model in some compute mode."""
+
+    def __init__(
+        self, setting: Setting, spec: LaneSpec, options: RunOptions, model: HybridModel,
+        n_rs_seq: int = 0,
+    ) -> None:  # fmt: skip
+        session = setting.session
+        self.options = options
+        self.memory = session.make_memory(options, setting.n_seqs, setting.n_ctx, n_rs_seq)
+        run_id = session.begin_run(setting.trace, options, self.memory, n_rs_seq, model)
+        super().__init__(setting, spec, run_id)
+        self._holders: dict[int, int] = {}
+        self._forward = Forward(
+            model, self.memory, options, self._recorder, self._holders.__getitem__
+        )
+
+    def forget(self, seq: int) -> None:
+        """A sequence has ended."""
+        self.memory.clear(seq)
+
+    def _run(self, number: int, spans: Sequence[Span], *, is_prompt: bool) -> tuple[Rows, Rows]:
+        purpose = "prompt" if is_prompt else "verify"
+        return self._forward.run(self._forward.split(spans), number, purpose, self._clock)
+
+
+class Follower(Lane):
+    """A lane that is measured against a leader and led by its tokens."""
+
+    def _led_by(self, leader: Leader) -> None:
+        """Choose the leader, once."""
+        self.facts["lane_against"] = leader.run_id
+        self._leader = leader
+        self._rows = DivergenceRows(self._trace, self.run_id, self.name)
+
+    @property
+    def error(self) -> str:
+        """Why the lane had to stop, empty while it goes on."""
+        return str(self.facts.get("lane_error", ""))
+
+    def follow(self) -> None:
+        """Decode the leader's round in this lane's way; one that cannot stops with an error."""
+        if self.error:
+            return
+        self.begin()
+        try:
+            self._follow(self._leader.round)
+        except (ContextFullError, RollbackRefusedError) as error:
+            self.facts["lane_error"] = str(error)
+
+    def _follow(self, round_: Round) -> None:
+        raise NotImplementedError
+
+    def _compare(
+        self, round_: Round, part: SequenceRound, logits: torch.Tensor,
+        memory: HybridMemory | None = None,
+    ) -> None:  # fmt: skip
+        """Append a row per chosen token; the last carries the difference of the memories."""
+        held = round_.held(part.seq).difference(memory, part.seq) if memory else None
+        measured = part.measure.difference(logits)
+        self._rows.append(round_.number, part.seq_id, part.first_pos, part.chosen, measured, held)
+
+
+class EngineFollower(EngineLane, Follower):
+    """A following lane with a memory."""
+
+    def __init__(
+        self, setting: Setting, spec: LaneSpec, options: RunOptions, model: HybridModel,
+        leader: Leader, n_rs_seq: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(setting, spec, options, model, n_rs_seq)
+        self._led_by(leader)
+
+    def follow(self) -> None:
+        """Decode the leader's round in this lane's way; one that cannot stops with an error."""
+        self._holders.update((part.seq, part.seq_id) for part in self._leader.round.parts)
+        super().follow()
+
+    def _prompt(self, round_: Round) -> None:
+        logits, _ = self._run(round_.number, [part.span for part in round_.parts], is_prompt=True)
+        self._record_plain(round_, logits, self.memory, wide=True)
+        for part in round_.parts:
+            self._compare(round_, part, logits[part.seq], self.memory)
