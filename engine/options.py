@@ -13,6 +13,8 @@ SPLITS = ("equal", "seq")
 KV_MODES = ("per-seq", "unified")
 CHECKPOINT_DEVICES = ("host", "device")
 REPLAY_MODES = ("trust", "verify")
+MAX_REPLAYS = 8
+"""Attempts to replay accepted tokens by verifying them, after which they are trusted."""
 FAULTS = ("keep-stale-kv", "stale-logits", "stale-plane", "no-conv-rollback", "plane-off-by-one")
 
 

@@ -17,6 +17,7 @@ from engine.draft.draft_simple import DraftSimple
 from engine.draft.drafter import Drafter
 from engine.draft.vocabulary import check_vocabularies
 from engine.errors import ContextFullError, OptionError
+from engine.findings.check import record_findings
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import Progress
@@ -193,6 +194,8 @@ class Session:
             "options": asdict(options), "compute": self.compute, "model": self.identity,
             "architecture": self.config.architecture, "n_ctx": memory.attention.n_ctx,
             "n_rs_seq": n_rs_seq, "memory_bytes": memory.n_bytes(),
+            "snapshot_bytes": memory.snapshot_bytes(), "weight_bytes": self.info.weight_bytes,
+            "banned_tokens": sorted(self.tokenizer.eog_ids) if options.ignore_eos else [],
         })  # fmt: skip
 
     def snapshots(self, options: RunOptions, drafting: bool) -> int:
@@ -294,6 +297,7 @@ class Run:
         return summary(self.trace, self.run_id)
 
     def _close(self) -> None:
+        record_findings(self.trace, [self.run_id])
         self.trace.runs[self.run_id]["summary"] = self.summary()
         self.trace.runs[self.run_id]["stops"] = [s.stop for s in self._scheduler.sequences]
 

@@ -16,6 +16,7 @@ from engine.decode.verify import accept
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.errors import OptionError
+from engine.findings.check import record_findings
 from engine.options import Prompt, RunOptions
 from engine.session import Session
 from engine.trace.store import TraceStore
@@ -102,7 +103,9 @@ class Comparison:
         if not self.done:
             self.done = True
             self._slot.stop = self._slot.stop or "stopped"
-            for lane in (self._reference, *self._lanes):
+            lanes = (self._reference, *self._lanes)
+            record_findings(self.trace, [lane.run_id for lane in lanes])
+            for lane in lanes:
                 facts = self.trace.runs[lane.run_id]
                 facts["summary"] = summary(self.trace, lane.run_id)
                 facts["stops"] = [self._slot.stop]

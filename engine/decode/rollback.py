@@ -22,11 +22,8 @@ from engine.decode.verify import accept
 from engine.errors import RollbackRefusedError
 from engine.memory.batch import Span, UBatch
 from engine.memory.hybrid import Checkpoint
-from engine.options import RunOptions
+from engine.options import MAX_REPLAYS, RunOptions
 from engine.trace.recorder import PhaseClock
-
-MAX_REPLAYS = 8
-
 
 @dataclass(slots=True)
 class Undone:
@@ -34,8 +31,8 @@ class Undone:
 
     accepted: the accepted list, longer by one after a verified replay. hidden: float32
     [len(accepted), n_embd], rows of `last` and all accepted tokens but the newest. extra: logits
-    [1, n_vocab] behind the token that a verified replay added. n_replays: restores done.
-    livelock: the bound on replays was hit.
+    [1, n_vocab] behind the token that a verified replay added. n_replays: restores done,
+    more than MAX_REPLAYS when replays never agreed.
     """
 
     accepted: list[int]
@@ -43,7 +40,6 @@ class Undone:
     path: str = "none"
     extra: torch.Tensor | None = None
     n_replays: int = 0
-    livelock: bool = False
 
 
 class Rollback:
@@ -148,7 +144,6 @@ class Rollback:
             if self._memory.seq_rm(span.seq, span.pos0 + len(chosen)):
                 clock.stop("rollback")
                 return
-        undone.livelock = True
         self._replay(undone, span, save, round_, clock)
 
     def _restore(self, undone: Undone, span: Span, save: Checkpoint, clock: PhaseClock) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from engine.decode.forward import Forward
-from engine.decode.rollback import MAX_REPLAYS, Rollback, Undone
+from engine.decode.rollback import Rollback, Undone
 from engine.decode.sampler import Sampler
 from engine.decode.slot import Slot
 from engine.decode.verify import accept, target_facts
@@ -196,12 +196,6 @@ class Scheduler:
             rows.append(undone.extra)
             asked.append(final[-1])
             kinds.append("bonus")
-        if undone.livelock:
-            self._recorder.finding(
-                self._round, slot.seq_id, "replay-livelock", "error",
-                f"Replaying the accepted tokens disagreed with itself {MAX_REPLAYS} times.",
-                f"position {span.pos0}, {undone.n_replays} restores",
-            )  # fmt: skip
         emitted = slot.emit(final, slot.n_tokens + 1, self._options, self._n_ctx, self._end_tokens)
         facts = RoundFacts(
             slot.seq_id, slot.index, span.pos0, span.pos0 + 1, len(span.tokens), draft,

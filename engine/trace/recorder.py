@@ -94,15 +94,6 @@ class Recorder:
         self._round_ubatches.append(self._n_ubatches)
         self._n_ubatches += 1
 
-    def finding(
-        self, round_: int, seq_id: int, rule: str, severity: str, message: str, evidence: str
-    ) -> None:
-        """Something a user should know about this round."""
-        self._store.findings.append(
-            run_id=self._run_id, round=round_, seq_id=seq_id, rule=rule, severity=severity,
-            message=message, evidence=evidence,
-        )  # fmt: skip
-
     def prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
         """The prompt's tokens."""
         n = len(tokens)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MISSING = int(np.iinfo(np.int32).min)
 N_TOP = 5
 """Alternatives kept per position on each side (target and draft)."""
@@ -141,11 +141,14 @@ STATES = (
 )
 
 FINDINGS = (
-    *_ints("run_id", "round", "seq_id"),
+    *_ints("run_id"),
+    Column("round", "int", "first round that the rule found, empty for a whole run"),
+    Column("seq_id", "int", "sequence, empty for a whole run"),
     Column("rule", "text", "rule that fired"),
     Column("severity", "text", "info, warning or error"),
     Column("message", "text", "one sentence"),
     Column("evidence", "text", "the numbers behind it"),
+    Column("suggestion", "text", "what to do about it"),
 )
 
 TABLES: dict[str, tuple[Column, ...]] = {

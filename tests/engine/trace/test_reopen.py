@@ -138,7 +138,7 @@ BAD = {
     "session is deep": (replaced(SESSION_FILE, b"[" * 100_000), "not valid JSON"),
     "session is a list": (replaced(SESSION_FILE, b"[]"), "does not describe a trace"),
     "another format": (in_session(format="x"), "does not describe a trace"),
-    "another schema": (in_session(schema_version=1), "schema version 1, this program reads 2"),
+    "another schema": (in_session(schema_version=1), "schema version 1, this program reads 3"),
     "runs are a list": (in_session(runs=[]), "runs is missing or no object"),
     "runs with a gap": (in_session(runs={"1": {}}), "not numbered from 0"),
     "a run that is text": (in_session(runs={"0": "x"}), "a run is no object"),
