@@ -194,7 +194,7 @@ class Session:
             "options": asdict(options), "compute": self.compute, "model": self.identity,
             "architecture": self.config.architecture, "n_ctx": memory.attention.n_ctx,
             "n_rs_seq": n_rs_seq, "memory_bytes": memory.n_bytes(),
-            "snapshot_bytes": memory.snapshot_bytes(), "weight_bytes": self.info.weight_bytes,
+            "snapshot_bytes": memory.snapshot_bytes(), "weight_bytes": self._model.weight_bytes,
             "banned_tokens": sorted(self.tokenizer.eog_ids) if options.ignore_eos else [],
         })  # fmt: skip
 

@@ -10,6 +10,7 @@ from engine.findings.run_rows import POLICY, RunRows
 
 _LEAST_STATE = 1e-3
 """Relative error of a state that rounding never reaches in float32."""
+_MARGIN = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +27,14 @@ class LaneErrors:
     def of(cls, run: RunRows) -> LaneErrors | None:
         """None for a run that is no policy lane, or has no noise lane to be measured by.
 
-        The bound on states is that of the logits as an amplitude: both are made of the same
-        activations.
+        The bound on states is that of the logits as an amplitude, with some room: both are made
+        of the same activations, and states collect their errors. Wrong ones are off by about 1.
         """
         bound = run.bound
         if run.kind != POLICY or bound is None:
             return None
         rows = run.divergence
-        limit = max(_LEAST_STATE, float(np.sqrt(bound)))
+        limit = max(_LEAST_STATE, _MARGIN * float(np.sqrt(bound)))
         return cls(
             run, ~(rows["nmse"] <= bound), rows["state_error"] > limit, rows["conv_error"] > limit
         )
