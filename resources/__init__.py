@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parent
 THEMES = ROOT / "themes"
 ICONS = ROOT / "icons"
 DEMO = ROOT / "demo"
+SCENARIOS = ROOT / "scenarios"
 
 
 @dataclass(frozen=True, slots=True)

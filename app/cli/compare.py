@@ -20,7 +20,8 @@ from app.cli.common import (
     use_threads,
 )
 from app.cli.files import check_files
-from app.cli.run import draft_model, make_prompt
+from app.cli.findings import finding_lines, findings_json
+from app.cli.run import draft_model, headline, make_prompt
 from app.cli.run_arguments import (
     add_draft_model,
     add_prompts,
@@ -29,6 +30,13 @@ from app.cli.run_arguments import (
     add_speculation,
     run_options,
 )
+from app.cli.scenarios import (
+    add_scenarios,
+    chosen_scenario,
+    heading,
+    list_scenarios,
+    outcome,
+)
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
 from engine.options import RunOptions
@@ -36,7 +44,9 @@ from engine.trace.export import check_target, export_csv
 
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
+    from engine.compare.scenario import Scenario
     from engine.compare.verdict import LaneVerdict
+    from engine.session import Run, Session
 
 _LINE = "{:<{width}}  {:<9} {:<8} {:>9} {:>9} {:>9} {:>6} {:>6} {:>6} {:>6} {:>6}"
 _HEADS = (
@@ -48,7 +58,8 @@ _HEADS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     parser.usage = (
-        "draftscope compare (MODEL | --demo) (-p TEXT | -f FILE | --tokens IDS) [options]"
+        "draftscope compare (MODEL | --demo) (-p TEXT | -f FILE | --tokens IDS | "
+        "--scenario NAME) [options]"
     )
     parser.epilog = (
         "The reference lane decodes token by token; every lane gets the same drafts and the\n"
@@ -78,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NMSE",
         help="error of the logits that a lane may reach (default: what the noise lane explains)",
     )
+    add_scenarios(parser)
     add_prompts(parser)
     add_sampling(parser)
     add_speculation(parser)
@@ -99,10 +111,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare; whatever was recorded is exported, also after an error or Ctrl-C."""
+    if args.list_scenarios:
+        print("\n".join(list_scenarios()))
+        return 0
     target = target_path(args)
+    scenario = chosen_scenario(args, run_options(args))
     if args.spec_type is None:
         args.spec_type = ("draft-mtp",) if args.spec_draft_model is None else ("draft-simple",)
-    options = run_options(args)
+    options = scenario.options if scenario else run_options(args)
     draft = draft_model(args, options)
     lanes: tuple[LaneSpec, ...] = DEFAULT_LANES
     if args.lanes:
@@ -111,16 +127,61 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError("--bound is negative.", "Use 0 to accept equal logits only.")
     if args.trace is not None:
         check_target(args.trace)
-    if len(args.sources) != 1:
+    if scenario is None and len(args.sources) != 1:
         raise OptionError("Not exactly one prompt is given.", "Give one with -p, -f or --tokens.")
     check_files(target, draft)
     from engine.compare.comparison import Comparison
+    from engine.compare.scenario_job import start_comparison
     from engine.session import Session
 
     session = Session.open(target, draft, compute=args.compute, progress=loading_line())
     use_threads(args.threads, session.info)
-    prompt = make_prompt(session, args, args.sources[0])
-    job = Comparison(session, prompt, options, lanes, bound=args.bound)
+    if scenario and not scenario.lanes:
+        return _run_scenario(args, session, scenario)
+    if scenario:
+        job = start_comparison(session, scenario, bound=args.bound)
+    else:
+        prompt = make_prompt(session, args, args.sources[0])
+        job = Comparison(session, prompt, options, lanes, bound=args.bound)
+    _finish(job, args)
+    verdicts = job.results()
+    if args.json:
+        print_json({
+            "lanes": [_finite(asdict(verdict)) for verdict in verdicts], "bound": job.bound,
+            "prompt_tokens": list(job.prompt.tokens), "tokens": job.tokens, "text": job.text,
+            "options": {**asdict(options), "compute": session.compute, "model": str(target)},
+            "findings": findings_json(job.trace),
+        })  # fmt: skip
+    else:
+        for line in (*(heading(scenario) if scenario else ()), *_lines(job, verdicts)):
+            print(line)
+        for line in outcome(scenario, job.trace) if scenario else ():
+            print(line)
+    return int(any(verdict.is_beyond for verdict in verdicts))
+
+
+def _run_scenario(args: argparse.Namespace, session: Session, scenario: Scenario) -> int:
+    """A scenario without lanes: its sequences and what was found."""
+    from engine.compare.scenario_job import start_run
+
+    job = start_run(session, scenario)
+    _finish(job, args)
+    if args.json:
+        print_json({
+            "sequences": [asdict(result) for result in job.results()],
+            "options": {**asdict(scenario.options), "compute": session.compute},
+            "totals": job.summary(), "findings": findings_json(job.trace),
+        })  # fmt: skip
+        return 0
+    found = finding_lines(job.trace)
+    for line in (*heading(scenario), headline(job.summary()), "", *found):
+        print(line)
+    for line in outcome(scenario, job.trace):
+        print(line)
+    return 0
+
+
+def _finish(job: Comparison | Run, args: argparse.Namespace) -> None:
     try:
         while job.step():
             pass
@@ -129,17 +190,6 @@ def run(args: argparse.Namespace) -> int:
         if args.trace is not None:
             export_csv(job.trace, args.trace)
             print(f"draftscope: trace written to {args.trace}", file=sys.stderr)
-    verdicts = job.results()
-    if args.json:
-        print_json({
-            "lanes": [_finite(asdict(verdict)) for verdict in verdicts], "bound": job.bound,
-            "prompt_tokens": list(prompt.tokens), "tokens": job.tokens, "text": job.text,
-            "options": {**asdict(options), "compute": session.compute, "model": str(target)},
-        })  # fmt: skip
-    else:
-        for line in _lines(job, verdicts):
-            print(line)
-    return int(any(verdict.is_beyond for verdict in verdicts))
 
 
 def _lines(job: Comparison, verdicts: list[LaneVerdict]) -> Iterator[str]:
@@ -160,6 +210,8 @@ def _lines(job: Comparison, verdicts: list[LaneVerdict]) -> Iterator[str]:
     for v in verdicts:
         if v.error:
             yield f"{v.lane} stopped: {v.error}"
+    if found := list(finding_lines(job.trace)):
+        yield from ("", *found)
 
 
 def _finite(facts: dict[str, Any]) -> dict[str, Any]:

@@ -76,6 +76,11 @@ class Comparison:
         self._round = 0
 
     @property
+    def prompt(self) -> Prompt:
+        """What is continued."""
+        return self._slot.prompt
+
+    @property
     def tokens(self) -> list[int]:
         """What the reference lane has emitted."""
         return list(self._slot.emitted)

@@ -25,6 +25,7 @@ from engine.memory.hybrid import Checkpoint
 from engine.options import MAX_REPLAYS, RunOptions
 from engine.trace.recorder import PhaseClock
 
+
 @dataclass(slots=True)
 class Undone:
     """What undoing came to.

@@ -12,7 +12,7 @@ from engine.findings.run_rows import POLICY, RunRows
 
 _MIN_ROUNDS = 8
 _SERIAL = 0.5
-_DOMINATES = 0.3
+_DOMINATES = 0.25
 _OF_CHECKPOINTS = ("save", "restore", "replay")
 _OF_TARGET = ("verify", "rollback", *_OF_CHECKPOINTS)
 

@@ -28,8 +28,8 @@ def _plane_off_by_one(run: RunRows) -> Iterator[Hit]:
         first = rows[0]
         yield Hit(
             int(rounds["round"][first]), seq,
-            f"Behind a rollback of {rounds['rollback_depth'][first]} tokens the next batch reads "
-            f"the state of {rounds['rs_idx_after'][first]} tokens ago.",
+            f"Behind a rollback of {_tokens(rounds['rollback_depth'][first])} the next batch reads "
+            f"the state of {_tokens(rounds['rs_idx_after'][first])} ago.",
             rounds_text(rounds["round"][rows]) + _state_error(run, seq, first),
         )  # fmt: skip
 
@@ -50,10 +50,10 @@ def _stale_plane(run: RunRows) -> Iterator[Hit]:
         first = rows[0]
         found = "of rejected tokens or another sequence"
         if observed(age[first]):
-            found = f"{age[first]} tokens old"
+            found = f"of {_tokens(age[first])} ago"
         yield Hit(
             int(rounds["round"][first]), seq,
-            f"A rollback of {depth[first]} tokens was accepted, but its plane holds a state "
+            f"A rollback of {_tokens(depth[first])} was accepted, but its plane holds a state "
             f"{found}.",
             f"{rounds_text(rounds['round'][rows])}; verify width "
             f"{rounds['verify_width'][first]}, n_rs_seq {rounds['n_rs_seq'][first]}"
@@ -68,7 +68,8 @@ def _depth_beyond_truth(run: RunRows) -> Iterator[Hit]:
         first = rows[0]
         yield Hit(
             int(rounds["round"][first]), seq,
-            f"A rollback of {depth[first]} tokens was accepted where {valid[first]} are truthful.",
+            f"A rollback of {_tokens(depth[first])} was accepted where {valid[first]} is the "
+            "truthful depth.",
             rounds_text(rounds["round"][rows]) + _state_error(run, seq, first),
         )  # fmt: skip
 
@@ -103,6 +104,10 @@ def _replay_livelock(run: RunRows) -> Iterator[Hit]:
             f"{rounds_text(rounds['round'][rows])}; position {rounds['pos0'][first]}, "
             f"{rounds['replay_index'][first]} restores",
         )  # fmt: skip
+
+
+def _tokens(n: int) -> str:
+    return "1 token" if n == 1 else f"{n} tokens"
 
 
 def _state_error(run: RunRows, seq: int, row: int) -> str:
