@@ -13,7 +13,6 @@ from engine.compare.verdict import noise_bound
 from engine.trace.records import MISSING
 from engine.trace.store import Table, TextPool, TraceStore
 
-
 POLICY = "policy"
 """Kind of the lanes that verify drafts and roll back."""
 

@@ -43,9 +43,7 @@ def test_golden(policy: str, kv: str, sampler: SamplerOptions, ignore_eos: bool)
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
 @pytest.mark.parametrize("sampler", [SamplerOptions(), SAMPLED], ids=["greedy", "sampled"])
 def test_demo(policy: str, drafter: str, sampler: SamplerOptions) -> None:
-    options = options_of(
-        40, drafter, rollback=policy, sampler=sampler, parallel=3, ignore_eos=True
-    )
+    options = options_of(40, drafter, rollback=policy, sampler=sampler, parallel=3, ignore_eos=True)
     run = decode(demo(), [demo().prompt(text) for text in TEXTS], options)
     assert serious(recorded(run.trace)) == []
 
