@@ -150,7 +150,7 @@ RULES = (
     ),
     Rule(
         "defaults-surprise", INFO, "Defaults that may surprise",
-        "llama.cpp lowered n_max from 16 to 3 and p_min from 0.75 to 0, the latter silently.",
+        "The defaults of llama.cpp fell from 16 to 3 (n_max) and from 0.75 to 0 (p_min, silently).",
         "Try --spec-draft-n-max and --spec-draft-p-min of your own.",
         _defaults_surprise,
     ),

@@ -109,5 +109,5 @@ def test_a_wrong_file_is_named_with_its_key(read: Callable[[str], Scenario], cas
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(OptionError, match="no scenario 'luck'.*stale-logits"):
+    with pytest.raises(OptionError, match=r"no scenario 'luck'.*stale-logits"):
         find_scenario(SCENARIOS, "luck")
