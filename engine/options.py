@@ -20,6 +20,8 @@ KV_MODES = ("per-seq", "unified")
 CHECKPOINT_DEVICES = ("host", "device")
 REPLAY_MODES = ("trust", "verify")
 ACCEPT_RULES = ("match", "rejection")
+MAX_REPLAYS = 8
+"""Attempts to replay accepted tokens by verifying them, after which they are trusted."""
 FAULTS = ("keep-stale-kv", "stale-logits", "stale-plane", "no-conv-rollback", "plane-off-by-one")
 
 

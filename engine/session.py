@@ -20,6 +20,7 @@ from engine.draft.ngram_drafters import make_ngram_drafter
 from engine.draft.token_draws import TokenDraws
 from engine.draft.vocabulary import check_vocabularies
 from engine.errors import ContextFullError, ModelFileError, OptionError
+from engine.findings.check import record_findings
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import Progress
@@ -245,6 +246,8 @@ class Session:
             "architecture": self.config.architecture, "n_ctx": memory.attention.n_ctx,
             "n_rs_seq": n_rs_seq, "memory_bytes": memory.n_bytes(),
             "synthetic": bool(options.spec.synthetic), "weight_bytes": model.weight_bytes,
+            "snapshot_bytes": memory.snapshot_bytes(),
+            "banned_tokens": sorted(self.tokenizer.eog_ids) if options.ignore_eos else [],
         })  # fmt: skip
 
     def make_drafters(self, options: RunOptions, n_slots: int, n_ctx: int) -> list[Drafter]:
@@ -360,6 +363,7 @@ class Run:
         return summary(self.trace, self.run_id)
 
     def _close(self) -> None:
+        record_findings(self.trace, [self.run_id])
         self.trace.runs[self.run_id]["summary"] = self.summary()
         self.trace.runs[self.run_id]["stops"] = [s.stop for s in self._scheduler.sequences]
 

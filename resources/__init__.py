@@ -11,6 +11,7 @@ THEMES = ROOT / "themes"
 ICONS = ROOT / "icons"
 DEMO = ROOT / "demo"
 PROMPTS = ROOT / "prompts"
+SCENARIOS = ROOT / "scenarios"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from app.cli.common import (
     use_threads,
 )
 from app.cli.files import check_files
-from app.cli.run import draft_model, make_prompt
+from app.cli.findings import finding_lines, findings_json
+from app.cli.run import draft_model, headline, make_prompt
 from app.cli.run_arguments import (
     add_draft_model,
     add_prompts,
@@ -29,6 +30,13 @@ from app.cli.run_arguments import (
     run_options,
 )
 from app.cli.sampling_arguments import add_sampling
+from app.cli.scenarios import (
+    add_scenarios,
+    chosen_scenario,
+    heading,
+    list_scenarios,
+    outcome,
+)
 from app.cli.spec_arguments import add_speculation
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
@@ -37,7 +45,9 @@ from engine.trace.export import check_target, export_csv
 
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
+    from engine.compare.scenario import Scenario
     from engine.compare.verdict import LaneVerdict
+    from engine.session import Run, Session
 
 _LINE = "{:<{width}}  {:<9} {:<10} {:>9} {:>9} {:>9} {:>4} {:>6} {:>6} {:>6} {:>6} {:>6}"
 _HEADS = (
@@ -49,7 +59,8 @@ _HEADS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     parser.usage = (
-        "draftscope compare (MODEL | --demo) (-p TEXT | -f FILE | --tokens IDS) … [options]"
+        "draftscope compare (MODEL | --demo) (-p TEXT | -f FILE | --tokens IDS | "
+        "--scenario NAME) … [options]"
     )
     parser.epilog = (
         "The reference lane decodes token by token; every lane gets the same drafts and the\n"
@@ -90,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draft by script: tokens that are right in the first, second, … draft, over and "
         "over; drafts have --spec-draft-n-max tokens",
     )
+    add_scenarios(parser)
     add_prompts(parser)
     add_sampling(parser)
     add_speculation(parser)
@@ -119,14 +131,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare; whatever was recorded is exported, also after an error or Ctrl-C."""
+    if args.list_scenarios:
+        print("\n".join(list_scenarios()))
+        return 0
     target = target_path(args)
-    if not args.sources:
-        raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     if args.parallel is None:
-        args.parallel = len(args.sources)
+        args.parallel = max(1, len(args.sources))
+    scenario = chosen_scenario(args, run_options(args))
+    if scenario is None and not args.sources:
+        raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     if args.spec_type is None and not args.spec_default and args.draft_accept is None:
         args.spec_type = ("draft-mtp",) if args.spec_draft_model is None else ("draft-simple",)
-    options = run_options(args)
+    options = scenario.options if scenario else run_options(args)
     draft = draft_model(args, options)
     lanes: tuple[LaneSpec, ...] = DEFAULT_LANES
     if args.lanes:
@@ -137,22 +153,22 @@ def run(args: argparse.Namespace) -> int:
         check_target(args.trace)
     check_files(target, draft)
     from engine.compare.comparison import Comparison
+    from engine.compare.scenario_job import start_comparison
     from engine.session import Session
 
     session = Session.open(target, draft, compute=args.compute, progress=loading_line())
     use_threads(args.threads, session.info)
-    prompts = [make_prompt(session, args, source) for source in args.sources]
-    job = Comparison(
-        session, prompts, options, lanes, bound=args.bound, draft_accept=args.draft_accept
-    )
-    try:
-        while job.step():
-            pass
-    finally:
-        job.stop()
-        if args.trace is not None:
-            export_csv(job.trace, args.trace)
-            print(f"draftscope: trace written to {args.trace}", file=sys.stderr)
+    if scenario and not scenario.lanes:
+        return _run_scenario(args, session, scenario)
+    if scenario:
+        prompts = [session.prompt(text) for text in scenario.prompts]
+        job = start_comparison(session, scenario, bound=args.bound)
+    else:
+        prompts = [make_prompt(session, args, source) for source in args.sources]
+        job = Comparison(
+            session, prompts, options, lanes, bound=args.bound, draft_accept=args.draft_accept
+        )
+    _finish(job, args)
     verdicts = job.results()
     if args.json:
         print_json({
@@ -162,11 +178,46 @@ def run(args: argparse.Namespace) -> int:
                 for prompt, tokens, text in zip(prompts, job.emitted, job.texts, strict=True)
             ],
             "options": {**asdict(options), "compute": session.compute, "model": str(target)},
+            "findings": findings_json(job.trace),
         })  # fmt: skip
     else:
-        for line in _lines(job, verdicts):
+        for line in (*(heading(scenario) if scenario else ()), *_lines(job, verdicts)):
+            print(line)
+        for line in outcome(scenario, job.trace) if scenario else ():
             print(line)
     return int(any(verdict.is_beyond for verdict in verdicts))
+
+
+def _run_scenario(args: argparse.Namespace, session: Session, scenario: Scenario) -> int:
+    """A scenario without lanes: its sequences and what was found."""
+    from engine.compare.scenario_job import start_run
+
+    job = start_run(session, scenario)
+    _finish(job, args)
+    if args.json:
+        print_json({
+            "sequences": [asdict(result) for result in job.results()],
+            "options": {**asdict(scenario.options), "compute": session.compute},
+            "totals": job.summary(), "findings": findings_json(job.trace),
+        })  # fmt: skip
+        return 0
+    found = finding_lines(job.trace)
+    for line in (*heading(scenario), headline(job.summary()), "", *found):
+        print(line)
+    for line in outcome(scenario, job.trace):
+        print(line)
+    return 0
+
+
+def _finish(job: Comparison | Run, args: argparse.Namespace) -> None:
+    try:
+        while job.step():
+            pass
+    finally:
+        job.stop()
+        if args.trace is not None:
+            export_csv(job.trace, args.trace)
+            print(f"draftscope: trace written to {args.trace}", file=sys.stderr)
 
 
 def _lines(job: Comparison, verdicts: list[LaneVerdict]) -> Iterator[str]:
@@ -200,6 +251,8 @@ def _lines(job: Comparison, verdicts: list[LaneVerdict]) -> Iterator[str]:
             )
         if v.error:
             yield f"{v.lane} stopped: {v.error}"
+    if found := list(finding_lines(job.trace)):
+        yield from ("", *found)
 
 
 def _counts(text: str) -> tuple[int, ...]:

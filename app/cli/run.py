@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.common import draft_path, loading_line, print_json, target_path, use_threads
 from app.cli.files import check_files
+from app.cli.findings import finding_lines, findings_json
 from app.cli.run_arguments import Source, add_arguments, run_options
 from engine.draft.ngram_options import SHORT_MATCH
 from engine.errors import OptionError
@@ -61,8 +62,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not streaming:
         _print_sequences(job, prompts, echo=not args.chat)
+    for line in finding_lines(trace):
+        print(line)
     totals = job.summary()
-    print(_headline(totals))
+    print(headline(totals))
     print(json.dumps(totals, indent=2))
     return 0
 
@@ -135,7 +138,8 @@ def _print_sequences(job: Run, prompts: list[Prompt], *, echo: bool) -> None:
         print((prompt.text if echo else "") + result.text + "\n")
 
 
-def _headline(totals: dict[str, Any]) -> str:
+def headline(totals: dict[str, Any]) -> str:
+    """Figures of a run in one line."""
     line = f"{totals['predicted_n']} tokens, {totals['predicted_per_second']:.1f} tokens/s"
     if totals.get("draft_n"):
         line += (
@@ -162,4 +166,5 @@ def _report(
             "draft_model": str(draft) if draft else None,
         },
         "totals": job.summary(),
+        "findings": findings_json(job.trace),
     }

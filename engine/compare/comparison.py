@@ -32,6 +32,7 @@ from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.scripted import ScriptedDrafter
 from engine.errors import OptionError
+from engine.findings.check import record_findings
 from engine.memory.batch import Span
 from engine.options import Prompt, RunOptions
 from engine.session import Session
@@ -146,6 +147,7 @@ class Comparison:
         if not self.done:
             self.done = True
             self._slots.stop()
+            record_findings(self.trace, [lane.run_id for lane in self._lanes])
             for lane in self._lanes:
                 lane.end([slot.stop for slot in self._slots.sequences])
 

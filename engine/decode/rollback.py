@@ -25,10 +25,8 @@ from engine.draft.drafter import Draft
 from engine.errors import RollbackRefusedError
 from engine.memory.batch import Span, UBatch
 from engine.memory.hybrid import Checkpoint
-from engine.options import RunOptions
+from engine.options import MAX_REPLAYS, RunOptions
 from engine.trace.recorder import PhaseClock
-
-MAX_REPLAYS = 8
 
 
 @dataclass(slots=True)
@@ -38,8 +36,8 @@ class Undone:
     accepted: the accepted list, longer by one after a verified replay. own_p: the rule's p of the
     target's own tokens at its end, two after a verified replay. hidden: float32
     [len(accepted), n_embd], rows of `last` and all accepted tokens but the newest. extra: logits
-    [1, n_vocab] behind the token that a verified replay added. n_replays: restores done.
-    livelock: the bound on replays was hit.
+    [1, n_vocab] behind the token that a verified replay added. n_replays: restores done,
+    more than MAX_REPLAYS when replays never agreed.
     """
 
     accepted: list[int]
@@ -48,7 +46,6 @@ class Undone:
     path: str = "none"
     extra: torch.Tensor | None = None
     n_replays: int = 0
-    livelock: bool = False
 
 
 class Rollback:
@@ -157,7 +154,6 @@ class Rollback:
             if self._memory.seq_rm(span.seq, span.pos0 + len(chosen)):
                 clock.stop("rollback", [span.seq])
                 return
-        undone.livelock = True
         self._replay(undone, span, save, round_, clock)
 
     def _restore(self, undone: Undone, span: Span, save: Checkpoint, clock: PhaseClock) -> None:

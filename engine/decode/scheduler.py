@@ -13,7 +13,7 @@ import torch
 from engine.decode.batching import verify_batches
 from engine.decode.facts import prompt_facts, verified_facts
 from engine.decode.forward import Forward
-from engine.decode.rollback import MAX_REPLAYS, Rollback, Undone
+from engine.decode.rollback import Rollback, Undone
 from engine.decode.rules import RULES
 from engine.decode.sampler import Sampler
 from engine.decode.slot import Slot
@@ -192,12 +192,6 @@ class Scheduler:
         undone = self._rollback.undo(
             span, accepted, hidden, save, slot.sampler, before, self._round, clock
         )
-        if undone.livelock:
-            self._recorder.finding(
-                self._round, slot.seq_id, "replay-livelock", "error",
-                f"Replaying the accepted tokens disagreed with itself {MAX_REPLAYS} times.",
-                f"position {span.pos0}, {undone.n_replays} restores",
-            )  # fmt: skip
         final = undone.accepted
         n_emitted = slot.emit(
             final, slot.n_tokens + 1, self._options, self._n_ctx, self._end_tokens

@@ -229,3 +229,8 @@ class HybridMemory:
     def n_bytes(self) -> int:
         """Bytes of storage held."""
         return self.attention.n_bytes() + (self.recurrent.n_bytes() if self.recurrent else 0)
+
+    def snapshot_bytes(self) -> int:
+        """Bytes of recurrent storage beyond one live state per sequence."""
+        recurrent = self.recurrent
+        return recurrent.n_bytes() - recurrent.n_seqs * recurrent.shape.n_bytes if recurrent else 0

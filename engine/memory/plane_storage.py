@@ -193,7 +193,9 @@ class PlaneMemory(RecurrentMemory):
         if tail == NONE:
             states, windows = ([torch.zeros_like(t[0, 0]) for t in each] for each in both)
         else:
-            states, windows = ([t[idx, tail] for t in each] for each in both)
+            states = [t[idx, tail] for t in self._states.values()]
+            at = 0 if "no-conv-rollback" in self.faults else idx
+            windows = [t[at, tail] for t in self._windows.values()]
         return states, windows
 
     def put(

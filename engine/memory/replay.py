@@ -199,6 +199,8 @@ class ReplayMemory(CursorMemory):
         for layer in self.shape.layers:
             log = DeltaLog(*(rows[one] for rows in self._logs[layer]))
             states.append(fold(self._bases[layer][one], log, at, grouped=self.shape.grouped)[0])
+        if "no-conv-rollback" in self.faults:
+            at = int(self._n_logged[seq])
         return states, [self._columns[i][row, at : at + width] for i in self.shape.layers]
 
     def put(

@@ -131,10 +131,12 @@ class RingMemory(CursorMemory):
     def live(self, seq: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         if not self._held[seq]:
             return self._zero_states()
-        slot = self._held[seq][-1]
+        slot = window = self._held[seq][-1]
+        if "no-conv-rollback" in self.faults:
+            window = self._newest_written[seq]
         return (
             [self._states[layer][slot] for layer in self.shape.layers],
-            [self._windows[layer][slot] for layer in self.shape.layers],
+            [self._windows[layer][window] for layer in self.shape.layers],
         )
 
     def put(

@@ -123,15 +123,6 @@ class Recorder:
                 num_draft_tokens=len(draft.tokens), reason=draft.reason, draft_ms=answer.ms,
             )  # fmt: skip
 
-    def finding(
-        self, round_: int, seq_id: int, rule: str, severity: str, message: str, evidence: str
-    ) -> None:
-        """Something a user should know about this round."""
-        self._store.findings.append(
-            run_id=self._run_id, round=round_, seq_id=seq_id, rule=rule, severity=severity,
-            message=message, evidence=evidence,
-        )  # fmt: skip
-
     def prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
         """Tokens of a prompt, or of a part of it."""
         n = len(tokens)

@@ -166,11 +166,14 @@ STATES = (
 )
 
 FINDINGS = (
-    *_ints("run_id", "round", "seq_id"),
+    *_ints("run_id"),
+    Column("round", "int", "first round that the rule found, empty for a whole run"),
+    Column("seq_id", "int", "sequence, empty for a whole run"),
     Column("rule", "text", "rule that fired"),
     Column("severity", "text", "info, warning or error"),
     Column("message", "text", "one sentence"),
     Column("evidence", "text", "the numbers behind it"),
+    Column("suggestion", "text", "what to do about it"),
 )
 
 TABLES: dict[str, tuple[Column, ...]] = {

@@ -42,7 +42,7 @@ def test_a_wrong_state_is_exit_status_1(cli: Cli) -> None:
     outcome = cli("compare", MTP, *QUICK, "--lane", "ring", "--lane", FAULTY, "--json")
     assert outcome.status == 1
     report = outcome.json
-    assert set(report) == {"lanes", "bound", "sequences", "options"}
+    assert set(report) == {"lanes", "bound", "sequences", "options", "findings"}
     lanes = {lane["lane"]: lane for lane in report["lanes"]}
     assert list(lanes) == ["reference", "noise", "ring", FAULTY]
     assert [lane["verdict"] for lane in lanes.values()] == [

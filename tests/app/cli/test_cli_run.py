@@ -41,7 +41,7 @@ def prompt_of(path: Path) -> str:
 def test_greedy_tokens_are_llama_cpps(cli: Cli) -> None:
     words = ["--tokens", prompt_of(PLAIN), "-n", 40, "--ignore-eos", "--compute", "f32", "--json"]
     report = cli("run", PLAIN, *words, *QUICK).json
-    assert set(report) == {"sequences", "options", "totals"}
+    assert set(report) == {"sequences", "options", "totals", "findings"}
     (sequence,) = report["sequences"]
     assert sequence["tokens"] == golden(PLAIN)["greedy"].tolist()
     assert sequence["prompt_tokens"] == [int(t) for t in prompt_of(PLAIN).split(",")]

@@ -1,0 +1,131 @@
+"""Scenarios: ready-made settings that provoke a known failure, read from TOML files."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from engine.compare.lane_spec import NOISE_LANE, LaneSpec
+from engine.errors import OptionError
+from engine.findings.check import RULES
+from engine.options import RunOptions
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Settings, and what they are to show.
+
+    name: of its file. about: what to look at. prompts: texts. lanes: with the noise lane first;
+    none = a plain run of all prompts side by side. draft_accept: right tokens in the first,
+    second, … draft, over and over; empty = the drafters of the options. expects: rules that fire.
+    """
+
+    name: str
+    title: str
+    about: str
+    prompts: tuple[str, ...]
+    options: RunOptions
+    lanes: tuple[LaneSpec, ...]
+    draft_accept: tuple[int, ...]
+    expects: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The keys of a file."""
+
+    title: str
+    about: str
+    prompts: tuple[str, ...]
+    options: RunOptions = RunOptions()  # noqa: RUF009 - frozen
+    lanes: tuple[str, ...] = ()
+    draft_accept: tuple[int, ...] = ()
+    expects: tuple[str, ...] = ()
+
+
+def scenarios(folder: Path) -> tuple[Scenario, ...]:
+    """All scenarios of a folder by name. Raises OptionError for a file that is wrong."""
+    return tuple(read_scenario(path) for path in sorted(folder.glob("*.toml")))
+
+
+def find_scenario(folder: Path, name: str) -> Scenario:
+    """The scenario of this name. Raises OptionError."""
+    names = sorted(path.stem for path in folder.glob("*.toml"))
+    if name not in names:
+        raise OptionError(f"There is no scenario {name!r}.", f"Choose from {', '.join(names)}.")
+    return read_scenario(folder / f"{name}.toml")
+
+
+def read_scenario(path: Path) -> Scenario:
+    """One scenario. Raises OptionError, naming file and key."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _wrong(path, "", f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise _wrong(path, "", f"is not valid TOML ({error})") from error
+    file = _filled(_File, table, path, "")
+    if not file.prompts or not all(file.prompts):
+        raise _wrong(path, "prompts", "is empty")
+    if file.lanes and len(file.prompts) > 1:
+        raise _wrong(path, "prompts", "has several texts, and lanes decode one")
+    if file.draft_accept and not file.lanes:
+        raise _wrong(path, "draft_accept", "needs lanes")
+    for rule in file.expects:
+        if rule not in RULES:
+            raise _wrong(path, "expects", f"names {rule!r}, which is no rule")
+    try:
+        lanes = tuple(LaneSpec.parse(text) for text in file.lanes)
+    except OptionError as error:
+        raise _wrong(path, "lanes", f"is wrong: {error.message}") from error
+    return Scenario(
+        path.stem, file.title, file.about, file.prompts, file.options,
+        (NOISE_LANE, *lanes) if lanes else (), file.draft_accept, file.expects,
+    )  # fmt: skip
+
+
+def _filled(cls: type[_T], table: dict[str, Any], path: Path, prefix: str) -> _T:
+    """A dataclass from a table whose keys are its fields."""
+    hints = get_type_hints(cls)
+    values = {}
+    for key, value in table.items():
+        if key not in hints:
+            known = ", ".join(f.name for f in fields(cls))  # type: ignore[arg-type]
+            raise _wrong(path, prefix + key, f"is unknown; known are {known}")
+        values[key] = _value(hints[key], value, path, prefix + key)
+    try:
+        return cls(**values)
+    except OptionError as error:
+        raise _wrong(path, prefix.rstrip("."), f"is wrong: {error.message}") from error
+    except TypeError as error:  # a field without default
+        raise _wrong(path, prefix.rstrip("."), f"is incomplete: {error}") from error
+
+
+def _value(hint: Any, value: Any, path: Path, key: str) -> Any:
+    if is_dataclass(hint) and isinstance(hint, type):
+        if not isinstance(value, dict):
+            raise _wrong(path, key, "is no table")
+        return _filled(hint, value, path, f"{key}.")
+    if get_origin(hint) is tuple:
+        kind = get_args(hint)[0]
+        if not isinstance(value, list):
+            raise _wrong(path, key, "is no list")
+        return tuple(_value(kind, item, path, key) for item in value)
+    kinds: Sequence[type] = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if float in kinds and type(value) is int:
+        return float(value)
+    if type(value) not in kinds:
+        wanted = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+        raise _wrong(path, key, f"is {value!r}, which is no {wanted}")
+    return value
+
+
+def _wrong(path: Path, key: str, what: str) -> OptionError:
+    place = f"{path.name}: {key}" if key else path.name
+    return OptionError(f"Scenario {place} {what}.", "Correct the file.")

@@ -1,0 +1,79 @@
+"""All rules, applied: on demand without writing, or once into the findings table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.findings import cells, cost, crosstalk, drafting, logits, snapshots
+from engine.findings.rule import SEVERITIES, Rule
+from engine.findings.run_rows import RunRows
+from engine.trace.store import TraceStore
+
+RULES: dict[str, Rule] = {
+    rule.id: rule
+    for module in (cells, snapshots, logits, crosstalk, drafting, cost)
+    for rule in module.RULES
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A row of the findings table; round and seq_id are None where the run as a whole is meant."""
+
+    run_id: int
+    round: int | None
+    seq_id: int | None
+    rule: str
+    severity: str
+    message: str
+    evidence: str
+    suggestion: str
+
+
+def find(trace: TraceStore, run_ids: Iterable[int] | None = None) -> list[Finding]:
+    """What the rules say of these runs (None: all) as far as they are recorded: errors first.
+
+    At most one finding per rule, run and sequence: its round is the first offending one, its
+    evidence counts them all. Reads whole columns and writes nothing, so any thread may call it
+    while a run goes on.
+    """
+    found = []
+    for run_id in list(trace.runs) if run_ids is None else run_ids:
+        run = RunRows(trace, run_id)
+        for rule in RULES.values():
+            found += [
+                Finding(
+                    run_id, hit.round, hit.seq_id, rule.id, rule.severity, hit.message,
+                    hit.evidence, rule.suggestion,
+                )
+                for hit in rule.check(run)
+            ]  # fmt: skip
+    return sorted(found, key=_order)
+
+
+def record_findings(trace: TraceStore, run_ids: Iterable[int]) -> None:
+    """Append what the rules say of these runs to the findings table, by the engine's thread.
+
+    What is there already, by rule, run and sequence, is not repeated.
+    """
+    known = {(f.rule, f.run_id, f.seq_id) for f in recorded(trace)}
+    for finding in find(trace, run_ids):
+        if (finding.rule, finding.run_id, finding.seq_id) not in known:
+            trace.findings.append(
+                **{name: getattr(finding, name) for name in Finding.__dataclass_fields__}
+            )
+
+
+def recorded(trace: TraceStore) -> list[Finding]:
+    """The findings table, errors first."""
+    rows = (Finding(**trace.findings.row(i)) for i in range(len(trace.findings)))
+    return sorted(rows, key=_order)
+
+
+def _order(finding: Finding) -> tuple[int, int, int]:
+    first = -1 if finding.round is None else finding.round
+    # an opened trace may hold a severity that no rule has
+    known = finding.severity in SEVERITIES
+    rank = SEVERITIES.index(finding.severity) if known else len(SEVERITIES)
+    return rank, finding.run_id, first

@@ -1,0 +1,164 @@
+"""Rules about drafts: none at all, settings that do not suit the text, figures that mislead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from engine.findings.rule import INFO, WARNING, Hit, Rule
+from engine.findings.run_rows import RunRows, observed, rounds_text
+from engine.options import SpecOptions
+
+_MIN_ROUNDS = 8
+_LONG_SILENCE = 32
+_MIN_STEPS = 32
+_FULL = 0.7
+_UNSURE, _UNSURE_SHARE, _UNSURE_RIGHT = 0.5, 0.2, 0.35
+_DEFAULT = SpecOptions()
+
+
+def _never_drafted(run: RunRows) -> Iterator[tuple[int, np.ndarray]]:
+    """Sequences that went on for some rounds without any draft, and those rows of `rounds`."""
+    drafted = run.rounds["num_draft_tokens"]
+    for seq, rows in run.rounds.by_sequence(run.is_later):
+        if len(rows) >= _MIN_ROUNDS and (drafted[rows] == 0).all():
+            yield seq, rows
+
+
+def _n_min_never_met(run: RunRows) -> Iterator[Hit]:
+    n_min = run.option("spec", "n_min")
+    if not run.drafts or not n_min:
+        return
+    for seq, rows in _never_drafted(run):
+        rounds = run.rounds["round"][rows]
+        yield Hit(
+            int(rounds[0]), seq,
+            f"No draft reached n_min = {n_min}: nothing was ever verified.",
+            f"{rounds_text(rounds)}; n_max {run.option('spec', 'n_max')}, p_min "
+            f"{run.option('spec', 'p_min')}, drafters {_names(run)}",
+        )  # fmt: skip
+
+
+def _drafter_mute(run: RunRows) -> Iterator[Hit]:
+    if not run.drafts:
+        return
+    rounds = run.rounds
+    n_min = run.option("spec", "n_min")
+    told = {seq for seq, _ in _never_drafted(run)} if n_min else set()
+    for seq, rows in rounds.by_sequence(run.is_later):
+        silent = rounds["num_draft_tokens"][rows] == 0
+        edges = np.diff(np.concatenate(([0], silent.astype(np.int8), [0])))
+        starts, stops = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+        long = np.flatnonzero(stops - starts >= _LONG_SILENCE)
+        if seq in told or not long.size:
+            continue
+        longest = long[np.argmax((stops - starts)[long])]
+        yield Hit(
+            int(rounds["round"][rows[starts[long[0]]]]), seq,
+            f"No drafter proposed anything for {stops[longest] - starts[longest]} rounds in a row.",
+            f"{int(silent.sum())} of {len(rows)} rounds without a draft; drafters {_names(run)}, "
+            f"p_min {run.option('spec', 'p_min')}, n_min {n_min}",
+        )  # fmt: skip
+
+
+def _defaults_surprise(run: RunRows) -> Iterator[Hit]:
+    if not run.drafts:
+        return
+    said = [text for text in (_n_max_is_short(run), _p_min_is_low(run)) if text]
+    if said:
+        yield Hit(
+            None, None, " ".join(said),
+            f"n_max {run.option('spec', 'n_max')}, n_min {run.option('spec', 'n_min')}, p_min "
+            f"{run.option('spec', 'p_min')} in effect; drafters {_names(run)}",
+        )  # fmt: skip
+
+
+def _n_max_is_short(run: RunRows) -> str:
+    drafted, accepted = run.rounds["num_draft_tokens"], run.rounds["num_accepted_draft_tokens"]
+    steps = run.is_later & (drafted > 0)
+    n = int(steps.sum())
+    full = int((steps & (drafted == _DEFAULT.n_max) & (accepted == drafted)).sum())
+    if run.option("spec", "n_max") != _DEFAULT.n_max or n < _MIN_STEPS or full < _FULL * n:
+        return ""
+    return f"n_max is {_DEFAULT.n_max}, the default, and {full} of {n} drafts were accepted whole."
+
+
+def _p_min_is_low(run: RunRows) -> str:
+    tokens = run.tokens
+    right, judged = tokens.is_text("kind", "accepted"), tokens.is_text("kind", "rejected")
+    drafted = (right | judged | tokens.is_text("kind", "ignored")) & ~np.isnan(tokens["draft_p"])
+    unsure = drafted & (tokens["draft_p"] < _UNSURE)
+    n_drafted, n_unsure = int(drafted.sum()), int(unsure.sum())
+    n_judged, n_right = int((unsure & (right | judged)).sum()), int((unsure & right).sum())
+    if (
+        run.option("spec", "p_min") != _DEFAULT.p_min
+        or n_judged < _MIN_STEPS
+        or n_unsure < _UNSURE_SHARE * n_drafted
+        or n_right > _UNSURE_RIGHT * n_judged
+    ):
+        return ""
+    return (
+        f"p_min is {_DEFAULT.p_min:g}, the default: {n_unsure} of {n_drafted} drafted tokens had "
+        f"a confidence below {_UNSURE:g}, and {n_right} of the {n_judged} judged were accepted."
+    )
+
+
+def _acceptance_counting(run: RunRows) -> Iterator[Hit]:
+    """Emitted = accepted + 1 in every round, + 2 where a verified replay added a bonus token."""
+    rounds = run.rounds
+    drafted, accepted = rounds["num_draft_tokens"], rounds["num_accepted_draft_tokens"]
+    depth, emitted = rounds["rollback_depth"], rounds["num_emitted"]
+    counted = (drafted > 0) & observed(accepted) & observed(emitted)
+    # the last round of a sequence may be cut short by a stop
+    last = rounds.n - 1 - np.unique(rounds["seq_id"][::-1], return_index=True)[1]
+    counted[last] = False
+    restored = rounds.is_text("rollback_path", "restore", "restore_depth")
+    own = 1 + (restored & rounds.is_text("stop_kind", "bonus"))
+    wrong = counted & (emitted - accepted != own)
+    wrong |= counted & ~restored & observed(depth) & (drafted - accepted != depth)
+    for seq, rows in rounds.by_sequence(wrong):
+        first = rows[0]
+        of_seq = (rounds["seq_id"] == seq) & run.is_later & observed(accepted)
+        yield Hit(
+            int(rounds["round"][first]), seq,
+            f"{accepted[first]} tokens count as accepted in a round that drafted {drafted[first]}, "
+            f"emitted {emitted[first]} and undid {depth[first]}.",
+            f"{rounds_text(rounds['round'][rows])}; predicted - 1 = {emitted[of_seq].sum()}, "
+            f"accepted + rounds = {accepted[of_seq].sum()} + {int(of_seq.sum())}",
+        )  # fmt: skip
+
+
+def _names(run: RunRows) -> str:
+    return ", ".join(run.option("spec", "types") or ()) or "given by the caller"
+
+
+RULES = (
+    Rule(
+        "n-min-never-met", WARNING, "n_min never met",
+        "A draft shorter than n_min is thrown away. If all are, speculation costs time and does "
+        "nothing.",
+        "Lower --spec-draft-n-min, or lower p_min so that drafts get longer.",
+        _n_min_never_met,
+    ),
+    Rule(
+        "drafter-mute", WARNING, "Drafter mute",
+        "No draft for many rounds: confidence below p_min, no n-gram match, or a drafter that "
+        "gave up after rejections.",
+        "Lower p_min or n_min, or choose a drafter that suits the text.",
+        _drafter_mute,
+    ),
+    Rule(
+        "defaults-surprise", INFO, "Defaults that may surprise",
+        "The defaults of llama.cpp fell from 16 to 3 (n_max) and from 0.75 to 0 (p_min, silently).",
+        "Try --spec-draft-n-max and --spec-draft-p-min of your own.",
+        _defaults_surprise,
+    ),
+    Rule(
+        "acceptance-counting", WARNING, "Acceptance counted wrongly",
+        "Replacement and bonus tokens are the target's own. Counting a replayed correction as "
+        "accepted makes checkpoints look better than partial rollback.",
+        "On a replay count the list less two, and recompute rates from the rounds.",
+        _acceptance_counting,
+    ),
+)  # fmt: skip

@@ -1,0 +1,145 @@
+"""Rules about the logits that tokens were chosen from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import numpy as np
+
+from engine.findings.lane_errors import LaneErrors
+from engine.findings.rule import ERROR, INFO, Hit, Rule
+from engine.findings.run_rows import RunRows, observed, round_keys, rounds_text
+from engine.options import SamplerOptions
+from engine.trace.records import EMITTED_KINDS
+
+_KNOWN = ("temp", "top_k", "top_p", "min_p", "seed")
+_ROUNDING = 1e-3
+
+
+def _stale_logits(run: RunRows) -> Iterator[Hit]:
+    return _stale_in_lane(run) if run.lane else _stale_in_run(run)
+
+
+def _stale_in_lane(run: RunRows) -> Iterator[Hit]:
+    """Only rows behind a rejection are wrong, and states and cells are right all the time."""
+    errors = LaneErrors.of(run)
+    if errors is None:
+        return
+    rows = run.divergence
+    keys = round_keys(rows)
+    last_of_round = np.append(np.diff(keys) != 0, True)[: rows.n]
+    rejected = round_keys(run.rounds)[run.rounds["rollback_depth"] > 0]
+    behind_rejection = last_of_round & np.isin(keys, rejected)
+    for seq, wrong in rows.by_sequence(errors.logits_are_wrong):
+        of_seq = rows["seq_id"] == seq
+        other = errors.state_is_wrong | errors.conv_is_wrong | (rows["cells_differ"] > 0)
+        if (other & of_seq).any() or not behind_rejection[wrong].all():
+            continue
+        first = wrong[0]
+        yield Hit(
+            int(rows["round"][first]), seq,
+            "Behind a rejection the logits are not those of the position, though the memory is "
+            "right.",
+            f"{rounds_text(rows['round'][wrong])}; NMSE {rows['nmse'][first]:.1e} at position "
+            f"{rows['pos'][first]}, rank {rows['rank'][first]} for the target's choice",
+        )  # fmt: skip
+
+
+def _stale_in_run(run: RunRows) -> Iterator[Hit]:
+    """A replacement that the sampler could not have chosen where it stands."""
+    tokens = run.tokens
+    impossible = _impossible(run)
+    replacement = tokens.is_text("kind", "replacement")
+    if impossible is None or (impossible & ~replacement).any():
+        return  # the sampler does something that is not known here
+    for seq, rows in tokens.by_sequence(impossible):
+        first = rows[0]
+        yield Hit(
+            int(tokens["round"][first]), seq,
+            "The replacement of a rejected token is not the target's choice at its position.",
+            f"{len(rows)} of {int((replacement & (tokens['seq_id'] == seq)).sum())} replacements; "
+            f"at position {tokens['pos'][first]} rank {tokens['target_rank'][first]}, "
+            f"p {tokens['target_p'][first]:.3g}",
+        )  # fmt: skip
+
+
+def _impossible(run: RunRows) -> np.ndarray | None:
+    """Emitted tokens outside what top-k and min-p leave: bool [n]; None if nothing can be said."""
+    sampler = run.option("sampler")
+    if not isinstance(sampler, dict) or not _is_plain(sampler):
+        return None
+    tokens = run.tokens
+    known = tokens.is_text("kind", *EMITTED_KINDS) & observed(tokens["target_rank"])
+    if run.option("replay") == "verify":  # chosen from a replay's logits, recorded are the first
+        replayed = run.rounds["round"][run.rounds["replay_index"] > 0]
+        known &= ~np.isin(tokens["round"], replayed)
+    rows = np.flatnonzero(known)
+    p, rank = tokens["target_p"][rows], tokens["target_rank"][rows]
+    top_id, top_p = tokens["target_top_id"][rows], tokens["target_top_p"][rows]
+    banned = np.isin(top_id, run.facts.get("banned_tokens", ()))
+    # of tokens further down only the best five are known: assume that all banned ones are ahead
+    ahead = (banned & (top_p > p[:, None])).sum(1)
+    ahead = np.where(rank > top_id.shape[1], len(run.facts.get("banned_tokens", ())), ahead)
+    if sampler["temp"] <= 0:
+        wrong = rank - ahead > 1
+    else:
+        best = np.where(banned, 0.0, top_p).max(1)
+        wrong = p < sampler["min_p"] * best * (1 - _ROUNDING)
+        if sampler["top_k"]:
+            wrong |= rank - ahead > sampler["top_k"]
+    impossible = np.zeros(tokens.n, bool)
+    impossible[rows] = wrong
+    return impossible
+
+
+def _is_plain(sampler: dict[str, object]) -> bool:
+    """Whether the chain is top-k, top-p, min-p and temperature, and all else at its default."""
+    plain = _listed(asdict(SamplerOptions()))
+    return all(
+        name in _KNOWN or (name in plain and value == plain[name])
+        for name, value in _listed(sampler).items()
+    )
+
+
+def _listed(options: dict[str, object]) -> dict[str, object]:
+    """Tuples as lists, as they come back from an exported trace."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
+
+
+def _near_ties(run: RunRows) -> Iterator[Hit]:
+    rows = run.divergence
+    if run.bound is None or not (rows["nmse"] <= run.bound).all():
+        return  # in a lane that is wrong a fork is no noise
+    lanes = (RunRows(run.trace, i) for i in run.noise_runs)
+    noise = max(float(lane.divergence["max_abs"].max(initial=0)) for lane in lanes)
+    # either of the two logits may have moved by as much
+    tie = (rows["top1_equal"] == 0) & (rows["top2_gap"] <= 2 * noise)
+    for seq, chosen in rows.by_sequence(tie):
+        first = chosen[0]
+        yield Hit(
+            int(rows["round"][first]), seq,
+            f"The most probable token differs at {len(chosen)} of {rows.n} positions, near ties.",
+            f"{rounds_text(rows['round'][chosen])}; at position {rows['pos'][first]} a gap of "
+            f"{rows['top2_gap'][first]:.1e} between the two best logits, noise moves a logit by "
+            f"up to {noise:.1e}",
+        )  # fmt: skip
+
+
+RULES = (
+    Rule(
+        "stale-logits", ERROR, "Stale logits",
+        "The token behind a rejection was chosen from the last row of the rejected batch instead "
+        "of the row at which the draft was rejected.",
+        "Sample from the logits at the index of the first mismatch, and read them before the "
+        "batch is decoded again.",
+        _stale_logits,
+    ),
+    Rule(
+        "noise-near-ties", INFO, "Forks at near ties",
+        "Kernels add in another order for another width of the batch. Where two tokens are "
+        "almost equally probable that is enough to swap them: noise, not a wrong state.",
+        "Nothing to repair; judge lanes by logits, not by equal text.",
+        _near_ties,
+    ),
+)  # fmt: skip

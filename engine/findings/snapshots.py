@@ -1,0 +1,156 @@
+"""Rules about rollbacks of the recurrent state: which snapshot is read, and what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from engine.findings.lane_errors import LaneErrors
+from engine.findings.rule import ERROR, Hit, Rule
+from engine.findings.run_rows import RunRows, observed, round_keys, rounds_text
+from engine.options import MAX_REPLAYS
+
+
+def _partial(run: RunRows) -> np.ndarray:
+    """Rows of `rounds` whose rollback moved an index only: bool [n]."""
+    return run.rounds.is_text("rollback_path", "seq_rm") & (run.rounds["rollback_depth"] > 0)
+
+
+def _wrong_index(run: RunRows) -> np.ndarray:
+    index = run.rounds["rs_idx_after"]
+    return _partial(run) & observed(index) & (index != run.rounds["rollback_depth"])
+
+
+def _plane_off_by_one(run: RunRows) -> Iterator[Hit]:
+    rounds = run.rounds
+    for seq, rows in rounds.by_sequence(_wrong_index(run)):
+        first = rows[0]
+        yield Hit(
+            int(rounds["round"][first]), seq,
+            f"Behind a rollback of {_tokens(rounds['rollback_depth'][first])} the next batch reads "
+            f"the state of {_tokens(rounds['rs_idx_after'][first])} ago.",
+            rounds_text(rounds["round"][rows]) + _state_error(run, seq, first),
+        )  # fmt: skip
+
+
+def _stale_plane(run: RunRows) -> Iterator[Hit]:
+    rounds, memory = run.rounds, run.memory
+    pending = np.flatnonzero(memory.is_text("state", "pending"))
+    if not pending.size:
+        return
+    keys = round_keys(memory)[pending]
+    order = np.argsort(keys, kind="stable")
+    keys, ages = keys[order], memory["age"][pending][order]
+    wanted = round_keys(rounds)
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    age, depth = ages[at], rounds["rollback_depth"]
+    stale = _partial(run) & ~_wrong_index(run) & (keys[at] == wanted) & (age != depth)
+    for seq, rows in rounds.by_sequence(stale):
+        first = rows[0]
+        found = "of rejected tokens or another sequence"
+        if observed(age[first]):
+            found = f"of {_tokens(age[first])} ago"
+        yield Hit(
+            int(rounds["round"][first]), seq,
+            f"A rollback of {_tokens(depth[first])} was accepted, but its plane holds a state "
+            f"{found}.",
+            f"{rounds_text(rounds['round'][rows])}; verify width "
+            f"{rounds['verify_width'][first]}, n_rs_seq {rounds['n_rs_seq'][first]}"
+            + _state_error(run, seq, first),
+        )  # fmt: skip
+
+
+def _depth_beyond_truth(run: RunRows) -> Iterator[Hit]:
+    rounds = run.rounds
+    depth, valid = rounds["rollback_depth"], rounds["valid_depth"]
+    for seq, rows in rounds.by_sequence(_partial(run) & observed(valid) & (depth > valid)):
+        first = rows[0]
+        yield Hit(
+            int(rounds["round"][first]), seq,
+            f"A rollback of {_tokens(depth[first])} was accepted where {valid[first]} is the "
+            "truthful depth.",
+            rounds_text(rounds["round"][rows]) + _state_error(run, seq, first),
+        )  # fmt: skip
+
+
+def _conv_not_rolled_back(run: RunRows) -> Iterator[Hit]:
+    errors = LaneErrors.of(run)
+    if errors is None:
+        return
+    rows = run.divergence
+    known = ~np.isnan(rows["conv_error"])
+    wrong = known & errors.conv_is_wrong & ~errors.state_is_wrong
+    for seq, chosen in rows.by_sequence(wrong):
+        first = chosen[0]
+        # later on everything that is computed from a wrong window is wrong as well
+        if errors.first_wrong(seq) == first:
+            yield Hit(
+                int(rows["round"][first]), seq,
+                "The convolution window is wrong behind a rollback that left the state right.",
+                f"relative error {rows['conv_error'][first]:.1e} of the window, "
+                f"{rows['state_error'][first]:.1e} of the state; "
+                + rounds_text(rows["round"][chosen]),
+            )  # fmt: skip
+
+
+def _replay_livelock(run: RunRows) -> Iterator[Hit]:
+    rounds = run.rounds
+    for seq, rows in rounds.by_sequence(rounds["replay_index"] > MAX_REPLAYS):
+        first = rows[0]
+        yield Hit(
+            int(rounds["round"][first]), seq,
+            f"Replaying the accepted tokens disagreed with itself {MAX_REPLAYS} times.",
+            f"{rounds_text(rounds['round'][rows])}; position {rounds['pos0'][first]}, "
+            f"{rounds['replay_index'][first]} restores",
+        )  # fmt: skip
+
+
+def _tokens(n: int) -> str:
+    return "1 token" if n == 1 else f"{n} tokens"
+
+
+def _state_error(run: RunRows, seq: int, row: int) -> str:
+    """What the lanes say of the state behind this round, if there are any."""
+    rows = run.divergence
+    here = (rows["round"] == run.rounds["round"][row]) & (rows["seq_id"] == seq)
+    errors = rows["state_error"][here & ~np.isnan(rows["state_error"])]
+    return f"; relative error of the state {errors[-1]:.1e}" if errors.size else ""
+
+
+RULES = (
+    Rule(
+        "stale-plane", ERROR, "Stale snapshot plane used",
+        "A batch writes only as many planes as it has tokens, and deeper ones keep what they "
+        "held. A bound of n_rs_seq alone accepts rollbacks to them.",
+        "Bound rollbacks by min(tokens of the last ubatch, n_rs_seq + 1) - 1, or carry older "
+        "planes along (--rollback carry).",
+        _stale_plane,
+    ),
+    Rule(
+        "depth-beyond-truth", ERROR, "Rollback deeper than the snapshots reach",
+        "The memory knew its truthful depth, and a deeper partial removal was accepted.",
+        "Refuse it and restore a checkpoint, or raise --n-rs-seq.",
+        _depth_beyond_truth,
+    ),
+    Rule(
+        "plane-off-by-one", ERROR, "Wrong snapshot plane",
+        "Plane r holds the state r tokens ago, so undoing r tokens has to read plane r.",
+        "Set the pending index to pos - (p0 - 1), counted from the last decoded token.",
+        _plane_off_by_one,
+    ),
+    Rule(
+        "conv-not-rolled-back", ERROR, "Convolution window not rolled back",
+        "The recurrent layers keep two tensors. The delta-net state was taken from the right "
+        "snapshot and the convolution window from the newest one.",
+        "Read both tensors by the same snapshot index.",
+        _conv_not_rolled_back,
+    ),
+    Rule(
+        "replay-livelock", ERROR, "Replay disagrees with itself",
+        "Where logits depend on the width of the batch, a replayed list that is sampled again "
+        "can be rejected again and again (llama.cpp #28061).",
+        "Use --replay trust, which decodes accepted tokens without sampling them again.",
+        _replay_livelock,
+    ),
+)  # fmt: skip

@@ -1,0 +1,109 @@
+"""Findings and scenarios on the command line."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.findings.check import RULES, recorded
+from engine.trace.reopen import open_trace
+from resources import SCENARIOS
+from tests.app.cli.conftest import ROOT, Outcome
+
+Cli = Callable[..., Outcome]
+
+MTP = ROOT / "tests" / "data" / "qwen35-c-v2x-mtp-f32.gguf"
+QUICK = ("--tokens", "5,6,7,8", "-n", 24, "--ignore-eos", "--compute", "f32", "--threads", 1)
+LANE = "planes,fault=plane-off-by-one"
+
+
+def test_run_prints_and_exports_findings(cli: Cli, tmp_path: Path) -> None:
+    words = ["run", MTP, *QUICK, "--spec-type", "draft-mtp", "--rollback", "checkpoint",
+             "--fault", "keep-stale-kv"]  # fmt: skip
+    lines = cli(*words).out.splitlines()
+    (line,) = (line for line in lines if line.startswith("error: "))
+    report = cli(*words, "--json", "--trace", tmp_path / "out").json
+    (finding,) = (f for f in report["findings"] if f["severity"] == "error")
+    assert (finding["rule"], finding["lane"], finding["seq_id"]) == ("duplicate-kv-cells", None, 0)
+    rule = RULES["duplicate-kv-cells"]
+    assert line == (
+        f"error: duplicate-kv-cells (round {finding['round']}): {finding['message']} "
+        f"{rule.suggestion}"
+    )
+    with (tmp_path / "out" / "findings.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["severity"] == "error"]
+    assert [(row["rule"], row["round"], row["suggestion"]) for row in rows] == [
+        (rule.id, str(finding["round"]), rule.suggestion)
+    ]
+    assert [f.rule for f in recorded(open_trace(tmp_path / "out"))] == [
+        f["rule"] for f in report["findings"]
+    ]
+
+
+def test_compare_names_the_lane(cli: Cli) -> None:
+    outcome = cli("compare", MTP, *QUICK, "--lane", "planes", "--lane", LANE)
+    assert outcome.status == 1
+    (line,) = (line for line in outcome.out.splitlines() if line.startswith("error: "))
+    assert line.startswith(f"error: plane-off-by-one ({LANE}, round ")
+    report = cli("compare", MTP, *QUICK, "--lane", LANE, "--json").json
+    (finding,) = (f for f in report["findings"] if f["severity"] == "error")
+    assert (finding["lane"], finding["run_id"]) == (LANE, 2)
+
+
+def test_scenarios_are_listed(cli: Cli) -> None:
+    outcome = cli("compare", "--list-scenarios")
+    assert (outcome.status, outcome.err) == (0, "")
+    names = [line.split()[0] for line in outcome.out.splitlines()]
+    assert names == sorted(path.stem for path in SCENARIOS.glob("*.toml"))
+
+
+def test_a_scenario_with_lanes(cli: Cli, tmp_path: Path) -> None:
+    words = ["compare", "--demo", "--scenario", "plane-off-by-one", "--compute", "f32"]
+    outcome = cli(*words, "--threads", 1, "--trace", tmp_path / "out")
+    assert outcome.status == 1
+    assert outcome.out.startswith("The plane beside the right one\n")
+    assert outcome.out.endswith("expected plane-off-by-one: found\n")
+    assert "error: plane-off-by-one (planes,fault=plane-off-by-one, round " in outcome.out
+    assert "plane-off-by-one" in open_trace(tmp_path / "out").findings.texts("rule")
+
+
+def test_a_scenario_of_sequences(cli: Cli) -> None:
+    words = ["compare", "--demo", "--scenario", "two-sequences", "--compute", "f32"]
+    outcome = cli(*words, "--threads", 1)
+    assert outcome.status == 0
+    assert "\nwarning: concurrency-lost (round 1): " in outcome.out
+    assert outcome.out.endswith("expected concurrency-lost: found\n")
+    report = cli(*words, "--threads", 1, "--json").json
+    assert len(report["sequences"]) == 2
+    assert report["options"]["split"] == "seq"
+    assert [f["rule"] for f in report["findings"]] == ["concurrency-lost"]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--scenario", "luck"], "There is no scenario 'luck'"),
+        (["--scenario", "unified-kv", "-p", "x"], "has prompts, options and lanes of its own"),
+        (["--scenario", "unified-kv", "-n", "3"], "has prompts, options and lanes of its own"),
+        (["--scenario", "unified-kv", "--lane", "ring"], "has prompts, options and lanes of its"),
+    ],
+)
+def test_a_scenario_stands_alone(cli: Cli, words: list[str], what: str) -> None:
+    outcome = cli("compare", "--demo", *words)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert what in outcome.err
+
+
+def test_listing_needs_no_torch(
+    python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = python(
+        "import sys\nfrom app.__main__ import main\n"
+        "assert main(['compare', '--list-scenarios']) == 0\n"
+        "assert not {'torch', 'PySide6'} & set(sys.modules)"
+    )
+    assert done.returncode == 0, done.stderr

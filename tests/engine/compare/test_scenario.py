@@ -1,0 +1,113 @@
+"""Scenarios: what a file may say, and that the bundled ones show what they promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from engine.compare.lane_spec import NOISE_LANE
+from engine.compare.scenario import Scenario, find_scenario, read_scenario, scenarios
+from engine.compare.scenario_job import start_comparison, start_run
+from engine.errors import OptionError
+from engine.findings.check import RULES, recorded
+from engine.options import FAULTS, RunOptions, SpecOptions
+from engine.session import Session
+from resources import DEMO_TARGET, SCENARIOS
+
+NAMES = sorted(path.stem for path in SCENARIOS.glob("*.toml"))
+HEAD = 'title = "t"\nabout = "a"\nprompts = ["x"]\n'
+
+
+@cache
+def demo() -> Session:
+    return Session.open(DEMO_TARGET, compute="f32")
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[[str], Scenario]:
+    def call(text: str) -> Scenario:
+        (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+        return read_scenario(tmp_path / "mine.toml")
+
+    return call
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_shows_what_it_promises(name: str) -> None:
+    scenario = find_scenario(SCENARIOS, name)
+    start = start_comparison if scenario.lanes else start_run
+    job = start(demo(), scenario)
+    while job.step():
+        pass
+    found = recorded(job.trace)
+    assert set(scenario.expects) <= {finding.rule for finding in found}
+    # and nothing is accused beside it
+    assert {f.rule for f in found if f.severity != "info"} <= set(scenario.expects)
+    for finding in found:
+        if finding.severity == "error":
+            assert "fault=" in job.trace.runs[finding.run_id]["lane"]
+    assert max(job.trace.rounds.column("num_emitted")) >= 1
+
+
+def test_the_bundled_ones_are_complete() -> None:
+    bundled = scenarios(SCENARIOS)
+    assert [scenario.name for scenario in bundled] == NAMES
+    faults = {f for s in bundled for lane in s.lanes for f in lane.changes["faults"]}
+    assert faults == set(FAULTS)
+    for scenario in bundled:
+        assert scenario.about.count(".") >= 2
+        assert scenario.about.endswith(".") and not scenario.title.endswith(".")
+        assert set(scenario.expects) <= set(RULES)
+
+
+def test_a_file_is_read(read: Callable[[str], Scenario]) -> None:
+    plain = read(HEAD)
+    assert (plain.name, plain.title, plain.prompts) == ("mine", "t", ("x",))
+    assert (plain.options, plain.lanes, plain.draft_accept, plain.expects) == (
+        RunOptions(), (), (), (),
+    )  # fmt: skip
+    full = read(
+        HEAD + 'lanes = ["planes,n_rs_seq=2"]\ndraft_accept = [0, 3]\nexpects = ["stale-plane"]\n'
+        'options.sampler.temp = 1\noptions.n_rs_seq = 4\n[options.spec]\ntypes = ["draft-mtp"]\n'
+    )
+    assert full.options.spec == SpecOptions(types=("draft-mtp",))
+    assert (full.options.sampler.temp, full.options.n_rs_seq) == (1.0, 4)
+    assert full.lanes[0] == NOISE_LANE
+    assert full.lanes[1].changes["n_rs_seq"] == 2
+    assert (full.draft_accept, full.expects) == ((0, 3), ("stale-plane",))
+
+
+BAD = {
+    "no TOML": ("title =", r"mine\.toml is not valid TOML"),
+    "no prompt": ('title = "t"\nabout = "a"\nprompts = []\n', r"mine\.toml: prompts is empty"),
+    "no title": ('about = "a"\nprompts = ["x"]\n', r"mine\.toml is incomplete: .*'title'"),
+    "a key too many": (HEAD + "colour = 1\n", r"mine\.toml: colour is unknown; known are title,"),
+    "an option too many": (HEAD + "options.spec.n = 1\n", r"options\.spec\.n is unknown"),
+    "text for a number": (HEAD + 'options.n_predict = "9"\n', r"options\.n_predict is '9'"),
+    "truth for a number": (HEAD + "options.n_predict = true\n", r"n_predict is True, .* no int"),
+    "number for a list": (HEAD + "lanes = 3\n", r"mine\.toml: lanes is no list"),
+    "number for a text": (HEAD + "lanes = [3]\n", r"mine\.toml: lanes is 3, which is no str"),
+    "value for a table": (HEAD + "options = 3\n", r"mine\.toml: options is no table"),
+    "out of range": (HEAD + "options.spec.n_max = 99\n", r"options\.spec is wrong: --spec-draft-n"),
+    "a lane": (HEAD + 'lanes = ["gdn"]\n', r"lanes is wrong: .*'gdn' is no rollback policy"),
+    "a rule": (HEAD + 'expects = ["luck"]\n', r"expects names 'luck', which is no rule"),
+    "drafts, no lanes": (HEAD + "draft_accept = [1]\n", r"draft_accept needs lanes"),
+    "two prompts": (
+        HEAD.replace('["x"]', '["x", "y"]') + 'lanes = ["ring"]\n', r"prompts has several texts",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_wrong_file_is_named_with_its_key(read: Callable[[str], Scenario], case: str) -> None:
+    text, message = BAD[case]
+    with pytest.raises(OptionError, match=message):
+        read(text)
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(OptionError, match=r"no scenario 'luck'.*stale-logits"):
+        find_scenario(SCENARIOS, "luck")
