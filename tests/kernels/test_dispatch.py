@@ -11,7 +11,6 @@ import torch
 from kernels import dispatch
 from kernels.dispatch import VARIABLE, pick
 
-
 MODULE = "tests.support.recorded_kernel"
 
 
