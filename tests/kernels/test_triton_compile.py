@@ -13,9 +13,12 @@ pytest.importorskip("triton")
 import triton
 from triton.backends.nvidia.compiler import get_ptxas
 
+from kernels.block_linear import TYPES
+from kernels.block_linear import with_triton as blocks_op
 from kernels.delta_rule import DeltaLog
 from kernels.delta_rule import with_triton as delta
 from tests.support.delta_inputs import make
+from tests.support.random_blocks import random_blocks
 from tests.support.triton_compiler import Compiled, compiling
 
 
@@ -71,3 +74,12 @@ def test_the_log_and_its_fold(compiled, n_tokens):
     delta.fold(inputs.state, log, n_tokens, grouped=False)
     delta.fold(inputs.state, DeltaLog(*log), torch.tensor([1, 0]), grouped=False)
     assert [kernel.name for kernel in compiled] == ["_recurrence", "_fold", "_fold"]
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+def test_products_with_blocks(compiled, type_name):
+    blocks = random_blocks(type_name, 8, 1024)
+    for n_rows in (1, 8, 16):
+        blocks_op.block_linear(torch.ones(n_rows, 1024), blocks, type_name)
+    blocks_op.block_linear(torch.ones(1, 1024, dtype=torch.bfloat16), blocks, type_name)
+    assert [kernel.name for kernel in compiled] == ["_product"] * 4
