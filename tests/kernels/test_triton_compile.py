@@ -15,8 +15,11 @@ from triton.backends.nvidia.compiler import get_ptxas
 
 from kernels.block_linear import TYPES
 from kernels.block_linear import with_triton as blocks_op
+from kernels.conv import with_triton as conv
 from kernels.delta_rule import DeltaLog
 from kernels.delta_rule import with_triton as delta
+from kernels.norm import with_triton as norm
+from kernels.rope import with_triton as rope
 from tests.support.delta_inputs import make
 from tests.support.random_blocks import random_blocks
 from tests.support.triton_compiler import Compiled, compiling
@@ -83,3 +86,15 @@ def test_products_with_blocks(compiled, type_name):
         blocks_op.block_linear(torch.ones(n_rows, 1024), blocks, type_name)
     blocks_op.block_linear(torch.ones(1, 1024, dtype=torch.bfloat16), blocks, type_name)
     assert [kernel.name for kernel in compiled] == ["_product"] * 4
+
+
+@pytest.mark.parametrize("n_tokens", [1, 5])
+def test_convolution_norms_and_rope(compiled, n_tokens):
+    conv.causal_conv(torch.ones(2, n_tokens, 6144), torch.ones(6144, 4), torch.ones(2, 3, 6144))
+    x, d = torch.ones(n_tokens, 2560), torch.ones(2560)
+    norm.rms_norm(x, d, 1e-6)
+    norm.l2_norm(torch.ones(n_tokens, 32, 128), 1e-6)
+    norm.gated_rms_norm(x, x, d, 1e-6)
+    table = torch.ones(1, n_tokens, 32)
+    rope.apply_rope(torch.ones(1, n_tokens, 16, 256), table, table)
+    assert [kernel.name for kernel in compiled] == ["_conv", *["_norm"] * 3, "_rotate"]
