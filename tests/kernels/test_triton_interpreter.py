@@ -19,14 +19,14 @@ pytest.importorskip("triton")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_in_the_interpreter(path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", str(path)],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "", str(path)],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "DRAFTSCOPE_KERNELS": "triton"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert re.search(r"[1-9]\d* passed", done.stdout + done.stderr) or "100%" in done.stdout
-    assert "skipped" not in done.stdout
+    # one line of counts: had a test been skipped or deselected, it would say more
+    assert re.search(r"^[1-9]\d* passed in", done.stdout, re.MULTILINE), done.stdout[-2000:]
