@@ -7,7 +7,7 @@ import torch
 from kernels.conv import naive, with_torch
 from kernels.dispatch import pick
 
-_run = pick(naive.causal_conv, with_torch.causal_conv)
+_run = pick(naive.causal_conv, with_torch.causal_conv, "kernels.conv.with_triton")
 
 
 def causal_conv(

@@ -12,10 +12,11 @@ from kernels.dispatch import pick
 
 __all__ = ["DeltaLog", "fold", "gated_delta_into", "gated_delta_log", "gated_delta_rule"]
 
-_run = pick(naive.gated_delta_rule, with_torch.gated_delta_rule)
-_into = pick(naive.gated_delta_into, with_torch.gated_delta_into)
-_log = pick(naive.gated_delta_log, log_with_torch.gated_delta_log)
-_fold = pick(naive.fold, log_with_torch.fold)
+_TRITON = "kernels.delta_rule.with_triton"
+_run = pick(naive.gated_delta_rule, with_torch.gated_delta_rule, _TRITON)
+_into = pick(naive.gated_delta_into, with_torch.gated_delta_into, _TRITON)
+_log = pick(naive.gated_delta_log, log_with_torch.gated_delta_log, _TRITON)
+_fold = pick(naive.fold, log_with_torch.fold, _TRITON)
 
 
 def gated_delta_rule(
@@ -61,8 +62,8 @@ def gated_delta_into(
     """gated_delta_rule with its states written straight into memory of the caller's.
 
     slots: 1 .. T tensors [B, H_v, d_k, d_v] with heads and batch in one stride (contiguous will
-    do), apart from one another; slots[s] receives the state s tokens before the last one. One of
-    them may be `state` itself. Returns o [B, T, H_v, d_v].
+    do), apart from one another and strided alike; slots[s] receives the state s tokens before the
+    last one. One of them may be `state` itself. Returns o [B, T, H_v, d_v].
     """
     return _into(q, k, v, g, beta, state, grouped=grouped, slots=slots)
 

@@ -7,9 +7,10 @@ import torch
 from kernels.dispatch import pick
 from kernels.norm import naive, with_torch
 
-_rms = pick(naive.rms_norm, with_torch.rms_norm)
-_l2 = pick(naive.l2_norm, with_torch.l2_norm)
-_gated = pick(naive.gated_rms_norm, with_torch.gated_rms_norm)
+_TRITON = "kernels.norm.with_triton"
+_rms = pick(naive.rms_norm, with_torch.rms_norm, _TRITON)
+_l2 = pick(naive.l2_norm, with_torch.l2_norm, _TRITON)
+_gated = pick(naive.gated_rms_norm, with_torch.gated_rms_norm, _TRITON)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

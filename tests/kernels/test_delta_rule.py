@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import pytest
 import torch
 
 from kernels.delta_rule import gated_delta_rule, naive, with_torch
 from tests.support.closeness import nmse
+from tests.support.delta_inputs import UPSTREAM, Inputs, make, strided
 
 IMPLEMENTATIONS = pytest.mark.parametrize(
     "run", [naive.gated_delta_rule, with_torch.gated_delta_rule], ids=["naive", "torch"]
@@ -17,52 +17,6 @@ IMPLEMENTATIONS = pytest.mark.parametrize(
 # what upstream's kernel test asks for is 1e-7; f32 rounding alone stays far below
 F32 = 1e-12
 F64 = 1e-26
-
-
-class Inputs(NamedTuple):
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    g: torch.Tensor
-    beta: torch.Tensor
-    state: torch.Tensor
-
-    def tokens(self, start: int, stop: int, state: torch.Tensor | None = None) -> Inputs:
-        piece = [x[:, start:stop] for x in self[:5]]
-        return Inputs(*piece, self.state if state is None else state)
-
-    def double(self) -> Inputs:
-        return Inputs(*(x.double() for x in self))
-
-
-def uniform(low: float, high: float, *shape: int) -> torch.Tensor:
-    return torch.rand(shape) * (high - low) + low
-
-
-def make(
-    n_k_heads: int,
-    d: int,
-    n_tokens: int,
-    n_batch: int,
-    repeat: int = 1,
-    kda: bool = False,
-    lowest_g: float = -20.0,
-) -> Inputs:
-    """The distributions of upstream's kernel test."""
-    n_heads = n_k_heads * repeat
-    q, k = (
-        torch.nn.functional.normalize(uniform(-1, 1, n_batch, n_tokens, n_k_heads, d), dim=-1)
-        for _ in range(2)
-    )
-    gates = (n_batch, n_tokens, n_heads)
-    return Inputs(
-        q,
-        k,
-        uniform(-0.3, 5, n_batch, n_tokens, n_heads, d),
-        uniform(lowest_g, -1e-4, *((*gates, d) if kda else gates)),
-        uniform(0, 1, *gates),
-        uniform(-1, 1, n_batch, n_heads, d, d),
-    )
 
 
 @IMPLEMENTATIONS
@@ -105,25 +59,6 @@ def test_a_gate_per_channel_with_equal_channels_is_a_gate_per_head():
         torch.testing.assert_close(kept, kept_head)
 
 
-# heads, d, tokens, batch, value heads per key head, gate per channel, snapshots
-UPSTREAM = [
-    *[(32, 128, 1, 1, 1, False, 1), (32, 16, 1, 1, 1, False, 1), (16, 64, 1, 2, 1, False, 1)],
-    *[(4, 64, 4, 1, 1, False, 1), (4, 64, 4, 2, 1, False, 1), (8, 32, 4, 2, 2, False, 1)],
-    *[(32, 16, 1, 1, 1, True, 1), (4, 64, 1, 1, 1, True, 1), (4, 64, 1, 2, 1, True, 1)],
-    *[(4, 16, 1, 2, 1, True, 1), (4, 32, 4, 1, 1, True, 1), (4, 64, 4, 2, 1, True, 1)],
-    *[(8, 32, 4, 2, 2, True, 1), (4, 16, 4, 2, 1, True, 1)],
-    *[(4, 64, n, 1, 1, False, 1) for n in (64, 127, 256, 65, 100, 200)],
-    (4, 64, 127, 2, 1, False, 1),
-    *[(4, 64, n, 1, 1, True, 1) for n in (64, 33, 100)],
-    # every intermediate state kept
-    *[(4, 16, 2, 1, 1, False, 2), (4, 32, 4, 1, 1, False, 4), (4, 64, 4, 2, 1, False, 4)],
-    *[(8, 128, 4, 1, 1, False, 4), (4, 64, 4, 2, 1, True, 4), (8, 32, 4, 2, 2, True, 4)],
-    # fewer planes than tokens, then more
-    *[(4, 32, 8, 1, 1, False, 3), (4, 64, 16, 2, 1, False, 4)],
-    *[(4, 32, 1, 1, 1, False, 4), (4, 32, 2, 1, 1, False, 4), (4, 32, 2, 1, 1, True, 4)],
-]
-
-
 @pytest.mark.parametrize(
     ("heads", "d", "n_tokens", "n_batch", "repeat", "kda", "n_snapshots"),
     UPSTREAM,
@@ -158,14 +93,9 @@ def test_every_length_and_depth_in_f64(n_tokens, n_batch, kda):
 @pytest.mark.parametrize("n_tokens", [1, 4, 40])
 def test_any_strides(n_tokens, grouped, kda):
     plain = make(2, 16, n_tokens, 2, repeat=2, kda=kda)
-    strided = Inputs(
-        # stored as [B, H, T, d], as every second element, and as the transposed state
-        *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in plain[:4]),
-        torch.stack((plain.beta, plain.beta + 9), -1)[..., 0],
-        plain.state.transpose(2, 3).contiguous().transpose(2, 3),
-    )
-    assert n_tokens == 1 or not any(x.is_contiguous() for x in strided)
-    o, kept = with_torch.gated_delta_rule(*strided, grouped=grouped, n_snapshots=3)
+    permuted = strided(plain)
+    assert n_tokens == 1 or not any(x.is_contiguous() for x in permuted)
+    o, kept = with_torch.gated_delta_rule(*permuted, grouped=grouped, n_snapshots=3)
     truth = naive.gated_delta_rule(*plain.double(), grouped=grouped, n_snapshots=3)
     assert nmse(o, truth[0]) < F32
     assert nmse(kept, truth[1]) < F32

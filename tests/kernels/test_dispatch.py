@@ -2,35 +2,113 @@
 
 from __future__ import annotations
 
-import pytest
+import sys
+from collections.abc import Callable
 
+import pytest
+import torch
+
+from kernels import dispatch
 from kernels.dispatch import VARIABLE, pick
 
+MODULE = "tests.support.recorded_kernel"
 
-def naive() -> str:
+
+def naive(x: torch.Tensor) -> str:
     return "naive"
 
 
-def fast() -> str:
+def implementation(x: torch.Tensor, *, more: int = 0) -> str:
+    """The torch version."""
     return "torch"
 
 
+class OnCuda:
+    """As much of a CUDA tensor as the choice looks at."""
+
+    is_cuda = True
+
+
+@pytest.fixture
+def machine(monkeypatch) -> Callable[..., None]:
+    """What this machine appears to have."""
+
+    def set_up(*, cuda: bool = False, triton: bool = True, interpreted: bool = False) -> None:
+        monkeypatch.setattr(dispatch, "_has_cuda", lambda: cuda)
+        monkeypatch.setattr(dispatch, "_has_triton", lambda: triton)
+        monkeypatch.setenv("TRITON_INTERPRET", "1" if interpreted else "0")
+        monkeypatch.delenv(VARIABLE, raising=False)
+
+    set_up()
+    return set_up
+
+
 @pytest.mark.parametrize("value", ["naive", "torch"])
-def test_the_variable_names_the_implementation(monkeypatch, value):
+def test_the_variable_names_the_implementation(machine, monkeypatch, value):
+    machine(cuda=True)
     monkeypatch.setenv(VARIABLE, value)
-    assert pick(naive, fast)() == value
+    assert pick(naive, implementation, MODULE)(OnCuda()) == value
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_torch_is_the_default(monkeypatch, value):
-    if value is None:
-        monkeypatch.delenv(VARIABLE, raising=False)
-    else:
+@pytest.mark.parametrize(("cuda", "triton"), [(False, True), (True, False)])
+def test_without_cuda_or_triton_the_torch_version_itself_is_the_default(
+    machine, monkeypatch, value, cuda, triton
+):
+    machine(cuda=cuda, triton=triton)
+    if value is not None:
         monkeypatch.setenv(VARIABLE, value)
-    assert pick(naive, fast)() == "torch"
+    assert pick(naive, implementation, MODULE) is implementation
 
 
-def test_an_unknown_name_is_refused_with_the_choices(monkeypatch):
+def test_the_device_of_the_first_tensor_decides(machine):
+    machine(cuda=True)
+    run = pick(naive, implementation, MODULE)
+    assert run(OnCuda()) == "triton"
+    assert run(torch.ones(1)) == "torch"
+    assert run.__doc__ == "The torch version."
+    assert pick(naive, implementation)(OnCuda()) == "torch"
+
+
+def test_triton_is_imported_at_the_first_call_that_needs_it(machine, monkeypatch):
+    machine(cuda=True)
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    run = pick(naive, implementation, MODULE)
+    run(torch.ones(1))
+    assert MODULE not in sys.modules
+    run(OnCuda(), more=3)
+    assert sys.modules[MODULE].calls == [3]
+
+
+@pytest.mark.parametrize(("cuda", "interpreted"), [(True, False), (False, True)])
+def test_triton_can_be_asked_for(machine, monkeypatch, cuda, interpreted):
+    machine(cuda=cuda, interpreted=interpreted)
+    monkeypatch.setenv(VARIABLE, "triton")
+    assert pick(naive, implementation, MODULE)(torch.ones(1)) == "triton"
+    assert pick(naive, implementation)(torch.ones(1)) == "torch"
+
+
+def test_what_needs_gradients_runs_in_torch(machine, monkeypatch):
+    machine(interpreted=True)
+    monkeypatch.setenv(VARIABLE, "triton")
+    run, leaf = pick(naive, implementation, MODULE), torch.ones(1, requires_grad=True)
+    assert run(leaf) == "torch"
+    with torch.no_grad():
+        assert run(leaf) == "triton"
+
+
+@pytest.mark.parametrize(
+    ("triton", "message"),
+    [(True, r"=triton needs a CUDA device: use torch, or"), (False, "needs the package triton")],
+)
+def test_triton_on_a_machine_that_cannot_run_it_is_refused(machine, monkeypatch, triton, message):
+    machine(triton=triton)
+    monkeypatch.setenv(VARIABLE, "triton")
+    with pytest.raises(ValueError, match=message):
+        pick(naive, implementation, MODULE)
+
+
+def test_an_unknown_name_is_refused_with_the_choices(machine, monkeypatch):
     monkeypatch.setenv(VARIABLE, "cuda")
-    with pytest.raises(ValueError, match=r"DRAFTSCOPE_KERNELS=cuda .*torch, naive"):
-        pick(naive, fast)
+    with pytest.raises(ValueError, match=r"DRAFTSCOPE_KERNELS=cuda .*naive, torch, triton"):
+        pick(naive, implementation)

@@ -1,0 +1,168 @@
+"""What is measured: every public kernel at the sizes a decoding loop calls it with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from kernels.attention import attend
+from kernels.attention import naive as attention_law
+from kernels.bench import delta_cases
+from kernels.bench import sizes as count
+from kernels.bench.case import Case
+from kernels.bench.sizes import Sizes
+from kernels.block_linear import TYPES, block_linear
+from kernels.block_linear import naive as block_law
+from kernels.conv import causal_conv
+from kernels.conv import naive as conv_law
+from kernels.linear import MODES, linear, pack
+from kernels.linear import naive as linear_law
+from kernels.moe import experts
+from kernels.moe import naive as moe_law
+from kernels.norm import gated_rms_norm, l2_norm, rms_norm
+from kernels.norm import naive as norm_law
+from kernels.rope import apply_rope, rope_table
+from kernels.rope import naive as rope_law
+
+
+def all_cases(sizes: Sizes, device: torch.device) -> dict[str, Callable[[], Iterator[Case]]]:
+    """Kernel names and their cases; tensors are made when a case is reached."""
+
+    def of(make: Callable[[Sizes, torch.device], Iterator[Case]]) -> Callable[[], Iterator[Case]]:
+        return lambda: make(sizes, device)
+
+    cases = {
+        "delta_rule": of(delta_cases.rule),
+        "delta_log": of(delta_cases.log),
+        "fold": of(delta_cases.fold_log),
+        "conv": of(_conv),
+        "norm": of(_norm),
+        "rope": of(_rope),
+        "linear": of(_linear),
+        "attention": of(_attention),
+        "moe": of(_moe),
+    }
+    if device.type == "cuda":
+        # elsewhere it expands the whole weight on every call
+        cases["block_linear"] = of(_block_linear)
+    return cases
+
+
+def _conv(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    channels, n_taps = sizes.conv_channels, 4
+    weight = torch.randn(channels, n_taps, device=device)
+    for n_tokens in sizes.tokens:
+        x = torch.randn(1, n_tokens, channels, device=device)
+        window = torch.randn(1, n_taps - 1, channels, device=device)
+        yield Case(
+            "conv", f"T={n_tokens} C={channels}",
+            partial(causal_conv, x, weight, window),
+            partial(conv_law.causal_conv, x, weight, window),
+            count.conv_bytes(channels, 1, n_tokens, n_taps),
+            2 * n_taps * n_tokens * channels, n_tokens,
+        )  # fmt: skip
+
+
+def _norm(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    d = sizes.n_embd
+    weight = torch.randn(d, device=device)
+    for n in sizes.tokens:
+        x, gate = torch.randn(n, d, device=device), torch.randn(n, d, device=device)
+        operations = 4 * n * d
+        yield Case(
+            "norm", f"rms {n}x{d}", partial(rms_norm, x, weight, 1e-6),
+            partial(norm_law.rms_norm, x, weight, 1e-6),
+            count.norm_bytes(n, d, 1), operations,
+        )  # fmt: skip
+        yield Case(
+            "norm", f"l2 {n}x{d}", partial(l2_norm, x, 1e-6),
+            partial(norm_law.l2_norm, x, 1e-6), count.norm_bytes(n, d, 0), operations,
+        )  # fmt: skip
+        yield Case(
+            "norm", f"gated {n}x{d}", partial(gated_rms_norm, x, gate, weight, 1e-6),
+            partial(norm_law.gated_rms_norm, x, gate, weight, 1e-6),
+            count.norm_bytes(n, d, 1, gates=1), 2 * operations,
+        )  # fmt: skip
+
+
+def _rope(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    n_heads, head_dim, n_rot = sizes.n_heads, sizes.head_dim, sizes.n_rot
+    frequencies = 1e7 ** -(torch.arange(n_rot // 2, device=device) / (n_rot / 2))
+    for n in sizes.tokens:
+        x = torch.randn(1, n, n_heads, head_dim, device=device)
+        cos, sin = rope_table(torch.arange(n, device=device).unsqueeze(0), n_rot, frequencies)
+        yield Case(
+            "rope", f"T={n} H={n_heads} hd={head_dim}",
+            partial(apply_rope, x, cos, sin),
+            partial(rope_law.apply_rope, x, cos, sin),
+            count.rope_bytes(n, n_heads, head_dim, n_rot), 3 * n * n_heads * n_rot, n_rot,
+        )  # fmt: skip
+
+
+def _linear(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    n_in, n_out = sizes.n_embd, sizes.n_ff
+    # the packed modes are for processors
+    for mode in MODES if device.type == "cpu" else ("f32",):
+        weight = torch.randn(n_out, n_in, device=device)
+        packed, law = pack(weight, mode), linear_law.pack(weight, mode)
+        for n in sizes.tokens:
+            x = torch.randn(n, n_in, device=device)
+            yield Case(
+                "linear", f"{mode} {n}x{n_in}x{n_out}", partial(linear, x, packed),
+                partial(linear_law.linear, x, law),
+                count.linear_bytes(packed.n_bytes, n, n_in, n_out), 2 * n * n_in * n_out,
+                rate="f32" if mode == "f32" else "bf16",
+            )  # fmt: skip
+
+
+def _block_linear(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    n_in, n_out = sizes.n_embd, sizes.n_ff
+    for name in TYPES:
+        elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
+        # blocks of zeros take as long as others
+        host = torch.zeros(n_out, n_in // elements * n_bytes, dtype=torch.uint8)
+        blocks = host.to(device)
+        for n in (n for n in sizes.tokens if n <= 16):
+            x = torch.randn(n, n_in)
+            on_device = x.to(device)
+            yield Case(
+                "block_linear", f"{name} {n}x{n_in}x{n_out}",
+                partial(block_linear, on_device, blocks, name),
+                partial(block_law.block_linear, x, host, name),
+                count.linear_bytes(host.numel(), n, n_in, n_out), 2 * n * n_in * n_out,
+            )  # fmt: skip
+
+
+def _attention(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    n_cells, n_heads, head_dim = sizes.n_cells, sizes.n_heads, sizes.head_dim
+    k, v = (torch.randn(1, sizes.n_kv_heads, n_cells, head_dim, device=device) for _ in range(2))
+    for n in (n for n in sizes.tokens if n <= 16):
+        q = torch.randn(1, n, n_heads, head_dim, device=device)
+        mask = torch.ones(1, n, n_cells, dtype=torch.bool, device=device).tril(n_cells - n)
+        yield Case(
+            "attention", f"T={n} N={n_cells} H={n_heads}/{sizes.n_kv_heads} hd={head_dim}",
+            partial(attend, q, k, v, mask),
+            partial(attention_law.attend, q, k, v, mask),
+            count.attention_bytes(sizes, n), 4 * n * n_heads * n_cells * head_dim, n * n_heads,
+        )  # fmt: skip
+
+
+def _moe(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    shape = sizes.n_experts, sizes.n_ff_expert, sizes.n_embd
+    gate, up, down = (torch.randn(shape, device=device) for _ in range(3))
+    down = down.transpose(1, 2).contiguous()
+    for n in (n for n in sizes.tokens if n <= 16):
+        x = torch.randn(n, sizes.n_embd, device=device)
+        order = torch.rand(n, sizes.n_experts, device=device).argsort(1)
+        ids = order[:, : sizes.n_used]
+        weights = torch.full(ids.shape, 1 / sizes.n_used, device=device)
+        yield Case(
+            "moe", f"{n} rows, {sizes.n_used} of {sizes.n_experts} experts",
+            partial(experts, x, weights, ids, gate, up, down),
+            partial(moe_law.experts, x, weights, ids, gate, up, down),
+            count.expert_bytes(sizes, n, len(ids.unique())),
+            6 * n * sizes.n_used * sizes.n_ff_expert * sizes.n_embd, n * sizes.n_used,
+        )  # fmt: skip

@@ -1,0 +1,34 @@
+"""Matrix products with weights that stay in the blocks of their GGUF file."""
+
+from __future__ import annotations
+
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from kernels.block_linear import naive, with_torch
+from kernels.dispatch import pick
+
+__all__ = ["TYPES", "block_linear"]
+
+TYPES = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
+"""The types a product can be formed with; weights of others are expanded once, when loaded."""
+
+_run = pick(naive.block_linear, with_torch.block_linear, "kernels.block_linear.with_triton")
+
+
+def block_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tensor:
+    """x @ weight.T in f32, the weight expanded on the way to the same numbers as `dequantise`.
+
+    x: f32 or bf16 [..., in]; blocks: uint8 [out, bytes per row], contiguous, each row whole
+    blocks of the GGML type named `type`, on an even address. Returns f32 [..., out]. On a GPU
+    meant for few rows (1 .. 16): every 16 rows read the weight once, nothing else is stored.
+
+    Raises ValueError for a type that is not one of TYPES and for rows of another length.
+    """
+    if type not in TYPES:
+        raise ValueError(f"no product with blocks of {type}, only with {', '.join(TYPES)}")
+    elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
+    n_blocks, rest = divmod(x.shape[-1], elements)
+    if rest or blocks.shape[1] != n_blocks * n_bytes:
+        raise ValueError(f"{blocks.shape[1]} bytes are no row of {x.shape[-1]} {type} weights")
+    return _run(x, blocks, type)

@@ -1,0 +1,78 @@
+"""The norms on a GPU: each row read once."""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+
+from kernels.triton_setup import cdiv, jit, power_of_2
+
+# numbers in one program: short rows share one
+TILE = 1024
+
+
+@jit(do_not_specialize_on_alignment=["n_rows"])
+def _norm(
+    x, gate, weight, y, n_rows, d, x_row, gate_row, eps,
+    MEAN: tl.constexpr, WEIGHT: tl.constexpr, GATE: tl.constexpr,
+    BR: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR))[:, None]
+    column = tl.arange(0, BD)[None, :]
+    inside = (row < n_rows) & (column < d)
+    values = tl.load(x + row * x_row + column, inside, 0.0)
+    square = tl.sum(values * values, 1, keep_dims=True)
+    if MEAN:
+        square = square / d
+    values = values / tl.sqrt(square + eps)
+    if WEIGHT:
+        values *= tl.load(weight + column, column < d, 0.0)
+    if GATE:
+        opened = tl.load(gate + row * gate_row + column, inside, 0.0)
+        values *= opened * tl.sigmoid(opened)
+    tl.store(y + row * d + column, values, inside)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kernels.norm.rms_norm."""
+    return _run(x, eps, weight=weight)
+
+
+def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kernels.norm.l2_norm."""
+    return _run(x, eps)
+
+
+def gated_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """See kernels.norm.gated_rms_norm."""
+    return _run(x, eps, weight=weight, gate=gate)
+
+
+def _run(
+    x: torch.Tensor,
+    eps: float,
+    *,
+    weight: torch.Tensor | None = None,
+    gate: torch.Tensor | None = None,
+) -> torch.Tensor:
+    d = x.shape[-1]
+    rows = _as_rows(x)
+    gates = rows if gate is None else _as_rows(gate)
+    y = x.new_empty(x.shape)
+    width = power_of_2(d)
+    together = max(1, TILE // width)
+    _norm[(cdiv(rows.shape[0], together),)](
+        rows, gates, rows if weight is None else weight.contiguous(), y,
+        rows.shape[0], d, rows.stride(0), gates.stride(0), eps,
+        MEAN=weight is not None, WEIGHT=weight is not None, GATE=gate is not None,
+        BR=together, BD=width, num_warps=4 if width <= TILE else 8,
+    )  # fmt: skip
+    return y
+
+
+def _as_rows(x: torch.Tensor) -> torch.Tensor:
+    """[n, d] with neighbours side by side, a view where the strides allow it."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()

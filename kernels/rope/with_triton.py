@@ -1,0 +1,48 @@
+"""Rotary position embedding on a GPU; the table is made by torch, in f64, where the caller is."""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+
+from kernels.triton_setup import cdiv, jit, power_of_2
+
+HEADS = 4
+
+
+@jit(do_not_specialize_on_alignment=["n_tokens"])
+def _rotate(
+    x, cos, sin, y, n_tokens, n_heads, head_dim, half,
+    x_b, x_t, x_h, x_d, cos_b, cos_t, cos_d, sin_b, sin_t, sin_d,
+    BH: tl.constexpr, BD: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    b, t = tl.program_id(2).to(tl.int64), tl.program_id(0)
+    h = (tl.program_id(1) * BH + tl.arange(0, BH))[:, None]
+    j = tl.arange(0, BD)
+    x += b * x_b + t * x_t + h * x_h
+    y += ((b * n_tokens + t) * n_heads + h) * head_dim
+    inside = (h < n_heads) & (j < half)[None, :]
+    c = tl.load(cos + b * cos_b + t * cos_t + j * cos_d, j < half, 0.0)[None, :]
+    s = tl.load(sin + b * sin_b + t * sin_t + j * sin_d, j < half, 0.0)[None, :]
+    first = tl.load(x + j[None, :] * x_d, inside, 0.0)
+    second = tl.load(x + (j + half)[None, :] * x_d, inside, 0.0)
+    tl.store(y + j[None, :], first * c - second * s, inside)
+    tl.store(y + (j + half)[None, :], second * c + first * s, inside)
+    if REST > 0:
+        r = (2 * half + tl.arange(0, REST))[None, :]
+        beyond = (h < n_heads) & (r < head_dim)
+        tl.store(y + r, tl.load(x + r * x_d, beyond, 0.0), beyond)
+
+
+def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """See kernels.rope.apply_rope."""
+    n_batch, n_tokens, n_heads, head_dim = x.shape
+    half = cos.shape[-1]
+    rest = head_dim - 2 * half
+    y = x.new_empty(x.shape)
+    _rotate[(n_tokens, cdiv(n_heads, HEADS), n_batch)](
+        x, cos, sin, y, n_tokens, n_heads, head_dim, half,
+        *x.stride(), *cos.stride(), *sin.stride(),
+        BH=HEADS, BD=power_of_2(half), REST=power_of_2(rest) if rest else 0, num_warps=1,
+    )  # fmt: skip
+    return y

@@ -1,0 +1,27 @@
+"""What every Triton kernel shares: how it is compiled, and on which memory it can run."""
+
+from __future__ import annotations
+
+import os
+
+# Fusing a product and a sum into one rounding is off. The kernels then round as the naive
+# versions do, GGUF blocks decode to the bits that gguf-py gives, and neither Triton's release
+# (3.9 fuses by default, 3.10 will not) nor the interpreter changes a result. These kernels wait
+# for memory, not for arithmetic; where a fused sum pays, tl.fma asks for it. A user's setting wins.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "0")
+
+import triton
+
+__all__ = ["cdiv", "jit", "power_of_2"]
+
+jit = triton.jit
+
+
+def power_of_2(n: int) -> int:
+    """The smallest power of two that is not below n >= 1, as the sides of a tile must be."""
+    return 1 << (n - 1).bit_length()
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)

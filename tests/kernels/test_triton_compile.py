@@ -1,0 +1,100 @@
+"""Every Triton kernel as the GPU will get it: compiled for two generations, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton
+from triton.backends.nvidia.compiler import get_ptxas
+
+from kernels.block_linear import TYPES
+from kernels.block_linear import with_triton as blocks_op
+from kernels.conv import with_triton as conv
+from kernels.delta_rule import DeltaLog
+from kernels.delta_rule import with_triton as delta
+from kernels.norm import with_triton as norm
+from kernels.rope import with_triton as rope
+from tests.support.delta_inputs import make
+from tests.support.random_blocks import random_blocks
+from tests.support.triton_compiler import Compiled, compiling
+
+
+@pytest.fixture(params=[80, 90], ids=["sm_80", "sm_90"])
+def compiled(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> Iterator[list[Compiled]]:
+    """What the launches of a test were compiled to; afterwards, that nothing was spilled."""
+    try:
+        get_ptxas(request.param)
+    except (RuntimeError, OSError) as error:
+        pytest.skip(f"no assembler: {error}")
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    with compiling(request.param, monkeypatch, capsys) as done:
+        yield done
+    assert done
+    for kernel in done:
+        assert f".target sm_{request.param}" in kernel.ptx
+        assert kernel.n_bytes > 0
+        assert kernel.n_spilled == 0, kernel.name
+        assert 0 < kernel.n_registers <= 255
+        assert kernel.n_shared <= 48 * 1024
+
+
+@pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
+@pytest.mark.parametrize(
+    ("n_tokens", "n_snapshots", "n_batch"),
+    [(1, 1, 1), (4, 4, 1), (16, 8, 1), (500, 1, 1), (1, 1, 32), (4, 4, 32)],
+)
+def test_the_delta_rule(compiled, n_tokens, n_snapshots, n_batch, kda):
+    inputs = make(16, 128, n_tokens, n_batch, repeat=2, kda=kda)
+    delta.gated_delta_rule(*inputs, grouped=True, n_snapshots=n_snapshots)
+    (kernel,) = compiled
+    assert kernel.name == "_recurrence"
+    # four numbers of a row in one access, both ways
+    assert "ld.global.v4" in kernel.ptx
+    assert "st.global.v4" in kernel.ptx
+
+
+def test_no_product_is_fused_with_a_sum(compiled):
+    """See kernels/triton_setup.py."""
+    delta.gated_delta_rule(*make(2, 64, 2, 1), grouped=True)
+    assert "fma.rn" not in compiled[0].ptx
+
+
+@pytest.mark.parametrize("n_tokens", [1, 4])
+def test_the_log_and_its_fold(compiled, n_tokens):
+    inputs = make(16, 128, n_tokens, 2, repeat=2)
+    _, log = delta.gated_delta_log(*inputs, grouped=False)
+    delta.fold(inputs.state, log, n_tokens, grouped=False)
+    delta.fold(inputs.state, DeltaLog(*log), torch.tensor([1, 0]), grouped=False)
+    assert [kernel.name for kernel in compiled] == ["_recurrence", "_fold", "_fold"]
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+def test_products_with_blocks(compiled, type_name):
+    blocks = random_blocks(type_name, 8, 1024)
+    for n_rows in (1, 8, 16):
+        blocks_op.block_linear(torch.ones(n_rows, 1024), blocks, type_name)
+    blocks_op.block_linear(torch.ones(1, 1024, dtype=torch.bfloat16), blocks, type_name)
+    assert [kernel.name for kernel in compiled] == ["_product"] * 4
+
+
+@pytest.mark.parametrize("n_tokens", [1, 5])
+def test_convolution_norms_and_rope(compiled, n_tokens):
+    conv.causal_conv(torch.ones(2, n_tokens, 6144), torch.ones(6144, 4), torch.ones(2, 3, 6144))
+    x, d = torch.ones(n_tokens, 2560), torch.ones(2560)
+    norm.rms_norm(x, d, 1e-6)
+    norm.l2_norm(torch.ones(n_tokens, 32, 128), 1e-6)
+    norm.gated_rms_norm(x, x, d, 1e-6)
+    table = torch.ones(1, n_tokens, 32)
+    rope.apply_rope(torch.ones(1, n_tokens, 16, 256), table, table)
+    assert [kernel.name for kernel in compiled] == ["_conv", *["_norm"] * 3, "_rotate"]

@@ -1,0 +1,32 @@
+"""The tests of the Triton kernels in Triton's interpreter, one process for each file."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((Path(__file__).parent / "with_triton").glob("test_*.py"))
+
+pytest.importorskip("triton")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_in_the_interpreter(path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "", str(path)],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "DRAFTSCOPE_KERNELS": "triton"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    # one line of counts: had a test been skipped or deselected, it would say more
+    assert re.search(r"^[1-9]\d* passed in", done.stdout, re.MULTILINE), done.stdout[-2000:]

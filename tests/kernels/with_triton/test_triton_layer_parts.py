@@ -1,0 +1,88 @@
+"""Convolution, norms and rope in Triton, against the law in f64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.conv import naive as conv_law
+from kernels.conv import with_triton as conv
+from kernels.norm import naive as norm_law
+from kernels.norm import with_triton as norm
+from kernels.rope import naive as rope_law
+from kernels.rope import with_triton as rope
+from tests.support.closeness import nmse
+
+F32 = 1e-12
+
+
+def permuted(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers with the last axis outermost in memory."""
+    return x.movedim(-1, 0).contiguous().movedim(0, -1)
+
+
+@pytest.mark.parametrize("n_taps", [1, 2, 4])
+@pytest.mark.parametrize("n_tokens", [1, 2, 9])
+@pytest.mark.parametrize("strides", ["plain", "permuted"])
+def test_convolution(device, n_tokens, n_taps, strides):
+    x, weight = torch.randn(3, n_tokens, 150), torch.randn(150, n_taps)
+    window = torch.randn(3, n_taps - 1, 150)
+    given = [part.to(device) for part in (x, weight, window)]
+    if strides == "permuted":
+        given = [permuted(part) for part in given]
+    y, history = conv.causal_conv(*given)
+    wanted, _ = conv_law.causal_conv(x.double(), weight.double(), window.double())
+    assert y.shape == x.shape
+    assert nmse(y.cpu(), wanted) < F32
+    assert torch.equal(history.cpu(), torch.cat((window, x), 1))
+
+
+def test_a_window_from_the_history_leads_on(device):
+    x, weight = torch.randn(2, 7, 20).to(device), torch.randn(20, 4).to(device)
+    window = torch.randn(2, 3, 20).to(device)
+    whole, _ = conv.causal_conv(x, weight, window)
+    head, history = conv.causal_conv(x[:, :5], weight, window)
+    tail, _ = conv.causal_conv(x[:, 5:], weight, history[:, 5:])
+    assert torch.equal(torch.cat((head, tail), 1), whole)
+
+
+@pytest.mark.parametrize("shape", [(1, 128), (2, 3, 96), (2, 3, 5, 16), (3, 1500)], ids=str)
+@pytest.mark.parametrize("strides", ["plain", "permuted", "sliced"])
+def test_norms(device, shape, strides):
+    x, gate, weight = torch.randn(shape), torch.randn(shape), torch.randn(shape[-1])
+    change = {
+        "plain": lambda part: part,
+        "permuted": permuted,
+        "sliced": lambda part: torch.cat((part + 9, part), -1)[..., shape[-1] :],
+    }[strides]
+    a, b, c = (change(part.to(device)) for part in (x, gate, weight))
+    x, gate, weight = x.double(), gate.double(), weight.double()
+    for y, wanted in (
+        (norm.rms_norm(a, c, 1e-6), norm_law.rms_norm(x, weight, 1e-6)),
+        (norm.l2_norm(a, 1e-6), norm_law.l2_norm(x, 1e-6)),
+        (norm.gated_rms_norm(a, b, c, 1e-6), norm_law.gated_rms_norm(x, gate, weight, 1e-6)),
+    ):
+        assert y.dtype == torch.float32
+        assert nmse(y.cpu(), wanted) < F32
+
+
+def test_norms_of_zeros_and_of_tiny_rows(device):
+    x = torch.stack((torch.zeros(16), torch.full((16,), 1e-12))).to(device)
+    assert torch.equal(norm.l2_norm(x, 1e-6).cpu()[0], torch.zeros(16))
+    wanted = norm_law.rms_norm(x.cpu().double(), torch.ones(16).double(), 1e-6)
+    assert nmse(norm.rms_norm(x, torch.ones(16).to(device), 1e-6).cpu(), wanted) < F32
+
+
+@pytest.mark.parametrize("n_rot", [2, 12, 16])
+@pytest.mark.parametrize("strides", ["plain", "permuted"])
+def test_rope(device, n_rot, strides):
+    x = torch.randn(2, 3, 5, 16)
+    positions = torch.randint(0, 9999, (2, 3))
+    table = rope_law.rope_table(positions, n_rot, 1e4 ** -(torch.arange(n_rot // 2) / 8), 1.0)
+    given = [part.to(device) for part in (x, *table)]
+    if strides == "permuted":
+        given = [permuted(part) for part in given]
+    y = rope.apply_rope(*given)
+    wanted = rope_law.apply_rope(x.double(), *(part.double() for part in table))
+    assert nmse(y.cpu(), wanted) < F32
+    assert torch.equal(y.cpu()[..., n_rot:], x[..., n_rot:])

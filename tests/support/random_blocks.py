@@ -1,0 +1,22 @@
+"""GGUF blocks with random bits and tame scales."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import torch
+
+# byte offsets of the float16 numbers of a block
+HALVES = {"Q6_K": [208], "Q4_K": [0, 2], "Q5_K": [0, 2]}
+
+
+def random_blocks(type_name: str, n_out: int, n_in: int, seed: int = 42) -> torch.Tensor:
+    """uint8 [n_out, bytes per row]: every bit random but for the float16 scales, in 0.5 .. 2."""
+    block, n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
+    assert n_in % block == 0
+    rng = np.random.default_rng(seed)
+    raw = rng.integers(0, 256, (n_out * n_in // block, n_bytes), dtype=np.uint8)
+    for start in HALVES.get(type_name, [0]):
+        scales = rng.uniform(0.5, 2, len(raw)) * rng.choice([-1, 1], len(raw))
+        raw[:, start : start + 2] = scales.astype("<f2")[:, None].view(np.uint8)
+    return torch.from_numpy(raw.reshape(n_out, -1))
