@@ -15,7 +15,9 @@ from app.collector import Collector
 from app.errors import ErrorCatcher
 from app.settings import Settings
 from app.window import MainWindow
+from engine.compare.scenario import scenarios
 from engine.version import version
+from resources import SCENARIOS
 
 
 class _Relay(QObject):
@@ -39,7 +41,8 @@ def run_window(models: list[Path], draft: Path | None, demo: bool) -> int:
     collector = Collector()
     collector.start()
     try:
-        window = MainWindow(Bridge(), Settings(), catcher.recent_lines)
+        known = scenarios(SCENARIOS)
+        window = MainWindow(Bridge(), Settings(), catcher.recent_lines, known)
         relay.caught.connect(window.show_unexpected)
         signal.signal(signal.SIGINT, lambda *_: window.close())
         window.show()

@@ -61,6 +61,9 @@ class Scenario(Protocol):
     @property
     def lanes(self) -> tuple[LaneSpec, ...]: ...
 
+    @property
+    def draft_accept(self) -> tuple[int, ...]: ...
+
 
 class ScenarioMenu(QMenu):
     """Scenarios by title, each with what it is about as its tooltip; hidden without any."""

@@ -98,9 +98,16 @@ class MainWindow(QMainWindow):
         self.bridge.compare(request)
 
     def open_scenario(self, scenario: Scenario) -> None:
-        """Compare what a scenario asks for, on the model in use."""
+        """Compare what a scenario asks for on the model in use, or just run it without lanes."""
+        if not scenario.lanes:
+            self.docks.reveal("findings")
+            self.banners.clear()
+            self.bridge.start(list(scenario.prompts), scenario.options)
+            return
         self.compare(
-            CompareRequest(tuple(scenario.prompts), scenario.options, tuple(scenario.lanes))
+            CompareRequest(
+                scenario.prompts, scenario.options, scenario.lanes, scenario.draft_accept
+            )
         )
 
     def show_message(self, severity: str, message: str, remedy: str = "") -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.compare.lane_spec import LaneSpec
-from engine.errors import Cancelled, DraftscopeError, OptionError
+from engine.errors import Cancelled, DraftscopeError
 from engine.options import RunOptions
 from engine.trace.store import TraceStore
 
@@ -168,11 +168,15 @@ class Job(Protocol):
 
 @dataclass(frozen=True)
 class CompareRequest:
-    """What a comparison is made of: prompts as text, common options, lanes beside the reference."""
+    """What a comparison is made of: prompts as text, common options, lanes beside the reference.
+
+    draft_accept: right tokens of successive drafts, to draft by script; () = as the options say.
+    """
 
     texts: tuple[str, ...]
     options: RunOptions
     lanes: tuple[LaneSpec, ...]
+    draft_accept: tuple[int, ...] = ()
 
 
 class OpenComparison(Protocol):
@@ -415,13 +419,11 @@ def open_engine(
 
 
 def open_comparison(session: Session, request: CompareRequest, trace: TraceStore) -> Job:
-    """A Comparison on the one prompt; OptionError where there are others."""
+    """A Comparison on the prompts, as many side by side as the options allow."""
     from engine.compare.comparison import Comparison
 
-    if len(request.texts) != 1:
-        raise OptionError(
-            f"A comparison has one sequence, and {len(request.texts)} prompts are given.",
-            "Give one.",
-        )
-    prompt = session.prompt(request.texts[0])
-    return Comparison(session, prompt, request.options, request.lanes, trace)
+    prompts = [session.prompt(text) for text in request.texts]
+    return Comparison(
+        session, prompts, request.options, request.lanes, trace,
+        draft_accept=request.draft_accept or None,
+    )  # fmt: skip

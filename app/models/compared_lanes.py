@@ -7,7 +7,7 @@ import numpy as np
 from app.models.row_index import RowIndex
 from app.models.token_text import display_text, inline_newlines
 from engine.compare.lane_spec import NOISE, REFERENCE
-from engine.compare.verdict import LaneVerdict, judge, noise_bound
+from engine.compare.verdict import LaneVerdict, judge_lanes
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import TraceStore
 
@@ -77,9 +77,9 @@ class ComparedLanes:
         return any(found)
 
     def _judge(self) -> None:
-        noise = [run for run in self.followers if self.is_noise(run)]
-        self.bounds = dict.fromkeys(self.run_ids, noise_bound(self.store, noise))
-        self.verdicts = {run: judge(self.store, run, bound) for run, bound in self.bounds.items()}
+        judged = judge_lanes(self.store, self.run_ids)
+        self.verdicts = dict(zip(self.run_ids, judged, strict=True))
+        self.bounds = {run: verdict.bound for run, verdict in self.verdicts.items()}
 
     def is_noise(self, run_id: int) -> bool:
         """Whether a lane only tells what the widths of batches do."""

@@ -50,6 +50,16 @@ def verdict_sentence(verdict: LaneVerdict, bound: float) -> str:
         after = verdict.after_round
         why = "no rollback before it" if after is None else f"after the rollback of round {after}"
         return f"Diverges first at {where}, {why}."
+    if f := verdict.fork:
+        return (
+            f"Free-running; chose another token first at position {f.pos}, round {f.round}, where "
+            f"the reference's two best logits lie {error_text(f.top2_gap)} apart."
+        )
+    if verdict.verdict == "mode":
+        return (
+            f"Distance of {verdict.compute} from the reference: worst NMSE "
+            f"{error_text(verdict.worst_nmse)} at position {verdict.worst_pos}; no bound applies."
+        )
     if verdict.verdict == "exact":
         return f"The logits of all {verdict.n_positions} positions are exact."
     return (

@@ -41,6 +41,10 @@ def verdict_text(verdict: LaneVerdict) -> tuple[str, str, str]:
         return f"suspect @{verdict.first_pos}", "error", "status.error"
     if verdict.lane.partition(",")[0] == NOISE:
         return f"≤ {error_text(verdict.worst_nmse)}", "", "ui.muted"
+    if verdict.fork is not None:
+        return f"forked @{verdict.fork.pos}", "", "ui.text"
+    if verdict.verdict == "mode":
+        return f"mode: {error_text(verdict.worst_nmse)}", "", "ui.muted"
     return verdict.verdict, "check", "status.ok"
 
 

@@ -48,6 +48,11 @@ def test_every_field_reaches_the_options(panel: RunPanel) -> None:
     panel.top_p.setValue(0.5)
     panel.min_p.setValue(0.1)
     panel.seed.setValue(9)
+    panel.typical_p.setValue(0.9)
+    panel.repeat_penalty.setValue(1.3)
+    panel.repeat_last_n.setValue(-1)
+    panel.presence_penalty.setValue(0.2)
+    panel.frequency_penalty.setValue(-0.1)
     panel.drafter.set_types(["draft-simple", "ngram-mod"])
     panel.n_max.setValue(5)
     panel.n_min.setValue(2)
@@ -57,7 +62,18 @@ def test_every_field_reaches_the_options(panel: RunPanel) -> None:
     panel.ignore_eos.setChecked(True)
     assert panel.options() == RunOptions(
         n_predict=77,
-        sampler=SamplerOptions(temp=0.8, top_k=12, top_p=0.5, min_p=0.1, seed=9),
+        sampler=SamplerOptions(
+            temp=0.8,
+            top_k=12,
+            top_p=0.5,
+            min_p=0.1,
+            seed=9,
+            typical_p=0.9,
+            repeat_penalty=1.3,
+            repeat_last_n=-1,
+            presence_penalty=0.2,
+            frequency_penalty=-0.1,
+        ),
         spec=SpecOptions(types=("ngram-mod", "draft-simple"), n_max=5, n_min=2, p_min=0.25),
         rollback="checkpoint",
         split="seq",
@@ -74,6 +90,23 @@ def test_n_min_above_n_max_is_no_way_to_an_error(panel: RunPanel) -> None:
     panel.n_min.setValue(9)
     panel.n_max.setValue(2)
     assert panel.options().spec.n_min == 2
+
+
+def test_rejection_has_no_n_min(panel: RunPanel) -> None:
+    """Thrown-away drafts would cost it the target's distribution; the engine refuses."""
+    panel.n_min.setValue(2)
+    panel.p_min.setValue(0.5)
+    assert panel.n_min.isVisible()
+    panel.accept_rule.setCurrentText("rejection")
+    assert not panel.n_min.isVisible()
+    spec = panel.options().spec
+    assert (spec.accept, spec.n_min, spec.p_min) == ("rejection", 0, 0.5)
+
+
+def test_the_window_of_the_penalties_shows_with_a_penalty(panel: RunPanel) -> None:
+    assert not panel.repeat_last_n.isVisible()
+    panel.presence_penalty.setValue(0.5)
+    assert panel.repeat_last_n.isVisible()
 
 
 def test_options_without_effect_are_hidden(panel: RunPanel) -> None:

@@ -149,6 +149,40 @@ def test_sampling_options_reach_the_sampler(cli: Cli) -> None:
     assert tokens("--seed", 1, "--top-k", 1) == tokens("--seed", 2, "--top-k", 1)
 
 
+def test_every_sampler_option_arrives(cli: Cli) -> None:
+    words = ["--typical", 0.9, "--repeat-penalty", 1.3, "--repeat-last-n", -1]
+    words += ["--presence-penalty", 0.5, "--frequency-penalty", -0.25, "--temp", 0.7, "--seed", 3]
+    words += ["--top-k", 9, "--top-p", 0.8, "--min-p", 0.1]
+    words += ["--logit-bias", "302+1.5", "--logit-bias", "7-2e1", "--spec-accept", "rejection"]
+    report = cli("run", "--demo", "-p", "a", "-n", 1, "--json", *words, *QUICK).json
+    assert report["options"]["sampler"] == {
+        "temp": 0.7, "top_k": 9, "top_p": 0.8, "min_p": 0.1, "seed": 3, "typical_p": 0.9,
+        "repeat_penalty": 1.3, "repeat_last_n": -1, "presence_penalty": 0.5,
+        "frequency_penalty": -0.25, "logit_bias": [[302, 1.5], [7, -20.0]],
+    }  # fmt: skip
+    assert report["options"]["spec"]["accept"] == "rejection"
+    plain = cli("run", "--demo", "-p", "a", "-n", 1, "--json", *QUICK).json["options"]
+    assert plain["spec"]["accept"] == "match"
+    assert plain["sampler"]["repeat_last_n"] == 64
+
+
+def test_a_bias_forces_and_forbids_tokens(cli: Cli) -> None:
+    words = ["run", "--demo", "-p", "import", "-n", 3, "--ignore-eos", "--json", *QUICK]
+    first = cli(*words).json["sequences"][0]["tokens"]
+    assert cli(*words, "--logit-bias", "302+1000").json["sequences"][0]["tokens"] == [302] * 3
+    other = cli(*words, "--logit-bias", f"{first[0]}-1000").json["sequences"][0]["tokens"]
+    assert first[0] not in other
+
+
+def test_a_draft_thrown_away_for_its_tokens_cannot_be_rejected_fairly(cli: Cli) -> None:
+    words = ["--spec-accept", "rejection", "--spec-draft-p-min", 0.5]
+    run = ["run", "--demo", "-p", "a", "-n", 1, *words, *QUICK]
+    outcome = cli(*run, "--spec-draft-n-min", 2)
+    assert outcome.status == 2
+    assert "keeps no distribution" in outcome.err
+    assert cli(*run, "--spec-draft-n-min", 1).status == 0
+
+
 @pytest.mark.parametrize("rollback", ["planes", "checkpoint"])
 def test_memory_options_reach_the_engine(cli: Cli, tmp_path: Path, rollback: str) -> None:
     words = ["run", MTP, "--tokens", prompt_of(MTP), "-n", 20, "--ignore-eos", "-c", 200, "-ub", 16]
@@ -196,6 +230,15 @@ def test_chat_without_a_template_is_refused(cli: Cli, monkeypatch: pytest.Monkey
         (["-p", "a", "--top-p", "1.5"], "--top-p is outside (0, 1]"),
         (["-p", "a", "--min-p", "-0.1"], "--min-p is outside [0, 1]"),
         (["-p", "a", "--top-k", "-1"], "--top-k is negative"),
+        (["-p", "a", "--typical", "0"], "--typical is outside (0, 1]"),
+        (["-p", "a", "--repeat-penalty", "0"], "--repeat-penalty is not positive"),
+        (["-p", "a", "--repeat-last-n", "-2"], "--repeat-last-n is below -1"),
+        (["-p", "a", "--presence-penalty", "inf"], "'inf' is not a number"),
+        (["-p", "a", "--logit-bias", "12"], "'12' is not a token id with a finite bias"),
+        (["-p", "a", "--logit-bias", "12-inf"], "'12-inf' is not a token id with a finite bias"),
+        (["-p", "a", "--logit-bias", "12+1.2.3"], "'12+1.2.3' is not a token id"),
+        (["-p", "a", "--logit-bias", "999999+1"], "Token id 999999 is outside the vocabulary"),
+        (["-p", "a", "--spec-accept", "magic"], "--spec-accept magic is unknown"),
         (["-p", "a", "--parallel", "0"], "'0' is not a whole number from 1"),
         (["-p", "a", "--parallel", "1000"], "--parallel is outside"),
         (["-p", "a", "--spec-type", "magic"], "--spec-type magic is not a drafter"),
