@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.compare.divergence import compare_memories
+from engine.compare.divergence import ReferenceMemory
 from engine.decode.batching import (
     CONTEXT,
     COST,
@@ -185,7 +185,7 @@ def test_filler_leaves_no_trace_in_memory(data: st.DataObject) -> None:
             padded.n_done[seq] += kept[seq]
             alone.n_done[seq] += kept[seq]
             assert padded.memory.seq_pos_max(seq) == alone.memory.seq_pos_max(seq)
-            difference = compare_memories(alone.memory, padded.memory, seq)
+            difference = ReferenceMemory(alone.memory, seq).difference(padded.memory, seq)
             assert difference.n_cells == 0
             assert max([*difference.state, *difference.conv], default=0.0) < 1e-4
     verify = [
