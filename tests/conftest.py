@@ -6,3 +6,9 @@ import os
 
 # before torch is imported: the tests' models are too small to gain from a second thread
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from hypothesis import HealthCheck, settings
+
+# a busy machine is slow at everything; only the results of a test count
+settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any")

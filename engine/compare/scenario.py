@@ -73,8 +73,6 @@ def read_scenario(path: Path) -> Scenario:
     file = _filled(_File, table, path, "")
     if not file.prompts or not all(file.prompts):
         raise _wrong(path, "prompts", "is empty")
-    if file.lanes and len(file.prompts) > 1:
-        raise _wrong(path, "prompts", "has several texts, and lanes decode one")
     if file.draft_accept and not file.lanes:
         raise _wrong(path, "draft_accept", "needs lanes")
     for rule in file.expects:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -58,8 +59,22 @@ def _drafter_mute(run: RunRows) -> Iterator[Hit]:
             int(rounds["round"][rows[starts[long[0]]]]), seq,
             f"No drafter proposed anything for {stops[longest] - starts[longest]} rounds in a row.",
             f"{int(silent.sum())} of {len(rows)} rounds without a draft; drafters {_names(run)}, "
-            f"p_min {run.option('spec', 'p_min')}, n_min {n_min}",
+            f"p_min {run.option('spec', 'p_min')}, n_min {n_min}{_why_not(run, seq)}",
         )  # fmt: skip
+
+
+def _why_not(run: RunRows, seq: int) -> str:
+    """The reasons that the drafters gave, the most frequent first."""
+    asked = run.asked
+    empty = (asked["seq_id"] == seq) & (asked["num_draft_tokens"] == 0)
+    pool = run.trace.text_pool
+    said = Counter(
+        zip(pool.decode(asked["drafter"][empty]), pool.decode(asked["reason"][empty]), strict=True)
+    )
+    return "".join(
+        f"; {name}: {reason or 'none given'}, {n} times"
+        for (name, reason), n in said.most_common(3)
+    )
 
 
 def _defaults_surprise(run: RunRows) -> Iterator[Hit]:

@@ -11,6 +11,7 @@ import numpy as np
 from engine.compare.lane_spec import NOISE, REFERENCE
 from engine.compare.verdict import noise_bound
 from engine.trace.records import MISSING
+from engine.trace.round_rows import RoundRows
 from engine.trace.store import Table, TextPool, TraceStore
 
 POLICY = "policy"
@@ -72,6 +73,11 @@ class RunRows:
         return self._rows(self.trace.tokens)
 
     @cached_property
+    def asked(self) -> Rows:
+        """Drafters that were asked."""
+        return self._rows(self.trace.drafts)
+
+    @cached_property
     def ubatches(self) -> Rows:
         return self._rows(self.trace.ubatches)
 
@@ -89,9 +95,8 @@ class RunRows:
     @cached_property
     def is_later(self) -> np.ndarray:
         """Rows of `rounds` behind the prompt of their sequence: bool [n]."""
-        later = np.ones(self.rounds.n, bool)
-        later[np.unique(self.rounds["seq_id"], return_index=True)[1]] = False
-        return later
+        n = self.rounds.n  # the table may have grown
+        return ~RoundRows.select(self.trace.rounds, self.run_id, None).is_prompt[:n]
 
     def option(self, *path: str) -> Any:
         """An option in effect, such as option("spec", "n_min"); None if it was not recorded."""

@@ -14,12 +14,12 @@ from engine.options import MAX_REPLAYS
 
 def _partial(run: RunRows) -> np.ndarray:
     """Rows of `rounds` whose rollback moved an index only: bool [n]."""
-    return run.rounds.is_text("rollback_path", "seq_rm") & (run.rounds["rollback_depth"] > 0)
+    return run.rounds.is_text("rollback_path", "seq_rm") & (run.rounds["memory_rollback"] > 0)
 
 
 def _wrong_index(run: RunRows) -> np.ndarray:
     index = run.rounds["rs_idx_after"]
-    return _partial(run) & observed(index) & (index != run.rounds["rollback_depth"])
+    return _partial(run) & observed(index) & (index != run.rounds["memory_rollback"])
 
 
 def _plane_off_by_one(run: RunRows) -> Iterator[Hit]:
@@ -28,8 +28,8 @@ def _plane_off_by_one(run: RunRows) -> Iterator[Hit]:
         first = rows[0]
         yield Hit(
             int(rounds["round"][first]), seq,
-            f"Behind a rollback of {_tokens(rounds['rollback_depth'][first])} the next batch reads "
-            f"the state of {_tokens(rounds['rs_idx_after'][first])} ago.",
+            f"Behind a rollback of {_tokens(rounds['memory_rollback'][first])} the next batch "
+            f"reads the state of {_tokens(rounds['rs_idx_after'][first])} ago.",
             rounds_text(rounds["round"][rows]) + _state_error(run, seq, first),
         )  # fmt: skip
 
@@ -44,7 +44,7 @@ def _stale_plane(run: RunRows) -> Iterator[Hit]:
     keys, ages = keys[order], memory["age"][pending][order]
     wanted = round_keys(rounds)
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    age, depth = ages[at], rounds["rollback_depth"]
+    age, depth = ages[at], rounds["memory_rollback"]
     stale = _partial(run) & ~_wrong_index(run) & (keys[at] == wanted) & (age != depth)
     for seq, rows in rounds.by_sequence(stale):
         first = rows[0]
@@ -63,7 +63,7 @@ def _stale_plane(run: RunRows) -> Iterator[Hit]:
 
 def _depth_beyond_truth(run: RunRows) -> Iterator[Hit]:
     rounds = run.rounds
-    depth, valid = rounds["rollback_depth"], rounds["valid_depth"]
+    depth, valid = rounds["memory_rollback"], rounds["valid_depth"]
     for seq, rows in rounds.by_sequence(_partial(run) & observed(valid) & (depth > valid)):
         first = rows[0]
         yield Hit(

@@ -156,6 +156,7 @@ class FakeScenario:
     prompts: tuple[str, ...] = ("one two",)
     options: RunOptions = RunOptions(n_predict=5, spec=SpecOptions(types=("draft-mtp",)))  # noqa: RUF009
     lanes: tuple[LaneSpec, ...] = (NOISE_LANE, LaneSpec.parse("carry"))
+    draft_accept: tuple[int, ...] = (0,)
 
 
 def test_scenarios_are_a_menu_that_compares(
@@ -176,7 +177,8 @@ def test_scenarios_are_a_menu_that_compares(
     wait(qtbot, window, State.RUNNING)
     wait(qtbot, window, State.READY)
     scenario = FakeScenario()
-    assert engine.compared == [CompareRequest(("one two",), scenario.options, scenario.lanes)]
+    expected = CompareRequest(("one two",), scenario.options, scenario.lanes, (0,))
+    assert engine.compared == [expected]
     window.close()
 
 

@@ -23,7 +23,9 @@ class LaneBuilder:
     def __init__(self, store: TraceStore | None = None) -> None:
         self.store = TraceStore() if store is None else store
         self.store.pieces.update({i: piece.encode() for i, piece in enumerate(PIECES)})
-        self.reference = self.store.begin_run({"lane": "reference", "options": {"n_predict": N}})
+        self.reference = self.store.begin_run(
+            {"lane": "reference", "lane_kind": "reference", "options": {"n_predict": N}}
+        )
         for number, positions in self._rounds():
             self._round(self.reference, number, positions, "none", None)
 
@@ -42,7 +44,11 @@ class LaneBuilder:
         0; the others have half of it, conv windows a tenth. tops: most probable tokens of
         positions, others have those of the reference. record: whether tokens are recorded.
         """
-        run_id = self.store.begin_run({"lane": name, "options": {"n_predict": N}})
+        kind = "noise" if name.startswith("noise") else "policy"
+        run_id = self.store.begin_run({
+            "lane": name, "lane_kind": kind, "lane_against": self.reference,
+            "options": {"n_predict": N},
+        })  # fmt: skip
         for number, positions in self._rounds():
             kept = [pos for pos in positions if pos - FIRST_POS < len(nmse)]
             if not kept:

@@ -29,7 +29,9 @@ def add_round(store: TraceStore, number: int, **columns: Any) -> None:
     }  # fmt: skip
     if number == 0:
         plain |= {"num_draft_tokens": None, "num_accepted_draft_tokens": None}
-    store.rounds.append(**plain | columns, round=number)
+    row = plain | columns
+    row.setdefault("memory_rollback", row["rollback_depth"])
+    store.rounds.append(**row, round=number)
 
 
 def add_draft(store: TraceStore, number: int, drafted: int, accepted: int, **columns: Any) -> None:

@@ -58,7 +58,7 @@ def test_the_demo_measures_every_drafter_on_ten_python_prompts(cli: Cli) -> None
 
 def test_the_table_and_the_result_file(cli: Cli, two: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.json"
-    words = ["bench", MTP, "--prompts", two, *QUICK, "--out", out]
+    words = ["bench", MTP, "--prompts", two, *QUICK, "--spec-type", "draft-mtp", "--out", out]
     outcome = cli(*words)
     assert outcome.status == 0
     lines = outcome.out.splitlines()
@@ -118,7 +118,8 @@ def test_ctrl_c_keeps_what_is_done(
 
     monkeypatch.setattr(suite, "measure", interrupted)
     out = tmp_path / "part.json"
-    outcome = cli("bench", MTP, "--prompts", two, *QUICK, "--out", out)
+    words = ["bench", MTP, "--prompts", two, *QUICK, "--spec-type", "draft-mtp"]
+    outcome = cli(*words, "--out", out)
     assert outcome.status == 130
     assert outcome.err.endswith("draftscope: interrupted\n")
     assert outcome.out.endswith("not complete: the suite was stopped\n")

@@ -95,9 +95,6 @@ BAD = {
     "a lane": (HEAD + 'lanes = ["gdn"]\n', r"lanes is wrong: .*'gdn' is no rollback policy"),
     "a rule": (HEAD + 'expects = ["luck"]\n', r"expects names 'luck', which is no rule"),
     "drafts, no lanes": (HEAD + "draft_accept = [1]\n", r"draft_accept needs lanes"),
-    "two prompts": (
-        HEAD.replace('["x"]', '["x", "y"]') + 'lanes = ["ring"]\n', r"prompts has several texts",
-    ),
 }  # fmt: skip
 
 

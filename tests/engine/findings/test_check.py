@@ -50,7 +50,8 @@ def test_a_long_run_is_scanned_by_columns() -> None:
     index[-2] = depth[-2] - 1
     store.rounds.extend({
         "run_id": zeros, "round": number, "seq_id": seq, "num_draft_tokens": 3 * ones,
-        "num_accepted_draft_tokens": 3 - depth, "num_emitted": 4 - depth, "rollback_depth": depth,
+        "num_accepted_draft_tokens": 3 - depth, "num_emitted": 4 - depth,
+        "rollback_depth": depth, "memory_rollback": depth,
         "rollback_path": ["seq_rm" if d else "none" for d in depth.tolist()],
         "stop_kind": ["bonus"] * (2 * n), "rs_idx_after": index, "valid_depth": 3 * ones,
         "kv_cells_duplicate": zeros, "replay_index": zeros, "verify_width": 4 * ones,

@@ -104,7 +104,8 @@ def test_a_single_token_behind_a_rollback_and_then_a_deep_one(faults: tuple[str,
         accepted = memory.seq_rm(0, pos0 + len(new) - undo) if undo else True
         facts = RoundFacts(
             0, 0, pos0, pos0 + len(new), len(new), None, [1], 0, ["target"],
-            target_facts(logits[0], [int(logits[0].argmax())]), rollback_depth=undo,
+            target_facts(logits[0], [int(logits[0].argmax())]),
+            rollback_depth=undo, memory_rollback=undo,
             rollback_path="seq_rm" if accepted else "refused", valid_depth=valid,
             rs_idx_before=0, rs_idx_after=recurrent.pending(0),
         )  # fmt: skip
