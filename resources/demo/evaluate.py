@@ -74,6 +74,7 @@ def is_indented(text: str, n_prompt: int) -> bool:
             continue
         free = docstring or continued
         docstring ^= (body.count('"""') + body.count("'''")) % 2 == 1
+        code = body.split("  #")[0].rstrip()
         continued = not docstring and sum(map(body.count, "([{")) > sum(map(body.count, ")]}"))
         if free or body.startswith("#"):
             continue
@@ -82,7 +83,7 @@ def is_indented(text: str, n_prompt: int) -> bool:
         if generated and levels and column not in allowed:
             return False
         levels = [level for level in levels if level < column] + [column]
-        opens = body.endswith(":") and not docstring and not continued
+        opens = code.endswith(":") and not docstring and not continued
     return True
 
 

@@ -217,6 +217,8 @@ def test_indentation() -> None:
         prompt + "    if x:\n        return [\n   1]\n    return 2\ndef", len(prompt)
     )
     assert not is_indented(prompt + "        return 1\n", len(prompt))
+    assert is_indented("def f(x):  # why:\n    return 1\n", len("def f(x):"))
+    assert not is_indented("def f(x):  # why\n        return 1\n", len("def f(x):"))
     assert not is_indented(prompt + "    return 1\n  x = 2\n", len(prompt))
     assert is_indented(prompt + '    """Text:\n  free\n    """\n    return 1\n', len(prompt))
 

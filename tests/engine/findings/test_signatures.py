@@ -40,7 +40,7 @@ def test_duplicate_cells_grow_with_every_restore_while_acceptance_holds() -> Non
     opened, prompt = session(MTP), prompt_of(MTP)
     options = options_of(60, n_max=4, ignore_eos=True)
     plain = tokens_of(decode(opened, [prompt], options))[0]
-    drafter = ScriptedDrafter([4, 0, 2], opened.config.n_vocab, lambda _: iter(plain))
+    drafter = ScriptedDrafter([4, 0, 2], 4, opened.config.n_vocab, lambda _: iter(plain))
     lanes = [NOISE_LANE, *map(LaneSpec.parse, ("checkpoint", "checkpoint,fault=keep-stale-kv"))]
     comparison = Comparison(opened, prompt, options, lanes, drafter=drafter)
     while comparison.step():
