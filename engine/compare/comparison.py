@@ -92,6 +92,7 @@ class Comparison:
         self._reference = ReferenceLane(
             setting, LaneSpec(REFERENCE, kind=REFERENCE), lead, session.model
         )
+        self._reference.facts["drafters"] = self._chain.statistics
         leaders: dict[str, Leader] = {session.compute: self._reference}
         self._followers: list[Follower] = []
         for spec, mine in zip(specs, lane_options, strict=True):
@@ -268,8 +269,7 @@ class Comparison:
         )
 
     def _draft(self, slots: Sequence[Slot]) -> dict[int, Draft]:
-        spec = self._options.spec
-        longest = spec.longest or spec.n_max  # without a type, somebody else drafts
+        longest = min(self._chain.longest, self._options.spec.longest or self._chain.longest)
         requests = [
             DraftRequest(slot.index, slot.n_tokens, slot.last, limit)
             for slot in slots

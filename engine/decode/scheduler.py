@@ -166,7 +166,7 @@ class Scheduler:
         requests = [
             DraftRequest(slot.index, slot.n_tokens, slot.last, limit)
             for slot in slots
-            if (limit := slot.draft_limit(self._options.spec.longest, self._options, self._n_ctx))
+            if (limit := slot.draft_limit(self._chain.longest, self._options, self._n_ctx))
         ]
         if not self._chain or not requests:
             return {}

@@ -49,6 +49,11 @@ class DrafterChain:
     def __bool__(self) -> bool:
         return bool(self._drafters)
 
+    @property
+    def longest(self) -> int:
+        """Most tokens that any of the drafters may draft."""
+        return max((drafter.n_max for drafter in self._drafters), default=0)
+
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
         """The prompt of a sequence is decoded."""
         for drafter in self._drafters:

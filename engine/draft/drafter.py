@@ -56,9 +56,13 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """Proposes continuations and is told what the target really decoded."""
+    """Proposes continuations and is told what the target really decoded.
+
+    n_max: most tokens of a draft.
+    """
 
     name: str
+    n_max: int
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
         """The prompt of a sequence has been decoded; generation starts."""

@@ -55,6 +55,7 @@ class ScriptedDrafter:
                 f"--draft-accept {','.join(map(str, n_right))} is not within drafts of {n_max}.",
                 "Give numbers from 0, for example 0,3,1, or raise --spec-draft-n-max.",
             )
+        self.n_max = n_max
         self._n_right, self._n_vocab, self._continue = tuple(n_right), n_vocab, continue_
         self._scripts: dict[int, _Script] = {}
 

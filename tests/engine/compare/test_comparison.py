@@ -52,6 +52,7 @@ class Scripted:
     """Drafts the true continuation, with wrong tokens here and there, sometimes nothing."""
 
     name = "scripted"
+    n_max = 64
 
     def __init__(self, tokens: Sequence[int], n_vocab: int, p_wrong: float = 0.3) -> None:
         self._tokens, self._n_vocab, self._p_wrong = tokens, n_vocab, p_wrong

@@ -107,15 +107,15 @@ def test_a_near_tie_is_no_wrong_state() -> None:
         session(MTP), prompt_of(MTP), options, specs(lane, "planes"), bound=10.0
     )
     scheduler = comparison._followers[1]._scheduler
-    pick, n_picked = scheduler.sequences[0].sampler.pick, 0
+    draw, n_drawn = scheduler.sequences[0].sampler.draw, 0
 
-    def other(candidates, row):
-        nonlocal n_picked
-        n_picked += 1
-        token = pick(candidates, row)
-        return (token + 1) % 300 if n_picked == 12 else token
+    def other(distribution):
+        nonlocal n_drawn
+        n_drawn += 1
+        token = draw(distribution)
+        return (token + 1) % 300 if n_drawn == 12 else token
 
-    scheduler.sequences[0].sampler.pick = other
+    scheduler.sequences[0].sampler.draw = other
     verdict = verdicts(finish(comparison))[lane]
     assert (verdict.verdict, verdict.is_beyond) == ("forked", False)
     assert verdict.fork.pos == len(prompt_of(MTP).tokens) + 11
@@ -152,6 +152,7 @@ def test_sequences_fork_one_by_one(tmp_path) -> None:
 def test_a_drafter_is_not_shared() -> None:
     class Mute:
         name = "mute"
+        n_max = 3
 
         def observe(self, *_: object) -> None: ...
         def forget(self, seq: int) -> None: ...
