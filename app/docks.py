@@ -24,7 +24,8 @@ _LEFT_CHARACTERS = 52
 _BOTTOM_SHARE = 0.17
 _RUN_SHARE = 0.5
 _RIGHT_SHARE = 0.5
-_INSPECTOR_CHARACTERS = 58
+_INSPECTOR_CHARACTERS = 60
+_INSPECTOR_SHARE = 0.24
 _TABS = ("divergence", "findings", "inspector")
 
 
@@ -98,7 +99,8 @@ class Docks:
         if opens and not first.isFloating():
             wide = round(window.width() * _RIGHT_SHARE)
             if names == ("inspector",):
-                wide = _INSPECTOR_CHARACTERS * window.fontMetrics().averageCharWidth()
+                least = _INSPECTOR_CHARACTERS * window.fontMetrics().averageCharWidth()
+                wide = max(least, round(window.width() * _INSPECTOR_SHARE))
             widths = [left.width(), wide]
             window.resizeDocks([left, first], widths, Qt.Orientation.Horizontal)
 

@@ -46,7 +46,7 @@ from engine.trace.store import TraceStore
 from resources import DEMO_DRAFT, DEMO_TARGET
 
 _NEED_RUN = (
-    "file.copy_text", "file.copy_step", "go.previous_round", "go.next_round", "go.inspect",
+    "file.copy_step", "go.previous_round", "go.next_round", "go.inspect",
     "go.find", "go.find_next", "go.find_previous",
 )  # fmt: skip
 
@@ -361,7 +361,8 @@ class MainWindow(QMainWindow):
             ("go.previous_divergence", self.divergence.has_divergences),
             ("file.open_draft", bridge.files is not None),
             ("file.export", bool(bridge.store.runs) and not bridge.exporting),
-            *((name, bridge.run_id is not None) for name in _NEED_RUN),
+            ("file.copy_text", bridge.run_id is not None),
+            *((name, bool(bridge.store.runs)) for name in _NEED_RUN),
         ):
             actions[action_id].setEnabled(enabled)
         self.scenario_menu.setEnabled(bridge.can_start)

@@ -9,13 +9,6 @@ from app.models.step import Facts, Step
 from app.widgets.size_bars import format_bytes
 from engine.trace.records import DRAFT_REASONS, PHASES
 
-_PATHS = {
-    "none": "none",
-    "seq_rm": "seq_rm",
-    "restore": "restore",
-    "restore_depth": "restore (depth > n_rs_seq)",
-    "refused": "refused",
-}
 _PATH_TIPS = {
     "none": "Nothing had to be undone",
     "seq_rm": "Tokens removed, a snapshot read instead",
@@ -77,7 +70,7 @@ def outcome(step: Step) -> str:
     own = next((one for one in step.tokens if one["kind"] == "replacement"), None)
     if rejected is None or own is None:
         return f"{counts}{judge}."
-    said, chose = step.text(rejected["token_id"]), step.text(own["token_id"])
+    said, chose = (step.text(one["token_id"]).strip() for one in (rejected, own))
     return f"{counts}{judge}: the draft said “{said}”, the target “{chose}”."
 
 
@@ -92,10 +85,9 @@ def _draft(step: Step) -> list[Fact]:
             parts.append(f"match at {one['match_pos']:,}")
         if one["reason"]:
             parts.append(one["reason"])
-        tip = DRAFT_REASONS.get(one["reason"], "A full draft")
+        tip = f"{DRAFT_REASONS.get(one['reason'], 'A full draft')}; {_ms(one['draft_ms'])}"
         lines.append(Fact(one["drafter"], ", ".join(parts), tip))
-        lines.append(Fact("drafting", _ms(one["draft_ms"]), "Its part of the drafter's call"))
-    return [line for line in lines if line.value != NOT_OBSERVED]
+    return lines
 
 
 def _verification(step: Step) -> list[Fact]:
@@ -106,10 +98,10 @@ def _verification(step: Step) -> list[Fact]:
         Fact("verify width", _whole(facts["verify_width"]), "Tokens of this sequence, unpadded"),
     ]
     for one in step.ubatches:
-        size = f"{one['purpose']}, {_whole(one['n_seqs'])} × {_whole(one['n_seq_tokens'])} tokens"
-        padding = f", {one['n_padding']} padding" if one["n_padding"] else ""
+        size = f"{one['purpose']} {_whole(one['n_seqs'])} × {_whole(one['n_seq_tokens'])}"
+        padding = f", padding {one['n_padding']}" if one["n_padding"] else ""
         why = f", {one['reason']}" if one["reason"] else ""
-        tip = f"Sequences {one['seq_ids']}; {_ms(one['ms'])}. The last words: why it ends there"
+        tip = f"Sequences × tokens of each, {_ms(one['ms'])}; sequences: {one['seq_ids']}"
         lines.append(Fact(f"ubatch {_whole(one['ubatch'])}", f"{size}{padding}{why}", tip))
     return lines
 
@@ -121,7 +113,7 @@ def _rollback(facts: Facts) -> list[Fact]:
     if in_memory is not None and in_memory != depth:
         deep += f", in memory {in_memory}"
     return [
-        Fact("path", _PATHS.get(path, NOT_OBSERVED), _PATH_TIPS.get(path, "")),
+        Fact("path", path or NOT_OBSERVED, _PATH_TIPS.get(path, "")),
         Fact("depth", deep, "Drafted tokens undone; in memory, padding comes on top"),
         Fact(
             "valid depth / n_rs_seq",
@@ -145,7 +137,7 @@ def _memory(facts: Facts) -> list[Fact]:
         *lines,
         Fact("KV cells / duplicates", f"{_whole(used)} / {_whole(twice)}", "Of this sequence"),
         Fact(
-            "last position KV / state",
+            "last pos KV / state",
             f"{_whole(attention)} / {_whole(recurrent)}",
             "Last position that the attention cells and the recurrent state hold",
         ),

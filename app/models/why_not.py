@@ -65,8 +65,8 @@ def _rollbacks(store: TraceStore, run_id: int) -> list[Reason]:
     find = store.text_pool.find
     found = []
     for path, severity, what in (
-        ("refused", "error", "refused"),
-        ("restore_depth", "warning", "restored from a checkpoint"),
+        ("refused", "error", "was refused"),
+        ("restore_depth", "warning", "fell back to a checkpoint"),
     ):
         code = find(path)
         rows = np.flatnonzero(mine & (paths == code)) if code >= 0 else np.zeros(0, np.int64)
@@ -75,11 +75,11 @@ def _rollbacks(store: TraceStore, run_id: int) -> list[Reason]:
         first = table.row(int(rows[0]))
         place = f"round {first['round']:,}, sequence {first['seq_id']}"
         why = _bound(first)
+        what = f"{what}: {why}" if why else what
         if len(rows) == 1:
-            sentence = f"Rollback {what} in {place}{f': {why}' if why else ''}."
+            sentence = f"A rollback {what}, in {place}."
         else:
-            where = f"first in {place}"
-            sentence = f"{len(rows):,} rollbacks {what}, {where}{f': {why}' if why else ''}."
+            sentence = f"{len(rows):,} rollbacks {what.replace('was', 'were')}, first in {place}."
         found.append(Reason(severity, sentence, (first["seq_id"], first["round"])))
     return found
 

@@ -37,10 +37,14 @@ from engine.trace.store import TraceStore
 _EMPTY, _STEP = range(2)
 _PERIOD_MS = 200
 _MOST_ROWS = 9
-_CHARACTERS = {
-    "pos": 6, "token": 12, "decision": 14, "draft_p": 6, "target": 10, "target_best": 6,
-    "target_p": 6, "target_rank": 6, "target_entropy": 8, "rule_p": 8, "rule_q": 8,
-}  # fmt: skip
+_SAMPLES = {
+    "pos": "12,345",
+    "token": " continue",
+    "decision": "↻ replacement",
+    "target": " continue",
+}
+_FIGURE = "0.000"
+_CELL_PAD = 12
 _TOOLS = ("go.previous_round", "go.next_round", "file.copy_step")
 
 
@@ -155,6 +159,7 @@ class InspectorView(QStackedWidget):
         self.tops.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
         self.facts.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
         self.facts.setAlternatingRowColors(False)
+        self.facts.viewport().setAutoFillBackground(False)
         self.facts.horizontalHeader().hide()
         self.facts.horizontalHeader().setStretchLastSection(True)
         for table in (self.tokens, self.tops, self.facts):
@@ -187,10 +192,11 @@ class InspectorView(QStackedWidget):
         self.addWidget(scroll)
 
     def _fit_columns(self) -> None:
-        character = self.fontMetrics().averageCharWidth()
-        for column, (name, _, _) in enumerate(COLUMNS):
-            self.tokens.setColumnWidth(column, _CHARACTERS[name] * character)
-        self.facts.setColumnWidth(0, 26 * character)
+        metrics = self.tokens.fontMetrics()
+        for column, (name, title, _) in enumerate(COLUMNS):
+            texts = (title, _SAMPLES.get(name, _FIGURE))
+            width = max(metrics.horizontalAdvance(text) for text in texts) + _CELL_PAD
+            self.tokens.setColumnWidth(column, width)
 
     # -- showing ---------------------------------------------------------------------------
 
@@ -223,6 +229,7 @@ class InspectorView(QStackedWidget):
         for row, fact in enumerate(self.facts_model.facts):
             if fact.is_heading:
                 self.facts.setSpan(row, 0, 1, 2)
+        self.facts.resizeColumnToContents(0)
         self.sentence.setText("" if step is None else outcome(step))
         self._show_title()
         self.tokens.setVisible(self.tokens_model.rowCount() > 0)
