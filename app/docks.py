@@ -25,7 +25,7 @@ _BOTTOM_SHARE = 0.17
 _RUN_SHARE = 0.5
 _RIGHT_SHARE = 0.5
 _INSPECTOR_CHARACTERS = 60
-_INSPECTOR_SHARE = 0.24
+_INSPECTOR_SHARE = 0.26
 _TABS = ("divergence", "findings", "inspector")
 
 

@@ -78,7 +78,7 @@ def _draft(step: Step) -> list[Fact]:
     lines = []
     for one in step.drafts:
         n, raw = one["num_draft_tokens"], one["num_raw"]
-        parts = [f"{_whole(n)} tokens"]
+        parts = [f"{_whole(n)} {'token' if n == 1 else 'tokens'}"]
         if raw is not None and raw != n:
             parts.append(f"{raw} before trimming")
         if one["match_pos"] is not None:

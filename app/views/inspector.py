@@ -267,9 +267,9 @@ class InspectorView(QStackedWidget):
             return
         row = rows[0].row()
         self._show_tops(row)
-        if self._cursor is not None:  # the round is chosen already: only the place in it changes
-            self._cursor = Position(self._run_id, step.seq_id, step.round, step.tokens[row]["pos"])
-            self.position_selected.emit(self._cursor)
+        self._cursor = Position(self._run_id, step.seq_id, step.round, step.tokens[row]["pos"])
+        self._show_title()
+        self.position_selected.emit(self._cursor)
 
     # -- Qt --------------------------------------------------------------------------------
 

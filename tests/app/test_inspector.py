@@ -202,6 +202,12 @@ def test_a_row_moves_the_cursor_and_shows_its_alternatives(shown: MainWindow) ->
     assert area.stream.position(area.current) == 1
 
 
+def test_choosing_a_row_holds_the_newest_round(shown: MainWindow) -> None:
+    shown.inspector.tokens.selectRow(1)
+    assert shown.inspector.title.text() == "Round 1 · sequence 1"
+    assert shown.tokens.areas[1].current >= 0
+
+
 def test_keys_walk_over_rounds(window: MainWindow, qtbot: QtBot) -> None:
     show_trace(window, sample_trace(rounds=6, n_seqs=2).store)
     window.feed.move_cursor(Position(0, 1, 3, None))
