@@ -49,6 +49,13 @@ SPECS = (
         "export",
     ),
     ActionSpec("file.copy_text", "&Copy Text", "Copy the generated text", _Key.Copy, "copy"),
+    ActionSpec(
+        "file.copy_step",
+        "Copy Round as Mar&kdown",
+        "Copy the round under the cursor, or the newest, as Markdown",
+        "Ctrl+Shift+C",
+        "copy-step",
+    ),
     ActionSpec("file.quit", "&Quit", "Close the window", "Ctrl+Q"),
     ActionSpec("run.start", "&Run", "Start a new run, or go on with the paused one", "F5", "run"),
     ActionSpec("run.pause", "&Pause", "Pause before the next round", "F6", "pause"),
@@ -83,6 +90,32 @@ SPECS = (
         "Go to the position beyond the bound before this one",
         "Ctrl+Shift+X",
         "go-previous",
+    ),
+    ActionSpec(
+        "go.previous_round",
+        "Pre&vious Round",
+        "Go to the round of this sequence before this one",
+        "[",
+        "round-previous",
+    ),
+    ActionSpec(
+        "go.next_round",
+        "Next &Round",
+        "Go to the next round of this sequence",
+        "]",
+        "round-next",
+    ),
+    ActionSpec(
+        "go.inspect", "&Inspect Round", "Show the round under the cursor in full", "I", "inspect"
+    ),
+    ActionSpec("go.find", "&Find Tokens…", "Find tokens by text or filter", _Key.Find, "find"),
+    ActionSpec("go.find_next", "Find &Next", "Go to the next token found", "F3"),
+    ActionSpec("go.find_previous", "Find &Previous", "Go to the token found before", "Shift+F3"),
+    ActionSpec(
+        "view.tabs",
+        "Sequences as Ta&bs",
+        "One sequence in sight at a time instead of all as tiles",
+        checkable=True,
     ),
     ActionSpec(
         "view.ghosts",
@@ -151,6 +184,13 @@ SPECS = (
         "Ctrl+6",
         checkable=True,
     ),
+    ActionSpec(
+        "view.panel_inspector",
+        "Step Inspe&ctor",
+        "Show or hide one round in full",
+        "Ctrl+7",
+        checkable=True,
+    ),
     ActionSpec("view.reset_layout", "&Reset Layout", "Put every panel back in its first place"),
     ActionSpec("help.shortcuts", "Keyboard &Shortcuts", "List all actions and their keys", "F1"),
     ActionSpec(
@@ -166,7 +206,7 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "&File",
         (
             "file.open", "file.open_draft", "file.open_demo", "menu.recent", SEPARATOR,
-            "file.export", "file.copy_text", SEPARATOR, "file.quit",
+            "file.export", "file.copy_text", "file.copy_step", SEPARATOR, "file.quit",
         ),
     ),
     (
@@ -178,11 +218,19 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
+        "&Go",
+        (
+            "go.previous_round", "go.next_round", "go.inspect", SEPARATOR, "go.find",
+            "go.find_next", "go.find_previous",
+        ),
+    ),
+    (
         "&View",
         (
-            "view.ghosts", "view.follow", SEPARATOR, "view.panel_model", "view.panel_run",
-            "view.panel_rollback", "view.panel_ring", "view.panel_divergence",
-            "view.panel_findings", "view.reset_layout", SEPARATOR, "menu.theme",
+            "view.ghosts", "view.follow", "view.tabs", SEPARATOR, "view.panel_model",
+            "view.panel_run", "view.panel_rollback", "view.panel_ring", "view.panel_divergence",
+            "view.panel_findings", "view.panel_inspector", "view.reset_layout", SEPARATOR,
+            "menu.theme",
         ),
     ),
     ("&Help", ("help.shortcuts", "help.copy_report", "help.about")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QByteArray, Qt
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabWidget, QWidget
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 """Raise it when docks come, go or change their names: an older saved layout is then ignored."""
 
 TITLES = {
@@ -15,6 +15,7 @@ TITLES = {
     "ring": "Ring occupancy",
     "divergence": "Divergence",
     "findings": "Findings",
+    "inspector": "Step inspector",
 }
 FIRST_SHOWN = ("model", "run", "rollback", "ring")
 """The panels that a new window has; the others are tabs at the right, opened when wanted."""
@@ -23,6 +24,9 @@ _LEFT_CHARACTERS = 52
 _BOTTOM_SHARE = 0.17
 _RUN_SHARE = 0.5
 _RIGHT_SHARE = 0.5
+_INSPECTOR_CHARACTERS = 60
+_INSPECTOR_SHARE = 0.26
+_TABS = ("divergence", "findings", "inspector")
 
 
 class Docks:
@@ -71,28 +75,33 @@ class Docks:
     def _reset_tabs(self) -> None:
         """The docks at the right: tabs, closed. Qt leaves a bar behind where tabs are docked
         anew, so those that are in place stay there."""
-        first, second = self._docks["divergence"], self._docks["findings"]
-        right = Qt.DockWidgetArea.RightDockWidgetArea
-        areas = {self._window.dockWidgetArea(dock) for dock in (first, second)}
-        floats = first.isFloating() or second.isFloating()
-        together = second in self._window.tabifiedDockWidgets(first)
-        for dock in (first, second):
+        window, right = self._window, Qt.DockWidgetArea.RightDockWidgetArea
+        first, *others = tabs = [self._docks[name] for name in _TABS]
+        areas = {window.dockWidgetArea(dock) for dock in tabs}
+        floats = any(dock.isFloating() for dock in tabs)
+        together = set(others) <= set(window.tabifiedDockWidgets(first))
+        for dock in tabs:
             dock.hide()
             dock.setFloating(False)
         if areas != {right} or floats or not together:
-            self._window.addDockWidget(right, first)
-            self._window.tabifyDockWidget(first, second)
+            window.addDockWidget(right, first)
+            for dock in others:
+                window.tabifyDockWidget(first, dock)
 
     def reveal(self, *names: str) -> None:
         """Open tabs at the right, the first of them on top; if all were closed they get half
-        the window, and the panels at the left keep their width."""
+        the window, the inspector what its table needs, and the panels at the left keep theirs."""
         window, first, left = self._window, self._docks[names[0]], self._docks["model"]
-        opens = not any(self._docks[name].isVisible() for name in names)
+        opens = not any(self._docks[name].isVisible() for name in _TABS)
         for name in names:
             self._docks[name].show()
         first.raise_()
         if opens and not first.isFloating():
-            widths = [left.width(), round(window.width() * _RIGHT_SHARE)]
+            wide = round(window.width() * _RIGHT_SHARE)
+            if names == ("inspector",):
+                least = _INSPECTOR_CHARACTERS * window.fontMetrics().averageCharWidth()
+                wide = max(least, round(window.width() * _INSPECTOR_SHARE))
+            widths = [left.width(), wide]
             window.resizeDocks([left, first], widths, Qt.Orientation.Horizontal)
 
     def count(self, name: str, n: int) -> None:

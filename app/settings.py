@@ -42,6 +42,15 @@ class Settings:
     def ghosts(self, value: bool) -> None:
         self._store.setValue("view/ghosts", value)
 
+    @property
+    def tabs(self) -> bool:
+        """Whether sequences are shown as tabs instead of tiles."""
+        return self._flag("view/tabs", default=False)
+
+    @tabs.setter
+    def tabs(self, value: bool) -> None:
+        self._store.setValue("view/tabs", value)
+
     # -- layout ----------------------------------------------------------------------------
 
     @property

@@ -31,6 +31,7 @@ from app.settings import THEME_CHOICES, Settings
 from app.theme import Theme, apply_theme, load_theme
 from app.views.divergence import DivergenceView
 from app.views.findings import FindingsView
+from app.views.inspector import InspectorView
 from app.views.model_map import ModelMapView
 from app.views.ring import RingView
 from app.views.rollback import RollbackView
@@ -39,9 +40,15 @@ from app.views.tokens import TokensView
 from app.widgets.banner import BannerArea
 from app.widgets.empty_state import EmptyState
 from app.widgets.status_line import StatusLine
+from app.widgets.why_not_strip import WhyNotStrip
 from app.worker import CompareRequest, State
 from engine.trace.store import TraceStore
 from resources import DEMO_DRAFT, DEMO_TARGET
+
+_NEED_RUN = (
+    "file.copy_step", "go.previous_round", "go.next_round", "go.inspect",
+    "go.find", "go.find_next", "go.find_previous",
+)  # fmt: skip
 
 
 class MainWindow(QMainWindow):
@@ -164,8 +171,11 @@ class MainWindow(QMainWindow):
         self.ring.link_x(self.rollback)
         self.divergence = DivergenceView(theme, actions)
         self.findings = FindingsView(theme)
+        self.inspector = InspectorView(theme, actions)
+        self.why_not = WhyNotStrip(theme)
         self._trace_views = (
-            self.tokens, self.rollback, self.ring, self.divergence, self.findings,
+            self.tokens, self.rollback, self.ring, self.divergence, self.findings, self.inspector,
+            self.why_not,
         )  # fmt: skip
         self.model_map = ModelMapView(theme, opening)
         self.run_panel = RunPanel()
@@ -180,6 +190,7 @@ class MainWindow(QMainWindow):
             ("ring", self.ring),
             ("divergence", self.divergence),
             ("findings", self.findings),
+            ("inspector", self.inspector),
         ):
             self.docks.fill(name, view)
         self._centre = QStackedWidget()
@@ -196,6 +207,7 @@ class MainWindow(QMainWindow):
         column.setSpacing(0)
         column.addWidget(self.banners)
         column.addWidget(self._centre, 1)
+        column.addWidget(self.why_not)
         self.setCentralWidget(middle)
 
     def _connect_actions(self) -> None:
@@ -206,6 +218,7 @@ class MainWindow(QMainWindow):
             "file.clear_recent": self.settings.clear_recent_models,
             "file.export": lambda: self._export(self.bridge.store),
             "file.copy_text": self._copy_text,
+            "file.copy_step": self._copy_step,
             "file.quit": self.close,
             "run.start": lambda: self._run(None),
             "run.pause": self.bridge.pause,
@@ -215,6 +228,12 @@ class MainWindow(QMainWindow):
             "go.first_divergence": self.divergence.go_first,
             "go.next_divergence": self.divergence.go_next,
             "go.previous_divergence": self.divergence.go_previous,
+            "go.previous_round": lambda: self.inspector.step_round(-1),
+            "go.next_round": lambda: self.inspector.step_round(+1),
+            "go.inspect": lambda: self.docks.reveal("inspector"),
+            "go.find": self.tokens.open_find,
+            "go.find_next": lambda: self.tokens.step_hit(+1),
+            "go.find_previous": lambda: self.tokens.step_hit(-1),
             "view.reset_layout": self.docks.reset,
             "help.shortcuts": lambda: ShortcutsDialog(self.actions_by_id, self).show(),
             "help.copy_report": self._copy_report,
@@ -233,6 +252,10 @@ class MainWindow(QMainWindow):
         ghosts.setChecked(self.settings.ghosts)
         self.tokens.toggle_ghosts(ghosts.isChecked())
         follow.setChecked(True)
+        tabs = self.actions_by_id["view.tabs"]
+        tabs.toggled.connect(self._show_tabs)
+        tabs.setChecked(self.settings.tabs)
+        self.tokens.inspect_asked.connect(self.actions_by_id["go.inspect"].trigger)
         QGuiApplication.styleHints().colorSchemeChanged.connect(self._follow_desktop)
 
     def _connect_bridge(self) -> None:
@@ -298,6 +321,9 @@ class MainWindow(QMainWindow):
     def _copy_text(self) -> None:
         QGuiApplication.clipboard().setText(self.tokens.copy_text())
 
+    def _copy_step(self) -> None:
+        QGuiApplication.clipboard().setText(self.inspector.markdown())
+
     def _copy_report(self) -> None:
         text = report(self.bridge.files, self.bridge.compute, self._log_lines())
         QGuiApplication.clipboard().setText(text)
@@ -305,6 +331,10 @@ class MainWindow(QMainWindow):
     def _show_ghosts(self, shown: bool) -> None:
         self.settings.ghosts = shown
         self.tokens.toggle_ghosts(shown)
+
+    def _show_tabs(self, as_tabs: bool) -> None:
+        self.settings.tabs = as_tabs
+        self.tokens.set_tabs(as_tabs)
 
     # -- what the engine reports -----------------------------------------------------------
 
@@ -339,6 +369,7 @@ class MainWindow(QMainWindow):
             ("file.open_draft", bridge.files is not None),
             ("file.export", bool(bridge.store.runs) and not bridge.exporting),
             ("file.copy_text", bridge.run_id is not None),
+            *((name, bool(bridge.store.runs)) for name in _NEED_RUN),
         ):
             actions[action_id].setEnabled(enabled)
         self.scenario_menu.setEnabled(bridge.can_start)

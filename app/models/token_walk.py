@@ -24,18 +24,6 @@ def next_shown(stream: TokenStream, token: int, step: int, hidden: frozenset[int
     return NOWHERE
 
 
-def next_round(stream: TokenStream, token: int, step: int, hidden: frozenset[int]) -> int:
-    """The first token of the round after or before that of `token`; from nowhere, an end."""
-    if token == NOWHERE:
-        return next_shown(stream, 0 if step > 0 else len(stream) - 1, step, hidden)
-    start, stop = stream.round_span(stream.rounds[token])
-    if step > 0:
-        return next_shown(stream, stop, +1, hidden)
-    if start == 0:
-        return NOWHERE
-    return next_shown(stream, stream.round_span(stream.rounds[start - 1])[0], +1, hidden)
-
-
 def next_rejection(stream: TokenStream, token: int, step: int, hidden: frozenset[int]) -> int:
     """The rejected token after or before `token`, or what replaced it if those are hidden."""
     rejected = bytes((KIND["rejected"],))

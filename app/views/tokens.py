@@ -1,19 +1,26 @@
-"""The token streams of a run, side by side, one for each sequence."""
+"""The token streams of a run, as tiles or tabs, one for each sequence."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtWidgets import QLabel, QSplitter, QStackedWidget, QVBoxLayout, QWidget
+import numpy as np
+from PySide6.QtCore import QTimer, Signal
+from PySide6.QtWidgets import QLabel, QStackedWidget, QVBoxLayout, QWidget
 
 from app.models.position import Position
+from app.models.token_filter import Term
+from app.models.token_hits import find_hits, neighbour_hit
 from app.models.token_stream import RunStreams, TokenStream
+from app.pacer import Pacer
 from app.theme import Theme
 from app.widgets.empty_state import EmptyState
+from app.widgets.find_bar import FindBar
 from app.widgets.legend import TokenLegend
+from app.widgets.sequence_panels import SequencePanels
 from app.widgets.token_area import TokenArea
 from engine.trace.store import TraceStore
 
 _EMPTY, _WAITING, _STREAMS = range(3)
+_FIND_PERIOD_MS = 500
 
 
 class TokensView(QStackedWidget):
@@ -21,6 +28,7 @@ class TokensView(QStackedWidget):
 
     position_selected = Signal(object)  # Position | None
     follow_changed = Signal(bool)
+    inspect_asked = Signal()
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -30,8 +38,16 @@ class TokensView(QStackedWidget):
         self._ghosts = True
         self._follow = True
         self._cursor: Position | None = None
-        self._splitter = QSplitter(Qt.Orientation.Horizontal)
-        self._splitter.setChildrenCollapsible(False)
+        self._hits: dict[int, np.ndarray] = {}
+        self._hit: tuple[int, int] | None = None
+        self._stepping = False
+        self._search = Pacer(self._find, _FIND_PERIOD_MS, self)
+        self.find_bar = FindBar(theme)
+        self.find_bar.hide()
+        self.find_bar.query_changed.connect(self._on_query)
+        self.find_bar.step_asked.connect(self.step_hit)
+        self.find_bar.closed.connect(self._close_find)
+        self._places = SequencePanels()
         self._legend = TokenLegend(theme)
         self._catch_up = QTimer(self)
         self._catch_up.setSingleShot(True)
@@ -40,7 +56,8 @@ class TokensView(QStackedWidget):
         column = QVBoxLayout(page)
         column.setContentsMargins(0, 0, 0, 4)
         column.setSpacing(4)
-        column.addWidget(self._splitter, 1)
+        column.addWidget(self.find_bar)
+        column.addWidget(self._places, 1)
         legend_row = QVBoxLayout()
         legend_row.setContentsMargins(10, 0, 10, 0)
         legend_row.addWidget(self._legend)
@@ -63,10 +80,9 @@ class TokensView(QStackedWidget):
     def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
         """Show a run from its first row on, or nothing."""
         self._catch_up.stop()
-        for panel in self._panels.values():
-            panel.hide()
-            panel.deleteLater()
-        self._panels = {}
+        self._search.stop()
+        self._places.clear()
+        self._panels, self._hits, self._hit = {}, {}, None
         self._cursor = None
         self._run = None if store is None or run_id is None else RunStreams(store, run_id)
         self._set_followed(True)
@@ -78,7 +94,8 @@ class TokensView(QStackedWidget):
         run = self._run
         if run is None:
             return
-        for seq_id in sorted(run.poll()):
+        grown = run.poll()
+        for seq_id in sorted(grown):
             if seq_id not in run.by_seq:
                 continue
             if seq_id not in self._panels:
@@ -86,6 +103,8 @@ class TokensView(QStackedWidget):
             self._panels[seq_id].grow()
         if self._panels:
             self.setCurrentIndex(_STREAMS)
+        if grown and self.find_bar.terms and not self.find_bar.isHidden():
+            self._search.ask()
         if run.behind:
             self._catch_up.start(0)
 
@@ -94,6 +113,11 @@ class TokensView(QStackedWidget):
         self._cursor = position
         for area in self.areas.values():
             area.set_cursor(position)
+        if position is not None:
+            self._places.reveal(position.seq_id)
+        if not self._stepping:
+            self._hit = None
+            self._show_count()
 
     def toggle_ghosts(self, shown: bool) -> None:
         """Show or hide rejected and ignored tokens."""
@@ -107,6 +131,34 @@ class TokensView(QStackedWidget):
             for area in self.areas.values():
                 area.set_follow(follow)
             self._set_followed(follow)
+
+    def set_tabs(self, as_tabs: bool) -> None:
+        """One sequence in sight at a time, or all of them as tiles."""
+        self._places.set_tabs(as_tabs)
+        if self._cursor is not None:
+            self._places.reveal(self._cursor.seq_id)
+        self._show_titles()
+
+    def open_find(self) -> None:
+        """Show the find bar, ready for typing."""
+        self.find_bar.show()
+        self.find_bar.begin()
+        self._find()
+
+    def step_hit(self, step: int) -> None:
+        """Select the next (+1) or previous (-1) hit, behind the last one the first again."""
+        if self.find_bar.isHidden():
+            self.open_find()
+        found = neighbour_hit(self._hits, self._hit or self._place(), step)
+        if found is None:
+            return
+        self._hit = found
+        seq_id, token = found
+        self._stepping = True
+        self._places.reveal(seq_id)
+        self.areas[seq_id].go_to(token)
+        self._stepping = False
+        self._show_count()
 
     def copy_text(self) -> str:
         """The selection, or the emitted text of the sequence in use, else of the first one."""
@@ -125,6 +177,7 @@ class TokensView(QStackedWidget):
         """Take the colours of a theme."""
         self._theme = theme
         self._legend.retheme(theme)
+        self.find_bar.retheme(theme)
         for area in self.areas.values():
             area.retheme(theme)
 
@@ -136,10 +189,53 @@ class TokensView(QStackedWidget):
         area.set_cursor(self._cursor)
         area.position_selected.connect(self.position_selected)
         area.follow_changed.connect(self._on_follow_changed)
+        area.inspect_asked.connect(self.inspect_asked)
         self._panels[stream.seq_id] = panel
-        self._splitter.insertWidget(sorted(self._panels).index(stream.seq_id), panel)
-        for one in self._panels.values():
-            one.show_title(len(self._panels) > 1)
+        self._places.add(stream.seq_id, panel)
+        self._show_titles()
+
+    def _show_titles(self) -> None:
+        for panel in self._panels.values():
+            panel.show_title(len(self._panels) > 1 and not self._places.as_tabs)
+
+    def _on_query(self, _terms: tuple[Term, ...]) -> None:
+        self._hit = None
+        self._find()
+
+    def _close_find(self) -> None:
+        self.find_bar.hide()
+        self._search.stop()
+        self._find()
+        area = next(iter(self.areas.values()), None)
+        if self._cursor is not None:
+            area = self.areas.get(self._cursor.seq_id, area)
+        if area is not None:
+            area.setFocus()
+
+    def _find(self) -> None:
+        """Mark what the query asks for, nothing while the find bar is closed."""
+        terms = () if self.find_bar.isHidden() else self.find_bar.terms
+        self._hits = {}
+        for seq_id, area in sorted(self.areas.items()):
+            if area.stream is not None:
+                self._hits[seq_id] = find_hits(terms, area.stream)
+                area.set_hits(self._hits[seq_id])
+        self._show_count()
+
+    def _show_count(self) -> None:
+        at, before = None, 0
+        for seq_id, hits in self._hits.items():
+            if self._hit is not None and self._hit[0] == seq_id:
+                at = before + int(np.searchsorted(hits, self._hit[1]))
+            before += len(hits)
+        self.find_bar.show_count(before, at)
+
+    def _place(self) -> tuple[int, int] | None:
+        """Sequence and index of the outlined token."""
+        for seq_id, area in self.areas.items():
+            if area.current >= 0:
+                return seq_id, area.current
+        return None
 
     def _on_follow_changed(self) -> None:
         self._set_followed(all(area.follow for area in self.areas.values()))

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QHeaderView,
-    QSplitter,
-    QTableView,
-    QTabWidget,
-    QWidget,
-)
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QSplitter, QTabWidget, QWidget
 
 from app.models.compared_lanes import ComparedLanes
 from app.models.position_detail import PositionDetail
 from app.models.position_table import PositionTable
-from app.theme import Theme, figures_font
+from app.theme import Theme
+from app.widgets.plain_table import plain_table
 from app.widgets.probability_delegate import ProbabilityDelegate
 
 _SIDE_BY_SIDE = 150
 """From this many characters on the two tables stand beside one another."""
-_ROW_PAD = 5
 _TOKEN_CHARACTERS = 14
 
 
@@ -39,7 +32,7 @@ class LaneTables(QSplitter):
         self._known: object = None
         self.detail_model = PositionDetail(self)
         self.position_model = PositionTable(self)
-        self.detail = _table(self.detail_model, "Lanes at one position")
+        self.detail = plain_table(self.detail_model, "Lanes at one position")
         self.detail.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
         self._delegate = ProbabilityDelegate(theme, self)
         self.detail.setItemDelegate(self._delegate)
@@ -50,7 +43,7 @@ class LaneTables(QSplitter):
         self.detail.horizontalHeader().setTextElideMode(Qt.TextElideMode.ElideRight)
         self.detail.verticalHeader().show()
         self.detail.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
-        self.positions = _table(self.position_model, "One lane at all positions")
+        self.positions = plain_table(self.position_model, "One lane at all positions")
         self.positions.selectionModel().selectionChanged.connect(self._on_selected)
         self._left, self._right = QTabWidget(), QTabWidget()
         self._left.addTab(self.detail, "Position")
@@ -139,25 +132,3 @@ class LaneTables(QSplitter):
         rows = self.positions.selectionModel().selectedRows()
         if rows and not self._placing:
             self.pos_chosen.emit(self.position_model.pos_of(rows[0].row()))
-
-
-def _table(model: PositionDetail | PositionTable, name: str) -> QTableView:
-    table = QTableView()
-    table.setModel(model)
-    table.setAccessibleName(name)
-    table.setFont(figures_font())
-    table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-    table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-    table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
-    table.setTabKeyNavigation(False)
-    table.setShowGrid(False)
-    table.setWordWrap(False)
-    table.setAlternatingRowColors(True)
-    table.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-    table.horizontalHeader().setHighlightSections(False)
-    rows = table.verticalHeader()
-    rows.hide()
-    rows.setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
-    rows.setMinimumSectionSize(1)
-    rows.setDefaultSectionSize(table.fontMetrics().height() + _ROW_PAD)
-    return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, Qt, QTimer, Signal
 from PySide6.QtGui import (
     QFocusEvent,
@@ -31,6 +32,7 @@ from app.widgets.token_rows import TokenRows
 from app.widgets.token_tip import token_summary, token_tip
 
 _MARGIN = 10
+_HIT_ALPHA = 80
 
 
 class TokenArea(QAbstractScrollArea):
@@ -42,6 +44,8 @@ class TokenArea(QAbstractScrollArea):
 
     position_selected = Signal(object)  # Position | None
     follow_changed = Signal(bool)
+    inspect_asked = Signal()
+    """Enter or a double click: show all about the round of the outlined token."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -56,6 +60,7 @@ class TokenArea(QAbstractScrollArea):
         self._current = NOWHERE
         self._round: int | None = None
         self._selection = (0, 0)
+        self._hits = np.zeros(0, np.int64)
         self._pressed_at = NOWHERE
         self._chip = Chip("↓ Jump to live", theme, self)
         self._chip.setToolTip("Follow the newest token again (End)")
@@ -95,6 +100,7 @@ class TokenArea(QAbstractScrollArea):
         """Show another stream from its newest token."""
         self._stream = stream
         self._current, self._round, self._selection = NOWHERE, None, (0, 0)
+        self._hits = np.zeros(0, np.int64)
         self._follow = True
         title = "Token stream" if stream is None else f"Tokens of sequence {stream.seq_id}"
         self.setAccessibleName(title)
@@ -141,6 +147,11 @@ class TokenArea(QAbstractScrollArea):
                     self._reveal(self._current)
         self.viewport().update()
 
+    def set_hits(self, hits: np.ndarray) -> None:
+        """Mark the tokens that a search has found: indices, int64 [n] ascending."""
+        self._hits = hits
+        self.viewport().update()
+
     def copy_text(self) -> str:
         """The selected text, or all emitted text; ghosts only if nothing else is selected."""
         if self._stream is None:
@@ -159,13 +170,13 @@ class TokenArea(QAbstractScrollArea):
 
     # -- walking ---------------------------------------------------------------------------
 
+    def go_to(self, token: int) -> None:
+        """Select a token, or the next one in sight if it is hidden."""
+        self._walk(token_walk.next_shown, token, +1)
+
     def step_token(self, step: int) -> None:
         """Select the next (+1) or previous (-1) token in sight."""
         self._walk(token_walk.next_shown, self._current + step, step)
-
-    def step_round(self, step: int) -> None:
-        """Select the first token of the next (+1) or previous (-1) round."""
-        self._walk(token_walk.next_round, self._current, step)
 
     def step_rejection(self, step: int) -> None:
         """Select the next (+1) or previous (-1) rejected token, or what replaced it."""
@@ -331,6 +342,7 @@ class TokenArea(QAbstractScrollArea):
                     for s, y in placed
                 ),
             )
+            self._paint_hits(painter, placed)
             self._paint_cursor(painter, placed)
         if self.hasFocus():
             painter.setPen(QPen(self._theme.color("ui.focus"), 1.0))
@@ -356,6 +368,18 @@ class TokenArea(QAbstractScrollArea):
         colour = self._theme.color("ui.selection")
         for span, y in placed:
             if start <= span.token < stop:
+                painter.fillRect(self._box(span, y), colour)
+
+    def _paint_hits(self, painter: QPainter, placed: list[tuple[Span, int]]) -> None:
+        if not len(self._hits) or not placed:
+            return
+        first, last = placed[0][0].token, placed[-1][0].token
+        start, stop = np.searchsorted(self._hits, (first, last + 1))
+        found = set(self._hits[start:stop].tolist())
+        colour = self._theme.color("ui.focus")
+        colour.setAlpha(_HIT_ALPHA)
+        for span, y in placed:
+            if span.token in found:
                 painter.fillRect(self._box(span, y), colour)
 
     def _paint_cursor(self, painter: QPainter, placed: list[tuple[Span, int]]) -> None:
@@ -416,6 +440,10 @@ class TokenArea(QAbstractScrollArea):
             self._select(self._pressed_at)
         self._pressed_at = NOWHERE
 
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        if event.button() == Qt.MouseButton.LeftButton:
+            self._inspect()
+
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.matches(QKeySequence.StandardKey.Copy):
             QGuiApplication.clipboard().setText(self.copy_text())
@@ -426,11 +454,11 @@ class TokenArea(QAbstractScrollArea):
             Qt.Key.Key_Right: lambda: self.step_token(+1),
             Qt.Key.Key_Up: lambda: self.step_row(-1),
             Qt.Key.Key_Down: lambda: self.step_row(+1),
-            Qt.Key.Key_BracketLeft: lambda: self.step_round(-1),
-            Qt.Key.Key_BracketRight: lambda: self.step_round(+1),
             Qt.Key.Key_N: lambda: self.step_rejection(-1 if shift else +1),
             Qt.Key.Key_Home: lambda: self._walk(token_walk.next_shown, 0, +1),
             Qt.Key.Key_End: self._go_to_end,
+            Qt.Key.Key_Return: self._inspect,
+            Qt.Key.Key_Enter: self._inspect,
             Qt.Key.Key_Escape: self._clear,
         }
         act = actions.get(event.key())
@@ -438,6 +466,10 @@ class TokenArea(QAbstractScrollArea):
             super().keyPressEvent(event)
         else:
             act()
+
+    def _inspect(self) -> None:
+        if self._current != NOWHERE:
+            self.inspect_asked.emit()
 
     def _go_to_end(self) -> None:
         if self._stream is not None:

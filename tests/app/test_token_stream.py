@@ -13,7 +13,6 @@ from app.models.token_walk import (
     NOWHERE,
     find,
     next_rejection,
-    next_round,
     next_shown,
 )
 from engine.trace.records import TOKEN_KINDS
@@ -149,15 +148,6 @@ def test_walking_over_tokens(stream: TokenStream) -> None:
     assert next_shown(stream, 5, -1, GHOSTS) == 3
     assert next_shown(stream, 10, +1, ALL) == NOWHERE
     assert next_shown(stream, -1, -1, ALL) == NOWHERE
-
-
-def test_walking_over_rounds(stream: TokenStream) -> None:
-    assert next_round(stream, 3, +1, ALL) == 7
-    assert next_round(stream, 6, -1, ALL) == 2
-    assert next_round(stream, 0, -1, ALL) == NOWHERE
-    assert next_round(stream, 9, +1, ALL) == NOWHERE
-    assert next_round(stream, NOWHERE, +1, ALL) == 0
-    assert next_round(stream, NOWHERE, -1, ALL) == 9
 
 
 def test_walking_over_rejections() -> None:

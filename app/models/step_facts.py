@@ -1,0 +1,165 @@
+"""What a round did beside choosing tokens, in words: drafters, rollback, batch, bytes, times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.models.live_numbers import NOT_OBSERVED, significant
+from app.models.step import Facts, Step
+from app.widgets.size_bars import format_bytes
+from engine.trace.records import DRAFT_REASONS, PHASES
+
+_PATH_TIPS = {
+    "none": "Nothing had to be undone",
+    "seq_rm": "Tokens removed, a snapshot read instead",
+    "restore": "Checkpoint restored, the accepted tokens decoded again",
+    "restore_depth": "Deeper than the snapshots reach: checkpoint restored, tokens decoded again",
+    "refused": "The memory could not roll back",
+}
+_BYTES = (
+    ("written", "state_bytes_written", "Recurrent state that forward passes stored"),
+    ("copied", "state_bytes_copied", "Stored state copied unchanged to another place"),
+    ("restored", "state_bytes_restored", "State put back from checkpoints"),
+    ("checkpoint", "checkpoint_bytes", "Size of the checkpoint taken in this round"),
+    ("held", "memory_bytes_held", "Storage of attention cells and recurrent states"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One line. A line without a value begins a section."""
+
+    label: str
+    value: str = ""
+    tip: str = ""
+
+    @property
+    def is_heading(self) -> bool:
+        return not self.value
+
+
+def step_facts(step: Step) -> list[Fact]:
+    """All lines about a round, sections in the order in which a round goes."""
+    sections = (
+        ("Draft", _draft(step)),
+        ("Verification", _verification(step)),
+        ("Rollback", _rollback(step.facts)),
+        ("State and cells", _memory(step.facts)),
+        ("Time", _times(step.facts)),
+    )
+    lines = []
+    for title, facts in sections:
+        if facts:
+            lines += [Fact(title), *facts]
+    return lines
+
+
+def outcome(step: Step) -> str:
+    """What came of a round, in one sentence."""
+    facts = step.facts
+    if step.n_prompt:
+        chosen = "then the first token" if step.tokens else "nothing chosen behind it yet"
+        return f"{step.n_prompt:,} tokens of the prompt, {chosen}."
+    drafted, accepted = facts["num_draft_tokens"], facts["num_accepted_draft_tokens"]
+    if not drafted:
+        reasons = ", ".join(sorted({one["reason"] for one in step.drafts if one["reason"]}))
+        return f"Nothing drafted{f' ({reasons})' if reasons else ''}, one plain token."
+    counts = f"{drafted} drafted, {_whole(accepted)} accepted, {_whole(facts['num_emitted'])} out"
+    judge = f" by {facts['accept_rule']}" if facts["accept_rule"] else ""
+    rejected = next((one for one in step.tokens if one["kind"] == "rejected"), None)
+    own = next((one for one in step.tokens if one["kind"] == "replacement"), None)
+    if rejected is None or own is None:
+        return f"{counts}{judge}."
+    said, chose = (step.text(one["token_id"]).strip() for one in (rejected, own))
+    return f"{counts}{judge}: the draft said “{said}”, the target “{chose}”."
+
+
+def _draft(step: Step) -> list[Fact]:
+    lines = []
+    for one in step.drafts:
+        n, raw = one["num_draft_tokens"], one["num_raw"]
+        parts = [f"{_whole(n)} {'token' if n == 1 else 'tokens'}"]
+        if raw is not None and raw != n:
+            parts.append(f"{raw} before trimming")
+        if one["match_pos"] is not None:
+            parts.append(f"match at {one['match_pos']:,}")
+        if one["reason"]:
+            parts.append(one["reason"])
+        tip = f"{DRAFT_REASONS.get(one['reason'], 'A full draft')}; {_ms(one['draft_ms'])}"
+        lines.append(Fact(one["drafter"], ", ".join(parts), tip))
+    return lines
+
+
+def _verification(step: Step) -> list[Fact]:
+    facts = step.facts
+    lines = [
+        Fact("rule", facts["accept_rule"] or "none: nothing drafted", "What judged the draft"),
+        Fact("ended by", facts["stop_kind"] or NOT_OBSERVED, "The last token that was emitted"),
+        Fact("verify width", _whole(facts["verify_width"]), "Tokens of this sequence, unpadded"),
+    ]
+    for one in step.ubatches:
+        size = f"{one['purpose']} {_whole(one['n_seqs'])} × {_whole(one['n_seq_tokens'])}"
+        padding = f", padding {one['n_padding']}" if one["n_padding"] else ""
+        why = f", {one['reason']}" if one["reason"] else ""
+        tip = f"Sequences × tokens of each, {_ms(one['ms'])}; sequences: {one['seq_ids']}"
+        lines.append(Fact(f"ubatch {_whole(one['ubatch'])}", f"{size}{padding}{why}", tip))
+    return lines
+
+
+def _rollback(facts: Facts) -> list[Fact]:
+    path = facts["rollback_path"]
+    in_memory, depth = facts["memory_rollback"], facts["rollback_depth"]
+    deep = _whole(depth)
+    if in_memory is not None and in_memory != depth:
+        deep += f", in memory {in_memory}"
+    return [
+        Fact("path", path or NOT_OBSERVED, _PATH_TIPS.get(path, "")),
+        Fact("depth", deep, "Drafted tokens undone; in memory, padding comes on top"),
+        Fact(
+            "valid depth / n_rs_seq",
+            f"{_whole(facts['valid_depth'])} / {_whole(facts['n_rs_seq'])}",
+            "Deepest truthful rollback behind this batch / snapshot planes",
+        ),
+        Fact(
+            "rs_idx",
+            f"{_whole(facts['rs_idx_before'])} → {_whole(facts['rs_idx_after'])}",
+            "Pending plane that the batch read → pending plane behind the rollback",
+        ),
+        Fact("replays", _whole(facts["replay_index"]), "Restores and replays in this round"),
+    ]
+
+
+def _memory(facts: Facts) -> list[Fact]:
+    lines = [Fact(label, _bytes(facts[name]), tip) for label, name, tip in _BYTES]
+    used, twice = facts["kv_cells_used"], facts["kv_cells_duplicate"]
+    attention, recurrent = facts["attention_pos_max"], facts["recurrent_pos_max"]
+    return [
+        *lines,
+        Fact("KV cells / duplicates", f"{_whole(used)} / {_whole(twice)}", "Of this sequence"),
+        Fact(
+            "last pos KV / state",
+            f"{_whole(attention)} / {_whole(recurrent)}",
+            "Last position that the attention cells and the recurrent state hold",
+        ),
+    ]
+
+
+def _times(facts: Facts) -> list[Fact]:
+    spent = [(phase, facts[f"{phase}_ms"]) for phase in PHASES]
+    known = [(phase, ms) for phase, ms in spent if ms is not None]
+    if not known:
+        return []
+    total = Fact("all phases", _ms(sum(ms for _, ms in known)), "This sequence's part")
+    return [*(Fact(phase, _ms(ms)) for phase, ms in known if ms), total]
+
+
+def _whole(value: int | None) -> str:
+    return NOT_OBSERVED if value is None else f"{value:,}"
+
+
+def _ms(value: float | None) -> str:
+    return NOT_OBSERVED if value is None else f"{significant(value)} ms"
+
+
+def _bytes(value: int | None) -> str:
+    return NOT_OBSERVED if value is None else format_bytes(value)

@@ -1,0 +1,140 @@
+"""The judged tokens of a round as a table: what the draft said, what the target had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+
+from app.models.live_numbers import NOT_OBSERVED
+from app.models.step import Facts, Step
+from app.theme import Theme
+from app.widgets.token_tip import MEANING
+
+_Index = QModelIndex | QPersistentModelIndex
+_NOWHERE = QModelIndex()
+COLUMNS = (
+    ("pos", "pos", "Position that the token has, or would have had"),
+    ("token", "token", "Token that was drafted, or that the target chose itself"),
+    ("decision", "decision", "What became of it"),
+    ("draft_p", "q", "Drafter's confidence in the drafted token"),
+    ("target_p", "p", "The target's probability of the token in this row"),
+    ("target_rank", "rank", "Rank of the token among the target's logits, from 1"),
+    ("target", "argmax", "The target's most probable token here"),
+    ("target_best", "its p", "Probability of the target's most probable token"),
+    ("target_entropy", "H, nats", "Entropy of the target's softmax here"),
+    ("rule_p", "rule p", "Target's probability after bias, penalties, filters and temperature"),
+    ("rule_q", "rule q", "Drafter's probability as rejection used it; empty for match"),
+)
+SIGNS = {
+    "accepted": "✓", "rejected": "✗", "ignored": "·", "replacement": "↻", "bonus": "+",
+    "target": "→",
+}  # fmt: skip
+_LEFT = ("token", "decision", "target")
+_DIGITS = {"target_entropy": 2}
+
+
+def cell_text(step: Step, token: Facts, name: str) -> str:
+    """One cell as text; empty where a figure has no meaning for the token."""
+    if name == "token":
+        return step.text(token["token_id"])
+    if name == "decision":
+        return f"{SIGNS.get(token['kind'], '')} {token['kind']}".strip()
+    if name == "target":
+        best = token["target_top_id"][0]
+        return NOT_OBSERVED if best is None else step.text(best)
+    value = token["target_top_p"][0] if name == "target_best" else token[name]
+    if value is None:
+        is_own = token["draft_index"] is None and name in ("draft_p", "rule_q")
+        return "" if is_own else NOT_OBSERVED
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.{_DIGITS.get(name, 3)}f}"
+
+
+def default_row(step: Step) -> int:
+    """The row worth a look first: the rejection, else the last token; -1 without any row."""
+    kinds = [token["kind"] for token in step.tokens]
+    return kinds.index("rejected") if "rejected" in kinds else len(kinds) - 1
+
+
+class StepTable(QAbstractTableModel):
+    """`Step.tokens`, a row each."""
+
+    def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.step: Step | None = None
+        self._theme = theme
+
+    def show_step(self, step: Step | None) -> None:
+        """Show another round, or nothing."""
+        self.beginResetModel()
+        self.step = step
+        self.endResetModel()
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._theme = theme
+        self.layoutChanged.emit()
+
+    def row_of(self, pos: int | None) -> int:
+        """The row at a position, the draft's before its replacement; else the default row."""
+        if self.step is None:
+            return -1
+        there = (i for i, one in enumerate(self.step.tokens) if one["pos"] == pos)
+        return next(there, default_row(self.step))
+
+    def stands_at(self, row: int, pos: int | None) -> bool:
+        """Whether a row is that of a position."""
+        if self.step is None or not 0 <= row < len(self.step.tokens):
+            return False
+        return bool(self.step.tokens[row]["pos"] == pos)
+
+    def rowCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() or self.step is None else len(self.step.tokens)
+
+    def columnCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() else len(COLUMNS)
+
+    def headerData(
+        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> Any:
+        if orientation is not Qt.Orientation.Horizontal or section >= len(COLUMNS):
+            return None
+        name, title, tip = COLUMNS[section]
+        if role == Qt.ItemDataRole.DisplayRole:
+            return title
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return tip
+        return _side(name) if role == Qt.ItemDataRole.TextAlignmentRole else None
+
+    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if not index.isValid() or self.step is None:
+            return None
+        token, name = self.step.tokens[index.row()], COLUMNS[index.column()][0]
+        if role == Qt.ItemDataRole.DisplayRole:
+            return cell_text(self.step, token, name)
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return _side(name)
+        if role == Qt.ItemDataRole.ForegroundRole:
+            return self._colour(token, name)
+        if role == Qt.ItemDataRole.ToolTipRole:
+            if name == "decision":
+                return MEANING[token["kind"]]
+            value = token.get(name)
+            return f"{value:.9g}" if isinstance(value, float) else None
+        return None
+
+    def _colour(self, token: Facts, name: str) -> Any:
+        if name in ("token", "decision"):
+            kind = token["kind"]
+            role = f"{kind}.line"
+            return self._theme.color(role if role in self._theme.roles else f"{kind}.text")
+        if name in ("target", "target_best") and token["target_top_id"][0] != token["token_id"]:
+            return self._theme.color("replacement.line")
+        return None
+
+
+def _side(name: str) -> Qt.AlignmentFlag:
+    side = Qt.AlignmentFlag.AlignLeft if name in _LEFT else Qt.AlignmentFlag.AlignRight
+    return side | Qt.AlignmentFlag.AlignVCenter

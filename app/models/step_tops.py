@@ -1,0 +1,111 @@
+"""The most probable tokens of both models at one position, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtGui import QColor, QFont
+
+from app.models.live_numbers import NOT_OBSERVED
+from app.models.position_detail import BAR_ROLE, DIFFERS_ROLE
+from app.models.step import Facts, Step
+
+_Index = QModelIndex | QPersistentModelIndex
+_NOWHERE = QModelIndex()
+_TITLES = ("token", "draft q", "target p")
+_TIPS = (
+    "The target's order first",
+    "The drafter's probability; a dash: not among those recorded",
+    "The target's raw softmax probability; a dash: not among those recorded",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A token and what each side gave it; None: not among its most probable ones."""
+
+    token_id: int
+    q: float | None
+    p: float | None
+
+
+def alternatives(token: Facts) -> list[Alternative]:
+    """The union of both sides: the target's tokens by p, then the drafter's others by q."""
+    p = _tops(token, "target")
+    q = _tops(token, "draft")
+    others = sorted((i for i in q if i not in p), key=lambda i: -q[i])
+    return [Alternative(i, q.get(i), p.get(i)) for i in (*sorted(p, key=lambda i: -p[i]), *others)]
+
+
+def _tops(token: Facts, side: str) -> dict[int, float]:
+    pairs = zip(token[f"{side}_top_id"], token[f"{side}_top_p"], strict=True)
+    return {i: p for i, p in pairs if i is not None and p is not None}
+
+
+class TopTable(QAbstractTableModel):
+    """`alternatives` of one token; the token of the row chosen is bold."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.muted_colour = QColor()
+        self.rows: list[Alternative] = []
+        self._step: Step | None = None
+        self._token_id: int | None = None
+
+    def show_token(self, step: Step | None, row: int) -> None:
+        """Show the alternatives of a row of `Step.tokens`, or nothing."""
+        self.beginResetModel()
+        self._step, self.rows, self._token_id = step, [], None
+        if step is not None and 0 <= row < len(step.tokens):
+            token = step.tokens[row]
+            self.rows, self._token_id = alternatives(token), token["token_id"]
+        self.endResetModel()
+
+    def rowCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() else len(self.rows)
+
+    def columnCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() else len(_TITLES)
+
+    def headerData(
+        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> Any:
+        if orientation is not Qt.Orientation.Horizontal or section >= len(_TITLES):
+            return None
+        if role == Qt.ItemDataRole.DisplayRole:
+            return _TITLES[section]
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return _TIPS[section]
+        return _side(section) if role == Qt.ItemDataRole.TextAlignmentRole else None
+
+    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if not index.isValid() or self._step is None:
+            return None
+        one, column = self.rows[index.row()], index.column()
+        value = (None, one.q, one.p)[column]
+        if role == Qt.ItemDataRole.DisplayRole:
+            if column == 0:
+                return self._step.text(one.token_id)
+            return NOT_OBSERVED if value is None else f"{value:.3f}"
+        if role == BAR_ROLE:
+            return value
+        if role == DIFFERS_ROLE:
+            return column == 1  # the draft's bars in the other colour
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return _side(column)
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return f"token {one.token_id}" if column == 0 else value and f"{value:.9g}"
+        if role == Qt.ItemDataRole.ForegroundRole and column and value is None:
+            return self.muted_colour
+        if role == Qt.ItemDataRole.FontRole and column == 0 and one.token_id == self._token_id:
+            font = QFont()
+            font.setBold(True)
+            return font
+        return None
+
+
+def _side(column: int) -> Qt.AlignmentFlag:
+    side = Qt.AlignmentFlag.AlignRight if column else Qt.AlignmentFlag.AlignLeft
+    return side | Qt.AlignmentFlag.AlignVCenter

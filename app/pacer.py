@@ -1,0 +1,43 @@
+"""Work that need not be done with every frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QElapsedTimer, QObject, QTimer
+
+
+class Pacer(QObject):
+    """Calls a function when asked, but no more often than every `period_ms`.
+
+    The first call happens at once; what is asked for too early happens when the time has come.
+    """
+
+    def __init__(self, work: Callable[[], None], period_ms: int, parent: QObject) -> None:
+        super().__init__(parent)
+        self._work, self._period = work, period_ms
+        self._since = QElapsedTimer()
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self.now)
+
+    def ask(self) -> None:
+        """Do the work now or soon."""
+        if self._timer.isActive():
+            return
+        left = self._period - self._since.elapsed() if self._since.isValid() else 0
+        if left <= 0:
+            self.now()
+        else:
+            self._timer.start(left)
+
+    def now(self) -> None:
+        """Do it without waiting."""
+        self._timer.stop()
+        self._work()
+        self._since.start()
+
+    def stop(self) -> None:
+        """Forget what was asked for; the next call happens at once."""
+        self._timer.stop()
+        self._since.invalidate()

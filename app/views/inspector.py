@@ -1,0 +1,294 @@
+"""The round under the cursor: its judged tokens, what both models thought, and all its facts."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QEvent, QModelIndex, Qt, Signal
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QFrame,
+    QHBoxLayout,
+    QHeaderView,
+    QLabel,
+    QScrollArea,
+    QSizePolicy,
+    QStackedWidget,
+    QTableView,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.actions import Actions
+from app.models.fact_table import FactTable
+from app.models.position import Position
+from app.models.step import Step, neighbour, newest_round, read_step
+from app.models.step_facts import outcome, step_facts
+from app.models.step_markdown import step_markdown
+from app.models.step_table import COLUMNS, StepTable
+from app.models.step_tops import TopTable
+from app.pacer import Pacer
+from app.theme import Theme
+from app.widgets.empty_state import EmptyState
+from app.widgets.plain_table import plain_table
+from app.widgets.probability_delegate import ProbabilityDelegate
+from engine.trace.store import TraceStore
+
+_EMPTY, _STEP = range(2)
+_PERIOD_MS = 200
+_MOST_ROWS = 9
+_SAMPLES = {
+    "pos": "12,345",
+    "token": " continue",
+    "decision": "↻ replacement",
+    "target": " continue",
+}
+_FIGURE = "0.000"
+_CELL_PAD = 12
+_TOOLS = ("go.previous_round", "go.next_round", "file.copy_step")
+
+
+class InspectorView(QStackedWidget):
+    """One round as tables. Without a cursor it is the newest round, as long as rounds come."""
+
+    position_selected = Signal(object)  # Position
+
+    def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._store: TraceStore | None = None
+        self._run_id: int | None = None
+        self._cursor: Position | None = None
+        self._n_seen = -1
+        self._placing = False
+        self.step: Step | None = None
+        self._pacer = Pacer(self._show, _PERIOD_MS, self)
+        self.tokens_model = StepTable(theme, self)
+        self.tops_model = TopTable(self)
+        self.facts_model = FactTable(self)
+        self.tokens = plain_table(self.tokens_model, "Judged tokens of the round")
+        self.tops = plain_table(self.tops_model, "Most probable tokens at the chosen position")
+        self.facts = plain_table(self.facts_model, "Facts about the round")
+        self._delegate = ProbabilityDelegate(theme, self)
+        self.title, self.sentence, self._tops_title = QLabel(), QLabel(), QLabel()
+        self._build(actions)
+        self.tokens.selectionModel().selectionChanged.connect(self._on_selected)
+        self.retheme(theme)
+        self.setAccessibleName("Step inspector")
+
+    # -- the trace -------------------------------------------------------------------------
+
+    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
+        """Inspect a run, from its newest round on, or nothing."""
+        self._pacer.stop()
+        self._store, self._run_id = (None, None) if run_id is None else (store, run_id)
+        self._cursor, self._n_seen = None, -1
+        self._show_step(None)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Show a round that has joined the trace, unless the cursor holds another one."""
+        store = self._store
+        if store is None or len(store.rounds) == self._n_seen:
+            return
+        if self._cursor is None or self.step is None:
+            self._ask()
+
+    def set_cursor(self, position: Position | None) -> None:
+        """Show the round of the position that all views share; None: the newest again."""
+        if position is not None and position.run_id != self._run_id:
+            position = None
+        self._cursor = position
+        shown = self.step
+        if position is not None and shown is not None and shown.is_at(position):
+            self._show_title()
+            if not self.tokens_model.stands_at(self.tokens.currentIndex().row(), position.pos):
+                self._select_row(self.tokens_model.row_of(position.pos))
+            return
+        self._n_seen = -1
+        self._pacer.stop()
+        self._ask()
+
+    def step_round(self, step: int) -> None:
+        """Move the cursor to the next (+1) or previous (-1) round of the sequence on show."""
+        self._pacer.now()
+        if self._store is None or self._run_id is None or self.step is None:
+            return
+        seq_id = self.step.seq_id
+        round_ = neighbour(self._store, self._run_id, seq_id, self.step.round, step)
+        if round_ is not None:
+            self.position_selected.emit(Position(self._run_id, seq_id, round_, None))
+
+    def markdown(self) -> str:
+        """The round under the cursor, else the newest, as Markdown; empty without a run."""
+        step = self._read()
+        return "" if step is None else step_markdown(step)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self.tokens_model.retheme(theme)
+        self._delegate.retheme(theme)
+        self.tops_model.muted_colour = theme.color("ui.muted")
+        self.facts_model.muted_colour = theme.color("ui.muted")
+        for table in (self.tokens, self.tops, self.facts):
+            table.viewport().update()
+
+    # -- building --------------------------------------------------------------------------
+
+    def _build(self, actions: Actions) -> None:
+        bold = self.title.font()
+        bold.setBold(True)
+        for label in (self.title, self._tops_title):
+            label.setFont(bold)
+        for label in (self.title, self.sentence, self._tops_title):
+            label.setTextFormat(Qt.TextFormat.PlainText)
+            label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self.sentence.setWordWrap(True)
+        self.sentence.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        head = QHBoxLayout()
+        head.setSpacing(0)
+        head.addWidget(self.title, 1)
+        for action_id in _TOOLS:
+            button = QToolButton()
+            button.setDefaultAction(actions[action_id])
+            button.setAutoRaise(True)
+            button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonIconOnly)
+            button.setAccessibleName(actions[action_id].text().replace("&", ""))
+            head.addWidget(button)
+        self.tops.setItemDelegate(self._delegate)
+        self.tops.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
+        self.tops.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+        self.facts.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
+        self.facts.setAlternatingRowColors(False)
+        self.facts.viewport().setAutoFillBackground(False)
+        self.facts.horizontalHeader().hide()
+        self.facts.horizontalHeader().setStretchLastSection(True)
+        for table in (self.tokens, self.tops, self.facts):
+            table.setFrameShape(QFrame.Shape.NoFrame)
+            table.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        for table in (self.tops, self.facts):
+            table.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+            table.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self._fit_columns()
+        page = QWidget()
+        column = QVBoxLayout(page)
+        column.setContentsMargins(8, 4, 8, 8)
+        column.setSpacing(6)
+        column.addLayout(head)
+        for widget in (self.sentence, self.tokens, self._tops_title, self.tops, self.facts):
+            column.addWidget(widget)
+        column.addStretch(1)
+        scroll = QScrollArea()
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll.setWidgetResizable(True)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        scroll.setWidget(page)
+        self.addWidget(
+            EmptyState(
+                "No round yet",
+                "Shows one round in full: tokens, probabilities, rollback, bytes and times. "
+                "Press Run (F5), then choose a token.",
+            )
+        )
+        self.addWidget(scroll)
+
+    def _fit_columns(self) -> None:
+        metrics = self.tokens.fontMetrics()
+        for column, (name, title, _) in enumerate(COLUMNS):
+            texts = (title, _SAMPLES.get(name, _FIGURE))
+            width = max(metrics.horizontalAdvance(text) for text in texts) + _CELL_PAD
+            self.tokens.setColumnWidth(column, width)
+
+    # -- showing ---------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        if self.isVisible() or self.step is None:
+            self._pacer.ask()
+
+    def _read(self) -> Step | None:
+        store, run_id = self._store, self._run_id
+        if store is None or run_id is None:
+            return None
+        place = newest_round(store, run_id)
+        if self._cursor is not None:
+            place = (self._cursor.seq_id, self._cursor.round)
+        return None if place is None else read_step(store, run_id, *place)
+
+    def _show(self) -> None:
+        if self._store is not None:
+            self._n_seen = len(self._store.rounds)
+        self._show_step(self._read())
+
+    def _show_step(self, step: Step | None) -> None:
+        self.step = step
+        self.setCurrentIndex(_EMPTY if step is None else _STEP)
+        self._placing = True
+        self.tokens_model.show_step(step)
+        self._placing = False
+        self.facts_model.show_facts([] if step is None else step_facts(step))
+        self.facts.clearSpans()
+        for row, fact in enumerate(self.facts_model.facts):
+            if fact.is_heading:
+                self.facts.setSpan(row, 0, 1, 2)
+        self.facts.resizeColumnToContents(0)
+        self.sentence.setText("" if step is None else outcome(step))
+        self._show_title()
+        self.tokens.setVisible(self.tokens_model.rowCount() > 0)
+        _fit_height(self.tokens, _MOST_ROWS)
+        _fit_height(self.facts)
+        self._select_row(self.tokens_model.row_of(self._cursor.pos if self._cursor else None))
+
+    def _show_title(self) -> None:
+        if self.step is not None:
+            newest = " · newest" if self._cursor is None else ""
+            self.title.setText(f"{self.step.title}{newest}")
+
+    def _select_row(self, row: int) -> None:
+        self._placing = True
+        index = self.tokens_model.index(row, 0) if row >= 0 else QModelIndex()
+        self.tokens.setCurrentIndex(index)
+        self._placing = False
+        self._show_tops(row)
+
+    def _show_tops(self, row: int) -> None:
+        step = self.step
+        self.tops_model.show_token(step, row)
+        shown = self.tops_model.rowCount() > 0
+        self.tops.setVisible(shown)
+        self._tops_title.setVisible(shown)
+        if shown and step is not None:
+            token = step.tokens[row]
+            self._tops_title.setText(f"Position {token['pos']:,}: {token['kind']}")
+        _fit_height(self.tops)
+
+    def _on_selected(self) -> None:
+        rows = self.tokens.selectionModel().selectedRows()
+        step = self.step
+        if not rows or self._placing or step is None or self._run_id is None:
+            return
+        row = rows[0].row()
+        self._show_tops(row)
+        self._cursor = Position(self._run_id, step.seq_id, step.round, step.tokens[row]["pos"])
+        self._show_title()
+        self.position_selected.emit(self._cursor)
+
+    # -- Qt --------------------------------------------------------------------------------
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._pacer.ask()
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.FontChange:
+            self._fit_columns()
+
+
+def _fit_height(table: QTableView, most: int | None = None) -> None:
+    """As high as its rows, so that the panel scrolls and not the table."""
+    n = table.model().rowCount()
+    shown = n if most is None else min(n, most)
+    header = table.horizontalHeader()
+    height = header.sizeHint().height() if not header.isHidden() else 0
+    bar = table.horizontalScrollBar()
+    room = bar.sizeHint().height() if most is not None else 0
+    table.setFixedHeight(height + shown * table.verticalHeader().defaultSectionSize() + room + 2)

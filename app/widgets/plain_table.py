@@ -1,0 +1,33 @@
+"""Tables of figures as all panels have them."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QAbstractItemModel
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView
+
+from app.theme import figures_font
+
+_ROW_PAD = 5
+
+
+def plain_table(model: QAbstractItemModel, name: str) -> QTableView:
+    """A read-only table with low rows, no grid and figures of equal width."""
+    table = QTableView()
+    table.setModel(model)
+    table.setAccessibleName(name)
+    table.setFont(figures_font())
+    table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+    table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+    table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+    table.setTabKeyNavigation(False)
+    table.setShowGrid(False)
+    table.setWordWrap(False)
+    table.setAlternatingRowColors(True)
+    table.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+    table.horizontalHeader().setHighlightSections(False)
+    rows = table.verticalHeader()
+    rows.hide()
+    rows.setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+    rows.setMinimumSectionSize(1)
+    rows.setDefaultSectionSize(table.fontMetrics().height() + _ROW_PAD)
+    return table

@@ -1,0 +1,128 @@
+"""One quiet line that says why a run does not speculate, or not as asked."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QToolButton, QWidget
+
+from app.models.position import Position
+from app.models.why_not import Reason, why_not
+from app.pacer import Pacer
+from app.theme import Theme, icon
+from engine.trace.store import TraceStore
+
+_PERIOD_MS = 500
+_ICON = 14
+
+
+class WhyNotStrip(QFrame):
+    """The reason on show, a button that goes to its round, and one for the next reason.
+
+    Without a reason it takes no room.
+    """
+
+    position_selected = Signal(object)  # Position
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._store: TraceStore | None = None
+        self._run_id: int | None = None
+        self._sizes = (-1, -1)
+        self._at = 0
+        self.reasons: list[Reason] = []
+        self._pacer = Pacer(self._read, _PERIOD_MS, self)
+        self._icon = QLabel()
+        self.text = QLabel()
+        self.text.setTextFormat(Qt.TextFormat.PlainText)
+        self.text.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self.text.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.show_button, self.next_button = QToolButton(), QToolButton()
+        self.show_button.setText("Show")
+        self.show_button.setToolTip("Go to the round where it happened first")
+        self.show_button.clicked.connect(self._go)
+        self.next_button.setToolTip("Show the next reason")
+        self.next_button.clicked.connect(lambda: self._show(self._at + 1))
+        self._row = row = QHBoxLayout(self)
+        row.setContentsMargins(10, 1, 4, 1)
+        row.setSpacing(6)
+        row.addWidget(self._icon)
+        row.addWidget(self.text, 1)
+        for button in (self.show_button, self.next_button):
+            button.setAutoRaise(True)
+            row.addWidget(button)
+        self.hide()
+
+    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
+        """Explain a run, or nothing."""
+        self._pacer.stop()
+        self._store, self._run_id = (None, None) if run_id is None else (store, run_id)
+        self._sizes, self._at = (-1, -1), 0
+        self._read()
+
+    def refresh(self) -> None:
+        """Take in what has joined the trace."""
+        store = self._store
+        if store is not None and (len(store.rounds), len(store.drafts)) != self._sizes:
+            self._pacer.ask()
+
+    def set_cursor(self, _position: Position | None) -> None:
+        """The reasons are about the run, wherever the cursor is."""
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._theme = theme
+        self._show(self._at)
+
+    def _read(self) -> None:
+        store, run_id = self._store, self._run_id
+        reasons: list[Reason] = []
+        if store is not None and run_id is not None:
+            self._sizes = (len(store.rounds), len(store.drafts))
+            reasons = why_not(store, run_id)
+        if reasons != self.reasons:
+            self.reasons = reasons
+            self._show(self._at)
+
+    def _show(self, at: int) -> None:
+        n = len(self.reasons)
+        self.setVisible(n > 0)
+        if not n:
+            return
+        self._at = at % n
+        reason = self.reasons[self._at]
+        drawing = icon(reason.severity, self._theme, f"status.{reason.severity}")
+        self._icon.setPixmap(drawing.pixmap(QSize(_ICON, _ICON), self.devicePixelRatioF()))
+        self.text.setToolTip("\n".join(one.sentence for one in self.reasons))
+        self.setAccessibleName(f"{reason.severity}: {reason.sentence}")
+        self.show_button.setVisible(reason.place is not None)
+        self.next_button.setVisible(n > 1)
+        self.next_button.setText(f"{self._at + 1} of {n}")
+        self._elide()
+        self.update()
+
+    def _go(self) -> None:
+        place = self.reasons[self._at].place
+        if place is not None and self._run_id is not None:
+            seq_id, round_ = place
+            self.position_selected.emit(Position(self._run_id, seq_id, round_, None))
+
+    def _elide(self) -> None:
+        if self.reasons:
+            sentence = self.reasons[self._at].sentence
+            room = max(self.text.width(), 1)
+            self.text.setText(
+                self.fontMetrics().elidedText(sentence, Qt.TextElideMode.ElideRight, room)
+            )
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._row.activate()
+        self._elide()
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), self._theme.color("ui.raised"))
+        painter.fillRect(0, 0, self.width(), 1, self._theme.color("ui.border"))
+        painter.end()
