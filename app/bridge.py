@@ -205,6 +205,7 @@ class Bridge(QObject):
                 self.compute, self.compute_asked = event.compute, event.mode
                 if event.store is not self.session_store:
                     self.session_store, self._session_run = event.store, None
+                self.close_trace()
                 self._show_session()
                 self.loaded.emit(event)
             case worker.Progress():
@@ -213,6 +214,7 @@ class Bridge(QObject):
                 self.failed.emit(event)
             case worker.RunStarted(run_id):
                 self._session_run = run_id
+                self.close_trace()
                 self._show_session()
                 self.run_started.emit(run_id)
             case worker.RunEnded(run_id):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _FIRST_OF_WORD = 8
-_NEXT_TO_LAST = 5
+_NEXT_TO_LAST = 10
 _GAP = 1
 
 

@@ -50,6 +50,13 @@ _UPPER = {
 _REMEDY = "Export the trace again."
 
 
+def find_trace(path: Path) -> Path | None:
+    """The folder of the exported trace that a path means: the folder itself or a file in it."""
+    folder = path if path.is_dir() else path.parent
+    named = path.is_dir() or (path.is_file() and (path.name == SESSION_FILE or path.stem in TABLES))
+    return folder if named and (folder / SESSION_FILE).is_file() else None
+
+
 def open_trace(
     folder: Path,
     *,

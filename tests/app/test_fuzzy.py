@@ -18,7 +18,7 @@ def naive(query: str, text: str) -> int | None:
             for i, p in enumerate(places):
                 total += 8 if p == 0 or not text[p - 1].isalnum() else 0
                 if i:
-                    total += 5 if places[i - 1] == p - 1 else -1
+                    total += 10 if places[i - 1] == p - 1 else -1
             scores.append(total)
     return max(scores) * 4 - len(text) // 8 if scores else None
 
