@@ -279,7 +279,8 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "&View",
         (
-            "view.palette", SEPARATOR, "view.ghosts", "view.follow", SEPARATOR, "view.panel_model", "view.panel_run",
+            "view.palette", SEPARATOR, "view.ghosts", "view.follow", SEPARATOR,
+            "view.panel_model", "view.panel_run",
             "view.panel_rollback", "view.panel_ring", "view.panel_divergence",
             "view.panel_findings", SEPARATOR, "menu.layout", "view.reset_layout", SEPARATOR,
             "menu.theme",

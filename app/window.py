@@ -482,6 +482,7 @@ class MainWindow(QMainWindow):
 
     def closeEvent(self, event: QCloseEvent) -> None:
         self.feed.clear()
+        self.status.clearMessage()  # and with it, its timer
         self.settings.set_geometry(self.saveGeometry())
         self.settings.set_layout(self.docks.layout_name, self.docks.save())
         self.settings.sync()

@@ -85,9 +85,10 @@ def export_csv(
 ) -> None:
     """Write every table of the store to `folder`, replacing an earlier export as a whole.
 
-    excel_safe: write the variant that a spreadsheet opens without running anything. The store may grow meanwhile: the rows present at the start are written. Raises
-    TraceFileError when the folder holds anything else or cannot be written, Cancelled when
-    `cancelled` turns true; in both cases nothing is left behind and an earlier export stays.
+    excel_safe: write the variant that a spreadsheet opens without running anything. The store
+    may grow meanwhile: the rows present at the start are written. Raises TraceFileError when the
+    folder holds anything else or cannot be written, Cancelled when `cancelled` turns true; in
+    both cases nothing is left behind and an earlier export stays.
     """
     folder = Path(folder).absolute()
     try:

@@ -73,6 +73,6 @@ def test_reading_tells_its_progress_and_can_be_cancelled(
     seen: list[tuple[int, int, str]] = []
     open_trace(tmp_path / "t", progress=lambda *step: seen.append(step))
     assert seen[-1][:2] == (small_trace.size(), small_trace.size())
-    assert [step[2] for step in seen][0] == "reading rounds.csv"
+    assert seen[0][2] == "reading rounds.csv"
     with pytest.raises(Cancelled):
         open_trace(tmp_path / "t", cancelled=lambda: True)
