@@ -76,7 +76,7 @@ class Sessions(QObject):
         when = time.strftime("%Y-%m-%d %H:%M", saved)
         banner: Banner = self._banners.add(
             "warning",
-            "Draftscope was not closed the last time.",
+            "The last session ended without being closed.",
             f"Its trace was saved {when}.",
             ("&Restore", lambda: self._restore(folder, banner)),
             ("&Discard", lambda: self._discard(folder, banner)),

@@ -197,8 +197,8 @@ class MainWindow(QMainWindow):
             ("findings", self.findings),
         ):
             self.docks.fill(name, view)
-        for view in self._trace_views:
-            for empty in view.findChildren(EmptyState):
+        for trace_view in self._trace_views:
+            for empty in trace_view.findChildren(EmptyState):
                 if empty.waits_for_run:
                     empty.offer([actions["run.start"], actions["file.open_demo"]])
         self._centre = QStackedWidget()
@@ -399,6 +399,8 @@ class MainWindow(QMainWindow):
 
     def _show_trace(self, folder: Path | None) -> None:
         """A trace was opened, or closed."""
+        if folder is not None:
+            self.divergence.edit_button.setChecked(False)  # its lanes are those of the trace
         self._show_lanes_or_run(self.bridge.store, self.bridge.run_id)
         self._show_names()
 

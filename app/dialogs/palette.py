@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QEvent, QObject, Qt
-from PySide6.QtGui import QAction, QBrush, QKeyEvent, QKeySequence
+from PySide6.QtCore import QEvent, QObject, QSize, Qt
+from PySide6.QtGui import QAction, QBrush, QKeyEvent, QKeySequence, QPainter, QPaintEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
@@ -22,6 +22,7 @@ from app.models.fuzzy import score
 
 _CHARACTERS = 100
 _ROWS = 14
+_ROW_PADDING = 8
 _LIST_KEYS = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown)
 
 
@@ -50,7 +51,6 @@ class CommandPalette(QFrame):
         self._commands = commands
         self._shown: list[Command] = []
         self._back: QWidget | None = None
-        self.setFrameShape(QFrame.Shape.StyledPanel)
         self.setAutoFillBackground(True)
         self.setAccessibleName("Command palette")
         self.field = QLineEdit()
@@ -113,19 +113,29 @@ class CommandPalette(QFrame):
         self._shown = [command for _, command in fitting]
         self.list.clear()
         muted = self.list.palette().placeholderText()
-        self.list.addTopLevelItems([_item(command, muted) for command in self._shown])
+        height = self.fontMetrics().height() + _ROW_PADDING
+        items = [_item(command, muted) for command in self._shown]
+        for item in items:
+            item.setSizeHint(0, QSize(0, height))
+        self.list.addTopLevelItems(items)
         for column in (0, 2):
             self.list.resizeColumnToContents(column)
-        if self._shown:
-            self.list.setCurrentItem(self.list.topLevelItem(0))
+        if items:
+            self.list.setCurrentItem(items[0])
 
     def _place(self) -> None:
         window = self.window()
         width = min(_CHARACTERS * self.fontMetrics().averageCharWidth(), window.width() - 40)
-        height = (_ROWS + 4) * (self.fontMetrics().height() + 5)
+        height = (_ROWS + 3) * (self.fontMetrics().height() + _ROW_PADDING)
         self.setGeometry(
             (window.width() - width) // 2, 40, width, min(height, window.height() - 80)
         )
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setPen(self.palette().accent().color())
+        painter.drawRect(self.rect().adjusted(0, 0, -1, -1))
+        painter.end()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() is QEvent.Type.FocusOut and self.isVisible():

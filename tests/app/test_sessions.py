@@ -33,7 +33,8 @@ def folder(tmp_path: Path) -> Path:
     builder.store.runs[1]["options"] = {"n_predict": 7}
     builder.prompt(["it"])
     builder.plain(" was once")
-    builder.draft([" upon"], " a|`b", [" the"])
+    number = builder.draft([" upon"], " a|`b", [" the"])
+    builder.slots(("live", "fresh", "free"), number)
     builder.plain(" time")
     builder.store.findings.append(
         run_id=1, round=2, seq_id=0, rule="stale-plane", severity="error", message="It is stale.",
@@ -240,7 +241,7 @@ def test_restore_shows_and_keeps_the_trace(
     crashed(data)
     window = saving_window()
     (banner,) = window.banners.banners
-    assert messages(window)[0].startswith("warning: Draftscope was not closed the last time.")
+    assert messages(window)[0].startswith("warning: The last session ended without being closed.")
     window.banners.clear()
     assert window.banners.banners == [banner], "it waits for an answer"
     with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):
