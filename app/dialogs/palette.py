@@ -116,7 +116,7 @@ class CommandPalette(QFrame):
         height = self.fontMetrics().height() + _ROW_PADDING
         items = [_item(command, muted) for command in self._shown]
         for item in items:
-            item.setSizeHint(0, QSize(0, height))
+            item.setSizeHint(1, QSize(0, height))  # the column that stretches
         self.list.addTopLevelItems(items)
         for column in (0, 2):
             self.list.resizeColumnToContents(column)

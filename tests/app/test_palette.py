@@ -36,6 +36,8 @@ def test_lists_every_action_but_itself(palette: CommandPalette, window: MainWind
     assert set(palette.lines) == names - {"Command Palette…"}
     assert len(palette.lines) == len(SPECS) - 1
     assert palette.field.hasFocus()
+    widest = max(palette.fontMetrics().horizontalAdvance(line) for line in palette.lines)
+    assert palette.list.columnWidth(0) >= widest, "no name is cut"
 
 
 def test_letters_filter_and_return_does_it(
