@@ -17,7 +17,8 @@ SEPARATOR = ""
 class ActionSpec:
     """What a user sees of an action. `keys` is a portable key text or a standard key.
 
-    `group`: of the checkable actions of a group exactly one is on.
+    `group`: of the checkable actions of a group exactly one is on. `needs`: what is missing
+    while it is disabled, in words that follow "needs".
     """
 
     id: str
@@ -27,9 +28,12 @@ class ActionSpec:
     icon: str = ""
     checkable: bool = False
     group: str = ""
+    needs: str = ""
 
 
 _Key = QKeySequence.StandardKey
+_IDLE_MODEL = "a model that is loaded and idle"
+_DIVERGENCE = "a comparison that has come apart"
 
 SPECS = (
     ActionSpec("file.open", "&Open Model…", "Open a GGUF model", _Key.Open, "open"),
@@ -38,37 +42,94 @@ SPECS = (
         "Open &Draft Model…",
         "Open a smaller GGUF model that drafts for the one in use",
         "Ctrl+Shift+O",
+        needs="a target model",
     ),
     ActionSpec("file.open_demo", "Open De&mo", "Open the bundled models", "Ctrl+D", "demo"),
-    ActionSpec("file.clear_recent", "&Clear List", "Forget the models opened lately"),
+    ActionSpec(
+        "file.open_trace",
+        "Open &Trace…",
+        "Open an exported trace; it takes no model",
+        "Ctrl+Shift+T",
+    ),
+    ActionSpec(
+        "file.close_trace",
+        "C&lose Trace",
+        "Go back from the opened trace to the runs of this session",
+        "Ctrl+W",
+        needs="an opened trace",
+    ),
+    ActionSpec("file.clear_recent", "&Clear List", "Forget the models and traces opened lately"),
     ActionSpec(
         "file.export",
         "&Export Trace…",
         "Write everything recorded as CSV files",
         "Ctrl+E",
         "export",
+        needs="a recorded run",
     ),
-    ActionSpec("file.copy_text", "&Copy Text", "Copy the generated text", _Key.Copy, "copy"),
+    ActionSpec(
+        "file.copy_text",
+        "&Copy Text",
+        "Copy the generated text",
+        _Key.Copy,
+        "copy",
+        needs="a run on show",
+    ),
     ActionSpec(
         "file.copy_step",
         "Copy Round as Mar&kdown",
         "Copy the round under the cursor, or the newest, as Markdown",
-        "Ctrl+Shift+C",
+        "Ctrl+Alt+C",
         "copy-step",
+        needs="a run on show",
+    ),
+    ActionSpec(
+        "file.copy_issue",
+        "Copy as &Issue",
+        "Copy environment, model, options and the round in question as Markdown",
+        "Ctrl+Shift+C",
+        needs="a run on show",
     ),
     ActionSpec("file.quit", "&Quit", "Close the window", "Ctrl+Q"),
-    ActionSpec("run.start", "&Run", "Start a new run, or go on with the paused one", "F5", "run"),
-    ActionSpec("run.pause", "&Pause", "Pause before the next round", "F6", "pause"),
     ActionSpec(
-        "run.step", "One Ro&und", "Draft, verify and roll back once, then pause", "F10", "step"
+        "run.start",
+        "&Run",
+        "Start a new run, or go on with the paused one",
+        "F5",
+        "run",
+        needs=_IDLE_MODEL,
     ),
-    ActionSpec("run.stop", "&Stop", "End the run; what it recorded stays", "Shift+F5", "stop"),
+    ActionSpec(
+        "run.pause",
+        "&Pause",
+        "Pause before the next round",
+        "F6",
+        "pause",
+        needs="a run in progress",
+    ),
+    ActionSpec(
+        "run.step",
+        "One Ro&und",
+        "Draft, verify and roll back once, then pause",
+        "F10",
+        "step",
+        needs=_IDLE_MODEL,
+    ),
+    ActionSpec(
+        "run.stop",
+        "&Stop",
+        "End the run; what it recorded stays",
+        "Shift+F5",
+        "stop",
+        needs="a run in progress or paused",
+    ),
     ActionSpec(
         "run.compare",
         "&Compare",
         "Decode the prompt in several lanes and show where they come apart",
         "Ctrl+F5",
         "compare",
+        needs=_IDLE_MODEL,
     ),
     ActionSpec(
         "go.first_divergence",
@@ -76,6 +137,7 @@ SPECS = (
         "Go to the first position beyond the bound",
         "X",
         "go-first",
+        needs=_DIVERGENCE,
     ),
     ActionSpec(
         "go.next_divergence",
@@ -83,6 +145,7 @@ SPECS = (
         "Go to the next position beyond the bound",
         "Shift+X",
         "go-next",
+        needs=_DIVERGENCE,
     ),
     ActionSpec(
         "go.previous_divergence",
@@ -90,6 +153,7 @@ SPECS = (
         "Go to the position beyond the bound before this one",
         "Ctrl+Shift+X",
         "go-previous",
+        needs=_DIVERGENCE,
     ),
     ActionSpec(
         "go.previous_round",
@@ -97,6 +161,7 @@ SPECS = (
         "Go to the round of this sequence before this one",
         "[",
         "round-previous",
+        needs="a run on show",
     ),
     ActionSpec(
         "go.next_round",
@@ -104,9 +169,15 @@ SPECS = (
         "Go to the next round of this sequence",
         "]",
         "round-next",
+        needs="a run on show",
     ),
     ActionSpec(
-        "go.inspect", "&Inspect Round", "Show the round under the cursor in full", "I", "inspect"
+        "go.inspect",
+        "&Inspect Round",
+        "Show the round under the cursor in full",
+        "I",
+        "inspect",
+        needs="a run on show",
     ),
     ActionSpec("go.find", "&Find Tokens…", "Find tokens by text or filter", _Key.Find, "find"),
     ActionSpec("go.find_next", "Find &Next", "Go to the next token found", "F3"),
@@ -191,12 +262,47 @@ SPECS = (
         "Ctrl+7",
         checkable=True,
     ),
-    ActionSpec("view.reset_layout", "&Reset Layout", "Put every panel back in its first place"),
+    ActionSpec(
+        "view.palette",
+        "Command &Palette…",
+        "Find any action by a few letters of its name",
+        "Ctrl+Shift+P",
+    ),
+    ActionSpec(
+        "view.layout_stream",
+        "&Stream",
+        "Lay out for the text: tokens large, settings and plots around them",
+        "Alt+1",
+        checkable=True,
+        group="layout",
+    ),
+    ActionSpec(
+        "view.layout_rollback",
+        "&Rollback",
+        "Lay out for rollbacks: depth and slots large, the text above them",
+        "Alt+2",
+        checkable=True,
+        group="layout",
+    ),
+    ActionSpec(
+        "view.layout_divergence",
+        "&Divergence",
+        "Lay out for comparisons: the lanes large, text and findings above them",
+        "Alt+3",
+        checkable=True,
+        group="layout",
+    ),
+    ActionSpec(
+        "view.reset_layout", "&Reset Layout", "Put the panels of this layout in their first places"
+    ),
     ActionSpec("help.shortcuts", "Keyboard &Shortcuts", "List all actions and their keys", "F1"),
     ActionSpec(
         "help.copy_report",
         "&Copy Report",
         "Copy versions, model and the last log lines, for a bug report",
+    ),
+    ActionSpec(
+        "help.copy_environment", "Copy &Environment", "Copy versions and machine as Markdown"
     ),
     ActionSpec("help.about", "&About Draftscope", "Version and licence", icon="info"),
 )
@@ -206,7 +312,8 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "&File",
         (
             "file.open", "file.open_draft", "file.open_demo", "menu.recent", SEPARATOR,
-            "file.export", "file.copy_text", "file.copy_step", SEPARATOR, "file.quit",
+            "file.open_trace", "file.close_trace", "file.export", SEPARATOR, "file.copy_text",
+            "file.copy_step", "file.copy_issue", SEPARATOR, "file.quit",
         ),
     ),
     (
@@ -227,13 +334,14 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "&View",
         (
-            "view.ghosts", "view.follow", "view.tabs", SEPARATOR, "view.panel_model",
-            "view.panel_run", "view.panel_rollback", "view.panel_ring", "view.panel_divergence",
-            "view.panel_findings", "view.panel_inspector", "view.reset_layout", SEPARATOR,
+            "view.palette", SEPARATOR, "view.ghosts", "view.follow", "view.tabs", SEPARATOR,
+            "view.panel_model", "view.panel_run", "view.panel_rollback", "view.panel_ring",
+            "view.panel_divergence", "view.panel_findings", "view.panel_inspector", SEPARATOR,
+            "menu.layout", "view.reset_layout", SEPARATOR,
             "menu.theme",
         ),
     ),
-    ("&Help", ("help.shortcuts", "help.copy_report", "help.about")),
+    ("&Help", ("help.shortcuts", "help.copy_environment", "help.copy_report", "help.about")),
 )  # fmt: skip
 """Menu titles and their entries; "menu.…" stands for a submenu that the window fills."""
 

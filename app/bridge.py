@@ -6,13 +6,13 @@ Tokens do not pass through here: the views read them from the trace store.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app import worker
+from app.trace_jobs import TraceJob, TraceRead, start_export, start_reading
 from app.worker import (
     CompareRequest,
     EngineWorker,
@@ -46,6 +46,8 @@ class Bridge(QObject):
     run_ended = Signal(int)
     exported = Signal(object)  # Path
     export_ended = Signal()
+    trace_shown = Signal(object)  # Path of the trace on show, None when it was closed
+    reading_ended = Signal()
 
     _posted = Signal(object)
 
@@ -60,6 +62,11 @@ class Bridge(QObject):
         super().__init__(parent)
         self.state = State.EMPTY
         self.store = TraceStore()
+        """The trace on show: the session's, or one that was opened."""
+        self.session_store = self.store
+        """Where runs are recorded."""
+        self.trace_folder: Path | None = None
+        """Where the trace on show was opened from, None for the session's."""
         self.files: ModelFiles | None = None
         """The files shown: loaded, being loaded, or only inspected."""
         self.compute = ""
@@ -68,11 +75,12 @@ class Bridge(QObject):
         """The mode that was asked for when it was loaded."""
         self.run_id: int | None = None
         """The run begun last, in `store`; of a comparison, its reference lane."""
+        self._session_run: int | None = None
         self._closed = False
         self._request: OpenRequest | None = None
         self._control = RunControl()
-        self._export: threading.Thread | None = None
-        self._export_cancelled = threading.Event()
+        self._export: TraceJob | None = None
+        self._reading: TraceJob | None = None
         # queued even from this thread, so that handlers never run inside a request
         self._posted.connect(self._receive, Qt.ConnectionType.QueuedConnection)
         self._worker = EngineWorker(self._posted.emit, open_session, inspect, compare)
@@ -86,10 +94,12 @@ class Bridge(QObject):
         self._worker.open(self._request)
 
     def cancel(self) -> None:
-        """Give up the load or the export in hand."""
+        """Give up the load, and the trace that is being written or read."""
         if self._request is not None:
             self._request.cancelled.set()
-        self._export_cancelled.set()
+        for job in (self._export, self._reading):
+            if job is not None:
+                job.cancel()
 
     # -- runs ------------------------------------------------------------------------------
 
@@ -135,17 +145,25 @@ class Bridge(QObject):
     def exporting(self) -> bool:
         return self._export is not None
 
-    def export(self, store: TraceStore, folder: Path) -> None:
+    def export(self, store: TraceStore, folder: Path, *, excel_safe: bool = False) -> None:
         """Write the tables as CSV files into a folder, beside whatever else is going on."""
         if self._export is None:
-            self._export_cancelled = threading.Event()
-            self._export = threading.Thread(
-                target=_export,
-                args=(store, folder, self._posted.emit, self._export_cancelled),
-                name="export",
-                daemon=True,
-            )
-            self._export.start()
+            self._export = start_export(store, folder, excel_safe, self._posted.emit)
+
+    @property
+    def reading(self) -> bool:
+        return self._reading is not None
+
+    def open_trace(self, folder: Path) -> None:
+        """Read an exported trace; it is on show until it is closed, or a run or model comes."""
+        if self._reading is None:
+            self._reading = start_reading(folder, self._posted.emit)
+
+    def close_trace(self) -> None:
+        """Show the session's runs again."""
+        if self.trace_folder is not None:
+            self._show_session()
+            self.trace_shown.emit(None)
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -154,8 +172,9 @@ class Bridge(QObject):
         self._closed = True
         self._give_up()
         self.cancel()
-        if self._export is not None:
-            self._export.join(timeout)
+        for job in (self._export, self._reading):
+            if job is not None:
+                job.join(timeout)
         return self._worker.close(timeout)
 
     # -- internals -------------------------------------------------------------------------
@@ -170,7 +189,7 @@ class Bridge(QObject):
             self.state = state
             self.state_changed.emit(state)
 
-    def _receive(self, event: worker.Event) -> None:
+    def _receive(self, event: worker.Event | TraceRead) -> None:
         if self._closed:
             return
         match event:
@@ -184,15 +203,19 @@ class Bridge(QObject):
             case worker.Loaded():
                 self.files = event.files
                 self.compute, self.compute_asked = event.compute, event.mode
-                if event.store is not self.store:
-                    self.store, self.run_id = event.store, None
+                if event.store is not self.session_store:
+                    self.session_store, self._session_run = event.store, None
+                self.close_trace()
+                self._show_session()
                 self.loaded.emit(event)
             case worker.Progress():
                 self.progress.emit(event)
             case worker.Failed():
                 self.failed.emit(event)
             case worker.RunStarted(run_id):
-                self.run_id = run_id
+                self._session_run = run_id
+                self.close_trace()
+                self._show_session()
                 self.run_started.emit(run_id)
             case worker.RunEnded(run_id):
                 self.run_ended.emit(run_id)
@@ -201,19 +224,13 @@ class Bridge(QObject):
                 if folder is not None:
                     self.exported.emit(folder)
                 self.export_ended.emit()
+            case TraceRead(folder, store):
+                self._reading = None
+                if store is not None:
+                    self.store, self.trace_folder = store, folder
+                    self.run_id = max(store.runs, default=None)
+                    self.trace_shown.emit(folder)
+                self.reading_ended.emit()
 
-
-def _export(store: TraceStore, folder: Path, post: worker.Post, cancelled: threading.Event) -> None:
-    """On the export thread: write, and report how it ended."""
-    from engine.errors import Cancelled
-    from engine.trace.export import export_csv
-
-    written: Path | None = None
-    try:
-        export_csv(store, folder, progress=worker.throttled(post), cancelled=cancelled.is_set)
-        written = folder
-    except Cancelled:
-        pass
-    except Exception as error:
-        post(worker.failure(error))
-    post(worker.Exported(written))
+    def _show_session(self) -> None:
+        self.store, self.run_id, self.trace_folder = self.session_store, self._session_run, None

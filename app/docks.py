@@ -1,12 +1,12 @@
-"""The docks around the token stream: names, first places, and how the layout is kept."""
+"""The docks around the token stream, and the named layouts that place them."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QByteArray, Qt
-from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabWidget, QWidget
+import zlib
+from dataclasses import dataclass
 
-LAYOUT_VERSION = 3
-"""Raise it when docks come, go or change their names: an older saved layout is then ignored."""
+from PySide6.QtCore import QByteArray, Qt
+from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
 
 TITLES = {
     "model": "Model",
@@ -17,16 +17,51 @@ TITLES = {
     "findings": "Findings",
     "inspector": "Step inspector",
 }
-FIRST_SHOWN = ("model", "run", "rollback", "ring")
-"""The panels that a new window has; the others are tabs at the right, opened when wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """First places of the docks, and which of them are open.
+
+    left and bottom: docks one under the other; every other dock is a tab at the right. bottom
+    and right are shares of the window that an open dock there takes. wide: the bottom docks
+    reach from edge to edge.
+    """
+
+    title: str
+    left: tuple[str, ...]
+    bottom: tuple[str, ...]
+    shown: tuple[str, ...]
+    bottom_share: float
+    right_share: float = 0.5
+    wide: bool = False
+
+
+LAYOUTS = {
+    "stream": Layout(
+        "Stream", ("model", "run"), ("rollback", "ring"), ("model", "run", "rollback", "ring"), 0.17
+    ),
+    "rollback": Layout(
+        "Rollback", ("run", "model"), ("rollback", "ring"), ("run", "rollback", "ring"), 0.33
+    ),
+    "divergence": Layout(
+        "Divergence", ("run", "model"), ("divergence",), ("divergence", "findings"), 0.68,
+        wide=True,
+    ),
+}  # fmt: skip
+"""The text keeps the centre in all of them; what a layout is named after gets the room."""
+
+LAYOUT_VERSION = zlib.crc32(" ".join(sorted(TITLES)).encode()) >> 1
+"""Other docks are another version: a layout saved with those is then ignored."""
+
 _FIRST_SIZE = (1280, 800)
 _LEFT_CHARACTERS = 52
-_BOTTOM_SHARE = 0.17
 _RUN_SHARE = 0.5
-_RIGHT_SHARE = 0.5
 _INSPECTOR_CHARACTERS = 60
 _INSPECTOR_SHARE = 0.26
-_TABS = ("divergence", "findings", "inspector")
+
+_LEFT, _RIGHT = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDockWidgetArea
+_BOTTOM = Qt.DockWidgetArea.BottomDockWidgetArea
 
 
 class Docks:
@@ -35,14 +70,13 @@ class Docks:
     def __init__(self, window: QMainWindow) -> None:
         self._window = window
         self._docks: dict[str, QDockWidget] = {}
+        self.layout_name = next(iter(LAYOUTS))
         for name, title in TITLES.items():
             dock = QDockWidget(title, window)
             dock.setObjectName(f"dock.{name}")
             self._docks[name] = dock
         window.setDockNestingEnabled(True)
-        window.setCorner(Qt.Corner.BottomLeftCorner, Qt.DockWidgetArea.LeftDockWidgetArea)
-        window.setCorner(Qt.Corner.BottomRightCorner, Qt.DockWidgetArea.RightDockWidgetArea)
-        window.setTabPosition(Qt.DockWidgetArea.RightDockWidgetArea, QTabWidget.TabPosition.North)
+        window.setTabPosition(_RIGHT, QTabWidget.TabPosition.North)
 
     def __getitem__(self, name: str) -> QDockWidget:
         return self._docks[name]
@@ -51,53 +85,78 @@ class Docks:
         """Put a view into its dock."""
         self._docks[name].setWidget(widget)
 
-    def reset(self) -> None:
-        """Every dock in its first place, the window in its first size."""
-        window, docks = self._window, self._docks
-        left, bottom = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.BottomDockWidgetArea
-        for name, area in (("model", left), ("run", left), ("rollback", bottom), ("ring", bottom)):
-            docks[name].setFloating(False)
-            window.addDockWidget(area, docks[name])
-            docks[name].show()
-        self._reset_tabs()
-        window.splitDockWidget(docks["model"], docks["run"], Qt.Orientation.Vertical)
-        window.splitDockWidget(docks["rollback"], docks["ring"], Qt.Orientation.Vertical)
-        height = window.height()
-        width = _LEFT_CHARACTERS * window.fontMetrics().averageCharWidth()
-        window.resizeDocks([docks["model"]], [width], Qt.Orientation.Horizontal)
-        for names, share in ((("model", "run"), _RUN_SHARE), (("rollback", "ring"), _BOTTOM_SHARE)):
-            window.resizeDocks(
-                [docks[name] for name in names],
-                [round(height * share)] * len(names),
-                Qt.Orientation.Vertical,
-            )
+    def apply(self, name: str, saved: QByteArray | None = None) -> None:
+        """Take a named layout, as it was saved or else in its first places."""
+        self.layout_name = name
+        self._take_down()
+        self._place(LAYOUTS[name])
+        if saved is not None and not saved.isEmpty():
+            self._take_down()
+            if not self._window.restoreState(saved, LAYOUT_VERSION):
+                self._take_down()
+                self._place(LAYOUTS[name])
 
-    def _reset_tabs(self) -> None:
-        """The docks at the right: tabs, closed. Qt leaves a bar behind where tabs are docked
-        anew, so those that are in place stay there."""
-        window, right = self._window, Qt.DockWidgetArea.RightDockWidgetArea
-        first, *others = tabs = [self._docks[name] for name in _TABS]
-        areas = {window.dockWidgetArea(dock) for dock in tabs}
-        floats = any(dock.isFloating() for dock in tabs)
-        together = set(others) <= set(window.tabifiedDockWidgets(first))
-        for dock in tabs:
-            dock.hide()
+    def reset(self) -> None:
+        """Every dock of the layout in use in its first place."""
+        self.apply(self.layout_name)
+
+    def _take_down(self) -> None:
+        """Remove every dock. Qt leaves the bars of earlier tabs behind, in sight."""
+        for dock in self._docks.values():
             dock.setFloating(False)
-        if areas != {right} or floats or not together:
-            window.addDockWidget(right, first)
-            for dock in others:
-                window.tabifyDockWidget(first, dock)
+            self._window.removeDockWidget(dock)
+        for bar in self._window.findChildren(
+            QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly
+        ):
+            bar.hide()
+
+    def _place(self, layout: Layout) -> None:
+        window, docks = self._window, self._docks
+        for corner, area in (
+            (Qt.Corner.BottomLeftCorner, _LEFT),
+            (Qt.Corner.BottomRightCorner, _RIGHT),
+        ):
+            window.setCorner(corner, _BOTTOM if layout.wide else area)
+        for names, area in ((layout.left, _LEFT), (layout.bottom, _BOTTOM)):
+            for above, name in zip(("", *names), names, strict=False):
+                if above:
+                    window.splitDockWidget(docks[above], docks[name], Qt.Orientation.Vertical)
+                else:
+                    window.addDockWidget(area, docks[name])
+        tabs = [name for name in TITLES if name not in (*layout.left, *layout.bottom)]
+        for first, name in zip(("", *tabs[:1] * len(tabs)), tabs, strict=False):
+            window.addDockWidget(_RIGHT, docks[name])
+            if first:
+                window.tabifyDockWidget(docks[first], docks[name])
+        for name, dock in docks.items():
+            dock.setVisible(name in layout.shown)
+        self._share_out(layout, [name for name in tabs if name in layout.shown])
+
+    def _share_out(self, layout: Layout, tabs: list[str]) -> None:
+        window, docks = self._window, self._docks
+        width = _LEFT_CHARACTERS * window.fontMetrics().averageCharWidth()
+        columns = [(docks[name], width) for name in layout.left if name in layout.shown][:1]
+        columns += [(docks[name], round(window.width() * layout.right_share)) for name in tabs[:1]]
+        if columns:
+            window.resizeDocks(
+                [dock for dock, _ in columns], [w for _, w in columns], Qt.Orientation.Horizontal
+            )
+        for names, share in ((layout.left, _RUN_SHARE), (layout.bottom, layout.bottom_share)):
+            shown = [docks[name] for name in names if name in layout.shown]
+            if shown:
+                height = round(window.height() * share)
+                window.resizeDocks(shown, [height] * len(shown), Qt.Orientation.Vertical)
 
     def reveal(self, *names: str) -> None:
-        """Open tabs at the right, the first of them on top; if all were closed they get half
-        the window, the inspector what its table needs, and the panels at the left keep theirs."""
+        """Open docks, the first of them on top; tabs at the right that were all closed get half
+        the window, and the panels at the left keep their width."""
         window, first, left = self._window, self._docks[names[0]], self._docks["model"]
-        opens = not any(self._docks[name].isVisible() for name in _TABS)
+        opens = not any(self._docks[name].isVisible() for name in names)
         for name in names:
             self._docks[name].show()
         first.raise_()
-        if opens and not first.isFloating():
-            wide = round(window.width() * _RIGHT_SHARE)
+        if opens and not first.isFloating() and window.dockWidgetArea(first) is _RIGHT:
+            wide = round(window.width() * LAYOUTS[self.layout_name].right_share)
             if names == ("inspector",):
                 least = _INSPECTOR_CHARACTERS * window.fontMetrics().averageCharWidth()
                 wide = max(least, round(window.width() * _INSPECTOR_SHARE))
@@ -111,15 +170,13 @@ class Docks:
         self._docks[name].setWindowTitle(f"{TITLES[name]} ({n:,})" if n else TITLES[name])
         action.setText(text)  # Qt has just made it the title
 
-    def restore(self, geometry: QByteArray, layout: QByteArray) -> None:
-        """The places of the last time, or the first ones."""
+    def restore(self, geometry: QByteArray, name: str, layout: QByteArray) -> None:
+        """The window's place and the docks' of the last time, or the first ones."""
         window = self._window
         if geometry.isEmpty() or not window.restoreGeometry(geometry):
             window.resize(*_FIRST_SIZE)
-        self.reset()
-        if not layout.isEmpty():
-            window.restoreState(layout, LAYOUT_VERSION)
+        self.apply(name, layout)
 
-    def save(self) -> tuple[QByteArray, QByteArray]:
-        """Geometry and layout for `restore`."""
-        return self._window.saveGeometry(), self._window.saveState(LAYOUT_VERSION)
+    def save(self) -> QByteArray:
+        """The docks' places for `apply`."""
+        return self._window.saveState(LAYOUT_VERSION)

@@ -51,6 +51,16 @@ class Feed(QObject):
             view.set_trace(store, run_id)
         self.refresh()
 
+    @property
+    def run_id(self) -> int | None:
+        """The run on show."""
+        return self._run_id
+
+    @property
+    def cursor(self) -> Position | None:
+        """The position that all views share."""
+        return self._cursor
+
     def start(self) -> None:
         """Refresh with the frames from now on."""
         self._timer.start()

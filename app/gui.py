@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
-from PySide6.QtCore import QCoreApplication, QObject, QStandardPaths, Signal
+from PySide6.QtCore import QCoreApplication, QObject, Signal
 from PySide6.QtWidgets import QApplication
 
 from app.bridge import Bridge
 from app.collector import Collector
 from app.errors import ErrorCatcher
+from app.folders import data_folder
 from app.settings import Settings
 from app.window import MainWindow
 from engine.compare.scenario import scenarios
@@ -26,8 +26,11 @@ class _Relay(QObject):
     caught = Signal(str)
 
 
-def run_window(models: list[Path], draft: Path | None, demo: bool) -> int:
-    """Show the window until it is closed, with the first of `models` or the demo opened.
+def run_window(
+    models: list[Path], draft: Path | None, demo: bool, trace: Path | None = None
+) -> int:
+    """Show the window until it is closed, with the first of `models`, the demo, or the exported
+    trace in the folder `trace` opened.
 
     Returns the exit status. torch is not imported before the window is visible.
     """
@@ -36,13 +39,14 @@ def run_window(models: list[Path], draft: Path | None, demo: bool) -> int:
     QCoreApplication.setApplicationName("draftscope")
     QCoreApplication.setApplicationVersion(version())
     relay = _Relay()
-    catcher = ErrorCatcher(_state_folder(), relay.caught.emit)
+    data = data_folder()
+    catcher = ErrorCatcher(data, relay.caught.emit)
     catcher.install()
     collector = Collector()
     collector.start()
     try:
         known = scenarios(SCENARIOS)
-        window = MainWindow(Bridge(), Settings(), catcher.recent_lines, known)
+        window = MainWindow(Bridge(), Settings(), catcher.recent_lines, known, data=data)
         relay.caught.connect(window.show_unexpected)
         signal.signal(signal.SIGINT, lambda *_: window.close())
         window.show()
@@ -50,20 +54,12 @@ def run_window(models: list[Path], draft: Path | None, demo: bool) -> int:
             window.show_crash(catcher.last_crash)
         if demo:
             window.open_demo()
+        elif trace is not None:
+            window.sessions.open(trace)
         elif models:
             window.open_model(models[0], draft)
+        window.sessions.offer_restore()
         return app.exec()
     finally:
         collector.stop()
         catcher.uninstall()
-
-
-def _state_folder() -> Path:
-    """Where the log goes; the temporary folder when the home folder takes no files."""
-    location = QStandardPaths.StandardLocation.AppLocalDataLocation
-    folder = Path(QStandardPaths.writableLocation(location))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.gettempdir()) / "draftscope"
-    return folder

@@ -11,32 +11,41 @@ from PySide6.QtGui import QPaintEvent
 from PySide6.QtWidgets import QMainWindow, QMenu, QToolBar
 
 from app.actions import MENUS, SEPARATOR, TOOLBAR, Actions
+from app.docks import LAYOUTS
 from app.settings import THEME_CHOICES, Settings
 from engine.compare.lane_spec import LaneSpec
 from engine.options import RunOptions
 
 
 class RecentMenu(QMenu):
-    """The models opened last; those that are gone are greyed."""
+    """The models and traces opened last; those that are gone are greyed."""
 
     def __init__(
-        self, settings: Settings, actions: Actions, open_model: Callable[[Path], None]
+        self,
+        settings: Settings,
+        actions: Actions,
+        open_model: Callable[[Path], None],
+        open_trace: Callable[[Path], None],
     ) -> None:
         super().__init__("Open &Recent")
-        self._settings, self._open_model = settings, open_model
+        self._settings, self._open_model, self._open_trace = settings, open_model, open_trace
         self._clear_action = actions["file.clear_recent"]
         self.setToolTipsVisible(True)
         self.aboutToShow.connect(self.fill)
 
     def fill(self) -> None:
-        """List the models as they are now."""
+        """List the files as they are now."""
         self.clear()
-        for path in self._settings.recent_models:
-            action = self.addAction(path.name)
-            action.setToolTip(str(path) if path.exists() else f"{path} is no longer there")
-            action.setEnabled(path.exists())
-            action.triggered.connect(lambda _=False, chosen=path: self._open_model(chosen))
-        self.addSeparator()
+        for paths, open_path in (
+            (self._settings.recent_models, self._open_model),
+            (self._settings.recent_traces, self._open_trace),
+        ):
+            for path in paths:
+                action = self.addAction(path.name)
+                action.setToolTip(str(path) if path.exists() else f"{path} is no longer there")
+                action.setEnabled(path.exists())
+                action.triggered.connect(lambda _=False, at=path, run=open_path: run(at))
+            self.addSeparator()
         self.addAction(self._clear_action)
 
 
@@ -89,7 +98,14 @@ def make_menus(
         submenu.setParent(window, submenu.windowFlags())
     themes = QMenu("&Theme", window)
     themes.addActions([actions[f"view.theme_{name}"] for name in THEME_CHOICES])
-    submenus = {"menu.recent": recent, "menu.theme": themes, "menu.scenarios": scenarios}
+    layouts = QMenu("&Layout", window)
+    layouts.addActions([actions[f"view.layout_{name}"] for name in LAYOUTS])
+    for menu in (themes, layouts):
+        menu.setToolTipsVisible(True)
+    submenus = {
+        "menu.recent": recent, "menu.theme": themes, "menu.layout": layouts,
+        "menu.scenarios": scenarios,
+    }  # fmt: skip
     menus: list[QMenu] = [*submenus.values()]
     for title, entries in MENUS:
         menu = window.menuBar().addMenu(title)

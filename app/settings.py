@@ -6,20 +6,24 @@ from pathlib import Path
 
 from PySide6.QtCore import QByteArray, QSettings
 
-VERSION = 1
+from app.docks import LAYOUTS
+from app.settings_steps import bring_up_to_date
+
 N_RECENT = 10
 THEME_CHOICES = ("system", "light", "dark")
 
 
 class Settings:
-    """Typed access with defaults; a value of the wrong kind in the file reads as its default."""
+    """Typed access with defaults; a value of the wrong kind in the file reads as its default.
+
+    `note`: a sentence for the user about a file that could not be taken over, mostly empty.
+    """
 
     def __init__(self) -> None:
         self._store = QSettings(
             QSettings.Format.IniFormat, QSettings.Scope.UserScope, "Draftscope", "draftscope"
         )
-        if not self._store.contains("version"):
-            self._store.setValue("version", VERSION)
+        self.note = bring_up_to_date(self._store)
 
     # -- appearance ------------------------------------------------------------------------
 
@@ -58,33 +62,57 @@ class Settings:
         return self._bytes("window/geometry")
 
     @property
-    def layout(self) -> QByteArray:
-        return self._bytes("window/layout")
+    def layout_name(self) -> str:
+        """The layout in use last, one of LAYOUTS."""
+        value = self._text("window/layout_name")
+        return value if value in LAYOUTS else next(iter(LAYOUTS))
 
-    def save_layout(self, geometry: QByteArray, layout: QByteArray) -> None:
-        """Keep the window's place and the docks'."""
+    def layout(self, name: str) -> QByteArray:
+        """Where the docks of a named layout were left, empty before its first use."""
+        return self._bytes(f"layouts/{name}")
+
+    def set_layout(self, name: str, layout: QByteArray) -> None:
+        """Keep the docks' places of a named layout, which is the one in use."""
+        self._store.setValue("window/layout_name", name)
+        self._store.setValue(f"layouts/{name}", layout)
+
+    def set_geometry(self, geometry: QByteArray) -> None:
+        """Keep the window's place."""
         self._store.setValue("window/geometry", geometry)
-        self._store.setValue("window/layout", layout)
 
     # -- files -----------------------------------------------------------------------------
 
     @property
+    def excel_safe(self) -> bool:
+        """Whether the last export was the variant for spreadsheets."""
+        return self._flag("export/excel_safe", default=False)
+
+    @excel_safe.setter
+    def excel_safe(self, value: bool) -> None:
+        self._store.setValue("export/excel_safe", value)
+
+    @property
     def recent_models(self) -> list[Path]:
         """Models opened last, the newest first; some may no longer exist."""
-        value = self._store.value("files/recent")
-        names = [value] if isinstance(value, str) else value
-        if not isinstance(names, list):
-            return []
-        return [Path(name) for name in names if isinstance(name, str) and name][:N_RECENT]
+        return self._paths("files/recent_models")
 
     def add_recent_model(self, path: Path) -> None:
-        """Put a model at the top of the list."""
-        path = path.absolute()
-        kept = [path, *(p for p in self.recent_models if p != path)][:N_RECENT]
-        self._store.setValue("files/recent", [str(p) for p in kept])
+        """Put a model at the top of its list."""
+        self._add_path("files/recent_models", path)
 
-    def clear_recent_models(self) -> None:
-        self._store.remove("files/recent")
+    @property
+    def recent_traces(self) -> list[Path]:
+        """Folders of traces opened last, the newest first; some may no longer exist."""
+        return self._paths("files/recent_traces")
+
+    def add_recent_trace(self, folder: Path) -> None:
+        """Put a trace at the top of its list."""
+        self._add_path("files/recent_traces", folder)
+
+    def clear_recent(self) -> None:
+        """Forget the models and traces opened lately."""
+        for key in ("files/recent_models", "files/recent_traces"):
+            self._store.remove(key)
 
     def folder(self, purpose: str) -> Path:
         """Where a file dialog of this purpose was last used; the home folder at first."""
@@ -99,6 +127,18 @@ class Settings:
     def sync(self) -> None:
         """Write to disk now."""
         self._store.sync()
+
+    def _paths(self, key: str) -> list[Path]:
+        value = self._store.value(key)
+        names = [value] if isinstance(value, str) else value
+        if not isinstance(names, list):
+            return []
+        return [Path(name) for name in names if isinstance(name, str) and name][:N_RECENT]
+
+    def _add_path(self, key: str, path: Path) -> None:
+        path = path.absolute()
+        kept = [path, *(p for p in self._paths(key) if p != path)][:N_RECENT]
+        self._store.setValue(key, [str(p) for p in kept])
 
     def _text(self, key: str) -> str:
         value = self._store.value(key)

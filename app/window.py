@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from PySide6.QtCore import QMimeData, Qt
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QGuiApplication
 from PySide6.QtWidgets import (
     QApplication,
@@ -16,17 +16,20 @@ from PySide6.QtWidgets import (
 )
 
 from app import worker
-from app.actions import Actions
+from app.actions import SPECS, Actions
 from app.bridge import Bridge
-from app.dialogs.about import AboutDialog, report
-from app.dialogs.export import ask_export_folder
-from app.dialogs.open_model import ask_model
+from app.dialogs.about import AboutDialog, environment, environment_text, report
+from app.dialogs.open_files import ask_model
+from app.dialogs.palette import Command, CommandPalette
 from app.dialogs.shortcuts import ShortcutsDialog
-from app.docks import TITLES, Docks
+from app.docks import LAYOUTS, TITLES, Docks
+from app.dropping import what_is
 from app.errors import log
 from app.feed import Feed
+from app.issue_text import issue_text
 from app.menus import RecentMenu, Scenario, ScenarioMenu, make_menus, make_toolbar
 from app.models.compared_lanes import run_to_show
+from app.sessions import Sessions
 from app.settings import THEME_CHOICES, Settings
 from app.theme import Theme, apply_theme, load_theme
 from app.views.divergence import DivergenceView
@@ -45,6 +48,7 @@ from app.worker import CompareRequest, State
 from engine.trace.store import TraceStore
 from resources import DEMO_DRAFT, DEMO_TARGET
 
+_MESSAGE_MS = 3000
 _NEED_RUN = (
     "file.copy_step", "go.previous_round", "go.next_round", "go.inspect",
     "go.find", "go.find_next", "go.find_previous",
@@ -55,6 +59,7 @@ class MainWindow(QMainWindow):
     """Everything on screen. The bridge is given, so that a test can put a fake engine behind it.
 
     `log_lines` gives the end of the log for reports. `scenarios` fill the menu of that name.
+    `data`: folder for autosaved traces; without one nothing is saved by itself.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class MainWindow(QMainWindow):
         settings: Settings,
         log_lines: Callable[[], list[str]] = list,
         scenarios: Sequence[Scenario] = (),
+        data: Path | None = None,
     ) -> None:
         super().__init__()
         self.setObjectName("main")
@@ -75,15 +81,23 @@ class MainWindow(QMainWindow):
             self, {f"view.panel_{name}": self.docks[name].toggleViewAction() for name in TITLES}
         )
         self._make_views()
-        self.recent_menu = RecentMenu(settings, self.actions_by_id, self.open_model)
+        self.sessions = Sessions(bridge, settings, self.banners, data, self)
+        self.recent_menu = RecentMenu(
+            settings, self.actions_by_id, self.open_model, self.sessions.open
+        )
         self.scenario_menu = ScenarioMenu(scenarios, self.open_scenario)
         self.menus = make_menus(self, self.actions_by_id, self.recent_menu, self.scenario_menu)
         make_toolbar(self, self.actions_by_id)
+        self.palette_box = CommandPalette(self._commands, self)
         self._connect_actions()
         self._connect_bridge()
         self.setAcceptDrops(True)
         self.set_theme(settings.theme)
-        self.docks.restore(settings.geometry, settings.layout)
+        name = settings.layout_name
+        self.docks.restore(settings.geometry, name, settings.layout(name))
+        self.actions_by_id[f"view.layout_{name}"].setChecked(True)
+        if settings.note:
+            self.banners.add("warning", settings.note)
         self._show_state(bridge.state)
 
     # -- opening ---------------------------------------------------------------------------
@@ -141,6 +155,13 @@ class MainWindow(QMainWindow):
 
     # -- appearance ------------------------------------------------------------------------
 
+    def set_layout(self, name: str) -> None:
+        """Take a named layout as it was left; the one in use is kept for the next time."""
+        if name != self.docks.layout_name:
+            self.settings.set_layout(self.docks.layout_name, self.docks.save())
+            self.docks.apply(name, self.settings.layout(name))
+        self.actions_by_id[f"view.layout_{name}"].setChecked(True)
+
     def set_theme(self, choice: str) -> None:
         """system, light or dark."""
         self.settings.theme = choice
@@ -193,12 +214,17 @@ class MainWindow(QMainWindow):
             ("inspector", self.inspector),
         ):
             self.docks.fill(name, view)
+        for trace_view in self._trace_views:
+            for empty in trace_view.findChildren(EmptyState):
+                if empty.waits_for_run:
+                    empty.offer([actions["run.start"], actions["file.open_demo"]])
         self._centre = QStackedWidget()
         self._centre.addWidget(
             EmptyState(
                 "Watch a model speculate",
-                "Open a hybrid GGUF model or drop one here; the bundled demo needs no download.",
-                opening,
+                "Open a hybrid GGUF model or an exported trace, or drop one here; the bundled "
+                "demo needs no download.",
+                [*opening, actions["file.open_trace"]],
             )
         )
         self._centre.addWidget(self.tokens)
@@ -215,10 +241,13 @@ class MainWindow(QMainWindow):
             "file.open": self._ask_target,
             "file.open_draft": self._ask_draft,
             "file.open_demo": self.open_demo,
-            "file.clear_recent": self.settings.clear_recent_models,
-            "file.export": lambda: self._export(self.bridge.store),
+            "file.open_trace": self.sessions.ask,
+            "file.close_trace": self.bridge.close_trace,
+            "file.clear_recent": self.settings.clear_recent,
+            "file.export": lambda: self.sessions.export(self.bridge.store),
             "file.copy_text": self._copy_text,
             "file.copy_step": self._copy_step,
+            "file.copy_issue": self._copy_issue,
             "file.quit": self.close,
             "run.start": lambda: self._run(None),
             "run.pause": self.bridge.pause,
@@ -234,8 +263,10 @@ class MainWindow(QMainWindow):
             "go.find": self.tokens.open_find,
             "go.find_next": lambda: self.tokens.step_hit(+1),
             "go.find_previous": lambda: self.tokens.step_hit(-1),
+            "view.palette": self.palette_box.open,
             "view.reset_layout": self.docks.reset,
             "help.shortcuts": lambda: ShortcutsDialog(self.actions_by_id, self).show(),
+            "help.copy_environment": lambda: self._copy(environment_text()),
             "help.copy_report": self._copy_report,
             "help.about": lambda: AboutDialog(self).show(),
         }
@@ -244,6 +275,10 @@ class MainWindow(QMainWindow):
         for name in THEME_CHOICES:
             self.actions_by_id[f"view.theme_{name}"].triggered.connect(
                 lambda _=False, choice=name: self.set_theme(choice)
+            )
+        for name in LAYOUTS:
+            self.actions_by_id[f"view.layout_{name}"].triggered.connect(
+                lambda _=False, choice=name: self.set_layout(choice)
             )
         ghosts, follow = self.actions_by_id["view.ghosts"], self.actions_by_id["view.follow"]
         ghosts.toggled.connect(self._show_ghosts)
@@ -267,7 +302,9 @@ class MainWindow(QMainWindow):
         bridge.failed.connect(self._show_failure)
         bridge.run_started.connect(self._show_run)
         bridge.exported.connect(self._show_exported)
-        bridge.export_ended.connect(self._show_export_ended)
+        bridge.export_ended.connect(self._end_progress)
+        bridge.trace_shown.connect(self._show_trace)
+        bridge.reading_ended.connect(self._end_progress)
         self.status.cancel_asked.connect(bridge.cancel)
         self.model_map.load_asked.connect(self._reload)
         self.run_panel.compute_changed.connect(self._reload)
@@ -312,21 +349,36 @@ class MainWindow(QMainWindow):
         panel = self.run_panel
         self.compare(CompareRequest(tuple(panel.texts()), panel.options(), lanes))
 
-    def _export(self, store: TraceStore) -> None:
-        folder = ask_export_folder(self, self.settings)
-        if folder is not None:
-            self.bridge.export(store, folder)
-            self._enable_actions()
+    def _copy(self, text: str) -> None:
+        QGuiApplication.clipboard().setText(text)
+        self.status.showMessage("Copied", _MESSAGE_MS)
 
     def _copy_text(self) -> None:
         QGuiApplication.clipboard().setText(self.tokens.copy_text())
 
     def _copy_step(self) -> None:
-        QGuiApplication.clipboard().setText(self.inspector.markdown())
+        self._copy(self.inspector.markdown())
+
+    def _copy_issue(self) -> None:
+        run_id = self.feed.run_id
+        if run_id is not None:
+            self._copy(issue_text(self.bridge.store, run_id, self.feed.cursor, environment()))
 
     def _copy_report(self) -> None:
-        text = report(self.bridge.files, self.bridge.compute, self._log_lines())
-        QGuiApplication.clipboard().setText(text)
+        self._copy(report(self.bridge.files, self.bridge.compute, self._log_lines()))
+
+    def _commands(self) -> list[Command]:
+        """What the palette offers: every action but the palette itself, and the scenarios."""
+        actions = self.actions_by_id
+        registered = [
+            Command(actions[spec.id], spec.tip, spec.needs)
+            for spec in SPECS
+            if spec.id != "view.palette"
+        ]
+        if not self.scenario_menu.isEnabled():
+            return registered
+        scenarios = self.scenario_menu.actions()
+        return registered + [Command(action, action.toolTip()) for action in scenarios]
 
     def _show_ghosts(self, shown: bool) -> None:
         self.settings.ghosts = shown
@@ -343,15 +395,13 @@ class MainWindow(QMainWindow):
             self.feed.start()
         else:
             self.feed.stop()
-        if state is not State.LOADING and not self.bridge.exporting:
-            self.status.hide_progress()
+        self._end_progress()
         if state is State.READY:
             self.run_panel.set_compute(self.bridge.compute_asked)
         self.model_map.set_loadable(state is State.INSPECTED)
         self.run_panel.set_compute_enabled(
             state not in (State.LOADING, State.RUNNING, State.PAUSED)
         )
-        self._enable_actions()
         self._show_model_text()
 
     def _enable_actions(self) -> None:
@@ -370,6 +420,9 @@ class MainWindow(QMainWindow):
             ("file.export", bool(bridge.store.runs) and not bridge.exporting),
             ("file.copy_text", bridge.run_id is not None),
             *((name, bool(bridge.store.runs)) for name in _NEED_RUN),
+            ("file.copy_issue", bridge.run_id is not None),
+            ("file.open_trace", not bridge.reading),
+            ("file.close_trace", bridge.trace_folder is not None),
         ):
             actions[action_id].setEnabled(enabled)
         self.scenario_menu.setEnabled(bridge.can_start)
@@ -379,8 +432,21 @@ class MainWindow(QMainWindow):
         self.model_map.set_files(files)
         self.run_panel.set_files(files)
         self._show_options()
-        self._centre.setCurrentIndex(1 if files is not None or self.bridge.store.runs else 0)
-        self.setWindowTitle("Draftscope" if files is None else f"{files.target.stem} — Draftscope")
+        self._show_names()
+
+    def _show_trace(self, folder: Path | None) -> None:
+        """A trace was opened, or closed."""
+        if folder is not None:
+            self.divergence.edit_button.setChecked(False)  # its lanes are those of the trace
+        self._show_lanes_or_run(self.bridge.store, self.bridge.run_id)
+        self._show_names()
+
+    def _show_names(self) -> None:
+        files, folder = self.bridge.files, self.bridge.trace_folder
+        names = [folder.name if folder else "", files.target.stem if files and not folder else ""]
+        shown = [name for name in names if name]
+        self._centre.setCurrentIndex(1 if shown or self.bridge.store.runs else 0)
+        self.setWindowTitle(" — ".join([*shown, "Draftscope"]))
         self._enable_actions()
         self._show_model_text()
 
@@ -393,7 +459,7 @@ class MainWindow(QMainWindow):
                 "info",
                 "The runs of the model before are no longer shown.",
                 "They are kept until this message is dismissed.",
-                ("Export them…", lambda: self._export(old)),
+                ("Export them…", lambda: self.sessions.export(old)),
             )
         self._show_lanes_or_run(event.store, self.bridge.run_id)
         self._show_files(event.files)
@@ -415,14 +481,18 @@ class MainWindow(QMainWindow):
     def _show_exported(self, folder: Path) -> None:
         self.show_message("info", f"Trace exported to {folder}.")
 
-    def _show_export_ended(self) -> None:
-        self.status.hide_progress()
+    def _end_progress(self) -> None:
+        bridge = self.bridge
+        if bridge.state is not State.LOADING and not bridge.exporting and not bridge.reading:
+            self.status.hide_progress()
         self._enable_actions()
 
     def _show_model_text(self) -> None:
         files, state = self.bridge.files, self.bridge.state
         parts = [state.value]
-        if files is not None:
+        if self.bridge.trace_folder is not None:
+            parts = [f"trace {self.bridge.trace_folder}", "opened from disk"]
+        elif files is not None:
             quant = next(iter(files.info.quant_mix), "")
             parts = [files.target.stem, quant, self.bridge.compute, state.value]
         self.status.set_model(" · ".join(part for part in parts if part))
@@ -430,35 +500,35 @@ class MainWindow(QMainWindow):
     # -- Qt --------------------------------------------------------------------------------
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        paths = _gguf_paths(event.mimeData())
-        if paths:
+        found = what_is(event.mimeData())
+        if found is not None:
             event.acceptProposedAction()
-            self.status.showMessage(f"Drop to open {' and '.join(p.name for p in paths)}")
+            self.status.showMessage(f"Drop to open {found.names}")
 
     def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
         self.status.clearMessage()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        paths = _gguf_paths(event.mimeData())
+        found = what_is(event.mimeData())
         self.status.clearMessage()
-        if paths:
-            event.acceptProposedAction()
-            self.open_model(*paths)
+        if found is None:
+            return
+        event.acceptProposedAction()
+        if found.trace is not None:
+            self.sessions.open(found.trace)
+        else:
+            self.open_model(*found.models)
 
     def closeEvent(self, event: QCloseEvent) -> None:
         self.feed.clear()
-        self.settings.save_layout(*self.docks.save())
+        self.status.clearMessage()  # and with it, its timer
+        self.settings.set_geometry(self.saveGeometry())
+        self.settings.set_layout(self.docks.layout_name, self.docks.save())
         self.settings.sync()
+        self.sessions.close()
         if not self.bridge.close():
             log.warning("the engine did not stop in time")
         event.accept()
-
-
-def _gguf_paths(data: QMimeData) -> Sequence[Path]:
-    """Up to two dropped models, the larger (the target) first."""
-    paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
-    models = [path for path in paths if path.suffix.lower() == ".gguf" and path.is_file()]
-    return sorted(models, key=lambda path: path.stat().st_size, reverse=True)[:2]
 
 
 def _theme_name(choice: str) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 from app.cli.common import SUBCOMMANDS, draft_path
 from app.cli.display import check_display
 from engine.errors import OptionError
+from engine.trace.export import SESSION_FILE
+from engine.trace.reopen import find_trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Watch speculative decoding on hybrid recurrent models. Without a subcommand: the window."
     )
     parser.usage = (
-        "draftscope [MODEL.gguf] [-md DRAFT.gguf] [--demo]\n       draftscope SUBCOMMAND …"
+        "draftscope [MODEL.gguf] [-md DRAFT.gguf] [--demo]\n"
+        "       draftscope TRACE_DIR\n       draftscope SUBCOMMAND …"
     )
     parser.epilog = "\n".join(
         [
@@ -26,10 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "models",
-        metavar="MODEL.gguf",
+        metavar="MODEL.gguf|TRACE_DIR",
         nargs="*",
         type=Path,
-        help="model to open; of a multi-part model the first part",
+        help="model to open, of a multi-part model the first part; or the folder of an "
+        "exported trace, which takes no model",
     )
     parser.add_argument(
         "-m",
@@ -50,6 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Open the window and stay until it is closed."""
     models = [*args.models, *([args.model_option] if args.model_option else [])]
+    trace = _trace(models)
+    if trace is not None:
+        models = []
+        if args.demo or args.spec_draft_model:
+            raise OptionError("Both a trace and a model are given.", "Use one of them.")
     for path in (*models, *([args.spec_draft_model] if args.spec_draft_model else [])):
         if not path.is_file():
             raise OptionError(
@@ -61,4 +70,18 @@ def run(args: argparse.Namespace) -> int:
     check_display()
     from app.gui import run_window
 
-    return run_window(models, draft_path(args), args.demo)
+    return run_window(models, draft_path(args), args.demo, trace)
+
+
+def _trace(paths: list[Path]) -> Path | None:
+    """The folder of the trace among the arguments, None when they are models."""
+    folders = [path for path in paths if path.is_dir()]
+    traces = [folder for path in paths if (folder := find_trace(path)) is not None]
+    if folders and not traces:
+        raise OptionError(
+            f"{folders[0]} is no exported trace: {SESSION_FILE} is missing.",
+            "Name the folder that an export wrote.",
+        )
+    if traces and len(paths) > 1:
+        raise OptionError("A trace opens alone.", "Name one trace, or models.")
+    return traces[0] if traces else None

@@ -10,6 +10,7 @@ from importlib import metadata
 
 import PySide6
 from PySide6.QtCore import Qt, qVersion
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLabel, QVBoxLayout, QWidget
 
 from app.worker import ModelFiles
@@ -29,6 +30,11 @@ def environment() -> dict[str, str]:
         facts[name] = metadata.version(name)
     facts["system"] = f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} CPUs"
     return facts
+
+
+def environment_text() -> str:
+    """The same as a Markdown list."""
+    return "".join(f"- {name}: {value}\n" for name, value in environment().items())
 
 
 def report(files: ModelFiles | None, compute: str, log_lines: Sequence[str]) -> str:
@@ -59,6 +65,9 @@ class AboutDialog(QDialog):
         text.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         buttons.rejected.connect(self.reject)
+        copy = buttons.addButton("&Copy environment", QDialogButtonBox.ButtonRole.ActionRole)
+        copy.setToolTip("Copy versions and machine as Markdown")
+        copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(environment_text()))
         column = QVBoxLayout(self)
         column.addWidget(text)
         column.addWidget(buttons)

@@ -62,7 +62,11 @@ class FindingsView(QStackedWidget):
         both.setChildrenCollapsible(False)
         both.setStretchFactor(0, 1)
         self.addWidget(
-            EmptyState("No run yet", "Known failures are named here. Press Run (F5) or Compare.")
+            EmptyState(
+                "No run yet",
+                "Known failures are named here. Press Run (F5) or Compare.",
+                waits_for_run=True,
+            )
         )
         self.addWidget(
             EmptyState("Nothing found", "No rule has anything to say about what is on show.")

@@ -62,7 +62,9 @@ class TokensView(QStackedWidget):
         legend_row.setContentsMargins(10, 0, 10, 0)
         legend_row.addWidget(self._legend)
         column.addLayout(legend_row)
-        self.addWidget(EmptyState("No run yet", "Press Run (F5) to watch tokens arrive."))
+        self.addWidget(
+            EmptyState("No run yet", "Press Run (F5) to watch tokens arrive.", waits_for_run=True)
+        )
         self.addWidget(EmptyState("Reading the prompt", "Tokens appear here as they are chosen."))
         self.addWidget(page)
         self.setAccessibleName("Token streams")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
@@ -19,13 +19,16 @@ from PySide6.QtWidgets import (
 
 from app.theme import Theme, icon
 
+Offer = tuple[str, Callable[[], object]]
+"""What a button says, and what it does."""
+
 MOST_BANNERS = 3
 SEVERITIES = ("info", "warning", "error")
 _EDGE = 3
 
 
 class Banner(QFrame):
-    """One message with an optional button that acts on it."""
+    """One message with buttons that act on it. A sticky one stays until it is dismissed."""
 
     dismissed = Signal()
 
@@ -35,11 +38,14 @@ class Banner(QFrame):
         severity: str,
         message: str,
         remedy: str,
-        offer: tuple[str, Callable[[], None]] | None = None,
+        offers: Sequence[Offer] = (),
         parent: QWidget | None = None,
+        *,
+        sticky: bool = False,
     ) -> None:
         super().__init__(parent)
         self.severity, self.message, self.remedy = severity, message, remedy
+        self.sticky = sticky
         self.setAccessibleName(f"{severity}: {message} {remedy}".strip())
         self._icon = QLabel()
         self._text = QLabel(self)
@@ -58,11 +64,10 @@ class Banner(QFrame):
         row.setSpacing(8)
         row.addWidget(self._icon)
         row.addWidget(self._text, 1)
-        self.offer_button = QPushButton(offer[0] if offer else "")
-        self.offer_button.setVisible(offer is not None)
-        if offer is not None:
-            self.offer_button.clicked.connect(offer[1])
-        row.addWidget(self.offer_button)
+        self.offer_buttons = [QPushButton(text) for text, _ in offers]
+        for button, (_, act) in zip(self.offer_buttons, offers, strict=True):
+            button.clicked.connect(lambda _=False, run=act: run())
+            row.addWidget(button)
         row.addWidget(self._close)
         self.retheme(theme)
 
@@ -104,7 +109,8 @@ class BannerArea(QWidget):
         severity: str,
         message: str,
         remedy: str = "",
-        offer: tuple[str, Callable[[], None]] | None = None,
+        *offers: Offer,
+        sticky: bool = False,
     ) -> Banner:
         """Show a message. The same message again replaces the first; the oldest makes room."""
         shown = self.banners
@@ -113,16 +119,17 @@ class BannerArea(QWidget):
                 self._remove(banner)
         for banner in self.banners[: max(0, len(self.banners) + 1 - MOST_BANNERS)]:
             self._remove(banner)
-        banner = Banner(self._theme, severity, message, remedy, offer, self)
+        banner = Banner(self._theme, severity, message, remedy, offers, self, sticky=sticky)
         banner.dismissed.connect(lambda: self._remove(banner))
         self._column.addWidget(banner)
         self.setVisible(True)
         return banner
 
     def clear(self) -> None:
-        """Dismiss everything."""
+        """Dismiss everything that is not sticky."""
         for banner in self.banners:
-            self._remove(banner)
+            if not banner.sticky:
+                self._remove(banner)
 
     def retheme(self, theme: Theme) -> None:
         self._theme = theme

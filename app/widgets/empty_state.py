@@ -6,11 +6,21 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QHBoxLayout,
+    QLabel,
+    QPushButton,
+    QSizePolicy,
+    QVBoxLayout,
+    QWidget,
+)
 
 
 class EmptyState(QWidget):
-    """A title, one sentence, and a button for each action."""
+    """A title, one sentence, and a button for each action.
+
+    waits_for_run: it goes away when a run is on show; the window then knows what to offer.
+    """
 
     def __init__(
         self,
@@ -18,8 +28,12 @@ class EmptyState(QWidget):
         text: str,
         actions: Sequence[QAction] = (),
         parent: QWidget | None = None,
+        *,
+        waits_for_run: bool = False,
     ) -> None:
         super().__init__(parent)
+        self.waits_for_run = waits_for_run
+        self._buttons = QHBoxLayout()
         heading = QLabel(title)
         font = heading.font()
         font.setBold(True)
@@ -33,9 +47,16 @@ class EmptyState(QWidget):
         for label in (heading, body):
             label.setAlignment(Qt.AlignmentFlag.AlignHCenter)
             column.addWidget(label)
-        for action in actions:
-            column.addWidget(_button(action), 0, Qt.AlignmentFlag.AlignHCenter)
+        self._buttons.addStretch(1)
+        self._buttons.addStretch(1)
+        column.addLayout(self._buttons)
         column.addStretch(3)
+        self.offer(actions)
+
+    def offer(self, actions: Sequence[QAction]) -> None:
+        """Add a button for each action; it is enabled while the action is."""
+        for action in actions:
+            self._buttons.insertWidget(self._buttons.count() - 1, _button(action))
 
 
 def _button(action: QAction) -> QPushButton:
@@ -43,4 +64,6 @@ def _button(action: QAction) -> QPushButton:
     button.setToolTip(action.toolTip())
     button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
     button.clicked.connect(action.trigger)
+    button.setEnabled(action.isEnabled())
+    action.enabledChanged.connect(button.setEnabled)
     return button

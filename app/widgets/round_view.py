@@ -55,7 +55,7 @@ class RoundView(QStackedWidget):
         self._row.setSpacing(8)
         self._row.addWidget(self.plot, 1)
         self._row.addWidget(self.legend)
-        self.addWidget(EmptyState("No run yet", empty_text))
+        self.addWidget(EmptyState("No run yet", empty_text, waits_for_run=True))
         self.addWidget(page)
         self.setAccessibleName(name)
 

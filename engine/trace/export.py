@@ -2,7 +2,7 @@
 
 UTF-8 without BOM, "\\n" line ends, RFC 4180 quoting, a header row, no comment lines. A value
 that was not observed is an empty field. Reals have nine significant digits, which is exact for
-float32.
+float32. The variant for spreadsheets differs as `engine.trace.spreadsheet` says.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 from engine.errors import Cancelled, TraceFileError
 from engine.trace.pieces import escape_piece
 from engine.trace.records import MISSING, N_TOP, SCHEMA_VERSION, TABLES, Column
+from engine.trace.spreadsheet import EXCEL, PLAIN, encoding, guard
 from engine.trace.store import Table, TextPool, TraceStore
 from engine.trace.timings import summary
 from engine.version import version
@@ -80,18 +81,20 @@ def export_csv(
     *,
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
+    excel_safe: bool = False,
 ) -> None:
     """Write every table of the store to `folder`, replacing an earlier export as a whole.
 
-    The store may grow meanwhile: the rows present at the start are written. Raises
-    TraceFileError when the folder holds anything else or cannot be written, Cancelled when
-    `cancelled` turns true; in both cases nothing is left behind and an earlier export stays.
+    excel_safe: write the variant that a spreadsheet opens without running anything. The store
+    may grow meanwhile: the rows present at the start are written. Raises TraceFileError when the
+    folder holds anything else or cannot be written, Cancelled when `cancelled` turns true; in
+    both cases nothing is left behind and an earlier export stays.
     """
     folder = Path(folder).absolute()
     try:
         check_target(folder)
         with _staged(folder) as stage:
-            _write(store, stage, progress, cancelled)
+            _write(store, stage, progress, cancelled, EXCEL if excel_safe else PLAIN)
     except OSError as error:
         raise TraceFileError(
             f"{error.filename or folder} cannot be written: {error.strerror or error}.",
@@ -135,15 +138,20 @@ def _write(
     stage: Path,
     progress: Progress | None,
     cancelled: Callable[[], bool] | None,
+    variant: str,
 ) -> None:
     rows = {name: len(table) for name, table in store.tables.items()}
     pieces = dict(store.pieces)  # after the counts: it knows every token of those rows
-    session = _session(store, rows, pieces)
+    session = _session(store, rows, pieces) | {"csv_variant": variant}
     total = sum(rows.values())
     done = 0
     for name, table in store.tables.items():
         with open(
-            stage / f"{name}.csv", "w", encoding="utf-8", errors="backslashreplace", newline=""
+            stage / f"{name}.csv",
+            "w",
+            encoding=encoding(variant),
+            errors="backslashreplace",
+            newline="",
         ) as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(header(name))
@@ -151,7 +159,10 @@ def _write(
                 if cancelled is not None and cancelled():
                     raise Cancelled
                 stop = min(start + _BLOCK, rows[name])
-                writer.writerows(zip(*_fields(store, table, start, stop, pieces), strict=True))
+                fields = _fields(store, table, start, stop, pieces)
+                if variant == EXCEL:
+                    fields = [guard(column) for column in fields]
+                writer.writerows(zip(*fields, strict=True))
                 done += stop - start
                 if progress is not None:
                     progress(done, total, f"writing {name}.csv")

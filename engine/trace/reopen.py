@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engine.errors import TraceFileError
-from engine.trace.export import FORMAT, SESSION_FILE, header
+from engine.errors import Cancelled, TraceFileError
+from engine.trace.export import FORMAT, SESSION_FILE, Progress, header
 from engine.trace.records import (
     MISSING,
     N_TOP,
@@ -26,6 +26,7 @@ from engine.trace.records import (
     TOKEN_KINDS,
     Column,
 )
+from engine.trace.spreadsheet import EXCEL, PLAIN, encoding, unguard
 from engine.trace.store import Table, TraceStore
 
 _BLOCK = 8192
@@ -50,20 +51,41 @@ _UPPER = {
 _REMEDY = "Export the trace again."
 
 
-def open_trace(folder: Path) -> TraceStore:
-    """Fill a new store from a folder written by export_csv.
+def find_trace(path: Path) -> Path | None:
+    """The folder of the exported trace that a path means: the folder itself or a file in it."""
+    folder = path if path.is_dir() else path.parent
+    named = path.is_dir() or (path.is_file() and (path.name == SESSION_FILE or path.stem in TABLES))
+    return folder if named and (folder / SESSION_FILE).is_file() else None
 
-    Raises TraceFileError, naming file and line, for anything that export_csv would not write.
+
+def open_trace(
+    folder: Path,
+    *,
+    progress: Progress | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> TraceStore:
+    """Fill a new store from a folder written by export_csv, in either variant.
+
+    Raises TraceFileError, naming file and line, for anything that export_csv would not write,
+    and Cancelled when `cancelled` turns true.
     """
     folder = Path(folder)
     session = _read_session(folder / SESSION_FILE)
+    variant = session.get("csv_variant", PLAIN)
+    if variant not in (PLAIN, EXCEL):
+        raise TraceFileError(f"{SESSION_FILE}: csv_variant {variant!r} is unknown.", _REMEDY)
+    total = sum(rows for rows in session["rows"].values() if isinstance(rows, int))
     store = TraceStore()
     store.runs.update(_runs(session))
     store.pieces.update(_pieces(session))
     for name in TABLES:
         path = folder / f"{name}.csv"
         try:
-            _fill(store, store.tables[name], path)
+            for _ in _fill(store, store.tables[name], path, variant):
+                if cancelled is not None and cancelled():
+                    raise Cancelled
+                if progress is not None:
+                    progress(store.size(), total, f"reading {name}.csv")
         except FileNotFoundError:
             raise TraceFileError(f"{path} is missing.", _REMEDY) from None
         except OSError as error:
@@ -127,8 +149,9 @@ def _pieces(session: dict[str, Any]) -> dict[int, bytes]:
         ) from error
 
 
-def _fill(store: TraceStore, table: Table, path: Path) -> None:
-    with path.open(encoding="utf-8", newline="") as file:
+def _fill(store: TraceStore, table: Table, path: Path, variant: str) -> Iterator[None]:
+    """Read one file; it yields after each block of rows."""
+    with path.open(encoding=encoding(variant), newline="") as file:
         reader = csv.reader(file, strict=True)
         expected = header(table.name)
         try:
@@ -136,7 +159,10 @@ def _fill(store: TraceStore, table: Table, path: Path) -> None:
                 raise TraceFileError(f"{path} line 1: the header row is not the one of schema "
                                      f"version {SCHEMA_VERSION}.", _REMEDY)  # fmt: skip
             for lines, rows in _blocks(reader, len(expected), path):
+                if variant == EXCEL:
+                    rows = [unguard(row) for row in rows]
                 _Block(store, path, lines, rows).add_to(table)
+                yield
         except csv.Error as error:
             raise TraceFileError(
                 f"{path} line {reader.line_num}: not valid CSV ({error}).", _REMEDY

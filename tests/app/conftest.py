@@ -47,16 +47,16 @@ def engine() -> Iterator[FakeEngine]:
 
 
 @pytest.fixture
-def make_window(qtbot: QtBot) -> Iterator[Callable[[Bridge], MainWindow]]:
-    """Shows windows; afterwards nothing of them may be left."""
+def make_window(qtbot: QtBot) -> Iterator[Callable[..., MainWindow]]:
+    """Shows windows, with a data folder if one is given; afterwards nothing of them may be left."""
     from app.window import MainWindow
 
     threads = set(threading.enumerate())
     widgets = set(QApplication.topLevelWidgets())
     windows: list[MainWindow] = []
 
-    def make(bridge: Bridge) -> MainWindow:
-        window = MainWindow(bridge, Settings())
+    def make(bridge: Bridge, data: Path | None = None) -> MainWindow:
+        window = MainWindow(bridge, Settings(), data=data)
         windows.append(window)
         window.show()
         qtbot.waitExposed(window)
@@ -79,7 +79,7 @@ def make_window(qtbot: QtBot) -> Iterator[Callable[[Bridge], MainWindow]]:
 
 
 @pytest.fixture
-def window(make_window: Callable[[Bridge], MainWindow], engine: FakeEngine) -> MainWindow:
+def window(make_window: Callable[..., MainWindow], engine: FakeEngine) -> MainWindow:
     """The main window with the fake engine behind it."""
     return make_window(
         Bridge(open_session=engine.open, inspect=engine.inspect, compare=engine.compare)

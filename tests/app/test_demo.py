@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFileDialog
 from pytestqt.qtbot import QtBot
 
 from app.bridge import Bridge
+from app.dialogs.export import ExportDialog
 from app.window import MainWindow
 from app.worker import State
 from engine.trace.records import EMITTED_KINDS
@@ -47,7 +47,7 @@ def colours(window: MainWindow) -> set[str]:
 
 
 def test_open_run_pause_step_resume_stop_export(
-    real_window: MainWindow, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real_window: MainWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
     window = real_window
     window.actions_by_id["file.open_demo"].trigger()
@@ -82,9 +82,11 @@ def test_open_run_pause_step_resume_stop_export(
 
     text = window.tokens.copy_text()
     assert text == emitted_text(window)
-    monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *a, **k: str(tmp_path))
+    window.actions_by_id["file.export"].trigger()
+    (dialog,) = window.findChildren(ExportDialog)
+    dialog.folder.setText(str(tmp_path))
     with qtbot.waitSignal(window.bridge.exported, timeout=PATIENCE) as exported:
-        window.actions_by_id["file.export"].trigger()
+        dialog.accept()
     folder: Path = exported.args[0]
     with (folder / "tokens.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

@@ -99,7 +99,7 @@ def test_banner_takes_severity_colours_and_offers_an_action(qtbot: QtBot, theme:
     image = banner.grab().toImage()
     assert image.pixelColor(0, 10) == theme.color("status.warning")
     assert image.pixelColor(banner.width() // 2, 1) == theme.color("status.warning_tint")
-    banner.offer_button.click()
+    banner.offer_buttons[0].click()
     assert pressed == [True]
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QByteArray, QSettings
 
-from app.settings import N_RECENT, VERSION, Settings
+from app.settings import N_RECENT, Settings
+from app.settings_steps import STEPS, VERSION
 
 
 def raw() -> QSettings:
@@ -26,7 +27,10 @@ def test_defaults() -> None:
     assert settings.ghosts is True
     assert settings.recent_models == []
     assert settings.geometry.isEmpty()
-    assert settings.layout.isEmpty()
+    assert settings.layout("stream").isEmpty()
+    assert settings.layout_name == "stream"
+    assert settings.excel_safe is False
+    assert settings.note == ""
     assert settings.folder("model") == Path.home()
     assert int(str(raw().value("version"))) == VERSION
 
@@ -36,14 +40,21 @@ def test_values_survive_a_restart(tmp_path: Path) -> None:
     settings.theme = "dark"
     settings.ghosts = False
     settings.set_folder("export", tmp_path)
-    settings.save_layout(QByteArray(b"\x00geo"), QByteArray(b"\xfflay"))
+    settings.set_geometry(QByteArray(b"\x00geo"))
+    settings.set_layout("rollback", QByteArray(b"\xfflay"))
+    settings.excel_safe = True
+    settings.add_recent_trace(tmp_path / "trace")
     settings.sync()
     again = Settings()
     assert again.theme == "dark"
     assert again.ghosts is False
     assert again.folder("export") == tmp_path
     assert again.geometry == QByteArray(b"\x00geo")
-    assert again.layout == QByteArray(b"\xfflay")
+    assert again.layout_name == "rollback"
+    assert again.layout("rollback") == QByteArray(b"\xfflay")
+    assert again.layout("stream").isEmpty()
+    assert again.excel_safe is True
+    assert again.recent_traces == [tmp_path / "trace"]
 
 
 def test_recent_models_are_unique_newest_first_and_few(tmp_path: Path) -> None:
@@ -56,7 +67,7 @@ def test_recent_models_are_unique_newest_first_and_few(tmp_path: Path) -> None:
     recent = Settings().recent_models
     assert recent[0] == paths[5]
     assert len(recent) == len(set(recent)) == N_RECENT
-    Settings().clear_recent_models()
+    Settings().clear_recent()
     assert Settings().recent_models == []
 
 
@@ -73,14 +84,17 @@ def test_one_recent_model_is_a_list_too(tmp_path: Path) -> None:
         ("window/theme", "pink", "theme", "system"),
         ("window/theme", 7, "theme", "system"),
         ("view/ghosts", "perhaps", "ghosts", True),
-        ("files/recent", 3.5, "recent_models", []),
-        ("window/layout", "text", "layout", QByteArray()),
+        ("files/recent_models", 3.5, "recent_models", []),
+        ("window/geometry", "text", "geometry", QByteArray()),
+        ("window/layout_name", "pile", "layout_name", "stream"),
+        ("export/excel_safe", 4, "excel_safe", False),
     ],
 )
 def test_spoilt_values_read_as_defaults(
     key: str, value: object, attribute: str, default: object
 ) -> None:
     store = raw()
+    store.setValue("version", VERSION)
     store.setValue(key, value)
     store.sync()
     assert getattr(Settings(), attribute) == default
@@ -90,3 +104,64 @@ def test_a_folder_that_is_gone_is_not_offered(tmp_path: Path) -> None:
     settings = Settings()
     settings.set_folder("model", tmp_path / "gone")
     assert settings.folder("model") == Path.home()
+
+
+# -- versions ------------------------------------------------------------------------------
+
+
+def write(**values: object) -> Path:
+    """A settings file as another version left it."""
+    store = raw()
+    for key, value in values.items():
+        store.setValue(key.replace("__", "/"), value)
+    store.sync()
+    return Path(store.fileName())
+
+
+def test_there_is_a_step_from_every_version() -> None:
+    assert sorted(STEPS) == list(range(1, VERSION))
+
+
+def test_a_file_of_version_1_keeps_what_it_knew(tmp_path: Path) -> None:
+    write(
+        version=1, window__theme="dark", window__layout=QByteArray(b"old"),
+        files__recent=[str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf")],
+    )  # fmt: skip
+    settings = Settings()
+    assert settings.note == ""
+    assert settings.theme == "dark"
+    assert settings.recent_models == [tmp_path / "a.gguf", tmp_path / "b.gguf"]
+    assert settings.layout("stream").isEmpty()
+    settings.sync()
+    assert not raw().contains("files/recent")
+    assert int(str(raw().value("version"))) == VERSION
+    assert Settings().recent_models == [tmp_path / "a.gguf", tmp_path / "b.gguf"]
+
+
+def test_a_newer_file_is_set_aside_and_said_so() -> None:
+    path = write(version=VERSION + 5, window__theme="dark", window__hologram="on")
+    settings = Settings()
+    kept = path.with_suffix(f".v{VERSION + 5}.ini")
+    assert "newer Draftscope" in settings.note and str(kept) in settings.note
+    assert settings.theme == "system"
+    assert "hologram" in kept.read_text()
+    settings.sync()
+    assert Settings().note == ""
+
+
+@pytest.mark.parametrize("version", ["soon", -3, "", 0])
+def test_a_version_that_never_was_gives_defaults(version: object) -> None:
+    path = write(version=version, window__theme="dark")
+    settings = Settings()
+    assert "could not be read" in settings.note
+    assert settings.theme == "system"
+    assert path.with_suffix(".unreadable.ini").exists()
+
+
+def test_a_file_of_garbage_gives_defaults(tmp_path: Path) -> None:
+    path = Path(raw().fileName())
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"\x00\xff[[[\nno settings at all\n\x80" * 20)
+    settings = Settings()
+    assert settings.theme == "system"
+    assert settings.note

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QGuiApplication
-from PySide6.QtWidgets import QApplication, QDialog, QFileDialog, QLabel
+from PySide6.QtWidgets import QApplication, QDialog, QFileDialog, QLabel, QPushButton
 from pytestqt.qtbot import QtBot
 
 from app.bridge import Bridge
-from app.dialogs.export import new_folder
-from app.docks import FIRST_SHOWN, TITLES
+from app.dialogs.export import ExportDialog, new_folder
+from app.docks import LAYOUTS, TITLES
 from app.window import MainWindow
 from app.worker import State
 from engine.errors import ModelFileError
@@ -323,8 +323,12 @@ def test_export_and_read_back(
     trigger(loaded, "run.start")
     wait(qtbot, loaded, State.READY)
     monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *a, **k: str(tmp_path))
+    trigger(loaded, "file.export")
+    (dialog,) = loaded.findChildren(ExportDialog)
+    assert not dialog.isModal()
+    dialog.findChild(QPushButton).click()
     with qtbot.waitSignal(loaded.bridge.exported, timeout=5000) as exported:
-        trigger(loaded, "file.export")
+        dialog.accept()
     folder = exported.args[0]
     assert folder.parent == tmp_path
     with (folder / "rounds.csv").open(newline="", encoding="utf-8") as file:
@@ -334,15 +338,15 @@ def test_export_and_read_back(
     assert messages(loaded) == [f"info: Trace exported to {folder}."]
 
 
-def test_export_that_fails_is_a_banner(
-    loaded: MainWindow, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_that_fails_is_a_banner(loaded: MainWindow, qtbot: QtBot, tmp_path: Path) -> None:
     trigger(loaded, "run.start")
     wait(qtbot, loaded, State.READY)
     (file := tmp_path / "file").write_text("x")
-    monkeypatch.setattr("app.window.ask_export_folder", lambda *a: file)
+    trigger(loaded, "file.export")
+    (dialog,) = loaded.findChildren(ExportDialog)
     with qtbot.waitSignal(loaded.bridge.export_ended, timeout=5000):
-        trigger(loaded, "file.export")
+        dialog.chosen.emit(file, False)
+    dialog.reject()
     assert messages(loaded)[0].startswith("error: ")
     assert "file.export" in enabled(loaded)
 
@@ -358,9 +362,11 @@ def test_runs_of_the_model_before_can_still_be_exported(
         loaded.open_model(model_file.with_name("other.gguf"))
     assert loaded.tokens.copy_text() == ""
     exported: list[object] = []
-    monkeypatch.setattr(loaded.bridge, "export", lambda store, folder: exported.append(store))
-    monkeypatch.setattr("app.window.ask_export_folder", lambda *a: tmp_path / "out")
-    loaded.banners.banners[0].offer_button.click()
+    monkeypatch.setattr(loaded.bridge, "export", lambda store, *a, **k: exported.append(store))
+    loaded.banners.banners[0].offer_buttons[0].click()
+    (dialog,) = loaded.findChildren(ExportDialog)
+    dialog.folder.setText(str(tmp_path))
+    dialog.accept()
     assert exported == [old]
 
 
@@ -428,7 +434,7 @@ def test_layout_is_kept_and_reset(
 
     first = new()
     shown = {name for name in TITLES if first.docks[name].isVisible()}
-    assert shown == set(FIRST_SHOWN)
+    assert shown == set(LAYOUTS["stream"].shown)
     first.docks["ring"].close()
     first.resize(first.width(), 640)
     first.close()
@@ -446,9 +452,12 @@ def test_spoilt_layout_gives_the_first_one(
 
     from app.settings import Settings
 
-    Settings().save_layout(QByteArray(b"junk"), QByteArray(b"junk"))
+    Settings().set_geometry(QByteArray(b"junk"))
+    Settings().set_layout("stream", QByteArray(b"junk"))
     window = make_window(Bridge(open_session=engine.open, inspect=engine.inspect))
-    assert {name for name in TITLES if window.docks[name].isVisible()} == set(FIRST_SHOWN)
+    assert {name for name in TITLES if window.docks[name].isVisible()} == set(
+        LAYOUTS["stream"].shown
+    )
 
 
 def test_panels_have_names_keys_and_object_names(window: MainWindow) -> None:
@@ -485,7 +494,7 @@ def test_unexpected_errors_and_old_crashes_are_banners(window: MainWindow) -> No
     window.show_unexpected("ValueError: odd")
     window.show_crash("Fatal Python error: Segmentation fault")
     assert messages(window)[0].startswith("error: Something unexpected happened: ValueError: odd.")
-    window.banners.banners[1].offer_button.click()
+    window.banners.banners[1].offer_buttons[0].click()
     assert "Segmentation" in QGuiApplication.clipboard().text()
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.trace.export import export_csv
+from engine.trace.store import TraceStore
 from resources import DEMO_DRAFT, DEMO_TARGET
 from tests.app.cli.conftest import Outcome
 
@@ -18,12 +20,12 @@ Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Path], Path | None, bool]]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Calls of run_window, with a stand-in for the window."""
-    calls: list[tuple[list[Path], Path | None, bool]] = []
+    calls: list[object] = []
 
-    def run_window(models: list[Path], draft: Path | None, demo: bool) -> int:
-        calls.append((models, draft, demo))
+    def run_window(models: list[Path], draft: Path | None, demo: bool, trace: Path | None) -> int:
+        calls.append((models, draft, demo) if trace is None else trace)
         return 0
 
     gui = types.ModuleType("app.gui")
@@ -55,6 +57,18 @@ def test_a_file_named_like_a_subcommand_opens_by_its_path(
     monkeypatch.chdir(tmp_path)
     assert cli("./info").status == 0
     assert opened == [([Path("info")], None, False)]
+
+
+def test_a_folder_is_an_exported_trace(cli: Cli, opened: list[object], tmp_path: Path) -> None:
+    export_csv(TraceStore(), folder := tmp_path / "trace")
+    (tmp_path / "empty").mkdir()
+    assert cli(folder).status == 0
+    assert cli(folder / "session.json").status == 0
+    assert cli(folder / "rounds.csv").status == 0
+    assert opened == [folder, folder, folder]
+    for wrong in ((tmp_path / "empty",), (folder, "--demo"), (folder, DEMO_TARGET)):
+        assert cli(*wrong).status == 2
+    assert "session.json is missing" in cli(tmp_path / "empty").err
 
 
 START = "from app.__main__ import main; raise SystemExit(main(['--demo']))"

@@ -1,0 +1,36 @@
+"""What may be dropped on the window: models, and exported traces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from PySide6.QtCore import QMimeData
+
+from engine.trace.reopen import find_trace
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Up to two models, the larger (the target) first; or the folder of a trace."""
+
+    models: tuple[Path, ...] = ()
+    trace: Path | None = None
+
+    @property
+    def names(self) -> str:
+        """What would be opened, in words."""
+        if self.trace is not None:
+            return f"the trace {self.trace.name}"
+        return " and ".join(path.name for path in self.models)
+
+
+def what_is(data: QMimeData) -> Dropped | None:
+    """What a drop brings, None when nothing of it can be opened. Models go before traces."""
+    paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
+    models = [path for path in paths if path.suffix.lower() == ".gguf" and path.is_file()]
+    if models:
+        by_size = sorted(models, key=lambda path: path.stat().st_size, reverse=True)
+        return Dropped(tuple(by_size[:2]))
+    traces = [folder for path in paths if (folder := find_trace(path)) is not None]
+    return Dropped(trace=traces[0]) if traces else None

@@ -1,0 +1,136 @@
+"""Autosave: written when dirty, gone after a clean end, found after a crash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QObject
+from pytestqt.qtbot import QtBot
+
+from app import autosave
+from app.autosave import Autosave, adopt, discard, leftovers
+from engine.trace.export import SESSION_FILE, export_csv
+from engine.trace.reopen import open_trace
+from engine.trace.store import TraceStore
+from tests.support.trace_builder import TraceBuilder
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def trace() -> TraceStore:
+    builder = TraceBuilder()
+    builder.prompt(["a", "b"])
+    builder.draft([" c"], " d", [" e"])
+    return builder.store
+
+
+@pytest.fixture
+def saver(tmp_path: Path, trace: TraceStore, qapp: object) -> Iterator[Autosave]:
+    owner = QObject()
+    made = Autosave(tmp_path / "autosave", lambda: trace, owner)
+    yield made
+    made.close()
+
+
+def test_saves_only_what_is_new(saver: Autosave, trace: TraceStore, qtbot: QtBot) -> None:
+    assert saver.dirty
+    with qtbot.waitSignal(saver.saved, timeout=5000):
+        saver.save()
+    assert not saver.dirty
+    assert open_trace(saver.folder).size() == trace.size()
+    written = (saver.folder / SESSION_FILE).stat().st_mtime_ns
+    saver.save()
+    qtbot.wait(50)
+    assert (saver.folder / SESSION_FILE).stat().st_mtime_ns == written
+    trace.findings.append(run_id=0, rule="x", severity="info", message="m", evidence="e")
+    assert saver.dirty
+    with qtbot.waitSignal(saver.saved, timeout=5000):
+        saver.save()
+    assert len(open_trace(saver.folder).findings) == 1
+
+
+def test_the_timer_saves(saver: Autosave, qtbot: QtBot) -> None:
+    saver._timer.setInterval(10)
+    with qtbot.waitSignal(saver.saved, timeout=5000):
+        saver.start()
+
+
+def test_nothing_recorded_writes_nothing(tmp_path: Path, qapp: object) -> None:
+    owner = QObject()
+    made = Autosave(tmp_path / "autosave", TraceStore, owner)
+    made.save()
+    made.close()
+    assert not (tmp_path / "autosave").exists()
+
+
+def test_a_clean_end_leaves_nothing_and_a_live_one_is_no_leftover(
+    saver: Autosave, qtbot: QtBot
+) -> None:
+    with qtbot.waitSignal(saver.saved, timeout=5000):
+        saver.save()
+    parent = saver.folder.parent
+    assert leftovers(parent) == []
+    assert saver.folder.exists()
+    saver.close()
+    assert list(parent.iterdir()) == []
+
+
+def test_a_failure_is_logged_and_tried_again(
+    tmp_path: Path, trace: TraceStore, qtbot: QtBot, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner = QObject()
+    made = Autosave(tmp_path / "autosave", lambda: trace, owner)
+    made.folder.mkdir(parents=True)
+    (made.folder / "foreign.txt").write_text("x")
+    with caplog.at_level("WARNING", "draftscope"):
+        made.save()
+        qtbot.waitUntil(lambda: made._job is None, timeout=5000)
+    assert "foreign.txt" in caplog.text
+    assert made.dirty
+    made.close()
+
+
+def test_a_killed_process_leaves_an_autosave(tmp_path: Path) -> None:
+    code = f"""
+import os, signal, sys
+from pathlib import Path
+from PySide6.QtCore import QCoreApplication, QObject
+from app.autosave import Autosave
+from tests.support.trace_builder import TraceBuilder
+app = QCoreApplication([])
+builder = TraceBuilder(); builder.prompt(["a"]); builder.plain(" b")
+owner = QObject()
+saver = Autosave(Path({str(tmp_path)!r}), lambda: builder.store, owner)
+saver.saved.connect(lambda: os.kill(os.getpid(), signal.SIGKILL))
+saver.save()
+app.exec()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = leftovers(tmp_path)
+    assert len(open_trace(left).tokens) == 2
+    kept = adopt(left, tmp_path / "restored")
+    assert len(open_trace(kept).tokens) == 2
+    assert leftovers(tmp_path / "none") == []
+
+
+def test_old_surplus_and_half_written_ones_are_cleaned(tmp_path: Path, trace: TraceStore) -> None:
+    now = time.time()
+    for i in range(6):
+        export_csv(trace, folder := tmp_path / f"session-{i}")
+        age = i * 60 if i < 5 else (autosave.DAYS_KEPT + 1) * 86_400
+        os.utime(folder / SESSION_FILE, (now - age, now - age))
+    (tmp_path / ".session-9.abcd1234").mkdir()
+    (tmp_path / "session-8").mkdir()
+    assert [p.name for p in leftovers(tmp_path)] == ["session-0", "session-1", "session-2"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["session-0", "session-1", "session-2"]
+    discard(tmp_path / "session-1")
+    assert [p.name for p in leftovers(tmp_path)] == ["session-0", "session-2"]

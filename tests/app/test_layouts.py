@@ -1,0 +1,117 @@
+"""Named layouts: each opens what it is named after, is kept for itself, and can be reset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QPushButton, QTabBar
+from pytestqt.qtbot import QtBot
+
+from app.bridge import Bridge
+from app.docks import LAYOUTS, TITLES
+from app.widgets.empty_state import EmptyState
+from app.window import MainWindow
+from tests.support.fake_session import FakeEngine
+
+
+def shown(window: MainWindow) -> set[str]:
+    return {name for name in TITLES if window.docks[name].isVisible()}
+
+
+def choose(window: MainWindow, name: str) -> None:
+    window.actions_by_id[f"view.layout_{name}"].trigger()
+
+
+def test_layouts_name_known_docks_once() -> None:
+    for layout in LAYOUTS.values():
+        placed = [*layout.left, *layout.bottom]
+        assert len(placed) == len(set(placed))
+        assert {*placed, *layout.shown} <= set(TITLES)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_each_opens_its_docks(window: MainWindow, name: str) -> None:
+    choose(window, name)
+    assert shown(window) == set(LAYOUTS[name].shown)
+    assert window.actions_by_id[f"view.layout_{name}"].isChecked()
+    assert window.tokens.isVisibleTo(window) or window.centralWidget().isVisible()
+
+
+def test_divergence_gets_the_room(window: MainWindow, qtbot: QtBot) -> None:
+    choose(window, "divergence")
+    dock = window.docks["divergence"]
+    qtbot.waitUntil(lambda: dock.height() > 0.6 * window.height(), timeout=2000)
+    assert dock.width() == window.width()
+    choose(window, "rollback")
+    qtbot.waitUntil(
+        lambda: (
+            window.docks["ring"].height() + window.docks["rollback"].height()
+            > 0.55 * window.height()
+        ),
+        timeout=2000,
+    )
+
+
+def test_each_is_kept_for_itself(
+    make_window: Callable[[Bridge], MainWindow], engine: FakeEngine
+) -> None:
+    def new() -> MainWindow:
+        return make_window(Bridge(open_session=engine.open, inspect=engine.inspect))
+
+    first = new()
+    first.docks["ring"].close()
+    choose(first, "rollback")
+    first.docks["findings"].show()
+    choose(first, "stream")
+    assert shown(first) == set(LAYOUTS["stream"].shown) - {"ring"}
+    choose(first, "rollback")
+    first.close()
+    second = new()
+    assert second.docks.layout_name == "rollback"
+    assert shown(second) == {*LAYOUTS["rollback"].shown, "findings"}
+    second.actions_by_id["view.reset_layout"].trigger()
+    assert shown(second) == set(LAYOUTS["rollback"].shown)
+    choose(second, "stream")
+    assert "ring" not in shown(second)
+
+
+def test_no_bars_of_earlier_tabs_stay_in_sight(window: MainWindow, qtbot: QtBot) -> None:
+    for name in ("divergence", "rollback", "stream", "divergence", "stream"):
+        choose(window, name)
+        window.docks["findings"].setFloating(True)
+        window.docks["findings"].setFloating(False)
+    window.docks.reveal("divergence", "findings")
+    qtbot.wait(20)
+    bars = [
+        bar
+        for bar in window.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly)
+        if bar.isVisible() and bar.height() > 0
+    ]
+    assert len(bars) == 1
+    assert [bars[0].tabText(i) for i in range(bars[0].count())] == ["Divergence", "Findings"]
+
+
+def test_a_floating_dock_comes_back(window: MainWindow) -> None:
+    window.docks["ring"].setFloating(True)
+    window.actions_by_id["view.reset_layout"].trigger()
+    assert not window.docks["ring"].isFloating()
+    assert shown(window) == set(LAYOUTS["stream"].shown)
+
+
+def test_every_empty_dock_offers_what_fills_it(window: MainWindow) -> None:
+    for name in TITLES:
+        window.docks[name].show()
+        window.docks[name].raise_()
+        view = window.docks[name].widget()
+        empty = [e for e in view.findChildren(EmptyState) if e.isVisibleTo(view)]
+        if name == "run":
+            assert not empty, "a form is never empty"
+            continue
+        assert len(empty) == 1, name
+        assert empty[0].findChildren(QPushButton), name
+    start = window.rollback.findChildren(EmptyState)[0].findChildren(QPushButton)
+    assert [(b.text(), b.isEnabled()) for b in start] == [("Run", False), ("Open Demo", True)]
+    window.actions_by_id["run.start"].setEnabled(True)
+    assert start[0].isEnabled()
