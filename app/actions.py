@@ -64,6 +64,13 @@ SPECS = (
         "compare",
     ),
     ActionSpec(
+        "run.add_break",
+        "&Break Rule…",
+        "Write a condition at which the run pauses",
+        "F9",
+        "break",
+    ),
+    ActionSpec(
         "go.first_divergence",
         "F&irst Divergence",
         "Go to the first position beyond the bound",
@@ -151,6 +158,20 @@ SPECS = (
         "Ctrl+6",
         checkable=True,
     ),
+    ActionSpec(
+        "view.panel_runs",
+        "R&uns",
+        "Show or hide the list of runs",
+        "Ctrl+7",
+        checkable=True,
+    ),
+    ActionSpec(
+        "view.panel_breaks",
+        "&Break Rules",
+        "Show or hide the conditions at which the run pauses",
+        "Ctrl+8",
+        checkable=True,
+    ),
     ActionSpec("view.reset_layout", "&Reset Layout", "Put every panel back in its first place"),
     ActionSpec("help.shortcuts", "Keyboard &Shortcuts", "List all actions and their keys", "F1"),
     ActionSpec(
@@ -172,8 +193,8 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "&Run",
         (
-            "run.start", "run.pause", "run.step", "run.stop", SEPARATOR, "run.compare",
-            "menu.scenarios", SEPARATOR, "go.first_divergence", "go.next_divergence",
+            "run.start", "run.pause", "run.step", "run.stop", "run.add_break", SEPARATOR,
+            "run.compare", "menu.scenarios", SEPARATOR, "go.first_divergence", "go.next_divergence",
             "go.previous_divergence",
         ),
     ),
@@ -182,7 +203,8 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "view.ghosts", "view.follow", SEPARATOR, "view.panel_model", "view.panel_run",
             "view.panel_rollback", "view.panel_ring", "view.panel_divergence",
-            "view.panel_findings", "view.reset_layout", SEPARATOR, "menu.theme",
+            "view.panel_findings", "view.panel_runs", "view.panel_breaks", "view.reset_layout",
+            SEPARATOR, "menu.theme",
         ),
     ),
     ("&Help", ("help.shortcuts", "help.copy_report", "help.about")),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from PySide6.QtCore import QByteArray, Qt
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabWidget, QWidget
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 """Raise it when docks come, go or change their names: an older saved layout is then ignored."""
 
 TITLES = {
@@ -15,7 +17,10 @@ TITLES = {
     "ring": "Ring occupancy",
     "divergence": "Divergence",
     "findings": "Findings",
+    "runs": "Runs",
+    "breaks": "Break rules",
 }
+_RIGHT = ("divergence", "findings", "runs", "breaks")
 FIRST_SHOWN = ("model", "run", "rollback", "ring")
 """The panels that a new window has; the others are tabs at the right, opened when wanted."""
 _FIRST_SIZE = (1280, 800)
@@ -71,23 +76,25 @@ class Docks:
     def _reset_tabs(self) -> None:
         """The docks at the right: tabs, closed. Qt leaves a bar behind where tabs are docked
         anew, so those that are in place stay there."""
-        first, second = self._docks["divergence"], self._docks["findings"]
+        docks = [self._docks[name] for name in _RIGHT]
+        first, *others = docks
         right = Qt.DockWidgetArea.RightDockWidgetArea
-        areas = {self._window.dockWidgetArea(dock) for dock in (first, second)}
-        floats = first.isFloating() or second.isFloating()
-        together = second in self._window.tabifiedDockWidgets(first)
-        for dock in (first, second):
+        areas = {self._window.dockWidgetArea(dock) for dock in docks}
+        floats = any(dock.isFloating() for dock in docks)
+        beside = self._window.tabifiedDockWidgets(first)
+        for dock in docks:
             dock.hide()
             dock.setFloating(False)
-        if areas != {right} or floats or not together:
+        if areas != {right} or floats or any(dock not in beside for dock in others):
             self._window.addDockWidget(right, first)
-            self._window.tabifyDockWidget(first, second)
+            for before, dock in pairwise(docks):
+                self._window.tabifyDockWidget(before, dock)
 
     def reveal(self, *names: str) -> None:
         """Open tabs at the right, the first of them on top; if all were closed they get half
         the window, and the panels at the left keep their width."""
         window, first, left = self._window, self._docks[names[0]], self._docks["model"]
-        opens = not any(self._docks[name].isVisible() for name in names)
+        opens = not any(self._docks[name].isVisible() for name in _RIGHT)
         for name in names:
             self._docks[name].show()
         first.raise_()

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app import worker
+from app import events
 from app.actions import Actions
 from app.bridge import Bridge
 from app.dialogs.about import AboutDialog, report
@@ -24,22 +24,27 @@ from app.dialogs.open_model import ask_model
 from app.dialogs.shortcuts import ShortcutsDialog
 from app.docks import TITLES, Docks
 from app.errors import log
+from app.events import State
 from app.feed import Feed
+from app.jobs import CompareRequest
 from app.menus import RecentMenu, Scenario, ScenarioMenu, make_menus, make_toolbar
-from app.models.compared_lanes import run_to_show
+from app.models.compared_lanes import lanes_of, run_to_show
+from app.models.position import Position
 from app.settings import THEME_CHOICES, Settings
 from app.theme import Theme, apply_theme, load_theme
+from app.views.breaks import BreaksView
 from app.views.divergence import DivergenceView
 from app.views.findings import FindingsView
 from app.views.model_map import ModelMapView
 from app.views.ring import RingView
 from app.views.rollback import RollbackView
 from app.views.run_panel import RunPanel
+from app.views.runs import RunsView
 from app.views.tokens import TokensView
 from app.widgets.banner import BannerArea
 from app.widgets.empty_state import EmptyState
 from app.widgets.status_line import StatusLine
-from app.worker import CompareRequest, State
+from engine.trace.breaks import BreakHit
 from engine.trace.store import TraceStore
 from resources import DEMO_DRAFT, DEMO_TARGET
 
@@ -139,7 +144,7 @@ class MainWindow(QMainWindow):
         assert isinstance(app, QApplication)
         apply_theme(app, theme)
         self.actions_by_id.retheme(theme)
-        for view in (*self._trace_views, self.model_map, self.banners):
+        for view in (*self._trace_views, self.model_map, self.banners, self.breaks):
             view.retheme(theme)
 
     def _follow_desktop(self) -> None:
@@ -157,9 +162,11 @@ class MainWindow(QMainWindow):
         self.ring.link_x(self.rollback)
         self.divergence = DivergenceView(theme, actions)
         self.findings = FindingsView(theme)
+        self.runs = RunsView(theme)
         self._trace_views = (
-            self.tokens, self.rollback, self.ring, self.divergence, self.findings,
+            self.tokens, self.rollback, self.ring, self.divergence, self.findings, self.runs,
         )  # fmt: skip
+        self.breaks = BreaksView(theme)
         self.model_map = ModelMapView(theme, opening)
         self.run_panel = RunPanel()
         self.banners = BannerArea(theme)
@@ -173,6 +180,8 @@ class MainWindow(QMainWindow):
             ("ring", self.ring),
             ("divergence", self.divergence),
             ("findings", self.findings),
+            ("runs", self.runs),
+            ("breaks", self.breaks),
         ):
             self.docks.fill(name, view)
         self._centre = QStackedWidget()
@@ -205,6 +214,7 @@ class MainWindow(QMainWindow):
             "run.step": lambda: self._run(1),
             "run.stop": self.bridge.stop,
             "run.compare": self._compare,
+            "run.add_break": self._write_break,
             "go.first_divergence": self.divergence.go_first,
             "go.next_divergence": self.divergence.go_next,
             "go.previous_divergence": self.divergence.go_previous,
@@ -236,6 +246,8 @@ class MainWindow(QMainWindow):
         bridge.progress.connect(self.status.show_progress)
         bridge.failed.connect(self._show_failure)
         bridge.run_started.connect(self._show_run)
+        bridge.run_ended.connect(self._refresh_runs)
+        bridge.broke.connect(self._show_break)
         bridge.exported.connect(self._show_exported)
         bridge.export_ended.connect(self._show_export_ended)
         self.status.cancel_asked.connect(bridge.cancel)
@@ -248,6 +260,10 @@ class MainWindow(QMainWindow):
         self.divergence.lane_selected.connect(self.feed.select_run)
         self.divergence.divergences_changed.connect(self._enable_actions)
         self.findings.run_selected.connect(self.feed.select_run)
+        self.runs.run_selected.connect(self._select_run)
+        self.feed.numbers_changed.connect(self._refresh_runs)
+        self.breaks.rules_changed.connect(self._use_break_rules)
+        self.breaks.set_entries(self.settings.break_rules)
         self.findings.count_changed.connect(lambda n: self.docks.count("findings", n))
 
     # -- what the actions do ---------------------------------------------------------------
@@ -268,10 +284,10 @@ class MainWindow(QMainWindow):
             self.open_model(files.target, files.draft)
 
     def _run(self, rounds: int | None) -> None:
+        self.banners.clear()
         if self.bridge.state is State.PAUSED:
             self.bridge.resume(rounds)
             return
-        self.banners.clear()
         self.bridge.start(self.run_panel.texts(), self.run_panel.options(), rounds)
 
     def _compare(self) -> None:
@@ -281,6 +297,14 @@ class MainWindow(QMainWindow):
             return
         panel = self.run_panel
         self.compare(CompareRequest(tuple(panel.texts()), panel.options(), lanes))
+
+    def _write_break(self) -> None:
+        self.docks.reveal("breaks")
+        self.breaks.begin_typing()
+
+    def _use_break_rules(self) -> None:
+        self.settings.break_rules = self.breaks.entries()
+        self.bridge.set_break_rules(self.breaks.rules())
 
     def _export(self, store: TraceStore) -> None:
         folder = ask_export_folder(self, self.settings)
@@ -304,6 +328,7 @@ class MainWindow(QMainWindow):
     def _show_state(self, state: State) -> None:
         if state is State.RUNNING:
             self.feed.start()
+            self.breaks.show_hit(None)
         else:
             self.feed.stop()
         if state is not State.LOADING and not self.bridge.exporting:
@@ -337,7 +362,7 @@ class MainWindow(QMainWindow):
         self.scenario_menu.setEnabled(bridge.can_start)
         actions["run.start"].setText("&Resume" if state is State.PAUSED else "&Run")
 
-    def _show_files(self, files: worker.ModelFiles | None) -> None:
+    def _show_files(self, files: events.ModelFiles | None) -> None:
         self.model_map.set_files(files)
         self.run_panel.set_files(files)
         self._show_options()
@@ -346,7 +371,7 @@ class MainWindow(QMainWindow):
         self._enable_actions()
         self._show_model_text()
 
-    def _show_loaded(self, event: worker.Loaded) -> None:
+    def _show_loaded(self, event: events.Loaded) -> None:
         if event.files.target != DEMO_TARGET:
             self.settings.add_recent_model(event.files.target)
         if event.replaced is not None:
@@ -370,7 +395,24 @@ class MainWindow(QMainWindow):
     def _show_lanes_or_run(self, store: TraceStore, run_id: int | None) -> None:
         self.feed.show_run(store, None if run_id is None else run_to_show(store, run_id))
 
-    def _show_failure(self, failed: worker.Failed) -> None:
+    def _show_break(self, hit: BreakHit) -> None:
+        self.breaks.show_hit(hit)
+        self.banners.add("info", f"A break rule held, {hit}.")
+        self.feed.refresh()
+        if hit.round is not None:
+            self.feed.move_cursor(Position(hit.run_id, hit.seq_id or 0, hit.round, None))
+
+    def _select_run(self, run_id: int) -> None:
+        """Show a run in all views; lanes of one comparison keep the cursor."""
+        if run_id in lanes_of(self.bridge.store, self.runs.model.shown or 0):
+            self.feed.select_run(run_id)
+        elif run_id != self.runs.model.shown:
+            self.feed.show_run(self.bridge.store, run_id)
+
+    def _refresh_runs(self, *_: object) -> None:
+        self.runs.refresh_numbers()
+
+    def _show_failure(self, failed: events.Failed) -> None:
         log.warning("%s %s", failed.message, failed.remedy)
         self.banners.add("error", failed.message, failed.remedy)
 

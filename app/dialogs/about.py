@@ -12,7 +12,7 @@ import PySide6
 from PySide6.QtCore import Qt, qVersion
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLabel, QVBoxLayout, QWidget
 
-from app.worker import ModelFiles
+from app.events import ModelFiles
 from engine.version import version
 
 _PACKAGES = ("torch", "numpy", "pyqtgraph", "gguf", "tokenizers")

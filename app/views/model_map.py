@@ -19,11 +19,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.events import ModelFiles
 from app.theme import Theme
 from app.widgets.empty_state import EmptyState
 from app.widgets.layer_strip import LayerStrip
 from app.widgets.size_bars import SizeBars, format_bytes
-from app.worker import ModelFiles
 from engine.options import RunOptions
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.events import ModelFiles
 from app.widgets.drafter_choice import DrafterChoice
 from app.widgets.fields import WheelGuard, choice, real, whole
-from app.worker import ModelFiles
 from engine.options import (
     ACCEPT_RULES,
     COMPUTE_MODES,

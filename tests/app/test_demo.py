@@ -14,8 +14,8 @@ from PySide6.QtWidgets import QFileDialog
 from pytestqt.qtbot import QtBot
 
 from app.bridge import Bridge
+from app.events import State
 from app.window import MainWindow
-from app.worker import State
 from engine.trace.records import EMITTED_KINDS
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
 

@@ -12,8 +12,8 @@ from PySide6.QtGui import QWheelEvent
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
+from app.events import ModelFiles
 from app.views.run_panel import RunPanel
-from app.worker import ModelFiles
 from engine.options import RunOptions, SamplerOptions, SpecOptions
 from resources import demo_prompts
 from tests.support.fake_session import FakeInfo, FakeLayer

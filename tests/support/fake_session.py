@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.worker import CompareRequest, ModelFiles, OpenRequest
+from app.events import ModelFiles
+from app.jobs import CompareRequest, OpenRequest
 from engine.errors import Cancelled, ModelFileError, OptionError
 from engine.options import Prompt, RunOptions
 from engine.trace.store import TraceStore
