@@ -48,6 +48,8 @@ from engine.trace.breaks import BreakHit
 from engine.trace.store import TraceStore
 from resources import DEMO_DRAFT, DEMO_TARGET
 
+_MESSAGE_MS = 8_000
+
 
 class MainWindow(QMainWindow):
     """Everything on screen. The bridge is given, so that a test can put a fake engine behind it.
@@ -260,6 +262,7 @@ class MainWindow(QMainWindow):
         self.divergence.lane_selected.connect(self.feed.select_run)
         self.divergence.divergences_changed.connect(self._enable_actions)
         self.findings.run_selected.connect(self.feed.select_run)
+        self.tokens.cancel_asked.connect(self._cancel_sequence)
         self.runs.run_selected.connect(self._select_run)
         self.feed.numbers_changed.connect(self._refresh_runs)
         self.breaks.rules_changed.connect(self._use_break_rules)
@@ -288,7 +291,11 @@ class MainWindow(QMainWindow):
         if self.bridge.state is State.PAUSED:
             self.bridge.resume(rounds)
             return
-        self.bridge.start(self.run_panel.texts(), self.run_panel.options(), rounds)
+        panel = self.run_panel
+        if panel.problem:
+            self._show_problem()
+        else:
+            self.bridge.start(panel.texts(), panel.options(), rounds, panel.chat())
 
     def _compare(self) -> None:
         lanes = self.divergence.chosen_lanes()
@@ -296,7 +303,21 @@ class MainWindow(QMainWindow):
             self.docks.reveal("divergence", "findings")
             return
         panel = self.run_panel
-        self.compare(CompareRequest(tuple(panel.texts()), panel.options(), lanes))
+        if panel.problem:
+            self._show_problem()
+            return
+        texts = tuple(panel.texts())
+        self.compare(CompareRequest(texts, panel.options(), lanes, panel.chat()))
+
+    def _show_problem(self) -> None:
+        """What is wrong stands in the Run panel: bring it into sight."""
+        self.docks["run"].show()
+        self.docks["run"].raise_()
+        self.status.showMessage(self.run_panel.problem, _MESSAGE_MS)
+
+    def _cancel_sequence(self, seq_id: int) -> None:
+        self.bridge.cancel_sequence(seq_id)
+        self.status.showMessage(f"Sequence {seq_id} ends before the next round.", _MESSAGE_MS)
 
     def _write_break(self) -> None:
         self.docks.reveal("breaks")
@@ -345,6 +366,9 @@ class MainWindow(QMainWindow):
     def _enable_actions(self) -> None:
         state, bridge, actions = self.bridge.state, self.bridge, self.actions_by_id
         going = bridge.can_start or state is State.PAUSED
+        runs = state in (State.RUNNING, State.PAUSED)
+        compared = bridge.run_id is not None and bool(lanes_of(bridge.store, bridge.run_id))
+        self.tokens.set_cancellable(bridge.run_id if runs and not compared else None)
         for action_id, enabled in (
             ("run.start", going),
             ("run.step", going),
@@ -386,7 +410,9 @@ class MainWindow(QMainWindow):
         self._show_files(event.files)
 
     def _show_options(self) -> None:
-        self.model_map.set_options(self.run_panel.options())
+        panel = self.run_panel
+        if not panel.problem:
+            self.model_map.set_options(panel.options(), len(panel.texts()))
 
     def _show_run(self, run_id: int) -> None:
         self._show_lanes_or_run(self.bridge.store, run_id)

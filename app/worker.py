@@ -7,6 +7,7 @@ imported here, by the first command that needs it, so that the window is on scre
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 from collections.abc import Callable
@@ -82,6 +83,8 @@ class EngineWorker:
         def begin(session: Session) -> tuple[Job, int]:
             prompts = [make_prompt(session, text, request.chat) for text in request.texts]
             run = session.start(prompts, request.options, self._store)
+            if request.chat is not None:
+                self._store.runs[run.run_id]["chat"] = json.dumps(request.chat.kwargs)
             return run, run.run_id
 
         self._commands.put(lambda: self._start(begin, control, rounds))

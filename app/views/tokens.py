@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtWidgets import QLabel, QSplitter, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtCore import QPoint, Qt, QTimer, Signal
+from PySide6.QtWidgets import QLabel, QMenu, QSplitter, QStackedWidget, QVBoxLayout, QWidget
 
 from app.models.position import Position
 from app.models.token_stream import RunStreams, TokenStream
@@ -21,6 +21,8 @@ class TokensView(QStackedWidget):
 
     position_selected = Signal(object)  # Position | None
     follow_changed = Signal(bool)
+    cancel_asked = Signal(int)
+    """The sequence that is to end."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -30,6 +32,7 @@ class TokensView(QStackedWidget):
         self._ghosts = True
         self._follow = True
         self._cursor: Position | None = None
+        self._cancellable: int | None = None
         self._splitter = QSplitter(Qt.Orientation.Horizontal)
         self._splitter.setChildrenCollapsible(False)
         self._legend = TokenLegend(theme)
@@ -95,6 +98,10 @@ class TokensView(QStackedWidget):
         for area in self.areas.values():
             area.set_cursor(position)
 
+    def set_cancellable(self, run_id: int | None) -> None:
+        """Offer to end single sequences while this run is on show."""
+        self._cancellable = run_id
+
     def toggle_ghosts(self, shown: bool) -> None:
         """Show or hide rejected and ignored tokens."""
         self._ghosts = shown
@@ -136,10 +143,25 @@ class TokensView(QStackedWidget):
         area.set_cursor(self._cursor)
         area.position_selected.connect(self.position_selected)
         area.follow_changed.connect(self._on_follow_changed)
+        panel.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        panel.customContextMenuRequested.connect(lambda where: self._ask(panel, where))
         self._panels[stream.seq_id] = panel
         self._splitter.insertWidget(sorted(self._panels).index(stream.seq_id), panel)
         for one in self._panels.values():
             one.show_title(len(self._panels) > 1)
+
+    def _ask(self, panel: _Panel, where: QPoint) -> None:
+        """The menu of a sequence (also by the menu key)."""
+        stream = panel.area.stream
+        if stream is None:
+            return
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        text = f"End sequence {stream.seq_id}"
+        end = menu.addAction(text, lambda: self.cancel_asked.emit(stream.seq_id))
+        end.setObjectName("tokens.end_sequence")
+        end.setEnabled(stream.run_id == self._cancellable)
+        menu.popup(panel.mapToGlobal(where))
 
     def _on_follow_changed(self) -> None:
         self._set_followed(all(area.follow for area in self.areas.values()))
