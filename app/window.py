@@ -48,8 +48,6 @@ from engine.trace.breaks import BreakHit
 from engine.trace.store import TraceStore
 from resources import DEMO_DRAFT, DEMO_TARGET
 
-_MESSAGE_MS = 8_000
-
 
 class MainWindow(QMainWindow):
     """Everything on screen. The bridge is given, so that a test can put a fake engine behind it.
@@ -313,11 +311,11 @@ class MainWindow(QMainWindow):
         """What is wrong stands in the Run panel: bring it into sight."""
         self.docks["run"].show()
         self.docks["run"].raise_()
-        self.status.showMessage(self.run_panel.problem, _MESSAGE_MS)
+        self.show_message("warning", self.run_panel.problem)
 
     def _cancel_sequence(self, seq_id: int) -> None:
         self.bridge.cancel_sequence(seq_id)
-        self.status.showMessage(f"Sequence {seq_id} ends before the next round.", _MESSAGE_MS)
+        self.show_message("info", f"Sequence {seq_id} ends before the next round.")
 
     def _write_break(self) -> None:
         self.docks.reveal("breaks")

@@ -25,7 +25,7 @@ from engine.trace.store import TraceStore
 
 _ROW_PAD = 6
 _CHARACTERS = {
-    "run": 6, "lane or drafters": 30, "tokens": 8, "acceptance": 11, "tok/s": 8, "stop": 10,
+    "run": 6, "lane or drafters": 28, "tokens": 8, "acceptance": 13, "tok/s": 8, "stop": 12,
 }  # fmt: skip
 
 

@@ -74,7 +74,8 @@ def side_by_side(fields: dict[str, QSpinBox]) -> QWidget:
     row.setSpacing(4)
     for name, field in fields.items():
         field.setPrefix(f"{name} ")
-        field.setMinimumWidth(0)
+        field.setButtonSymbols(QSpinBox.ButtonSymbols.NoButtons)  # three of them must fit
+        field.setMinimumWidth(field.fontMetrics().horizontalAdvance(f"{name} 8888 "))
         row.addWidget(field, 1)
     return box
 

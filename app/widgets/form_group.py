@@ -21,12 +21,11 @@ class FormGroup(QWidget):
         self._gone = False
         self.header = QToolButton()
         self.header.setText(title)
-        self.header.setCheckable(True)
         self.header.setAutoRaise(True)
         self.header.setArrowType(Qt.ArrowType.RightArrow)
         self.header.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self.header.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.header.toggled.connect(self._fold)
+        self.header.clicked.connect(lambda: self.set_expanded(self._body.isHidden()))
         self._summary = QLabel()
         self._summary.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self._summary.setTextFormat(Qt.TextFormat.PlainText)
@@ -74,9 +73,6 @@ class FormGroup(QWidget):
 
     def set_expanded(self, expanded: bool) -> None:
         """Unfold the rows or fold them away."""
-        self.header.setChecked(expanded)
-
-    def _fold(self, expanded: bool) -> None:
         arrow = Qt.ArrowType.DownArrow if expanded else Qt.ArrowType.RightArrow
         self.header.setArrowType(arrow)
         self._body.setVisible(expanded)

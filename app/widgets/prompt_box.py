@@ -108,7 +108,7 @@ class PromptBox(QWidget):
         self.editor.setAcceptDrops(False)  # a dropped model is for the window
         self.editor.setFixedHeight(_LINES * self.fontMetrics().lineSpacing() + 12)
         self.copies = whole(1, 64, 1)
-        self.copies.setPrefix("× ")
+        self.copies.setPrefix("same prompt × ")
         self.copies.setToolTip("Sequences with the same prompt")
         self.copies.setAccessibleName("Sequences with the same prompt")
         self.chat_box = QCheckBox("chat template")
@@ -122,18 +122,22 @@ class PromptBox(QWidget):
         top, below = QHBoxLayout(), QHBoxLayout()
         for row in (top, below):
             row.setSpacing(4)
-        top.addWidget(self.examples, 2)
-        top.addWidget(self.choice, 2)
-        for widget in (self.add_button, self.remove_button, self.copies):
+        for box in (self.examples, self.choice):
+            box.setMinimumContentsLength(6)
+            box.setSizeAdjustPolicy(box.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+            top.addWidget(box, 1)
+        for widget in (self.add_button, self.remove_button):
             top.addWidget(widget)
         below.addWidget(self.chat_box)
-        below.addWidget(self.chat_kwargs, 1)
+        below.addStretch(1)
+        below.addWidget(self.copies)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(4)
         column.addLayout(top)
         column.addWidget(self.editor)
         column.addLayout(below)
+        column.addWidget(self.chat_kwargs)
 
     def _list(self, index: int = 0) -> None:
         """List the prompts and show one."""
