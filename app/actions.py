@@ -71,6 +71,11 @@ SPECS = (
         "break",
     ),
     ActionSpec(
+        "run.measure_fidelity",
+        "Measure Fi&delity",
+        "Measure the compute mode against f32, on the model's own text",
+    ),
+    ActionSpec(
         "go.first_divergence",
         "F&irst Divergence",
         "Go to the first position beyond the bound",
@@ -194,8 +199,8 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "&Run",
         (
             "run.start", "run.pause", "run.step", "run.stop", "run.add_break", SEPARATOR,
-            "run.compare", "menu.scenarios", SEPARATOR, "go.first_divergence", "go.next_divergence",
-            "go.previous_divergence",
+            "run.compare", "run.measure_fidelity", "menu.scenarios", SEPARATOR,
+            "go.first_divergence", "go.next_divergence", "go.previous_divergence",
         ),
     ),
     (

@@ -47,6 +47,7 @@ class Bridge(QObject):
     run_started = Signal(int)
     run_ended = Signal(int)
     broke = Signal(object)  # BreakHit; the run then pauses, or has just ended
+    measured = Signal(object)  # Fidelity
     exported = Signal(object)  # Path
     export_ended = Signal()
 
@@ -121,6 +122,13 @@ class Bridge(QObject):
             self._control = RunControl()
             self._set_state(State.RUNNING)
             self._worker.compare(request, self._control, rounds)
+
+    def measure(self, text: str) -> None:
+        """Measure the compute mode in use against f32; `measured` tells, `cancel` gives up."""
+        if self.can_start and self.files is not None:
+            self._request = OpenRequest(self.files.target, None, "f32")
+            self._set_state(State.LOADING)
+            self._worker.measure(self._request, text)
 
     def resume(self, rounds: int | None = None) -> None:
         """Go on with the paused run; with `rounds`, pause again after so many."""
@@ -215,6 +223,8 @@ class Bridge(QObject):
                 self.run_started.emit(run_id)
             case events.RunEnded(run_id):
                 self.run_ended.emit(run_id)
+            case events.Measured(fidelity):
+                self.measured.emit(fidelity)
             case events.Broke(hit):
                 self.broke.emit(hit)
             case events.Exported(folder):

@@ -15,6 +15,7 @@ from engine.trace.breaks import BreakHit
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
+    from engine.compare.fidelity import Fidelity
     from engine.model.info import ModelInfo
 
 log = logging.getLogger("draftscope.worker")
@@ -117,8 +118,24 @@ class Broke:
     hit: BreakHit
 
 
+@dataclass(frozen=True)
+class Measured:
+    """How far the compute mode in use is from f32."""
+
+    fidelity: Fidelity
+
+
 Event = (
-    StateChanged | Inspected | Loaded | Progress | Failed | RunStarted | RunEnded | Broke | Exported
+    StateChanged
+    | Inspected
+    | Loaded
+    | Progress
+    | Failed
+    | RunStarted
+    | RunEnded
+    | Broke
+    | Measured
+    | Exported
 )
 Post = Callable[[Event], None]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QMimeData, Qt
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QGuiApplication
@@ -30,6 +32,7 @@ from app.jobs import CompareRequest
 from app.menus import RecentMenu, Scenario, ScenarioMenu, make_menus, make_toolbar
 from app.models.compared_lanes import lanes_of, run_to_show
 from app.models.position import Position
+from app.models.run_facts import fidelity_text
 from app.settings import THEME_CHOICES, Settings
 from app.theme import Theme, apply_theme, load_theme
 from app.views.breaks import BreaksView
@@ -46,7 +49,10 @@ from app.widgets.empty_state import EmptyState
 from app.widgets.status_line import StatusLine
 from engine.trace.breaks import BreakHit
 from engine.trace.store import TraceStore
-from resources import DEMO_DRAFT, DEMO_TARGET
+from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
+
+if TYPE_CHECKING:
+    from engine.compare.fidelity import Fidelity
 
 
 class MainWindow(QMainWindow):
@@ -215,6 +221,7 @@ class MainWindow(QMainWindow):
             "run.stop": self.bridge.stop,
             "run.compare": self._compare,
             "run.add_break": self._write_break,
+            "run.measure_fidelity": lambda: self.bridge.measure(demo_prompts()[0].text),
             "go.first_divergence": self.divergence.go_first,
             "go.next_divergence": self.divergence.go_next,
             "go.previous_divergence": self.divergence.go_previous,
@@ -247,6 +254,7 @@ class MainWindow(QMainWindow):
         bridge.failed.connect(self._show_failure)
         bridge.run_started.connect(self._show_run)
         bridge.run_ended.connect(self._refresh_runs)
+        bridge.measured.connect(self._show_fidelity)
         bridge.broke.connect(self._show_break)
         bridge.exported.connect(self._show_exported)
         bridge.export_ended.connect(self._show_export_ended)
@@ -373,6 +381,7 @@ class MainWindow(QMainWindow):
             ("run.pause", state is State.RUNNING),
             ("run.stop", state in (State.RUNNING, State.PAUSED)),
             ("run.compare", bridge.can_start),
+            ("run.measure_fidelity", bridge.can_start),
             ("go.first_divergence", self.divergence.has_divergences),
             ("go.next_divergence", self.divergence.has_divergences),
             ("go.previous_divergence", self.divergence.has_divergences),
@@ -418,6 +427,9 @@ class MainWindow(QMainWindow):
 
     def _show_lanes_or_run(self, store: TraceStore, run_id: int | None) -> None:
         self.feed.show_run(store, None if run_id is None else run_to_show(store, run_id))
+
+    def _show_fidelity(self, found: Fidelity) -> None:
+        self.show_message("info", f"Fidelity: {fidelity_text(asdict(found))}.")
 
     def _show_break(self, hit: BreakHit) -> None:
         self.breaks.show_hit(hit)

@@ -11,6 +11,7 @@ import json
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from app.events import (
@@ -18,6 +19,7 @@ from app.events import (
     Event,
     Inspected,
     Loaded,
+    Measured,
     ModelFiles,
     Post,
     RunEnded,
@@ -43,6 +45,7 @@ from engine.trace.breaks import BreakRule, BreakWatch
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
+    from engine.compare.fidelity import Fidelity
     from engine.session import Session
 
 
@@ -67,6 +70,7 @@ class EngineWorker:
         self._store = TraceStore()
         self._job: Job | None = None
         self._run_id = -1
+        self._fidelity: Fidelity | None = None
         self._break_rules: tuple[BreakRule, ...] = ()
         self._watch = BreakWatch(self._store)
         self._cancelled: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -83,6 +87,8 @@ class EngineWorker:
         def begin(session: Session) -> tuple[Job, int]:
             prompts = [make_prompt(session, text, request.chat) for text in request.texts]
             run = session.start(prompts, request.options, self._store)
+            if self._fidelity is not None:
+                self._store.runs[run.run_id]["fidelity"] = asdict(self._fidelity)
             if request.chat is not None:
                 self._store.runs[run.run_id]["chat"] = json.dumps(request.chat.kwargs)
             return run, run.run_id
@@ -97,6 +103,10 @@ class EngineWorker:
             return self._open_comparison(session, request, self._store), run_id
 
         self._commands.put(lambda: self._start(begin, control, rounds))
+
+    def measure(self, request: OpenRequest, text: str) -> None:
+        """Measure the session's compute mode against f32, on its own continuation of a text."""
+        self._commands.put(lambda: self._measure(request, text))
 
     def advance(self, control: RunControl, rounds: int | None) -> None:
         """Go on with a paused run."""
@@ -165,7 +175,7 @@ class EngineWorker:
         same_model = self._files is not None and self._files.identity == found.identity
         if not same_model and self._store.runs:
             replaced, self._store = self._store, TraceStore()
-        self._session, self._files = session, found
+        self._session, self._files, self._fidelity = session, found, None
         self._post(Loaded(found, mode, session.compute, self._store, replaced))
         self._post(StateChanged(State.READY))
 
@@ -178,6 +188,37 @@ class EngineWorker:
         else:
             self._post(Inspected(None))
             self._post(StateChanged(State.EMPTY))
+
+    def _measure(self, request: OpenRequest, text: str) -> None:
+        from engine.compare.fidelity import N_TOKENS, greedy_text, measure_fidelity
+
+        self._end_run()
+        session = self._session
+        if session is None:
+            return
+        cancelled = request.cancelled.is_set
+        try:
+            report = throttled(self._post)
+            report(0, 1, "writing a text to measure on")
+            tokens = greedy_text(session, text, N_TOKENS, cancelled)
+            reference = session
+            if session.compute != request.compute:
+                reference = self._open_session(
+                    request.target, None, compute=request.compute, progress=report,
+                    cancelled=cancelled,
+                )  # fmt: skip
+            report(0, 1, "comparing logits with f32")
+            self._fidelity = measure_fidelity(session, reference, tokens)
+        except Cancelled:
+            pass
+        except Exception as error:
+            self._post(failure(error))
+        else:
+            for facts in self._store.runs.values():
+                if facts.get("compute") == session.compute:
+                    facts["fidelity"] = asdict(self._fidelity)
+            self._post(Measured(self._fidelity))
+        self._post(StateChanged(State.READY))
 
     def _start(
         self,

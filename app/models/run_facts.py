@@ -94,7 +94,17 @@ def effective(facts: dict[str, Any]) -> str:
         lines.append("sampler: greedy")
     if chat := facts.get("chat"):
         lines.append(f"chat template: {chat}")
+    if fidelity := facts.get("fidelity"):
+        lines.append(f"fidelity: {fidelity_text(fidelity)}")
     return "\n".join(lines)
+
+
+def fidelity_text(found: dict[str, Any]) -> str:
+    """The fields of a Fidelity: "int8 against f32 over 131 tokens: NMSE …, KL … nats, …"."""
+    return (
+        f"{found['compute']} against f32 over {found['n_tokens']} tokens: "
+        f"NMSE {found['nmse']:.3g}, KL {found['kl']:.3g} nats, same top-1 {100 * found['top1']:.3g} %"
+    )
 
 
 def _stop(stops: list[str] | None, error: str) -> str:

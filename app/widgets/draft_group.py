@@ -88,7 +88,8 @@ class DraftGroup(FormGroup):
             self.add(label, field, option)
         for name, row in self._rows.items():
             sizes = "n-match, -n-min, -n-max" if name == "ngram-mod" else "size-n, -size-m"
-            self.add(name, row, f"--spec-{name}-{sizes}: tokens looked up, longest draft")
+            tip = f"--spec-{name}-{sizes}: tokens looked up, longest draft"
+            self.add(name.removeprefix("ngram-"), row, tip, name)
         lines: tuple[tuple[str, QWidget, str], ...] = (
             ("static cache", self.cache_static, "--lookup-cache-static: 2-grams of a corpus"),
             ("dynamic cache", self.cache_dynamic, "--lookup-cache-dynamic: earlier output"),

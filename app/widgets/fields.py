@@ -75,7 +75,7 @@ def side_by_side(fields: dict[str, QSpinBox]) -> QWidget:
     for name, field in fields.items():
         field.setPrefix(f"{name} ")
         field.setButtonSymbols(QSpinBox.ButtonSymbols.NoButtons)  # three of them must fit
-        field.setMinimumWidth(field.fontMetrics().horizontalAdvance(f"{name} 8888 "))
+        field.setMinimumWidth(field.fontMetrics().horizontalAdvance(f"{name} 888"))
         row.addWidget(field, 1)
     return box
 

@@ -25,7 +25,7 @@ class FormGroup(QWidget):
         self.header.setArrowType(Qt.ArrowType.RightArrow)
         self.header.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self.header.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.header.clicked.connect(lambda: self.set_expanded(self._body.isHidden()))
+        self.header.clicked.connect(self._toggle)
         self._summary = QLabel()
         self._summary.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self._summary.setTextFormat(Qt.TextFormat.PlainText)
@@ -70,6 +70,9 @@ class FormGroup(QWidget):
         self._summary.setToolTip(text)
         self._summary.setForegroundRole(role.BrightText if alarming else role.PlaceholderText)
         self.header.setAccessibleDescription(text)
+
+    def _toggle(self) -> None:
+        self.set_expanded(self._body.isHidden())
 
     def set_expanded(self, expanded: bool) -> None:
         """Unfold the rows or fold them away."""

@@ -67,17 +67,20 @@ class NamesChoice(QToolButton):
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
-        if event.type() is QEvent.Type.ApplicationPaletteChange:
+        if event.type() is QEvent.Type.PaletteChange:
             self._colour()
 
     def _colour(self) -> None:
         """Red while an alarming name is chosen: tool buttons paint no foreground role."""
-        if self._alarming:
-            palette = QPalette(QApplication.palette())
-            if self._names:
-                red = palette.color(QPalette.ColorRole.BrightText)
-                palette.setColor(QPalette.ColorRole.ButtonText, red)
-            self.setPalette(palette)
+        if not self._alarming:
+            return
+        role = QPalette.ColorRole
+        palette = QApplication.palette()
+        wanted = palette.color(role.BrightText if self._names else role.ButtonText)
+        if self.palette().color(role.ButtonText) != wanted:
+            own = QPalette()  # all other roles stay the application's
+            own.setColor(role.ButtonText, wanted)
+            self.setPalette(own)
 
     def _choose(self, names: Collection[str]) -> None:
         self.set_names(names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QApplication, QMenu
 from pytestqt.qtbot import QtBot
 
+from app.bridge import Bridge
 from app.events import State
 from app.models.run_facts import effective, run_marks, run_title
 from app.settings import Settings
@@ -16,6 +18,7 @@ from app.theme import load_theme
 from app.views.breaks import BreaksView
 from app.window import MainWindow
 from engine.trace.breaks import EXAMPLES, BreakRule
+from resources import DEMO_DRAFT
 from tests.support.fake_session import FakeEngine
 
 
@@ -287,3 +290,29 @@ def test_a_sequence_that_is_not_there_is_a_message(loaded: MainWindow, qtbot: Qt
     assert "no sequence 5" in loaded.banners.banners[0].message
     loaded.actions_by_id["run.stop"].trigger()
     wait(qtbot, loaded, State.READY)
+
+
+# -- fidelity ------------------------------------------------------------------------------
+
+
+def test_fidelity_is_measured_with_one_click(
+    make_window: Callable[[Bridge], MainWindow], qtbot: QtBot
+) -> None:
+    window = make_window(Bridge())
+    window.run_panel.set_compute("int8")
+    window.open_model(DEMO_DRAFT)
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=120_000)
+    window.actions_by_id["run.measure_fidelity"].trigger()
+    assert not window.actions_by_id["run.start"].isEnabled()
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=120_000)
+    (said,) = [banner.message for banner in window.banners.banners]
+    assert said.startswith("Fidelity: int8 against f32 over ")
+    window.run_panel.prompt.setPlainText("def f")
+    window.run_panel.n_predict.setValue(3)
+    window.actions_by_id["run.start"].trigger()
+    qtbot.waitUntil(lambda: 0 in window.bridge.store.runs, timeout=120_000)
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=120_000)
+    facts = window.bridge.store.runs[0]
+    assert facts["fidelity"]["compute"] == facts["compute"] == "int8"
+    assert "NMSE" in effective(facts)
+    assert window.bridge.compute == "int8", "the model in use is still the one that was"

@@ -14,6 +14,7 @@ from pytestqt.qtbot import QtBot
 
 from app.events import ModelFiles
 from app.jobs import ChatWrap
+from app.theme import apply_theme, load_theme
 from app.views.run_panel import RunPanel
 from engine.draft.ngram_options import NgramSizes
 from engine.errors import OptionError
@@ -314,6 +315,17 @@ def test_faults_are_red_and_named(panel: RunPanel) -> None:
     panel.drafter.set_names([])
     assert panel.options().faults == (), "without a draft none does anything"
     panel.drafter.set_names(["draft-mtp"])
+    app = QApplication.instance()
+    assert isinstance(app, QApplication)
+    before = app.palette()
+    try:
+        for name in ("dark", "light"):
+            apply_theme(app, theme := load_theme(name))
+            palette = fault.palette()
+            assert palette.color(QPalette.ColorRole.ButtonText) == theme.color("status.error")
+            assert palette.color(QPalette.ColorRole.Button) == theme.color("ui.raised")
+    finally:
+        app.setPalette(before)
     fault.set_names([])
     assert fault.palette().color(QPalette.ColorRole.ButtonText) == plain
 
