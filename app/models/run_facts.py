@@ -103,7 +103,8 @@ def fidelity_text(found: dict[str, Any]) -> str:
     """The fields of a Fidelity: "int8 against f32 over 131 tokens: NMSE …, KL … nats, …"."""
     return (
         f"{found['compute']} against f32 over {found['n_tokens']} tokens: "
-        f"NMSE {found['nmse']:.3g}, KL {found['kl']:.3g} nats, same top-1 {100 * found['top1']:.3g} %"
+        f"NMSE {found['nmse']:.3g}, KL {found['kl']:.3g} nats, "
+        f"same top-1 {100 * found['top1']:.3g} %"
     )
 
 
