@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QModelIndex, QPoint, Qt, Signal
-from PySide6.QtGui import QKeySequence, QShortcut
+from PySide6.QtGui import QKeySequence, QShortcut, QShowEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
@@ -94,7 +94,12 @@ class RunsView(QStackedWidget):
         """Nothing: figures change with `refresh_numbers`, less often than frames."""
 
     def refresh_numbers(self) -> None:
-        """Bring figures and new runs up to date."""
+        """Bring figures and new runs up to date, unless nobody looks."""
+        if self.isVisible():
+            self.model.refresh()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
         self.model.refresh()
 
     def set_cursor(self, position: Position | None) -> None:

@@ -212,6 +212,7 @@ def test_what_a_run_is_in_words() -> None:
 
 
 def test_a_faulty_run_is_red(loaded: MainWindow, qtbot: QtBot) -> None:
+    loaded.docks.reveal("runs")
     loaded.actions_by_id["run.start"].trigger()
     wait(qtbot, loaded, State.READY)
     role = Qt.ItemDataRole.ForegroundRole

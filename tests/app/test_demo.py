@@ -113,7 +113,7 @@ def test_every_drafter_and_policy_gives_the_same_text(
     for drafter, policy in (
         ("none", "planes"), ("draft-mtp", "planes"), ("draft-simple", "checkpoint"),
     ):  # fmt: skip
-        panel.drafter.set_types([drafter])
+        panel.drafter.set_names([drafter])
         panel.rollback.setCurrentText(policy)
         window.actions_by_id["run.start"].trigger()
         wait(qtbot, window, State.READY)

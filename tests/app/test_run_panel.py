@@ -321,6 +321,7 @@ def test_faults_are_red_and_named(panel: RunPanel) -> None:
     try:
         for name in ("dark", "light"):
             apply_theme(app, theme := load_theme(name))
+            QApplication.processEvents()
             palette = fault.palette()
             assert palette.color(QPalette.ColorRole.ButtonText) == theme.color("status.error")
             assert palette.color(QPalette.ColorRole.Button) == theme.color("ui.raised")
