@@ -132,6 +132,18 @@ SPECS = (
         needs=_IDLE_MODEL,
     ),
     ActionSpec(
+        "run.add_break",
+        "&Break Rule…",
+        "Write a condition at which the run pauses",
+        "F9",
+        "break",
+    ),
+    ActionSpec(
+        "run.measure_fidelity",
+        "Measure Fi&delity",
+        "Measure the compute mode against f32, on the model's own text",
+    ),
+    ActionSpec(
         "go.first_divergence",
         "F&irst Divergence",
         "Go to the first position beyond the bound",
@@ -263,6 +275,20 @@ SPECS = (
         checkable=True,
     ),
     ActionSpec(
+        "view.panel_runs",
+        "R&uns",
+        "Show or hide the list of runs",
+        "Ctrl+8",
+        checkable=True,
+    ),
+    ActionSpec(
+        "view.panel_breaks",
+        "&Break Rules",
+        "Show or hide the conditions at which the run pauses",
+        "Ctrl+9",
+        checkable=True,
+    ),
+    ActionSpec(
         "view.palette",
         "Command &Palette…",
         "Find any action by a few letters of its name",
@@ -319,9 +345,9 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "&Run",
         (
-            "run.start", "run.pause", "run.step", "run.stop", SEPARATOR, "run.compare",
-            "menu.scenarios", SEPARATOR, "go.first_divergence", "go.next_divergence",
-            "go.previous_divergence",
+            "run.start", "run.pause", "run.step", "run.stop", "run.add_break", SEPARATOR,
+            "run.compare", "run.measure_fidelity", "menu.scenarios", SEPARATOR,
+            "go.first_divergence", "go.next_divergence", "go.previous_divergence",
         ),
     ),
     (

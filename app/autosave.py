@@ -15,8 +15,8 @@ from pathlib import Path
 from PySide6.QtCore import QLockFile, QObject, QTimer, Signal
 
 from app.errors import log
+from app.events import Exported, Failed
 from app.trace_jobs import TraceJob, start_export
-from app.worker import Exported, Failed
 from engine.trace.export import SESSION_FILE
 from engine.trace.store import TraceStore
 

@@ -6,24 +6,26 @@ Tokens do not pass through here: the views read them from the trace store.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Qt, Signal
 
-from app import worker
-from app.trace_jobs import TraceJob, TraceRead, start_export, start_reading
-from app.worker import (
+from app import events, opening
+from app.events import ModelFiles, State
+from app.jobs import (
+    ChatWrap,
     CompareRequest,
-    EngineWorker,
-    ModelFiles,
     OpenComparison,
     OpenRequest,
     OpenSession,
     RunControl,
-    State,
+    RunRequest,
 )
+from app.trace_jobs import TraceJob, TraceRead, start_export, start_reading
+from app.worker import EngineWorker
 from engine.options import RunOptions
+from engine.trace.breaks import BreakRule
 from engine.trace.store import TraceStore
 
 CLOSE_TIMEOUT = 5.0
@@ -39,11 +41,13 @@ class Bridge(QObject):
 
     state_changed = Signal(object)  # State
     inspected = Signal(object)  # ModelFiles | None
-    loaded = Signal(object)  # worker.Loaded
-    progress = Signal(object)  # worker.Progress
-    failed = Signal(object)  # worker.Failed
+    loaded = Signal(object)  # events.Loaded
+    progress = Signal(object)  # events.Progress
+    failed = Signal(object)  # events.Failed
     run_started = Signal(int)
     run_ended = Signal(int)
+    broke = Signal(object)  # BreakHit; the run then pauses, or has just ended
+    measured = Signal(object)  # Fidelity
     exported = Signal(object)  # Path
     export_ended = Signal()
     trace_shown = Signal(object)  # Path of the trace on show, None when it was closed
@@ -55,9 +59,9 @@ class Bridge(QObject):
         self,
         parent: QObject | None = None,
         *,
-        open_session: OpenSession = worker.open_engine,
-        inspect: Callable[[OpenRequest], ModelFiles] = worker.inspect_files,
-        compare: OpenComparison = worker.open_comparison,
+        open_session: OpenSession = opening.open_engine,
+        inspect: Callable[[OpenRequest], ModelFiles] = opening.inspect_files,
+        compare: OpenComparison = opening.open_comparison,
     ) -> None:
         super().__init__(parent)
         self.state = State.EMPTY
@@ -108,12 +112,19 @@ class Bridge(QObject):
         """Whether a session waits for a run."""
         return self.state in (State.READY, State.FAILED) and bool(self.compute)
 
-    def start(self, texts: list[str], options: RunOptions, rounds: int | None = None) -> None:
-        """Begin a run on these prompts; with `rounds`, pause after so many."""
+    def start(
+        self,
+        texts: Sequence[str],
+        options: RunOptions,
+        rounds: int | None = None,
+        chat: ChatWrap | None = None,
+    ) -> None:
+        """Begin a run, one sequence for each text; with `rounds`, pause after so many."""
         if self.can_start:
             self._control = RunControl()
             self._set_state(State.RUNNING)
-            self._worker.start(texts, options, self._control, rounds)
+            request = RunRequest(tuple(texts), options, chat)
+            self._worker.start(request, self._control, rounds)
 
     def compare(self, request: CompareRequest, rounds: int | None = None) -> None:
         """Begin a comparison of lanes; it pauses, goes on and stops like a run."""
@@ -121,6 +132,13 @@ class Bridge(QObject):
             self._control = RunControl()
             self._set_state(State.RUNNING)
             self._worker.compare(request, self._control, rounds)
+
+    def measure(self, text: str) -> None:
+        """Measure the compute mode in use against f32; `measured` tells, `cancel` gives up."""
+        if self.can_start and self.files is not None:
+            self._request = OpenRequest(self.files.target, None, "f32")
+            self._set_state(State.LOADING)
+            self._worker.measure(self._request, text)
 
     def resume(self, rounds: int | None = None) -> None:
         """Go on with the paused run; with `rounds`, pause again after so many."""
@@ -138,6 +156,15 @@ class Bridge(QObject):
         self._control.stop.set()
         if self.state is State.PAUSED:
             self._worker.finish()
+
+    def cancel_sequence(self, seq_id: int) -> None:
+        """End one sequence of the run before the next round; the others go on."""
+        if self.state in (State.RUNNING, State.PAUSED):
+            self._worker.cancel_sequence(seq_id)
+
+    def set_break_rules(self, rules: Sequence[BreakRule]) -> None:
+        """Pause before the round after one of these holds."""
+        self._worker.set_break_rules(tuple(rules))
 
     # -- the trace -------------------------------------------------------------------------
 
@@ -189,18 +216,18 @@ class Bridge(QObject):
             self.state = state
             self.state_changed.emit(state)
 
-    def _receive(self, event: worker.Event | TraceRead) -> None:
+    def _receive(self, event: events.Event | TraceRead) -> None:
         if self._closed:
             return
         match event:
-            case worker.StateChanged(state):
+            case events.StateChanged(state):
                 self._set_state(state)
                 if state is State.PAUSED and self._control.stop.is_set():
                     self._worker.finish()  # stop was asked for while the pause was on its way
-            case worker.Inspected(files):
+            case events.Inspected(files):
                 self.files = files
                 self.inspected.emit(files)
-            case worker.Loaded():
+            case events.Loaded():
                 self.files = event.files
                 self.compute, self.compute_asked = event.compute, event.mode
                 if event.store is not self.session_store:
@@ -208,18 +235,22 @@ class Bridge(QObject):
                 self.close_trace()
                 self._show_session()
                 self.loaded.emit(event)
-            case worker.Progress():
+            case events.Progress():
                 self.progress.emit(event)
-            case worker.Failed():
+            case events.Failed():
                 self.failed.emit(event)
-            case worker.RunStarted(run_id):
+            case events.RunStarted(run_id):
                 self._session_run = run_id
                 self.close_trace()
                 self._show_session()
                 self.run_started.emit(run_id)
-            case worker.RunEnded(run_id):
+            case events.RunEnded(run_id):
                 self.run_ended.emit(run_id)
-            case worker.Exported(folder):
+            case events.Measured(fidelity):
+                self.measured.emit(fidelity)
+            case events.Broke(hit):
+                self.broke.emit(hit)
+            case events.Exported(folder):
                 self._export = None
                 if folder is not None:
                     self.exported.emit(folder)

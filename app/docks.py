@@ -16,6 +16,8 @@ TITLES = {
     "divergence": "Divergence",
     "findings": "Findings",
     "inspector": "Step inspector",
+    "runs": "Runs",
+    "breaks": "Break rules",
 }
 
 

@@ -55,6 +55,19 @@ class Settings:
     def tabs(self, value: bool) -> None:
         self._store.setValue("view/tabs", value)
 
+    # -- break rules -----------------------------------------------------------------------
+
+    @property
+    def break_rules(self) -> list[tuple[str, bool]]:
+        """Rules as text and whether each is in use, kept as lines that begin with + or -."""
+        lines = self._text("run/break_rules").splitlines()
+        return [(line[1:].strip(), line[0] == "+") for line in lines if line[:1] in ("+", "-")]
+
+    @break_rules.setter
+    def break_rules(self, entries: list[tuple[str, bool]]) -> None:
+        lines = [f"{'+' if used else '-'} {text}" for text, used in entries]
+        self._store.setValue("run/break_rules", "\n".join(lines))
+
     # -- layout ----------------------------------------------------------------------------
 
     @property

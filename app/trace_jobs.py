@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.worker import Exported, Progress, failure, throttled
+from app.events import Exported, Progress, failure, throttled
 from engine.errors import Cancelled
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace

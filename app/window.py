@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QGuiApplication
@@ -15,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app import worker
+from app import events
 from app.actions import SPECS, Actions
 from app.bridge import Bridge
 from app.dialogs.about import AboutDialog, environment, environment_text, report
@@ -25,13 +27,18 @@ from app.dialogs.shortcuts import ShortcutsDialog
 from app.docks import LAYOUTS, TITLES, Docks
 from app.dropping import what_is
 from app.errors import log
+from app.events import State
 from app.feed import Feed
 from app.issue_text import issue_text
+from app.jobs import CompareRequest
 from app.menus import RecentMenu, Scenario, ScenarioMenu, make_menus, make_toolbar
-from app.models.compared_lanes import run_to_show
+from app.models.compared_lanes import lanes_of, run_to_show
+from app.models.position import Position
+from app.models.run_facts import fidelity_text
 from app.sessions import Sessions
 from app.settings import THEME_CHOICES, Settings
 from app.theme import Theme, apply_theme, load_theme
+from app.views.breaks import BreaksView
 from app.views.divergence import DivergenceView
 from app.views.findings import FindingsView
 from app.views.inspector import InspectorView
@@ -39,14 +46,18 @@ from app.views.model_map import ModelMapView
 from app.views.ring import RingView
 from app.views.rollback import RollbackView
 from app.views.run_panel import RunPanel
+from app.views.runs import RunsView
 from app.views.tokens import TokensView
 from app.widgets.banner import BannerArea
 from app.widgets.empty_state import EmptyState
 from app.widgets.status_line import StatusLine
 from app.widgets.why_not_strip import WhyNotStrip
-from app.worker import CompareRequest, State
+from engine.trace.breaks import BreakHit
 from engine.trace.store import TraceStore
-from resources import DEMO_DRAFT, DEMO_TARGET
+from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
+
+if TYPE_CHECKING:
+    from engine.compare.fidelity import Fidelity
 
 _MESSAGE_MS = 3000
 _NEED_RUN = (
@@ -174,7 +185,7 @@ class MainWindow(QMainWindow):
         assert isinstance(app, QApplication)
         apply_theme(app, theme)
         self.actions_by_id.retheme(theme)
-        for view in (*self._trace_views, self.model_map, self.banners):
+        for view in (*self._trace_views, self.model_map, self.banners, self.breaks):
             view.retheme(theme)
 
     def _follow_desktop(self) -> None:
@@ -194,10 +205,12 @@ class MainWindow(QMainWindow):
         self.findings = FindingsView(theme)
         self.inspector = InspectorView(theme, actions)
         self.why_not = WhyNotStrip(theme)
+        self.runs = RunsView(theme)
         self._trace_views = (
             self.tokens, self.rollback, self.ring, self.divergence, self.findings, self.inspector,
-            self.why_not,
+            self.why_not, self.runs,
         )  # fmt: skip
+        self.breaks = BreaksView(theme)
         self.model_map = ModelMapView(theme, opening)
         self.run_panel = RunPanel()
         self.banners = BannerArea(theme)
@@ -212,6 +225,8 @@ class MainWindow(QMainWindow):
             ("divergence", self.divergence),
             ("findings", self.findings),
             ("inspector", self.inspector),
+            ("runs", self.runs),
+            ("breaks", self.breaks),
         ):
             self.docks.fill(name, view)
         for trace_view in self._trace_views:
@@ -254,6 +269,8 @@ class MainWindow(QMainWindow):
             "run.step": lambda: self._run(1),
             "run.stop": self.bridge.stop,
             "run.compare": self._compare,
+            "run.add_break": self._write_break,
+            "run.measure_fidelity": lambda: self.bridge.measure(demo_prompts()[0].text),
             "go.first_divergence": self.divergence.go_first,
             "go.next_divergence": self.divergence.go_next,
             "go.previous_divergence": self.divergence.go_previous,
@@ -301,6 +318,9 @@ class MainWindow(QMainWindow):
         bridge.progress.connect(self.status.show_progress)
         bridge.failed.connect(self._show_failure)
         bridge.run_started.connect(self._show_run)
+        bridge.run_ended.connect(self._refresh_runs)
+        bridge.measured.connect(self._show_fidelity)
+        bridge.broke.connect(self._show_break)
         bridge.exported.connect(self._show_exported)
         bridge.export_ended.connect(self._end_progress)
         bridge.trace_shown.connect(self._show_trace)
@@ -315,6 +335,11 @@ class MainWindow(QMainWindow):
         self.divergence.lane_selected.connect(self.feed.select_run)
         self.divergence.divergences_changed.connect(self._enable_actions)
         self.findings.run_selected.connect(self.feed.select_run)
+        self.tokens.cancel_asked.connect(self._cancel_sequence)
+        self.runs.run_selected.connect(self._select_run)
+        self.feed.numbers_changed.connect(self._refresh_runs)
+        self.breaks.rules_changed.connect(self._use_break_rules)
+        self.breaks.set_entries(self.settings.break_rules)
         self.findings.count_changed.connect(lambda n: self.docks.count("findings", n))
 
     # -- what the actions do ---------------------------------------------------------------
@@ -335,11 +360,15 @@ class MainWindow(QMainWindow):
             self.open_model(files.target, files.draft)
 
     def _run(self, rounds: int | None) -> None:
+        self.banners.clear()
         if self.bridge.state is State.PAUSED:
             self.bridge.resume(rounds)
             return
-        self.banners.clear()
-        self.bridge.start(self.run_panel.texts(), self.run_panel.options(), rounds)
+        panel = self.run_panel
+        if panel.problem:
+            self._show_problem()
+        else:
+            self.bridge.start(panel.texts(), panel.options(), rounds, panel.chat())
 
     def _compare(self) -> None:
         lanes = self.divergence.chosen_lanes()
@@ -347,7 +376,29 @@ class MainWindow(QMainWindow):
             self.docks.reveal("divergence", "findings")
             return
         panel = self.run_panel
-        self.compare(CompareRequest(tuple(panel.texts()), panel.options(), lanes))
+        if panel.problem:
+            self._show_problem()
+            return
+        texts = tuple(panel.texts())
+        self.compare(CompareRequest(texts, panel.options(), lanes, chat=panel.chat()))
+
+    def _show_problem(self) -> None:
+        """What is wrong stands in the Run panel: bring it into sight."""
+        self.docks["run"].show()
+        self.docks["run"].raise_()
+        self.show_message("warning", self.run_panel.problem)
+
+    def _cancel_sequence(self, seq_id: int) -> None:
+        self.bridge.cancel_sequence(seq_id)
+        self.show_message("info", f"Sequence {seq_id} ends before the next round.")
+
+    def _write_break(self) -> None:
+        self.docks.reveal("breaks")
+        self.breaks.begin_typing()
+
+    def _use_break_rules(self) -> None:
+        self.settings.break_rules = self.breaks.entries()
+        self.bridge.set_break_rules(self.breaks.rules())
 
     def _copy(self, text: str) -> None:
         QGuiApplication.clipboard().setText(text)
@@ -393,6 +444,7 @@ class MainWindow(QMainWindow):
     def _show_state(self, state: State) -> None:
         if state is State.RUNNING:
             self.feed.start()
+            self.breaks.show_hit(None)
         else:
             self.feed.stop()
         self._end_progress()
@@ -407,12 +459,16 @@ class MainWindow(QMainWindow):
     def _enable_actions(self) -> None:
         state, bridge, actions = self.bridge.state, self.bridge, self.actions_by_id
         going = bridge.can_start or state is State.PAUSED
+        runs = state in (State.RUNNING, State.PAUSED)
+        compared = bridge.run_id is not None and bool(lanes_of(bridge.store, bridge.run_id))
+        self.tokens.set_cancellable(bridge.run_id if runs and not compared else None)
         for action_id, enabled in (
             ("run.start", going),
             ("run.step", going),
             ("run.pause", state is State.RUNNING),
             ("run.stop", state in (State.RUNNING, State.PAUSED)),
             ("run.compare", bridge.can_start),
+            ("run.measure_fidelity", bridge.can_start),
             ("go.first_divergence", self.divergence.has_divergences),
             ("go.next_divergence", self.divergence.has_divergences),
             ("go.previous_divergence", self.divergence.has_divergences),
@@ -428,7 +484,7 @@ class MainWindow(QMainWindow):
         self.scenario_menu.setEnabled(bridge.can_start)
         actions["run.start"].setText("&Resume" if state is State.PAUSED else "&Run")
 
-    def _show_files(self, files: worker.ModelFiles | None) -> None:
+    def _show_files(self, files: events.ModelFiles | None) -> None:
         self.model_map.set_files(files)
         self.run_panel.set_files(files)
         self._show_options()
@@ -450,7 +506,7 @@ class MainWindow(QMainWindow):
         self._enable_actions()
         self._show_model_text()
 
-    def _show_loaded(self, event: worker.Loaded) -> None:
+    def _show_loaded(self, event: events.Loaded) -> None:
         if event.files.target != DEMO_TARGET:
             self.settings.add_recent_model(event.files.target)
         if event.replaced is not None:
@@ -465,7 +521,9 @@ class MainWindow(QMainWindow):
         self._show_files(event.files)
 
     def _show_options(self) -> None:
-        self.model_map.set_options(self.run_panel.options())
+        panel = self.run_panel
+        if not panel.problem:
+            self.model_map.set_options(panel.options(), len(panel.texts()))
 
     def _show_run(self, run_id: int) -> None:
         self._show_lanes_or_run(self.bridge.store, run_id)
@@ -474,7 +532,27 @@ class MainWindow(QMainWindow):
     def _show_lanes_or_run(self, store: TraceStore, run_id: int | None) -> None:
         self.feed.show_run(store, None if run_id is None else run_to_show(store, run_id))
 
-    def _show_failure(self, failed: worker.Failed) -> None:
+    def _show_fidelity(self, found: Fidelity) -> None:
+        self.show_message("info", f"Fidelity: {fidelity_text(asdict(found))}.")
+
+    def _show_break(self, hit: BreakHit) -> None:
+        self.breaks.show_hit(hit)
+        self.banners.add("info", f"A break rule held, {hit}.")
+        self.feed.refresh()
+        if hit.round is not None:
+            self.feed.move_cursor(Position(hit.run_id, hit.seq_id or 0, hit.round, None))
+
+    def _select_run(self, run_id: int) -> None:
+        """Show a run in all views; lanes of one comparison keep the cursor."""
+        if run_id in lanes_of(self.bridge.store, self.runs.model.shown or 0):
+            self.feed.select_run(run_id)
+        elif run_id != self.runs.model.shown:
+            self.feed.show_run(self.bridge.store, run_id)
+
+    def _refresh_runs(self, *_: object) -> None:
+        self.runs.refresh_numbers()
+
+    def _show_failure(self, failed: events.Failed) -> None:
         log.warning("%s %s", failed.message, failed.remedy)
         self.banners.add("error", failed.message, failed.remedy)
 

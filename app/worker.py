@@ -7,182 +7,46 @@ imported here, by the first command that needs it, so that the window is on scre
 
 from __future__ import annotations
 
-import enum
-import gc
-import logging
-import os
+import json
 import queue
-import sys
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from engine.compare.lane_spec import LaneSpec
+from app.events import (
+    Broke,
+    Event,
+    Inspected,
+    Loaded,
+    Measured,
+    ModelFiles,
+    Post,
+    RunEnded,
+    RunStarted,
+    State,
+    StateChanged,
+    failure,
+    throttled,
+)
+from app.jobs import (
+    CompareRequest,
+    HasSequences,
+    Job,
+    OpenComparison,
+    OpenRequest,
+    OpenSession,
+    RunControl,
+    RunRequest,
+    make_prompt,
+)
 from engine.errors import Cancelled, DraftscopeError
-from engine.options import RunOptions
+from engine.trace.breaks import BreakRule, BreakWatch
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from engine.model.info import ModelInfo
+    from engine.compare.fidelity import Fidelity
     from engine.session import Session
-
-log = logging.getLogger("draftscope.worker")
-
-PROGRESS_PERIOD = 0.05
-"""Least time between two progress events, seconds."""
-
-
-class State(enum.Enum):
-    """What the engine is doing, as far as the window needs to know."""
-
-    EMPTY = "no model"
-    INSPECTED = "not loaded"
-    LOADING = "loading"
-    READY = "ready"
-    RUNNING = "running"
-    PAUSED = "paused"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class ModelFiles:
-    """What is known of the files before (and after) their weights are loaded."""
-
-    target: Path
-    draft: Path | None
-    info: ModelInfo
-    draft_info: ModelInfo | None
-    identity: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class StateChanged:
-    state: State
-
-
-@dataclass(frozen=True)
-class Inspected:
-    """Metadata to show; None takes the model map down again."""
-
-    files: ModelFiles | None
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A complete session is in use.
-
-    mode: the compute mode asked for, compute: the one in effect. store takes the session's runs;
-    replaced holds earlier ones that belong to another model, if there are any.
-    """
-
-    files: ModelFiles
-    mode: str
-    compute: str
-    store: TraceStore
-    replaced: TraceStore | None
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Bytes (or rows) done of a total, and what is being done."""
-
-    done: int
-    total: int
-    phase: str
-
-
-@dataclass(frozen=True)
-class Failed:
-    """One sentence each; `detail` is a traceback when the error was not foreseen."""
-
-    message: str
-    remedy: str
-    detail: str = ""
-
-
-@dataclass(frozen=True)
-class RunStarted:
-    """A run, or the reference lane of a comparison; the other lanes are the runs after it."""
-
-    run_id: int
-
-
-@dataclass(frozen=True)
-class RunEnded:
-    run_id: int
-
-
-@dataclass(frozen=True)
-class Exported:
-    """An export ended; `folder` is None when it was cancelled or failed."""
-
-    folder: Path | None
-
-
-Event = StateChanged | Inspected | Loaded | Progress | Failed | RunStarted | RunEnded | Exported
-Post = Callable[[Event], None]
-
-
-@dataclass(frozen=True)
-class OpenRequest:
-    """Files to load, and the way out."""
-
-    target: Path
-    draft: Path | None
-    compute: str
-    cancelled: threading.Event = field(default_factory=threading.Event)
-
-
-@dataclass(frozen=True)
-class RunControl:
-    """Flags that the window sets and the worker reads between rounds."""
-
-    pause: threading.Event = field(default_factory=threading.Event)
-    stop: threading.Event = field(default_factory=threading.Event)
-
-
-class OpenSession(Protocol):
-    """`Session.open`, or a stand-in."""
-
-    def __call__(
-        self,
-        target: Path,
-        draft: Path | None,
-        *,
-        compute: str,
-        progress: Callable[[int, int, str], None],
-        cancelled: Callable[[], bool],
-    ) -> Session: ...
-
-
-class Job(Protocol):
-    """A run or a comparison: work in rounds that can be paused between them."""
-
-    def step(self) -> bool: ...
-
-    def stop(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class CompareRequest:
-    """What a comparison is made of: prompts as text, common options, lanes beside the reference.
-
-    draft_accept: right tokens of successive drafts, to draft by script; () = as the options say.
-    """
-
-    texts: tuple[str, ...]
-    options: RunOptions
-    lanes: tuple[LaneSpec, ...]
-    draft_accept: tuple[int, ...] = ()
-
-
-class OpenComparison(Protocol):
-    """`open_comparison`, or a stand-in. The reference lane is the first run that it begins."""
-
-    def __call__(self, session: Session, request: CompareRequest, trace: TraceStore) -> Job: ...
 
 
 class EngineWorker:
@@ -206,6 +70,10 @@ class EngineWorker:
         self._store = TraceStore()
         self._job: Job | None = None
         self._run_id = -1
+        self._fidelity: Fidelity | None = None
+        self._break_rules: tuple[BreakRule, ...] = ()
+        self._watch = BreakWatch(self._store)
+        self._cancelled: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
 
@@ -213,14 +81,16 @@ class EngineWorker:
         """Inspect, then load; the session in use stays until the new one is complete."""
         self._commands.put(lambda: self._open(request))
 
-    def start(
-        self, texts: list[str], options: RunOptions, control: RunControl, rounds: int | None
-    ) -> None:
+    def start(self, request: RunRequest, control: RunControl, rounds: int | None) -> None:
         """Begin a run and advance it by `rounds` (None = until it ends or is told to pause)."""
 
         def begin(session: Session) -> tuple[Job, int]:
-            prompts = [session.prompt(text) for text in texts]
-            run = session.start(prompts, options, self._store)
+            prompts = [make_prompt(session, text, request.chat) for text in request.texts]
+            run = session.start(prompts, request.options, self._store)
+            if self._fidelity is not None:
+                self._store.runs[run.run_id]["fidelity"] = asdict(self._fidelity)
+            if request.chat is not None:
+                self._store.runs[run.run_id]["chat"] = json.dumps(request.chat.kwargs)
             return run, run.run_id
 
         self._commands.put(lambda: self._start(begin, control, rounds))
@@ -234,9 +104,22 @@ class EngineWorker:
 
         self._commands.put(lambda: self._start(begin, control, rounds))
 
+    def measure(self, request: OpenRequest, text: str) -> None:
+        """Measure the session's compute mode against f32, on its own continuation of a text."""
+        self._commands.put(lambda: self._measure(request, text))
+
     def advance(self, control: RunControl, rounds: int | None) -> None:
         """Go on with a paused run."""
         self._commands.put(lambda: self._advance(control, rounds))
+
+    def set_break_rules(self, rules: tuple[BreakRule, ...]) -> None:
+        """Pause at these conditions from the next round on."""
+        self._break_rules = rules
+
+    def cancel_sequence(self, seq_id: int) -> None:
+        """End one sequence of the run before the next round."""
+        self._cancelled.put(seq_id)
+        self._commands.put(self._cancel_sequences)  # for a run that is paused
 
     def finish(self) -> None:
         """End a paused run."""
@@ -292,7 +175,7 @@ class EngineWorker:
         same_model = self._files is not None and self._files.identity == found.identity
         if not same_model and self._store.runs:
             replaced, self._store = self._store, TraceStore()
-        self._session, self._files = session, found
+        self._session, self._files, self._fidelity = session, found, None
         self._post(Loaded(found, mode, session.compute, self._store, replaced))
         self._post(StateChanged(State.READY))
 
@@ -305,6 +188,37 @@ class EngineWorker:
         else:
             self._post(Inspected(None))
             self._post(StateChanged(State.EMPTY))
+
+    def _measure(self, request: OpenRequest, text: str) -> None:
+        from engine.compare.fidelity import N_TOKENS, greedy_text, measure_fidelity
+
+        self._end_run()
+        session = self._session
+        if session is None:
+            return
+        cancelled = request.cancelled.is_set
+        try:
+            report = throttled(self._post)
+            report(0, 1, "writing a text to measure on")
+            tokens = greedy_text(session, text, N_TOKENS, cancelled)
+            reference = session
+            if session.compute != request.compute:
+                reference = self._open_session(
+                    request.target, None, compute=request.compute, progress=report,
+                    cancelled=cancelled,
+                )  # fmt: skip
+            report(0, 1, "comparing logits with f32")
+            self._fidelity = measure_fidelity(session, reference, tokens)
+        except Cancelled:
+            pass
+        except Exception as error:
+            self._post(failure(error))
+        else:
+            for facts in self._store.runs.values():
+                if facts.get("compute") == session.compute:
+                    facts["fidelity"] = asdict(self._fidelity)
+            self._post(Measured(self._fidelity))
+        self._post(StateChanged(State.READY))
 
     def _start(
         self,
@@ -321,6 +235,7 @@ class EngineWorker:
             self._post(failure(error))
             self._post(StateChanged(State.FAILED))
             return
+        self._watch = BreakWatch(self._store)
         self._post(RunStarted(self._run_id))
         self._advance(control, rounds)
 
@@ -334,15 +249,32 @@ class EngineWorker:
                 if control.pause.is_set() or done == rounds:
                     self._post(StateChanged(State.PAUSED))
                     return
-                if not job.step():
+                self._cancel_sequences()
+                more = job.step()
+                hit = self._watch.check(self._break_rules)
+                if hit is not None:
+                    self._post(Broke(hit))
+                if not more:
                     break
                 done += 1
+                if hit is not None and not control.stop.is_set():
+                    self._post(StateChanged(State.PAUSED))
+                    return
             self._finish()
         except Exception as error:
             self._job = None
             self._post(failure(error))
             self._post(RunEnded(self._run_id))
             self._post(StateChanged(State.FAILED))
+
+    def _cancel_sequences(self) -> None:
+        while not self._cancelled.empty():
+            seq_id = self._cancelled.get()
+            if isinstance(self._job, HasSequences):
+                try:
+                    self._job.cancel(seq_id)
+                except DraftscopeError as error:
+                    self._post(failure(error))
 
     def _finish(self) -> None:
         if self._job is not None:
@@ -354,76 +286,3 @@ class EngineWorker:
         if job is not None:
             job.stop()
             self._post(RunEnded(self._run_id))
-
-
-def throttled(post: Post) -> Callable[[int, int, str], None]:
-    """A progress function that posts at most every PROGRESS_PERIOD, and always the end."""
-    last = 0.0
-
-    def report(done: int, total: int, phase: str) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= PROGRESS_PERIOD or done >= total:
-            last = now
-            post(Progress(done, total, phase))
-
-    return report
-
-
-def failure(error: Exception) -> Failed:
-    """What to tell the user about an error that ended a piece of work."""
-    if isinstance(error, DraftscopeError):
-        return Failed(error.message, error.remedy)
-    if isinstance(error, MemoryError):
-        return Failed("There is not enough memory for this.", "Close other programs and try again.")
-    log.error("the engine failed", exc_info=error)
-    return Failed(
-        f"The engine failed: {type(error).__name__}: {error}.",
-        "What was recorded is still there; the log has the details (Help, Copy report).",
-    )
-
-
-def inspect_files(request: OpenRequest) -> ModelFiles:
-    """Read the metadata of the files; no tensor data is touched and torch is not imported."""
-    from engine.gguf.file import GgufFile
-    from engine.model.info import describe
-
-    with GgufFile.open(request.target) as file:
-        info, identity = describe(file), file.identity()
-    draft_info = None
-    if request.draft is not None:
-        with GgufFile.open(request.draft) as file:
-            draft_info = describe(file)
-    return ModelFiles(request.target, request.draft, info, draft_info, identity)
-
-
-def open_engine(
-    target: Path,
-    draft: Path | None,
-    *,
-    compute: str,
-    progress: Callable[[int, int, str], None],
-    cancelled: Callable[[], bool],
-) -> Session:
-    """`Session.open`, leaving one core to the window."""
-    first = "torch" not in sys.modules
-    progress(0, 1, "starting torch")
-    import torch
-
-    from engine.session import Session
-
-    if first:
-        gc.freeze()  # 170,000 objects that stay: a full collection takes 5 instead of 130 ms
-        torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
-    return Session.open(target, draft, compute=compute, progress=progress, cancelled=cancelled)
-
-
-def open_comparison(session: Session, request: CompareRequest, trace: TraceStore) -> Job:
-    """A Comparison on the prompts, as many side by side as the options allow."""
-    from engine.compare.comparison import Comparison
-
-    prompts = [session.prompt(text) for text in request.texts]
-    return Comparison(
-        session, prompts, request.options, request.lanes, trace,
-        draft_accept=request.draft_accept or None,
-    )  # fmt: skip

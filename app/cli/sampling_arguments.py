@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
-import re
 
 from app.cli.common import real
+from engine.decode.bias_text import parse_bias
+from engine.errors import OptionError
 from engine.options import RunOptions, SamplerOptions
 
 _RUN, _SAMPLER = RunOptions(), SamplerOptions()
@@ -122,13 +122,7 @@ def sampler_options(args: argparse.Namespace) -> SamplerOptions:
 
 
 def _logit_bias(text: str) -> tuple[int, float]:
-    found = re.fullmatch(r"([0-9]{1,9})([+-][0-9.]+(?:[eE][+-]?[0-9]+)?)", text)
     try:
-        token, bias = (int(found[1]), float(found[2])) if found else (0, math.nan)
-    except ValueError:
-        bias = math.nan
-    if not math.isfinite(bias):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a token id with a finite bias, such as 302+1.5 or 302-1000"
-        )
-    return token, bias
+        return parse_bias(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -19,19 +19,19 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.events import ModelFiles
+from app.models.memory_estimate import estimate
 from app.theme import Theme
 from app.widgets.empty_state import EmptyState
 from app.widgets.layer_strip import LayerStrip
+from app.widgets.policy_costs import PolicyCosts
 from app.widgets.size_bars import SizeBars, format_bytes
-from app.worker import ModelFiles
 from engine.options import RunOptions
 
 if TYPE_CHECKING:
     from engine.model.info import ModelInfo
 
 _FACTS = ("target", "draft", "architecture", "parameters", "quantisation", "context", "rollback")
-_LONGEST_CONTEXT = 4096
-"""Cells that RunOptions.n_ctx = 0 gives at most."""
 
 
 class ModelMapView(QStackedWidget):
@@ -44,7 +44,7 @@ class ModelMapView(QStackedWidget):
     ) -> None:
         super().__init__(parent)
         self._files: ModelFiles | None = None
-        self._options = RunOptions()
+        self._options, self._n_slots = RunOptions(), 1
         self._facts = {name: _fact_label() for name in _FACTS}
         self._strip = LayerStrip(theme)
         self._legend = _muted("G recurrent · A attention · M MTP head")
@@ -52,6 +52,9 @@ class ModelMapView(QStackedWidget):
         self._memory_title = _muted("")
         self._memory_title.setWordWrap(True)
         self._bars = SizeBars(theme)
+        self._costs_title = _muted("To undo tokens: bytes × snapshots × sequences")
+        self._costs_title.setWordWrap(True)
+        self.costs = PolicyCosts()
         self._load = QPushButton("Load weights")
         self._load.clicked.connect(self.load_asked)
         self.addWidget(
@@ -92,9 +95,10 @@ class ModelMapView(QStackedWidget):
         self._strip.set_layers(info.layers)
         self._show_memory()
 
-    def set_options(self, options: RunOptions) -> None:
-        """Estimate memory for these options."""
+    def set_options(self, options: RunOptions, n_seqs: int = 1) -> None:
+        """Estimate memory for these options and so many prompts."""
         self._options = options
+        self._n_slots = max(1, min(options.parallel, n_seqs))
         self._show_memory()
 
     def set_loadable(self, loadable: bool) -> None:
@@ -108,19 +112,19 @@ class ModelMapView(QStackedWidget):
     def _show_memory(self) -> None:
         if self._files is None:
             return
-        info, options = self._files.info, self._options
-        policy, drafting = options.rollback, bool(options.spec.types)
-        n_rs_seq = options.snapshots
-        n_ctx = options.n_ctx or min(info.n_ctx_train, _LONGEST_CONTEXT)
-        sizes = info.memory(1, n_rs_seq, n_ctx, policy)
-        shown = {"weights": sizes["weights"], "KV": sizes["kv"], "state": sizes["state"]}
-        if n_rs_seq:
-            shown[policy] = sizes["snapshots"]
-        elif drafting:
-            shown["checkpoint"] = sizes["checkpoint"]
-        kept = f"{policy} of {n_rs_seq}" if n_rs_seq else "no snapshots"
-        self._memory_title.setText(f"Memory for 1 sequence, {n_ctx:,} cells, {kept}")
-        self._bars.set_sizes(shown)
+        files, options = self._files, self._options
+        found = estimate(files.info, files.draft_info, options, self._n_slots)
+        kept = "no snapshots"
+        if found.n_rs_seq:
+            kept = f"{options.rollback} of {found.n_rs_seq}"
+        sequences = "1 sequence" if found.n_seqs == 1 else f"{found.n_seqs} sequences"
+        total = format_bytes(sum(found.sizes.values()))
+        self._memory_title.setText(
+            f"Memory for {sequences}, {found.n_ctx:,} cells, {kept}: {total}"
+        )
+        self._bars.set_sizes(found.sizes)
+        self.costs.set_costs(found.policies, options.rollback)
+        self._costs_title.setVisible(bool(found.policies))
 
     def _make_page(self) -> QWidget:
         page = QWidget()
@@ -143,6 +147,9 @@ class ModelMapView(QStackedWidget):
         column.addSpacing(4)
         column.addWidget(self._memory_title)
         column.addWidget(self._bars)
+        column.addSpacing(4)
+        column.addWidget(self._costs_title)
+        column.addWidget(self.costs)
         column.addWidget(self._load)
         column.addStretch(1)
         area = QScrollArea()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from PySide6.QtCore import QTimer, Signal
-from PySide6.QtWidgets import QLabel, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtCore import QPoint, Qt, QTimer, Signal
+from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QVBoxLayout, QWidget
 
 from app.models.position import Position
 from app.models.token_filter import Term
@@ -29,6 +29,8 @@ class TokensView(QStackedWidget):
     position_selected = Signal(object)  # Position | None
     follow_changed = Signal(bool)
     inspect_asked = Signal()
+    cancel_asked = Signal(int)
+    """The sequence that is to end."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -38,6 +40,7 @@ class TokensView(QStackedWidget):
         self._ghosts = True
         self._follow = True
         self._cursor: Position | None = None
+        self._cancellable: int | None = None
         self._hits: dict[int, np.ndarray] = {}
         self._hit: tuple[int, int] | None = None
         self._stepping = False
@@ -121,6 +124,10 @@ class TokensView(QStackedWidget):
             self._hit = None
             self._show_count()
 
+    def set_cancellable(self, run_id: int | None) -> None:
+        """Offer to end single sequences while this run is on show."""
+        self._cancellable = run_id
+
     def toggle_ghosts(self, shown: bool) -> None:
         """Show or hide rejected and ignored tokens."""
         self._ghosts = shown
@@ -192,6 +199,8 @@ class TokensView(QStackedWidget):
         area.position_selected.connect(self.position_selected)
         area.follow_changed.connect(self._on_follow_changed)
         area.inspect_asked.connect(self.inspect_asked)
+        panel.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        panel.customContextMenuRequested.connect(lambda where: self._ask(panel, where))
         self._panels[stream.seq_id] = panel
         self._places.add(stream.seq_id, panel)
         self._show_titles()
@@ -238,6 +247,19 @@ class TokensView(QStackedWidget):
             if area.current >= 0:
                 return seq_id, area.current
         return None
+
+    def _ask(self, panel: _Panel, where: QPoint) -> None:
+        """The menu of a sequence (also by the menu key)."""
+        stream = panel.area.stream
+        if stream is None:
+            return
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        text = f"End sequence {stream.seq_id}"
+        end = menu.addAction(text, lambda: self.cancel_asked.emit(stream.seq_id))
+        end.setObjectName("tokens.end_sequence")
+        end.setEnabled(stream.run_id == self._cancellable)
+        menu.popup(panel.mapToGlobal(where))
 
     def _on_follow_changed(self) -> None:
         self._set_followed(all(area.follow for area in self.areas.values()))

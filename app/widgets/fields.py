@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QObject, Qt
-from PySide6.QtWidgets import QComboBox, QDoubleSpinBox, QSpinBox, QWidget
+from PySide6.QtWidgets import (
+    QComboBox,
+    QDoubleSpinBox,
+    QFormLayout,
+    QHBoxLayout,
+    QLineEdit,
+    QSpinBox,
+    QWidget,
+)
 
 
 class WheelGuard(QObject):
@@ -49,3 +57,44 @@ def choice(names: tuple[str, ...], current: str) -> QComboBox:
     box.setCurrentText(current)
     box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
     return box
+
+
+def text(placeholder: str) -> QLineEdit:
+    """A line of text; a dropped model is for the window."""
+    line = QLineEdit()
+    line.setPlaceholderText(placeholder)
+    line.setAcceptDrops(False)
+    return line
+
+
+def side_by_side(fields: dict[str, QSpinBox]) -> QWidget:
+    """Whole numbers in one row, each with its name before the figure."""
+    row = QHBoxLayout(box := QWidget())
+    row.setContentsMargins(0, 0, 0, 0)
+    row.setSpacing(4)
+    for name, field in fields.items():
+        field.setPrefix(f"{name} ")
+        field.setButtonSymbols(QSpinBox.ButtonSymbols.NoButtons)  # three of them must fit
+        field.setMinimumWidth(field.fontMetrics().horizontalAdvance(f"{name} 888"))
+        row.addWidget(field, 1)
+    return box
+
+
+def new_form() -> QFormLayout:
+    """An empty form in the house's spacing."""
+    form = QFormLayout()
+    form.setContentsMargins(0, 0, 0, 0)
+    form.setHorizontalSpacing(10)
+    form.setVerticalSpacing(4)
+    form.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.AllNonFixedFieldsGrow)
+    return form
+
+
+def add_row(form: QFormLayout, label: str, field: QWidget, tip: str, name: str = "") -> None:
+    """Append a field that says what it is; name: how it is called where the label does not."""
+    for widget in (field, *field.findChildren(QSpinBox)):
+        prefix = widget.prefix().strip() if isinstance(widget, QSpinBox) else ""
+        widget.setToolTip(tip)
+        widget.setAccessibleName(" ".join(word for word in (name or label, prefix) if word))
+        widget.setAccessibleDescription(tip)
+    form.addRow(label, field)

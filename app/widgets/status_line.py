@@ -6,9 +6,9 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QPalette
 from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QStatusBar, QWidget
 
+from app.events import Progress
 from app.models.live_numbers import NOT_OBSERVED, LiveNumbers, significant
 from app.widgets.size_bars import format_bytes
-from app.worker import Progress
 
 _CHIPS = {
     "acceptance": ("acceptance", "0.888", "Accepted of all drafted tokens"),

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app import worker
+from app import events
 from app.bridge import Bridge
-from app.worker import State
+from app.events import State
 from engine.errors import Cancelled
 from engine.options import RunOptions, SpecOptions
 from engine.trace.store import TraceStore
@@ -55,10 +55,10 @@ def test_loading_goes_through_inspection_and_counts_bytes(
     bridge.open(model_file)
     wait_for(State.READY)
     assert seen.states == [State.LOADING, State.READY]
-    assert isinstance(seen.events[0], worker.ModelFiles), "metadata comes before the weights"
-    progress = seen.of(worker.Progress)
+    assert isinstance(seen.events[0], events.ModelFiles), "metadata comes before the weights"
+    progress = seen.of(events.Progress)
     assert progress
-    assert all(p.total == TENSORS for p in progress if isinstance(p, worker.Progress))
+    assert all(p.total == TENSORS for p in progress if isinstance(p, events.Progress))
     assert bridge.compute == "f32"
 
 
@@ -193,9 +193,9 @@ def test_bad_file_is_a_failure_and_nothing_more(
 ) -> None:
     seen = Watcher(bridge)
     bridge.open(tmp_path / "letter.txt")
-    qtbot.waitUntil(lambda: bool(seen.of(worker.Failed)), timeout=5000)
-    failed = seen.of(worker.Failed)[0]
-    assert isinstance(failed, worker.Failed)
+    qtbot.waitUntil(lambda: bool(seen.of(events.Failed)), timeout=5000)
+    failed = seen.of(events.Failed)[0]
+    assert isinstance(failed, events.Failed)
     assert failed.message == "letter.txt: byte 0: no GGUF file."
     assert failed.remedy == "Choose another."
     assert bridge.state is State.EMPTY
@@ -210,7 +210,7 @@ def test_failing_engine_keeps_the_trace_and_can_run_again(
     wait_for(State.READY)
     bridge.start(["p"], OPTIONS)
     wait_for(State.FAILED)
-    assert "scripted failure" in str(seen.of(worker.Failed)[0])
+    assert "scripted failure" in str(seen.of(events.Failed)[0])
     assert len(bridge.store.rounds) == 5
     engine.fail_round = None
     bridge.start(["p"], OPTIONS)
@@ -231,8 +231,8 @@ def test_another_model_gets_its_own_store_and_the_old_one_is_handed_over(
         with qtbot.waitSignal(bridge.loaded, timeout=5000):
             bridge.open(path)
         assert (bridge.store is old) is keeps
-    last = seen.of(worker.Loaded)[-1]
-    assert isinstance(last, worker.Loaded)
+    last = seen.of(events.Loaded)[-1]
+    assert isinstance(last, events.Loaded)
     assert last.replaced is old
     assert bridge.run_id is None
 
@@ -267,12 +267,12 @@ def test_close_tells_when_the_engine_does_not_stop(
 
 
 def test_progress_is_thinned_out_but_its_end_is_told() -> None:
-    events: list[worker.Event] = []
-    report = worker.throttled(events.append)
+    seen: list[events.Event] = []
+    report = events.throttled(seen.append)
     for done in range(10_001):
         report(done, 10_000, "x")
-    assert len(events) < 100
-    assert events[-1] == worker.Progress(10_000, 10_000, "x")
+    assert len(seen) < 100
+    assert seen[-1] == events.Progress(10_000, 10_000, "x")
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_progress_is_thinned_out_but_its_end_is_told() -> None:
     ],
 )
 def test_every_error_becomes_a_sentence_and_a_remedy(error: Exception, message: str) -> None:
-    failed = worker.failure(error)
+    failed = events.failure(error)
     assert failed.message == message
     assert failed.remedy.endswith(".")
 

@@ -12,9 +12,10 @@ from PySide6.QtWidgets import QTabBar
 from pytestqt.qtbot import QtBot
 
 from app.bridge import Bridge
+from app.events import State
+from app.jobs import CompareRequest
 from app.settings import Settings
 from app.window import MainWindow
-from app.worker import CompareRequest, State
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.options import RunOptions, SpecOptions
 from engine.trace.export import export_csv

@@ -14,8 +14,8 @@ from pytestqt.qtbot import QtBot
 
 from app.bridge import Bridge
 from app.dialogs.export import ExportDialog
+from app.events import State
 from app.window import MainWindow
-from app.worker import State
 from engine.trace.records import EMITTED_KINDS
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
 
@@ -115,7 +115,7 @@ def test_every_drafter_and_policy_gives_the_same_text(
     for drafter, policy in (
         ("none", "planes"), ("draft-mtp", "planes"), ("draft-simple", "checkpoint"),
     ):  # fmt: skip
-        panel.drafter.set_types([drafter])
+        panel.drafter.set_names([drafter])
         panel.rollback.setCurrentText(policy)
         window.actions_by_id["run.start"].trigger()
         wait(qtbot, window, State.READY)

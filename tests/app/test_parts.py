@@ -9,6 +9,7 @@ import pytest
 from PySide6.QtGui import QAction, QColor
 from pytestqt.qtbot import QtBot
 
+from app.events import ModelFiles, Progress
 from app.models.live_numbers import LiveNumbers, significant
 from app.theme import Theme, load_theme
 from app.views.model_map import ModelMapView
@@ -16,7 +17,6 @@ from app.widgets.banner import MOST_BANNERS, BannerArea
 from app.widgets.layer_strip import LayerStrip
 from app.widgets.size_bars import SizeBars, format_bytes
 from app.widgets.status_line import StatusLine
-from app.worker import ModelFiles, Progress
 from engine.options import RunOptions, SpecOptions
 from tests.support.fake_session import FakeInfo, FakeLayer
 from tests.support.trace_builder import TraceBuilder

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
-from PySide6.QtGui import QWheelEvent
+from PySide6.QtGui import QPalette, QWheelEvent
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
+from app.events import ModelFiles
+from app.jobs import ChatWrap
+from app.theme import apply_theme, load_theme
 from app.views.run_panel import RunPanel
-from app.worker import ModelFiles
+from engine.draft.ngram_options import NgramSizes
+from engine.errors import OptionError
 from engine.options import RunOptions, SamplerOptions, SpecOptions
 from resources import demo_prompts
 from tests.support.fake_session import FakeInfo, FakeLayer
@@ -33,6 +37,8 @@ def panel(qtbot: QtBot) -> RunPanel:
     panel.resize(320, 700)
     panel.show()
     panel.set_files(files(mtp=True, draft=True))
+    for group in (panel.draft, panel.memory, panel.sampling):
+        group.set_expanded(True)
     return panel
 
 
@@ -43,22 +49,22 @@ def test_first_options_are_the_engine_defaults_with_a_drafter(panel: RunPanel) -
 
 def test_every_field_reaches_the_options(panel: RunPanel) -> None:
     panel.n_predict.setValue(77)
-    panel.temp.setValue(0.8)
-    panel.top_k.setValue(12)
-    panel.top_p.setValue(0.5)
-    panel.min_p.setValue(0.1)
-    panel.seed.setValue(9)
-    panel.typical_p.setValue(0.9)
-    panel.repeat_penalty.setValue(1.3)
-    panel.repeat_last_n.setValue(-1)
-    panel.presence_penalty.setValue(0.2)
-    panel.frequency_penalty.setValue(-0.1)
-    panel.drafter.set_types(["draft-simple", "ngram-mod"])
+    panel.sampling.temp.setValue(0.8)
+    panel.sampling.top_k.setValue(12)
+    panel.sampling.top_p.setValue(0.5)
+    panel.sampling.min_p.setValue(0.1)
+    panel.sampling.seed.setValue(9)
+    panel.sampling.typical_p.setValue(0.9)
+    panel.sampling.repeat_penalty.setValue(1.3)
+    panel.sampling.repeat_last_n.setValue(-1)
+    panel.sampling.presence_penalty.setValue(0.2)
+    panel.sampling.frequency_penalty.setValue(-0.1)
+    panel.drafter.set_names(["draft-simple", "ngram-mod"])
     panel.n_max.setValue(5)
-    panel.n_min.setValue(2)
-    panel.p_min.setValue(0.25)
+    panel.draft.n_min.setValue(2)
+    panel.draft.p_min.setValue(0.25)
     panel.rollback.setCurrentText("checkpoint")
-    panel.split.setCurrentText("seq")
+    panel.memory.split.setCurrentText("seq")
     panel.ignore_eos.setChecked(True)
     assert panel.options() == RunOptions(
         n_predict=77,
@@ -80,14 +86,14 @@ def test_every_field_reaches_the_options(panel: RunPanel) -> None:
         ignore_eos=True,
     )
     panel.rollback.setCurrentText("planes")
-    panel.n_rs_seq.setValue(7)
+    panel.memory.n_rs_seq.setValue(7)
     assert panel.options().n_rs_seq == 7
-    panel.drafter.set_types([])
+    panel.drafter.set_names([])
     assert panel.options().spec.types == ()
 
 
 def test_n_min_above_n_max_is_no_way_to_an_error(panel: RunPanel) -> None:
-    panel.n_min.setValue(9)
+    panel.draft.n_min.setValue(9)
     panel.n_max.setValue(2)
     assert panel.options().spec.n_min == 2
 
@@ -111,18 +117,18 @@ def test_the_window_of_the_penalties_shows_with_a_penalty(panel: RunPanel) -> No
 
 def test_options_without_effect_are_hidden(panel: RunPanel) -> None:
     assert panel.n_max.isVisible()
-    assert panel.n_rs_seq.isVisible()
-    assert not panel.top_k.isVisible()
-    panel.temp.setValue(1)
-    panel.drafter.set_types(["ngram-cache"])
+    assert panel.memory.n_rs_seq.isVisible()
+    assert not panel.sampling.top_k.isVisible()
+    panel.sampling.temp.setValue(1)
+    panel.drafter.set_names(["ngram-cache"])
     assert panel.rollback.isVisible()
     assert not panel.n_max.isVisible()
-    panel.drafter.set_types([])
+    panel.drafter.set_names([])
     assert not panel.rollback.isVisible()
-    assert panel.top_k.isVisible()
-    assert panel.seed.isVisible()
+    assert panel.sampling.top_k.isVisible()
+    assert panel.sampling.seed.isVisible()
     assert not panel.n_max.isVisible()
-    assert not panel.n_rs_seq.isVisible()
+    assert not panel.memory.n_rs_seq.isVisible()
 
 
 @pytest.mark.parametrize(
@@ -163,11 +169,11 @@ def test_drafters_are_ticked_in_a_menu_that_stays_open(panel: RunPanel, qtbot: Q
     menu.setActiveAction(panel.drafter.actions_by_name["ngram-mod"])
     qtbot.keyClick(menu, Qt.Key.Key_Space)
     assert menu.isVisible()
-    assert panel.drafter.types() == ("ngram-simple", "draft-mtp")
+    assert panel.drafter.names() == ("ngram-simple", "draft-mtp")
     panel.set_files(files(mtp=False, draft=False))
-    assert panel.drafter.types() == ("ngram-simple",)
+    assert panel.drafter.names() == ("ngram-simple",)
     panel.set_files(files(mtp=True, draft=False))
-    assert panel.drafter.types() == ("ngram-simple", "draft-mtp")
+    assert panel.drafter.names() == ("ngram-simple", "draft-mtp")
     menu.actions()[0].trigger()
     assert panel.drafter.text() == "none"
     menu.close()
@@ -180,7 +186,7 @@ def test_example_prompts_fill_the_box(panel: RunPanel, qtbot: QtBot) -> None:
     panel.prompt.setPlainText("mine")
     panel.use_first_prompt()
     assert panel.texts() == ["mine"], "what is typed is never overwritten"
-    panel.examples.activated.emit(2)
+    panel.prompts.examples.activated.emit(2)
     assert panel.texts() == [prompts[2].text]
 
 
@@ -209,13 +215,14 @@ def test_the_wheel_does_not_change_a_field_without_focus(panel: RunPanel) -> Non
 
 def test_tab_goes_through_the_fields_in_reading_order(panel: RunPanel) -> None:
     order: list[QWidget] = []
-    widget: QWidget | None = panel.examples
+    widget: QWidget | None = panel.prompts.examples
     while widget is not None and widget not in order:
         order.append(widget)
         widget = widget.nextInFocusChain()
     fields = [w for w in order if w in (
-        panel.examples, panel.prompt, panel.n_predict, panel.drafter, panel.n_max, panel.rollback,
-        panel.compute, panel.temp, panel.ignore_eos,
+        panel.prompts.examples, panel.prompt, panel.n_predict, panel.drafter, panel.n_max,
+        panel.rollback,
+        panel.compute, panel.sampling.temp, panel.ignore_eos,
     )]  # fmt: skip
     tops = [field.mapTo(panel, QPoint(0, 0)).y() for field in fields]
     assert tops == sorted(tops)
@@ -224,7 +231,152 @@ def test_tab_goes_through_the_fields_in_reading_order(panel: RunPanel) -> None:
 
 def test_every_field_has_a_name_and_says_which_option_it_is(panel: RunPanel) -> None:
     assert panel.prompt.accessibleName()
-    assert panel.examples.accessibleName()
-    for field in (panel.n_predict, panel.drafter, panel.compute, panel.ignore_eos, panel.split):
+    assert panel.prompts.examples.accessibleName()
+    for field in (
+        panel.n_predict,
+        panel.drafter,
+        panel.compute,
+        panel.ignore_eos,
+        panel.memory.split,
+    ):
         assert field.accessibleName()
         assert field.toolTip().startswith("-")
+
+
+# -- sequences and the chat template -------------------------------------------------------
+
+
+def test_several_prompts_are_several_sequences(panel: RunPanel) -> None:
+    panel.prompt.setPlainText("one")
+    panel.prompts.add_button.click()
+    panel.prompt.setPlainText("two")
+    assert panel.texts() == ["one", "two"]
+    assert panel.options().parallel == 2
+    panel.prompts.choice.setCurrentIndex(0)
+    panel.prompts.choice.activated.emit(0)
+    assert panel.prompt.toPlainText() == "one"
+    panel.prompts.copies.setValue(3)
+    assert panel.texts() == ["one"] * 3 + ["two"] * 3
+    assert panel.options().parallel == 6
+    panel.memory.parallel.setValue(2)
+    assert panel.options().parallel == 2
+    panel.prompts.remove_button.click()
+    assert panel.texts() == ["two"] * 3
+    assert not panel.prompts.remove_button.isVisible(), "the last one stays"
+
+
+def test_chat_template_variables_are_judged_in_place(panel: RunPanel) -> None:
+    assert panel.chat() is None
+    panel.prompts.chat_box.setChecked(True)
+    assert panel.chat() == ChatWrap()
+    assert panel.prompts.chat_kwargs.isVisible()
+    for wrong in ("{", "[1]", "true", '{"a": }', "[" * 5000):
+        panel.prompts.chat_kwargs.setText(wrong)
+        assert "JSON object" in panel.problem, wrong
+        assert panel.message.isVisible()
+    panel.prompts.chat_kwargs.setText('{"enable_thinking": false}')
+    assert panel.problem == ""
+    assert not panel.message.isVisible()
+    assert panel.chat() == ChatWrap({"enable_thinking": False})
+
+
+# -- options beyond the first lines --------------------------------------------------------
+
+
+def test_limits_faults_and_bias_reach_the_options(panel: RunPanel) -> None:
+    panel.memory.n_ctx.setValue(512)
+    panel.memory.n_batch.setValue(64)
+    panel.memory.n_ubatch.setValue(16)
+    panel.memory.checkpoint_device.setCurrentText("device")
+    panel.memory.fault.set_names(["stale-plane", "stale-logits"])
+    panel.sampling.logit_bias.setText("302+1.5, 7-100")
+    options = panel.options()
+    assert (options.n_ctx, options.n_batch, options.n_ubatch) == (512, 64, 16)
+    assert options.checkpoint_device == "device"
+    assert options.faults == ("stale-logits", "stale-plane")
+    assert options.sampler.logit_bias == ((302, 1.5), (7, -100.0))
+
+
+def test_sizes_of_the_drafters_that_look_tokens_up(panel: RunPanel) -> None:
+    panel.drafter.set_names(["ngram-simple", "ngram-map-k4v", "ngram-mod"])
+    panel.draft.sizes["ngram-simple"]["n"].setValue(3)
+    panel.draft.sizes["ngram-simple"]["m"].setValue(5)
+    panel.draft.sizes["ngram-map-k4v"]["hits"].setValue(2)
+    panel.draft.sizes["ngram-mod"]["n"].setValue(20)
+    spec = panel.options().spec
+    assert spec.ngram_simple == NgramSizes(3, 5)
+    assert spec.ngram_map_k == NgramSizes(), "left alone"
+    assert spec.ngram_map_k4v.min_hits == 2
+    assert spec.ngram_mod.n_match == 20
+    assert panel.draft.sizes["ngram-mod"]["n"].isVisible()
+    assert not panel.draft.sizes["ngram-map-k"]["n"].isVisible()
+    assert not panel.draft.cache_static.isVisible()
+
+
+def test_what_contradicts_itself_is_said_in_place(panel: RunPanel) -> None:
+    heard: list[str] = []
+    panel.options_changed.connect(lambda: heard.append(panel.problem))
+    panel.draft.synth_rates.setText("0.5, 0.9, 0.1")
+    assert "rises" in panel.problem
+    assert panel.message.text() == panel.problem == heard[-1]
+    with pytest.raises(OptionError):
+        panel.options()
+    panel.draft.synth_rates.setText("0.9, x")
+    assert "no number" in panel.problem
+    panel.draft.synth_rates.setText("0.9 0.5 0.1")
+    assert panel.problem == ""
+    assert "invalid" in panel.message.text()
+    assert "invalid" in panel.draft.summary
+    assert panel.options().spec.synthetic == (0.9, 0.5, 0.1)
+    panel.n_max.setValue(2)
+    assert "3 values" in panel.problem
+    panel.draft.synth_rates.clear()
+    panel.draft.synth_len.setValue(2.5)
+    assert panel.options().spec.synth_len == 2.5
+    panel.drafter.set_names([])
+    assert panel.problem == "", "nothing is drafted, so nothing is accepted"
+
+
+def test_faults_are_red_and_named(panel: RunPanel) -> None:
+    fault = panel.memory.fault
+    plain = fault.palette().color(QPalette.ColorRole.ButtonText)
+    fault.set_names(["stale-plane"])
+    red = fault.palette().color(QPalette.ColorRole.ButtonText)
+    assert red == QApplication.palette().color(QPalette.ColorRole.BrightText) != plain
+    assert "stale-plane" in panel.message.text()
+    assert panel.memory.summary == "fault stale-plane"
+    panel.drafter.set_names([])
+    assert panel.options().faults == (), "without a draft none does anything"
+    panel.drafter.set_names(["draft-mtp"])
+    app = QApplication.instance()
+    assert isinstance(app, QApplication)
+    before = app.palette()
+    try:
+        for name in ("dark", "light"):
+            apply_theme(app, theme := load_theme(name))
+            QApplication.processEvents()
+            palette = fault.palette()
+            assert palette.color(QPalette.ColorRole.ButtonText) == theme.color("status.error")
+            assert palette.color(QPalette.ColorRole.Button) == theme.color("ui.raised")
+    finally:
+        app.setPalette(before)
+    fault.set_names([])
+    assert fault.palette().color(QPalette.ColorRole.ButtonText) == plain
+
+
+def test_a_folded_group_says_what_it_holds(panel: RunPanel, qtbot: QtBot) -> None:
+    group = panel.sampling
+    assert group.summary == "greedy"
+    qtbot.keyClick(group.header, Qt.Key.Key_Space)
+    assert not group.temp.isVisible()
+    group.temp.setValue(0.5)
+    assert group.summary == "temperature 0.5, seed 42"
+    qtbot.keyClick(group.header, Qt.Key.Key_Space)
+    assert group.temp.isVisible()
+
+
+def test_a_group_without_a_relevant_row_is_gone(panel: RunPanel) -> None:
+    panel.drafter.set_names([])
+    assert not panel.draft.isVisible()
+    panel.drafter.set_names(["ngram-mod"])
+    assert panel.draft.isVisible()

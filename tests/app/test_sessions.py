@@ -12,9 +12,9 @@ from PySide6.QtWidgets import QApplication, QFileDialog
 from pytestqt.qtbot import QtBot
 
 from app.bridge import Bridge
+from app.events import State
 from app.settings import Settings
 from app.window import MainWindow
-from app.worker import State
 from engine.trace.export import SESSION_FILE, export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore

@@ -20,8 +20,8 @@ from pytestqt.qtbot import QtBot
 from app.bridge import Bridge
 from app.dialogs.export import ExportDialog, new_folder
 from app.docks import LAYOUTS, TITLES
+from app.events import State
 from app.window import MainWindow
-from app.worker import State
 from engine.errors import ModelFileError
 from tests.support.fake_session import FakeEngine
 

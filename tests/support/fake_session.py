@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.worker import CompareRequest, ModelFiles, OpenRequest
+from app.events import ModelFiles
+from app.jobs import CompareRequest, OpenRequest
 from engine.errors import Cancelled, ModelFileError, OptionError
 from engine.options import Prompt, RunOptions
 from engine.trace.store import TraceStore
@@ -69,6 +70,8 @@ class FakeEngine:
     opened: list[tuple[Path, Path | None, str]] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
     compared: list[CompareRequest] = field(default_factory=list)
+    cancelled: list[tuple[int, int]] = field(default_factory=list)
+    """Sequences that were ended, each with the round before which it was."""
     steps: int = 0
 
     def __post_init__(self) -> None:
@@ -139,7 +142,7 @@ class FakeComparison:
 
 class FakeSession:
     def __init__(self, engine: FakeEngine, compute: str) -> None:
-        self._engine, self.compute = engine, compute
+        self._engine, self.compute, self.chat = engine, compute, None
 
     def prompt(self, text: str) -> Prompt:
         return Prompt(tuple(range(len(text.split()))), text)
@@ -186,6 +189,11 @@ class FakeRun:
         self._round += 1
         self.done = self._round >= self._engine.rounds
         return not self.done
+
+    def cancel(self, seq_id: int) -> None:
+        if seq_id != 0:
+            raise OptionError(f"The run has no sequence {seq_id}.", "Name 0.")
+        self._engine.cancelled.append((seq_id, self._round))
 
     def stop(self) -> None:
         self.stopped = True

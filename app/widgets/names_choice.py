@@ -1,37 +1,38 @@
-"""Choosing drafters: a button whose menu ticks any number of them."""
+"""Choosing any number of names, such as drafters: a button whose menu ticks them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent
-from PySide6.QtWidgets import QMenu, QSizePolicy, QToolButton, QWidget
-
-from engine.options import DRAFTERS
+from PySide6.QtCore import QEvent, Qt, Signal
+from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QPalette
+from PySide6.QtWidgets import QApplication, QMenu, QSizePolicy, QToolButton, QWidget
 
 NONE = "none"
 
 
-class DrafterChoice(QToolButton):
-    """Shows the drafters in use in the order in which they are asked, whatever was ticked first.
+class NamesChoice(QToolButton):
+    """Shows the chosen names in the order in which they were given, whatever was ticked first.
 
-    changed: the choice is another one. chosen: the user made it.
+    changed: the choice is another one. chosen: the user made it. alarming: any choice is red.
     """
 
     changed = Signal()
     chosen = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(
+        self, names: Sequence[str], parent: QWidget | None = None, *, alarming: bool = False
+    ) -> None:
         super().__init__(parent)
-        self._types: tuple[str, ...] = ()
+        self._alarming = alarming
+        self._names: tuple[str, ...] = ()
         menu = _StayingMenu(self)
         menu.setToolTipsVisible(True)
         self._none = menu.addAction(NONE)
         self._none.triggered.connect(lambda: self._choose(()))
         menu.addSeparator()
         self.actions_by_name: dict[str, QAction] = {}
-        for name in DRAFTERS:
+        for name in names:
             action = menu.addAction(name)
             action.setCheckable(True)
             action.triggered.connect(self._choose_ticked)
@@ -43,28 +44,46 @@ class DrafterChoice(QToolButton):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
 
-    def types(self) -> tuple[str, ...]:
-        """The drafters in use, in order of priority."""
-        return self._types
+    def names(self) -> tuple[str, ...]:
+        """The chosen names, in order."""
+        return self._names
 
-    def set_types(self, names: Collection[str]) -> None:
-        """Use these drafters."""
-        types = tuple(name for name in DRAFTERS if name in names)
+    def set_names(self, names: Collection[str]) -> None:
+        """Choose these."""
+        chosen = tuple(name for name in self.actions_by_name if name in names)
         for name, action in self.actions_by_name.items():
-            action.setChecked(name in types)
-        if types != self._types:
-            self._types = types
-            self.setText(", ".join(types) or NONE)
+            action.setChecked(name in chosen)
+        if chosen != self._names:
+            self._names = chosen
+            self.setText(", ".join(chosen) or NONE)
+            self._colour()
             self.changed.emit()
 
     def set_refused(self, reasons: Mapping[str, str]) -> None:
-        """Disable drafters and say why; all others can be chosen."""
+        """Disable names and say why; all others can be chosen."""
         for name, action in self.actions_by_name.items():
             action.setEnabled(name not in reasons)
             action.setToolTip(reasons.get(name, name))
 
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() is QEvent.Type.PaletteChange:
+            self._colour()
+
+    def _colour(self) -> None:
+        """Red while an alarming name is chosen: tool buttons paint no foreground role."""
+        if not self._alarming:
+            return
+        role = QPalette.ColorRole
+        palette = QApplication.palette()
+        wanted = palette.color(role.BrightText if self._names else role.ButtonText)
+        if self.palette().color(role.ButtonText) != wanted:
+            own = QPalette()  # all other roles stay the application's
+            own.setColor(role.ButtonText, wanted)
+            self.setPalette(own)
+
     def _choose(self, names: Collection[str]) -> None:
-        self.set_types(names)
+        self.set_names(names)
         self.chosen.emit()
 
     def _choose_ticked(self) -> None:

@@ -1,0 +1,167 @@
+"""What the engine's thread tells the window: states, files, progress, failures, ends of work."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import DraftscopeError
+from engine.trace.breaks import BreakHit
+from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.compare.fidelity import Fidelity
+    from engine.model.info import ModelInfo
+
+log = logging.getLogger("draftscope.worker")
+
+PROGRESS_PERIOD = 0.05
+"""Least time between two progress events, seconds."""
+
+
+class State(enum.Enum):
+    """What the engine is doing, as far as the window needs to know."""
+
+    EMPTY = "no model"
+    INSPECTED = "not loaded"
+    LOADING = "loading"
+    READY = "ready"
+    RUNNING = "running"
+    PAUSED = "paused"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What is known of the files before (and after) their weights are loaded."""
+
+    target: Path
+    draft: Path | None
+    info: ModelInfo
+    draft_info: ModelInfo | None
+    identity: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StateChanged:
+    state: State
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """Metadata to show; None takes the model map down again."""
+
+    files: ModelFiles | None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A complete session is in use.
+
+    mode: the compute mode asked for, compute: the one in effect. store takes the session's runs;
+    replaced holds earlier ones that belong to another model, if there are any.
+    """
+
+    files: ModelFiles
+    mode: str
+    compute: str
+    store: TraceStore
+    replaced: TraceStore | None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Bytes (or rows) done of a total, and what is being done."""
+
+    done: int
+    total: int
+    phase: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """One sentence each; `detail` is a traceback when the error was not foreseen."""
+
+    message: str
+    remedy: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """A run, or the reference lane of a comparison; the other lanes are the runs after it."""
+
+    run_id: int
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    run_id: int
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An export ended; `folder` is None when it was cancelled or failed."""
+
+    folder: Path | None
+
+
+@dataclass(frozen=True)
+class Broke:
+    """A break rule held; the run pauses."""
+
+    hit: BreakHit
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How far the compute mode in use is from f32."""
+
+    fidelity: Fidelity
+
+
+Event = (
+    StateChanged
+    | Inspected
+    | Loaded
+    | Progress
+    | Failed
+    | RunStarted
+    | RunEnded
+    | Broke
+    | Measured
+    | Exported
+)
+Post = Callable[[Event], None]
+
+
+def throttled(post: Post) -> Callable[[int, int, str], None]:
+    """A progress function that posts at most every PROGRESS_PERIOD, and always the end."""
+    last = 0.0
+
+    def report(done: int, total: int, phase: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= PROGRESS_PERIOD or done >= total:
+            last = now
+            post(Progress(done, total, phase))
+
+    return report
+
+
+def failure(error: Exception) -> Failed:
+    """What to tell the user about an error that ended a piece of work."""
+    if isinstance(error, DraftscopeError):
+        return Failed(error.message, error.remedy)
+    if isinstance(error, MemoryError):
+        return Failed("There is not enough memory for this.", "Close other programs and try again.")
+    log.error("the engine failed", exc_info=error)
+    return Failed(
+        f"The engine failed: {type(error).__name__}: {error}.",
+        "What was recorded is still there; the log has the details (Help, Copy report).",
+    )

@@ -1,0 +1,79 @@
+"""What running a model would cost in memory, from its files and the options alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from engine.options import ROLLBACK_POLICIES, RunOptions
+
+if TYPE_CHECKING:
+    from engine.model.info import ModelInfo
+
+LONGEST_CONTEXT = 4096
+"""Cells that RunOptions.n_ctx = 0 gives at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyCost:
+    """What a policy keeps to undo tokens: n_units of unit_bytes for each of n_seqs sequences."""
+
+    policy: str
+    unit_bytes: int
+    n_units: int
+    n_seqs: int
+
+    @property
+    def total(self) -> int:
+        return self.unit_bytes * self.n_units * self.n_seqs
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Bytes by purpose for the policy in use, and the cost of every policy.
+
+    policies: empty where nothing is drafted, as nothing is undone then. n_rs_seq: snapshots
+    of the policy in use.
+    """
+
+    n_seqs: int
+    n_ctx: int
+    n_rs_seq: int
+    sizes: dict[str, int]
+    policies: tuple[PolicyCost, ...]
+
+
+def estimate(
+    info: ModelInfo, draft_info: ModelInfo | None, options: RunOptions, n_seqs: int
+) -> MemoryEstimate:
+    """Estimate for n_seqs sequences side by side. draft_info: of the draft model, if one is open
+    (it counts where a drafter uses it)."""
+    n_ctx = options.n_ctx or min(info.n_ctx_train, LONGEST_CONTEXT)
+    types, n_rs_seq = options.spec.types, options.snapshots
+    parts = info.memory(n_seqs, n_rs_seq, n_ctx, options.rollback)
+    sizes = {"weights": parts["weights"], "KV": parts["kv"], "state": parts["state"]}
+    policies: tuple[PolicyCost, ...] = ()
+    if types:
+        policies = tuple(
+            policy_cost(info, options, n_seqs, n_ctx, name) for name in ROLLBACK_POLICIES
+        )
+        mine = next(cost for cost in policies if cost.policy == options.rollback)
+        sizes[options.rollback if n_rs_seq else "checkpoint"] = mine.total
+    if "draft-simple" in types and draft_info is not None:
+        needed = draft_info.memory(n_seqs, options.spec.n_max, n_ctx, "ring")
+        sizes["draft model"] = needed["total"]
+    return MemoryEstimate(n_seqs, n_ctx, n_rs_seq, sizes, policies)
+
+
+def policy_cost(
+    info: ModelInfo, options: RunOptions, n_seqs: int, n_ctx: int, policy: str
+) -> PolicyCost:
+    """What these options would cost under a policy. Without snapshots, checkpoints are taken."""
+    n_units = replace(options, rollback=policy).snapshots
+    if not n_units:
+        saved = info.memory(1, 0, n_ctx, "checkpoint")["checkpoint"]
+        return PolicyCost(policy, saved, 1, n_seqs)
+    kept = info.memory(1, n_units, n_ctx, policy)["snapshots"]
+    if policy == "replay":
+        n_units += 1  # a log entry for the token before those that can be undone
+    return PolicyCost(policy, kept // n_units, n_units, n_seqs)

@@ -1,0 +1,117 @@
+"""What a run is, in words: from the facts that the trace keeps of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from app.models.live_numbers import LiveNumbers
+from engine.trace.store import TraceStore
+from engine.trace.timings import timings
+
+RUNNING = "going on"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run as a line of a list; None is not observed. ended: its figures do not change."""
+
+    run_id: int
+    title: str
+    tokens: int
+    acceptance: float | None
+    tokens_per_second: float | None
+    stop: str
+    marks: tuple[str, ...]
+    ended: bool
+
+
+def run_row(store: TraceStore, run_id: int) -> RunRow:
+    """Read a run's facts and figures as they are now."""
+    facts = store.runs[run_id]
+    numbers = LiveNumbers.read(store, run_id)
+    stops = facts.get("stops")
+    tokens = int(timings(store, run_id)["predicted_n"])
+    return RunRow(
+        run_id, run_title(facts), tokens, numbers.acceptance, numbers.tokens_per_second,
+        _stop(stops, str(facts.get("lane_error", ""))), run_marks(facts), stops is not None,
+    )  # fmt: skip
+
+
+def run_title(facts: dict[str, Any]) -> str:
+    """The lane of a comparison, else drafters and rollback policy: "draft-mtp · planes"."""
+    if lane := facts.get("lane"):
+        return f"lane {lane}"
+    options = facts.get("options", {})
+    types = options.get("spec", {}).get("types", ())
+    if not types:
+        return "no drafter"
+    return f"{', '.join(types)} · {options.get('rollback', '')}"
+
+
+def run_marks(facts: dict[str, Any]) -> tuple[str, ...]:
+    """Why the output is not the model's: "invalid: synthetic acceptance", "fault …"."""
+    faults = facts.get("options", {}).get("faults", ())
+    marks = [f"fault {name}" for name in faults]
+    if facts.get("synthetic"):
+        marks.insert(0, "invalid: synthetic acceptance")
+    return tuple(marks)
+
+
+def effective(facts: dict[str, Any]) -> str:
+    """The parameters in effect, a line for each kind of them."""
+    options = facts.get("options", {})
+    if not options:
+        return ""
+    sampler, spec = options.get("sampler", {}), options.get("spec", {})
+    memory = [
+        f"n_ctx {facts.get('n_ctx', 0):,}",
+        f"n_rs_seq {facts.get('n_rs_seq', 0)}",
+        f"n_batch {options.get('n_batch', 0):,}",
+        f"n_ubatch {options.get('n_ubatch', 0):,}",
+        f"parallel {options.get('parallel', 1)}",
+        f"split {options.get('split', '')}",
+        f"KV {options.get('kv', '')}",
+        f"compute {facts.get('compute', '')}",
+    ]
+    lines = ["memory: " + ", ".join(memory)]
+    if spec.get("types"):
+        drafting = [
+            ", ".join(spec["types"]),
+            f"n_max {spec['n_max']}",
+            f"n_min {spec['n_min']}",
+            f"p_min {spec['p_min']:g}",
+            f"accept {spec['accept']}",
+            f"rollback {options['rollback']}",
+            f"replay {options['replay']}",
+            f"checkpoints on {options['checkpoint_device']}",
+        ]
+        lines.append("drafting: " + ", ".join(drafting))
+    if sampler.get("temp", 0) > 0:
+        names = ("temp", "top_k", "typical_p", "top_p", "min_p", "seed")
+        lines.append("sampler: " + ", ".join(f"{name} {sampler[name]:g}" for name in names))
+    elif sampler:
+        lines.append("sampler: greedy")
+    if chat := facts.get("chat"):
+        lines.append(f"chat template: {chat}")
+    if fidelity := facts.get("fidelity"):
+        lines.append(f"fidelity: {fidelity_text(fidelity)}")
+    return "\n".join(lines)
+
+
+def fidelity_text(found: dict[str, Any]) -> str:
+    """The fields of a Fidelity: "int8 against f32 over 131 tokens: NMSE …, KL … nats, …"."""
+    return (
+        f"{found['compute']} against f32 over {found['n_tokens']} tokens: "
+        f"NMSE {found['nmse']:.3g}, KL {found['kl']:.3g} nats, "
+        f"same top-1 {100 * found['top1']:.3g} %"
+    )
+
+
+def _stop(stops: list[str] | None, error: str) -> str:
+    if error:
+        return error
+    if stops is None:
+        return RUNNING
+    kinds = list(dict.fromkeys(stop or RUNNING for stop in stops))
+    return ", ".join(kinds)

@@ -1,0 +1,134 @@
+"""The runs of a session as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtGui import QFont
+
+from app.models.live_numbers import significant
+from app.models.run_facts import RunRow, run_row
+from app.theme import Theme, icon
+from engine.trace.store import TraceStore
+
+_Index = QModelIndex | QPersistentModelIndex
+_NOWHERE = QModelIndex()
+COLUMNS = ("run", "lane or drafters", "tokens", "acceptance", "tok/s", "stop", "marks")
+_NUMBERS = ("run", "tokens", "acceptance", "tok/s")
+
+
+class RunTable(QAbstractTableModel):
+    """Runs in the order of starting; those that the user hid are left out."""
+
+    def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.rows: list[RunRow] = []
+        self._store: TraceStore | None = None
+        self._hidden: set[int] = set()
+        self._shown: int | None = None
+        self.retheme(theme)
+
+    @property
+    def n_hidden(self) -> int:
+        return len(self._hidden)
+
+    @property
+    def shown(self) -> int | None:
+        """The run that the other views show."""
+        return self._shown
+
+    def set_store(self, store: TraceStore | None, shown: int | None) -> None:
+        """List the runs of a trace and mark the one on show."""
+        self._shown = shown
+        if store is not self._store:
+            self.beginResetModel()
+            self._store, self._hidden, self.rows = store, set(), []
+            self.endResetModel()
+        self._hidden.discard(-1 if shown is None else shown)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take in new runs, and the figures of those that had not ended."""
+        store = self._store
+        if store is None:
+            return
+        known = {row.run_id: row for row in self.rows}
+        wanted = [run_id for run_id in range(len(store.runs)) if run_id not in self._hidden]
+        if wanted != list(known):
+            self.beginResetModel()
+            self.rows = [known.get(run_id) or run_row(store, run_id) for run_id in wanted]
+            self.endResetModel()
+        for i, row in enumerate(self.rows):
+            if not row.ended:
+                self.rows[i] = run_row(store, row.run_id)
+        if self.rows:
+            last = self.index(len(self.rows) - 1, len(COLUMNS) - 1)
+            self.dataChanged.emit(self.index(0, 0), last)
+
+    def hide_run(self, run_id: int) -> None:
+        """Leave a run out of the list; it stays in the trace. Not the one on show."""
+        if run_id != self._shown:
+            self._hidden.add(run_id)
+            self.refresh()
+
+    def show_all(self) -> None:
+        """List the hidden runs again."""
+        self._hidden.clear()
+        self.refresh()
+
+    def row_of(self, run_id: int | None) -> int | None:
+        """Where a run is in the list."""
+        return next((i for i, row in enumerate(self.rows) if row.run_id == run_id), None)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._theme = theme
+        self._shown_icon = icon("run", theme, "ui.accent")
+        self.layoutChanged.emit()
+
+    def rowCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() else len(self.rows)
+
+    def columnCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() else len(COLUMNS)
+
+    def headerData(
+        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> Any:
+        horizontal = orientation is Qt.Orientation.Horizontal
+        return COLUMNS[section] if horizontal and role == Qt.ItemDataRole.DisplayRole else None
+
+    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if not index.isValid():
+            return None
+        row, name = self.rows[index.row()], COLUMNS[index.column()]
+        if role == Qt.ItemDataRole.DisplayRole:
+            return _text(row, name)
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return _text(row, name)
+        if role == Qt.ItemDataRole.DecorationRole and name == "run":
+            return self._shown_icon if row.run_id == self._shown else None
+        if role == Qt.ItemDataRole.FontRole and row.run_id == self._shown:
+            font = QFont()
+            font.setBold(True)
+            return font
+        if role == Qt.ItemDataRole.ForegroundRole and row.marks:
+            return self._theme.color("status.error")
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            right = name in _NUMBERS
+            side = Qt.AlignmentFlag.AlignRight if right else Qt.AlignmentFlag.AlignLeft
+            return side | Qt.AlignmentFlag.AlignVCenter
+        return None
+
+
+def _text(row: RunRow, name: str) -> str:
+    return {
+        "run": str(row.run_id),
+        "lane or drafters": row.title,
+        "tokens": f"{row.tokens:,}",
+        "acceptance": significant(row.acceptance),
+        "tok/s": significant(row.tokens_per_second),
+        "stop": row.stop,
+        "marks": ", ".join(row.marks),
+    }[name]

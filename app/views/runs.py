@@ -1,0 +1,150 @@
+"""The Runs panel: every run of the session, and the parameters in effect of the one on show."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QModelIndex, QPoint, Qt, Signal
+from PySide6.QtGui import QKeySequence, QShortcut, QShowEvent
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QHeaderView,
+    QLabel,
+    QMenu,
+    QPushButton,
+    QStackedWidget,
+    QTableView,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.models.position import Position
+from app.models.run_facts import effective
+from app.models.run_table import COLUMNS, RunTable
+from app.theme import Theme, figures_font
+from app.widgets.empty_state import EmptyState
+from engine.trace.store import TraceStore
+
+_ROW_PAD = 6
+_CHARACTERS = {
+    "run": 6, "lane or drafters": 28, "tokens": 8, "acceptance": 13, "tok/s": 8, "stop": 12,
+}  # fmt: skip
+
+
+class RunsView(QStackedWidget):
+    """Enter or a click shows a run in all views; Delete takes it off the list."""
+
+    position_selected = Signal(object)  # never: a run is no position
+    run_selected = Signal(int)
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._store: TraceStore | None = None
+        self.model = RunTable(theme, self)
+        self.table = QTableView()
+        self.table.setModel(self.model)
+        self.table.setAccessibleName("Runs")
+        self.table.setFont(figures_font())
+        self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.table.setTabKeyNavigation(False)
+        self.table.setShowGrid(False)
+        self.table.setWordWrap(False)
+        self.table.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        self.table.customContextMenuRequested.connect(self._ask)
+        self.table.clicked.connect(self._show)
+        self.table.activated.connect(self._show)
+        delete = QShortcut(QKeySequence(Qt.Key.Key_Delete), self.table)
+        delete.setContext(Qt.ShortcutContext.WidgetShortcut)
+        delete.activated.connect(self._hide)
+        self.detail = QLabel()
+        self.detail.setAccessibleName("Parameters in effect")
+        self.detail.setWordWrap(True)
+        self.detail.setTextFormat(Qt.TextFormat.PlainText)
+        self.detail.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.detail.setContentsMargins(8, 4, 8, 4)
+        self.show_all = QPushButton()
+        self.show_all.setFlat(True)
+        self.show_all.clicked.connect(self._show_all)
+        column = QVBoxLayout(page := QWidget())
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.table, 1)
+        column.addWidget(self.show_all, 0, Qt.AlignmentFlag.AlignLeft)
+        column.addWidget(self.detail)
+        self.addWidget(EmptyState("No run yet", "Runs are kept and listed here. Press Run (F5)."))
+        self.addWidget(page)
+        self.setAccessibleName("Runs")
+        self._fit_columns()
+        self._show_hidden()
+
+    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
+        """List the runs of a trace; run_id is the one on show."""
+        self._store = store
+        self.model.set_store(store, run_id)
+        self.setCurrentIndex(1 if store is not None and store.runs else 0)
+        row = self.model.row_of(run_id)
+        self.table.setCurrentIndex(QModelIndex() if row is None else self.model.index(row, 0))
+        facts = store.runs.get(run_id, {}) if store is not None and run_id is not None else {}
+        self.detail.setText(effective(facts))
+        self.detail.setVisible(bool(self.detail.text()))
+        self._show_hidden()
+
+    def refresh(self) -> None:
+        """Nothing: figures change with `refresh_numbers`, less often than frames."""
+
+    def refresh_numbers(self) -> None:
+        """Bring figures and new runs up to date, unless nobody looks."""
+        if self.isVisible():
+            self.model.refresh()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.model.refresh()
+
+    def set_cursor(self, position: Position | None) -> None:
+        """A position does not change the list."""
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self.model.retheme(theme)
+
+    def _show(self, index: QModelIndex) -> None:
+        self.run_selected.emit(self.model.rows[index.row()].run_id)
+
+    def _hide(self) -> None:
+        index = self.table.currentIndex()
+        if index.isValid():
+            self.model.hide_run(self.model.rows[index.row()].run_id)
+            self._show_hidden()
+
+    def _show_all(self) -> None:
+        self.model.show_all()
+        self._show_hidden()
+
+    def _show_hidden(self) -> None:
+        self.show_all.setText(f"Show {self.model.n_hidden} hidden")
+        self.show_all.setVisible(self.model.n_hidden > 0)
+
+    def _ask(self, where: QPoint) -> None:
+        index = self.table.indexAt(where)
+        if not index.isValid():
+            return
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.addAction("Show in all views", lambda: self._show(index))
+        hide = menu.addAction("Take off the list", self._hide)
+        hide.setEnabled(self.model.rows[index.row()].run_id != self.model.shown)
+        menu.popup(self.table.viewport().mapToGlobal(where))
+
+    def _fit_columns(self) -> None:
+        character = self.fontMetrics().averageCharWidth()
+        for column, name in enumerate(COLUMNS):
+            self.table.setColumnWidth(column, _CHARACTERS.get(name, 30) * character)
+        rows = self.table.verticalHeader()
+        rows.hide()
+        rows.setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        rows.setDefaultSectionSize(self.table.fontMetrics().height() + _ROW_PAD)
+        header = self.table.horizontalHeader()
+        header.setHighlightSections(False)
+        header.setStretchLastSection(True)
