@@ -1,0 +1,51 @@
+"""The rows of one run in a table of the trace, found once and read where they are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from app.models.grown import Grown
+from engine.trace.store import Table
+
+
+class RunRows:
+    """Rows of a run, numbered from 0 in the order written, which is the order of rounds."""
+
+    def __init__(self, table: Table, run_id: int) -> None:
+        self.table, self.run_id = table, run_id
+        self.rounds = Grown(np.int64)
+        self._rows = Grown(np.int64)
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self) -> tuple[int, int]:
+        """Take in what has joined the table; start and stop of the new rows."""
+        start, stop, first = self._next, len(self.table), len(self._rows)
+        self._next = stop
+        rows = start + np.flatnonzero(self.table.column("run_id", start, stop) == self.run_id)
+        self._rows.add(rows)
+        self.rounds.add(self.table.column("round", 0, stop)[rows])
+        return first, len(self._rows)
+
+    def between(self, first_round: int, stop_round: int) -> tuple[int, int]:
+        """Start and stop of the rows of these rounds."""
+        start, stop = np.searchsorted(self.rounds.values, (first_round, stop_round))
+        return int(start), int(stop)
+
+    def column(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Values of a column in rows start..stop of the run, [stop - start]."""
+        rows = self._rows.values[start:stop]
+        if len(rows) and rows[-1] - rows[0] == len(rows) - 1:  # side by side: no copy
+            return self.table.column(name, int(rows[0]), int(rows[-1]) + 1)
+        values: np.ndarray = self.table.column(name)[rows]
+        return values
+
+    def texts(self, name: str, start: int, stop: int) -> list[str]:
+        """A text column of rows start..stop."""
+        return [self.table.texts(name, row, row + 1)[0] for row in self._rows.values[start:stop]]
+
+    def row(self, index: int) -> dict[str, object]:
+        """One row as Python values; not observed is None."""
+        return self.table.row(int(self._rows.values[index]))
