@@ -151,6 +151,75 @@ SPECS = (
         "Ctrl+6",
         checkable=True,
     ),
+    ActionSpec(
+        "view.panel_acceptance",
+        "&Acceptance",
+        "Show or hide how many drafted tokens are accepted",
+        "Ctrl+7",
+        checkable=True,
+    ),
+    ActionSpec(
+        "view.panel_timing",
+        "Tim&e per Round",
+        "Show or hide what the time of each round was spent on",
+        "Ctrl+8",
+        checkable=True,
+    ),
+    ActionSpec(
+        "view.panel_verify",
+        "Verify Wi&dth",
+        "Show or hide the tokens of each forward pass",
+        "Ctrl+9",
+        checkable=True,
+    ),
+    ActionSpec(
+        "view.panel_kv",
+        "&KV Cells",
+        "Show or hide the attention cells in use",
+        checkable=True,
+    ),
+    ActionSpec(
+        "view.panel_what_if",
+        "&What If",
+        "Show or hide estimates for shorter drafts",
+        checkable=True,
+    ),
+    ActionSpec(
+        "plot.x_round",
+        "X-Axis: &Rounds",
+        "Count rounds on the x-axis of all plots",
+        checkable=True,
+        group="plot_x",
+    ),
+    ActionSpec(
+        "plot.x_token",
+        "X-Axis: &Tokens",
+        "Count emitted tokens on the x-axis of all plots",
+        checkable=True,
+        group="plot_x",
+    ),
+    ActionSpec(
+        "plot.x_time",
+        "X-Axis: T&ime",
+        "Count seconds without pauses on the x-axis of all plots",
+        checkable=True,
+        group="plot_x",
+    ),
+    ActionSpec(
+        "plot.show_all", "&Whole Run", "Bring all rounds into sight in the plots (Home in a plot)"
+    ),
+    ActionSpec(
+        "plot.reset", "Reset &Zoom", "Follow the newest rounds at the first zoom (double click)"
+    ),
+    ActionSpec(
+        "plot.export",
+        "&Export Plot…",
+        "Write the plot in use as PNG, SVG or CSV",
+        icon="export",
+    ),
+    ActionSpec(
+        "plot.copy_image", "&Copy as Image", "Copy a picture of the plot in use", icon="copy"
+    ),
     ActionSpec("view.reset_layout", "&Reset Layout", "Put every panel back in its first place"),
     ActionSpec("help.shortcuts", "Keyboard &Shortcuts", "List all actions and their keys", "F1"),
     ActionSpec(
@@ -182,7 +251,9 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "view.ghosts", "view.follow", SEPARATOR, "view.panel_model", "view.panel_run",
             "view.panel_rollback", "view.panel_ring", "view.panel_divergence",
-            "view.panel_findings", "view.reset_layout", SEPARATOR, "menu.theme",
+            "view.panel_findings", "view.panel_acceptance", "view.panel_timing",
+            "view.panel_verify", "view.panel_kv", "view.panel_what_if", "view.reset_layout",
+            SEPARATOR, "menu.plots", "menu.theme",
         ),
     ),
     ("&Help", ("help.shortcuts", "help.copy_report", "help.about")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QByteArray, Qt
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabWidget, QWidget
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 """Raise it when docks come, go or change their names: an older saved layout is then ignored."""
 
 TITLES = {
@@ -15,8 +15,14 @@ TITLES = {
     "ring": "Ring occupancy",
     "divergence": "Divergence",
     "findings": "Findings",
+    "acceptance": "Acceptance",
+    "timing": "Time per round",
+    "verify": "Verify width",
+    "kv": "KV cells",
+    "what_if": "What if",
 }
-FIRST_SHOWN = ("model", "run", "rollback", "ring")
+_BOTTOM_TABS = ("ring", "acceptance", "timing", "verify", "kv", "what_if")
+FIRST_SHOWN = ("model", "run", "rollback", *_BOTTOM_TABS)
 """The panels that a new window has; the others are tabs at the right, opened when wanted."""
 _FIRST_SIZE = (1280, 800)
 _LEFT_CHARACTERS = 52
@@ -58,6 +64,12 @@ class Docks:
         self._reset_tabs()
         window.splitDockWidget(docks["model"], docks["run"], Qt.Orientation.Vertical)
         window.splitDockWidget(docks["rollback"], docks["ring"], Qt.Orientation.Vertical)
+        for name in _BOTTOM_TABS[1:]:
+            docks[name].setFloating(False)
+            window.addDockWidget(bottom, docks[name])
+            window.tabifyDockWidget(docks["ring"], docks[name])
+            docks[name].show()
+        docks["ring"].raise_()
         height = window.height()
         width = _LEFT_CHARACTERS * window.fontMetrics().averageCharWidth()
         window.resizeDocks([docks["model"]], [width], Qt.Orientation.Horizontal)

@@ -27,17 +27,17 @@ from app.errors import log
 from app.feed import Feed
 from app.menus import RecentMenu, Scenario, ScenarioMenu, make_menus, make_toolbar
 from app.models.compared_lanes import run_to_show
+from app.plot_group import PlotGroup
 from app.settings import THEME_CHOICES, Settings
 from app.theme import Theme, apply_theme, load_theme
 from app.views.divergence import DivergenceView
 from app.views.findings import FindingsView
 from app.views.model_map import ModelMapView
-from app.views.ring import RingView
-from app.views.rollback import RollbackView
 from app.views.run_panel import RunPanel
 from app.views.tokens import TokensView
 from app.widgets.banner import BannerArea
 from app.widgets.empty_state import EmptyState
+from app.widgets.round_view import RoundView
 from app.widgets.status_line import StatusLine
 from app.worker import CompareRequest, State
 from engine.trace.store import TraceStore
@@ -70,7 +70,9 @@ class MainWindow(QMainWindow):
         self._make_views()
         self.recent_menu = RecentMenu(settings, self.actions_by_id, self.open_model)
         self.scenario_menu = ScenarioMenu(scenarios, self.open_scenario)
-        self.menus = make_menus(self, self.actions_by_id, self.recent_menu, self.scenario_menu)
+        self.menus = make_menus(
+            self, self.actions_by_id, self.recent_menu, self.scenario_menu, self.plots.menu
+        )
         make_toolbar(self, self.actions_by_id)
         self._connect_actions()
         self._connect_bridge()
@@ -139,7 +141,9 @@ class MainWindow(QMainWindow):
         assert isinstance(app, QApplication)
         apply_theme(app, theme)
         self.actions_by_id.retheme(theme)
-        for view in (*self._trace_views, self.model_map, self.banners):
+        for view in (
+            self.tokens, self.plots, self.divergence, self.findings, self.model_map, self.banners,
+        ):  # fmt: skip
             view.retheme(theme)
 
     def _follow_desktop(self) -> None:
@@ -152,25 +156,23 @@ class MainWindow(QMainWindow):
         theme, actions = self.theme, self.actions_by_id
         opening = [actions["file.open"], actions["file.open_demo"]]
         self.tokens = TokensView(theme)
-        self.rollback = RollbackView(theme)
-        self.ring = RingView(theme)
-        self.ring.link_x(self.rollback)
+        self.plots = PlotGroup(theme, actions, self.settings, self.show_message)
+        self.rollback, self.ring = self.plots.rollback, self.plots.ring
         self.divergence = DivergenceView(theme, actions)
         self.findings = FindingsView(theme)
-        self._trace_views = (
-            self.tokens, self.rollback, self.ring, self.divergence, self.findings,
+        self._trace_views: tuple[TokensView | RoundView | DivergenceView | FindingsView, ...] = (
+            self.tokens, *self.plots.views.values(), self.divergence, self.findings,
         )  # fmt: skip
         self.model_map = ModelMapView(theme, opening)
         self.run_panel = RunPanel()
         self.banners = BannerArea(theme)
         self.status = StatusLine()
         self.setStatusBar(self.status)
-        self.feed = Feed(self._trace_views, self)
+        self.feed = Feed((*self._trace_views, self.plots.what_if), self)
         for name, view in (
             ("model", self.model_map),
             ("run", self.run_panel),
-            ("rollback", self.rollback),
-            ("ring", self.ring),
+            *self.plots.widgets.items(),
             ("divergence", self.divergence),
             ("findings", self.findings),
         ):

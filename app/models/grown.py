@@ -8,8 +8,8 @@ import numpy as np
 class Grown:
     """An array with room to spare; `values` is what has been added."""
 
-    def __init__(self, dtype: type) -> None:
-        self._array = np.empty(1024, dtype)
+    def __init__(self, dtype: type[np.generic]) -> None:
+        self._array: np.ndarray = np.empty(1024, dtype)
         self._n = 0
 
     def __len__(self) -> int:

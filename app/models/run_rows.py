@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from app.models.grown import Grown
+from engine.trace.records import PHASES
+from engine.trace.step_sums import StepSums
 from engine.trace.store import Table
 
 
@@ -49,3 +53,23 @@ class RunRows:
     def row(self, index: int) -> dict[str, object]:
         """One row as Python values; not observed is None."""
         return self.table.row(int(self._rows.values[index]))
+
+    def add_to(self, sums: StepSums, start: int, stop: int) -> np.ndarray:
+        """Take rows start..stop, of `rounds`, into sums; which of them are steps, bool [n]."""
+        return sums.add(
+            self.column("seq_id", start, stop),
+            self.column("num_draft_tokens", start, stop),
+            self.column("num_accepted_draft_tokens", start, stop),
+            self.column("verify_width", start, stop),
+            {phase: self.column(f"{phase}_ms", start, stop) for phase in PHASES},
+        )
+
+    def seq_in(self, round_: int | None) -> int | None:
+        """The first sequence that has a row in a round, or in any; None without one."""
+        start, stop = (0, len(self)) if round_ is None else self.between(round_, round_ + 1)
+        return None if start == stop else int(self.column("seq_id", start, start + 1)[0])
+
+    def listed(self, names: Sequence[str], first_round: int, stop_round: int) -> list[list[object]]:
+        """These columns of the rows of these rounds; not observed is None."""
+        rows = map(self.row, range(*self.between(first_round, stop_round)))
+        return [[row[name] for name in names] for row in rows]

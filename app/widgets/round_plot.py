@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QEvent, Qt, Signal
-from PySide6.QtGui import QHelpEvent, QKeyEvent, QPen, QResizeEvent
-from PySide6.QtWidgets import QFrame, QToolTip, QWidget
+from PySide6.QtGui import QContextMenuEvent, QHelpEvent, QKeyEvent, QPen, QResizeEvent
+from PySide6.QtWidgets import QFrame, QMenu, QToolTip, QWidget
 
 from app.models.run_axis import UNITS, RunAxis
 from app.theme import Theme
@@ -48,6 +48,8 @@ class RoundPlot(pg.PlotWidget):
         super().__init__(parent)
         self.tip: Callable[[float, float], str] = lambda _x, _y: ""
         """Text of the tooltip for an x and a y, empty for none."""
+        self.menu: QMenu | None = None
+        """What a right click and the menu key open."""
         self._y_label, self._unit = y_label, unit
         self._first = 0
         self._n_rounds = 0
@@ -276,6 +278,11 @@ class RoundPlot(pg.PlotWidget):
             QToolTip.showText(event.globalPos(), text, self)
             return True
         return bool(super().viewportEvent(event))
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        if self.menu is not None:
+            self.menu.popup(event.globalPos())
+            event.accept()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         left, right = self.x_range

@@ -73,10 +73,10 @@ class StepSums:
         known = later & (widths > 0) & np.isfinite(phases["verify"])
         self.n_untimed += int(later.sum() - known.sum())
         size = max(len(self.width_n), int(widths[known].max(initial=0)) + 1)
-        n = np.bincount(widths[known], minlength=size)
-        ms = np.bincount(widths[known], phases["verify"][known], minlength=size)
+        n: np.ndarray = np.bincount(widths[known], minlength=size)
+        ms: np.ndarray = np.bincount(widths[known], phases["verify"][known], minlength=size)
         n[: len(self.width_n)] += self.width_n
-        ms[: len(self.width_ms)] += self.width_ms
+        ms = ms + np.pad(self.width_ms, (0, size - len(self.width_ms)))
         self.width_n, self.width_ms = n, ms
         self.step_tokens += int(np.maximum(widths[steps], 0).sum())
         for sums, chosen in ((self.step_ms, steps), (self.plain_ms, plain)):
