@@ -57,17 +57,22 @@ class Docks:
         """Every dock in its first place, the window in its first size."""
         window, docks = self._window, self._docks
         left, bottom = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.BottomDockWidgetArea
-        for name, area in (("model", left), ("run", left), ("rollback", bottom), ("ring", bottom)):
+        in_place = self._tabs_in_place()
+        places = [("model", left), ("run", left), ("rollback", bottom), ("ring", bottom)]
+        for name, area in places[:2] if in_place else places:
             docks[name].setFloating(False)
             window.addDockWidget(area, docks[name])
             docks[name].show()
         self._reset_tabs()
         window.splitDockWidget(docks["model"], docks["run"], Qt.Orientation.Vertical)
-        window.splitDockWidget(docks["rollback"], docks["ring"], Qt.Orientation.Vertical)
-        for name in _BOTTOM_TABS[1:]:
-            docks[name].setFloating(False)
-            window.addDockWidget(bottom, docks[name])
-            window.tabifyDockWidget(docks["ring"], docks[name])
+        docks["rollback"].show()
+        if not in_place:
+            window.splitDockWidget(docks["rollback"], docks["ring"], Qt.Orientation.Vertical)
+            for name in _BOTTOM_TABS[1:]:
+                docks[name].setFloating(False)
+                window.addDockWidget(bottom, docks[name])
+                window.tabifyDockWidget(docks["ring"], docks[name])
+        for name in _BOTTOM_TABS:
             docks[name].show()
         docks["ring"].raise_()
         height = window.height()
@@ -79,6 +84,17 @@ class Docks:
                 [round(height * share)] * len(names),
                 Qt.Orientation.Vertical,
             )
+
+    def _tabs_in_place(self) -> bool:
+        """Whether the plots at the bottom are where they were first; see `_reset_tabs`."""
+        docks, bottom = self._docks, Qt.DockWidgetArea.BottomDockWidgetArea
+        names = ("rollback", *_BOTTOM_TABS)
+        if any(docks[name].isFloating() for name in names):
+            return False
+        if any(self._window.dockWidgetArea(docks[name]) is not bottom for name in names):
+            return False
+        together = self._window.tabifiedDockWidgets(docks["ring"])
+        return {docks[name] for name in _BOTTOM_TABS[1:]} == set(together)
 
     def _reset_tabs(self) -> None:
         """The docks at the right: tabs, closed. Qt leaves a bar behind where tabs are docked

@@ -29,12 +29,12 @@ from engine.trace.what_if import ASSUMPTIONS, Estimate, WhatIf, what_if
 
 _HEADS = {
     "n_max": ("n_max", "Longest draft, tokens; 0 is no drafting"),
-    "expected_length": ("tokens/step", "Expected tokens per step, 1 + accepted"),
+    "expected_length": ("tok/step", "Expected tokens per step, 1 + accepted"),
     "draft_ms": ("draft ms", "Drafting, milliseconds per step"),
     "verify_ms": ("verify ms", "Forward pass of the target, milliseconds per step"),
     "rest_ms": ("rest ms", "Sampling, checkpoint, rollback and replay, milliseconds per step"),
     "step_ms": ("step ms", "All of a step, milliseconds"),
-    "tokens_per_second": ("tokens/s", "Of the whole run, rounds without a draft included"),
+    "tokens_per_second": ("tok/s", "Of the whole run, rounds without a draft included"),
 }
 _EMPTY, _PAGE = range(2)
 
@@ -60,7 +60,7 @@ class WhatIfView(QStackedWidget):
         """The table, the plot and the text, as pictures show them."""
         beside = QHBoxLayout()
         beside.setSpacing(8)
-        beside.addWidget(self.table_widget, 3)
+        beside.addWidget(self.table_widget, 5)
         beside.addWidget(self.plot, 2)
         column = QVBoxLayout(self.page)
         column.setContentsMargins(8, 4, 8, 4)
@@ -169,7 +169,8 @@ def _table() -> QTableWidget:
         item.setToolTip(tip)
         table.setHorizontalHeaderItem(column, item)
     head.setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
-    head.setMinimumSectionSize(table.fontMetrics().horizontalAdvance("tokens/step") + 10)
+    head.setMinimumSectionSize(table.fontMetrics().horizontalAdvance("00"))
+    table.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
     return table
 
 

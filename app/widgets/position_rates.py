@@ -48,7 +48,7 @@ class PositionRates(pg.PlotWidget):
         plot.hideButtons()
         plot.getViewBox().setMouseEnabled(x=False, y=False)
         metrics = self.fontMetrics()
-        plot.getAxis("left").setWidth(metrics.horizontalAdvance("0.5 ") + metrics.height())
+        plot.getAxis("left").setWidth(metrics.horizontalAdvance("0.5 ") + 2 * metrics.height())
         plot.getAxis("left").setTicks([[(0, "0"), (0.5, "0.5"), (1, "1")]])
         plot.getAxis("bottom").setHeight(2 * metrics.height() + 4)
         self.curves = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QPen
+from PySide6.QtGui import QBrush, QPen
 from PySide6.QtWidgets import QFrame, QWidget
 
 from app.theme import Theme
@@ -72,6 +72,6 @@ class SpeedPlot(pg.PlotWidget):
         self._line.setSymbolPen(QPen(Qt.PenStyle.NoPen))
         self._line.setSymbolBrush(theme.color("ui.accent"))
         self._recorded.setPen(QPen(theme.color("plot.text"), 1.5))
-        self._recorded.setBrush(None)
+        self._recorded.setBrush(QBrush(Qt.BrushStyle.NoBrush))
         self._best.setPen(QPen(Qt.PenStyle.NoPen))
         self._best.setBrush(theme.color("plot.limit"))
