@@ -48,13 +48,13 @@ def write_plot(view: Picturable, path: Path, light: Theme, shown: Theme) -> None
 
     An existing file is replaced once the new one is complete. Raises TraceFileError.
     """
-    stage = path.with_name(f".{path.name}.part")
+    stage = path.with_name(f".part-{path.name}")  # the suffix says the format
     try:
         if path.suffix == ".csv":
             _write_csv(view, stage)
         elif path.suffix == ".svg":
             _write_svg(view, stage, light, shown)
-        elif not picture(view, light, shown).save(str(stage), b"PNG"):
+        elif not picture(view, light, shown).save(str(stage)):
             raise OSError("it is not writable")
         os.replace(stage, path)
     except OSError as error:
