@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QByteArray, Qt
-from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabWidget, QWidget
+from PySide6.QtCore import QByteArray, QSignalBlocker, Qt
+from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
 
 LAYOUT_VERSION = 3
 """Raise it when docks come, go or change their names: an older saved layout is then ignored."""
@@ -65,12 +65,12 @@ class Docks:
             docks[name].show()
         self._reset_tabs()
         window.splitDockWidget(docks["model"], docks["run"], Qt.Orientation.Vertical)
-        docks["rollback"].show()
         if not in_place:
             window.splitDockWidget(docks["rollback"], docks["ring"], Qt.Orientation.Vertical)
             for name in _BOTTOM_TABS[1:]:
                 docks[name].setFloating(False)
-                window.addDockWidget(bottom, docks[name])
+                window.splitDockWidget(docks["ring"], docks[name], Qt.Orientation.Vertical)
+            for name in _BOTTOM_TABS[1:]:
                 window.tabifyDockWidget(docks["ring"], docks[name])
         for name in _BOTTOM_TABS:
             docks[name].show()
@@ -84,6 +84,21 @@ class Docks:
                 [round(height * share)] * len(names),
                 Qt.Orientation.Vertical,
             )
+        if not in_place:
+            self._empty_left_bars()
+
+    def _empty_left_bars(self) -> None:
+        """Qt leaves bars behind while tabs are made, with the same tabs as the newest; without
+        tabs they are not seen, and Qt fills a bar that is in use again."""
+        bars = self._window.findChildren(
+            QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly
+        )
+        last = TITLES[_BOTTOM_TABS[1]]
+        same = [bar for bar in bars if last in map(bar.tabText, range(bar.count()))]
+        for bar in same[:-1]:
+            with QSignalBlocker(bar):
+                while bar.count():
+                    bar.removeTab(0)
 
     def _tabs_in_place(self) -> bool:
         """Whether the plots at the bottom are where they were first; see `_reset_tabs`."""

@@ -37,7 +37,8 @@ _PATTERN_OF = [_PATTERNS.get(phase, Qt.BrushStyle.SolidPattern) for phase in PHA
 _REFRESHES_PER_SPEED = 15
 NO_BASELINE = "no baseline"
 _BASELINE_TIP = (
-    "Net speed-up: tokens per second against a plain run of the same prompt. "
+    "Net speed-up: tokens per second against a plain run of the same prompt, whose time per "
+    "token is the dashed line. "
     "To get one, clear the drafters in the run settings and run again with the same prompt."
 )
 
