@@ -88,14 +88,12 @@ class Docks:
             self._empty_left_bars()
 
     def _empty_left_bars(self) -> None:
-        """Qt leaves bars behind while tabs are made, with the same tabs as the newest; without
-        tabs they are not seen, and Qt fills a bar that is in use again."""
-        bars = self._window.findChildren(
-            QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly
-        )
+        """Qt leaves bars behind while tabs are made, with the same tabs as the one in use;
+        without tabs they are not seen, and Qt fills the one in use again."""
+        bars = self._window.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly)
         last = TITLES[_BOTTOM_TABS[1]]
         same = [bar for bar in bars if last in map(bar.tabText, range(bar.count()))]
-        for bar in same[:-1]:
+        for bar in same:
             with QSignalBlocker(bar):
                 while bar.count():
                     bar.removeTab(0)
