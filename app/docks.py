@@ -69,9 +69,9 @@ class Docks:
             window.splitDockWidget(docks["rollback"], docks["ring"], Qt.Orientation.Vertical)
             for name in _BOTTOM_TABS[1:]:
                 docks[name].setFloating(False)
-                window.splitDockWidget(docks["ring"], docks[name], Qt.Orientation.Vertical)
-            for name in _BOTTOM_TABS[1:]:
+                window.addDockWidget(bottom, docks[name])
                 window.tabifyDockWidget(docks["ring"], docks[name])
+                docks[name].show()
         for name in _BOTTOM_TABS:
             docks[name].show()
         docks["ring"].raise_()
@@ -88,15 +88,14 @@ class Docks:
             self._empty_left_bars()
 
     def _empty_left_bars(self) -> None:
-        """Qt leaves bars behind while tabs are made, with the same tabs as the one in use;
-        without tabs they are not seen, and Qt fills the one in use again."""
+        """Qt leaves a bar behind with the first tabs of a group; without tabs it is not seen."""
         bars = self._window.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly)
-        last = TITLES[_BOTTOM_TABS[1]]
-        same = [bar for bar in bars if last in map(bar.tabText, range(bar.count()))]
-        for bar in same:
-            with QSignalBlocker(bar):
-                while bar.count():
-                    bar.removeTab(0)
+        first = TITLES[_BOTTOM_TABS[0]]
+        for bar in bars:
+            if bar.tabText(0) == first and bar.count() < len(_BOTTOM_TABS):
+                with QSignalBlocker(bar):
+                    while bar.count():
+                        bar.removeTab(0)
 
     def _tabs_in_place(self) -> bool:
         """Whether the plots at the bottom are where they were first; see `_reset_tabs`."""
