@@ -147,9 +147,8 @@ class Docks:
         window = self._window
         if geometry.isEmpty() or not window.restoreGeometry(geometry):
             window.resize(*_FIRST_SIZE)
-        self.reset()
-        if not layout.isEmpty():
-            window.restoreState(layout, LAYOUT_VERSION)
+        if layout.isEmpty() or not window.restoreState(layout, LAYOUT_VERSION):
+            self.reset()
 
     def save(self) -> tuple[QByteArray, QByteArray]:
         """Geometry and layout for `restore`."""
