@@ -289,6 +289,72 @@ SPECS = (
         checkable=True,
     ),
     ActionSpec(
+        "view.panel_acceptance",
+        "&Acceptance",
+        "Show or hide how many drafted tokens are accepted",
+        checkable=True,
+    ),
+    ActionSpec(
+        "view.panel_timing",
+        "Tim&e per Round",
+        "Show or hide what the time of each round was spent on",
+        checkable=True,
+    ),
+    ActionSpec(
+        "view.panel_verify",
+        "Verify Wi&dth",
+        "Show or hide the tokens of each forward pass",
+        checkable=True,
+    ),
+    ActionSpec(
+        "view.panel_kv",
+        "&KV Cells",
+        "Show or hide the attention cells in use",
+        checkable=True,
+    ),
+    ActionSpec(
+        "view.panel_what_if",
+        "&What If",
+        "Show or hide estimates for shorter drafts",
+        checkable=True,
+    ),
+    ActionSpec(
+        "plot.x_round",
+        "X-Axis: &Rounds",
+        "Count rounds on the x-axis of all plots",
+        checkable=True,
+        group="plot_x",
+    ),
+    ActionSpec(
+        "plot.x_token",
+        "X-Axis: &Tokens",
+        "Count emitted tokens on the x-axis of all plots",
+        checkable=True,
+        group="plot_x",
+    ),
+    ActionSpec(
+        "plot.x_time",
+        "X-Axis: T&ime",
+        "Count seconds without pauses on the x-axis of all plots",
+        checkable=True,
+        group="plot_x",
+    ),
+    ActionSpec(
+        "plot.show_all", "&Whole Run", "Bring all rounds into sight in the plots (Home in a plot)"
+    ),
+    ActionSpec(
+        "plot.reset", "Reset &Zoom", "Follow the newest rounds at the first zoom (double click)"
+    ),
+    ActionSpec(
+        "plot.export",
+        "&Export Plot…",
+        "Write the plot in use as PNG, SVG or CSV",
+        icon="export",
+    ),
+    ActionSpec(
+        "plot.copy_image", "&Copy as Image", "Copy a picture of the plot in use", icon="copy"
+    ),
+    ActionSpec(
         "view.palette",
         "Command &Palette…",
         "Find any action by a few letters of its name",
@@ -362,7 +428,9 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "view.palette", SEPARATOR, "view.ghosts", "view.follow", "view.tabs", SEPARATOR,
             "view.panel_model", "view.panel_run", "view.panel_rollback", "view.panel_ring",
-            "view.panel_divergence", "view.panel_findings", "view.panel_inspector", SEPARATOR,
+            "view.panel_divergence", "view.panel_findings", "view.panel_inspector",
+            "view.panel_runs", "view.panel_breaks", "view.panel_acceptance", "view.panel_timing",
+            "view.panel_verify", "view.panel_kv", "view.panel_what_if", SEPARATOR, "menu.plots",
             "menu.layout", "view.reset_layout", SEPARATOR,
             "menu.theme",
         ),

@@ -18,16 +18,22 @@ TITLES = {
     "inspector": "Step inspector",
     "runs": "Runs",
     "breaks": "Break rules",
+    "acceptance": "Acceptance",
+    "timing": "Time per round",
+    "verify": "Verify width",
+    "kv": "KV cells",
+    "what_if": "What if",
 }
+_PLOTS = ("acceptance", "timing", "verify", "kv", "what_if")
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """First places of the docks, and which of them are open.
 
-    left and bottom: docks one under the other; every other dock is a tab at the right. bottom
-    and right are shares of the window that an open dock there takes. wide: the bottom docks
-    reach from edge to edge.
+    left and bottom: docks one under the other; the further plots are tabs of the last of them,
+    every other dock is a tab at the right. bottom_share and right_share: part of the window that
+    an open dock there takes. wide: the bottom docks reach from edge to edge.
     """
 
     title: str
@@ -41,10 +47,12 @@ class Layout:
 
 LAYOUTS = {
     "stream": Layout(
-        "Stream", ("model", "run"), ("rollback", "ring"), ("model", "run", "rollback", "ring"), 0.17
+        "Stream", ("model", "run"), ("rollback", "ring"),
+        ("model", "run", "rollback", "ring", *_PLOTS), 0.17,
     ),
     "rollback": Layout(
-        "Rollback", ("run", "model"), ("rollback", "ring"), ("run", "rollback", "ring"), 0.33
+        "Rollback", ("run", "model"), ("rollback", "ring"),
+        ("run", "rollback", "ring", *_PLOTS), 0.33,
     ),
     "divergence": Layout(
         "Divergence", ("run", "model"), ("divergence",), ("divergence", "findings"), 0.68,
@@ -125,13 +133,17 @@ class Docks:
                     window.splitDockWidget(docks[above], docks[name], Qt.Orientation.Vertical)
                 else:
                     window.addDockWidget(area, docks[name])
-        tabs = [name for name in TITLES if name not in (*layout.left, *layout.bottom)]
+        for name in _PLOTS:
+            window.addDockWidget(_BOTTOM, docks[name])
+            window.tabifyDockWidget(docks[layout.bottom[-1]], docks[name])
+        tabs = [name for name in TITLES if name not in (*layout.left, *layout.bottom, *_PLOTS)]
         for first, name in zip(("", *tabs[:1] * len(tabs)), tabs, strict=False):
             window.addDockWidget(_RIGHT, docks[name])
             if first:
                 window.tabifyDockWidget(docks[first], docks[name])
         for name, dock in docks.items():
             dock.setVisible(name in layout.shown)
+        docks[layout.bottom[-1]].raise_()
         self._share_out(layout, [name for name in tabs if name in layout.shown])
 
     def _share_out(self, layout: Layout, tabs: list[str]) -> None:

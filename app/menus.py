@@ -91,10 +91,14 @@ class ScenarioMenu(QMenu):
 
 
 def make_menus(
-    window: QMainWindow, actions: Actions, recent: RecentMenu, scenarios: ScenarioMenu
+    window: QMainWindow,
+    actions: Actions,
+    recent: RecentMenu,
+    scenarios: ScenarioMenu,
+    plots: QMenu,
 ) -> list[QMenu]:
     """Fill the menu bar; returns its menus and their submenus."""
-    for submenu in (recent, scenarios):
+    for submenu in (recent, scenarios, plots):
         submenu.setParent(window, submenu.windowFlags())
     themes = QMenu("&Theme", window)
     themes.addActions([actions[f"view.theme_{name}"] for name in THEME_CHOICES])
@@ -104,7 +108,7 @@ def make_menus(
         menu.setToolTipsVisible(True)
     submenus = {
         "menu.recent": recent, "menu.theme": themes, "menu.layout": layouts,
-        "menu.scenarios": scenarios,
+        "menu.scenarios": scenarios, "menu.plots": plots,
     }  # fmt: skip
     menus: list[QMenu] = [*submenus.values()]
     for title, entries in MENUS:

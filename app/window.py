@@ -35,6 +35,7 @@ from app.menus import RecentMenu, Scenario, ScenarioMenu, make_menus, make_toolb
 from app.models.compared_lanes import lanes_of, run_to_show
 from app.models.position import Position
 from app.models.run_facts import fidelity_text
+from app.plot_group import PlotGroup
 from app.sessions import Sessions
 from app.settings import THEME_CHOICES, Settings
 from app.theme import Theme, apply_theme, load_theme
@@ -43,8 +44,6 @@ from app.views.divergence import DivergenceView
 from app.views.findings import FindingsView
 from app.views.inspector import InspectorView
 from app.views.model_map import ModelMapView
-from app.views.ring import RingView
-from app.views.rollback import RollbackView
 from app.views.run_panel import RunPanel
 from app.views.runs import RunsView
 from app.views.tokens import TokensView
@@ -97,7 +96,9 @@ class MainWindow(QMainWindow):
             settings, self.actions_by_id, self.open_model, self.sessions.open
         )
         self.scenario_menu = ScenarioMenu(scenarios, self.open_scenario)
-        self.menus = make_menus(self, self.actions_by_id, self.recent_menu, self.scenario_menu)
+        self.menus = make_menus(
+            self, self.actions_by_id, self.recent_menu, self.scenario_menu, self.plots.menu
+        )
         make_toolbar(self, self.actions_by_id)
         self.palette_box = CommandPalette(self._commands, self)
         self._connect_actions()
@@ -185,7 +186,10 @@ class MainWindow(QMainWindow):
         assert isinstance(app, QApplication)
         apply_theme(app, theme)
         self.actions_by_id.retheme(theme)
-        for view in (*self._trace_views, self.model_map, self.banners, self.breaks):
+        for view in (
+            self.tokens, self.plots, self.divergence, self.findings, self.inspector, self.why_not,
+            self.runs, self.model_map, self.banners, self.breaks,
+        ):  # fmt: skip
             view.retheme(theme)
 
     def _follow_desktop(self) -> None:
@@ -198,17 +202,19 @@ class MainWindow(QMainWindow):
         theme, actions = self.theme, self.actions_by_id
         opening = [actions["file.open"], actions["file.open_demo"]]
         self.tokens = TokensView(theme)
-        self.rollback = RollbackView(theme)
-        self.ring = RingView(theme)
-        self.ring.link_x(self.rollback)
+        self.plots = PlotGroup(theme, actions, self.settings, self.show_message)
+        self.rollback, self.ring = self.plots.rollback, self.plots.ring
         self.divergence = DivergenceView(theme, actions)
         self.findings = FindingsView(theme)
         self.inspector = InspectorView(theme, actions)
         self.why_not = WhyNotStrip(theme)
         self.runs = RunsView(theme)
-        self._trace_views = (
-            self.tokens, self.rollback, self.ring, self.divergence, self.findings, self.inspector,
-            self.why_not, self.runs,
+        self._trace_views: tuple[
+            TokensView | RoundView | DivergenceView | FindingsView | InspectorView | WhyNotStrip
+            | RunsView, ...
+        ] = (
+            self.tokens, *self.plots.views.values(), self.divergence, self.findings,
+            self.inspector, self.why_not, self.runs,
         )  # fmt: skip
         self.breaks = BreaksView(theme)
         self.model_map = ModelMapView(theme, opening)
@@ -216,12 +222,11 @@ class MainWindow(QMainWindow):
         self.banners = BannerArea(theme)
         self.status = StatusLine()
         self.setStatusBar(self.status)
-        self.feed = Feed(self._trace_views, self)
+        self.feed = Feed((*self._trace_views, self.plots.what_if), self)
         for name, view in (
             ("model", self.model_map),
             ("run", self.run_panel),
-            ("rollback", self.rollback),
-            ("ring", self.ring),
+            *self.plots.widgets.items(),
             ("divergence", self.divergence),
             ("findings", self.findings),
             ("inspector", self.inspector),

@@ -16,6 +16,10 @@ from engine.trace.store import TraceStore
 
 _CODE = {state: code for code, state in enumerate(SLOT_STATES, start=1)}
 """Values of the image; 0 is a slot that was not observed."""
+_BY_WEIGHT = np.array(
+    [0, *(_CODE[s] for s in ("free", "carried", "fresh", "live", "pending", "stale"))], np.uint8
+)
+"""Codes; where rounds share a column of pixels the last is shown, so no stale slot is lost."""
 _MARKED = {"pending": "o", "stale": "x"}
 """States with a sign in the cell besides its colour. The live state has slot 0 for a sign."""
 _MARK_PIXELS = 6
@@ -130,26 +134,65 @@ class RingView(RoundView):
         self._n_slots, self._first_row = wanted, first
 
     def _draw(self) -> None:
-        left, right = self.plot.x_range
-        first = max(0, int(left))
-        stop = min(self._n_rounds, int(right) + 2)
+        first, stop = self.plot.rounds_in_sight
+        first, stop = min(first, self._n_rounds), min(stop, self._n_rounds)
         n_rows = len(self._states)
         if stop <= first or not n_rows:
             self._image.clear()
             for marks in self._marks.values():
                 marks.clear()
             return
-        sight = np.ascontiguousarray(self._states[:, first:stop])
-        self._image.setImage(sight, autoLevels=False)
-        self._image.setRect(QRectF(first - 0.5, -0.5, stop - first, n_rows))
+        axis, n_pixels = self.plot.run_axis, self.plot.n_pixels
+        left, right = axis.start(first), axis.start(stop)
+        sight = self._states[:, first:stop]
+        if axis.unit != "round" or stop - first > n_pixels:
+            sight = self._by_pixel(first, stop, np.linspace(left, right, n_pixels + 1))
+        self._image.setImage(np.ascontiguousarray(sight), autoLevels=False)
+        self._image.setRect(QRectF(left, -0.5, max(right - left, 1e-9), n_rows))
         self.plot.box.setYRange(-0.6, n_rows - 0.4, padding=0)
-        roomy = self.plot.box.width() >= (right - left) * _MARK_PIXELS
+        self._draw_marks(first, stop, sight if sight.shape[1] != stop - first else None)
+        self._label_rows()
+
+    def _by_pixel(self, first: int, stop: int, edges: np.ndarray) -> np.ndarray:
+        """The weightiest state of every column of pixels, uint8 [rows, len(edges) - 1]."""
+        rounds = np.clip(self.plot.run_axis.rounds_at(edges), first, stop - 1)
+        starts = rounds[:-1]
+        stops = np.maximum(rounds[1:], starts + 1)
+        weights = np.argsort(_BY_WEIGHT).astype(np.uint8)[self._states[:, first:stop]]
+        padded = np.pad(weights, ((0, 0), (0, 1)))
+        bounds = np.stack([starts, stops], axis=1).ravel() - first
+        columns: np.ndarray = _BY_WEIGHT[np.maximum.reduceat(padded, bounds, axis=1)[:, ::2]]
+        return columns
+
+    def _draw_marks(self, first: int, stop: int, columns: np.ndarray | None) -> None:
+        """Signs in the cells; `columns`: the states by column of pixels where cells share them."""
+        axis = self.plot.run_axis
+        left, right = self.plot.x_range
+        room = self.plot.box.width() * axis.round_width / (right - left)
+        sight = self._states[:, first:stop] if columns is None else columns
         for state, marks in self._marks.items():
             y, x = np.nonzero(sight == _CODE[state])
             # the rare and alarming ones are marked even where the cells are narrow
-            shown = len(x) <= _MOST_MARKS and (roomy or state == "stale")
-            marks.setData(x + first, y) if shown else marks.clear()
-        self._label_rows()
+            if len(x) > _MOST_MARKS or not (room >= _MARK_PIXELS or state == "stale"):
+                marks.clear()
+            elif columns is None:
+                marks.setData((axis.starts(x + first) + axis.ends(x + first)) / 2, y)
+            else:
+                start, end = axis.start(first), axis.start(stop)
+                marks.setData(start + (x + 0.5) * ((end - start) / columns.shape[1]), y)
+
+    def table(self) -> tuple[list[str], list[list[object]]]:
+        first, stop = self.plot.rounds_in_sight
+        rows: list[list[object]] = []
+        for round_ in range(first, min(stop, self._n_rounds)):
+            for seq_id, row in self._first_row.items():
+                for slot in range(self._n_slots[seq_id]):
+                    state = int(self._states[row + slot, round_])
+                    age = int(self._ages[row + slot, round_])
+                    if state:
+                        known = None if age == MISSING else age
+                        rows.append([round_, seq_id, slot, SLOT_STATES[state - 1], known])
+        return ["round", "seq_id", "slot", "state", "age"], rows
 
     def _label_rows(self) -> None:
         """Slot numbers where they fit; the first slot of a band also names its sequence."""
@@ -183,7 +226,7 @@ class RingView(RoundView):
         return None
 
     def _tip(self, x: float, y: float) -> str:
-        place, round_ = self._place(y), round(x)
+        place, round_ = self._place(y), self.plot.run_axis.round_at(x)
         if place is None or not 0 <= round_ < self._n_rounds:
             return ""
         seq_id, slot = place

@@ -11,6 +11,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QBrush, QColor, QPen
 from PySide6.QtWidgets import QWidget
 
+from app.models.pixel_columns import PixelColumns
 from app.theme import Theme
 from app.widgets.legend import Swatch
 from app.widgets.round_view import RoundView
@@ -97,22 +98,37 @@ class RollbackView(RoundView):
         return self._data["round"][-1] + 1
 
     def _draw(self) -> None:
-        left, right = self.plot.x_range
-        first, stop = (bisect_left(self._data["round"], x) for x in (left - 1, right + 1))
+        first, stop = self._rows_in_sight()
         rounds, seq_ids, depths, groups = (
             np.array(self._data[name][first:stop], np.int64)
             for name in ("round", "seq_id", "rollback_depth", "group")
         )
-        width = _BAR_WIDTH / max(1, len(self._seq_ids))
+        axis, n_pixels = self.plot.run_axis, self.plot.n_pixels
+        starts, ends = axis.starts(rounds), axis.ends(rounds)
+        n_lanes = max(1, len(self._seq_ids))
+        width = (ends - starts) * (_BAR_WIDTH / n_lanes)
         lane = np.searchsorted(self._seq_ids, seq_ids)
-        x = rounds - _BAR_WIDTH / 2 + (lane + 0.5) * width
+        x = (starts + ends) / 2 + (lane + 0.5 - n_lanes / 2) * width
         for number, (group, bars) in enumerate(self._bars.items()):
             at = groups == number
             height = np.maximum(depths[at], 0.0 if group == "seq_rm" else _STUB)
-            bars.setOpts(x=x[at], height=height, width=width)
+            columns = PixelColumns(x[at], *self.plot.x_range, n_pixels)
+            middle, height = columns.first(x[at]), columns.most(height)
+            bars.setOpts(x=middle, height=height, width=columns.first(width[at]))
             if group == "refused":
-                self._crosses.setData(x[at], height + 0.3)
+                self._crosses.setData(middle, height + 0.3)
         self._draw_limit()
+
+    def _rows_in_sight(self) -> tuple[int, int]:
+        first, stop = (bisect_left(self._data["round"], at) for at in self.plot.rounds_in_sight)
+        return first, stop
+
+    def table(self) -> tuple[list[str], list[list[object]]]:
+        names = ["round", "seq_id", "rollback_depth", "rollback_path", "n_rs_seq"]
+        first, stop = self._rows_in_sight()
+        assert self._store is not None
+        rows = [self._store.rounds.row(at) for at in self._data["row"][first:stop]]
+        return names, [[row[name] for name in names] for row in rows]
 
     def _draw_limit(self) -> None:
         limit = self._n_rs_seq
@@ -147,7 +163,7 @@ class RollbackView(RoundView):
         return None
 
     def _tip(self, x: float, y: float) -> str:
-        round_ = round(x)
+        round_ = self.plot.run_axis.round_at(x)
         row = self._row_at(round_, self._seq_at(x, y))
         if row is None or self._store is None:
             return ""
@@ -168,7 +184,10 @@ class RollbackView(RoundView):
     def _seq_at(self, x: float, _y: float) -> int | None:
         if not self._seq_ids:
             return None
-        across = (x - round(x)) / _BAR_WIDTH + 0.5
+        axis = self.plot.run_axis
+        round_ = axis.round_at(x)
+        width = max(axis.start(round_ + 1) - axis.start(round_), 1e-9)
+        across = (x - axis.centre(round_)) / width / _BAR_WIDTH + 0.5
         lane = int(across * len(self._seq_ids))
         return self._seq_ids[min(max(lane, 0), len(self._seq_ids) - 1)]
 

@@ -1,14 +1,16 @@
-"""A plot with rounds or positions on the x-axis: follows the newest, zooms, selects one."""
+"""A plot over the rounds of a run, or positions: follows the newest, zooms, selects one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QEvent, Qt, Signal
-from PySide6.QtGui import QHelpEvent, QKeyEvent, QPen, QResizeEvent
-from PySide6.QtWidgets import QFrame, QToolTip, QWidget
+from PySide6.QtGui import QContextMenuEvent, QHelpEvent, QKeyEvent, QPen, QResizeEvent
+from PySide6.QtWidgets import QFrame, QMenu, QToolTip, QWidget
 
+from app.models.run_axis import UNITS, RunAxis
 from app.theme import Theme
 from app.widgets.chip import Chip
 
@@ -20,18 +22,20 @@ _ZOOM = 0.7
 
 
 class RoundPlot(pg.PlotWidget):
-    """Round n covers x from n - 0.5 to n + 0.5. The y-axis is up to the view that uses it.
+    """Rounds lie where `run_axis` puts them. The y-axis is up to the view that uses it.
 
     unit: what is counted on the x-axis, round or position.
 
-    Wheel: zoom at the cursor. Drag: pan. Keys: Left and Right step through rounds, W and S
-    zoom, A and D pan, End follows the newest round again.
+    Wheel: zoom at the cursor. Drag: pan. Double click: back to the first zoom. Keys: Left and
+    Right step through rounds, W and S zoom, A and D pan, Home shows all rounds, End follows the
+    newest round again.
     """
 
     clicked = Signal(float, float)  # x, y
     round_stepped = Signal(int)  # -1 or +1
     x_changed = Signal(float, float)
     follow_changed = Signal(bool)
+    unit_changed = Signal()
 
     def __init__(
         self,
@@ -44,12 +48,16 @@ class RoundPlot(pg.PlotWidget):
         super().__init__(parent)
         self.tip: Callable[[float, float], str] = lambda _x, _y: ""
         """Text of the tooltip for an x and a y, empty for none."""
+        self.menu: QMenu | None = None
+        """What a right click and the menu key open."""
         self._y_label, self._unit = y_label, unit
         self._first = 0
         self._n_rounds = 0
         self._cursor_round: int | None = None
-        self._linked: RoundPlot | None = None
-        self._span = float(_FIRST_SPAN)
+        self.run_axis = RunAxis()
+        self._linked: list[RoundPlot] = []
+        self._first_span = float(_FIRST_SPAN)
+        self._span = self._first_span
         self._follow = True
         self._taking = False
         self.setFrameShape(QFrame.Shape.NoFrame)
@@ -90,22 +98,34 @@ class RoundPlot(pg.PlotWidget):
 
     @property
     def x_range(self) -> tuple[float, float]:
-        """The rounds in sight."""
+        """What is in sight of the x-axis."""
         left, right = self.box.viewRange()[0]
         return left, right
+
+    @property
+    def rounds_in_sight(self) -> tuple[int, int]:
+        """First round in sight and the one behind the last, of those that there are."""
+        first, last = self.run_axis.rounds_at(np.array(self.x_range)).tolist()
+        return max(first, 0), max(0, min(last + 1, self._n_rounds))
+
+    @property
+    def n_pixels(self) -> int:
+        """Columns of pixels that the plot has."""
+        return max(64, round(self.box.width()))
 
     def show_rounds(self, n_rounds: int, first: int = 0) -> None:
         """Say that there are rounds first..n_rounds; while following, the newest are in sight."""
         self._n_rounds, self._first = n_rounds, first
         if self._follow:
-            newest = max(n_rounds, 0 if self._linked is None else self._linked.n_rounds)
-            right = max(float(newest), first + self._span) - 0.5
+            newest = max(n_rounds, *(plot.n_rounds for plot in self._linked), 0)
+            axis = self.run_axis
+            right = max(axis.start(newest), axis.start(first) + self._span)
             self.box.setXRange(right - self._span, right, padding=0)
         self._place_chip()
 
     def set_span(self, span: int) -> None:
         """How many rounds are in sight while following."""
-        self._span = float(span)
+        self._first_span = self._span = float(span)
         self.show_rounds(self._n_rounds, self._first)
 
     def set_follow(self, follow: bool) -> None:
@@ -115,6 +135,36 @@ class RoundPlot(pg.PlotWidget):
             self.follow_changed.emit(follow)
         self.show_rounds(self._n_rounds, self._first)
 
+    def reset_zoom(self) -> None:
+        """The first zoom, at the newest rounds."""
+        self._span = self._first_span * self.run_axis.round_width
+        self.set_follow(True)
+
+    def show_all(self) -> None:
+        """All rounds in sight, and those to come while there is room."""
+        axis = self.run_axis
+        left = axis.start(self._first)
+        span = axis.start(self._n_rounds) - left
+        self._move_to(left, left + max(span, _LEAST_SPAN * axis.round_width))
+
+    def set_unit(self, unit: str) -> None:
+        """Count rounds, tokens or time (app.models.run_axis) here and in linked plots; what is in
+        sight stays in sight."""
+        axis = self.run_axis
+        if unit == axis.unit:
+            return
+        first, stop = self.rounds_in_sight
+        rounds_wide = self._span / axis.round_width
+        axis.unit = unit
+        left, right = axis.start(first), axis.start(stop)
+        if self._follow or right <= left:
+            right = max(right, left + rounds_wide * axis.round_width)
+        for plot in (self, *self._linked):
+            plot.take_x(left, right)
+            plot.set_cursor(plot._cursor_round)
+            plot.show_rounds(plot._n_rounds, plot._first)
+            plot.unit_changed.emit()
+
     def set_cursor(self, round_: int | None) -> None:
         """Put the cursor line on a round, and the round into sight, or hide the line."""
         self._cursor_round = round_
@@ -122,20 +172,31 @@ class RoundPlot(pg.PlotWidget):
         self.cursor_line.setVisible(round_ is not None)
         if round_ is None:
             return
-        self.cursor_line.setValue(round_)
+        place = self.run_axis.centre(round_)
+        self.cursor_line.setValue(place)
         left, right = self.x_range
-        if not left <= round_ <= right:
+        if not left <= place <= right:
             self.set_follow(False)
             half = (right - left) / 2
-            self.box.setXRange(round_ - half, round_ + half, padding=0)
+            self.box.setXRange(place - half, place + half, padding=0)
 
     def link_x(self, other: RoundPlot) -> None:
-        """Share the rounds in sight, and following, with another plot."""
-        for one, two in ((self, other), (other, self)):
-            one._linked = two
-            one.x_changed.connect(two.take_x)
-            one.follow_changed.connect(two.set_follow)
+        """Share the axis, what is in sight of it, and following with another plot and those that
+        it is linked to."""
+        self.run_axis = other.run_axis
+        for linked in (other, *other._linked):
+            for one, two in ((self, linked), (linked, self)):
+                one.x_changed.connect(two.take_x)
+                one.follow_changed.connect(two.take_follow)
+        for linked in (other, *other._linked):
+            linked._linked.append(self)
+        self._linked = [other, *(plot for plot in other._linked if plot is not self)]
         self.take_x(*other.x_range)
+
+    def take_follow(self, follow: bool) -> None:
+        """Follow, or not, because a linked plot does."""
+        if follow != self._follow:
+            self.set_follow(follow)
 
     def take_x(self, left: float, right: float) -> None:
         """Show these rounds because a linked plot does."""
@@ -166,10 +227,15 @@ class RoundPlot(pg.PlotWidget):
         plot, text = self.getPlotItem(), self._theme.color("plot.text").name()
         plot.getAxis("left").setLabel(self._y_label, color=text)
         if self._cursor_round is None:
-            plot.getAxis("bottom").setLabel(self._unit, color=text)
+            counted = self.run_axis.unit
+            label = self._unit if counted == "round" else UNITS[counted]
+            plot.getAxis("bottom").setLabel(label, color=text)
         else:
             colour = self._theme.color("plot.cursor").name()
-            plot.getAxis("bottom").setLabel(f"{self._unit} {self._cursor_round}", color=colour)
+            words = self.run_axis.text(self._cursor_round)
+            if self._unit != "round":
+                words = f"{self._unit} {self._cursor_round}"
+            plot.getAxis("bottom").setLabel(words, color=colour)
 
     def _on_x_changed(self) -> None:
         left, right = self.x_range
@@ -179,20 +245,24 @@ class RoundPlot(pg.PlotWidget):
 
     def _on_moved_by_hand(self) -> None:
         left, right = self.x_range
-        self._span = max(right - left, float(_LEAST_SPAN))
-        follow = left <= self._n_rounds - 1 <= right
+        self._span = max(right - left, _LEAST_SPAN * self.run_axis.round_width)
+        follow = left <= self.run_axis.centre(self._n_rounds - 1) <= right
         if follow != self._follow:
             self._follow = follow
             self.follow_changed.emit(follow)
         self._place_chip()
 
     def _place_chip(self) -> None:
-        self._chip.setVisible(not self._follow and self._n_rounds - 1 > self.x_range[1])
+        newest = self.run_axis.centre(self._n_rounds - 1)
+        self._chip.setVisible(not self._follow and newest > self.x_range[1])
         room = self.rect()
         self._chip.move(room.right() - self._chip.width() - 8, room.top() + 8)
 
     def _on_clicked(self, event: object) -> None:
         if event.button() != Qt.MouseButton.LeftButton:  # type: ignore[attr-defined]
+            return
+        if event.double():  # type: ignore[attr-defined]
+            self.reset_zoom()
             return
         place = event.scenePos()  # type: ignore[attr-defined]
         if self.box.sceneBoundingRect().contains(place):
@@ -209,6 +279,11 @@ class RoundPlot(pg.PlotWidget):
             return True
         return bool(super().viewportEvent(event))
 
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        if self.menu is not None:
+            self.menu.popup(event.globalPos())
+            event.accept()
+
     def keyPressEvent(self, event: QKeyEvent) -> None:
         left, right = self.x_range
         step, middle = (right - left) * _PAN, (left + right) / 2
@@ -219,6 +294,7 @@ class RoundPlot(pg.PlotWidget):
             Qt.Key.Key_D: lambda: self._move_to(left + step, right + step),
             Qt.Key.Key_W: lambda: self._zoom(middle, right - left, _ZOOM),
             Qt.Key.Key_S: lambda: self._zoom(middle, right - left, 1 / _ZOOM),
+            Qt.Key.Key_Home: self.show_all,
             Qt.Key.Key_End: lambda: self.set_follow(True),
         }
         act = actions.get(event.key())
@@ -228,7 +304,7 @@ class RoundPlot(pg.PlotWidget):
             act()
 
     def _zoom(self, middle: float, span: float, factor: float) -> None:
-        half = max(span * factor, float(_LEAST_SPAN)) / 2
+        half = max(span * factor, _LEAST_SPAN * self.run_axis.round_width) / 2
         self._move_to(middle - half, middle + half)
 
     def _move_to(self, left: float, right: float) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from PySide6.QtCore import Signal
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
 
 from app.models.position import Position
@@ -18,13 +19,15 @@ from engine.trace.store import TraceStore
 
 _EMPTY, _PLOT = range(2)
 _LEGEND_BESIDE = 480
-_WIDEST_LABEL = "n_rs_seq = 64"
 
 
 class RoundView(QStackedWidget):
-    """A RoundPlot with its legend, fed from one table of the trace."""
+    """A RoundPlot with its legend, fed from one table of the trace. While it is out of sight it
+    reads, but does not draw."""
 
     position_selected = Signal(object)  # Position
+    widest_label: ClassVar[str] = "n_rs_seq = 64"
+    """What the legend is given room for."""
 
     def __init__(
         self,
@@ -46,17 +49,19 @@ class RoundView(QStackedWidget):
         self.plot.tip = self._tip
         self.plot.clicked.connect(self._on_clicked)
         self.plot.round_stepped.connect(self._on_stepped)
+        self.plot.unit_changed.connect(self._redraw)
         self.plot.box.sigXRangeChanged.connect(self._redraw)
         self.plot.box.sigResized.connect(self._redraw)
         self.legend = SwatchLegend(f"{name}: colours", swatches, theme)
-        page = QWidget()
-        self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, page)
+        self.page = QWidget()
+        """The plot and what stands beside it, as pictures show it."""
+        self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self.page)
         self._row.setContentsMargins(6, 4, 8, 4)
         self._row.setSpacing(8)
         self._row.addWidget(self.plot, 1)
         self._row.addWidget(self.legend)
         self.addWidget(EmptyState("No run yet", empty_text, waits_for_run=True))
-        self.addWidget(page)
+        self.addWidget(self.page)
         self.setAccessibleName(name)
 
     def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
@@ -73,6 +78,7 @@ class RoundView(QStackedWidget):
         """Draw what has joined the trace since the last call."""
         if self._store is None or self._run_id is None:
             return
+        self.plot.run_axis.read(self._store, self._run_id)
         n_rounds = self._read(self._store, self._run_id)
         if n_rounds is not None:
             self.setCurrentIndex(_PLOT)
@@ -98,6 +104,16 @@ class RoundView(QStackedWidget):
         self.plot.retheme(theme)
         self.legend.retheme(theme)
         self._recolour(theme)
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether there is anything to see."""
+        return self.currentWidget() is self.page
+
+    @abstractmethod
+    def table(self) -> tuple[list[str], list[list[object]]]:
+        """The rounds in sight as numbers: column names as in the trace, and rows; None is not
+        observed."""
 
     @abstractmethod
     def _reset(self) -> None:
@@ -132,17 +148,18 @@ class RoundView(QStackedWidget):
         """The plot in words."""
 
     def _redraw(self) -> None:
-        if self._store is not None:
-            self._stale = False
+        if self._store is None:
+            return
+        self._stale = self.visibleRegion().isEmpty()
+        if not self._stale:
             self._draw()
 
     def _on_clicked(self, x: float, y: float) -> None:
-        self._select(round(x), self._seq_at(x, y))
+        self._select(self.plot.run_axis.round_at(x), self._seq_at(x, y))
 
     def _on_stepped(self, step: int) -> None:
         if self._cursor is None:
-            newest = min(int(self.plot.x_range[1]), self.plot.n_rounds - 1)
-            self._select(newest, self._first_seq())
+            self._select(self.plot.rounds_in_sight[1] - 1, self._first_seq())
         else:
             self._select(self._cursor.round + step, self._cursor.seq_id)
 
@@ -153,6 +170,11 @@ class RoundView(QStackedWidget):
         self.set_cursor(position)
         self.position_selected.emit(position)
 
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        if self._stale:  # it has come into sight
+            self._redraw()
+
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         beside = event.size().width() >= _LEGEND_BESIDE
@@ -160,7 +182,7 @@ class RoundView(QStackedWidget):
         self._row.setDirection(direction.LeftToRight if beside else direction.TopToBottom)
         self.legend.set_column(beside)
         if beside:
-            self.legend.setFixedWidth(self.legend.column_width(_WIDEST_LABEL))
+            self.legend.setFixedWidth(self.legend.column_width(self.widest_label))
         else:
             self.legend.setMinimumWidth(0)
             self.legend.setMaximumWidth(16_777_215)

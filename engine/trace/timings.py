@@ -22,6 +22,7 @@ import numpy as np
 
 from engine.trace.records import MISSING, PHASES
 from engine.trace.round_rows import RoundRows
+from engine.trace.step_sums import joint_counts, per_position
 from engine.trace.store import TraceStore
 
 _MIN_MS = 1e-3  # a time that was too short for the clock
@@ -96,26 +97,14 @@ def acceptance(
     drafted = rows.num_drafted[rows.is_step]
     accepted = np.maximum(rows.num_accepted[rows.is_step], 0)  # a step cut short counts as 0
     steps = len(drafted)
-    n_positions = int(drafted.max()) if steps else 0
-    reached = [steps, *(int((accepted > i).sum()) for i in range(n_positions))]
-    offered = [int((drafted > i).sum()) for i in range(n_positions)]
+    counts = joint_counts(drafted, accepted)
     n_accepted, n_drafted = int(accepted.sum()), int(drafted.sum())
     return {
         "num_spec_steps": steps,
         "mean_acceptance_length": 1 + n_accepted / steps if steps else None,
-        "draft_acceptance_rate": _ratio(n_accepted, n_drafted),
-        "acceptance_histogram": np.bincount(accepted, minlength=n_positions + 1).tolist()
-        if steps
-        else [],
-        "num_draft_tokens_per_pos": offered,
-        "num_accepted_tokens_per_pos": reached[1:],
-        "acceptance_per_position": {
-            "unconditional": [_ratio(n, steps) for n in reached[1:]],
-            "unconditional_given_drafted": [
-                _ratio(n, of) for n, of in zip(reached[1:], offered, strict=True)
-            ],
-            "conditional": [_ratio(n, of) for n, of in zip(reached[1:], reached[:-1], strict=True)],
-        },
+        "draft_acceptance_rate": n_accepted / n_drafted if n_drafted else None,
+        "acceptance_histogram": counts.sum(0).tolist() if steps else [],
+        **per_position(counts),
         "per_step_drafted": drafted.tolist(),
         "per_step_accepted": accepted.tolist(),
     }
@@ -153,10 +142,6 @@ def _total(values: np.ndarray) -> int:
 
 def _sum_observed(values: np.ndarray) -> float | None:
     return None if np.isnan(values).all() else float(np.nansum(values))
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
 
 
 def _covered(runs: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> float:

@@ -465,7 +465,8 @@ def test_panels_have_names_keys_and_object_names(window: MainWindow) -> None:
         dock = window.docks[name]
         assert dock.objectName()
         assert dock.windowTitle() == TITLES[name]
-        assert window.actions_by_id[f"view.panel_{name}"].shortcut().toString() == f"Ctrl+{number}"
+        keys = f"Ctrl+{number}" if number < 10 else ""
+        assert window.actions_by_id[f"view.panel_{name}"].shortcut().toString() == keys
         shown = dock.isVisible()
         trigger(window, f"view.panel_{name}")
         assert dock.isVisible() is not shown

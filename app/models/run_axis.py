@@ -1,0 +1,101 @@
+"""The x-axis that plots of a run share: rounds, emitted tokens, or time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from app.models.grown import Grown
+from app.models.run_rows import RunRows
+from engine.trace.store import TraceStore
+
+UNITS = {"round": "round", "token": "emitted tokens", "time": "time, s"}
+"""What can be counted on the axis, and its label."""
+
+
+class RunAxis:
+    """Where the rounds of a run lie on the x-axis.
+
+    unit "round": round n covers n - 0.5 … n + 0.5. "token": from the tokens that the run had
+    emitted before to those after, over all sequences. "time": from the end of the round before to
+    its own end, seconds without pauses. A round not yet closed has no width in the last two.
+    """
+
+    def __init__(self) -> None:
+        self.unit = "round"
+        self.rows: RunRows | None = None
+        self._ends = {"token": Grown(np.float64), "time": Grown(np.float64)}
+
+    def read(self, store: TraceStore, run_id: int) -> None:
+        """Take in the rounds that the run has by now."""
+        rows = self.rows
+        if rows is None or rows.table is not store.rounds or rows.run_id != run_id:
+            self.rows = rows = RunRows(store.rounds, run_id)
+            self._ends = {name: Grown(np.float64) for name in self._ends}
+        start, stop = rows.read()
+        if start == stop:
+            return
+        rounds = rows.rounds.values[start:stop]
+        emitted = np.maximum(rows.column("num_emitted", start, stop), 0)
+        seconds = np.nan_to_num(rows.column("t_ms", start, stop)) / 1e3
+        tokens, times = self._ends["token"], self._ends["time"]
+        first, n = len(tokens), int(rounds[-1]) + 1
+        late = rounds < first  # rows of a round whose other rows were read before
+        for round_, more, end in zip(rounds[late], emitted[late], seconds[late], strict=True):
+            tokens.values[round_:] += more
+            times.values[round_:] = np.maximum(times.values[round_:], end)
+        new = np.zeros((2, max(0, n - first)))
+        np.add.at(new[0], rounds[~late] - first, emitted[~late])
+        np.maximum.at(new[1], rounds[~late] - first, seconds[~late])
+        before = [float(ends.values[-1]) if len(ends) else 0.0 for ends in (tokens, times)]
+        tokens.add(before[0] + np.cumsum(new[0]))
+        times.add(np.maximum(before[1], np.maximum.accumulate(new[1])))
+
+    def starts(self, rounds: np.ndarray) -> np.ndarray:
+        """Left edges of rounds, float64 of the same shape."""
+        return rounds - 0.5 if self.unit == "round" else self._end(np.asarray(rounds) - 1)
+
+    def ends(self, rounds: np.ndarray) -> np.ndarray:
+        """Right edges of rounds, float64 of the same shape."""
+        return rounds + 0.5 if self.unit == "round" else self._end(np.asarray(rounds))
+
+    def start(self, round_: int) -> float:
+        """Left edge of one round."""
+        return float(self.starts(np.array(round_)))
+
+    def centre(self, round_: int) -> float:
+        """Middle of one round."""
+        return (self.start(round_) + float(self.ends(np.array(round_)))) / 2
+
+    def rounds_at(self, x: np.ndarray) -> np.ndarray:
+        """The rounds at places of the axis, int64 of the same shape; beyond its ends, rounds that
+        do not exist."""
+        if self.unit == "round":
+            return np.floor(np.asarray(x) + 0.5).astype(np.int64)
+        found = np.searchsorted(self._ends[self.unit].values, x, side="right")
+        return np.where(np.asarray(x) < 0, -1, found)
+
+    def round_at(self, x: float) -> int:
+        """The round at one place of the axis."""
+        return int(self.rounds_at(np.array(x)))
+
+    @property
+    def round_width(self) -> float:
+        """How wide a round is on average."""
+        if self.unit == "round":
+            return 1.0
+        ends = self._ends[self.unit].values
+        return float(ends[-1]) / len(ends) if len(ends) and ends[-1] else 1.0
+
+    def text(self, round_: int) -> str:
+        """A round in words, with its place in the unit of the axis."""
+        if self.unit == "round":
+            return f"round {round_}"
+        end = float(self.ends(np.array(round_)))
+        where = f"{end:,.0f} tokens" if self.unit == "token" else f"{end:.4g} s"
+        return f"round {round_} · {where}"
+
+    def _end(self, rounds: np.ndarray) -> np.ndarray:
+        ends = self._ends[self.unit].values
+        if not len(ends):
+            return np.zeros(rounds.shape)
+        return np.where(rounds < 0, 0.0, ends[np.clip(rounds, 0, len(ends) - 1)])

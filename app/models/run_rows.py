@@ -1,0 +1,75 @@
+"""The rows of one run in a table of the trace, found once and read where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from app.models.grown import Grown
+from engine.trace.records import PHASES
+from engine.trace.step_sums import StepSums
+from engine.trace.store import Table
+
+
+class RunRows:
+    """Rows of a run, numbered from 0 in the order written, which is the order of rounds."""
+
+    def __init__(self, table: Table, run_id: int) -> None:
+        self.table, self.run_id = table, run_id
+        self.rounds = Grown(np.int64)
+        self._rows = Grown(np.int64)
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self) -> tuple[int, int]:
+        """Take in what has joined the table; start and stop of the new rows."""
+        start, stop, first = self._next, len(self.table), len(self._rows)
+        self._next = stop
+        rows = start + np.flatnonzero(self.table.column("run_id", start, stop) == self.run_id)
+        self._rows.add(rows)
+        self.rounds.add(self.table.column("round", 0, stop)[rows])
+        return first, len(self._rows)
+
+    def between(self, first_round: int, stop_round: int) -> tuple[int, int]:
+        """Start and stop of the rows of these rounds."""
+        start, stop = np.searchsorted(self.rounds.values, (first_round, stop_round))
+        return int(start), int(stop)
+
+    def column(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Values of a column in rows start..stop of the run, [stop - start]."""
+        rows = self._rows.values[start:stop]
+        if len(rows) and rows[-1] - rows[0] == len(rows) - 1:  # side by side: no copy
+            return self.table.column(name, int(rows[0]), int(rows[-1]) + 1)
+        values: np.ndarray = self.table.column(name)[rows]
+        return values
+
+    def texts(self, name: str, start: int, stop: int) -> list[str]:
+        """A text column of rows start..stop."""
+        return [self.table.texts(name, row, row + 1)[0] for row in self._rows.values[start:stop]]
+
+    def row(self, index: int) -> dict[str, object]:
+        """One row as Python values; not observed is None."""
+        return self.table.row(int(self._rows.values[index]))
+
+    def add_to(self, sums: StepSums, start: int, stop: int) -> np.ndarray:
+        """Take rows start..stop, of `rounds`, into sums; which of them are steps, bool [n]."""
+        return sums.add(
+            self.column("seq_id", start, stop),
+            self.column("num_draft_tokens", start, stop),
+            self.column("num_accepted_draft_tokens", start, stop),
+            self.column("verify_width", start, stop),
+            {phase: self.column(f"{phase}_ms", start, stop) for phase in PHASES},
+        )
+
+    def seq_in(self, round_: int | None) -> int | None:
+        """The first sequence that has a row in a round, or in any; None without one."""
+        start, stop = (0, len(self)) if round_ is None else self.between(round_, round_ + 1)
+        return None if start == stop else int(self.column("seq_id", start, start + 1)[0])
+
+    def listed(self, names: Sequence[str], first_round: int, stop_round: int) -> list[list[object]]:
+        """These columns of the rows of these rounds; not observed is None."""
+        rows = map(self.row, range(*self.between(first_round, stop_round)))
+        return [[row[name] for name in names] for row in rows]

@@ -1,0 +1,152 @@
+"""How drafts fare: over the run, by index in the draft, and by length of the draft."""
+
+from __future__ import annotations
+
+import pyqtgraph as pg
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QPen, QResizeEvent
+from PySide6.QtWidgets import QWidget
+
+from app.models.live_numbers import significant
+from app.models.pixel_columns import envelope
+from app.models.run_rows import RunRows
+from app.models.step_curves import WINDOW, StepCurves
+from app.theme import Theme
+from app.widgets.draft_histogram import DraftHistogram
+from app.widgets.legend import Swatch
+from app.widgets.position_rates import SWATCHES, PositionRates
+from app.widgets.round_view import RoundView
+from app.widgets.samples import draw_bar, draw_dashes
+from engine.trace.step_sums import per_position
+from engine.trace.store import TraceStore
+
+_SIDES_FROM = 620
+_SIDE_CHARACTERS = 34
+_WINDOWED, _LIFETIME = range(2)
+
+
+class AcceptanceView(RoundView):
+    """Two lines over the rounds; beside them three rates by index and a table by draft length."""
+
+    widest_label = "last 16: 0.999"
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        windowed = f"Accepted / drafted over the last {WINDOW} steps"
+        super().__init__(
+            theme,
+            "Acceptance",
+            "rate",
+            (
+                Swatch(f"last {WINDOW}", "accepted.line", windowed, draw_bar),
+                Swatch("lifetime", "plot.text", "Accepted / drafted so far", draw_dashes),
+                *SWATCHES,
+            ),
+            "Shows how many drafted tokens are accepted. Press Run (F5) with a drafter chosen.",
+            parent,
+        )
+        self.rates = PositionRates(theme)
+        self.histogram = DraftHistogram(theme)
+        sides: tuple[QWidget, ...] = (self.rates, self.histogram)
+        for place, widget in enumerate(sides, start=1):
+            widget.setFixedWidth(_SIDE_CHARACTERS * self.fontMetrics().averageCharWidth())
+            self._row.insertWidget(place, widget)
+        self._windowed, self._lifetime = pg.PlotCurveItem(), pg.PlotCurveItem()
+        for curve in (self._lifetime, self._windowed):
+            self.plot.addItem(curve, ignoreBounds=True)
+        self.plot.getPlotItem().getAxis("left").setTicks([[(0, "0"), (0.5, "0.5"), (1, "1")]])
+        self.plot.box.setYRange(-0.04, 1.08, padding=0)
+        self._reset()
+        self.retheme(theme)
+
+    def _reset(self) -> None:
+        self._rows: RunRows | None = None
+        self.curves = StepCurves()
+        for curve in (self._windowed, self._lifetime):
+            curve.setData([], [])
+
+    def _read(self, store: TraceStore, run_id: int) -> int | None:
+        if self._rows is None:
+            self._rows = RunRows(store.rounds, run_id)
+        start, stop = self._rows.read()
+        if start == stop:
+            return None
+        self.curves.add(self._rows, start, stop)
+        return int(self._rows.rounds.values[-1]) + 1
+
+    def _draw(self) -> None:
+        curves, axis, n_pixels = self.curves, self.plot.run_axis, self.plot.n_pixels
+        first, stop_round = self.plot.rounds_in_sight
+        start, stop = curves.between(first, stop_round)
+        start, stop = max(0, start - 1), min(len(curves), stop + 1)
+        rounds = curves.rounds[start:stop]
+        x = (axis.starts(rounds) + axis.ends(rounds)) / 2
+        for line, rates in (
+            (self._windowed, curves.windowed(start, stop)),
+            (self._lifetime, curves.lifetime(start, stop)),
+        ):
+            line.setData(*envelope(x, rates, *self.plot.x_range, n_pixels))
+        for label, name, values in (
+            (_WINDOWED, f"last {WINDOW}", curves.windowed),
+            (_LIFETIME, "lifetime", curves.lifetime),
+        ):
+            n = len(curves)
+            newest = f": {significant(float(values(n - 1, n)[0]))}" if n else ""
+            self.legend.set_label(label, name + newest)
+        counts = curves.sums.counts
+        self.rates.set_rates(per_position(counts)["acceptance_per_position"])
+        self.histogram.set_counts(counts)
+
+    def _recolour(self, theme: Theme) -> None:
+        self.rates.retheme(theme)
+        self.histogram.retheme(theme)
+        for curve, role, style in (
+            (self._windowed, "accepted.line", Qt.PenStyle.SolidLine),
+            (self._lifetime, "plot.text", Qt.PenStyle.DashLine),
+        ):
+            pen = QPen(theme.color(role), 1.0, style)
+            pen.setCosmetic(True)
+            curve.setPen(pen)
+
+    def _tip(self, x: float, _y: float) -> str:
+        round_ = self.plot.run_axis.round_at(x)
+        start, stop = self.curves.between(round_, round_ + 1)
+        if self._rows is None or start == stop:
+            return ""
+        lines = [self.plot.run_axis.text(round_)]
+        for at in range(*self._rows.between(round_, round_ + 1)):
+            row = self._rows.row(at)
+            if row["num_draft_tokens"]:
+                lines.append(
+                    f"sequence {row['seq_id']}: {row['num_accepted_draft_tokens']} "
+                    f"of {row['num_draft_tokens']} accepted"
+                )
+        windowed = float(self.curves.windowed(stop - 1, stop)[0])
+        lifetime = float(self.curves.lifetime(stop - 1, stop)[0])
+        lines.append(f"last {WINDOW} steps {windowed:.3g}, lifetime {lifetime:.3g}")
+        return "\n".join(lines)
+
+    def _seq_at(self, x: float, _y: float) -> int | None:
+        return None if self._rows is None else self._rows.seq_in(self.plot.run_axis.round_at(x))
+
+    def _first_seq(self) -> int | None:
+        return None if self._rows is None else self._rows.seq_in(None)
+
+    def table(self) -> tuple[list[str], list[list[object]]]:
+        start, stop = self.curves.between(*self.plot.rounds_in_sight)
+        columns = (
+            self.curves.rounds[start:stop],
+            self.curves.windowed(start, stop),
+            self.curves.lifetime(start, stop),
+        )
+        names = ["round", f"acceptance_last_{WINDOW}", "acceptance_lifetime"]
+        return names, [list(row) for row in zip(*(c.tolist() for c in columns), strict=True)]
+
+    def _summary(self) -> str:
+        n = len(self.curves)
+        rate = significant(float(self.curves.lifetime(n - 1, n)[0])) if n else significant(None)
+        return f"rounds: {self.plot.n_rounds}, steps: {n}, lifetime acceptance: {rate}"
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        for widget in (self.rates, self.histogram):
+            widget.setVisible(event.size().width() >= _SIDES_FROM)

@@ -1,0 +1,179 @@
+"""Where the time of each round went, and how much faster the run was than a plain one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyqtgraph as pg
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QPen
+from PySide6.QtWidgets import QWidget
+
+from app.models.pixel_columns import PixelColumns
+from app.models.run_rows import RunRows
+from app.theme import Theme
+from app.widgets.legend import Swatch
+from app.widgets.round_view import RoundView
+from app.widgets.samples import draw_dashes
+from app.widgets.stacked_bars import StackedBars, sample
+from engine.trace.baseline import find_baseline, speed
+from engine.trace.records import MISSING, PHASES
+from engine.trace.store import TraceStore
+
+_PATTERNS = {
+    "draft": Qt.BrushStyle.FDiagPattern,
+    "replay": Qt.BrushStyle.BDiagPattern,
+    "restore": Qt.BrushStyle.DiagCrossPattern,
+}
+_TIPS = {
+    "draft": "Drafting, and keeping the drafter in step",
+    "verify": "Forward passes of the target",
+    "sample": "Sampling and acceptance",
+    "save": "Saving a checkpoint",
+    "rollback": "Partial removal",
+    "restore": "Restoring a checkpoint",
+    "replay": "Decoding accepted tokens again",
+}
+_PATTERN_OF = [_PATTERNS.get(phase, Qt.BrushStyle.SolidPattern) for phase in PHASES]
+_REFRESHES_PER_SPEED = 15
+NO_BASELINE = "no baseline"
+_BASELINE_TIP = (
+    "Net speed-up: tokens per second against a plain run of the same prompt, whose time per "
+    "token is the dashed line. "
+    "To get one, clear the drafters in the run settings and run again with the same prompt."
+)
+
+
+class TimingView(RoundView):
+    """Stacked bars of the phases of each round, all its sequences together, in milliseconds."""
+
+    widest_label = "0.00× vs run 00"
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        swatches = [
+            Swatch(phase, f"phase.{phase}", _TIPS[phase], sample(pattern))
+            for phase, pattern in zip(PHASES, _PATTERN_OF, strict=True)
+        ]
+        super().__init__(
+            theme,
+            "Time per round",
+            "ms",
+            [
+                Swatch(NO_BASELINE, "plot.limit", _BASELINE_TIP, draw_dashes),
+                *reversed(swatches),
+            ],
+            "Shows what the time of every round was spent on. Press Run (F5).",
+            parent,
+        )
+        self._bars = StackedBars(len(PHASES))
+        self._longest = pg.PlotDataItem(connect="finite")
+        self._plain = pg.InfiniteLine(angle=0, movable=False)
+        for item in (*self._bars.items, self._longest, self._plain):
+            self.plot.addItem(item, ignoreBounds=True)
+        self._reset()
+        self.retheme(theme)
+
+    def _reset(self) -> None:
+        self._rows: RunRows | None = None
+        self._n_refreshes = 0
+        self._baseline: int | None = None
+        self._speed_up: float | None = None
+        self._plain.hide()
+        self._bars.clear()
+        self._longest.setData([], [])
+
+    def _read(self, store: TraceStore, run_id: int) -> int | None:
+        if self._rows is None:
+            self._rows = RunRows(store.rounds, run_id)
+        start, stop = self._rows.read()
+        if self._n_refreshes % _REFRESHES_PER_SPEED == 0 or start == stop:
+            self._find_speed(store, run_id)
+        self._n_refreshes += 1
+        return None if start == stop else int(self._rows.rounds.values[-1]) + 1
+
+    def _find_speed(self, store: TraceStore, run_id: int) -> None:
+        self._baseline = find_baseline(store, run_id)
+        if self._baseline is None:
+            self._speed_up = None
+            self.legend.set_label(0, NO_BASELINE)
+            self._plain.hide()
+            return
+        plain = speed(store, self._baseline)
+        self._speed_up = speed(store, run_id) / plain
+        self.legend.set_label(0, f"{self._speed_up:.2f}× vs run {self._baseline}")
+        self._plain.setValue(1e3 / plain)
+        self._plain.show()
+
+    def _matrix(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rounds in sight [n], their time by phase [phases, n], which decode prompts [n]."""
+        assert self._rows is not None
+        start, stop = self._rows.between(*self.plot.rounds_in_sight)
+        rounds, firsts = np.unique(self._rows.rounds.values[start:stop], return_index=True)
+        if not len(rounds):
+            return rounds, np.zeros((len(PHASES), 0)), np.zeros(0, bool)
+        ms = np.stack([
+            np.add.reduceat(np.nan_to_num(self._rows.column(f"{p}_ms", start, stop)), firsts)
+            for p in PHASES
+        ])  # fmt: skip
+        undrafted = self._rows.column("num_draft_tokens", start, stop) == MISSING
+        return rounds, ms, np.logical_or.reduceat(undrafted, firsts)
+
+    def _draw(self) -> None:
+        if self._rows is None:
+            return
+        rounds, ms, prompt = self._matrix()
+        axis, (left, right), n_pixels = self.plot.run_axis, self.plot.x_range, self.plot.n_pixels
+        starts, ends = axis.starts(rounds), axis.ends(rounds)
+        columns = PixelColumns(starts, left, right, n_pixels)
+        x0, x1 = columns.first(starts), columns.last(ends)
+        self._bars.set(x0, x1, columns.mean(ms), (right - left) / n_pixels)
+        total = ms.sum(axis=0)
+        if columns.is_exact:
+            self._longest.setData([], [])
+        else:  # the bars are means now
+            self._longest.setData((x0 + x1) / 2, columns.most(total))
+        shown = total[~prompt] if not prompt.all() else total
+        top = float(shown.max(initial=0.0)) or 1.0
+        self.plot.box.setYRange(0, top * 1.1, padding=0)
+
+    def _recolour(self, theme: Theme) -> None:
+        self._bars.recolour([theme.color(f"phase.{phase}") for phase in PHASES], _PATTERN_OF)
+        for item, role, style in (
+            (self._longest, "plot.text", Qt.PenStyle.SolidLine),
+            (self._plain, "plot.limit", Qt.PenStyle.DashLine),
+        ):
+            pen = QPen(theme.color(role), 1.0, style)
+            pen.setCosmetic(True)
+            item.setPen(pen)
+
+    def _tip(self, x: float, _y: float) -> str:
+        if self._rows is None:
+            return ""
+        round_ = self.plot.run_axis.round_at(x)
+        start, stop = self._rows.between(round_, round_ + 1)
+        if start == stop:
+            return ""
+        lines = [self.plot.run_axis.text(round_)]
+        for phase in PHASES:
+            values = self._rows.column(f"{phase}_ms", start, stop)
+            if np.isfinite(values).any():
+                lines.append(f"{phase} {np.nansum(values):.3g} ms")
+        return "\n".join(lines)
+
+    def _seq_at(self, x: float, _y: float) -> int | None:
+        return None if self._rows is None else self._rows.seq_in(self.plot.run_axis.round_at(x))
+
+    def _first_seq(self) -> int | None:
+        return None if self._rows is None else self._rows.seq_in(None)
+
+    def table(self) -> tuple[list[str], list[list[object]]]:
+        assert self._rows is not None
+        names = ["round", "seq_id", "t_ms", *(f"{phase}_ms" for phase in PHASES)]
+        return names, self._rows.listed(names, *self.plot.rounds_in_sight)
+
+    def _summary(self) -> str:
+        rows = self._rows
+        assert rows is not None
+        sums = {p: float(np.nansum(rows.column(f"{p}_ms", 0, len(rows)))) for p in PHASES}
+        words = ", ".join(f"{phase}: {ms:.4g} ms" for phase, ms in sums.items())
+        speed_up = NO_BASELINE if self._speed_up is None else f"speed-up: {self._speed_up:.2f}"
+        return f"rounds: {self.plot.n_rounds}, {words}, {speed_up}"

@@ -1,0 +1,182 @@
+"""How many tokens the target decoded at once, and what the ubatches were made of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyqtgraph as pg
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QPen
+from PySide6.QtWidgets import QWidget
+
+from app.models.pixel_columns import PixelColumns
+from app.models.run_rows import RunRows
+from app.theme import Theme
+from app.widgets.legend import Swatch
+from app.widgets.round_view import RoundView
+from app.widgets.samples import draw_dashes
+from app.widgets.stacked_bars import StackedBars, sample
+from engine.trace.store import TraceStore
+
+_PURPOSES = ("prompt", "verify", "replay")
+_PARTS = (*_PURPOSES, "padding")
+_ROLES = ("plot.axis", "phase.verify", "phase.replay", "status.warning")
+_PATTERNS = (
+    Qt.BrushStyle.Dense5Pattern,
+    Qt.BrushStyle.SolidPattern,
+    Qt.BrushStyle.BDiagPattern,
+    Qt.BrushStyle.DiagCrossPattern,
+)
+_TIPS = (
+    "Tokens of a prompt; taller than the plot where the prompt is long",
+    "Drafts and the token before them",
+    "Accepted tokens decoded again after a restore",
+    "Filler tokens that make drafts equally long",
+)
+_BORDERS_FROM_PIXELS = 5.0
+
+
+class VerifyWidthView(RoundView):
+    """Bars of tokens per round, padding included, cut where one ubatch ends and another begins."""
+
+    widest_label = "ubatch border"
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        swatches = [
+            Swatch(part, role, tip, sample(pattern))
+            for part, role, tip, pattern in zip(_PARTS, _ROLES, _TIPS, _PATTERNS, strict=True)
+        ]
+        border = Swatch(
+            "ubatch border", "plot.limit", "One ubatch ends, the next begins; hover for the reason",
+            draw_dashes,
+        )  # fmt: skip
+        super().__init__(
+            theme,
+            "Verify width",
+            "tokens",
+            [border, *reversed(swatches)],
+            "Shows the tokens of every forward pass and how they were split. Press Run (F5).",
+            parent,
+        )
+        self._bars = StackedBars(len(_PARTS))
+        self._borders = pg.PlotCurveItem(connect="pairs")
+        for item in (*self._bars.items, self._borders):
+            self.plot.addItem(item, ignoreBounds=True)
+        self._reset()
+        self.retheme(theme)
+
+    def _reset(self) -> None:
+        self._rows: RunRows | None = None
+        self._n_padding = 0
+        self._widest = 0
+        self._bars.clear()
+        self._borders.setData([], [])
+
+    def _read(self, store: TraceStore, run_id: int) -> int | None:
+        if self._rows is None:
+            self._rows = RunRows(store.ubatches, run_id)
+        start, stop = self._rows.read()
+        if start == stop:
+            return None
+        padding = np.maximum(self._rows.column("n_padding", start, stop), 0)
+        self._n_padding += int(padding.sum())
+        width = self._tokens(start, stop)
+        verify = self._rows.column("purpose", start, stop) == store.text_pool.find("verify")
+        self._widest = max(self._widest, int(width[verify].max(initial=0)))
+        return int(self._rows.rounds.values[-1]) + 1
+
+    def _tokens(self, start: int, stop: int) -> np.ndarray:
+        assert self._rows is not None
+        n_seqs, n_tokens = (
+            np.maximum(self._rows.column(name, start, stop), 0)
+            for name in ("n_seqs", "n_seq_tokens")
+        )
+        tokens: np.ndarray = n_seqs * n_tokens
+        return tokens
+
+    def _draw(self) -> None:
+        if self._rows is None or self._store is None:
+            return
+        start, stop = self._rows.between(*self.plot.rounds_in_sight)
+        of_row = self._rows.rounds.values[start:stop]
+        rounds, firsts, lane = np.unique(of_row, return_index=True, return_inverse=True)
+        parts = np.zeros((len(_PARTS), len(rounds)))
+        if len(rounds):
+            purposes = self._rows.column("purpose", start, stop)
+            padding = np.maximum(self._rows.column("n_padding", start, stop), 0)
+            real = self._tokens(start, stop) - padding
+            for part, purpose in enumerate(_PURPOSES):
+                mine = purposes == self._store.text_pool.find(purpose)
+                np.add.at(parts[part], lane[mine], real[mine])
+            np.add.at(parts[-1], lane, padding)
+        axis, (left, right), n_pixels = self.plot.run_axis, self.plot.x_range, self.plot.n_pixels
+        starts, ends = axis.starts(rounds), axis.ends(rounds)
+        columns = PixelColumns(starts, left, right, n_pixels)
+        x0, x1, pixel = columns.first(starts), columns.last(ends), (right - left) / n_pixels
+        parts = columns.most(parts)
+        self._bars.set(x0, x1, parts, pixel)
+        roomy = len(rounds) and right - left <= n_pixels / _BORDERS_FROM_PIXELS * axis.round_width
+        if roomy:
+            self._draw_borders(start, stop, firsts, lane, starts, ends)
+        else:
+            self._borders.setData([], [])
+        later = parts[1:].sum(axis=0)
+        top = float(later.max(initial=0.0)) or float(parts.sum(axis=0).max(initial=1.0))
+        self.plot.box.setYRange(0, top * 1.15, padding=0)
+
+    def _draw_borders(
+        self, start: int, stop: int, firsts: np.ndarray, lane: np.ndarray,
+        starts: np.ndarray, ends: np.ndarray,
+    ) -> None:  # fmt: skip
+        """A line across the bar where an ubatch ends below another."""
+        tops = np.cumsum(self._tokens(start, stop))
+        before = np.concatenate([[0], tops])[firsts]
+        inner = np.append(lane[1:] == lane[:-1], False)
+        at = lane[inner]
+        y = (tops - before[lane])[inner]
+        x = np.stack([starts[at], ends[at]], axis=1).ravel()
+        self._borders.setData(x, np.repeat(y, 2).astype(float))
+
+    def _recolour(self, theme: Theme) -> None:
+        self._bars.recolour([theme.color(role) for role in _ROLES], _PATTERNS)
+        pen = QPen(theme.color("plot.limit"), 1.5)
+        pen.setCosmetic(True)
+        self._borders.setPen(pen)
+
+    def _tip(self, x: float, _y: float) -> str:
+        round_ = self.plot.run_axis.round_at(x)
+        start, stop = (0, 0) if self._rows is None else self._rows.between(round_, round_ + 1)
+        lines = [self.plot.run_axis.text(round_)]
+        for at in range(start, stop):
+            assert self._rows is not None
+            row = self._rows.row(at)
+            words = f"{row['purpose']}: {row['n_seqs']} × {row['n_seq_tokens']} tokens"
+            if row["n_padding"]:
+                words += f", {row['n_padding']} padding"
+            lines.append(words + (f" · {row['reason']}" if row["reason"] else ""))
+        return "\n".join(lines) if start < stop else ""
+
+    def _seq_at(self, x: float, _y: float) -> int | None:
+        return self._seq_of(self.plot.run_axis.round_at(x))
+
+    def _first_seq(self) -> int | None:
+        return self._seq_of(None)
+
+    def _seq_of(self, round_: int | None) -> int | None:
+        """The first sequence of a round; ubatches may hold several, so `rounds` is asked."""
+        rows = self.plot.run_axis.rows
+        return None if rows is None else rows.seq_in(round_)
+
+    def table(self) -> tuple[list[str], list[list[object]]]:
+        assert self._rows is not None
+        names = [
+            "round", "ubatch", "n_seqs", "n_seq_tokens", "seq_ids", "n_padding", "purpose",
+            "reason", "ms",
+        ]  # fmt: skip
+        return names, self._rows.listed(names, *self.plot.rounds_in_sight)
+
+    def _summary(self) -> str:
+        n = 0 if self._rows is None else len(self._rows)
+        return (
+            f"rounds: {self.plot.n_rounds}, ubatches: {n}, widest verify: {self._widest} tokens, "
+            f"padding: {self._n_padding} tokens"
+        )

@@ -1,0 +1,211 @@
+"""What a shorter longest draft would have brought: a table, a small plot, the best one named."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QPaintEvent
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QHBoxLayout,
+    QHeaderView,
+    QLabel,
+    QStackedWidget,
+    QTableWidget,
+    QTableWidgetItem,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.models.live_numbers import significant
+from app.models.position import Position
+from app.models.run_rows import RunRows
+from app.theme import Theme, figures_font
+from app.widgets.elided_label import ElidedLabel
+from app.widgets.empty_state import EmptyState
+from app.widgets.speed_plot import SpeedPlot
+from engine.trace.step_sums import StepSums
+from engine.trace.store import TraceStore
+from engine.trace.what_if import ASSUMPTIONS, Estimate, WhatIf, what_if
+
+_HEADS = {
+    "n_max": ("n_max", "Longest draft, tokens; 0 is no drafting"),
+    "expected_length": ("tok/step", "Expected tokens per step, 1 + accepted"),
+    "draft_ms": ("draft ms", "Drafting, milliseconds per step"),
+    "verify_ms": ("verify ms", "Forward pass of the target, milliseconds per step"),
+    "rest_ms": ("rest ms", "Sampling, checkpoint, rollback and replay, milliseconds per step"),
+    "step_ms": ("step ms", "All of a step, milliseconds"),
+    "tokens_per_second": ("tok/s", "Of the whole run, rounds without a draft included"),
+}
+_EMPTY, _PAGE = range(2)
+
+
+class WhatIfView(QStackedWidget):
+    """Estimates for every n_max up to the longest draft of the run on show."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setAccessibleName("What if n_max were smaller")
+        self._store: TraceStore | None = None
+        self._run_id: int | None = None
+        self._rows: RunRows | None = None
+        self._sums = StepSums()
+        self._stale = False
+        self.headline = QLabel()
+        self.headline.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.note = ElidedLabel()
+        self.note.setForegroundRole(self.note.palette().ColorRole.PlaceholderText)
+        self.table_widget = _table()
+        self.plot = SpeedPlot(theme)
+        self.page = QWidget()
+        """The table, the plot and the text, as pictures show them."""
+        beside = QHBoxLayout()
+        beside.setSpacing(8)
+        beside.addWidget(self.table_widget, 5)
+        beside.addWidget(self.plot, 2)
+        column = QVBoxLayout(self.page)
+        column.setContentsMargins(8, 4, 8, 4)
+        column.setSpacing(3)
+        column.addWidget(self.headline)
+        column.addLayout(beside, 1)
+        column.addWidget(self.note)
+        self.addWidget(
+            EmptyState(
+                "No draft yet",
+                "Estimates which n_max would have been fastest, from a run with drafts. "
+                "Press Run (F5) with a drafter chosen.",
+            )
+        )
+        self.addWidget(self.page)
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether there is anything to see."""
+        return self.currentWidget() is self.page
+
+    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
+        """Estimate from this run, or nothing."""
+        self._store, self._run_id = (None, None) if run_id is None else (store, run_id)
+        self._reset()
+        self.setCurrentIndex(_EMPTY)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take in what has joined the trace since the last call."""
+        if self._store is None or self._run_id is None:
+            return
+        if self._rows is None:
+            self._rows = RunRows(self._store.rounds, self._run_id)
+        start, stop = self._rows.read()
+        if start == stop:
+            return
+        self._rows.add_to(self._sums, start, stop)
+        if not self._sums.n_steps:
+            return
+        self.setCurrentIndex(_PAGE)
+        self._stale = True
+        if not self.visibleRegion().isEmpty():
+            self._show()
+
+    def set_cursor(self, position: Position | None) -> None:
+        """The estimates are of the whole run, so a position in it changes nothing."""
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self.plot.retheme(theme)
+
+    def table(self) -> tuple[list[str], list[list[object]]]:
+        """The estimates as numbers; None is not observed."""
+        result = what_if(self._sums)
+        estimates = () if result is None else result.estimates
+        return list(_HEADS), [[getattr(e, name) for name in _HEADS] for e in estimates]
+
+    def _reset(self) -> None:
+        self._rows, self._sums = None, StepSums()
+
+    def _show(self) -> None:
+        self._stale = False
+        result = what_if(self._sums)
+        if result is None:
+            return
+        self.headline.setText(_headline(result))
+        self.note.setText(_note(result))
+        self.plot.set_estimates(result)
+        table, best = self.table_widget, result.best
+        if table.rowCount() != len(result.estimates):
+            table.setRowCount(len(result.estimates))
+        for row, estimate in enumerate(result.estimates):
+            for column, name in enumerate(_HEADS):
+                value: float | None = getattr(estimate, name)
+                words = str(value) if name == "n_max" else significant(value)
+                if name == "n_max" and best is not None and best.n_max == estimate.n_max:
+                    words = f"★ {words}"
+                _put(table, row, column, words)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        if self._stale:  # it has come into sight
+            self._show()
+
+
+def _table() -> QTableWidget:
+    table = QTableWidget(0, len(_HEADS))
+    table.setAccessibleName("Estimates by n_max")
+    table.setFont(figures_font())
+    table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+    table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+    table.setTabKeyNavigation(False)
+    table.setShowGrid(False)
+    table.setWordWrap(False)
+    table.setMinimumHeight(0)
+    table.verticalHeader().hide()
+    height = table.fontMetrics().height() + 3
+    table.verticalHeader().setMinimumSectionSize(height)
+    table.verticalHeader().setDefaultSectionSize(height)
+    head = table.horizontalHeader()
+    head.setHighlightSections(False)
+    head.setDefaultAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+    for column, (title, tip) in enumerate(_HEADS.values()):
+        item = QTableWidgetItem(title)
+        item.setToolTip(tip)
+        table.setHorizontalHeaderItem(column, item)
+    head.setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+    head.setMinimumSectionSize(table.fontMetrics().horizontalAdvance("00"))
+    table.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    return table
+
+
+def _put(table: QTableWidget, row: int, column: int, words: str) -> None:
+    item = table.item(row, column)
+    if item is None:
+        item = QTableWidgetItem(words)
+        item.setTextAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        table.setItem(row, column, item)
+    elif item.text() != words:
+        item.setText(words)
+
+
+def _headline(result: WhatIf) -> str:
+    best, recorded = result.best, result.recorded
+    if best is None:
+        return f"Estimate from {_steps(result)}: lengths only, the run was not timed"
+    words = f"Estimate from {_steps(result)}: best n_max {best.n_max}, {_speed(best)}"
+    if best.n_max == recorded.n_max:
+        return f"{words}, as recorded"
+    gain = (best.tokens_per_second or 0.0) / (recorded.tokens_per_second or 1.0) - 1
+    return f"{words}, {100 * gain:+.0f} % against n_max {recorded.n_max} as recorded"
+
+
+def _note(result: WhatIf) -> str:
+    words = "Assumed: " + "; ".join(ASSUMPTIONS)
+    if result.unmeasured_widths:
+        widths = ", ".join(map(str, result.unmeasured_widths))
+        words += f"; no row verified {widths} tokens, their cost is taken from the nearest widths"
+    return f"{words}."
+
+
+def _steps(result: WhatIf) -> str:
+    return f"{result.n_steps:,} step{'' if result.n_steps == 1 else 's'}"
+
+
+def _speed(estimate: Estimate) -> str:
+    return f"{significant(estimate.tokens_per_second)} tokens/s"

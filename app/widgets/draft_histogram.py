@@ -1,0 +1,135 @@
+"""How many tokens of drafts were accepted, by the length of the draft."""
+
+from __future__ import annotations
+
+import numpy as np
+from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QToolTip, QWidget
+
+from app.theme import Theme
+
+_LEAST_TEXT_SHARE = 1.15
+
+
+class DraftHistogram(QWidget):
+    """A table of cells: a column for each draft length, a row for each number of accepted tokens.
+
+    The fuller a cell is painted from its bottom, the larger its share of the drafts of that
+    length; the share in per cent is written in it where it fits.
+    """
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._counts = np.zeros((1, 1), np.int64)
+        self.setAccessibleName("Accepted tokens by draft length")
+        self.retheme(theme)
+
+    def set_counts(self, counts: np.ndarray) -> None:
+        """counts[d, a]: steps with d drafted and a accepted tokens, [K + 1, K + 1]."""
+        if np.array_equal(counts, self._counts):
+            return
+        self._counts = counts
+        lengths = [d for d in range(1, len(counts)) if counts[d].any()]
+        self.setAccessibleDescription(
+            "; ".join(
+                f"{d} drafted: " + ", ".join(f"{n} steps accepted {a}"
+                for a, n in enumerate(counts[d].tolist()) if n)
+                for d in lengths
+            )
+        )  # fmt: skip
+        self.update()
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._theme = theme
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        return QSize(26 * self.fontMetrics().averageCharWidth(), 6 * self.fontMetrics().height())
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(0, 0)
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        theme, metrics = self._theme, self.fontMetrics()
+        painter.fillRect(self.rect(), theme.color("plot.background"))
+        area, n = self._area(), len(self._counts) - 1
+        painter.setPen(theme.color("plot.text"))
+        centred = Qt.AlignmentFlag.AlignHCenter | Qt.AlignmentFlag.AlignBottom
+        painter.drawText(
+            QRectF(area.left(), 0, area.width(), self.height() - 2), centred, "drafted"
+        )
+        painter.save()
+        painter.translate(0, area.bottom())
+        painter.rotate(-90)
+        painter.drawText(
+            QRectF(0, 0, area.height(), metrics.height()), Qt.AlignmentFlag.AlignCenter, "accepted"
+        )
+        painter.restore()
+        if n < 1:
+            painter.end()
+            return
+        step_x = max(1, int(np.ceil(metrics.horizontalAdvance("00 ") / (area.width() / n))))
+        step_y = max(1, int(np.ceil(metrics.height() / (area.height() / (n + 1)))))
+        for d in range(1, n + 1):
+            box = self._cell(d, 0)
+            if (d - 1) % step_x == 0:
+                below = QRectF(box.left(), area.bottom() + 1, box.width(), metrics.height())
+                painter.drawText(below, Qt.AlignmentFlag.AlignCenter, str(d))
+        for a in range(0, n + 1, step_y):
+            box = self._cell(1, a)
+            beside = QRectF(0, box.top(), area.left() - 4, box.height())
+            painter.drawText(
+                beside, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, str(a)
+            )
+        for d in range(1, n + 1):
+            for a in range(d + 1):
+                self._paint_cell(painter, d, a)
+        painter.end()
+
+    def _paint_cell(self, painter: QPainter, drafted: int, accepted: int) -> None:
+        theme, metrics = self._theme, self.fontMetrics()
+        box = self._cell(drafted, accepted).adjusted(0.5, 0.5, -1.5, -1.5)
+        of = int(self._counts[drafted].sum())
+        share = int(self._counts[drafted, accepted]) / of if of else 0.0
+        fill = QRectF(box)
+        fill.setTop(box.bottom() - box.height() * share)
+        role = "accepted.tint" if accepted == drafted else "rejected.tint"
+        painter.fillRect(fill, theme.color(role))
+        painter.setPen(QPen(theme.color("plot.grid")))
+        painter.drawRect(box)
+        text = f"{100 * share:.0f}%"
+        room = metrics.horizontalAdvance("100%") * _LEAST_TEXT_SHARE
+        if of and box.width() >= room and box.height() >= metrics.height():
+            painter.setPen(theme.color("ui.text"))
+            painter.drawText(box, Qt.AlignmentFlag.AlignCenter, text)
+
+    def event(self, event: QEvent) -> bool:
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
+            QToolTip.showText(event.globalPos(), self._tip(event.pos().toPointF()), self)
+            return True
+        return super().event(event)
+
+    def _tip(self, at: QPointF) -> str:
+        for drafted in range(1, len(self._counts)):
+            for accepted in range(drafted + 1):
+                if self._cell(drafted, accepted).contains(at):
+                    n, of = self._counts[drafted, accepted], self._counts[drafted].sum()
+                    return f"{drafted} drafted, {accepted} accepted: {n:,} of {of:,} steps"
+        return ""
+
+    def _area(self) -> QRectF:
+        metrics = self.fontMetrics()
+        left = metrics.height() + metrics.horizontalAdvance("00") + 6
+        bottom = 2 * metrics.height() + 3
+        return QRectF(left, 4, max(1, self.width() - left - 2), max(1, self.height() - bottom - 4))
+
+    def _cell(self, drafted: int, accepted: int) -> QRectF:
+        area, n = self._area(), len(self._counts) - 1
+        width, height = area.width() / n, area.height() / (n + 1)
+        return QRectF(
+            area.left() + (drafted - 1) * width, area.bottom() - (accepted + 1) * height,
+            width, height,
+        )  # fmt: skip

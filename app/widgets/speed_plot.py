@@ -1,0 +1,77 @@
+"""Estimated speed over the longest draft, the best and the recorded one marked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyqtgraph as pg
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QBrush, QPen
+from PySide6.QtWidgets import QFrame, QWidget
+
+from app.theme import Theme
+from engine.trace.what_if import WhatIf
+
+
+class SpeedPlot(pg.PlotWidget):
+    """A line of tokens per second; a star is the best n_max, a ring the one that was recorded."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setAccessibleName("Estimated speed by n_max")
+        self.setMinimumSize(0, 0)
+        plot = self.getPlotItem()
+        plot.setMenuEnabled(False)
+        plot.hideButtons()
+        self.box = plot.getViewBox()
+        self.box.setMouseEnabled(x=False, y=False)
+        metrics = self.fontMetrics()
+        plot.getAxis("left").setWidth(metrics.horizontalAdvance("0000 ") + metrics.height())
+        plot.getAxis("bottom").setHeight(2 * metrics.height() + 4)
+        self._line = pg.PlotDataItem(symbol="o", symbolSize=4)
+        self._recorded = pg.ScatterPlotItem(symbol="o", size=12)
+        self._best = pg.ScatterPlotItem(symbol="star", size=14)
+        for item in (self._line, self._recorded, self._best):
+            plot.addItem(item)
+        self.retheme(theme)
+
+    def set_estimates(self, result: WhatIf | None) -> None:
+        """Show the estimates; nothing where the run was not timed."""
+        best = None if result is None else result.best
+        if result is None or best is None:
+            for item in (self._line, self._recorded, self._best):
+                item.setData([], [])
+            return
+        speeds = np.array([e.tokens_per_second or 0.0 for e in result.estimates])
+        n_max = np.arange(len(speeds))
+        self._line.setData(n_max, speeds)
+        self._recorded.setData([n_max[-1]], [speeds[-1]])
+        self._best.setData([best.n_max], [speeds[best.n_max]])
+        step = max(1, -(-len(speeds) // 8))
+        ticks = [(int(k), str(k)) for k in n_max[::step]]
+        self.getPlotItem().getAxis("bottom").setTicks([ticks])
+        self.box.setRange(xRange=(-0.4, n_max[-1] + 0.4), yRange=(0, speeds.max() * 1.2), padding=0)
+        self.setAccessibleDescription(
+            ", ".join(f"n_max {k}: {speed:.3g} tokens/s" for k, speed in enumerate(speeds))
+        )
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self.setBackground(theme.color("plot.background"))
+        for side, label in (("left", "tokens/s"), ("bottom", "n_max")):
+            axis = self.getPlotItem().getAxis(side)
+            axis.setPen(QPen(theme.color("plot.axis")))
+            axis.setTickPen(QPen(theme.color("plot.axis")))
+            axis.setStyle(tickLength=3)
+            axis.enableAutoSIPrefix(False)
+            axis.setTextPen(theme.color("plot.text"))
+            axis.setLabel(label, color=theme.color("plot.text").name())
+        line = QPen(theme.color("ui.accent"), 1.0)
+        line.setCosmetic(True)
+        self._line.setPen(line)
+        self._line.setSymbolPen(QPen(Qt.PenStyle.NoPen))
+        self._line.setSymbolBrush(theme.color("ui.accent"))
+        self._recorded.setPen(QPen(theme.color("plot.text"), 1.5))
+        self._recorded.setBrush(QBrush(Qt.BrushStyle.NoBrush))
+        self._best.setPen(QPen(Qt.PenStyle.NoPen))
+        self._best.setBrush(theme.color("plot.limit"))

@@ -1,0 +1,64 @@
+"""The plain run that a run with drafts is measured against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.trace.store import TraceStore
+from engine.trace.timings import timings
+
+
+def find_baseline(store: TraceStore, run_id: int) -> int | None:
+    """The newest other run without drafters on the same model, prompts, compute mode and sampler.
+
+    Lanes of comparisons are left out: they are timed while other lanes decode too. None where
+    there is no such run, or where it did not generate anything yet.
+    """
+    facts = store.runs.get(run_id, {})
+    if not facts.get("options"):
+        return None
+    prompts = _prompts(store, run_id)
+    for other in sorted(store.runs, reverse=True):
+        if other == run_id or not _is_plain(store.runs[other]):
+            continue
+        if _setting(facts) != _setting(store.runs[other]) or not speed(store, other):
+            continue
+        if np.array_equal(prompts, _prompts(store, other)):
+            return other
+    return None
+
+
+def speed(store: TraceStore, run_id: int) -> float:
+    """Tokens per second behind the prompt, 0 where none were generated."""
+    return float(timings(store, run_id)["predicted_per_second"])
+
+
+def _is_plain(facts: dict[str, Any]) -> bool:
+    spec = facts.get("options", {}).get("spec")
+    return spec is not None and not spec.get("types") and "lane" not in facts
+
+
+def _setting(facts: dict[str, Any]) -> tuple[Any, ...]:
+    options = facts["options"]
+    sampler = {name: _plain(value) for name, value in options.get("sampler", {}).items()}
+    return facts.get("model"), facts.get("compute"), options.get("parallel"), sampler
+
+
+def _plain(value: Any) -> Any:
+    """Tuples and lists alike: a trace that was opened again has lists."""
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _prompts(store: TraceStore, run_id: int) -> np.ndarray:
+    """Sequence, position and token of every prompt token, int64 [n, 3] in order."""
+    table = store.tokens
+    n = len(table)
+    mine = (table.column("run_id", 0, n) == run_id) & (
+        table.column("kind", 0, n) == store.text_pool.find("prompt")
+    )
+    names = ("seq_id", "pos", "token_id")
+    found = np.stack([table.column(name, 0, n)[mine] for name in names], axis=1)
+    ordered: np.ndarray = found[np.lexsort((found[:, 1], found[:, 0]))]
+    return ordered

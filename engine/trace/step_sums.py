@@ -1,0 +1,125 @@
+"""Sums over the steps of a run that grow row by row, and the figures that need nothing else.
+
+What counts as a prompt row or a step is told in `engine.trace.timings`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.trace.records import MISSING
+
+
+class StepSums:
+    """Counts and milliseconds of a run's rows behind the prompts.
+
+    counts[d, a]: steps that drafted d >= 1 tokens of which a were accepted, int64 [K + 1, K + 1]
+    with K the longest draft so far. width_n, width_ms: rows and verify time by verify width,
+    [widest + 1]. step_ms: time in steps by phase; plain_ms: by phase in the n_plain rows without a
+    draft. undone_ms: rollback, restore and replay in steps, timed only where the trace says so.
+    n_untimed: rows without a verify time.
+    """
+
+    def __init__(self) -> None:
+        self.counts = np.zeros((1, 1), np.int64)
+        self.width_n = np.zeros(1, np.int64)
+        self.width_ms = np.zeros(1)
+        self.step_ms: dict[str, float] = {}
+        self.plain_ms: dict[str, float] = {}
+        self.step_tokens = 0
+        self.n_plain = 0
+        self.n_untimed = 0
+        self._begun: set[int] = set()
+
+    @property
+    def n_steps(self) -> int:
+        """Rows that verified a draft."""
+        return int(self.counts.sum())
+
+    @property
+    def n_max(self) -> int:
+        """The longest draft."""
+        return len(self.counts) - 1
+
+    def is_prompt(self, seq_ids: np.ndarray, drafted: np.ndarray) -> np.ndarray:
+        """Which of the rows that follow those seen before decode a prompt, bool [n]."""
+        prompt = drafted == MISSING
+        ids, first = np.unique(seq_ids, return_index=True)
+        for seq_id, row in zip(ids.tolist(), first.tolist(), strict=True):
+            if seq_id not in self._begun:
+                self._begun.add(seq_id)
+                prompt[row] = True
+        return prompt
+
+    def add(
+        self,
+        seq_ids: np.ndarray,
+        drafted: np.ndarray,
+        accepted: np.ndarray,
+        widths: np.ndarray,
+        phases: dict[str, np.ndarray],
+    ) -> np.ndarray:
+        """Take in the next rows of one run, [n] each; returns which of them are steps, bool [n].
+
+        widths: verify_width. phases: milliseconds by phase, NaN where not observed.
+        """
+        later = ~self.is_prompt(seq_ids, drafted)
+        steps = later & (drafted > 0)
+        plain = later & ~steps
+        self.counts = _joint(self.counts, drafted[steps], accepted[steps])
+        self.n_plain += int(plain.sum())
+        known = later & (widths > 0) & np.isfinite(phases["verify"])
+        self.n_untimed += int(later.sum() - known.sum())
+        size = max(len(self.width_n), int(widths[known].max(initial=0)) + 1)
+        n: np.ndarray = np.bincount(widths[known], minlength=size)
+        ms: np.ndarray = np.bincount(widths[known], phases["verify"][known], minlength=size)
+        n[: len(self.width_n)] += self.width_n
+        ms = ms + np.pad(self.width_ms, (0, size - len(self.width_ms)))
+        self.width_n, self.width_ms = n, ms
+        self.step_tokens += int(np.maximum(widths[steps], 0).sum())
+        for sums, chosen in ((self.step_ms, steps), (self.plain_ms, plain)):
+            for phase, values in phases.items():
+                sums[phase] = sums.get(phase, 0.0) + float(np.nansum(values[chosen]))
+        return steps
+
+
+def joint_counts(drafted: np.ndarray, accepted: np.ndarray) -> np.ndarray:
+    """Steps by tokens drafted (rows) and accepted (columns), int64 [K + 1, K + 1]."""
+    return _joint(np.zeros((1, 1), np.int64), drafted, accepted)
+
+
+def per_position(counts: np.ndarray) -> dict[str, Any]:
+    """How the tokens at each index of a draft fared, from counts of `joint_counts`.
+
+    num_draft_tokens_per_pos, num_accepted_tokens_per_pos: steps that drafted and accepted a token
+    there; acceptance_per_position: the three rates that `engine.trace.timings.acceptance` tells.
+    """
+    steps, n_max = int(counts.sum()), len(counts) - 1
+    by_drafted, by_accepted = counts.sum(1), counts.sum(0)
+    offered = [int(by_drafted[i + 1 :].sum()) for i in range(n_max)]
+    reached = [steps, *(int(by_accepted[i + 1 :].sum()) for i in range(n_max))]
+    return {
+        "num_draft_tokens_per_pos": offered,
+        "num_accepted_tokens_per_pos": reached[1:],
+        "acceptance_per_position": {
+            "unconditional": [_ratio(n, steps) for n in reached[1:]],
+            "unconditional_given_drafted": [
+                _ratio(n, of) for n, of in zip(reached[1:], offered, strict=True)
+            ],
+            "conditional": [_ratio(n, of) for n, of in zip(reached[1:], reached[:-1], strict=True)],
+        },
+    }
+
+
+def _joint(counts: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> np.ndarray:
+    accepted = np.clip(accepted, 0, drafted)  # a step cut short counts as 0
+    size = max(len(counts), int(drafted.max(initial=0)) + 1)
+    cells = np.bincount(drafted * size + accepted, minlength=size * size).reshape(size, size)
+    cells[: len(counts), : len(counts)] += counts
+    return cells
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
