@@ -49,6 +49,7 @@ from app.views.runs import RunsView
 from app.views.tokens import TokensView
 from app.widgets.banner import BannerArea
 from app.widgets.empty_state import EmptyState
+from app.widgets.round_view import RoundView
 from app.widgets.status_line import StatusLine
 from app.widgets.why_not_strip import WhyNotStrip
 from engine.trace.breaks import BreakHit
