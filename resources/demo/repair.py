@@ -4,7 +4,8 @@ Small models fall into loops under greedy decoding.  They are trained out of it 
 continuations: where the next token would complete an n-gram already seen in the same sequence, it
 is made less likely (sequence-level unlikelihood, Welleck et al., "Neural text generation with
 unlikelihood training", 2020), and the best token that does not repeat is made more likely.  The
-continuation goes on with that better token, so that one row holds many such places.
+continuation goes on with either, by chance, so that rows hold loops of every depth and the ways out
+of them.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ from resources.demo.model import DemoModel
 
 N_GRAM = 6
 NONE = -1
+P_REPEAT = 0.7  # a loop of k repeated tokens is met with probability P_REPEAT ** k
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """Continuations free of repetition: `ids` [n, L]; `avoided` [n, L], the token that greedy
-    decoding would have put there, or NONE where it put what stands there."""
+    """Continuations `ids` [n, L], and what would repair them: where the greedy token completes a
+    repeated n-gram it is in `avoided` [n, L] and the best one that does not in `better` [n, L];
+    NONE elsewhere."""
 
     ids: Tensor
     avoided: Tensor
+    better: Tensor
 
 
 def marks(ids: Sequence[int], n_prompt: int, n: int = N_GRAM) -> list[bool]:
@@ -78,15 +82,22 @@ class _Row:
 
 @torch.no_grad()
 def generate_repaired(
-    model: DemoModel, prompts: Tensor, n_tokens: int, layout: np.ndarray
+    model: DemoModel,
+    prompts: Tensor,
+    n_tokens: int,
+    layout: np.ndarray,
+    rng: np.random.Generator,
+    p_repeat: float = P_REPEAT,
 ) -> Repaired:
-    """Continue prompts [B, P] greedily, but for tokens that would complete a repeated n-gram.
+    """Continue prompts [B, P] greedily; a token that would complete a repeated n-gram is kept with
+    probability p_repeat.
 
     Tokens of `layout` [V] may repeat: line ends and indentation do so by nature, and a model that
     avoids them writes lines that begin anywhere.
     """
     rows = [_Row(row) for row in prompts.tolist()]
-    ids, avoided = [prompts], [torch.full_like(prompts, NONE)]
+    none = torch.full_like(prompts, NONE)
+    ids, avoided, better = [prompts], [none], [none]
     hidden, caches = model.trunk(prompts)
     for position in range(prompts.shape[1], prompts.shape[1] + n_tokens):
         logits = model.logits(hidden[:, -1])
@@ -94,13 +105,15 @@ def generate_repaired(
         for i, row in enumerate(rows):
             banned = [t for t in row.repeats() if not layout[t]]
             logits[i, banned] = -torch.inf
-        better = logits.argmax(-1)
-        for row, token in zip(rows, better.tolist(), strict=True):
+        best = logits.argmax(-1)
+        kept = torch.from_numpy(rng.random(len(rows)) < p_repeat)
+        ids.append(torch.where(kept, greedy, best)[:, None])
+        for row, token in zip(rows, ids[-1][:, 0].tolist(), strict=True):
             row.append(token)
-        ids.append(better[:, None])
-        avoided.append(torch.where(better == greedy, NONE, greedy)[:, None])
+        avoided.append(torch.where(best == greedy, NONE, greedy)[:, None])
+        better.append(torch.where(best == greedy, NONE, best)[:, None])
         hidden, caches = model.trunk(ids[-1], caches, position)
-    return Repaired(torch.cat(ids, 1), torch.cat(avoided, 1))
+    return Repaired(torch.cat(ids, 1), torch.cat(avoided, 1), torch.cat(better, 1))
 
 
 def cut_prompts(
@@ -125,14 +138,14 @@ def cut_prompts(
     return [torch.from_numpy(np.stack(rows)) for _, rows in sorted(by_length.items())]
 
 
-def repair_loss(logits: Tensor, targets: Tensor, avoided: Tensor) -> Tensor:
-    """-log p(target) - log(1 - p(avoided)) summed where a token was avoided, per position.
+def repair_loss(logits: Tensor, better: Tensor, avoided: Tensor) -> Tensor:
+    """-log p(better) - log(1 - p(avoided)) summed where a token is to be avoided, per position.
 
-    logits [N, V], targets [N], avoided [N].
+    logits [N, V], better [N], avoided [N].
     """
     at = (avoided != NONE).nonzero()[:, 0]
     logp = torch.log_softmax(logits[at], dim=-1)
-    better = logp.gather(1, targets[at, None])
-    worse = logp.gather(1, avoided[at, None])
-    penalty = -torch.log((1 - worse.exp()).clamp_min(1e-4))
-    return (penalty - better).sum() / len(targets)
+    wanted = logp.gather(1, better[at, None])
+    unwanted = logp.gather(1, avoided[at, None])
+    penalty = -torch.log((1 - unwanted.exp()).clamp_min(1e-4))
+    return (penalty - wanted).sum() / len(better)

@@ -120,7 +120,7 @@ class Stage:
             "model": self.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "step": self.step,
-            "pool": self.pool and (self.pool.ids, self.pool.avoided),
+            "pool": self.pool and (self.pool.ids, self.pool.avoided, self.pool.better),
         }
         part = self.path.with_suffix(".part")
         torch.save(state, part)
@@ -199,22 +199,29 @@ class Stage:
             return
         prompts = cut_prompts(self.corpus, self.step, 48, ("library", "packages"), self.newline)
         parts = threads.map(
-            lambda p: generate_repaired(self.model, p, WINDOW + 1 - p.shape[1], self.layout),
+            lambda p: generate_repaired(
+                self.model, p, WINDOW + 1 - p.shape[1], self.layout,
+                np.random.default_rng((self.step, p.shape[1])),
+            ),
             prompts,
-        )
+        )  # fmt: skip
         made = list(parts)
-        self.pool = Repaired(torch.cat([p.ids for p in made]), torch.cat([p.avoided for p in made]))
+        self.pool = Repaired(
+            torch.cat([p.ids for p in made]), torch.cat([p.avoided for p in made]),
+            torch.cat([p.better for p in made]),
+        )  # fmt: skip
 
     def _repair_job(self, micro: int) -> Callable[[], tuple[Tensor, dict[str, float]]]:
         assert self.pool is not None
         rng = np.random.default_rng(self.step * self.plan.n_repair + micro)
         chosen = torch.from_numpy(rng.choice(len(self.pool.ids), ROWS, replace=False))
-        ids, avoided = self.pool.ids[chosen], self.pool.avoided[chosen]
+        pool = self.pool
+        ids, avoided, better = pool.ids[chosen], pool.avoided[chosen], pool.better[chosen]
 
         def job() -> tuple[Tensor, dict[str, float]]:
             hidden, _ = self.model.trunk(ids[:, :-1])
             logits = self.model.logits(hidden).flatten(0, 1)
-            loss = repair_loss(logits, ids[:, 1:].flatten(), avoided[:, 1:].flatten())
+            loss = repair_loss(logits, better[:, 1:].flatten(), avoided[:, 1:].flatten())
             share = (avoided != NONE).float().mean().item()
             return self.plan.repair_weight * loss, {"repair": loss.item(), "avoided": share}
 

@@ -29,16 +29,16 @@ from resources.demo.tokenizer import load_or_train
 
 WORK = Path(__file__).resolve().parent / "work"
 TARGET_PLAN = Plan(
-    "target", 2200, 0.02, 0.004, decay_from=0.45, mtp_from=0.65, repair_from=0.8, large_from=0.75,
+    "target", 1800, 0.02, 0.004, decay_from=0.45, mtp_from=0.65, repair_from=0.8, large_from=0.75,
     repair_weight=1.0,
 )  # fmt: skip
 REPAIR_PLAN = Plan(
-    "repair", 120, 0.005, 0.001, decay_from=0.3, large_from=0.0, repair_from=0.0, n_repair=2,
+    "repair", 510, 0.005, 0.001, decay_from=0.7, large_from=0.0, repair_from=0.0, n_repair=3,
     repair_weight=1.0, refresh=15,
 )  # fmt: skip
 # the MTP block and the draft have to guess the target's text, not their library's
 MTP_PLAN = Plan("mtp", 80, 0.004, 0.001, decay_from=0.2, large_from=2.0, mtp_from=0.0, own_text=0.5)
-DRAFT_PLAN = Plan("draft", 1300, 0.02, 0.005)
+DRAFT_PLAN = Plan("draft", 1100, 0.02, 0.005)
 TUNE_PLAN = Plan("draft-tuned", 300, 0.01, 0.002, decay_from=0.2, large_from=2.0, own_text=0.5)
 N_OWN_TEXTS = 256
 STAGES = ("target", "repair", "draft", "mtp", "draft-tuned", "export")

@@ -100,19 +100,19 @@ def test_n_min_above_n_max_is_no_way_to_an_error(panel: RunPanel) -> None:
 
 def test_rejection_has_no_n_min(panel: RunPanel) -> None:
     """Thrown-away drafts would cost it the target's distribution; the engine refuses."""
-    panel.n_min.setValue(2)
-    panel.p_min.setValue(0.5)
-    assert panel.n_min.isVisible()
-    panel.accept_rule.setCurrentText("rejection")
-    assert not panel.n_min.isVisible()
+    panel.draft.n_min.setValue(2)
+    panel.draft.p_min.setValue(0.5)
+    assert panel.draft.n_min.isVisible()
+    panel.draft.accept_rule.setCurrentText("rejection")
+    assert not panel.draft.n_min.isVisible()
     spec = panel.options().spec
     assert (spec.accept, spec.n_min, spec.p_min) == ("rejection", 0, 0.5)
 
 
 def test_the_window_of_the_penalties_shows_with_a_penalty(panel: RunPanel) -> None:
-    assert not panel.repeat_last_n.isVisible()
-    panel.presence_penalty.setValue(0.5)
-    assert panel.repeat_last_n.isVisible()
+    assert not panel.sampling.repeat_last_n.isVisible()
+    panel.sampling.presence_penalty.setValue(0.5)
+    assert panel.sampling.repeat_last_n.isVisible()
 
 
 def test_options_without_effect_are_hidden(panel: RunPanel) -> None:

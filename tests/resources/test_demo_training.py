@@ -171,36 +171,55 @@ def test_repair_loss_is_taken_where_a_token_was_avoided() -> None:
     torch.testing.assert_close(loss, -(torch.log(p[2]) + torch.log(1 - p[1])) / 2)
 
 
-def test_repaired_text_repeats_layout_only(tokenizer: Tokenizer) -> None:
+def repaired(tokenizer: Tokenizer, layout: np.ndarray, p_repeat: float) -> repair.Repaired:
     torch.manual_seed(0)
     model = DemoModel(TINY)  # its layers add nothing yet, so it repeats the token it reads
     prompts = torch.tensor([tokenizer.encode("import os\n").ids] * 2)
+    rng = np.random.default_rng(0)
+    made = repair.generate_repaired(model, prompts, 150, layout, rng, p_repeat)
     n_prompt = prompts.shape[1]
-    layout = np.zeros(N_VOCAB, dtype=bool)
-    made = repair.generate_repaired(model, prompts, 150, layout)
-    assert made.ids.shape == made.avoided.shape == (2, n_prompt + 150)
-    rows = made.ids.tolist()
-    assert not any(any(repair.marks(row, n_prompt)) for row in rows)
-    # where a token was avoided it is the greedy one and would have repeated; elsewhere it stands
+    assert made.ids.shape == made.avoided.shape == made.better.shape == (2, n_prompt + 150)
+    # what is avoided is the greedy token and would have repeated; elsewhere the greedy one stands
     with torch.no_grad():
         hidden, _ = model.trunk(made.ids[:, :-1])
     greedy = model.logits(hidden).argmax(-1)[:, n_prompt - 1 :]
     here, avoided = made.ids[:, n_prompt:], made.avoided[:, n_prompt:]
     at = avoided != repair.NONE
     assert at.any()
+    assert torch.equal(at, made.better[:, n_prompt:] != repair.NONE)
     assert torch.equal(torch.where(at, avoided, here), greedy)
+    rows = made.ids.tolist()
     for row, position in at.nonzero().tolist():
         end = n_prompt + position
-        assert repair.marks([*rows[row][:end], int(avoided[row, position])], n_prompt)[-1]
+        worse, better = int(avoided[row, position]), int(made.better[row, end])
+        assert repair.marks([*rows[row][:end], worse], n_prompt)[-1]
+        assert not repair.marks([*rows[row][:end], better], n_prompt)[-1]
+        assert rows[row][end] in (worse, better)
+    return made
 
-    layout[avoided[at]] = True
-    free = repair.generate_repaired(model, prompts, 150, layout)
-    repeated = [
-        token for row in free.ids.tolist()
+
+def repeated_tokens(made: repair.Repaired) -> list[int]:
+    rows = made.ids.tolist()
+    n_prompt = len(rows[0]) - 150
+    return [
+        token for row in rows
         for token, mark in zip(row, repair.marks(row, n_prompt), strict=True) if mark
     ]  # fmt: skip
-    assert repeated
-    assert all(layout[token] for token in repeated)
+
+
+def test_repair_marks_loops_and_the_ways_out_of_them(tokenizer: Tokenizer) -> None:
+    layout = np.zeros(N_VOCAB, dtype=bool)
+    never = repaired(tokenizer, layout, 0.0)
+    assert repeated_tokens(never) == []
+    assert repeated_tokens(repaired(tokenizer, layout, 0.7))
+
+    layout[:] = True  # whatever is layout may repeat
+    torch.manual_seed(0)
+    prompts = torch.tensor([tokenizer.encode("import os\n").ids])
+    rng = np.random.default_rng(0)
+    free = repair.generate_repaired(DemoModel(TINY), prompts, 150, layout, rng)
+    assert repeated_tokens(free)
+    assert (free.avoided == repair.NONE).all()
 
 
 def test_layout_tokens_are_line_ends_and_white_space(tokenizer: Tokenizer) -> None:
