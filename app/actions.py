@@ -142,6 +142,7 @@ SPECS = (
         "run.measure_fidelity",
         "Measure Fi&delity",
         "Measure the compute mode against f32, on the model's own text",
+        needs=_IDLE_MODEL,
     ),
     ActionSpec(
         "go.first_divergence",
@@ -191,9 +192,24 @@ SPECS = (
         "inspect",
         needs="a run on show",
     ),
-    ActionSpec("go.find", "&Find Tokens…", "Find tokens by text or filter", _Key.Find, "find"),
-    ActionSpec("go.find_next", "Find &Next", "Go to the next token found", "F3"),
-    ActionSpec("go.find_previous", "Find &Previous", "Go to the token found before", "Shift+F3"),
+    ActionSpec(
+        "go.find",
+        "&Find Tokens…",
+        "Find tokens by text or filter",
+        _Key.Find,
+        "find",
+        needs="a run on show",
+    ),
+    ActionSpec(
+        "go.find_next", "Find &Next", "Go to the next token found", "F3", needs="a run on show"
+    ),
+    ActionSpec(
+        "go.find_previous",
+        "Find &Previous",
+        "Go to the token found before",
+        "Shift+F3",
+        needs="a run on show",
+    ),
     ActionSpec(
         "view.tabs",
         "Sequences as Ta&bs",
@@ -399,6 +415,8 @@ SPECS = (
     ActionSpec("help.about", "&About Draftscope", "Version and licence", icon="info"),
 )
 
+PANELS = tuple(spec.id for spec in SPECS if spec.id.startswith("view.panel_"))
+
 MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "&File",
@@ -427,10 +445,7 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "&View",
         (
             "view.palette", SEPARATOR, "view.ghosts", "view.follow", "view.tabs", SEPARATOR,
-            "view.panel_model", "view.panel_run", "view.panel_rollback", "view.panel_ring",
-            "view.panel_divergence", "view.panel_findings", "view.panel_inspector",
-            "view.panel_runs", "view.panel_breaks", "view.panel_acceptance", "view.panel_timing",
-            "view.panel_verify", "view.panel_kv", "view.panel_what_if", SEPARATOR, "menu.plots",
+            "menu.panels", "menu.plots",
             "menu.layout", "view.reset_layout", SEPARATOR,
             "menu.theme",
         ),

@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QPaintEvent
 from PySide6.QtWidgets import QMainWindow, QMenu, QToolBar
 
-from app.actions import MENUS, SEPARATOR, TOOLBAR, Actions
+from app.actions import MENUS, PANELS, SEPARATOR, TOOLBAR, Actions
 from app.docks import LAYOUTS
 from app.settings import THEME_CHOICES, Settings
 from engine.compare.lane_spec import LaneSpec
@@ -104,10 +104,12 @@ def make_menus(
     themes.addActions([actions[f"view.theme_{name}"] for name in THEME_CHOICES])
     layouts = QMenu("&Layout", window)
     layouts.addActions([actions[f"view.layout_{name}"] for name in LAYOUTS])
-    for menu in (themes, layouts):
+    panels = QMenu("Pa&nels", window)
+    panels.addActions([actions[name] for name in PANELS])
+    for menu in (themes, layouts, panels):
         menu.setToolTipsVisible(True)
     submenus = {
-        "menu.recent": recent, "menu.theme": themes, "menu.layout": layouts,
+        "menu.panels": panels, "menu.recent": recent, "menu.theme": themes, "menu.layout": layouts,
         "menu.scenarios": scenarios, "menu.plots": plots,
     }  # fmt: skip
     menus: list[QMenu] = [*submenus.values()]

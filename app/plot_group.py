@@ -45,7 +45,7 @@ class PlotGroup:
     ) -> None:
         self._theme, self._actions, self._settings = theme, actions, settings
         self._report = report
-        self.menu = QMenu("P&lots")
+        self.menu = QMenu("Pl&ots")
         self.menu.setToolTipsVisible(True)
         for entry in MENU:
             if entry == SEPARATOR:

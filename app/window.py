@@ -235,7 +235,7 @@ class MainWindow(QMainWindow):
             ("breaks", self.breaks),
         ):
             self.docks.fill(name, view)
-        for trace_view in self._trace_views:
+        for trace_view in (*self._trace_views, self.plots.what_if):
             for empty in trace_view.findChildren(EmptyState):
                 if empty.waits_for_run:
                     empty.offer([actions["run.start"], actions["file.open_demo"]])

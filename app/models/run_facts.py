@@ -76,20 +76,13 @@ def effective(facts: dict[str, Any]) -> str:
     ]
     lines = ["memory: " + ", ".join(memory)]
     if spec.get("types"):
-        drafting = [
-            ", ".join(spec["types"]),
-            f"n_max {spec['n_max']}",
-            f"n_min {spec['n_min']}",
-            f"p_min {spec['p_min']:g}",
-            f"accept {spec['accept']}",
-            f"rollback {options['rollback']}",
-            f"replay {options['replay']}",
-            f"checkpoints on {options['checkpoint_device']}",
-        ]
-        lines.append("drafting: " + ", ".join(drafting))
+        drafting = [", ".join(spec["types"])]
+        drafting += _known(spec, {name: name for name in ("n_max", "n_min", "p_min", "accept")})
+        also = {"rollback": "rollback", "replay": "replay", "checkpoint_device": "checkpoints on"}
+        lines.append("drafting: " + ", ".join((*drafting, *_known(options, also))))
     if sampler.get("temp", 0) > 0:
         names = ("temp", "top_k", "typical_p", "top_p", "min_p", "seed")
-        lines.append("sampler: " + ", ".join(f"{name} {sampler[name]:g}" for name in names))
+        lines.append("sampler: " + ", ".join(_known(sampler, {name: name for name in names})))
     elif sampler:
         lines.append("sampler: greedy")
     if chat := facts.get("chat"):
@@ -97,6 +90,11 @@ def effective(facts: dict[str, Any]) -> str:
     if fidelity := facts.get("fidelity"):
         lines.append(f"fidelity: {fidelity_text(fidelity)}")
     return "\n".join(lines)
+
+
+def _known(values: dict[str, Any], names: dict[str, str]) -> list[str]:
+    """Those of the values that were recorded, under their names."""
+    return [f"{text} {values[name]}" for name, text in names.items() if name in values]
 
 
 def fidelity_text(found: dict[str, Any]) -> str:

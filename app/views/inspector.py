@@ -187,6 +187,7 @@ class InspectorView(QStackedWidget):
                 "No round yet",
                 "Shows one round in full: tokens, probabilities, rollback, bytes and times. "
                 "Press Run (F5), then choose a token.",
+                waits_for_run=True,
             )
         )
         self.addWidget(scroll)

@@ -72,7 +72,11 @@ class RunsView(QStackedWidget):
         column.addWidget(self.table, 1)
         column.addWidget(self.show_all, 0, Qt.AlignmentFlag.AlignLeft)
         column.addWidget(self.detail)
-        self.addWidget(EmptyState("No run yet", "Runs are kept and listed here. Press Run (F5)."))
+        self.addWidget(
+            EmptyState(
+                "No run yet", "Runs are kept and listed here. Press Run (F5).", waits_for_run=True
+            )
+        )
         self.addWidget(page)
         self.setAccessibleName("Runs")
         self._fit_columns()

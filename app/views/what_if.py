@@ -73,6 +73,7 @@ class WhatIfView(QStackedWidget):
                 "No draft yet",
                 "Estimates which n_max would have been fastest, from a run with drafts. "
                 "Press Run (F5) with a drafter chosen.",
+                waits_for_run=True,
             )
         )
         self.addWidget(self.page)

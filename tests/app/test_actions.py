@@ -54,6 +54,7 @@ def test_every_action_is_in_a_menu_once(window: MainWindow) -> None:
 def test_lists_name_only_known_actions() -> None:
     known = {spec.id for spec in SPECS} | {
         SEPARATOR, "menu.recent", "menu.theme", "menu.layout", "menu.scenarios", "menu.plots",
+        "menu.panels",
     }  # fmt: skip
     assert set(TOOLBAR) <= known
     assert {entry for _, entries in MENUS for entry in entries} <= known
@@ -62,8 +63,8 @@ def test_lists_name_only_known_actions() -> None:
 def test_mnemonics_of_a_menu_are_unique() -> None:
     texts = {spec.id: spec.text for spec in SPECS}
     texts |= {"menu.recent": "Open &Recent", "menu.theme": "&Theme"}
-    texts["menu.layout"] = "&Layout"
-    texts |= {"menu.scenarios": "Sc&enarios", "menu.plots": "P&lots"}
+    texts["menu.layout"], texts["menu.panels"] = "&Layout", "Pa&nels"
+    texts |= {"menu.scenarios": "Sc&enarios", "menu.plots": "Pl&ots"}
     menus = [[title for title, _ in MENUS]]
     menus += [[texts[e] for e in entries if e != SEPARATOR] for _, entries in MENUS]
     for entries in menus:
