@@ -33,7 +33,7 @@ TARGET_PLAN = Plan(
     repair_weight=1.0,
 )  # fmt: skip
 REPAIR_PLAN = Plan(
-    "repair", 510, 0.005, 0.001, decay_from=0.7, large_from=0.0, repair_from=0.0, n_repair=3,
+    "repair", 400, 0.005, 0.001, decay_from=0.4, large_from=0.0, repair_from=0.0, n_repair=2,
     repair_weight=1.0, refresh=15,
 )  # fmt: skip
 # the MTP block and the draft have to guess the target's text, not their library's
