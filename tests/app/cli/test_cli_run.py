@@ -89,11 +89,12 @@ def test_the_trace_opens_again_with_the_figures_of_the_report(cli: Cli, tmp_path
 
 def test_prompts_of_all_kinds_keep_their_order(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text("from file\n", encoding="utf-8")
-    outcome = cli("run", "--demo", "--tokens", "302", "-p", "def", "-f", tmp_path / "prompt.txt",
+    (word,) = cli("tokenize", "--demo", "def", "--json").json["tokens"]
+    outcome = cli("run", "--demo", "--tokens", word, "-p", "def", "-f", tmp_path / "prompt.txt",
                   "-n", 2, "--json", *QUICK)  # fmt: skip
     sequences = outcome.json["sequences"]
     assert [s["seq_id"] for s in sequences] == [0, 1, 2]
-    assert sequences[0]["prompt_tokens"] == sequences[1]["prompt_tokens"] == [302]
+    assert sequences[0]["prompt_tokens"] == sequences[1]["prompt_tokens"] == [word]
     assert sequences[0]["tokens"] == sequences[1]["tokens"]
     file_ids = cli("tokenize", "--demo", "from file", "--json").json["tokens"]
     assert sequences[2]["prompt_tokens"] == file_ids
