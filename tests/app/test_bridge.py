@@ -298,7 +298,7 @@ def test_export_that_is_cancelled_says_only_that_it_ended(
             time.sleep(0.001)
         raise Cancelled
 
-    monkeypatch.setattr("engine.trace.export.export_csv", export_csv)
+    monkeypatch.setattr("app.trace_jobs.export_csv", export_csv)
     exported: list[object] = []
     bridge.exported.connect(exported.append)
     bridge.export(bridge.store, tmp_path / "out")
