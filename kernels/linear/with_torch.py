@@ -88,7 +88,7 @@ def _prepack(integers: torch.Tensor, scale: torch.Tensor) -> Any:
 def _int8_product(x: torch.Tensor, data: Any) -> torch.Tensor:
     largest = row_maxima(x)
     # activations as unsigned bytes around 128, the form the fast products want
-    y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+    y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default(
         x / largest, 1 / ROW_LEVELS, 128, data
     )
-    return y * largest
+    return y.mul_(largest)
