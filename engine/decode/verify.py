@@ -11,6 +11,10 @@ import torch
 from engine.decode.sampler import Rows, Sampler
 from engine.draft.drafter import Draft
 from engine.trace.records import N_TOP
+from kernels.top_k import top_k
+
+_UNLIKELY = -1e4
+"""Least logit below the largest; e to the power of it is 0."""
 
 
 @dataclass(slots=True)
@@ -80,15 +84,30 @@ class TargetFacts:
 def target_facts(logits: torch.Tensor, tokens: Sequence[int]) -> TargetFacts:
     """Facts about `tokens`, one per row of logits [n, n_vocab]."""
     wanted = torch.tensor(tokens, device=logits.device).unsqueeze(1)
-    log_p = torch.log_softmax(logits, -1)
-    of_token = log_p.gather(1, wanted)
-    top = torch.topk(log_p, min(N_TOP, log_p.shape[1]))
-    # a banned or infinitely unlikely token has log p = -inf and adds nothing
-    entropy = -(log_p.exp() * log_p.clamp_min(-1e4)).sum(1)
+    k = min(N_TOP, logits.shape[1])
+    top, ids = top_k(logits, k)
+    own = logits.gather(1, wanted)
+    # relative to the largest; a banned or infinitely unlikely token stays finite and adds nothing
+    shifted = (logits - top[:, :1]).clamp_min_(_UNLIKELY)
+    weights = shifted.exp()
+    total = weights.sum(1, keepdim=True)
+    entropy = total.log().squeeze(1) - torch.linalg.vecdot(weights, shifted) / total.squeeze(1)
     return TargetFacts(
-        of_token.squeeze(1).exp().tolist(),
-        ((log_p > of_token).sum(1) + 1).tolist(),
+        ((own - top[:, :1]).exp() / total).squeeze(1).tolist(),
+        _ranks(logits, own, top),
         entropy.tolist(),
-        top.indices.tolist(),
-        top.values.exp().tolist(),
+        ids.tolist(),
+        ((top - top[:, :1]).exp() / total).tolist(),
     )
+
+
+def _ranks(logits: torch.Tensor, own: torch.Tensor, top: torch.Tensor) -> list[int]:
+    """1 + how many logits are larger than `own` [n, 1]; the whole row is counted only where more
+    than the `top` [n, k] are."""
+    larger: list[int] = (top > own).sum(1).tolist()
+    beyond = [row for row, n in enumerate(larger) if n == top.shape[1]]
+    if beyond:
+        counted = (logits[beyond] > own[beyond]).sum(1).tolist()
+        for row, n in zip(beyond, counted, strict=True):
+            larger[row] = n
+    return [n + 1 for n in larger]

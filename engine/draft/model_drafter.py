@@ -13,6 +13,7 @@ from engine.draft.token_draws import TokenDraws
 from engine.memory.batch import UBatch
 from engine.options import SpecOptions
 from engine.trace.records import N_TOP
+from kernels.top_k import top_k
 
 _N_CANDIDATES = 10
 
@@ -45,9 +46,9 @@ class ModelDrafter(ABC):
         alive = list(requests)
         logits = self._first(alive)
         while True:
-            top = torch.topk(logits, min(_N_CANDIDATES, logits.shape[-1]))
-            ids, values = top.indices.tolist(), top.values.tolist()
-            probs = torch.softmax(top.values, -1).tolist()
+            largest, where = top_k(logits, min(_N_CANDIDATES, logits.shape[-1]))
+            ids, values = where.tolist(), largest.tolist()
+            probs = torch.softmax(largest, -1).tolist()
             rows = []
             for row, request in enumerate(alive):
                 draft, rank = drafts[request.seq], 0
