@@ -31,7 +31,7 @@ _WINDOWED, _LIFETIME = range(2)
 class AcceptanceView(OverlaidView):
     """Two lines over the rounds; beside them three rates by index and a table by draft length."""
 
-    widest_label = "last 16: 0.999"
+    widest_label = "lifetime: 0.999"
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         windowed = f"Accepted / drafted over the last {WINDOW} steps"
@@ -56,7 +56,7 @@ class AcceptanceView(OverlaidView):
         self._windowed, self._lifetime = pg.PlotCurveItem(), pg.PlotCurveItem()
         for curve in (self._lifetime, self._windowed):
             self.plot.addItem(curve, ignoreBounds=True)
-        self._lines_over = OverlayLine(), OverlayLine(DOTS)
+        self._lines_over = OverlayLine(cased=False), OverlayLine(DOTS, cased=False)
         for line in self._lines_over:
             self.plot.addItem(line, ignoreBounds=True)
         self._curves_over, self._n_over = StepCurves(), 0

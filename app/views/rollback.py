@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_left, bisect_right
 
@@ -148,8 +149,10 @@ class RollbackView(BarView):
             self._limit.setValue(limit)
         self.legend.set_label(0, "n_rs_seq" if limit is None else f"n_rs_seq = {limit}")
         top = max(self._deepest, overlaid, limit or 0, 1)
-        self.plot.box.setYRange(0, top * 1.25 + 0.35, padding=0)
-        step = -(-top // 4)
+        height = top * 1.25 + 0.35
+        self.plot.box.setYRange(0, height, padding=0)
+        label = self.plot.fontMetrics().height() * height / max(1.0, self.plot.box.height())
+        step = max(-(-top // 4), math.ceil(label))
         ticks = [(value, str(value)) for value in range(0, top + 1, step)]
         self.plot.getPlotItem().getAxis("left").setTicks([ticks])
 

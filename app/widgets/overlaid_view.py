@@ -26,7 +26,6 @@ class OverlaidView(RoundView):
     def set_overlay(self, overlay: RunOverlay | None) -> None:
         """Draw a second run over the one on show, or none."""
         self._overlay, self._n_drawn = overlay, 0
-        self.plot.overlay = overlay
         self._clear_overlay()
         self.legend.set_leading([] if overlay is None else self._overlay_swatches(overlay))
         self._fit_legend()

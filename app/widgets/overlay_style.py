@@ -27,18 +27,20 @@ def overlay_pen(colour: QColor, dashes: Sequence[float] = DASHES) -> QPen:
 
 
 class OverlayLine(pg.PlotCurveItem):
-    """A line of the second run, above bars and below the cursor."""
+    """A line of the second run, above bars and below the cursor. cased: whether it is parted from
+    bars below; lines below would be lost under a casing."""
 
-    def __init__(self, dashes: Sequence[float] = DASHES) -> None:
+    def __init__(self, dashes: Sequence[float] = DASHES, *, cased: bool = True) -> None:
         super().__init__()
-        self._dashes = dashes
+        self._dashes, self._cased = dashes, cased
         self.setZValue(_ABOVE_BARS)
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
-        casing = QPen(theme.color("plot.background"), _CASING)
-        casing.setCosmetic(True)
-        self.setShadowPen(casing)
+        if self._cased:
+            casing = QPen(theme.color("plot.background"), _CASING)
+            casing.setCosmetic(True)
+            self.setShadowPen(casing)
         self.setPen(overlay_pen(theme.color(ROLE), self._dashes))
 
 

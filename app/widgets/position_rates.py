@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QPen
+from PySide6.QtGui import QBrush, QPen
 from PySide6.QtWidgets import QWidget
 
 from app.models.live_numbers import significant
@@ -50,7 +50,7 @@ class PositionRates(PlotSurface):
             for name, symbol in zip(RATES, _SYMBOLS, strict=True)
         }
         self.curves_over = {
-            name: pg.PlotDataItem(symbol=symbol, symbolSize=8, connect="finite")
+            name: pg.PlotDataItem(symbol=symbol, symbolSize=10, connect="finite")
             for name, symbol in zip(RATES, _SYMBOLS, strict=True)
         }
         for curve in (*self.curves.values(), *self.curves_over.values()):
@@ -90,8 +90,10 @@ class PositionRates(PlotSurface):
             curve.setSymbolBrush(colour)
         for curve, role in zip(self.curves_over.values(), _ROLES, strict=True):
             curve.setPen(overlay_pen(theme.color(role)))
-            curve.setSymbolPen(QPen(theme.color(role), 1.0))
-            curve.setSymbolBrush(theme.color("plot.background"))
+            outline = QPen(theme.color(role), 1.0)
+            outline.setCosmetic(True)  # else it is as wide as the whole mark
+            curve.setSymbolPen(outline)
+            curve.setSymbolBrush(QBrush(Qt.BrushStyle.NoBrush))
 
 
 def _show(curves: dict[str, pg.PlotDataItem], rates: dict[str, list[float | None]]) -> int:

@@ -56,7 +56,9 @@ class SpeedPlot(PlotSurface):
         self._line.setPen(line)
         self._line.setSymbolPen(QPen(Qt.PenStyle.NoPen))
         self._line.setSymbolBrush(theme.color("ui.accent"))
-        self._recorded.setPen(QPen(theme.color("plot.text"), 1.5))
+        ring = QPen(theme.color("plot.text"), 1.5)
+        ring.setCosmetic(True)  # else it fills the mark
+        self._recorded.setPen(ring)
         self._recorded.setBrush(QBrush(Qt.BrushStyle.NoBrush))
         self._best.setPen(QPen(Qt.PenStyle.NoPen))
         self._best.setBrush(theme.color("plot.limit"))
