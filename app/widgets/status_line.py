@@ -72,8 +72,8 @@ class StatusLine(QStatusBar):
         """The run that lies over the one on show, whose the figures are."""
         self.overlay.setVisible(overlay is not None)
         if overlay is not None:
-            tip = f"In the plots {overlay.name} is drawn dashed over run {overlay.over}; "
-            self.overlay.set_text(overlay.name, tip + "Shift+O takes it off")
+            tip = f"In the plots {overlay.name} is drawn dashed over run {overlay.over}"
+            self.overlay.set_text(overlay.name, tip)
 
     def show_progress(self, progress: Progress) -> None:
         """Work in hand; it can be cancelled until `hide_progress`."""
