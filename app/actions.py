@@ -362,6 +362,21 @@ SPECS = (
         "plot.reset", "Reset &Zoom", "Follow the newest rounds at the first zoom (double click)"
     ),
     ActionSpec(
+        "plot.overlay",
+        "&Overlay a Run",
+        "Draw the run chosen in the Runs panel, else the newest other one, over the one on show",
+        "O",
+        "overlay",
+        needs="a second run",
+    ),
+    ActionSpec(
+        "plot.no_overlay",
+        "&No Overlay",
+        "Show one run alone again",
+        "Shift+O",
+        needs="a run laid over the one on show",
+    ),
+    ActionSpec(
         "plot.export",
         "&Export Plot…",
         "Write the plot in use as PNG, SVG or CSV",

@@ -10,6 +10,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.models.live_numbers import LiveNumbers
 from app.models.position import Position
+from app.models.run_overlay import RunOverlay
 from engine.trace.store import TraceStore
 
 FRAME_MS = 33
@@ -31,6 +32,7 @@ class Feed(QObject):
     """Refreshes views while it is running, and shares the position among them."""
 
     numbers_changed = Signal(object)  # LiveNumbers
+    overlay_changed = Signal(object)  # RunOverlay or None
 
     def __init__(self, views: Sequence[TraceView], parent: QObject) -> None:
         super().__init__(parent)
@@ -38,6 +40,7 @@ class Feed(QObject):
         self._store: TraceStore | None = None
         self._run_id: int | None = None
         self._cursor: Position | None = None
+        self._overlay: RunOverlay | None = None
         self._size_shown = -1
         self._frame = 0
         self._timer = QTimer(self)
@@ -45,10 +48,16 @@ class Feed(QObject):
         self._timer.timeout.connect(self._tick)
 
     def show_run(self, store: TraceStore, run_id: int | None) -> None:
-        """From now on the views show this run."""
+        """From now on the views show this run. A second run of the same trace stays over it; if
+        it is the one to show, the two change places."""
+        second = None
+        if self._overlay is not None and store is self._store:
+            second = self._run_id if run_id == self._overlay.run_id else self._overlay.run_id
+        self._send_overlay(None)
         self._store, self._run_id, self._cursor = store, run_id, None
         for view in self._views:
             view.set_trace(store, run_id)
+        self.set_overlay(second)
         self.refresh()
 
     @property
@@ -60,6 +69,20 @@ class Feed(QObject):
     def cursor(self) -> Position | None:
         """The position that all views share."""
         return self._cursor
+
+    @property
+    def overlay(self) -> RunOverlay | None:
+        """The run that lies over the one on show."""
+        return self._overlay
+
+    def set_overlay(self, run_id: int | None) -> None:
+        """Lay a second run of the trace over the one on show; None takes it off, and so does the
+        run on show itself."""
+        store, shown = self._store, self._run_id
+        if store is None or shown is None or run_id == shown or run_id not in store.runs:
+            self._send_overlay(None)
+        elif self._overlay is None or run_id != self._overlay.run_id:
+            self._send_overlay(RunOverlay(store, run_id, shown))
 
     def start(self) -> None:
         """Refresh with the frames from now on."""
@@ -73,6 +96,7 @@ class Feed(QObject):
     def clear(self) -> None:
         """Rest, and let go of the trace."""
         self._timer.stop()
+        self._send_overlay(None)
         self._store, self._run_id, self._cursor = None, None, None
         for view in self._views:
             view.set_trace(None, None)
@@ -110,6 +134,11 @@ class Feed(QObject):
             view.refresh()
         if self._frame % FRAMES_PER_NUMBER == 0:
             self._send_numbers()
+
+    def _send_overlay(self, overlay: RunOverlay | None) -> None:
+        if overlay is not self._overlay:
+            self._overlay = overlay
+            self.overlay_changed.emit(overlay)
 
     def _send_numbers(self) -> None:
         numbers = LiveNumbers()

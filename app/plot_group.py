@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QMenu, QWidget
 
 from app.actions import SEPARATOR, Actions
 from app.models.run_axis import UNITS
+from app.models.run_overlay import RunOverlay
 from app.plot_export import SUFFIXES, picture, write_plot
 from app.settings import Settings
 from app.theme import Theme, load_theme
@@ -20,12 +21,13 @@ from app.views.rollback import RollbackView
 from app.views.timing import TimingView
 from app.views.verify_width import VerifyWidthView
 from app.views.what_if import WhatIfView
+from app.widgets.overlaid_view import OverlaidView
 from app.widgets.round_view import RoundView
 from engine.errors import TraceFileError
 
 MENU = (
     *(f"plot.x_{unit}" for unit in UNITS), SEPARATOR, "plot.show_all", "plot.reset", SEPARATOR,
-    "plot.export", "plot.copy_image",
+    "plot.overlay", "plot.no_overlay", SEPARATOR, "plot.export", "plot.copy_image",
 )  # fmt: skip
 _FILTERS = ("PNG picture (*.png)", "SVG drawing (*.svg)", "CSV of what is in sight (*.csv)")
 
@@ -84,6 +86,14 @@ class PlotGroup:
     def widgets(self) -> dict[str, QWidget]:
         """Every view with the name of its dock."""
         return {**self.views, "what_if": self.what_if}
+
+    def set_overlay(self, overlay: RunOverlay | None) -> None:
+        """Draw a second run over the one on show, or none. Slots and estimates stay those of the
+        run on show."""
+        for view in self.views.values():
+            view.plot.overlay = overlay
+            if isinstance(view, OverlaidView):
+                view.set_overlay(overlay)
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""

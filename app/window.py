@@ -209,7 +209,7 @@ class MainWindow(QMainWindow):
         self.findings = FindingsView(theme)
         self.inspector = InspectorView(theme, actions)
         self.why_not = WhyNotStrip(theme)
-        self.runs = RunsView(theme)
+        self.runs = RunsView(theme, actions)
         self._trace_views: tuple[
             TokensView | RoundView | DivergenceView | FindingsView | InspectorView | WhyNotStrip
             | RunsView, ...
@@ -343,6 +343,9 @@ class MainWindow(QMainWindow):
         self.findings.run_selected.connect(self.feed.select_run)
         self.tokens.cancel_asked.connect(self._cancel_sequence)
         self.runs.run_selected.connect(self._select_run)
+        self.runs.overlay_asked.connect(self.feed.set_overlay)
+        for shows in (self.plots, self.runs, self.status):
+            self.feed.overlay_changed.connect(shows.set_overlay)
         self.feed.numbers_changed.connect(self._refresh_runs)
         self.breaks.rules_changed.connect(self._use_break_rules)
         self.breaks.set_entries(self.settings.break_rules)

@@ -74,6 +74,12 @@ class RunAxis:
         found = np.searchsorted(self._ends[self.unit].values, x, side="right")
         return np.where(np.asarray(x) < 0, -1, found)
 
+    def between(self, left: float, right: float) -> tuple[int, int]:
+        """The first round in this part of the axis, and the one behind the last; the last may not
+        exist yet."""
+        first, last = self.rounds_at(np.array([left, right])).tolist()
+        return max(first, 0), max(0, last + 1)
+
     def round_at(self, x: float) -> int:
         """The round at one place of the axis."""
         return int(self.rounds_at(np.array(x)))

@@ -27,6 +27,7 @@ class RunTable(QAbstractTableModel):
         self._store: TraceStore | None = None
         self._hidden: set[int] = set()
         self._shown: int | None = None
+        self._overlaid: int | None = None
         self.retheme(theme)
 
     @property
@@ -37,6 +38,22 @@ class RunTable(QAbstractTableModel):
     def shown(self) -> int | None:
         """The run that the other views show."""
         return self._shown
+
+    @property
+    def overlaid(self) -> int | None:
+        """The run that lies over it."""
+        return self._overlaid
+
+    def set_overlaid(self, run_id: int | None) -> None:
+        """Mark the run that lies over the one on show, and list it even if it was hidden."""
+        self._overlaid = run_id
+        self._hidden.discard(-1 if run_id is None else run_id)
+        self.refresh()
+
+    def other(self, chosen: int | None) -> int | None:
+        """A run to lay over the one on show: the chosen one, else the newest other."""
+        others = [row.run_id for row in self.rows if row.run_id != self._shown]
+        return chosen if chosen in others else max(others, default=None)
 
     def set_store(self, store: TraceStore | None, shown: int | None) -> None:
         """List the runs of a trace and mark the one on show."""
@@ -85,6 +102,7 @@ class RunTable(QAbstractTableModel):
         """Take the colours of a theme."""
         self._theme = theme
         self._shown_icon = icon("run", theme, "ui.accent")
+        self._overlaid_icon = icon("overlay", theme, "plot.overlay")
         self.layoutChanged.emit()
 
     def rowCount(self, parent: _Index = _NOWHERE) -> int:
@@ -108,7 +126,8 @@ class RunTable(QAbstractTableModel):
         if role == Qt.ItemDataRole.ToolTipRole:
             return _text(row, name)
         if role == Qt.ItemDataRole.DecorationRole and name == "run":
-            return self._shown_icon if row.run_id == self._shown else None
+            icons = {self._overlaid: self._overlaid_icon, self._shown: self._shown_icon}
+            return icons.get(row.run_id)
         if role == Qt.ItemDataRole.FontRole and row.run_id == self._shown:
             font = QFont()
             font.setBold(True)

@@ -9,13 +9,16 @@ from PySide6.QtWidgets import QWidget
 
 from app.models.live_numbers import significant
 from app.models.pixel_columns import envelope
+from app.models.run_axis import RunAxis
+from app.models.run_overlay import RunOverlay
 from app.models.run_rows import RunRows
 from app.models.step_curves import WINDOW, StepCurves
 from app.theme import Theme
 from app.widgets.draft_histogram import DraftHistogram
 from app.widgets.legend import Swatch
+from app.widgets.overlaid_view import OverlaidView
+from app.widgets.overlay_style import DOTS, ROLE, OverlayLine, draw_overlay, draw_overlay_dots
 from app.widgets.position_rates import SWATCHES, PositionRates
-from app.widgets.round_view import RoundView
 from app.widgets.samples import draw_bar, draw_dashes
 from engine.trace.step_sums import per_position
 from engine.trace.store import TraceStore
@@ -25,10 +28,10 @@ _SIDE_CHARACTERS = 34
 _WINDOWED, _LIFETIME = range(2)
 
 
-class AcceptanceView(RoundView):
+class AcceptanceView(OverlaidView):
     """Two lines over the rounds; beside them three rates by index and a table by draft length."""
 
-    widest_label = "last 16: 0.999"
+    widest_label = "lifetime: 0.999"
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         windowed = f"Accepted / drafted over the last {WINDOW} steps"
@@ -53,6 +56,10 @@ class AcceptanceView(RoundView):
         self._windowed, self._lifetime = pg.PlotCurveItem(), pg.PlotCurveItem()
         for curve in (self._lifetime, self._windowed):
             self.plot.addItem(curve, ignoreBounds=True)
+        self._lines_over = OverlayLine(cased=False), OverlayLine(DOTS, cased=False)
+        for line in self._lines_over:
+            self.plot.addItem(line, ignoreBounds=True)
+        self._curves_over, self._n_over = StepCurves(), 0
         self.plot.getPlotItem().getAxis("left").setTicks([[(0, "0"), (0.5, "0.5"), (1, "1")]])
         self.plot.box.setYRange(-0.04, 1.08, padding=0)
         self._reset()
@@ -74,17 +81,12 @@ class AcceptanceView(RoundView):
         return int(self._rows.rounds.values[-1]) + 1
 
     def _draw(self) -> None:
-        curves, axis, n_pixels = self.curves, self.plot.run_axis, self.plot.n_pixels
-        first, stop_round = self.plot.rounds_in_sight
-        start, stop = curves.between(first, stop_round)
-        start, stop = max(0, start - 1), min(len(curves), stop + 1)
-        rounds = curves.rounds[start:stop]
-        x = (axis.starts(rounds) + axis.ends(rounds)) / 2
-        for line, rates in (
-            (self._windowed, curves.windowed(start, stop)),
-            (self._lifetime, curves.lifetime(start, stop)),
-        ):
-            line.setData(*envelope(x, rates, *self.plot.x_range, n_pixels))
+        curves = self.curves
+        self._draw_curves(curves, self.plot.run_axis, (self._windowed, self._lifetime))
+        if self._overlay is not None:
+            over = self._read_over(self._overlay)
+            self._draw_curves(over, self._overlay.axis(self.plot.run_axis.unit), self._lines_over)
+            self.rates.set_overlay(per_position(over.sums.counts)["acceptance_per_position"])
         for label, name, values in (
             (_WINDOWED, f"last {WINDOW}", curves.windowed),
             (_LIFETIME, "lifetime", curves.lifetime),
@@ -96,8 +98,52 @@ class AcceptanceView(RoundView):
         self.rates.set_rates(per_position(counts)["acceptance_per_position"])
         self.histogram.set_counts(counts)
 
+    def _draw_curves(
+        self, curves: StepCurves, axis: RunAxis, lines: tuple[pg.PlotCurveItem, pg.PlotCurveItem]
+    ) -> None:
+        start, stop = curves.between(*axis.between(*self.plot.x_range))
+        start, stop = max(0, start - 1), min(len(curves), stop + 1)
+        rounds = curves.rounds[start:stop]
+        x = (axis.starts(rounds) + axis.ends(rounds)) / 2
+        rates = curves.windowed(start, stop), curves.lifetime(start, stop)
+        for line, y in zip(lines, rates, strict=True):
+            line.setData(*envelope(x, y, *self.plot.x_range, self.plot.n_pixels))
+
+    def _read_over(self, overlay: RunOverlay) -> StepCurves:
+        """The rates of the second run by now."""
+        rows = overlay.rows()
+        if len(rows) > self._n_over:
+            self._curves_over.add(rows, self._n_over, len(rows))
+            self._n_over = len(rows)
+        return self._curves_over
+
+    def _clear_overlay(self) -> None:
+        self._curves_over, self._n_over = StepCurves(), 0
+        for line in self._lines_over:
+            line.setData([], [])
+        self.rates.set_overlay(None)
+
+    def _overlay_swatches(self, overlay: RunOverlay) -> list[Swatch]:
+        name = overlay.name
+        over = f"of {name}, over those of run {overlay.over}"
+        return [
+            Swatch(
+                f"{name}, last {WINDOW}", ROLE,
+                f"Accepted / drafted over the last {WINDOW} steps {over}; "
+                "by index in the draft, its marks are hollow", draw_overlay,
+            ),
+            Swatch(
+                f"{name}, lifetime", ROLE, f"Accepted / drafted so far {over}", draw_overlay_dots
+            ),
+        ]  # fmt: skip
+
+    def _overlay_words(self, overlay: RunOverlay, round_: int) -> str:
+        return _rates_words(self._read_over(overlay), round_)
+
     def _recolour(self, theme: Theme) -> None:
         self.rates.retheme(theme)
+        for line in self._lines_over:
+            line.retheme(theme)
         self.histogram.retheme(theme)
         for curve, role, style in (
             (self._windowed, "accepted.line", Qt.PenStyle.SolidLine),
@@ -109,8 +155,8 @@ class AcceptanceView(RoundView):
 
     def _tip(self, x: float, _y: float) -> str:
         round_ = self.plot.run_axis.round_at(x)
-        start, stop = self.curves.between(round_, round_ + 1)
-        if self._rows is None or start == stop:
+        rates = _rates_words(self.curves, round_)
+        if self._rows is None or not rates:
             return ""
         lines = [self.plot.run_axis.text(round_)]
         for at in range(*self._rows.between(round_, round_ + 1)):
@@ -120,10 +166,7 @@ class AcceptanceView(RoundView):
                     f"sequence {row['seq_id']}: {row['num_accepted_draft_tokens']} "
                     f"of {row['num_draft_tokens']} accepted"
                 )
-        windowed = float(self.curves.windowed(stop - 1, stop)[0])
-        lifetime = float(self.curves.lifetime(stop - 1, stop)[0])
-        lines.append(f"last {WINDOW} steps {windowed:.3g}, lifetime {lifetime:.3g}")
-        return "\n".join(lines)
+        return "\n".join([*lines, rates])
 
     def _seq_at(self, x: float, _y: float) -> int | None:
         return None if self._rows is None else self._rows.seq_in(self.plot.run_axis.round_at(x))
@@ -150,3 +193,14 @@ class AcceptanceView(RoundView):
         super().resizeEvent(event)
         for widget in (self.rates, self.histogram):
             widget.setVisible(event.size().width() >= _SIDES_FROM)
+
+
+def _rates_words(curves: StepCurves, round_: int) -> str:
+    """Both rates after a round, empty where it has no step."""
+    start, stop = curves.between(round_, round_ + 1)
+    if start == stop:
+        return ""
+    windowed, lifetime = (
+        float(rate(stop - 1, stop)[0]) for rate in (curves.windowed, curves.lifetime)
+    )
+    return f"last {WINDOW} steps {windowed:.3g}, lifetime {lifetime:.3g}"

@@ -8,11 +8,12 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QPen
 from PySide6.QtWidgets import QWidget
 
+from app.models.per_round import per_round
 from app.models.pixel_columns import PixelColumns
 from app.models.run_rows import RunRows
 from app.theme import Theme
+from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
-from app.widgets.round_view import RoundView
 from app.widgets.samples import draw_triangle
 from app.widgets.stacked_bars import StackedBars, sample
 from engine.trace.store import TraceStore
@@ -23,11 +24,12 @@ _PATTERNS = (Qt.BrushStyle.SolidPattern, Qt.BrushStyle.BDiagPattern)
 _SIGN_PIXELS = 8
 
 
-class KvCellsView(RoundView):
+class KvCellsView(BarView):
     """Bars of cells in use after each round, all its sequences together, duplicates on top; a
     triangle wherever there are any, however few."""
 
     widest_label = "duplicates"
+    overlay_tip = "Cells in use after each round, duplicates too,"
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(
@@ -71,26 +73,25 @@ class KvCellsView(RoundView):
         if self._rows is None:
             return
         start, stop = self._rows.between(*self.plot.rounds_in_sight)
-        rounds, firsts = np.unique(self._rows.rounds.values[start:stop], return_index=True)
-        if not len(rounds):
-            self._bars.clear()
-            self._signs.setData([], [])
-            return
-        used, twice = (
-            np.add.reduceat(np.maximum(self._rows.column(name, start, stop), 0), firsts)
-            for name in _COLUMNS
-        )
+        counts = np.stack([np.maximum(self._rows.column(n, start, stop), 0) for n in _COLUMNS])
+        rounds, counts = per_round(self._rows.rounds.values[start:stop], counts, np.add)
         axis, (left, right), n_pixels = self.plot.run_axis, self.plot.x_range, self.plot.n_pixels
         starts, ends = axis.starts(rounds), axis.ends(rounds)
         columns = PixelColumns(starts, left, right, n_pixels)
-        used, twice = columns.most(used), columns.most(twice)
+        used, twice = columns.most(counts)
         x0, x1 = columns.first(starts), columns.last(ends)
         parts = np.stack([np.maximum(used - twice, 0), twice])
         self._bars.set(x0, x1, parts, (right - left) / n_pixels)
-        top = max(float(used.max()), 1.0)
+        top = max(float(used.max(initial=1)), self._draw_overlay())
         some = twice > 0
         self._signs.setData(((x0 + x1) / 2)[some], used[some] + 0.08 * top)
         self.plot.box.setYRange(0, top * 1.2, padding=0)
+
+    def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
+        return np.maximum(rows.column(_COLUMNS[0], start, stop), 0)
+
+    def _height_words(self, height: float) -> str:
+        return f"{height:,.0f} cells in all"
 
     def _recolour(self, theme: Theme) -> None:
         self._bars.recolour([theme.color(role) for role in _ROLES], _PATTERNS)

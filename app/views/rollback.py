@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_left, bisect_right
 
@@ -12,9 +13,10 @@ from PySide6.QtGui import QBrush, QColor, QPen
 from PySide6.QtWidgets import QWidget
 
 from app.models.pixel_columns import PixelColumns
+from app.models.run_rows import RunRows
 from app.theme import Theme
+from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
-from app.widgets.round_view import RoundView
 from app.widgets.samples import draw_bar, draw_cross, draw_dashes, draw_hatched
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
@@ -41,8 +43,11 @@ _SWATCHES = (
 )
 
 
-class RollbackView(RoundView):
+class RollbackView(BarView):
     """Bars of rollback depth, side by side for sequences, and the dashed n_rs_seq line."""
+
+    overlay_tip = "Deepest rollback of each round"
+    sequences = np.maximum
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(
@@ -117,7 +122,13 @@ class RollbackView(RoundView):
             bars.setOpts(x=middle, height=height, width=columns.first(width[at]))
             if group == "refused":
                 self._crosses.setData(middle, height + 0.3)
-        self._draw_limit()
+        self._draw_limit(round(self._draw_overlay()))
+
+    def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
+        return np.maximum(rows.column("rollback_depth", start, stop), 0)
+
+    def _height_words(self, height: float) -> str:
+        return f"deepest rollback {height:.0f}"
 
     def _rows_in_sight(self) -> tuple[int, int]:
         first, stop = (bisect_left(self._data["round"], at) for at in self.plot.rounds_in_sight)
@@ -130,15 +141,18 @@ class RollbackView(RoundView):
         rows = [self._store.rounds.row(at) for at in self._data["row"][first:stop]]
         return names, [[row[name] for name in names] for row in rows]
 
-    def _draw_limit(self) -> None:
+    def _draw_limit(self, overlaid: int) -> None:
+        """The dashed line, and a y-axis with room for it, all bars, and depths of a second run."""
         limit = self._n_rs_seq
         self._limit.setVisible(limit is not None)
         if limit is not None:
             self._limit.setValue(limit)
         self.legend.set_label(0, "n_rs_seq" if limit is None else f"n_rs_seq = {limit}")
-        top = max(self._deepest, limit or 0, 1)
-        self.plot.box.setYRange(0, top * 1.25 + 0.35, padding=0)
-        step = -(-top // 4)
+        top = max(self._deepest, overlaid, limit or 0, 1)
+        height = top * 1.25 + 0.35
+        self.plot.box.setYRange(0, height, padding=0)
+        label = self.plot.fontMetrics().height() * height / max(1.0, self.plot.box.height())
+        step = max(-(-top // 4), math.ceil(label))
         ticks = [(value, str(value)) for value in range(0, top + 1, step)]
         self.plot.getPlotItem().getAxis("left").setTicks([ticks])
 

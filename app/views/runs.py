@@ -1,4 +1,4 @@
-"""The Runs panel: every run of the session, and the parameters in effect of the one on show."""
+"""The Runs panel: every run of the session, the one on show in detail, and another beside it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.actions import Actions
 from app.models.position import Position
 from app.models.run_facts import effective
+from app.models.run_overlay import RunOverlay
 from app.models.run_table import COLUMNS, RunTable
 from app.theme import Theme, figures_font
 from app.widgets.empty_state import EmptyState
+from app.widgets.run_pair import RunPair
 from engine.trace.store import TraceStore
 
 _ROW_PAD = 6
@@ -30,12 +33,14 @@ _CHARACTERS = {
 
 
 class RunsView(QStackedWidget):
-    """Enter or a click shows a run in all views; Delete takes it off the list."""
+    """Enter or a click shows a run in all views; Delete takes it off the list. A second run can be
+    laid over it, here and in the plots."""
 
     position_selected = Signal(object)  # never: a run is no position
     run_selected = Signal(int)
+    overlay_asked = Signal(object)  # run id, or None
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+    def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._store: TraceStore | None = None
         self.model = RunTable(theme, self)
@@ -57,6 +62,10 @@ class RunsView(QStackedWidget):
         delete = QShortcut(QKeySequence(Qt.Key.Key_Delete), self.table)
         delete.setContext(Qt.ShortcutContext.WidgetShortcut)
         delete.activated.connect(self._hide)
+        self._lay_over, self._lay_off = actions["plot.overlay"], actions["plot.no_overlay"]
+        self._lay_over.triggered.connect(self._overlay_one)
+        self._lay_off.triggered.connect(lambda: self.overlay_asked.emit(None))
+        self.pair = RunPair()
         self.detail = QLabel()
         self.detail.setAccessibleName("Parameters in effect")
         self.detail.setWordWrap(True)
@@ -71,6 +80,7 @@ class RunsView(QStackedWidget):
         column.setSpacing(0)
         column.addWidget(self.table, 1)
         column.addWidget(self.show_all, 0, Qt.AlignmentFlag.AlignLeft)
+        column.addWidget(self.pair, 2)
         column.addWidget(self.detail)
         self.addWidget(
             EmptyState(
@@ -80,7 +90,7 @@ class RunsView(QStackedWidget):
         self.addWidget(page)
         self.setAccessibleName("Runs")
         self._fit_columns()
-        self._show_hidden()
+        self._show_what_is_offered()
 
     def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
         """List the runs of a trace; run_id is the one on show."""
@@ -92,7 +102,13 @@ class RunsView(QStackedWidget):
         facts = store.runs.get(run_id, {}) if store is not None and run_id is not None else {}
         self.detail.setText(effective(facts))
         self.detail.setVisible(bool(self.detail.text()))
-        self._show_hidden()
+        self._show_what_is_offered()
+
+    def set_overlay(self, overlay: RunOverlay | None) -> None:
+        """Mark a second run and compare it with the one on show, or none."""
+        self.model.set_overlaid(None if overlay is None else overlay.run_id)
+        self.pair.set_overlay(overlay)
+        self._show_what_is_offered()
 
     def refresh(self) -> None:
         """Nothing: figures change with `refresh_numbers`, less often than frames."""
@@ -101,6 +117,8 @@ class RunsView(QStackedWidget):
         """Bring figures and new runs up to date, unless nobody looks."""
         if self.isVisible():
             self.model.refresh()
+            self.pair.refresh()
+            self._show_what_is_offered()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -117,16 +135,28 @@ class RunsView(QStackedWidget):
         self.run_selected.emit(self.model.rows[index.row()].run_id)
 
     def _hide(self) -> None:
-        index = self.table.currentIndex()
-        if index.isValid():
-            self.model.hide_run(self.model.rows[index.row()].run_id)
-            self._show_hidden()
+        run_id = self._chosen()
+        if run_id is None:
+            return
+        if run_id == self.model.overlaid:
+            self.overlay_asked.emit(None)
+        self.model.hide_run(run_id)
+        self._show_what_is_offered()
 
     def _show_all(self) -> None:
         self.model.show_all()
-        self._show_hidden()
+        self._show_what_is_offered()
 
-    def _show_hidden(self) -> None:
+    def _chosen(self) -> int | None:
+        index = self.table.currentIndex()
+        return self.model.rows[index.row()].run_id if index.isValid() else None
+
+    def _overlay_one(self) -> None:
+        self.overlay_asked.emit(self.model.other(self._chosen()))
+
+    def _show_what_is_offered(self) -> None:
+        self._lay_over.setEnabled(self.model.other(None) is not None)
+        self._lay_off.setEnabled(self.model.overlaid is not None)
         self.show_all.setText(f"Show {self.model.n_hidden} hidden")
         self.show_all.setVisible(self.model.n_hidden > 0)
 
@@ -136,9 +166,16 @@ class RunsView(QStackedWidget):
             return
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        run_id = self.model.rows[index.row()].run_id
         menu.addAction("Show in all views", lambda: self._show(index))
+        over = menu.addAction(
+            self._lay_over.icon(), "Overlay with this run", lambda: self.overlay_asked.emit(run_id)
+        )
+        over.setEnabled(run_id not in (self.model.shown, self.model.overlaid))
+        menu.addAction(self._lay_off)
+        menu.addSeparator()
         hide = menu.addAction("Take off the list", self._hide)
-        hide.setEnabled(self.model.rows[index.row()].run_id != self.model.shown)
+        hide.setEnabled(run_id != self.model.shown)
         menu.popup(self.table.viewport().mapToGlobal(where))
 
     def _fit_columns(self) -> None:

@@ -8,11 +8,12 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QPen
 from PySide6.QtWidgets import QWidget
 
+from app.models.per_round import per_round
 from app.models.pixel_columns import PixelColumns
 from app.models.run_rows import RunRows
 from app.theme import Theme
+from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
-from app.widgets.round_view import RoundView
 from app.widgets.samples import draw_dashes
 from app.widgets.stacked_bars import StackedBars, sample
 from engine.trace.baseline import find_baseline, speed
@@ -43,10 +44,12 @@ _BASELINE_TIP = (
 )
 
 
-class TimingView(RoundView):
+class TimingView(BarView):
     """Stacked bars of the phases of each round, all its sequences together, in milliseconds."""
 
     widest_label = "0.00× vs run 00"
+    overlay_tip = "Time of each round, all phases together,"
+    means = True
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         swatches = [
@@ -107,15 +110,21 @@ class TimingView(RoundView):
         """The rounds in sight [n], their time by phase [phases, n], which decode prompts [n]."""
         assert self._rows is not None
         start, stop = self._rows.between(*self.plot.rounds_in_sight)
-        rounds, firsts = np.unique(self._rows.rounds.values[start:stop], return_index=True)
-        if not len(rounds):
-            return rounds, np.zeros((len(PHASES), 0)), np.zeros(0, bool)
-        ms = np.stack([
-            np.add.reduceat(np.nan_to_num(self._rows.column(f"{p}_ms", start, stop)), firsts)
-            for p in PHASES
-        ])  # fmt: skip
-        undrafted = self._rows.column("num_draft_tokens", start, stop) == MISSING
-        return rounds, ms, np.logical_or.reduceat(undrafted, firsts)
+        of_row = self._rows.rounds.values[start:stop]
+        rounds, ms = per_round(of_row, _phase_ms(self._rows, start, stop), np.add)
+        _, prompt = per_round(of_row, self._decodes_prompt(self._rows, start, stop), np.logical_or)
+        return rounds, ms, prompt
+
+    def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
+        total: np.ndarray = _phase_ms(rows, start, stop).sum(axis=0)
+        return total
+
+    def _height_words(self, height: float) -> str:
+        return f"{height:.3g} ms in all"
+
+    def _decodes_prompt(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
+        undrafted: np.ndarray = rows.column("num_draft_tokens", start, stop) == MISSING
+        return undrafted
 
     def _draw(self) -> None:
         if self._rows is None:
@@ -132,7 +141,7 @@ class TimingView(RoundView):
         else:  # the bars are means now
             self._longest.setData((x0 + x1) / 2, columns.most(total))
         shown = total[~prompt] if not prompt.all() else total
-        top = float(shown.max(initial=0.0)) or 1.0
+        top = max(float(shown.max(initial=0.0)), self._draw_overlay()) or 1.0
         self.plot.box.setYRange(0, top * 1.1, padding=0)
 
     def _recolour(self, theme: Theme) -> None:
@@ -177,3 +186,8 @@ class TimingView(RoundView):
         words = ", ".join(f"{phase}: {ms:.4g} ms" for phase, ms in sums.items())
         speed_up = NO_BASELINE if self._speed_up is None else f"speed-up: {self._speed_up:.2f}"
         return f"rounds: {self.plot.n_rounds}, {words}, {speed_up}"
+
+
+def _phase_ms(rows: RunRows, start: int, stop: int) -> np.ndarray:
+    """Milliseconds by phase, 0 where not observed, float64 [phases, n]."""
+    return np.stack([np.nan_to_num(rows.column(f"{phase}_ms", start, stop)) for phase in PHASES])

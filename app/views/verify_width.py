@@ -9,10 +9,11 @@ from PySide6.QtGui import QPen
 from PySide6.QtWidgets import QWidget
 
 from app.models.pixel_columns import PixelColumns
+from app.models.run_overlay import RunOverlay
 from app.models.run_rows import RunRows
 from app.theme import Theme
+from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
-from app.widgets.round_view import RoundView
 from app.widgets.samples import draw_dashes
 from app.widgets.stacked_bars import StackedBars, sample
 from engine.trace.store import TraceStore
@@ -35,10 +36,11 @@ _TIPS = (
 _BORDERS_FROM_PIXELS = 5.0
 
 
-class VerifyWidthView(RoundView):
+class VerifyWidthView(BarView):
     """Bars of tokens per round, padding included, cut where one ubatch ends and another begins."""
 
     widest_label = "ubatch border"
+    overlay_tip = "Tokens that the target decoded in each round"
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         swatches = [
@@ -57,6 +59,7 @@ class VerifyWidthView(RoundView):
             "Shows the tokens of every forward pass and how they were split. Press Run (F5).",
             parent,
         )
+        self._rows_over: RunRows | None = None
         self._bars = StackedBars(len(_PARTS))
         self._borders = pg.PlotCurveItem(connect="pairs")
         for item in (*self._bars.items, self._borders):
@@ -79,19 +82,36 @@ class VerifyWidthView(RoundView):
             return None
         padding = np.maximum(self._rows.column("n_padding", start, stop), 0)
         self._n_padding += int(padding.sum())
-        width = self._tokens(start, stop)
+        width = self._heights(self._rows, start, stop)
         verify = self._rows.column("purpose", start, stop) == store.text_pool.find("verify")
         self._widest = max(self._widest, int(width[verify].max(initial=0)))
         return int(self._rows.rounds.values[-1]) + 1
 
-    def _tokens(self, start: int, stop: int) -> np.ndarray:
-        assert self._rows is not None
+    def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
         n_seqs, n_tokens = (
-            np.maximum(self._rows.column(name, start, stop), 0)
-            for name in ("n_seqs", "n_seq_tokens")
+            np.maximum(rows.column(name, start, stop), 0) for name in ("n_seqs", "n_seq_tokens")
         )
         tokens: np.ndarray = n_seqs * n_tokens
         return tokens
+
+    def _height_words(self, height: float) -> str:
+        return f"{height:.0f} tokens in all"
+
+    def _decodes_prompt(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
+        assert self._store is not None
+        prompt = self._store.text_pool.find("prompt")
+        decodes: np.ndarray = rows.column("purpose", start, stop) == prompt
+        return decodes
+
+    def _rows_of(self, overlay: RunOverlay) -> RunRows:
+        if self._rows_over is None or self._rows_over.run_id != overlay.run_id:
+            self._rows_over = RunRows(overlay.store.ubatches, overlay.run_id)
+        self._rows_over.read()
+        return self._rows_over
+
+    def _clear_overlay(self) -> None:
+        super()._clear_overlay()
+        self._rows_over = None
 
     def _draw(self) -> None:
         if self._rows is None or self._store is None:
@@ -103,7 +123,7 @@ class VerifyWidthView(RoundView):
         if len(rounds):
             purposes = self._rows.column("purpose", start, stop)
             padding = np.maximum(self._rows.column("n_padding", start, stop), 0)
-            real = self._tokens(start, stop) - padding
+            real = self._heights(self._rows, start, stop) - padding
             for part, purpose in enumerate(_PURPOSES):
                 mine = purposes == self._store.text_pool.find(purpose)
                 np.add.at(parts[part], lane[mine], real[mine])
@@ -121,6 +141,7 @@ class VerifyWidthView(RoundView):
             self._borders.setData([], [])
         later = parts[1:].sum(axis=0)
         top = float(later.max(initial=0.0)) or float(parts.sum(axis=0).max(initial=1.0))
+        top = max(top, self._draw_overlay())
         self.plot.box.setYRange(0, top * 1.15, padding=0)
 
     def _draw_borders(
@@ -128,7 +149,8 @@ class VerifyWidthView(RoundView):
         starts: np.ndarray, ends: np.ndarray,
     ) -> None:  # fmt: skip
         """A line across the bar where an ubatch ends below another."""
-        tops = np.cumsum(self._tokens(start, stop))
+        assert self._rows is not None
+        tops = np.cumsum(self._heights(self._rows, start, stop))
         before = np.concatenate([[0], tops])[firsts]
         inner = np.append(lane[1:] == lane[:-1], False)
         at = lane[inner]

@@ -133,16 +133,30 @@ class SwatchLegend(FlowLegend):
     ) -> None:
         super().__init__(name, parent)
         self._swatches = list(swatches)
+        self._leading: list[Swatch] = []
         self.retheme(theme)
 
     @property
     def labels(self) -> list[str]:
-        """The texts on show."""
+        """The texts of the swatches given at first."""
         return [swatch.label for swatch in self._swatches]
 
+    @property
+    def leading_labels(self) -> list[str]:
+        """The texts of the entries in front of them."""
+        return [swatch.label for swatch in self._leading]
+
+    def set_leading(self, swatches: Sequence[Swatch]) -> None:
+        """Put entries in front of the others, in place of those put there before."""
+        if list(swatches) != self._leading:
+            self._leading = list(swatches)
+            self.updateGeometry()
+            self.update()
+
     def column_width(self, widest: str) -> int:
-        """Width of a single column whose longest label is `widest`."""
-        return _SWATCH + 5 + self.fontMetrics().horizontalAdvance(widest)
+        """Width of a single column whose longest label is `widest`, or a leading one."""
+        advance = self.fontMetrics().horizontalAdvance
+        return _SWATCH + 5 + max(map(advance, (widest, *self.leading_labels)))
 
     def set_label(self, index: int, label: str) -> None:
         """Change the text of one entry."""
@@ -160,11 +174,11 @@ class SwatchLegend(FlowLegend):
         metrics = self.fontMetrics()
         return [
             QSize(_SWATCH + 5 + metrics.horizontalAdvance(swatch.label), metrics.height() + 1)
-            for swatch in self._swatches
+            for swatch in self._entries
         ]
 
     def paint_entry(self, painter: QPainter, index: int, box: QRect) -> None:
-        swatch = self._swatches[index]
+        swatch = self._entries[index]
         square = QRect(box.x(), box.center().y() - _SWATCH // 2, _SWATCH, _SWATCH)
         painter.save()
         swatch.draw(painter, square, self._theme.color(swatch.role))
@@ -174,4 +188,8 @@ class SwatchLegend(FlowLegend):
         painter.drawText(box.adjusted(_SWATCH + 5, 0, 0, 0), left, swatch.label)
 
     def entry_tip(self, index: int) -> str:
-        return self._swatches[index].tip
+        return self._entries[index].tip
+
+    @property
+    def _entries(self) -> list[Swatch]:
+        return self._leading + self._swatches

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QPen
-from PySide6.QtWidgets import QFrame, QWidget
+from PySide6.QtGui import QBrush, QPen
+from PySide6.QtWidgets import QWidget
 
 from app.models.live_numbers import significant
 from app.theme import Theme
 from app.widgets.legend import Swatch
+from app.widgets.overlay_style import overlay_pen
+from app.widgets.plot_surface import PlotSurface
 from app.widgets.samples import draw_bar, draw_diamond, draw_triangle
 
 RATES = ("unconditional", "unconditional_given_drafted", "conditional")
@@ -36,59 +38,49 @@ SWATCHES = (
 )  # fmt: skip
 
 
-class PositionRates(pg.PlotWidget):
+class PositionRates(PlotSurface):
     """Three lines over the index in the draft; an index never reached has no point."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setFrameShape(QFrame.Shape.NoFrame)
+        super().__init__("0.5 0 ", parent)
         self.setAccessibleName("Acceptance by index in the draft")
-        plot = self.getPlotItem()
-        plot.setMenuEnabled(False)
-        plot.hideButtons()
-        plot.getViewBox().setMouseEnabled(x=False, y=False)
-        metrics = self.fontMetrics()
-        plot.getAxis("left").setWidth(metrics.horizontalAdvance("0.5 ") + 2 * metrics.height())
-        plot.getAxis("left").setTicks([[(0, "0"), (0.5, "0.5"), (1, "1")]])
-        plot.getAxis("bottom").setHeight(2 * metrics.height() + 4)
+        self.getPlotItem().getAxis("left").setTicks([[(0, "0"), (0.5, "0.5"), (1, "1")]])
         self.curves = {
             name: pg.PlotDataItem(symbol=symbol, symbolSize=7, connect="finite")
             for name, symbol in zip(RATES, _SYMBOLS, strict=True)
         }
-        for curve in self.curves.values():
-            plot.addItem(curve)
-        self._n = 0
+        self.curves_over = {
+            name: pg.PlotDataItem(symbol=symbol, symbolSize=10, connect="finite")
+            for name, symbol in zip(RATES, _SYMBOLS, strict=True)
+        }
+        for curve in (*self.curves.values(), *self.curves_over.values()):
+            self.addItem(curve)
+        self._n = self._n_over = 0
         self.set_rates({name: [] for name in RATES})
         self.retheme(theme)
 
     def set_rates(self, rates: dict[str, list[float | None]]) -> None:
         """Show the three lists of `engine.trace.timings.acceptance`, each [n_max]."""
-        n = len(rates[RATES[0]])
-        for name, curve in self.curves.items():
-            values = np.array([np.nan if v is None else v for v in rates[name]], float)
-            known = np.isfinite(values)
-            curve.setData(np.arange(n)[known], values[known])
-        if n != self._n:
-            self._n = n
-            step = max(1, -(-n // 6))
-            ticks = [(i, str(i)) for i in range(0, n, step)]
-            self.getPlotItem().getAxis("bottom").setTicks([ticks])
-        self.getPlotItem().getViewBox().setRange(
-            xRange=(-0.4, max(n - 1, 1) + 0.4), yRange=(-0.06, 1.08), padding=0
-        )
+        self._n = _show(self.curves, rates)
+        self._label_indices()
         self.setAccessibleDescription(_words(rates))
+
+    def set_overlay(self, rates: dict[str, list[float | None]] | None) -> None:
+        """Show those of a second run with hollow marks and thin dashes, or none."""
+        self._n_over = _show(self.curves_over, rates or {name: [] for name in RATES})
+        self._label_indices()
+
+    def _label_indices(self) -> None:
+        n = max(self._n, self._n_over)
+        step = max(1, -(-n // 6))
+        ticks = [(i, str(i)) for i in range(0, n, step)]
+        self.getPlotItem().getAxis("bottom").setTicks([ticks])
+        self.box.setRange(xRange=(-0.4, max(n - 1, 1) + 0.4), yRange=(-0.06, 1.08), padding=0)
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
-        self.setBackground(theme.color("plot.background"))
-        for side, label in (("left", "rate"), ("bottom", "index in draft")):
-            axis = self.getPlotItem().getAxis(side)
-            axis.setPen(QPen(theme.color("plot.axis")))
-            axis.setTickPen(QPen(theme.color("plot.axis")))
-            axis.setStyle(tickLength=3)
-            axis.enableAutoSIPrefix(False)
-            axis.setTextPen(theme.color("plot.text"))
-            axis.setLabel(label, color=theme.color("plot.text").name())
+        self.colour_axes(theme)
+        self.name_axes("rate", "index in draft", theme)
         for curve, role, dashes in zip(self.curves.values(), _ROLES, _DASHES, strict=True):
             colour = theme.color(role)
             pen = QPen(colour, 1.0, dashes)
@@ -96,6 +88,21 @@ class PositionRates(pg.PlotWidget):
             curve.setPen(pen)
             curve.setSymbolPen(QPen(Qt.PenStyle.NoPen))
             curve.setSymbolBrush(colour)
+        for curve, role in zip(self.curves_over.values(), _ROLES, strict=True):
+            curve.setPen(overlay_pen(theme.color(role)))
+            outline = QPen(theme.color(role), 1.0)
+            outline.setCosmetic(True)  # else it is as wide as the whole mark
+            curve.setSymbolPen(outline)
+            curve.setSymbolBrush(QBrush(Qt.BrushStyle.NoBrush))
+
+
+def _show(curves: dict[str, pg.PlotDataItem], rates: dict[str, list[float | None]]) -> int:
+    """Draw three lists, and give their length."""
+    for name, curve in curves.items():
+        values = np.array([np.nan if v is None else v for v in rates[name]], float)
+        known = np.isfinite(values)
+        curve.setData(np.arange(len(values))[known], values[known])
+    return len(rates[RATES[0]])
 
 
 def _words(rates: dict[str, Any]) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pyqtgraph as pg
-from PySide6.QtCore import QEvent, Qt, Signal
-from PySide6.QtGui import QContextMenuEvent, QHelpEvent, QKeyEvent, QPen, QResizeEvent
-from PySide6.QtWidgets import QFrame, QMenu, QToolTip, QWidget
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QKeyEvent, QPen, QResizeEvent
+from PySide6.QtWidgets import QWidget
 
 from app.models.run_axis import UNITS, RunAxis
+from app.models.run_overlay import RunOverlay
 from app.theme import Theme
 from app.widgets.chip import Chip
+from app.widgets.plot_surface import PlotSurface
 
 _FIRST_SPAN = 96
 _LEAST_SPAN = 8
@@ -21,7 +22,7 @@ _PAN = 0.25
 _ZOOM = 0.7
 
 
-class RoundPlot(pg.PlotWidget):
+class RoundPlot(PlotSurface):
     """Rounds lie where `run_axis` puts them. The y-axis is up to the view that uses it.
 
     unit: what is counted on the x-axis, round or position.
@@ -31,7 +32,6 @@ class RoundPlot(pg.PlotWidget):
     newest round again.
     """
 
-    clicked = Signal(float, float)  # x, y
     round_stepped = Signal(int)  # -1 or +1
     x_changed = Signal(float, float)
     follow_changed = Signal(bool)
@@ -45,12 +45,10 @@ class RoundPlot(pg.PlotWidget):
         *,
         unit: str = "round",
     ) -> None:
-        super().__init__(parent)
-        self.tip: Callable[[float, float], str] = lambda _x, _y: ""
-        """Text of the tooltip for an x and a y, empty for none."""
-        self.menu: QMenu | None = None
-        """What a right click and the menu key open."""
-        self._y_label, self._unit = y_label, unit
+        super().__init__(_WIDEST_LABEL, parent)
+        self.overlay: RunOverlay | None = None
+        """A second run on the same axis; `show_all` brings its end into sight too."""
+        self._theme, self._y_label, self._unit = theme, y_label, unit
         self._first = 0
         self._n_rounds = 0
         self._cursor_round: int | None = None
@@ -60,29 +58,21 @@ class RoundPlot(pg.PlotWidget):
         self._span = self._first_span
         self._follow = True
         self._taking = False
-        self.setFrameShape(QFrame.Shape.NoFrame)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        plot = self.getPlotItem()
-        plot.setMenuEnabled(False)
-        plot.hideButtons()
-        metrics = self.fontMetrics()
-        plot.getAxis("left").setWidth(metrics.horizontalAdvance(_WIDEST_LABEL) + metrics.height())
-        plot.getAxis("bottom").setHeight(2 * metrics.height() + 4)
-        self.box = plot.getViewBox()
         self.box.setMouseEnabled(x=True, y=False)
         self.box.disableAutoRange()
         self.box.setDefaultPadding(0.0)
         self.cursor_line = pg.InfiniteLine(angle=90, movable=False)
         self.cursor_line.setZValue(20)
         self.cursor_line.hide()
-        plot.addItem(self.cursor_line, ignoreBounds=True)
+        self.addItem(self.cursor_line, ignoreBounds=True)
         self._chip = Chip("→ Jump to live", theme, self)
         self._chip.setToolTip(f"Follow the newest {unit} again (End)")
         self._chip.hide()
         self._chip.clicked.connect(lambda: self.set_follow(True))
         self.box.sigXRangeChanged.connect(self._on_x_changed)
         self.box.sigRangeChangedManually.connect(self._on_moved_by_hand)
-        self.scene().sigMouseClicked.connect(self._on_clicked)
+        self.double_clicked.connect(self.reset_zoom)
         self.retheme(theme)
         self.show_rounds(0)
 
@@ -105,8 +95,8 @@ class RoundPlot(pg.PlotWidget):
     @property
     def rounds_in_sight(self) -> tuple[int, int]:
         """First round in sight and the one behind the last, of those that there are."""
-        first, last = self.run_axis.rounds_at(np.array(self.x_range)).tolist()
-        return max(first, 0), max(0, min(last + 1, self._n_rounds))
+        first, stop = self.run_axis.between(*self.x_range)
+        return first, min(stop, self._n_rounds)
 
     @property
     def n_pixels(self) -> int:
@@ -143,9 +133,10 @@ class RoundPlot(pg.PlotWidget):
     def show_all(self) -> None:
         """All rounds in sight, and those to come while there is room."""
         axis = self.run_axis
-        left = axis.start(self._first)
-        span = axis.start(self._n_rounds) - left
-        self._move_to(left, left + max(span, _LEAST_SPAN * axis.round_width))
+        left, right = axis.start(self._first), axis.start(self._n_rounds)
+        if self.overlay is not None:
+            right = max(right, self.overlay.end(axis.unit))
+        self._move_to(left, max(right, left + _LEAST_SPAN * axis.round_width))
 
     def set_unit(self, unit: str) -> None:
         """Count rounds, tokens or time (app.models.run_axis) here and in linked plots; what is in
@@ -207,15 +198,8 @@ class RoundPlot(pg.PlotWidget):
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
-        self.setBackground(theme.color("plot.background"))
         self._theme = theme
-        for side in ("left", "bottom"):
-            axis = self.getPlotItem().getAxis(side)
-            axis.setPen(QPen(theme.color("plot.axis")))
-            axis.setTickPen(QPen(theme.color("plot.axis")))
-            axis.setStyle(tickLength=3)
-            axis.enableAutoSIPrefix(False)
-            axis.setTextPen(theme.color("plot.text"))
+        self.colour_axes(theme)
         self._name_axis()
         pen = QPen(theme.color("plot.cursor"))
         pen.setCosmetic(True)
@@ -224,18 +208,15 @@ class RoundPlot(pg.PlotWidget):
 
     def _name_axis(self) -> None:
         """Label the axes; a selected round is named in the colour of its line."""
-        plot, text = self.getPlotItem(), self._theme.color("plot.text").name()
-        plot.getAxis("left").setLabel(self._y_label, color=text)
+        counts_rounds = self._unit == "round"
         if self._cursor_round is None:
-            counted = self.run_axis.unit
-            label = self._unit if counted == "round" else UNITS[counted]
-            plot.getAxis("bottom").setLabel(label, color=text)
-        else:
-            colour = self._theme.color("plot.cursor").name()
+            words = UNITS[self.run_axis.unit] if counts_rounds else self._unit
+            self.name_axes(self._y_label, words, self._theme)
+            return
+        words = f"{self._unit} {self._cursor_round}"
+        if counts_rounds:
             words = self.run_axis.text(self._cursor_round)
-            if self._unit != "round":
-                words = f"{self._unit} {self._cursor_round}"
-            plot.getAxis("bottom").setLabel(words, color=colour)
+        self.name_axes(self._y_label, words, self._theme, "plot.cursor")
 
     def _on_x_changed(self) -> None:
         left, right = self.x_range
@@ -257,32 +238,6 @@ class RoundPlot(pg.PlotWidget):
         self._chip.setVisible(not self._follow and newest > self.x_range[1])
         room = self.rect()
         self._chip.move(room.right() - self._chip.width() - 8, room.top() + 8)
-
-    def _on_clicked(self, event: object) -> None:
-        if event.button() != Qt.MouseButton.LeftButton:  # type: ignore[attr-defined]
-            return
-        if event.double():  # type: ignore[attr-defined]
-            self.reset_zoom()
-            return
-        place = event.scenePos()  # type: ignore[attr-defined]
-        if self.box.sceneBoundingRect().contains(place):
-            at = self.box.mapSceneToView(place)
-            self.clicked.emit(at.x(), at.y())
-
-    def viewportEvent(self, event: QEvent) -> bool:
-        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
-            place = self.mapToScene(event.pos())
-            inside = self.box.sceneBoundingRect().contains(place)
-            at = self.box.mapSceneToView(place)
-            text = self.tip(at.x(), at.y()) if inside else ""
-            QToolTip.showText(event.globalPos(), text, self)
-            return True
-        return bool(super().viewportEvent(event))
-
-    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
-        if self.menu is not None:
-            self.menu.popup(event.globalPos())
-            event.accept()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         left, right = self.x_range

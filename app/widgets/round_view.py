@@ -46,7 +46,7 @@ class RoundView(QStackedWidget):
         self._stale = False
         self.plot = RoundPlot(theme, y_label)
         self.plot.setAccessibleName(name)
-        self.plot.tip = self._tip
+        self.plot.tip = self.readout
         self.plot.clicked.connect(self._on_clicked)
         self.plot.round_stepped.connect(self._on_stepped)
         self.plot.unit_changed.connect(self._redraw)
@@ -86,7 +86,11 @@ class RoundView(QStackedWidget):
             self.plot.show_rounds(n_rounds)
             if self._stale:  # the same rounds are in sight, so nothing has drawn them
                 self._redraw()
-            self.plot.setAccessibleDescription(self._summary())
+            self.plot.setAccessibleDescription(self._words())
+
+    def readout(self, x: float, y: float) -> str:
+        """What is told of a place of the plot, empty where there is nothing."""
+        return self._tip(x, y)
 
     def set_cursor(self, position: Position | None) -> None:
         """Put the cursor line on the position that all views share."""
@@ -147,6 +151,9 @@ class RoundView(QStackedWidget):
     def _summary(self) -> str:
         """The plot in words."""
 
+    def _words(self) -> str:
+        return self._summary()
+
     def _redraw(self) -> None:
         if self._store is None:
             return
@@ -181,7 +188,10 @@ class RoundView(QStackedWidget):
         direction = QBoxLayout.Direction
         self._row.setDirection(direction.LeftToRight if beside else direction.TopToBottom)
         self.legend.set_column(beside)
-        if beside:
+        self._fit_legend()
+
+    def _fit_legend(self) -> None:
+        if self._row.direction() is QBoxLayout.Direction.LeftToRight:
             self.legend.setFixedWidth(self.legend.column_width(self.widest_label))
         else:
             self.legend.setMinimumWidth(0)

@@ -6,33 +6,25 @@ import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QBrush, QPen
-from PySide6.QtWidgets import QFrame, QWidget
+from PySide6.QtWidgets import QWidget
 
 from app.theme import Theme
+from app.widgets.plot_surface import PlotSurface
 from engine.trace.what_if import WhatIf
 
 
-class SpeedPlot(pg.PlotWidget):
+class SpeedPlot(PlotSurface):
     """A line of tokens per second; a star is the best n_max, a ring the one that was recorded."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setFrameShape(QFrame.Shape.NoFrame)
+        super().__init__("0000 ", parent)
         self.setAccessibleName("Estimated speed by n_max")
         self.setMinimumSize(0, 0)
-        plot = self.getPlotItem()
-        plot.setMenuEnabled(False)
-        plot.hideButtons()
-        self.box = plot.getViewBox()
-        self.box.setMouseEnabled(x=False, y=False)
-        metrics = self.fontMetrics()
-        plot.getAxis("left").setWidth(metrics.horizontalAdvance("0000 ") + metrics.height())
-        plot.getAxis("bottom").setHeight(2 * metrics.height() + 4)
         self._line = pg.PlotDataItem(symbol="o", symbolSize=4)
         self._recorded = pg.ScatterPlotItem(symbol="o", size=12)
         self._best = pg.ScatterPlotItem(symbol="star", size=14)
         for item in (self._line, self._recorded, self._best):
-            plot.addItem(item)
+            self.addItem(item)
         self.retheme(theme)
 
     def set_estimates(self, result: WhatIf | None) -> None:
@@ -57,21 +49,16 @@ class SpeedPlot(pg.PlotWidget):
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
-        self.setBackground(theme.color("plot.background"))
-        for side, label in (("left", "tokens/s"), ("bottom", "n_max")):
-            axis = self.getPlotItem().getAxis(side)
-            axis.setPen(QPen(theme.color("plot.axis")))
-            axis.setTickPen(QPen(theme.color("plot.axis")))
-            axis.setStyle(tickLength=3)
-            axis.enableAutoSIPrefix(False)
-            axis.setTextPen(theme.color("plot.text"))
-            axis.setLabel(label, color=theme.color("plot.text").name())
+        self.colour_axes(theme)
+        self.name_axes("tokens/s", "n_max", theme)
         line = QPen(theme.color("ui.accent"), 1.0)
         line.setCosmetic(True)
         self._line.setPen(line)
         self._line.setSymbolPen(QPen(Qt.PenStyle.NoPen))
         self._line.setSymbolBrush(theme.color("ui.accent"))
-        self._recorded.setPen(QPen(theme.color("plot.text"), 1.5))
+        ring = QPen(theme.color("plot.text"), 1.5)
+        ring.setCosmetic(True)  # else it fills the mark
+        self._recorded.setPen(ring)
         self._recorded.setBrush(QBrush(Qt.BrushStyle.NoBrush))
         self._best.setPen(QPen(Qt.PenStyle.NoPen))
         self._best.setBrush(theme.color("plot.limit"))

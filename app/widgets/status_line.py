@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QS
 
 from app.events import Progress
 from app.models.live_numbers import NOT_OBSERVED, LiveNumbers, significant
+from app.models.run_overlay import RunOverlay
 from app.widgets.size_bars import format_bytes
 
 _CHIPS = {
@@ -43,8 +44,10 @@ class StatusLine(QStatusBar):
         self._cancel = QPushButton("Cancel")
         self._cancel.clicked.connect(self.cancel_asked)
         self.chips = {key: FigureChip(*texts) for key, texts in _CHIPS.items()}
+        self.overlay = FigureChip("overlay", "run 00", "")
+        self.overlay.hide()
         self.addWidget(self._model, 1)
-        for widget in (self._phase, self._bar, self._cancel, *self.chips.values()):
+        for widget in (self._phase, self._bar, self._cancel, self.overlay, *self.chips.values()):
             self.addPermanentWidget(widget)
         self.setSizeGripEnabled(False)
         self.hide_progress()
@@ -64,6 +67,13 @@ class StatusLine(QStatusBar):
         self.chips["tokens_per_step"].set_figure(numbers.tokens_per_step)
         self.chips["tokens_per_second"].set_figure(numbers.tokens_per_second)
         self.chips["path"].set_text(numbers.path or NOT_OBSERVED)
+
+    def set_overlay(self, overlay: RunOverlay | None) -> None:
+        """The run that lies over the one on show, whose the figures are."""
+        self.overlay.setVisible(overlay is not None)
+        if overlay is not None:
+            tip = f"In the plots {overlay.name} is drawn dashed over run {overlay.over}"
+            self.overlay.set_text(overlay.name, tip)
 
     def show_progress(self, progress: Progress) -> None:
         """Work in hand; it can be cancelled until `hide_progress`."""

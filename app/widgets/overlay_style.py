@@ -1,0 +1,59 @@
+"""How a second run is drawn: in a colour of its own, dashed, with a casing that parts it from what
+lies below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyqtgraph as pg
+from PySide6.QtCore import QRect
+from PySide6.QtGui import QColor, QPainter, QPen
+
+from app.theme import Theme
+
+ROLE = "plot.overlay"
+DASHES = (5.0, 3.0)
+DOTS = (1.5, 2.5)
+_CASING = 3.0
+_ABOVE_BARS = 10
+
+
+def overlay_pen(colour: QColor, dashes: Sequence[float] = DASHES) -> QPen:
+    """A line of one pixel."""
+    pen = QPen(colour, 1.0)
+    pen.setCosmetic(True)
+    pen.setDashPattern(list(dashes))
+    return pen
+
+
+class OverlayLine(pg.PlotCurveItem):
+    """A line of the second run, above bars and below the cursor. cased: whether it is parted from
+    bars below; lines below would be lost under a casing."""
+
+    def __init__(self, dashes: Sequence[float] = DASHES, *, cased: bool = True) -> None:
+        super().__init__()
+        self._dashes, self._cased = dashes, cased
+        self.setZValue(_ABOVE_BARS)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        if self._cased:
+            casing = QPen(theme.color("plot.background"), _CASING)
+            casing.setCosmetic(True)
+            self.setShadowPen(casing)
+        self.setPen(overlay_pen(theme.color(ROLE), self._dashes))
+
+
+def overlay_sample(dashes: Sequence[float]) -> Callable[[QPainter, QRect, QColor], None]:
+    """What paints such a line into a legend."""
+
+    def draw(painter: QPainter, box: QRect, colour: QColor) -> None:
+        pen = overlay_pen(colour, [length / 1.5 for length in dashes])
+        pen.setWidthF(1.5)
+        painter.setPen(pen)
+        painter.drawLine(box.left(), box.center().y(), box.right(), box.center().y())
+
+    return draw
+
+
+draw_overlay, draw_overlay_dots = overlay_sample(DASHES), overlay_sample(DOTS)

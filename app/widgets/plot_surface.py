@@ -1,0 +1,79 @@
+"""What all plots have in common: a frame, axes in the colours of a theme, and the pointer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyqtgraph as pg
+from PySide6.QtCore import QEvent, Qt, Signal
+from PySide6.QtGui import QContextMenuEvent, QHelpEvent, QPen
+from PySide6.QtWidgets import QFrame, QMenu, QToolTip, QWidget
+
+from app.theme import Theme
+
+
+class PlotSurface(pg.PlotWidget):
+    """A plot without pyqtgraph's own menu and buttons. widest_label: at its left axis."""
+
+    clicked = Signal(float, float)  # x, y
+    double_clicked = Signal()
+
+    def __init__(self, widest_label: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.tip: Callable[[float, float], str] = lambda _x, _y: ""
+        """Text of the tooltip for an x and a y, empty for none."""
+        self.menu: QMenu | None = None
+        """What a right click and the menu key open."""
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        plot = self.getPlotItem()
+        plot.setMenuEnabled(False)
+        plot.hideButtons()
+        metrics = self.fontMetrics()
+        plot.getAxis("left").setWidth(metrics.horizontalAdvance(widest_label) + metrics.height())
+        plot.getAxis("bottom").setHeight(2 * metrics.height() + 4)
+        self.box = plot.getViewBox()
+        self.box.setMouseEnabled(x=False, y=False)
+        self.scene().sigMouseClicked.connect(self._on_clicked)
+
+    def colour_axes(self, theme: Theme) -> None:
+        """Take the colours of a theme for the ground, the axes and their figures."""
+        self.setBackground(theme.color("plot.background"))
+        for side in ("left", "bottom"):
+            axis = self.getPlotItem().getAxis(side)
+            axis.setPen(QPen(theme.color("plot.axis")))
+            axis.setTickPen(QPen(theme.color("plot.axis")))
+            axis.setStyle(tickLength=3)
+            axis.enableAutoSIPrefix(False)
+            axis.setTextPen(theme.color("plot.text"))
+
+    def name_axes(self, left: str, bottom: str, theme: Theme, role: str = "plot.text") -> None:
+        """Label the axes; role: the colour of the words below."""
+        plot = self.getPlotItem()
+        plot.getAxis("left").setLabel(left, color=theme.color("plot.text").name())
+        plot.getAxis("bottom").setLabel(bottom, color=theme.color(role).name())
+
+    def _on_clicked(self, event: object) -> None:
+        if event.button() != Qt.MouseButton.LeftButton:  # type: ignore[attr-defined]
+            return
+        if event.double():  # type: ignore[attr-defined]
+            self.double_clicked.emit()
+            return
+        place = event.scenePos()  # type: ignore[attr-defined]
+        if self.box.sceneBoundingRect().contains(place):
+            at = self.box.mapSceneToView(place)
+            self.clicked.emit(at.x(), at.y())
+
+    def viewportEvent(self, event: QEvent) -> bool:
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
+            place = self.mapToScene(event.pos())
+            inside = self.box.sceneBoundingRect().contains(place)
+            at = self.box.mapSceneToView(place)
+            text = self.tip(at.x(), at.y()) if inside else ""
+            QToolTip.showText(event.globalPos(), text, self)
+            return True
+        return bool(super().viewportEvent(event))
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        if self.menu is not None:
+            self.menu.popup(event.globalPos())
+            event.accept()

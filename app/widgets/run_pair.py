@@ -1,0 +1,66 @@
+"""Two runs side by side: their figures, and where their texts part."""
+
+from __future__ import annotations
+
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QHeaderView, QSizePolicy, QVBoxLayout, QWidget
+
+from app.models.run_comparison import compare_runs, text_difference
+from app.models.run_overlay import RunOverlay
+from app.models.run_pair_table import RunPairTable
+from app.widgets.elided_label import ElidedLabel
+from app.widgets.plain_table import plain_table
+
+
+class RunPair(QWidget):
+    """Hidden without a second run; computes only while it is in sight."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._overlay: RunOverlay | None = None
+        self._size_shown: int | None = None
+        self.model = RunPairTable(self)
+        self.table = plain_table(self.model, "Run on show and overlaid run")
+        header = self.table.horizontalHeader()
+        header.setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+        self.text = ElidedLabel()
+        self.text.setContentsMargins(8, 4, 8, 4)
+        self.text.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.text)
+        column.addWidget(self.table, 1)
+        self.hide()
+
+    def set_overlay(self, overlay: RunOverlay | None) -> None:
+        """Compare the run on show with this one, or hide."""
+        self._overlay, self._size_shown = overlay, None
+        self.setVisible(overlay is not None)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Bring the figures up to date, if somebody looks and there is something new."""
+        overlay = self._overlay
+        if overlay is None or not self.isVisible():
+            return
+        store, runs = overlay.store, (overlay.over, overlay.run_id)
+        ended = all("stops" in store.runs[run_id] for run_id in runs)
+        size = -1 if ended else store.size()
+        if size == self._size_shown:
+            return
+        self._size_shown = size
+        self.model.show_pairs(runs, compare_runs(store, *runs))
+        self.text.setText(text_difference(store, *runs))
+        self._fit()
+
+    def _fit(self) -> None:
+        """No taller than its lines, so that the room left over goes to the list."""
+        rows = self.table.verticalHeader().length() + self.table.horizontalHeader().height()
+        height = rows + 2 * self.table.frameWidth()
+        self.table.setMaximumHeight(height)
+        self.setMaximumHeight(height + self.text.sizeHint().height())
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.refresh()
