@@ -218,9 +218,10 @@ def test_other_options_and_failed_runs_find_nothing(monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr("engine.memory.hybrid.HybridMemory.commit", interrupted)
-        run.step()
+        with pytest.raises(KeyboardInterrupt):
+            run.step()
     assert cached(opened, prompt, options, cache) == 0
     run = opened.start([Prompt(tuple(prompt))], options, cache=cache)
     run.step()
