@@ -247,3 +247,19 @@ def test_rejection_draws_the_same():
     options = replace(options, spec=replace(options.spec, accept="rejection"))
     check(opened, [Prompt(source[:20])], options, cache)
     check(opened, [Prompt((*cache.latest.held.tokens[0], 5))], options, cache)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "drafter"),
+    [
+        (MTP, None, "draft-mtp"),
+        (SMALL, HYBRID_DRAFT, "draft-simple"),
+        (SMALL, DENSE, "draft-simple"),
+    ],
+)  # fmt: skip
+def test_a_drafter_forgets_what_was_cut(target, draft, drafter):
+    opened, source, cache = session(target, draft), prompt_of(target).tokens, OpenCache(CACHE)
+    options = options_of(drafter, n=12)
+    prompts = [source[:30], (*source[:27], 1, 2, 3), (*source[:20], 5), (*source[:27], 4, *source)]
+    for prompt in prompts:
+        check(opened, [Prompt(prompt[:60])], options, cache)
