@@ -77,9 +77,9 @@ def state_behind(model: HybridModel, tokens: Sequence[int]) -> list[torch.Tensor
     return [*states, *windows]
 
 
-def drafted(run: Run) -> np.ndarray:
-    """Drafted and accepted tokens of every round behind the prompts, [n, 2]."""
-    rounds = run.trace.rounds
-    names = ("num_draft_tokens", "num_accepted_draft_tokens")
-    both = np.stack([rounds.column(name) for name in names], 1)
-    return both[both[:, 0] != MISSING]
+def drafted(run: Run) -> tuple[list[list[int]], np.ndarray]:
+    """Every drafted token, [position, index in the draft, id], and the drafter's confidence."""
+    tokens = run.trace.tokens
+    chosen = tokens.column("draft_index") != MISSING
+    ids = np.stack([tokens.column(name) for name in ("pos", "draft_index", "token_id")], 1)
+    return ids[chosen].tolist(), tokens.column("draft_p")[chosen]
