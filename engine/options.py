@@ -227,11 +227,32 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """The prompt cache. ctx_checkpoints: recurrent states kept along the text of a sequence, at
+    most; 0 = none. checkpoint_min_step: tokens between two of them far from the end of a prompt.
+    """
+
+    ctx_checkpoints: int = 32
+    checkpoint_min_step: int = 8192
+
+    def __post_init__(self) -> None:
+        _require(self.ctx_checkpoints >= 0, "--ctx-checkpoints is negative", "Use 0 for none.")
+        _require(
+            self.checkpoint_min_step >= 0, "--checkpoint-min-step is negative", "Use 0 for any."
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
-    """One sequence to continue, already tokenised. `text` is what a reader sees for it."""
+    """One sequence to continue, already tokenised. `text` is what a reader sees for it.
+
+    message_starts: indices of the tokens with which a user's messages start, as far as known: good
+    places for context checkpoints.
+    """
 
     tokens: tuple[int, ...]
     text: str = ""
+    message_starts: tuple[int, ...] = ()
 
 
 def _require(holds: bool, what: str, remedy: str) -> None:

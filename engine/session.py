@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
+from engine.decode.prompt_cache import Kept, PromptCache
 from engine.decode.scheduler import Scheduler
 from engine.draft.chain import DrafterChain
 from engine.draft.draft_mtp import DraftMtp
@@ -31,7 +32,14 @@ from engine.model.config import ModelConfig
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model
-from engine.options import DRAFTERS, MODEL_DRAFTERS, Prompt, RunOptions, SpecOptions
+from engine.options import (
+    DRAFTERS,
+    MODEL_DRAFTERS,
+    Prompt,
+    RunOptions,
+    SamplerOptions,
+    SpecOptions,
+)
 from engine.trace.recorder import Recorder
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance, summary, timings
@@ -148,23 +156,43 @@ class Session:
         return torch.cat(parts).cpu().numpy()
 
     def start(
-        self, prompts: Sequence[Prompt], options: RunOptions, trace: TraceStore | None = None
+        self,
+        prompts: Sequence[Prompt],
+        options: RunOptions,
+        trace: TraceStore | None = None,
+        cache: PromptCache | None = None,
     ) -> Run:
-        """Prepare a run; the first `step` decodes the prompts. Raises OptionError."""
+        """Prepare a run; the first `step` decodes the prompts. Raises OptionError.
+
+        cache: what earlier runs with it left is used where a prompt begins like a text of theirs,
+        as long as models and options are the same but for n_predict and, unless drafts are drawn
+        (rejection), the sampler. There are options.parallel slots then, even for fewer prompts.
+        """
         trace = TraceStore() if trace is None else trace
         n_ctx = self.context(prompts, options)
-        n_slots = min(options.parallel, len(prompts))
-        drafters = self.make_drafters(options, n_slots, n_ctx)
+        n_slots = options.parallel if cache else min(options.parallel, len(prompts))
         n_rs_seq = options.snapshots
-        memory = self.make_memory(options, n_slots, n_ctx, n_rs_seq)
+        key = self._cache_key(options)
+        kept = cache.take(key) if cache else None
+        drafters = self.make_drafters(options, n_slots, n_ctx, kept.drafters if kept else None)
+        memory = kept.memory if kept else self.make_memory(options, n_slots, n_ctx, n_rs_seq)
+        if cache and not kept:
+            kept = cache.keep(key, memory, drafters, options)
         run_id = self.begin_run(trace, options, memory, n_rs_seq)
         recorder = Recorder(trace, run_id, self.tokenizer.piece)
         chain = DrafterChain(drafters)
         trace.runs[run_id]["drafters"] = chain.statistics
         scheduler = Scheduler(
-            self._model, memory, chain, prompts, options, self.tokenizer.eog_ids, recorder
-        )
-        return Run(run_id, trace, scheduler, self.tokenizer)
+            self._model, memory, chain, prompts, options, self.tokenizer.eog_ids, recorder,
+            held=kept.held if kept else None,
+        )  # fmt: skip
+        return Run(run_id, trace, scheduler, self.tokenizer, cache, kept)
+
+    def _cache_key(self, options: RunOptions) -> tuple[object, ...]:
+        """What two runs must have in common to use each other's memory."""
+        draws = options.spec.accept == "rejection"
+        sampler = options.sampler if draws else SamplerOptions()
+        return self._model, self._draft_model, replace(options, n_predict=-1, sampler=sampler)
 
     @property
     def model(self) -> HybridModel:
@@ -250,8 +278,12 @@ class Session:
             "banned_tokens": sorted(self.tokenizer.eog_ids) if options.ignore_eos else [],
         })  # fmt: skip
 
-    def make_drafters(self, options: RunOptions, n_slots: int, n_ctx: int) -> list[Drafter]:
-        """The drafters that the options name, in order of priority.
+    def make_drafters(
+        self, options: RunOptions, n_slots: int, n_ctx: int,
+        kept: Mapping[str, Drafter] | None = None,
+    ) -> list[Drafter]:  # fmt: skip
+        """The drafters that the options name, in order of priority. kept: those that are there
+        already, by name.
 
         Raises OptionError, and LookupCacheError for a file of ngram-cache.
         """
@@ -259,7 +291,11 @@ class Session:
         if options.spec.accept == "rejection" and options.sampler.temp > 0:
             draws = TokenDraws(options.sampler.temp, options.sampler.seed)
         names = [name for name in DRAFTERS if name in options.spec.types]
-        return [self._make_drafter(name, options, n_slots, n_ctx, draws) for name in names]
+        there = kept or {}
+        return [
+            there.get(name) or self._make_drafter(name, options, n_slots, n_ctx, draws)
+            for name in names
+        ]
 
     def _make_drafter(
         self, name: str, options: RunOptions, n_slots: int, n_ctx: int, draws: TokenDraws | None
@@ -302,14 +338,19 @@ class Session:
 
 
 class Run:
-    """One run: `step` until it returns False; everything that happened is in `trace`."""
+    """One run: `step` until it returns False; everything that happened is in `trace`.
+
+    cache: where `kept` goes at the end, unless the run fails.
+    """
 
     def __init__(
-        self, run_id: int, trace: TraceStore, scheduler: Scheduler, tokenizer: Tokenizer
-    ) -> None:
+        self, run_id: int, trace: TraceStore, scheduler: Scheduler, tokenizer: Tokenizer,
+        cache: PromptCache | None = None, kept: Kept | None = None,
+    ) -> None:  # fmt: skip
         self.run_id, self.trace = run_id, trace
         self.done = False
         self._scheduler, self._tokenizer = scheduler, tokenizer
+        self._cache, self._kept = cache, kept
 
     def step(self) -> bool:
         """One scheduler round. True while more work remains; DraftscopeError ends the run."""
@@ -317,6 +358,7 @@ class Run:
             try:
                 self.done = not self._scheduler.step()
             except BaseException:
+                self._kept = None  # nobody knows how far the round came
                 self.stop()
                 raise
             if self.done:
@@ -363,6 +405,8 @@ class Run:
         return summary(self.trace, self.run_id)
 
     def _close(self) -> None:
+        if self._cache and self._kept:
+            self._cache.put(self._kept)
         record_findings(self.trace, [self.run_id])
         self.trace.runs[self.run_id]["summary"] = self.summary()
         self.trace.runs[self.run_id]["stops"] = [s.stop for s in self._scheduler.sequences]

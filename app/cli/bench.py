@@ -8,6 +8,7 @@ from pathlib import Path
 
 from app.cli import bench_forward, bench_memory, bench_suite, bench_w1
 from app.cli.bench_requests import add_requests
+from app.cli.cache_arguments import add_cache, refuse_cache
 from app.cli.common import add_compute, add_model, positive, print_json, size
 from app.cli.run_arguments import (
     add_draft_model,
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     memory = parser.add_argument_group("memory and batches")
     add_sizes(memory)
     add_memory_details(memory)
+    add_cache(parser)
     _add_details(parser)
     parser.set_defaults(n_predict=bench_suite.N_PREDICT, parallel=1)
 
@@ -159,6 +161,8 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.out is not None and not on_requests:
         raise OptionError("--out goes with the suite or --w1.", "Use --json and redirect it.")
+    if not args.w1:
+        refuse_cache(args)
     if args.compare is not None:
         return bench_suite.compare(args)
     if args.write_random_model is not None:

@@ -15,6 +15,7 @@ from app.cli.bench_requests import (
     prompt_set,
     write_out,
 )
+from app.cli.cache_arguments import cache_options
 from app.cli.common import print_json
 from engine.errors import OptionError
 from resources import CONVERSATIONS
@@ -37,17 +38,20 @@ def run(args: argparse.Namespace) -> int:
     """Hold the conversation in every configuration; what is done is printed and written."""
     if args.repeat is not None:
         raise OptionError("--repeat goes not with --w1.", "Leave it out.")
+    cached = cache_options(args)
     set_name, messages = prompt_set(args, CONVERSATIONS)
     opened = open_session(args)
     session = opened.session
     if args.chat and session.chat is None:
         raise OptionError("The model has no chat template.", "Leave out --chat.")
     from engine.bench.workload import Workload
+    from engine.decode.prompt_cache import PromptCache
 
     conversations = [
         Workload(
             session, messages, configuration, chat=args.chat,
             template_values=args.chat_template_kwargs,
+            cache=PromptCache(cached) if cached else None,
         )
         for configuration in opened.configurations
     ]  # fmt: skip
@@ -64,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
                 "kind": "draftscope bench w1",
                 "version": 1,
                 "complete": n_done == n_all,
+                "cache": asdict(cached) if cached else None,
                 **facts(args, session, set_name),
                 "configurations": [_facts(one, conversations[0]) for one in conversations],
             }

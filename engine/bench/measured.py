@@ -7,9 +7,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from engine.options import Prompt, RunOptions
+from engine.trace.records import MISSING
 from engine.trace.timings import summary
 
 if TYPE_CHECKING:
+    from engine.decode.prompt_cache import PromptCache
     from engine.session import Session
 
 PLAIN = "plain"
@@ -64,9 +66,12 @@ class Measured:
     text: str
 
 
-def measure(session: Session, prompt: Prompt, name: str, configuration: Configuration) -> Measured:
-    """Decode a prompt in one slot with nothing cached. Raises what Session.start raises."""
-    run = session.start([prompt], replace(configuration.options, parallel=1))
+def measure(
+    session: Session, prompt: Prompt, name: str, configuration: Configuration,
+    cache: PromptCache | None = None,
+) -> Measured:  # fmt: skip
+    """Decode a prompt in one slot. Raises what Session.start raises."""
+    run = session.start([prompt], replace(configuration.options, parallel=1), cache=cache)
     start = perf_counter()
     try:
         while run.step():
@@ -89,7 +94,7 @@ def measure(session: Session, prompt: Prompt, name: str, configuration: Configur
         draft_n=figures.get("draft_n", 0),
         draft_n_accepted=figures.get("draft_n_accepted", 0),
         num_spec_steps=figures["num_spec_steps"],
-        num_rounds=len(rounds) - 1,
+        num_rounds=int((rounds.column("num_draft_tokens") != MISSING).sum()),
         draft_ms=figures["phase_ms"]["draft"] or 0.0,
         verify_ms=figures["phase_ms"]["verify"] or 0.0,
         num_restores=int(rounds.column("replay_index").sum()),

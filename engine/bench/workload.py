@@ -7,14 +7,16 @@ checkpoints are used again and again; the counters are those in which damage sho
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from engine.bench.measured import Configuration, Measured, measure
 from engine.bench.prompts import NamedPrompt
+from engine.decode.held_sequences import n_common
+from engine.options import Prompt
 
 if TYPE_CHECKING:
-    from engine.options import Prompt
+    from engine.decode.prompt_cache import PromptCache
     from engine.session import Session
 
 
@@ -46,7 +48,8 @@ class Workload:
     """One conversation in one configuration; `done` holds the finished turns.
 
     messages: the user's, in order. chat: wrap them in the model's template instead of joining
-    messages and answers as they are.
+    messages and answers as they are. cache: of this conversation alone; None = every turn is
+    processed from its first token on.
     """
 
     def __init__(
@@ -57,10 +60,13 @@ class Workload:
         *,
         chat: bool = False,
         template_values: dict[str, Any] | None = None,
+        cache: PromptCache | None = None,
     ) -> None:
         self._session, self._messages = session, list(messages)
         self._chat, self._template_values = chat, template_values or {}
         self.configuration = configuration
+        self._cache = cache
+        self._message_starts: tuple[int, ...] = ()
         self.done: list[Turn] = []
 
     def turns(self) -> Iterator[Turn]:
@@ -72,13 +78,22 @@ class Workload:
         for message in self._messages:
             history.append({"role": "user", "content": message.text})
             measured = measure(
-                self._session, self._prompt(history), message.name, self.configuration
+                self._session, self._prompt(history), message.name, self.configuration, self._cache
             )
             history.append({"role": "assistant", "content": measured.text})
             self.done.append(_turn(measured))
             yield self.done[-1]
 
     def _prompt(self, history: Sequence[dict[str, str]]) -> Prompt:
+        """The prompt of a turn; its last message starts where it parts from the text before."""
+        prompt = self._text(history)
+        if self._cache and self.done:
+            start = n_common(self._text(history[:-1]).tokens, prompt.tokens)
+            earlier = (at for at in self._message_starts if at < start)
+            self._message_starts = (*earlier, start)
+        return replace(prompt, message_starts=self._message_starts)
+
+    def _text(self, history: Sequence[dict[str, str]]) -> Prompt:
         if not self._chat:
             return self._session.prompt("".join(entry["content"] for entry in history))
         assert self._session.chat is not None  # the caller has seen to it

@@ -1,7 +1,8 @@
 """The decoding loop: one round for all slots.
 
 draft -> checkpoint where snapshots do not reach -> verify side by side -> accept -> roll back, or
-restore and replay -> a part of the prompts that have newly got a slot -> record.
+restore and replay -> a part of the prompts that have newly got a slot -> record. With a prompt
+cache, a prompt goes on from what its slot still holds, and leaves context checkpoints.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from engine.decode.batching import verify_batches
 from engine.decode.facts import prompt_facts, verified_facts
 from engine.decode.forward import Forward
+from engine.decode.held_sequences import HeldSequences
 from engine.decode.rollback import Rollback, Undone
 from engine.decode.rules import RULES
 from engine.decode.sampler import Sampler
@@ -46,8 +48,9 @@ class Scheduler:
         end_tokens: Collection[int],
         recorder: Recorder,
         watch: Watch | None = None,
+        held: HeldSequences | None = None,
     ) -> None:
-        self._memory, self._chain, self._watch = memory, chain, watch
+        self._memory, self._chain, self._watch, self._held = memory, chain, watch, held
         self._options, self._recorder = options, recorder
         self._n_ctx = memory.attention.n_ctx
         banned = end_tokens if options.ignore_eos else ()
@@ -56,7 +59,8 @@ class Scheduler:
             Slot(seq_id, -1, prompt, Sampler(options.sampler, banned, prompt.tokens))
             for seq_id, prompt in enumerate(prompts)
         ]
-        self._slots = Slots(self.sequences, memory.attention.n_seqs)
+        choose = held.best if held else None
+        self._slots = Slots(self.sequences, memory.attention.n_seqs, choose)
         holder = self._slots.holders.__getitem__
         self._forward = Forward(model, memory, options, recorder, holder)
         self._rollback = Rollback(self._forward, options, self._end_tokens)
@@ -94,21 +98,28 @@ class Scheduler:
 
     def _release(self) -> None:
         for index in self._slots.release():
-            self._memory.clear(index)
-            self._chain.forget(index)
+            if not self._held:
+                self._memory.clear(index)
+                self._chain.forget(index)
 
     def _prompt_round(self, slots: list[Slot], n_left: int, clock: PhaseClock) -> list[RoundFacts]:
         """Decode n_left more prompt tokens, the first come first."""
         parts: list[tuple[Slot, Span]] = []
+        restored, saved = {}, {}
         for slot in slots:
+            if n_left <= 0:
+                break
+            n_known = slot.n_tokens
+            restored[slot.index], saved[slot.index] = self._resume(slot, clock)
             prompt, n_done = slot.prompt.tokens, slot.n_tokens
-            tokens = prompt[n_done : n_done + max(n_left, 0)]
-            if tokens:
-                is_last = n_done + len(tokens) == len(prompt)
-                outputs = [len(tokens) - 1] if is_last else []
-                parts.append((slot, Span(slot.index, n_done, tokens, outputs)))
-                self._recorder.prompt(self._round, slot.seq_id, n_done, tokens)
-                n_left -= len(tokens)
+            end = self._held.part_end(slot.prompt, n_done) if self._held else len(prompt)
+            tokens = prompt[n_done : min(end, n_done + n_left)]
+            is_last = n_done + len(tokens) == len(prompt)
+            outputs = [len(tokens) - 1] if is_last else []
+            parts.append((slot, Span(slot.index, n_done, tokens, outputs)))
+            text = prompt[n_known : n_done + len(tokens)]
+            self._recorder.prompt(self._round, slot.seq_id, n_known, text)
+            n_left -= len(tokens)
         if not parts:
             return []
         ubatches = self._forward.split([span for _, span in parts])
@@ -123,15 +134,38 @@ class Scheduler:
                 slot.emit(first.tokens, slot.n_tokens, self._options, self._n_ctx, self._end_tokens)
             facts = prompt_facts(slot, span, first, logits.get(seq))
             facts.valid_depth = self._valid_depth(seq)
+            facts.restored_bytes, facts.checkpoint_bytes = restored[seq], saved[seq]
             rounds.append(facts)
             if self._watch and first:
                 self._watch(self._round, slot.seq_id, slot.n_tokens, first.tokens, logits[seq])
             clock.stop("sample", [seq])
-            self._chain.observe(seq, span.pos0, span.tokens, hidden[seq])
+            self._observe(seq, span.pos0, span.tokens, hidden[seq])
             if not slot.in_prompt:
                 self._chain.begin(seq, slot.prompt.tokens)
             clock.stop("draft", [seq])
         return rounds
+
+    def _resume(self, slot: Slot, clock: PhaseClock) -> tuple[int, int]:
+        """Before a part of a prompt: use what the slot holds, or save what it is to hold. Bytes
+        restored and saved."""
+        if not self._held:
+            return 0, 0
+        seq, n_restored = slot.index, 0
+        if slot.n_tokens == 0:
+            found = self._held.resume(seq, slot.prompt.tokens)
+            slot.n_tokens = found.n_tokens
+            n_restored = found.checkpoint.n_bytes if found.checkpoint else 0
+            clock.stop("restore" if n_restored else "rollback", [seq])
+            self._chain.resume(seq, found.n_tokens)
+            clock.stop("draft", [seq])
+        n_saved = self._held.checkpoint(seq, slot.prompt, slot.n_tokens)
+        clock.stop("save", [seq])
+        return n_restored, n_saved
+
+    def _observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
+        if self._held:
+            self._held.observe(seq, tokens)
+        self._chain.observe(seq, pos0, tokens, hidden)
 
     def _decode_round(self, slots: list[Slot], clock: PhaseClock) -> list[RoundFacts]:
         """Draft for all of the slots, verify and roll back batch by batch."""
@@ -214,7 +248,7 @@ class Scheduler:
         clock.stop("sample", [seq])
         if draft is not None:
             self._chain.accept(seq, facts.n_accepted or 0)
-        self._chain.observe(seq, span.pos0, [span.tokens[0], *final[:-1]], undone.hidden)
+        self._observe(seq, span.pos0, [span.tokens[0], *final[:-1]], undone.hidden)
         clock.stop("draft", [seq])
         return facts
 

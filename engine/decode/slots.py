@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.decode.slot import Slot
 
+Choose = Callable[[Sequence[int], Sequence[int]], int]
+"""Which of the free slots to give to a prompt of these tokens."""
+
 
 class Slots:
-    """Sequences in the order they are admitted in; each takes the lowest free slot.
+    """Sequences in the order they are admitted in; each takes the slot that is free longest,
+    unless `choose` finds a better one.
 
     holders: memory slot -> seq_id of the sequence that holds it, or held it last.
     """
 
-    def __init__(self, sequences: Sequence[Slot], n_slots: int) -> None:
+    def __init__(
+        self, sequences: Sequence[Slot], n_slots: int, choose: Choose | None = None
+    ) -> None:
         self.sequences = sequences
+        self._choose = choose or (lambda free, tokens: free[0])
         self.holders: dict[int, int] = {}
         self._waiting = deque(sequences)
         self._free = list(range(n_slots))
@@ -35,7 +42,8 @@ class Slots:
         admitted = []
         while self._waiting and self._free:
             slot = self._waiting.popleft()
-            slot.index = self._free.pop(0)
+            slot.index = self._choose(self._free, slot.prompt.tokens)
+            self._free.remove(slot.index)
             self.holders[slot.index] = slot.seq_id
             admitted.append(slot)
         return admitted

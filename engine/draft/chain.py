@@ -97,6 +97,12 @@ class DrafterChain:
                 if n_accepted:
                     self._count(drafter, "acc", n_accepted)
 
+    def resume(self, seq: int, n_tokens: int) -> None:
+        """A sequence takes a slot whose memory holds its first n_tokens already."""
+        self._winners.pop(seq, None)
+        for drafter in self._drafters:
+            drafter.resume(seq, n_tokens)
+
     def forget(self, seq: int) -> None:
         """A sequence has ended."""
         self._winners.pop(seq, None)

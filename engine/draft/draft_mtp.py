@@ -22,17 +22,26 @@ from engine.options import SpecOptions
 
 
 @dataclass(slots=True)
-class _Backlog:
-    """Tokens that the target has decoded and the head has not; inputs[i] pairs with tokens[i].
+class _Observed:
+    """What the target has decoded.
 
-    n_decoded: positions below this are in the head's memory with true inputs.
-    carry: the target's hidden row that pairs with the next token.
+    inputs: float32 [capacity, n_embd]; row p pairs with the token at position p, so there is one
+    more row in use than tokens. n_decoded: positions below this are in the head's memory with
+    true inputs.
     """
 
-    carry: torch.Tensor
-    n_decoded: int = 0
+    inputs: torch.Tensor
     tokens: list[int] = field(default_factory=list)
-    inputs: list[torch.Tensor] = field(default_factory=list)
+    n_decoded: int = 0
+
+    def write(self, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
+        """Put tokens at pos0 and the target's hidden rows behind them."""
+        self.tokens[pos0:] = tokens
+        n_rows, capacity = len(self.tokens) + 1, len(self.inputs)
+        if n_rows > capacity:
+            more = self.inputs.new_empty(max(n_rows, 2 * capacity) - capacity, hidden.shape[1])
+            self.inputs = torch.cat((self.inputs, more))
+        self.inputs[pos0 + 1 : n_rows] = hidden
 
 
 class DraftMtp(ModelDrafter):
@@ -47,39 +56,41 @@ class DraftMtp(ModelDrafter):
         super().__init__(options, draws)
         self._head, self._memory, self._n_ubatch = head, memory, n_ubatch
         self._device = memory.attention.device
-        self._start = torch.zeros(n_embd, device=self._device)
-        self._backlogs: dict[int, _Backlog] = {}
+        self._n_embd = n_embd
+        self._observed: dict[int, _Observed] = {}
         self._hidden = torch.empty(0)
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
-        """Queue the pairs that the head has not seen; drafted cells are removed."""
-        backlog = self._backlogs.setdefault(seq, _Backlog(self._start))
-        self._memory.seq_rm(seq, backlog.n_decoded)
-        known = max(0, backlog.n_decoded - pos0)
-        inputs = torch.cat([backlog.carry.unsqueeze(0), hidden[:-1]])
-        backlog.tokens.extend(tokens[known:])
-        backlog.inputs.append(inputs[known:])
-        backlog.carry = hidden[-1]
+        """Keep the pairs; cells of drafted tokens are removed."""
+        observed = self._of(seq)
+        self._memory.seq_rm(seq, observed.n_decoded)
+        observed.write(pos0, tokens, hidden)
+
+    def resume(self, seq: int, n_tokens: int) -> None:
+        """Remove the cells behind these tokens."""
+        super().resume(seq, n_tokens)
+        observed = self._of(seq)
+        observed.n_decoded = min(observed.n_decoded, n_tokens)
+        self._memory.seq_rm(seq, observed.n_decoded)
+        del observed.tokens[n_tokens:]
 
     def forget(self, seq: int) -> None:
         """Drop the sequence."""
         super().forget(seq)
-        self._backlogs.pop(seq, None)
+        self._observed.pop(seq, None)
         self._memory.clear(seq)
 
     def _first(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
         spans, inputs = [], {}
         for request in requests:
-            backlog = self._backlogs[request.seq]
-            tokens = [*backlog.tokens, request.last]
-            spans.append(Span(request.seq, backlog.n_decoded, tokens, [len(tokens) - 1]))
-            rows = torch.cat([*backlog.inputs, backlog.carry.unsqueeze(0)])
-            inputs[request.seq] = (backlog.n_decoded, rows)
-            backlog.n_decoded += len(tokens)
-            backlog.tokens, backlog.inputs = [], []
+            observed = self._observed[request.seq]
+            tokens = [*observed.tokens[observed.n_decoded :], request.last]
+            spans.append(Span(request.seq, observed.n_decoded, tokens, [len(tokens) - 1]))
+            inputs[request.seq] = observed.inputs
+            observed.n_decoded += len(tokens)
         logits, hidden = {}, {}
         for ubatch in self._memory.split(spans, self._n_ubatch, "equal"):
-            pairs = [_rows(*inputs[s], ubatch, i) for i, s in enumerate(ubatch.seq_ids)]
+            pairs = [_rows(inputs[s], ubatch, i) for i, s in enumerate(ubatch.seq_ids)]
             out = self._head.forward(ubatch, torch.stack(pairs), self._memory)
             flat = out.hidden.flatten(0, 1)
             for i, row in enumerate(ubatch.outputs.tolist()):
@@ -98,7 +109,13 @@ class DraftMtp(ModelDrafter):
         self._hidden = out.hidden.squeeze(1)
         return out.logits
 
+    def _of(self, seq: int) -> _Observed:
+        if seq not in self._observed:
+            # the first token has no hidden row before it
+            self._observed[seq] = _Observed(torch.zeros(1, self._n_embd, device=self._device))
+        return self._observed[seq]
 
-def _rows(pos0: int, inputs: torch.Tensor, ubatch: UBatch, row: int) -> torch.Tensor:
-    first = int(ubatch.positions[row, 0]) - pos0
+
+def _rows(inputs: torch.Tensor, ubatch: UBatch, row: int) -> torch.Tensor:
+    first = int(ubatch.positions[row, 0])
     return inputs[first : first + ubatch.n_seq_tokens]

@@ -24,12 +24,12 @@ from engine.options import SpecOptions
 class _Progress:
     """How far the draft model is.
 
-    n_decoded: tokens in its memory that the target has decoded too. backlog: the target's next
-    tokens, not yet decoded here. guessed: tokens decoded here beyond them, starting with `last`.
+    tokens: what the target has decoded. n_decoded: how many of them are in memory here too.
+    guessed: tokens decoded here beyond them, starting with `last`.
     """
 
+    tokens: list[int] = field(default_factory=list)
     n_decoded: int = 0
-    backlog: list[int] = field(default_factory=list)
     guessed: list[int] = field(default_factory=list)
 
 
@@ -57,7 +57,19 @@ class DraftSimple(ModelDrafter):
         if n_true < len(progress.guessed):
             self._memory.seq_rm(seq, progress.n_decoded + n_true)
         progress.n_decoded += n_true
-        progress.backlog.extend(tokens[n_true:])
+        progress.tokens.extend(tokens)
+        progress.guessed = []
+
+    def resume(self, seq: int, n_tokens: int) -> None:
+        """Remove what is behind these tokens; where snapshots do not reach back that far, the draft
+        model decodes all of them again, which costs it less than checkpoints cost memory."""
+        super().resume(seq, n_tokens)
+        progress = self._progress.setdefault(seq, _Progress())
+        progress.n_decoded = min(progress.n_decoded, n_tokens)
+        if not self._memory.seq_rm(seq, progress.n_decoded):
+            self._memory.clear(seq)
+            progress.n_decoded = 0
+        del progress.tokens[n_tokens:]
         progress.guessed = []
 
     def forget(self, seq: int) -> None:
@@ -70,10 +82,9 @@ class DraftSimple(ModelDrafter):
         spans = []
         for request in requests:
             progress = self._progress[request.seq]
-            tokens = [*progress.backlog, request.last]
+            tokens = [*progress.tokens[progress.n_decoded :], request.last]
             spans.append(Span(request.seq, progress.n_decoded, tokens, [len(tokens) - 1]))
-            progress.n_decoded += len(progress.backlog)
-            progress.backlog = []
+            progress.n_decoded = len(progress.tokens)
             progress.guessed = [request.last]
         logits = {}
         for ubatch in self._memory.split(spans, self._n_ubatch, "equal"):

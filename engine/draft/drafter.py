@@ -79,5 +79,9 @@ class Drafter(Protocol):
     def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:
         """A draft of this sequence was verified. is_other: another drafter had made it."""
 
+    def resume(self, seq: int, n_tokens: int) -> None:
+        """Another sequence takes the slot, which starts with the n_tokens first tokens that were
+        observed there; what was observed behind them, and all that was learned, is void."""
+
     def forget(self, seq: int) -> None:
         """The sequence has ended; its slot may be used again."""

@@ -77,6 +77,11 @@ class ModelDrafter(ABC):
                 draft.cut(0, "n_min")
         return [drafts[request.seq] for request in requests]
 
+    def resume(self, seq: int, n_tokens: int) -> None:
+        """Cut memory to these tokens; a new sequence draws random numbers of its own."""
+        if self._draws:
+            self._draws.forget(seq)
+
     def forget(self, seq: int) -> None:
         """Drop the sequence."""
         if self._draws:

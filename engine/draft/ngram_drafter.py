@@ -40,6 +40,10 @@ class NgramDrafter(ABC):
     def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:  # noqa: B027 - a hook
         """Nothing is learned from it unless a drafter says otherwise."""
 
+    def resume(self, seq: int, n_tokens: int) -> None:
+        """Start afresh: `begin` will bring the whole prompt."""
+        self.forget(seq)
+
     def forget(self, seq: int) -> None:
         """Drop the sequence."""
         self._histories.pop(seq, None)

@@ -73,6 +73,10 @@ class ScriptedDrafter:
     def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:
         """The script knows that too."""
 
+    def resume(self, seq: int, n_tokens: int) -> None:
+        """Start afresh: `begin` will bring the whole prompt."""
+        self.forget(seq)
+
     def forget(self, seq: int) -> None:
         """Drop the sequence."""
         self._scripts.pop(seq, None)

@@ -156,13 +156,30 @@ def test_the_conversation_of_the_demo(cli: Cli, tmp_path: Path) -> None:
         turns = one["turns"]
         prompts = [turn["prompt_tokens"] for turn in turns]
         assert prompts == sorted(prompts) and len(turns) == 4
-        assert all(turn["cache_n"] == turn["duplicate_cells"] == 0 for turn in turns)
+        assert [turn["cache_n"] > 0 for turn in turns] == [False, True, True, True]
+        assert all(turn["duplicate_cells"] == 0 for turn in turns)
+        assert all(turn["cache_n"] + turn["prompt_n"] == turn["prompt_tokens"] for turn in turns)
         assert one["totals"]["tokens"] == 24
         assert one["totals"]["accepted"] + one["totals"]["rejected"] == one["totals"]["drafted"]
     header = next(line for line in outcome.out.splitlines() if line.startswith("turn "))
     table = [line for line in outcome.out.splitlines() if line.startswith(("quicksort", "tests"))]
     assert len({len(line) for line in [header, *table]}) == 1
     assert cli("bench", "--compare", out, out).status == 2  # no suite
+
+
+def test_the_cache_of_the_conversation(cli: Cli) -> None:
+    words = ["bench", "--demo", "--w1", "--spec-type", "draft-mtp", *QUICK, "--json"]
+    report, control = (
+        cli(*words, "-ctxcp", 5, "-cms", 7).json,
+        cli(*words, "--no-cache-prompt").json,
+    )
+    assert report["cache"] == {"ctx_checkpoints": 5, "checkpoint_min_step": 7}
+    assert cli(*words, "--cache-prompt").json["cache"]["ctx_checkpoints"] == 32
+    assert control["cache"] is None
+    for one, other in zip(report["configurations"], control["configurations"], strict=True):
+        assert [turn["text"] for turn in one["turns"]] == [turn["text"] for turn in other["turns"]]
+        assert one["totals"]["cache_n"] > 0 == other["totals"]["cache_n"]
+        assert one["totals"]["accepted"] == other["totals"]["accepted"]
 
 
 def test_ctrl_c_keeps_the_turns_that_are_done(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +210,10 @@ def test_ctrl_c_keeps_the_turns_that_are_done(cli: Cli, monkeypatch: pytest.Monk
         ([MTP, "--out", "no/such/folder/x.json"], "--out no/such/folder/x.json cannot be written"),
         (["--demo", "--w1", "--repeat", 2], "--repeat goes not with --w1"),
         (["--demo", "--w1", "--splits"], "not allowed with"),
+        (["--demo", "--no-cache-prompt"], "--cache-prompt goes with --w1 only"),
+        (["--demo", "--ctx-checkpoints", 3], "--ctx-checkpoints goes with --w1 only"),
+        (["--demo", "--w1", "--ctx-checkpoints", -1], "--ctx-checkpoints is negative"),
+        (["--demo", "--w1", "--no-cache-prompt", "-cms", 1], "goes not with --no-cache-prompt"),
         (["--compare", "pyproject.toml", "pyproject.toml"], "is no result file"),
         (["--demo", "-n", 0], "-n is 0"),
     ],

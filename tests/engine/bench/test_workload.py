@@ -9,7 +9,8 @@ import pytest
 from engine.bench.measured import Configuration
 from engine.bench.prompts import NamedPrompt
 from engine.bench.workload import Workload, totals
-from engine.options import RunOptions, SpecOptions
+from engine.decode.prompt_cache import PromptCache
+from engine.options import Prompt, RunOptions, SpecOptions
 from engine.session import Session
 from resources import DEMO_TARGET
 from tests.support.golden_runs import decode
@@ -43,6 +44,43 @@ def test_turns_continue_the_plain_concatenation(demo: Session) -> None:
         assert turn.accepted + turn.rejected == turn.drafted
         assert (turn.tokens, turn.restores, turn.duplicate_cells) == (16, 0, 0)
         history += result.text
+
+
+def test_a_cache_spares_work_and_changes_no_text(demo: Session) -> None:
+    messages = [*MESSAGES, NamedPrompt("three", "\n\nx = [")]
+    for types in ((), ("draft-mtp",)):
+        options = Configuration("x", replace(OPTIONS, spec=SpecOptions(types)))
+        cached = list(Workload(demo, messages, options, cache=PromptCache()).turns())
+        control = list(Workload(demo, messages, options).turns())
+        names = ("prompt_tokens", "tokens", "drafts", "drafted", "accepted", "text")
+        for turn, bare in zip(cached, control, strict=True):
+            assert [getattr(turn, name) for name in names] == [
+                getattr(bare, name) for name in names
+            ]
+            assert turn.cache_n + turn.prompt_n == turn.prompt_tokens == bare.prompt_n
+        assert [turn.cache_n > 0 for turn in cached] == [False, True, True]
+        assert cached[1].cache_n >= cached[0].prompt_tokens - 4  # its last checkpoint
+
+
+def test_a_turn_knows_where_its_message_starts(
+    demo: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Prompt] = []
+    start = demo.start
+
+    def spy(prompts, options, **others):
+        seen.extend(prompts)
+        return start(prompts, options, **others)
+
+    monkeypatch.setattr(demo, "start", spy)
+    messages = [*MESSAGES, NamedPrompt("three", "\n\nx = [")]
+    turns = list(Workload(demo, messages, Configuration("x", OPTIONS), cache=PromptCache()).turns())
+    assert [len(prompt.message_starts) for prompt in seen] == [0, 1, 2]
+    text = ""
+    for prompt, message, turn in zip(seen, messages, turns, strict=True):
+        rest = prompt.tokens[max(prompt.message_starts, default=0) :]
+        assert demo.tokenizer.decode(rest).strip() == message.text.strip()
+        text += message.text + turn.text
 
 
 def test_damage_shows_in_the_counters(demo: Session) -> None:

@@ -1,0 +1,65 @@
+"""The prompt cache: what one run leaves in memory for the next (llama.cpp's `--cache-prompt`).
+
+A run takes the memory out of the cache and puts it back at its end. So no two runs ever share
+one, and a run that fails, whose memory nobody should trust, just never gives it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.decode.held_sequences import HeldSequences
+from engine.draft.drafter import Drafter
+from engine.memory.hybrid import HybridMemory
+from engine.memory.recurrent import Traffic
+from engine.options import MODEL_DRAFTERS, CacheOptions, RunOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What outlives a run. key: models, options and sizes that it was made for. drafters: those
+    with a memory of their own, by name."""
+
+    key: tuple[object, ...]
+    held: HeldSequences
+    drafters: Mapping[str, Drafter]
+
+    @property
+    def memory(self) -> HybridMemory:
+        """The target's."""
+        return self.held.memory
+
+
+class PromptCache:
+    """Given to Session.start, run after run; runs of another kind find it empty."""
+
+    def __init__(self, options: CacheOptions | None = None) -> None:
+        self.options = options or CacheOptions()
+        self._kept: Kept | None = None
+
+    def take(self, key: tuple[object, ...]) -> Kept | None:
+        """What an earlier run of the same key put back; whatever else is there is given up."""
+        kept, self._kept = self._kept, None
+        if kept is None or kept.key != key:
+            return None
+        if recurrent := kept.memory.recurrent:
+            recurrent.traffic = Traffic()  # every run counts its own
+        return kept
+
+    def keep(
+        self, key: tuple[object, ...], memory: HybridMemory, drafters: Sequence[Drafter],
+        options: RunOptions,
+    ) -> Kept:  # fmt: skip
+        """What to `put` back at the end of a run that begins with a new memory."""
+        device = torch.device("cpu") if options.checkpoint_device == "host" else None
+        n_ubatch = min(options.n_ubatch, options.n_batch)
+        held = HeldSequences(memory, self.options, n_ubatch, device)
+        own = {drafter.name: drafter for drafter in drafters if drafter.name in MODEL_DRAFTERS}
+        return Kept(key, held, own)
+
+    def put(self, kept: Kept) -> None:
+        """Leave the memory of a run that has ended to the next one."""
+        self._kept = kept
