@@ -18,7 +18,8 @@ from PySide6.QtWidgets import (
 )
 
 from app import events
-from app.actions import SPECS, Actions
+from app.action_specs import SPECS
+from app.actions import Actions
 from app.bridge import Bridge
 from app.dialogs.about import AboutDialog, environment, environment_text, report
 from app.dialogs.open_files import ask_model
