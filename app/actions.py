@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from PySide6.QtCore import QObject
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence
@@ -56,14 +56,13 @@ TOOLBAR = (
 
 
 class Actions:
-    """The QActions of SPECS by id. `given` holds those that Qt made, such as a dock's own."""
+    """The QActions of SPECS by id."""
 
-    def __init__(self, parent: QObject, given: Mapping[str, QAction]) -> None:
+    def __init__(self, parent: QObject) -> None:
         self._actions: dict[str, QAction] = {}
         self._groups: dict[str, QActionGroup] = {}
         for spec in SPECS:
-            action = given[spec.id] if spec.id in given else QAction(parent)
-            self._actions[spec.id] = self._set_up(action, spec, parent)
+            self._actions[spec.id] = self._make(spec, parent)
 
     def __getitem__(self, action_id: str) -> QAction:
         return self._actions[action_id]
@@ -77,7 +76,8 @@ class Actions:
             if spec.icon:
                 self._actions[spec.id].setIcon(icon(spec.icon, theme))
 
-    def _set_up(self, action: QAction, spec: ActionSpec, parent: QObject) -> QAction:
+    def _make(self, spec: ActionSpec, parent: QObject) -> QAction:
+        action = QAction(parent)
         action.setText(spec.text)
         action.setObjectName(spec.id)
         action.setShortcut(QKeySequence(spec.keys))

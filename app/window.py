@@ -89,9 +89,9 @@ class MainWindow(QMainWindow):
         bridge.setParent(self)
         self.theme = load_theme(_theme_name(settings.theme))
         self.docks = Docks(self)
-        self.actions_by_id = Actions(
-            self, {f"view.panel_{name}": self.docks[name].toggleViewAction() for name in TITLES}
-        )
+        self.actions_by_id = Actions(self)
+        for name in TITLES:
+            self.docks.connect_action(name, self.actions_by_id[f"view.panel_{name}"])
         self._make_views()
         self.sessions = Sessions(bridge, settings, self.banners, data, self)
         self.recent_menu = RecentMenu(

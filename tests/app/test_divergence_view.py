@@ -26,7 +26,7 @@ from tests.support.lane_traces import CLEAN, NOISE, LaneBuilder, faulty_comparis
 
 def shown(qtbot: QtBot, theme: Theme) -> DivergenceView:
     actions = QObject()
-    view = DivergenceView(theme, Actions(actions, {}))
+    view = DivergenceView(theme, Actions(actions))
     actions.setParent(view)
     qtbot.addWidget(view)
     view.resize(700, 760)
@@ -64,7 +64,7 @@ def chips(view: DivergenceView) -> list[str]:
 
 def test_empty_it_offers_the_action_that_fills_it(qtbot: QtBot) -> None:
     root = QObject()
-    actions = Actions(root, {})
+    actions = Actions(root)
     view = DivergenceView(load_theme("dark"), actions)
     qtbot.addWidget(view)
     view.show()
