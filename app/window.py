@@ -500,7 +500,7 @@ class MainWindow(QMainWindow):
     def _show_trace(self, folder: Path | None) -> None:
         """A trace was opened, or closed."""
         if folder is not None:
-            self.divergence.edit_button.setChecked(False)  # its lanes are those of the trace
+            self.divergence.header.set_editing(False)  # its lanes are those of the trace
         self._show_lanes_or_run(self.bridge.store, self.bridge.run_id)
         self._show_names()
 

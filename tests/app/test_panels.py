@@ -35,9 +35,7 @@ def small(window: MainWindow, qtbot: QtBot) -> MainWindow:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", TITLES)
-def test_each_panel_comes_and_goes(
-    small: MainWindow, qtbot: QtBot, layout: str, name: str
-) -> None:
+def test_each_panel_comes_and_goes(small: MainWindow, qtbot: QtBot, layout: str, name: str) -> None:
     small.actions_by_id[f"view.layout_{layout}"].trigger()
     dock, action = small.docks[name], small.actions_by_id[f"view.panel_{name}"]
     if in_sight(dock):
