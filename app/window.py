@@ -52,6 +52,7 @@ from app.widgets.banner import BannerArea
 from app.widgets.empty_state import EmptyState
 from app.widgets.round_view import RoundView
 from app.widgets.status_line import StatusLine
+from app.widgets.title_button import TitleButton
 from app.widgets.why_not_strip import WhyNotStrip
 from engine.trace.breaks import BreakHit
 from engine.trace.store import TraceStore
@@ -236,6 +237,8 @@ class MainWindow(QMainWindow):
             ("breaks", self.breaks),
         ):
             self.docks.fill(name, view)
+        for name, plot in self.plots.targets.items():
+            TitleButton(self.docks[name], "Plot", self.plots.menu, plot)
         for trace_view in (*self._trace_views, self.plots.what_if):
             for empty in trace_view.findChildren(EmptyState):
                 if empty.waits_for_run:
@@ -336,6 +339,8 @@ class MainWindow(QMainWindow):
         self.model_map.load_asked.connect(self._reload)
         self.run_panel.compute_changed.connect(self._reload)
         self.run_panel.options_changed.connect(self._show_options)
+        self.run_panel.set_open_groups(self.settings.open_groups)
+        self.run_panel.folded.connect(self._keep_groups)
         self.feed.numbers_changed.connect(self.status.set_numbers)
         for view in self._trace_views:
             view.position_selected.connect(self.feed.move_cursor)
@@ -441,6 +446,9 @@ class MainWindow(QMainWindow):
     def _show_ghosts(self, shown: bool) -> None:
         self.settings.ghosts = shown
         self.tokens.toggle_ghosts(shown)
+
+    def _keep_groups(self) -> None:
+        self.settings.open_groups = self.run_panel.open_groups()
 
     def _show_tabs(self, as_tabs: bool) -> None:
         self.settings.tabs = as_tabs

@@ -11,6 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from app.docks import LAYOUTS, TITLES
 from app.events import State
+from app.widgets.title_button import TitleButton
 from app.window import MainWindow
 
 _LEAST = 60
@@ -87,3 +88,30 @@ def test_inspecting_a_token_always_shows_the_inspector(
         qtbot.waitUntil(lambda: not in_sight(small.docks["inspector"]), timeout=2000)
         ask()
         qtbot.waitUntil(lambda: in_sight(small.docks["inspector"]), timeout=2000)
+
+
+@pytest.mark.parametrize("name", ["rollback", "acceptance", "timing", "what_if"])
+def test_each_plot_has_a_button_for_its_menu(
+    small: MainWindow, model_file: Path, qtbot: QtBot, name: str
+) -> None:
+    """It is in sight in the dock's title, and the menu is then about this plot."""
+    small.open_model(model_file)
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY, timeout=5000)
+    small.actions_by_id["run.start"].trigger()
+    qtbot.waitUntil(lambda: bool(small.bridge.store.runs), timeout=5000)
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY, timeout=5000)
+    small.docks.reveal(name)
+    dock = small.docks[name]
+    qtbot.waitUntil(lambda: in_sight(dock), timeout=2000)
+    (button,) = dock.findChildren(TitleButton)
+    assert TITLES[name] in button.accessibleName()
+    place = button.mapTo(small, button.rect().center())
+    assert small.childAt(place) is button
+    assert dock.rect().contains(button.geometry())
+    assert button.geometry().bottom() <= dock.widget().y()
+    small.activateWindow()
+    qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+    menu = small.plots.menu
+    assert menu.isVisible()
+    assert small.plots.chosen() is dock.widget()
+    menu.close()
