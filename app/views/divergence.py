@@ -163,14 +163,14 @@ class DivergenceView(QWidget):
         both.setChildrenCollapsible(False)
         both.setSizes([580, 420])
         self._stack.addWidget(both)
-        column = QVBoxLayout(page := QWidget())
+        column = QVBoxLayout()
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(4)
         column.addWidget(self.header)
         column.addWidget(self._stack, 1)
         outer = QVBoxLayout(self)
         outer.setContentsMargins(0, 0, 0, 0)
-        outer.addWidget(ScrollPage(page))
+        outer.addWidget(ScrollPage(column))
 
     def _choose(self, run_id: int) -> None:
         """Make a lane the chosen one in all parts."""

@@ -166,7 +166,7 @@ class RunPanel(QWidget):
         self.message.setContentsMargins(6, 3, 6, 3)
 
     def _lay_out(self) -> None:
-        column = QVBoxLayout(page := QWidget())
+        column = QVBoxLayout()
         column.setContentsMargins(6, 6, 6, 6)
         column.setSpacing(4)
         column.addWidget(self.prompts)
@@ -177,12 +177,12 @@ class RunPanel(QWidget):
         outer = QVBoxLayout(self)
         outer.setContentsMargins(0, 0, 0, 0)
         outer.setSpacing(0)
-        outer.addWidget(ScrollPage(page), 1)
+        outer.addWidget(area := ScrollPage(column), 1)
         outer.addWidget(self.message)
         wheel = WheelGuard(self)
-        for spin in page.findChildren(QAbstractSpinBox):
+        for spin in area.findChildren(QAbstractSpinBox):
             spin.installEventFilter(wheel)
-        for box in page.findChildren(QComboBox):
+        for box in area.findChildren(QComboBox):
             box.installEventFilter(wheel)
 
     def _connect(self) -> None:

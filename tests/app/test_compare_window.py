@@ -15,6 +15,7 @@ from app.bridge import Bridge
 from app.events import State
 from app.jobs import CompareRequest
 from app.settings import Settings
+from app.widgets.scroll_page import ScrollPage
 from app.window import MainWindow
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.options import RunOptions, SpecOptions
@@ -236,9 +237,25 @@ def test_the_divergence_layout_fits_a_small_screen(loaded: MainWindow, qtbot: Qt
     press_compare(qtbot, loaded)
     wait(qtbot, loaded, State.READY)
     loaded.divergence.header.set_editing(True)
+    qtbot.wait(50)
+    (page,) = loaded.divergence.findChildren(ScrollPage)
     loaded.show_message("warning", "Something to read.", "And what to do about it. " * 4)
     qtbot.wait(50)
     assert len(loaded.divergence.header.cards.cards) == 14
     assert loaded.divergence.header.editor.isVisible()
     assert loaded.minimumSizeHint().height() <= 640
     assert (loaded.width(), loaded.height()) == (1280, 800)
+    loaded.resize(1280, 560)
+    qtbot.waitUntil(lambda: page.verticalScrollBar().maximum() > 0, timeout=2000)
+
+
+def test_the_usual_lanes_fit_without_scrolling(loaded: MainWindow, qtbot: QtBot) -> None:
+    loaded.resize(1280, 800)
+    loaded.actions_by_id["view.layout_divergence"].trigger()
+    press_compare(qtbot, loaded)
+    wait(qtbot, loaded, State.READY)
+    (page,) = loaded.divergence.findChildren(ScrollPage)
+    for editing in (False, True):
+        loaded.divergence.header.set_editing(editing)
+        qtbot.wait(50)
+        assert page.verticalScrollBar().maximum() == 0, editing
