@@ -45,6 +45,7 @@ class WhyNotStrip(QFrame):
         self.show_button.setToolTip("Go to the round where it happened first")
         self.show_button.clicked.connect(self._go)
         self.next_button.setToolTip("Show the next reason")
+        self.next_button.setAccessibleName("Next reason")
         self.next_button.clicked.connect(lambda: self._show(self._at + 1))
         self.close_button = QToolButton()
         self.close_button.setToolTip("Hide this line until there is another reason")

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QDockWidget
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QAbstractScrollArea,
+    QAbstractSpinBox,
+    QDockWidget,
+    QFrame,
+    QTabBar,
+    QWidget,
+)
 from pytestqt.qtbot import QtBot
 
 from app.docks import LAYOUTS, TITLES
@@ -115,3 +123,15 @@ def test_each_plot_has_a_button_for_its_menu(
     assert menu.isVisible()
     assert small.plots.chosen() is dock.widget()
     menu.close()
+
+
+def test_whatever_takes_the_focus_has_a_name(window: MainWindow) -> None:
+    """But for the parts that Qt gives its own widgets, which tell the name of the whole."""
+    nameless = []
+    for widget in window.findChildren(QWidget):
+        takes = bool(widget.focusPolicy() & Qt.FocusPolicy.TabFocus)
+        part = isinstance(widget.parentWidget(), QAbstractScrollArea | QAbstractSpinBox | QFrame)
+        text = isinstance(widget, QAbstractButton) and widget.text()
+        if takes and not (widget.accessibleName() or text or part or isinstance(widget, QTabBar)):
+            nameless.append(f"{type(widget).__name__} in {type(widget.parentWidget()).__name__}")
+    assert nameless == []
