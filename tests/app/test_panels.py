@@ -130,8 +130,9 @@ def test_whatever_takes_the_focus_has_a_name(window: MainWindow) -> None:
     nameless = []
     for widget in window.findChildren(QWidget):
         takes = bool(widget.focusPolicy() & Qt.FocusPolicy.TabFocus)
-        part = isinstance(widget.parentWidget(), QAbstractScrollArea | QAbstractSpinBox | QFrame)
+        parent = widget.parentWidget()
+        part = isinstance(parent, QAbstractScrollArea | QAbstractSpinBox) or type(parent) is QFrame
         text = isinstance(widget, QAbstractButton) and widget.text()
         if takes and not (widget.accessibleName() or text or part or isinstance(widget, QTabBar)):
-            nameless.append(f"{type(widget).__name__} in {type(widget.parentWidget()).__name__}")
+            nameless.append(f"{type(widget).__name__} in {type(parent).__name__}")
     assert nameless == []
