@@ -16,6 +16,7 @@ from PySide6.QtCore import QLockFile, QObject, QTimer, Signal
 
 from app.errors import log
 from app.events import Exported, Failed
+from app.process_lock import hold, is_held, lock_path
 from app.trace_jobs import TraceJob, start_export
 from engine.trace.export import SESSION_FILE
 from engine.trace.store import TraceStore
@@ -65,7 +66,7 @@ class Autosave(QObject):
         if self._job is not None or not self.dirty:
             return
         if self._lock is None:
-            self._lock = _take_lock(self.folder)
+            self._lock = _make_room(self.folder)
             if self._lock is None:
                 return
         store = self._store()
@@ -115,7 +116,7 @@ def leftovers(folder: Path) -> list[Path]:
 def discard(folder: Path) -> None:
     """Delete an autosave that nobody holds."""
     shutil.rmtree(folder, ignore_errors=True)
-    _lock_path(folder).unlink(missing_ok=True)
+    lock_path(folder).unlink(missing_ok=True)
 
 
 def adopt(folder: Path, restored: Path) -> Path:
@@ -123,33 +124,22 @@ def adopt(folder: Path, restored: Path) -> Path:
     restored.mkdir(parents=True, exist_ok=True)
     kept = restored / folder.name
     folder.rename(kept)
-    _lock_path(folder).unlink(missing_ok=True)
+    lock_path(folder).unlink(missing_ok=True)
     return kept
 
 
-def _take_lock(folder: Path) -> QLockFile | None:
+def _make_room(folder: Path) -> QLockFile | None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         log.warning("autosave: %s", error)
         return None
-    lock = QLockFile(str(_lock_path(folder)))
-    lock.setStaleLockTime(0)  # a lock is stale when its process is gone, however old it is
-    return lock if lock.tryLock(0) else None
+    return hold(folder)
 
 
 def _in_use(folder: Path) -> bool:
     """Whether a live process writes here; a stage of an export belongs to its session's lock."""
-    name = folder.name.lstrip(".").split(".")[0]
-    lock = _take_lock(folder.with_name(name))
-    if lock is None:
-        return True
-    lock.unlock()
-    return False
-
-
-def _lock_path(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.lock")
+    return is_held(folder.with_name(folder.name.lstrip(".").split(".")[0]))
 
 
 def _is_whole(folder: Path) -> bool:

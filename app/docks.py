@@ -6,6 +6,7 @@ import zlib
 from dataclasses import dataclass
 
 from PySide6.QtCore import QByteArray, Qt
+from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
 
 TITLES = {
@@ -95,6 +96,14 @@ class Docks:
         """Put a view into its dock."""
         self._docks[name].setWidget(widget)
 
+    def connect_action(self, name: str, action: QAction) -> None:
+        """Let a checkable action bring a dock into sight and close it. It is checked while the
+        dock is in sight; Qt's own would also be while it is behind another tab, and then close
+        what the user asked to see."""
+        dock = self._docks[name]
+        action.triggered.connect(lambda wanted: self.reveal(name) if wanted else dock.close())
+        dock.visibilityChanged.connect(action.setChecked)
+
     def apply(self, name: str, saved: QByteArray | None = None) -> None:
         """Take a named layout, as it was saved or else in its first places."""
         self.layout_name = name
@@ -165,11 +174,11 @@ class Docks:
         """Open docks, the first of them on top; tabs at the right that were all closed get half
         the window, and the panels at the left keep their width."""
         window, first, left = self._window, self._docks[names[0]], self._docks["model"]
-        opens = not any(self._docks[name].isVisible() for name in names)
+        opens = not any(self._stands_at_right(dock) for dock in self._docks.values())
         for name in names:
             self._docks[name].show()
         first.raise_()
-        if opens and not first.isFloating() and window.dockWidgetArea(first) is _RIGHT:
+        if opens and self._stands_at_right(first):
             wide = round(window.width() * LAYOUTS[self.layout_name].right_share)
             if names == ("inspector",):
                 least = _INSPECTOR_CHARACTERS * window.fontMetrics().averageCharWidth()
@@ -179,10 +188,11 @@ class Docks:
 
     def count(self, name: str, n: int) -> None:
         """Say in a panel's title how many entries it has."""
-        action = self._docks[name].toggleViewAction()
-        text = action.text()
         self._docks[name].setWindowTitle(f"{TITLES[name]} ({n:,})" if n else TITLES[name])
-        action.setText(text)  # Qt has just made it the title
+
+    def _stands_at_right(self, dock: QDockWidget) -> bool:
+        open_here = not dock.isHidden() and not dock.isFloating()
+        return open_here and self._window.dockWidgetArea(dock) is _RIGHT
 
     def restore(self, geometry: QByteArray, name: str, layout: QByteArray) -> None:
         """The window's place and the docks' of the last time, or the first ones."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from PySide6.QtCore import QMimeData
+from PySide6.QtCore import QEvent, QMimeData, QObject, Signal
+from PySide6.QtGui import QDragEnterEvent, QDropEvent
+from PySide6.QtWidgets import QWidget
 
 from engine.trace.reopen import find_trace
 
@@ -34,3 +36,36 @@ def what_is(data: QMimeData) -> Dropped | None:
         return Dropped(tuple(by_size[:2]))
     traces = [folder for path in paths if (folder := find_trace(path)) is not None]
     return Dropped(trace=traces[0]) if traces else None
+
+
+class DropTarget(QObject):
+    """Takes what is dropped on a widget, and says while it hovers what would be opened."""
+
+    hovers = Signal(str)
+    """In words; empty when it is gone."""
+    dropped = Signal(object)  # Dropped
+
+    def __init__(self, widget: QWidget) -> None:
+        super().__init__(widget)
+        widget.setAcceptDrops(True)
+        widget.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.DragLeave:
+            self.hovers.emit("")
+        elif isinstance(event, QDragEnterEvent):
+            found = what_is(event.mimeData())
+            if found is None:
+                return False
+            event.acceptProposedAction()
+            self.hovers.emit(f"Drop to open {found.names}")
+        elif isinstance(event, QDropEvent) and event.type() == QEvent.Type.Drop:
+            self.hovers.emit("")
+            found = what_is(event.mimeData())
+            if found is None:
+                return False
+            event.acceptProposedAction()
+            self.dropped.emit(found)
+        else:
+            return super().eventFilter(watched, event)
+        return True

@@ -5,15 +5,19 @@ from __future__ import annotations
 import faulthandler
 import logging
 import logging.handlers
+import os
 import sys
 import threading
+import uuid
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from PySide6.QtCore import QMessageLogContext, QtMsgType, qInstallMessageHandler
+from PySide6.QtCore import QLockFile, QMessageLogContext, QtMsgType, qInstallMessageHandler
+
+from app.process_lock import hold, is_held, lock_path
 
 _QT_LEVELS = {
     QtMsgType.QtDebugMsg: logging.DEBUG,
@@ -31,19 +35,21 @@ log = logging.getLogger("draftscope")
 class ErrorCatcher:
     """Sends every uncaught exception and Qt message to the log while it is installed.
 
-    folder: where `draftscope.log` and `crash.log` are written. `on_error(summary)` is called,
-    possibly on another thread, for each uncaught exception. `last_crash` is the stack dump of
-    an earlier run that died hard, else empty.
+    folder: where `draftscope.log` and a crash note of this process are written.
+    `on_error(summary)` is called, possibly on another thread, for each uncaught exception.
+    `last_crash` is the stack dump of earlier processes that died hard, else empty; it is told
+    once. Notes of processes that live are left alone.
     """
 
     def __init__(self, folder: Path, on_error: Callable[[str], None]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._crash_path = folder / "crash.log"
+        self._crash_path = folder / f"crash-{os.getpid()}-{uuid.uuid4().hex[:8]}.log"
+        self._crash_lock: QLockFile | None = None
         self._on_error = on_error
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._handlers = _make_handlers(folder / "draftscope.log", self._lines)
         self._crash_file: TextIO | None = None
-        self.last_crash = _read(self._crash_path)
+        self.last_crash = _take_crashes(folder)
 
     def install(self) -> None:
         """Take over the hooks; `uninstall` gives them back."""
@@ -55,6 +61,7 @@ class ErrorCatcher:
         threading.excepthook = self._uncaught_in_thread
         sys.unraisablehook = self._unraisable
         self._qt_handler = qInstallMessageHandler(_log_qt_message)
+        self._crash_lock = hold(self._crash_path)  # first: a note without a lock is a dead one's
         self._crash_file = self._crash_path.open("w", encoding="utf-8")
         faulthandler.enable(self._crash_file)
 
@@ -64,6 +71,8 @@ class ErrorCatcher:
         if self._crash_file is not None:
             self._crash_file.close()
             self._crash_path.unlink(missing_ok=True)
+        if self._crash_lock is not None:
+            self._crash_lock.unlock()
         qInstallMessageHandler(self._qt_handler)
         sys.excepthook, threading.excepthook, sys.unraisablehook = self._hooks
         for handler in self._handlers:
@@ -118,8 +127,17 @@ def _log_qt_message(kind: QtMsgType, context: QMessageLogContext, message: str) 
     log.log(_QT_LEVELS.get(kind, logging.WARNING), "Qt: %s", message)
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
+def _take_crashes(folder: Path) -> str:
+    """The notes that dead processes left, each of which is removed, the newest first."""
+    notes: list[tuple[float, str]] = []
+    for path in folder.glob("crash-*.log"):
+        if is_held(path):
+            continue
+        try:
+            note = (path.stat().st_mtime, path.read_text(encoding="utf-8", errors="replace"))
+            path.unlink()
+        except OSError:  # another window was faster, or the file is not ours to read
+            continue
+        lock_path(path).unlink(missing_ok=True)
+        notes.append(note)
+    return "\n\n".join(text.strip() for _, text in sorted(notes, reverse=True) if text.strip())

@@ -10,7 +10,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QPaintEvent
 from PySide6.QtWidgets import QMainWindow, QMenu, QToolBar
 
-from app.actions import MENUS, PANELS, SEPARATOR, TOOLBAR, Actions
+from app.action_specs import PANELS
+from app.actions import MENUS, SEPARATOR, TOOLBAR, Actions
 from app.docks import LAYOUTS
 from app.settings import THEME_CHOICES, Settings
 from engine.compare.lane_spec import LaneSpec
@@ -105,7 +106,7 @@ def make_menus(
     layouts = QMenu("&Layout", window)
     layouts.addActions([actions[f"view.layout_{name}"] for name in LAYOUTS])
     panels = QMenu("Pa&nels", window)
-    panels.addActions([actions[name] for name in PANELS])
+    panels.addActions([actions[spec.id] for spec in PANELS])
     for menu in (themes, layouts, panels):
         menu.setToolTipsVisible(True)
     submenus = {

@@ -95,6 +95,11 @@ class PlotGroup:
             if isinstance(view, OverlaidView):
                 view.set_overlay(overlay)
 
+    @property
+    def targets(self) -> dict[str, QWidget]:
+        """What takes the focus in each view, so that the menu is about it."""
+        return {**{name: v.plot for name, v in self.views.items()}, "what_if": self.what_if.plot}
+
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
         self._theme = theme

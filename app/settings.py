@@ -55,6 +55,15 @@ class Settings:
     def tabs(self, value: bool) -> None:
         self._store.setValue("view/tabs", value)
 
+    @property
+    def open_groups(self) -> list[str]:
+        """Names of the groups of the Run panel that are unfolded."""
+        return self._text("run/open_groups").split()
+
+    @open_groups.setter
+    def open_groups(self, names: list[str]) -> None:
+        self._store.setValue("run/open_groups", " ".join(names))
+
     # -- break rules -----------------------------------------------------------------------
 
     @property

@@ -15,7 +15,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.actions import SPECS, Actions
+from app.action_specs import SPECS
+from app.actions import Actions
 
 
 class ShortcutsDialog(QDialog):

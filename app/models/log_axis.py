@@ -54,13 +54,18 @@ class LogAxis:
         y[at] = np.clip(np.log10(values[at]), self.low, self.high)
         return y
 
-    def ticks(self, values: np.ndarray) -> list[tuple[float, str]]:
-        """Labels for some decades, for 0, and for what is not finite if there is any."""
-        step = max(1, math.ceil((self.high - self.low) / (_MOST_LABELS - 1)))
-        ticks = [(float(e), decade(e)) for e in range(self.high, self.low - 1, -step)]
-        ticks.append((self.exact, EXACT))
+    def ticks(self, values: np.ndarray, gap: float = 0.0) -> list[tuple[float, str]]:
+        """Labels for some decades, for 0, and for what is not finite if there is any.
+
+        gap: decades that a label needs for itself; decades make way for the other two.
+        """
+        step = max(1, math.ceil((self.high - self.low) / (_MOST_LABELS - 1)), math.ceil(gap))
+        ends = [(self.exact, EXACT)]
         if not np.isfinite(values).all():
-            ticks.append((self.not_finite, NOT_FINITE))
+            ends.append((self.not_finite, NOT_FINITE))
+        decades = range(self.high, self.low - 1, -step)
+        ticks = [(float(e), decade(e)) for e in decades if all(abs(e - y) >= gap for y, _ in ends)]
+        ticks += ends
         return ticks
 
 

@@ -19,8 +19,11 @@ _MOSTLY_EMPTY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One sentence. place: (sequence, round) where it happened first, None for the whole run."""
+    """One sentence. topic: what it is about, the same while its figures grow.
+    place: (sequence, round) where it happened first, None for the whole run.
+    """
 
+    topic: str
     severity: str
     sentence: str
     place: tuple[int, int] | None = None
@@ -34,7 +37,7 @@ def why_not(store: TraceStore, run_id: int) -> list[Reason]:
     drafters = _section(options, "spec").get("types")
     lane = str(run.get("lane", "")).partition(",")[0]
     if "spec" in options and not drafters and lane not in (REFERENCE, NOISE):
-        found.append(Reason("info", "Speculation is off: no drafter is chosen."))
+        found.append(Reason("off", "info", "Speculation is off: no drafter is chosen."))
     return sorted(found, key=lambda one: ("error", "warning", "info").index(one.severity))
 
 
@@ -48,13 +51,17 @@ def _invalid(run: dict[str, Any], options: dict[str, Any]) -> list[Reason]:
     found = []
     if run.get("synthetic"):
         found.append(
-            Reason("warning", "Synthetic acceptance: chance accepts the drafts, output invalid.")
+            Reason(
+                "synthetic",
+                "warning",
+                "Synthetic acceptance: chance accepts the drafts, output invalid.",
+            )
         )
     faults = [str(fault) for fault in options.get("faults") or ()]
     if faults:
         what = "Fault is" if len(faults) == 1 else f"{len(faults)} faults are"
         sentence = f"{what} switched on: {', '.join(faults)}. The output may be wrong."
-        found.append(Reason("warning", sentence))
+        found.append(Reason(f"faults {sorted(faults)}", "warning", sentence))
     return found
 
 
@@ -80,7 +87,7 @@ def _rollbacks(store: TraceStore, run_id: int) -> list[Reason]:
             sentence = f"A rollback {what}, in {place}."
         else:
             sentence = f"{len(rows):,} rollbacks {what.replace('was', 'were')}, first in {place}."
-        found.append(Reason(severity, sentence, (first["seq_id"], first["round"])))
+        found.append(Reason(path, severity, sentence, (first["seq_id"], first["round"])))
     return found
 
 
@@ -117,7 +124,7 @@ def _drafts(store: TraceStore, run_id: int, options: dict[str, Any]) -> list[Rea
                 what = f"{times:,} of {n_asked:,} drafts of {name}"
                 row = empty[reasons[empty] == store.text_pool.find(reason)][0]
                 sentence = f"{reason}{bound} {verb} {what} {how}."
-                found.append(Reason("info", sentence, _place(store, int(row))))
+                found.append(Reason(f"{name} {reason}", "info", sentence, _place(store, int(row))))
         rest = {reason: n for reason, n in by_reason.items() if reason not in _ORDINARY}
         if rest and sum(rest.values()) > _MOSTLY_EMPTY * n_asked:
             most = max(rest, key=lambda reason: rest[reason])
@@ -125,7 +132,12 @@ def _drafts(store: TraceStore, run_id: int, options: dict[str, Any]) -> list[Rea
             row = empty[reasons[empty] == store.text_pool.find(most)][0]
             sentence = f"{name} found no draft in {sum(rest.values()):,} of {n_asked:,} rounds"
             found.append(
-                Reason("info", f"{sentence}, mostly {most}{meaning}.", _place(store, int(row)))
+                Reason(
+                    f"{name} empty",
+                    "info",
+                    f"{sentence}, mostly {most}{meaning}.",
+                    _place(store, int(row)),
+                )
             )
     return found
 

@@ -178,6 +178,7 @@ class InspectorView(QStackedWidget):
             column.addWidget(widget)
         column.addStretch(1)
         scroll = QScrollArea()
+        scroll.setAccessibleName("Round in full")
         scroll.setFrameShape(QFrame.Shape.NoFrame)
         scroll.setWidgetResizable(True)
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)

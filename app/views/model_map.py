@@ -153,6 +153,7 @@ class ModelMapView(QStackedWidget):
         column.addWidget(self._load)
         column.addStretch(1)
         area = QScrollArea()
+        area.setAccessibleName("Model in full")
         area.setFrameShape(QFrame.Shape.NoFrame)
         area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         area.setWidgetResizable(True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QPalette
 from PySide6.QtWidgets import (
     QAbstractSpinBox,
     QComboBox,
-    QFrame,
     QLabel,
-    QScrollArea,
     QVBoxLayout,
     QWidget,
 )
@@ -17,11 +17,15 @@ from PySide6.QtWidgets import (
 from app.events import ModelFiles
 from app.jobs import ChatWrap
 from app.widgets.draft_group import DraftGroup
+from app.widgets.faults_group import FaultsGroup
 from app.widgets.fields import WheelGuard, add_row, choice, new_form, whole
+from app.widgets.form_group import FormGroup
+from app.widgets.limits_group import LimitsGroup
 from app.widgets.memory_group import MemoryGroup
 from app.widgets.names_choice import NamesChoice
 from app.widgets.prompt_box import PromptBox
 from app.widgets.sampler_group import SamplerGroup
+from app.widgets.scroll_page import ScrollPage
 from engine.errors import OptionError
 from engine.options import (
     COMPUTE_MODES,
@@ -40,6 +44,8 @@ class RunPanel(QWidget):
     """
 
     options_changed = Signal()
+    folded = Signal()
+    """The user has folded a group or unfolded it."""
     compute_changed = Signal(str)
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -65,13 +71,13 @@ class RunPanel(QWidget):
 
     def options(self) -> RunOptions:
         """The options as set. Raises OptionError where they contradict each other."""
-        memory = self.memory
+        memory, limits = self.memory, self.limits
         return RunOptions(
-            parallel=memory.parallel.value() or min(64, len(self.texts())),
+            parallel=limits.parallel.value() or min(64, len(self.texts())),
             n_predict=self.n_predict.value(),
-            n_ctx=memory.n_ctx.value(),
-            n_batch=memory.n_batch.value(),
-            n_ubatch=memory.n_ubatch.value(),
+            n_ctx=limits.n_ctx.value(),
+            n_batch=limits.n_batch.value(),
+            n_ubatch=limits.n_ubatch.value(),
             sampler=self.sampling.options(),
             spec=self.draft.options(self.n_max.value()),
             rollback=self.rollback.currentText(),
@@ -80,7 +86,7 @@ class RunPanel(QWidget):
             kv=memory.kv.currentText(),
             checkpoint_device=memory.checkpoint_device.currentText(),
             replay=memory.replay.currentText(),
-            faults=memory.faults(),
+            faults=self.faults.names(),
             ignore_eos=self.sampling.ignore_eos.isChecked(),
         )
 
@@ -104,6 +110,15 @@ class RunPanel(QWidget):
         """Put the first bundled prompt in place, unless something is typed already."""
         self.prompts.use_first()
 
+    def open_groups(self) -> list[str]:
+        """Names of the groups that are unfolded."""
+        return [name for name, group in self._groups.items() if group.is_open]
+
+    def set_open_groups(self, names: Collection[str]) -> None:
+        """Unfold these groups and fold the others away."""
+        for name, group in self._groups.items():
+            group.set_open(name in names)
+
     def set_compute(self, mode: str) -> None:
         """Show a compute mode without asking for it."""
         blocked = self.compute.blockSignals(True)
@@ -125,14 +140,22 @@ class RunPanel(QWidget):
         self.n_max = whole(1, 64, 3)
         self.rollback = choice(ROLLBACK_POLICIES, "planes")
         self.compute = choice(COMPUTE_MODES, "auto")
-        self.draft, self.memory, self.sampling = DraftGroup(), MemoryGroup(), SamplerGroup()
+        self.draft, self.sampling, self.memory = DraftGroup(), SamplerGroup(), MemoryGroup()
+        self.limits, self.faults = LimitsGroup(), FaultsGroup()
+        self._groups: dict[str, FormGroup] = {
+            "drafters": self.draft,
+            "sampling": self.sampling,
+            "memory": self.memory,
+            "limits": self.limits,
+            "faults": self.faults,
+        }
         self.ignore_eos = self.sampling.ignore_eos
         self._form = new_form()
         for label, field, option in (
-            ("tokens", self.n_predict, "-n: tokens to generate"),
             ("drafters", self.drafter, "--spec-type: what proposes tokens; asked in this order"),
             ("n_max", self.n_max, "--spec-draft-n-max: longest draft of draft-*"),
             ("rollback", self.rollback, "--rollback: how rejected tokens are undone"),
+            ("tokens", self.n_predict, "-n: tokens to generate"),
             ("compute", self.compute, "--compute: arithmetic of the linear layers; reloads"),
         ):
             add_row(self._form, label, field, option)
@@ -143,28 +166,23 @@ class RunPanel(QWidget):
         self.message.setContentsMargins(6, 3, 6, 3)
 
     def _lay_out(self) -> None:
-        column = QVBoxLayout(page := QWidget())
+        column = QVBoxLayout()
         column.setContentsMargins(6, 6, 6, 6)
         column.setSpacing(4)
         column.addWidget(self.prompts)
         column.addLayout(self._form)
-        for group in (self.draft, self.memory, self.sampling):
+        for group in self._groups.values():
             column.addWidget(group)
         column.addStretch(1)
-        area = QScrollArea()
-        area.setFrameShape(QFrame.Shape.NoFrame)
-        area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        area.setWidgetResizable(True)
-        area.setWidget(page)
         outer = QVBoxLayout(self)
         outer.setContentsMargins(0, 0, 0, 0)
         outer.setSpacing(0)
-        outer.addWidget(area, 1)
+        outer.addWidget(area := ScrollPage(column), 1)
         outer.addWidget(self.message)
         wheel = WheelGuard(self)
-        for spin in page.findChildren(QAbstractSpinBox):
+        for spin in area.findChildren(QAbstractSpinBox):
             spin.installEventFilter(wheel)
-        for box in page.findChildren(QComboBox):
+        for box in area.findChildren(QComboBox):
             box.installEventFilter(wheel)
 
     def _connect(self) -> None:
@@ -172,8 +190,12 @@ class RunPanel(QWidget):
             number.valueChanged.connect(self._changed)
         self.rollback.currentTextChanged.connect(self._changed)
         self.drafter.changed.connect(self._changed)
-        for part in (self.prompts, self.draft, self.memory, self.sampling):
+        for part in (
+            self.prompts, self.draft, self.sampling, self.memory, self.limits, self.faults,
+        ):  # fmt: skip
             part.changed.connect(self._judge)
+        for group in self._groups.values():
+            group.folded.connect(self.folded)
         self.drafter.chosen.connect(self._remember_drafters)
         self.compute.currentTextChanged.connect(self.compute_changed)
 
@@ -184,10 +206,12 @@ class RunPanel(QWidget):
         self._form.setRowVisible(self.n_max, with_model)
         self._form.setRowVisible(self.rollback, bool(types))
         keeps = bool(types) and self.rollback.currentText() != "checkpoint"
-        blocked = [part.blockSignals(True) for part in (self.draft, self.memory)]
+        parts = (self.draft, self.memory, self.faults)
+        blocked = [part.blockSignals(True) for part in parts]
         self.draft.set_types(types)
         self.memory.set_use(speculative=bool(types), keeps_snapshots=keeps)
-        for part, was in zip((self.draft, self.memory), blocked, strict=True):
+        self.faults.set_use(bool(types))
+        for part, was in zip(parts, blocked, strict=True):
             part.blockSignals(was)
         self._judge()
 

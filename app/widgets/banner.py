@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import (
+    QBoxLayout,
     QFrame,
     QHBoxLayout,
     QLabel,
     QPushButton,
-    QSizePolicy,
     QToolButton,
     QVBoxLayout,
     QWidget,
 )
 
 from app.theme import Theme, icon
+from app.widgets.clamped_label import ClampedLabel
 
 Offer = tuple[str, Callable[[], object]]
 """What a button says, and what it does."""
@@ -25,6 +26,8 @@ Offer = tuple[str, Callable[[], object]]
 MOST_BANNERS = 3
 SEVERITIES = ("info", "warning", "error")
 _EDGE = 3
+_BESIDE_CHARACTERS = 60
+"""Least room for the text beside its buttons."""
 
 
 class Banner(QFrame):
@@ -48,27 +51,38 @@ class Banner(QFrame):
         self.sticky = sticky
         self.setAccessibleName(f"{severity}: {message} {remedy}".strip())
         self._icon = QLabel()
-        self._text = QLabel(self)
-        self._text.setTextFormat(Qt.TextFormat.PlainText)
-        self._text.setText(f"{message} {remedy}".strip())
-        self._text.setWordWrap(True)
-        self._text.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self._text.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        self.text = ClampedLabel(f"{message} {remedy}".strip())
+        self.details = QToolButton()
+        self.details.setText("Details")
+        self.details.setAutoRaise(True)
+        self.details.setCheckable(True)
+        self.details.setToolTip("Show the whole message")
+        self.details.toggled.connect(self.text.set_open)
+        self.details.setVisible(self.text.is_cut)
+        self.text.cut_changed.connect(self.details.setVisible)
         self._close = QToolButton()
         self._close.setAutoRaise(True)
         self._close.setToolTip("Dismiss")
         self._close.setAccessibleName("Dismiss this message")
         self._close.clicked.connect(self.dismissed)
+        self.offer_buttons = [QPushButton(text) for text, _ in offers]
+        self._offers = QHBoxLayout()
+        self._offers.addStretch(1)
+        for button, (_, act) in zip(self.offer_buttons, offers, strict=True):
+            button.clicked.connect(lambda _=False, run=act: run())
+            self._offers.addWidget(button)
+        self._body = QBoxLayout(QBoxLayout.Direction.LeftToRight)
+        self._body.setSpacing(6)
+        self._body.addWidget(self.text, 1)
+        self._body.addLayout(self._offers)
         row = QHBoxLayout(self)
         row.setContentsMargins(10, 5, 5, 5)
         row.setSpacing(8)
         row.addWidget(self._icon)
-        row.addWidget(self._text, 1)
-        self.offer_buttons = [QPushButton(text) for text, _ in offers]
-        for button, (_, act) in zip(self.offer_buttons, offers, strict=True):
-            button.clicked.connect(lambda _=False, run=act: run())
-            row.addWidget(button)
-        row.addWidget(self._close)
+        row.addLayout(self._body, 1)
+        for tool in (self.details, self._close):
+            tool.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+            row.addWidget(tool, 0, Qt.AlignmentFlag.AlignTop)
         self.retheme(theme)
 
     def retheme(self, theme: Theme) -> None:
@@ -79,6 +93,15 @@ class Banner(QFrame):
         self._icon.setPixmap(drawing.pixmap(QSize(16, 16), self.devicePixelRatioF()))
         self._close.setIcon(icon("close", theme))
         self.update()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Buttons go under the text where there is little room beside them."""
+        super().resizeEvent(event)
+        least = _BESIDE_CHARACTERS * self.fontMetrics().averageCharWidth()
+        offers = self._offers.sizeHint().width()
+        narrow = bool(self.offer_buttons) and self.width() - offers < least
+        direction = QBoxLayout.Direction
+        self._body.setDirection(direction.TopToBottom if narrow else direction.LeftToRight)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)

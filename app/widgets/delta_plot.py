@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QPen
+from PySide6.QtGui import QPen, QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from app.models.compared_lanes import ComparedLanes
@@ -60,6 +60,7 @@ class DeltaPlot(RoundPlot):
         self._run_id = -1
         self._curves: dict[int, pg.PlotDataItem] = {}
         self.axis = LogAxis.over(np.zeros(0))
+        self._everything = np.zeros(0)
         super().__init__(theme, "", parent, unit="position")
         self._band = pg.LinearRegionItem(orientation="horizontal", movable=False)
         self._band.setZValue(-10)
@@ -108,6 +109,17 @@ class DeltaPlot(RoundPlot):
         self._recolour()
         self.draw()
 
+    def _label_axis(self) -> None:
+        """As many labels as the height has room for."""
+        bottom, top = self.axis.y_range
+        gap = (top - bottom) * self.fontMetrics().height() / max(1.0, self.box.height())
+        self.getPlotItem().getAxis("left").setTicks([self.axis.ticks(self._everything, gap)])
+
+    def resizeEvent(self, event: QResizeEvent | None) -> None:
+        super().resizeEvent(event)
+        if self._lanes is not None:
+            self._label_axis()
+
     def draw(self) -> None:
         """Draw what the lanes hold now."""
         lanes = self._lanes
@@ -124,7 +136,8 @@ class DeltaPlot(RoundPlot):
         for run_id, curve in self._curves.items():
             curve.setData(lanes.values(run_id, "pos").astype(float), self.axis.y(values[run_id]))
         self.box.setYRange(*self.axis.y_range, padding=0)
-        self.getPlotItem().getAxis("left").setTicks([self.axis.ticks(everything)])
+        self._everything = everything
+        self._label_axis()
         bottom, top = self.axis.exact, self.axis.y(np.array(limits))
         self._band.setRegion((bottom, top[0]))
         self._band.setVisible(envelope > 0)

@@ -124,10 +124,10 @@ class DraftGroup(FormGroup):
             self.set_relevant(row, name in types)
         for line in (self.cache_static, self.cache_dynamic):
             self.set_relevant(line, "ngram-cache" in types)
-        synthetic = bool(self.synth_rates.text().strip()) or self.synth_len.value() > 0
-        words = [] if matches else ["rejection"]
-        words += ["synthetic: output invalid"] * synthetic
-        self.set_summary(", ".join(words), alarming=synthetic)
+        synthetic = bool(types) and (
+            bool(self.synth_rates.text().strip()) or self.synth_len.value() > 0
+        )
+        self.summarise("output invalid" if synthetic else "")
         self.changed.emit()
 
 

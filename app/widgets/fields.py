@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtWidgets import (
+    QAbstractButton,
+    QCheckBox,
     QComboBox,
     QDoubleSpinBox,
     QFormLayout,
@@ -65,6 +67,24 @@ def text(placeholder: str) -> QLineEdit:
     line.setPlaceholderText(placeholder)
     line.setAcceptDrops(False)
     return line
+
+
+def reading(field: QWidget) -> str:
+    """What a field, or a row of fields side by side, holds, in words."""
+    match field:
+        case QSpinBox() | QDoubleSpinBox():
+            special = field.specialValueText()
+            return special if special and field.value() == field.minimum() else f"{field.value():g}"
+        case QComboBox():
+            return field.currentText()
+        case QLineEdit():
+            return field.text().strip()
+        case QCheckBox():
+            return field.text() if field.isChecked() else ""
+        case QAbstractButton():
+            return field.text()
+    parts = field.findChildren(QSpinBox)
+    return " ".join(f"{part.prefix()}{part.value()}" for part in parts)
 
 
 def side_by_side(fields: dict[str, QSpinBox]) -> QWidget:

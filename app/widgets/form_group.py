@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QPalette
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QToolButton, QVBoxLayout, QWidget
 
-from app.widgets.fields import add_row, new_form
+from app.widgets.elided_label import ElidedLabel
+from app.widgets.fields import add_row, new_form, reading
 
 
 class FormGroup(QWidget):
     """Rows under a title with an arrow; folded at first, gone while no row is relevant.
 
-    Beside the title stands, in few words, what the rows are set to.
+    Beside the title stands what differs from the first values, such as "temperature 0.8,
+    top_k 20"; plain: what stands there when nothing does.
     """
 
-    def __init__(self, title: str, parent: QWidget | None = None) -> None:
+    folded = Signal()
+    """The user has folded the rows away, or unfolded them."""
+
+    def __init__(self, title: str, parent: QWidget | None = None, *, plain: str = "") -> None:
         super().__init__(parent)
+        self._title, self._plain = title, plain
         self._relevant: dict[QWidget, bool] = {}
+        self._first: dict[QWidget, tuple[str, str]] = {}
         self._gone = False
         self.header = QToolButton()
         self.header.setText(title)
@@ -26,8 +33,7 @@ class FormGroup(QWidget):
         self.header.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self.header.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.header.clicked.connect(self._toggle)
-        self._summary = QLabel()
-        self._summary.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self._summary = ElidedLabel()
         self._summary.setTextFormat(Qt.TextFormat.PlainText)
         self._body = QWidget()
         self._form = new_form()
@@ -43,16 +49,22 @@ class FormGroup(QWidget):
         column.setSpacing(2)
         column.addLayout(top)
         column.addWidget(self._body)
-        self.set_summary("")
+        self.summarise()
 
     @property
     def summary(self) -> str:
         return self._summary.text()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the rows are unfolded."""
+        return not self._body.isHidden()
+
     def add(self, label: str, field: QWidget, tip: str, name: str = "") -> None:
-        """Append a row."""
+        """Append a row. What the field holds now is what the summary leaves out."""
         add_row(self._form, label, field, tip, name)
         self._relevant[field] = True
+        self._first[field] = (label, reading(field))
 
     def set_relevant(self, field: QWidget, relevant: bool) -> None:
         """Show or hide a row."""
@@ -63,19 +75,32 @@ class FormGroup(QWidget):
             self._gone = gone
             self.setVisible(not gone)
 
-    def set_summary(self, text: str, *, alarming: bool = False) -> None:
-        """What the rows come to; alarming: in the colour of errors."""
+    def summarise(self, warning: str = "") -> None:
+        """Say what the relevant rows are set to; with a warning, in the colour of errors."""
+        words = []
+        for field, (label, first) in self._first.items():
+            now = reading(field)
+            if self._relevant[field] and now != first:
+                words.append(f"{label} {now or 'none'}".strip())
+        if warning:
+            words.append(warning)
+        text = ", ".join(words) or self._plain
         role = QPalette.ColorRole
         self._summary.setText(text)
-        self._summary.setToolTip(text)
-        self._summary.setForegroundRole(role.BrightText if alarming else role.PlaceholderText)
-        self.header.setAccessibleDescription(text)
+        self._summary.setForegroundRole(role.BrightText if warning else role.PlaceholderText)
+        self._describe()
 
     def _toggle(self) -> None:
-        self.set_expanded(self._body.isHidden())
+        self.set_open(not self.is_open)
+        self.folded.emit()
 
-    def set_expanded(self, expanded: bool) -> None:
+    def set_open(self, wanted: bool) -> None:
         """Unfold the rows or fold them away."""
-        arrow = Qt.ArrowType.DownArrow if expanded else Qt.ArrowType.RightArrow
-        self.header.setArrowType(arrow)
-        self._body.setVisible(expanded)
+        self.header.setArrowType(Qt.ArrowType.DownArrow if wanted else Qt.ArrowType.RightArrow)
+        self._body.setVisible(wanted)
+        self._describe()
+
+    def _describe(self) -> None:
+        state = "unfolded" if self.is_open else "folded"
+        self.header.setAccessibleName(f"{self._title}, {state}")
+        self.header.setAccessibleDescription(self.summary)

@@ -48,7 +48,8 @@ class LaneTables(QSplitter):
         self._left, self._right = QTabWidget(), QTabWidget()
         self._left.addTab(self.detail, "Position")
         self._left.addTab(self.positions, "All positions")
-        for tabs in (self._left, self._right):
+        for tabs, name in ((self._left, "Figures of the lanes"), (self._right, "More figures")):
+            tabs.setAccessibleName(name)
             tabs.setDocumentMode(True)
             self.addWidget(tabs)
         self.setChildrenCollapsible(False)

@@ -17,7 +17,7 @@ class SamplerGroup(FormGroup):
     changed = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__("Sampling", parent)
+        super().__init__("Sampling", parent, plain="greedy")
         self.temp = real(0.0, 5.0, 0.0, special="0 (greedy)")
         self.top_k = whole(0, 100_000, 40, special="off")
         self.typical_p = real(0.01, 1.0, 1.0)
@@ -73,8 +73,7 @@ class SamplerGroup(FormGroup):
         )
 
     def _on_changed(self) -> None:
-        temp = self.temp.value()
-        draws = temp > 0
+        draws = self.temp.value() > 0
         for field in (self.top_k, self.typical_p, self.top_p, self.min_p, self.seed):
             self.set_relevant(field, draws)
         penalised = (
@@ -82,7 +81,5 @@ class SamplerGroup(FormGroup):
             self.frequency_penalty.value(),
         ) != (1.0, 0.0, 0.0)  # fmt: skip
         self.set_relevant(self.repeat_last_n, penalised)
-        words = [f"temperature {temp:g}, seed {self.seed.value()}" if draws else "greedy"]
-        words += ["penalties"] * penalised + ["bias"] * bool(self.logit_bias.text().strip())
-        self.set_summary(", ".join(words))
+        self.summarise()
         self.changed.emit()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
-from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import (
     QFocusEvent,
     QGuiApplication,
@@ -16,71 +16,41 @@ from PySide6.QtGui import (
     QPainter,
     QPaintEvent,
     QPen,
-    QResizeEvent,
 )
-from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QToolTip, QWidget
+from PySide6.QtWidgets import QToolTip, QWidget
 
 from app.models import token_walk
 from app.models.position import Position
-from app.models.token_stream import GHOSTS, KIND, TokenStream
+from app.models.token_stream import KIND, TokenStream
 from app.models.token_walk import NOWHERE
 from app.theme import Theme, fixed_font
-from app.widgets.chip import Chip
-from app.widgets.token_layout import Span, TokenLayout
-from app.widgets.token_paint import Mark, TokenMetrics, TokenPainter, outline
-from app.widgets.token_rows import TokenRows
+from app.widgets.token_marks import paint_cursor, paint_hits, paint_selection
+from app.widgets.token_paint import Mark, TokenMetrics, TokenPainter
+from app.widgets.token_scroll import MARGIN, TokenScroll
 from app.widgets.token_tip import token_summary, token_tip
 
-_MARGIN = 10
-_HIT_ALPHA = 80
 
-
-class TokenArea(QAbstractScrollArea):
-    """Shows a TokenStream, follows its end, and lets a reader walk and select its tokens.
-
-    Laying out happens in slices of 8 ms. Until a new layout (other width, ghosts shown or
-    hidden) has come as far as the place on show, a preview of just that place stands in.
-    """
+class TokenArea(TokenScroll):
+    """Shows a TokenStream, follows its end, and lets a reader walk and select its tokens."""
 
     position_selected = Signal(object)  # Position | None
-    follow_changed = Signal(bool)
     inspect_asked = Signal()
     """Enter or a double click: show all about the round of the outlined token."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+        super().__init__(theme, parent)
         self._theme = theme
-        self._stream: TokenStream | None = None
-        self._metrics = TokenMetrics(fixed_font())
         self._painter = TokenPainter(theme, self._metrics)
-        self._rows: TokenRows | None = None
-        self._hidden: frozenset[int] = frozenset()
-        self._follow = True
-        self._moving_bar = False
         self._current = NOWHERE
         self._round: int | None = None
         self._selection = (0, 0)
         self._hits = np.zeros(0, np.int64)
         self._pressed_at = NOWHERE
-        self._chip = Chip("↓ Jump to live", theme, self)
-        self._chip.setToolTip("Follow the newest token again (End)")
-        self._chip.hide()
-        self._chip.clicked.connect(lambda: self.set_follow(True))
-        self._work = QTimer(self)
-        self._work.setSingleShot(True)
-        self._work.timeout.connect(self._lay_out)
-        self.setFrameShape(QFrame.Shape.NoFrame)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.viewport().setCursor(Qt.CursorShape.IBeamCursor)
-        self.verticalScrollBar().valueChanged.connect(self._on_scrolled)
         self.setAccessibleName("Token stream")
 
     # -- what is shown ---------------------------------------------------------------------
-
-    @property
-    def stream(self) -> TokenStream | None:
-        return self._stream
 
     @property
     def current(self) -> int:
@@ -92,10 +62,6 @@ class TokenArea(QAbstractScrollArea):
         """First and one-past-last token of the dragged selection; equal when there is none."""
         return self._selection
 
-    @property
-    def follow(self) -> bool:
-        return self._follow
-
     def set_stream(self, stream: TokenStream | None) -> None:
         """Show another stream from its newest token."""
         self._stream = stream
@@ -106,31 +72,6 @@ class TokenArea(QAbstractScrollArea):
         self.setAccessibleName(title)
         self.setAccessibleDescription("")
         self._start_layout()
-
-    def grow(self) -> None:
-        """Show what has joined the stream since the last call."""
-        self._lay_out()
-
-    def set_ghosts(self, shown: bool) -> None:
-        """Show or hide the rejected and ignored tokens, keeping the place in the text."""
-        hidden = frozenset() if shown else GHOSTS
-        if hidden != self._hidden:
-            self._hidden = hidden
-            self._start_layout()
-
-    def set_follow(self, follow: bool) -> None:
-        """Keep the newest token in sight, or stay where the reader is."""
-        if follow != self._follow:
-            top = None if follow else self._top_token()
-            self._follow = follow
-            if self._rows is not None and (follow or self._rows.preview is not None):
-                self._rows.look_at(top)
-                self._lay_out()
-            self.follow_changed.emit(follow)
-        if follow:
-            self._move_bar(to_end=True)
-        self._place_chip()
-        self.viewport().update()
 
     def set_cursor(self, position: Position | None) -> None:
         """Outline the token at a position; in another sequence mark only its round."""
@@ -215,116 +156,6 @@ class TokenArea(QAbstractScrollArea):
         pos = stream.position(token)
         self.position_selected.emit(Position(stream.run_id, stream.seq_id, self._round, pos))
 
-    # -- layout and scrolling --------------------------------------------------------------
-
-    def _start_layout(self) -> None:
-        """Lay out everything anew, keeping the place: the end while following, else the top."""
-        self._work.stop()
-        anchor = None if self._follow else self._top_token()
-        if self._stream is None:
-            self._rows = None
-            self._update_bar()
-            self.viewport().update()
-            return
-        width = max(1, self.viewport().width() - 2 * _MARGIN)
-        self._rows = TokenRows(self._stream, self._metrics.width, width, self._hidden)
-        self._rows.look_at(anchor)
-        self._lay_out()
-
-    def _top_token(self) -> int | None:
-        """The token that the first row in sight begins with."""
-        view = self._in_sight()
-        if view is None:
-            return None
-        layout, row, _ = view
-        return layout.first_token(min(row, layout.n_rows - 1))
-
-    def _lay_out(self) -> None:
-        rows = self._rows
-        if rows is None:
-            return
-        complete = rows.advance(self._rows_in_sight(), follow=self._follow)
-        self._update_bar()
-        if self._follow:
-            self._move_bar(to_end=True)
-        elif rows.anchor is not None and rows.preview is None:
-            self._move_bar(rows.layout.row_of(rows.anchor) * self._metrics.row_height)
-            rows.anchor = None
-        self._place_chip()
-        self.viewport().update()
-        if not complete:
-            self._work.start(0)
-
-    def _rows_in_sight(self) -> int:
-        return self.viewport().height() // self._metrics.row_height + 2
-
-    def _in_sight(self) -> tuple[TokenLayout, int, int] | None:
-        """The layout on show, its first visible row, and that row's y."""
-        if self._rows is None:
-            return None
-        top, height = _MARGIN // 2, self._metrics.row_height
-        preview = self._rows.preview
-        if preview is None:
-            above = self.verticalScrollBar().value() - top
-            row = max(0, above // height)
-            return self._rows.layout, row, row * height - above
-        fitting = (self.viewport().height() - _MARGIN) // height
-        return preview, max(0, preview.n_rows - fitting) if self._follow else 0, top
-
-    def _update_bar(self) -> None:
-        rows = 0 if self._rows is None else self._rows.layout.n_rows
-        height = self.viewport().height()
-        bar = self.verticalScrollBar()
-        self._moving_bar = True
-        bar.setRange(0, max(0, rows * self._metrics.row_height + _MARGIN - height))
-        bar.setPageStep(height)
-        bar.setSingleStep(self._metrics.row_height)
-        self._moving_bar = False
-
-    def _move_bar(self, value: int = 0, *, to_end: bool = False) -> None:
-        bar = self.verticalScrollBar()
-        self._moving_bar = True
-        bar.setValue(bar.maximum() if to_end else value)
-        self._moving_bar = False
-
-    def _on_scrolled(self, value: int) -> None:
-        if not self._moving_bar and self._rows is not None and self._rows.preview is None:
-            at_end = value >= self.verticalScrollBar().maximum() and self._rows.layout.complete
-            if at_end != self._follow:
-                self.set_follow(at_end)
-        self.viewport().update()
-
-    def _reveal(self, token: int) -> None:
-        """Scroll as little as needed to bring a token into sight."""
-        if self._rows is None:
-            return
-        layout = self._rows.layout
-        if token >= layout.placed:
-            self.set_follow(False)
-            self._rows.look_at(token)
-            self._lay_out()
-            return
-        height = self._metrics.row_height
-        top = layout.row_of(token) * height
-        bar = self.verticalScrollBar()
-        value = min(max(bar.value(), top + height + _MARGIN - bar.pageStep()), top)
-        if value != bar.value():
-            self._move_bar(value)
-            self._leave_end()
-
-    def _leave_end(self) -> None:
-        if self._follow and self.verticalScrollBar().value() < self.verticalScrollBar().maximum():
-            self.set_follow(False)
-
-    def _place_chip(self) -> None:
-        bar = self.verticalScrollBar()
-        self._chip.setVisible(not self._follow and bar.value() < bar.maximum())
-        view = self.viewport().geometry()
-        self._chip.move(
-            view.center().x() - self._chip.width() // 2,
-            view.bottom() - self._chip.height() - _MARGIN,
-        )
-
     # -- painting --------------------------------------------------------------------------
 
     def paintEvent(self, _event: QPaintEvent) -> None:
@@ -332,89 +163,36 @@ class TokenArea(QAbstractScrollArea):
         painter.fillRect(self.viewport().rect(), self._theme.color("ui.panel"))
         stream = self._stream
         if stream is not None:
-            placed = list(self._spans_in_sight())
-            self._paint_selection(painter, placed)
+            theme, placed = self._theme, list(self._spans_in_sight())
+            marked = self._round is not None or len(self._hits) or any(self._selection)
+            boxes = [(s.token, self._box(s, y)) for s, y in placed] if marked else []
+            paint_selection(painter, boxes, self._selection, theme.color("ui.selection"))
             kinds, replayed = stream.kinds, stream.replayed
             self._painter.paint(
                 painter,
                 (
-                    Mark(s.text, kinds[s.token], s.x + _MARGIN, y, s.width, bool(replayed[s.token]))
+                    Mark(s.text, kinds[s.token], s.x + MARGIN, y, s.width, bool(replayed[s.token]))
                     for s, y in placed
                 ),
             )
-            self._paint_hits(painter, placed)
-            self._paint_cursor(painter, placed)
+            focus = theme.color("ui.focus")
+            paint_hits(painter, boxes, self._hits, focus)
+            if self._round is not None:
+                written = self._written_in(stream, self._round, {token for token, _ in boxes})
+                paint_cursor(painter, boxes, written, self._current, focus)
         if self.hasFocus():
             painter.setPen(QPen(self._theme.color("ui.focus"), 1.0))
             painter.setBrush(Qt.BrushStyle.NoBrush)
             painter.drawRect(self.viewport().rect().adjusted(0, 0, -1, -1))
         painter.end()
 
-    def _spans_in_sight(self) -> Iterator[tuple[Span, int]]:
-        """Spans of the visible rows, each with the y of its row."""
-        view = self._in_sight()
-        if view is None:
-            return
-        layout, row, y = view
-        bottom = self.viewport().height()
-        while row < layout.n_rows and y < bottom:
-            for span in layout.spans(row):
-                yield span, y
-            row += 1
-            y += self._metrics.row_height
-
-    def _paint_selection(self, painter: QPainter, placed: list[tuple[Span, int]]) -> None:
-        start, stop = self._selection
-        colour = self._theme.color("ui.selection")
-        for span, y in placed:
-            if start <= span.token < stop:
-                painter.fillRect(self._box(span, y), colour)
-
-    def _paint_hits(self, painter: QPainter, placed: list[tuple[Span, int]]) -> None:
-        if not len(self._hits) or not placed:
-            return
-        first, last = placed[0][0].token, placed[-1][0].token
-        start, stop = np.searchsorted(self._hits, (first, last + 1))
-        found = set(self._hits[start:stop].tolist())
-        colour = self._theme.color("ui.focus")
-        colour.setAlpha(_HIT_ALPHA)
-        for span, y in placed:
-            if span.token in found:
-                painter.fillRect(self._box(span, y), colour)
-
-    def _paint_cursor(self, painter: QPainter, placed: list[tuple[Span, int]]) -> None:
-        if self._round is None or self._stream is None:
-            return
-        colour = self._theme.color("ui.focus")
-        first, stop = self._stream.round_span(self._round)
-        painter.setPen(QPen(colour, 1.0))
-        for span, y in placed:
-            if first <= span.token < stop and self._stream.kinds[span.token] != KIND["prompt"]:
-                box = self._box(span, y)
-                painter.drawLine(box.topLeft(), box.topRight())
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        outline(painter, (self._box(s, y) for s, y in placed if s.token == self._current), colour)
-
-    def _box(self, span: Span, y: int) -> QRectF:
-        return QRectF(span.x + _MARGIN, y + 0.5, span.width, self._metrics.row_height - 2)
+    def _written_in(self, stream: TokenStream, round_: int, tokens: set[int]) -> set[int]:
+        """Those of the tokens that a round has written; the prompt is no round's work."""
+        first, stop = stream.round_span(round_)
+        prompt = KIND["prompt"]
+        return {t for t in tokens if first <= t < stop and stream.kinds[t] != prompt}
 
     # -- mouse, keys, events ---------------------------------------------------------------
-
-    def token_at(self, point: QPoint | QPointF, *, nearest: bool = False) -> int:
-        """Index of the token under a point of the viewport, -1 for none."""
-        found, row_y = NOWHERE, None
-        for span, y in self._spans_in_sight():
-            if y > point.y():
-                break
-            if y + self._metrics.row_height <= point.y():
-                found = span.token if nearest else NOWHERE
-                continue
-            left = span.x + _MARGIN
-            if left <= point.x() < left + span.width:
-                return span.token
-            if nearest and (row_y != y or left <= point.x()):
-                found, row_y = span.token, y
-        return found
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         if event.button() == Qt.MouseButton.LeftButton:
@@ -491,13 +269,6 @@ class TokenArea(QAbstractScrollArea):
                 QToolTip.showText(event.globalPos(), tip, self.viewport())
             return True
         return super().viewportEvent(event)
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        if event.size().width() != event.oldSize().width():
-            self._start_layout()
-        else:
-            self._lay_out()
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)

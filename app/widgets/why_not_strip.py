@@ -19,7 +19,8 @@ _ICON = 14
 class WhyNotStrip(QFrame):
     """The reason on show, a button that goes to its round, and one for the next reason.
 
-    Without a reason it takes no room.
+    Without a reason it takes no room, and neither does it after it is dismissed, until there is
+    a reason that was not among those dismissed, or another run is on show.
     """
 
     position_selected = Signal(object)  # Position
@@ -31,6 +32,7 @@ class WhyNotStrip(QFrame):
         self._run_id: int | None = None
         self._sizes = (-1, -1)
         self._at = 0
+        self._dismissed: set[str] = set()
         self.reasons: list[Reason] = []
         self._pacer = Pacer(self._read, _PERIOD_MS, self)
         self._icon = QLabel()
@@ -43,20 +45,28 @@ class WhyNotStrip(QFrame):
         self.show_button.setToolTip("Go to the round where it happened first")
         self.show_button.clicked.connect(self._go)
         self.next_button.setToolTip("Show the next reason")
+        self.next_button.setAccessibleName("Next reason")
         self.next_button.clicked.connect(lambda: self._show(self._at + 1))
+        self.close_button = QToolButton()
+        self.close_button.setToolTip("Hide this line until there is another reason")
+        self.close_button.setAccessibleName("Dismiss the reasons")
+        self.close_button.clicked.connect(self._dismiss)
         self._row = row = QHBoxLayout(self)
         row.setContentsMargins(10, 1, 4, 1)
         row.setSpacing(6)
         row.addWidget(self._icon)
         row.addWidget(self.text, 1)
-        for button in (self.show_button, self.next_button):
+        for button in (self.show_button, self.next_button, self.close_button):
             button.setAutoRaise(True)
+            button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
             row.addWidget(button)
         self.hide()
 
     def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
         """Explain a run, or nothing."""
         self._pacer.stop()
+        if store is not self._store or run_id != self._run_id:
+            self._dismissed = set()
         self._store, self._run_id = (None, None) if run_id is None else (store, run_id)
         self._sizes, self._at = (-1, -1), 0
         self._read()
@@ -87,13 +97,15 @@ class WhyNotStrip(QFrame):
 
     def _show(self, at: int) -> None:
         n = len(self.reasons)
-        self.setVisible(n > 0)
-        if not n:
+        news = any(reason.topic not in self._dismissed for reason in self.reasons)
+        self.setVisible(news)
+        if not news:
             return
         self._at = at % n
         reason = self.reasons[self._at]
         drawing = icon(reason.severity, self._theme, f"status.{reason.severity}")
         self._icon.setPixmap(drawing.pixmap(QSize(_ICON, _ICON), self.devicePixelRatioF()))
+        self.close_button.setIcon(icon("close", self._theme))
         self.text.setToolTip("\n".join(one.sentence for one in self.reasons))
         self.setAccessibleName(f"{reason.severity}: {reason.sentence}")
         self.show_button.setVisible(reason.place is not None)
@@ -101,6 +113,10 @@ class WhyNotStrip(QFrame):
         self.next_button.setText(f"{self._at + 1} of {n}")
         self._elide()
         self.update()
+
+    def _dismiss(self) -> None:
+        self._dismissed = {reason.topic for reason in self.reasons}
+        self.hide()
 
     def _go(self) -> None:
         place = self.reasons[self._at].place

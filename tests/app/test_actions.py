@@ -6,7 +6,8 @@ from collections import Counter
 
 from PySide6.QtGui import QAction, QKeySequence
 
-from app.actions import MENUS, SEPARATOR, SPECS, TOOLBAR
+from app.action_specs import SPECS
+from app.actions import MENUS, SEPARATOR, TOOLBAR
 from app.window import MainWindow
 from resources import ICONS
 

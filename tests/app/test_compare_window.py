@@ -15,6 +15,7 @@ from app.bridge import Bridge
 from app.events import State
 from app.jobs import CompareRequest
 from app.settings import Settings
+from app.widgets.scroll_page import ScrollPage
 from app.window import MainWindow
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.options import RunOptions, SpecOptions
@@ -43,7 +44,7 @@ def press_compare(qtbot: QtBot, window: MainWindow) -> None:
 
 
 def verdicts(window: MainWindow) -> list[str]:
-    cards = window.divergence.cards.cards.values()
+    cards = window.divergence.header.cards.cards.values()
     return [card.verdict.verdict for card in cards if card.verdict is not None]
 
 
@@ -58,7 +59,7 @@ def test_compare_takes_prompt_options_and_lanes(
     loaded: MainWindow, engine: FakeEngine, qtbot: QtBot
 ) -> None:
     loaded.run_panel.n_predict.setValue(77)
-    loaded.divergence.editor.text.setPlainText("ring,split=seq")
+    loaded.divergence.header.editor.text.setPlainText("ring,split=seq")
     press_compare(qtbot, loaded)
     wait(qtbot, loaded, State.RUNNING)
     assert loaded.divergence.isVisible()
@@ -72,18 +73,18 @@ def test_compare_takes_prompt_options_and_lanes(
     assert verdicts(loaded) == ["reference", "within", "within"]
     store = loaded.bridge.store
     assert [store.runs[run]["lane"] for run in range(3)] == ["reference", "noise", "ring,split=seq"]
-    assert not loaded.divergence.editor.isVisible()
+    assert not loaded.divergence.header.editor.isVisible()
 
 
 def test_a_wrong_lane_is_said_in_its_place(
     loaded: MainWindow, engine: FakeEngine, qtbot: QtBot
 ) -> None:
-    loaded.divergence.editor.text.setPlainText("rings")
+    loaded.divergence.header.editor.text.setPlainText("rings")
     press_compare(qtbot, loaded)
     assert loaded.bridge.state is State.READY
     assert engine.compared == []
-    assert loaded.divergence.editor.isVisible()
-    assert "'rings' is no rollback policy" in loaded.divergence.editor.error
+    assert loaded.divergence.header.editor.isVisible()
+    assert "'rings' is no rollback policy" in loaded.divergence.header.editor.error
 
 
 def test_what_the_engine_refuses_is_a_banner(loaded: MainWindow, qtbot: QtBot) -> None:
@@ -103,17 +104,19 @@ def test_pause_step_resume_stop(loaded: MainWindow, engine: FakeEngine, qtbot: Q
     assert not loaded.actions_by_id["run.compare"].isEnabled()
     qtbot.keyClick(loaded, Qt.Key.Key_F6)
     wait(qtbot, loaded, State.PAUSED)
-    assert loaded.divergence.progress.isVisible()
+    assert loaded.divergence.header.progress.isVisible()
     done = engine.steps
     qtbot.keyClick(loaded, Qt.Key.Key_F10)
     wait(qtbot, loaded, State.PAUSED)
     assert engine.steps == done + 1
-    assert loaded.divergence.progress.toolTip().startswith(f"{done + 1:,} of 8 tokens in 4 lanes")
+    assert loaded.divergence.header.progress.toolTip().startswith(
+        f"{done + 1:,} of 8 tokens in 4 lanes"
+    )
     qtbot.keyClick(loaded, Qt.Key.Key_F5)
     qtbot.waitUntil(lambda: engine.steps > done + 2, timeout=5000)
     qtbot.keyClick(loaded, Qt.Key.Key_F5, Qt.KeyboardModifier.ShiftModifier)
     wait(qtbot, loaded, State.READY)
-    assert not loaded.divergence.progress.isVisible()
+    assert not loaded.divergence.header.progress.isVisible()
     assert loaded.bridge.store.runs[0]["stops"]
 
 
@@ -192,7 +195,7 @@ def test_the_demo_compared_with_a_faulty_lane(
     wait(qtbot, window, State.READY)
     window.run_panel.n_predict.setValue(24)
     window.run_panel.ignore_eos.setChecked(True)
-    editor = window.divergence.editor
+    editor = window.divergence.header.editor
     editor.text.setPlainText("checkpoint\nplanes\ncheckpoint,fault=keep-stale-kv")
     press_compare(qtbot, window)
     wait(qtbot, window, State.RUNNING)
@@ -223,3 +226,36 @@ def test_the_demo_compared_with_a_faulty_lane(
     assert verdicts(other) == verdicts(window)
     other.divergence.go_first()
     assert other.divergence.tables.shown == faulty.first_pos
+
+
+def test_the_divergence_layout_fits_a_small_screen(loaded: MainWindow, qtbot: QtBot) -> None:
+    """However many lanes there are and with their editor open: what is too high scrolls."""
+    loaded.resize(1280, 800)
+    loaded.actions_by_id["view.layout_divergence"].trigger()
+    lanes = [f"planes,n_rs_seq={n}" for n in range(1, 13)]
+    loaded.divergence.header.editor.text.setPlainText("\n".join(lanes))
+    press_compare(qtbot, loaded)
+    wait(qtbot, loaded, State.READY)
+    loaded.divergence.header.set_editing(True)
+    qtbot.wait(50)
+    (page,) = loaded.divergence.findChildren(ScrollPage)
+    loaded.show_message("warning", "Something to read.", "And what to do about it. " * 4)
+    qtbot.wait(50)
+    assert len(loaded.divergence.header.cards.cards) == 14
+    assert loaded.divergence.header.editor.isVisible()
+    assert loaded.minimumSizeHint().height() <= 640
+    assert (loaded.width(), loaded.height()) == (1280, 800)
+    loaded.resize(1280, 560)
+    qtbot.waitUntil(lambda: page.verticalScrollBar().maximum() > 0, timeout=2000)
+
+
+def test_the_usual_lanes_fit_without_scrolling(loaded: MainWindow, qtbot: QtBot) -> None:
+    loaded.resize(1280, 800)
+    loaded.actions_by_id["view.layout_divergence"].trigger()
+    press_compare(qtbot, loaded)
+    wait(qtbot, loaded, State.READY)
+    (page,) = loaded.divergence.findChildren(ScrollPage)
+    for editing in (False, True):
+        loaded.divergence.header.set_editing(editing)
+        qtbot.wait(50)
+        assert page.verticalScrollBar().maximum() == 0, editing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -159,6 +160,15 @@ def test_zero_and_nan_have_a_place_on_the_log_axis() -> None:
     assert labels[y[0]] == "exact" and labels[y[3]] == "not finite"
     assert labels[-3.0] == "1e-3"
     assert "not finite" not in dict(axis.ticks(values[:3])).values()
+
+
+@pytest.mark.parametrize("gap", [0.5, 2.5, 6.0])
+def test_labels_of_a_low_axis_keep_their_distance(gap: float) -> None:
+    values = np.array([0.0, 2e-13, 3e1, math.nan])
+    ticks = LogAxis.over(values).ticks(values, gap)
+    heights = sorted(y for y, _ in ticks)
+    assert min(b - a for a, b in itertools.pairwise(heights)) >= gap
+    assert {"exact", "not finite"} <= {text for _, text in ticks}
 
 
 def test_an_axis_over_nothing_still_has_decades() -> None:

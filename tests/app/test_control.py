@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QPoint, Qt
-from PySide6.QtWidgets import QApplication, QMenu
+from PySide6.QtWidgets import QApplication, QMenu, QToolButton
 from pytestqt.qtbot import QtBot
 
 from app.bridge import Bridge
@@ -317,3 +317,35 @@ def test_fidelity_is_measured_with_one_click(
     assert facts["fidelity"]["compute"] == facts["compute"] == "int8"
     assert "NMSE" in effective(facts)
     assert window.bridge.compute == "int8", "the model in use is still the one that was"
+
+
+def test_the_first_look_at_a_small_screen_has_all_that_a_run_needs(
+    window: MainWindow, qtbot: QtBot
+) -> None:
+    """Without scrolling; the button that runs is in the tool bar."""
+    window.resize(1280, 800)
+    qtbot.wait(20)
+    panel = window.run_panel
+    for field in (panel.prompt, panel.drafter, panel.n_max, panel.rollback, panel.n_predict):
+        seen = field.visibleRegion().boundingRect()
+        assert seen.height() >= field.height() - 2, field.accessibleName()
+    (run,) = [
+        button
+        for button in window.findChildren(QToolButton)
+        if button.defaultAction() is window.actions_by_id["run.start"]
+    ]
+    assert run.isVisible() and window.rect().contains(run.mapTo(window, run.rect().center()))
+
+
+def test_the_run_panel_remembers_its_open_groups(
+    make_window: Callable[[Bridge], MainWindow], engine: FakeEngine
+) -> None:
+    def new() -> MainWindow:
+        return make_window(Bridge(open_session=engine.open, inspect=engine.inspect))
+
+    first = new()
+    assert first.run_panel.open_groups() == []
+    first.run_panel.limits.header.click()
+    first.run_panel.sampling.header.click()
+    first.close()
+    assert new().run_panel.open_groups() == ["sampling", "limits"]

@@ -26,7 +26,7 @@ from tests.support.lane_traces import CLEAN, NOISE, LaneBuilder, faulty_comparis
 
 def shown(qtbot: QtBot, theme: Theme) -> DivergenceView:
     actions = QObject()
-    view = DivergenceView(theme, Actions(actions, {}))
+    view = DivergenceView(theme, Actions(actions))
     actions.setParent(view)
     qtbot.addWidget(view)
     view.resize(700, 760)
@@ -56,7 +56,11 @@ def colour_at(plot: RoundPlot, x: float, y: float) -> QColor:
 
 
 def chips(view: DivergenceView) -> list[str]:
-    return [verdict_text(c.verdict)[0] for c in view.cards.cards.values() if c.verdict is not None]
+    return [
+        verdict_text(c.verdict)[0]
+        for c in view.header.cards.cards.values()
+        if c.verdict is not None
+    ]
 
 
 # -- empty ---------------------------------------------------------------------------------
@@ -64,13 +68,13 @@ def chips(view: DivergenceView) -> list[str]:
 
 def test_empty_it_offers_the_action_that_fills_it(qtbot: QtBot) -> None:
     root = QObject()
-    actions = Actions(root, {})
+    actions = Actions(root)
     view = DivergenceView(load_theme("dark"), actions)
     qtbot.addWidget(view)
     view.show()
     texts = [label.text() for label in view.findChildren(QLabel) if label.isVisible()]
     assert "No comparison yet" in texts
-    assert view.editor.isVisible()
+    assert view.header.editor.isVisible()
     pressed: list[bool] = []
     actions["run.compare"].triggered.connect(lambda: pressed.append(True))
     button = next(b for b in view.findChildren(QPushButton) if b.text() == "Compare")
@@ -81,7 +85,7 @@ def test_empty_it_offers_the_action_that_fills_it(qtbot: QtBot) -> None:
 def test_a_trace_without_lanes_stays_empty(view: DivergenceView) -> None:
     store = TraceStore()
     view.set_trace(store, store.begin_run({}))
-    assert view.cards.cards == {}
+    assert view.header.cards.cards == {}
     view.set_cursor(Position(0, 0, 1, 3))
     view.go_first()
     view.refresh()
@@ -92,26 +96,26 @@ def test_a_trace_without_lanes_stays_empty(view: DivergenceView) -> None:
 
 def test_one_verdict_for_each_lane(faulty: DivergenceView) -> None:
     assert chips(faulty) == ["leads", "≤ 4.0e-12", "within", "suspect @14"]
-    names = [card.accessibleName() for card in faulty.cards.cards.values()]
+    names = [card.accessibleName() for card in faulty.header.cards.cards.values()]
     assert names[3] == "Lane ring,fault=no-conv-rollback: suspect @14"
-    assert "worst NMSE 0.25 at position 15" in faulty.cards.cards[3].toolTip()
-    assert faulty.sentence.text() == (
+    assert "worst NMSE 0.25 at position 15" in faulty.header.cards.cards[3].toolTip()
+    assert faulty.header.sentence.text() == (
         "Diverges first at position 14, round 2, after the rollback of round 1."
     )
-    assert not faulty.progress.isVisible()
+    assert not faulty.header.progress.isVisible()
 
 
 def test_choosing_a_lane_changes_every_part(faulty: DivergenceView, qtbot: QtBot) -> None:
     with qtbot.waitSignal(faulty.lane_selected) as signal:
-        qtbot.mouseClick(faulty.cards.cards[2], Qt.MouseButton.LeftButton)
+        qtbot.mouseClick(faulty.header.cards.cards[2], Qt.MouseButton.LeftButton)
     assert signal.args == [2]
-    assert faulty.cards.cards[2].isChecked() and not faulty.cards.cards[3].isChecked()
-    assert faulty.sentence.text().startswith("Within the bound 1.0e-09: worst NMSE 3.0e-12")
+    assert faulty.header.cards.cards[2].isChecked() and not faulty.header.cards.cards[3].isChecked()
+    assert faulty.header.sentence.text().startswith("Within the bound 1.0e-09: worst NMSE 3.0e-12")
     assert faulty.tables.position_model.data(faulty.tables.position_model.index(4, 3)) == "within"
     with qtbot.waitSignal(faulty.lane_selected) as signal:
-        qtbot.keyClick(faulty.cards.cards[2], Qt.Key.Key_Right)
+        qtbot.keyClick(faulty.header.cards.cards[2], Qt.Key.Key_Right)
     assert signal.args == [3]
-    assert not faulty.cards.cards[0].isCheckable(), "the reference has no differences"
+    assert not faulty.header.cards.cards[0].isCheckable(), "the reference has no differences"
 
 
 def test_a_lane_that_stopped_says_why(view: DivergenceView) -> None:
@@ -120,35 +124,35 @@ def test_a_lane_that_stopped_says_why(view: DivergenceView) -> None:
     builder.store.runs[run_id]["lane_error"] = "Depth 3 is too deep. Raise n_rs_seq."
     view.set_trace(builder.store, run_id)
     assert chips(view)[1] == "stopped"
-    assert "Depth 3 is too deep." in view.sentence.text()
+    assert "Depth 3 is too deep." in view.header.sentence.text()
 
 
 def test_lanes_are_kept_while_a_plain_run_is_on_show(faulty: DivergenceView) -> None:
     store = faulty._lanes.store
     plain = store.begin_run({})
     faulty.set_trace(store, plain)
-    assert len(faulty.cards.cards) == 4
+    assert len(faulty.header.cards.cards) == 4
     LaneBuilder(store).lane("planes", CLEAN)
     faulty.set_trace(store, 5)
-    assert list(faulty.cards.cards) == [5, 6], "a newer comparison"
+    assert list(faulty.header.cards.cards) == [5, 6], "a newer comparison"
     faulty.set_trace(None, None)
-    assert faulty.cards.cards == {}
+    assert faulty.header.cards.cards == {}
 
 
 def test_progress_while_it_runs(view: DivergenceView) -> None:
     builder = LaneBuilder()
     planes = builder.lane("planes", ())
     view.set_trace(builder.store, 0)
-    assert view.progress.isVisible()
-    assert "Nothing is compared yet." in view.sentence.text()
+    assert view.header.progress.isVisible()
+    assert "Nothing is compared yet." in view.header.sentence.text()
     for index in range(3):
         builder.row(planes, "planes", index, 0.0)
     view.refresh()
-    assert (view.progress.value(), view.progress.maximum()) == (3, 8)
-    assert "all 3 positions are exact" in view.sentence.text()
+    assert (view.header.progress.value(), view.header.progress.maximum()) == (3, 8)
+    assert "all 3 positions are exact" in view.header.sentence.text()
     builder.end()
     view.refresh()
-    assert not view.progress.isVisible()
+    assert not view.header.progress.isVisible()
 
 
 # -- plots ---------------------------------------------------------------------------------
@@ -344,7 +348,7 @@ def test_custom_painted_parts_are_told_in_words(faulty: DivergenceView) -> None:
     delta, states = faulty.plots.delta, faulty.plots.states
     assert "ring,fault=no-conv-rollback: 0.25" in delta.accessibleDescription()
     assert states.accessibleDescription() == "state S: 3 layers, worst relative error 1"
-    for part in (delta, states, faulty.plots.scale, faulty.plots.legend, faulty.cards):
+    for part in (delta, states, faulty.plots.scale, faulty.plots.legend, faulty.header.cards):
         assert part.accessibleName()
 
 

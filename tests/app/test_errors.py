@@ -90,6 +90,22 @@ def test_clean_end_leaves_no_crash_file(tmp_path: Path) -> None:
     assert ErrorCatcher(tmp_path, print).last_crash == ""
 
 
+def test_each_process_has_its_own_crash_note(tmp_path: Path) -> None:
+    """A second window neither takes the first one's note for a crash nor spoils it."""
+    first = ErrorCatcher(tmp_path, print)
+    first.install()
+    (note,) = tmp_path.glob("crash-*.log")
+    note.write_text("of the first", encoding="utf-8")
+    second = ErrorCatcher(tmp_path, print)
+    assert second.last_crash == ""
+    second.install()
+    assert len(list(tmp_path.glob("crash-*.log"))) == 2
+    second.uninstall()
+    assert note.read_text(encoding="utf-8") == "of the first"
+    first.uninstall()
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("crash")]
+
+
 def test_hard_crash_is_told_at_the_next_start(tmp_path: Path) -> None:
     code = (
         "import sys, os, signal; from pathlib import Path; from app.errors import ErrorCatcher;"
@@ -103,6 +119,7 @@ def test_hard_crash_is_told_at_the_next_start(tmp_path: Path) -> None:
     )
     assert done.returncode != 0
     assert "Segmentation fault" in ErrorCatcher(tmp_path, print).last_crash
+    assert ErrorCatcher(tmp_path, print).last_crash == "", "told once"
 
 
 def test_log_lines_are_bounded(catcher: ErrorCatcher) -> None:

@@ -20,7 +20,7 @@ def builder() -> TraceBuilder:
 def shown(window: MainWindow, builder: TraceBuilder) -> MainWindow:
     window.bridge.store.runs.update(builder.store.runs)
     window._enable_actions()
-    window._centre.setCurrentIndex(1)
+    window.panels.show_tokens(True)
     window.feed.show_run(builder.store, builder.run_id)
     QApplication.processEvents()
     return window
@@ -114,7 +114,7 @@ def test_tabs_bring_the_sequence_of_a_hit_to_the_front(shown: MainWindow, qtbot:
 
 def test_many_sequences_make_rows(window: MainWindow) -> None:
     builder = sample_trace(rounds=3, n_seqs=4)
-    window._centre.setCurrentIndex(1)
+    window.panels.show_tokens(True)
     window.feed.show_run(builder.store, builder.run_id)
     QApplication.processEvents()
     places = [a.mapTo(window, a.rect().topLeft()) for a in window.tokens.areas.values()]

@@ -153,7 +153,7 @@ def shown(window: MainWindow) -> MainWindow:
 def show_trace(window: MainWindow, store: TraceStore) -> None:
     window.bridge.store.runs.update(store.runs)
     window._enable_actions()
-    window._centre.setCurrentIndex(1)
+    window.panels.show_tokens(True)
     window.feed.show_run(store, 0)
     window.docks.reveal("inspector")
 

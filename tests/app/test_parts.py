@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QColor
 from pytestqt.qtbot import QtBot
 
@@ -14,6 +15,7 @@ from app.models.live_numbers import LiveNumbers, significant
 from app.theme import Theme, load_theme
 from app.views.model_map import ModelMapView
 from app.widgets.banner import MOST_BANNERS, BannerArea
+from app.widgets.clamped_label import MOST_LINES
 from app.widgets.layer_strip import LayerStrip
 from app.widgets.size_bars import SizeBars, format_bytes
 from app.widgets.status_line import StatusLine
@@ -172,3 +174,34 @@ def test_model_map_tells_the_facts_and_follows_the_options(qtbot: QtBot, theme: 
     assert "checkpoint" not in bars.accessibleDescription()
     view.set_files(None)
     assert view.currentIndex() == 0
+
+
+def test_a_banner_wraps_and_then_elides_with_details(qtbot: QtBot, theme: Theme) -> None:
+    area = BannerArea(theme)
+    qtbot.addWidget(area)
+    words = " ".join(f"word{i:02}" for i in range(40))
+    banner = area.add("warning", words, "", ("Restore", print), ("Discard", print))
+    area.resize(360, 400)
+    area.show()
+
+    def under() -> bool:
+        return banner.offer_buttons[0].y() > banner.text.geometry().bottom()
+
+    qtbot.waitUntil(lambda: banner.text.is_cut and under(), timeout=2000)
+    lines = banner.text.text().splitlines()
+    metrics = banner.text.fontMetrics()
+    assert len(lines) == MOST_LINES
+    assert lines[-1].endswith("…")
+    assert all(metrics.horizontalAdvance(line) <= banner.text.width() for line in lines)
+    assert banner.text.height() >= MOST_LINES * metrics.lineSpacing()
+    assert banner.text.toolTip() == words
+    for button in (*banner.offer_buttons, banner.details):
+        assert banner.rect().contains(button.geometry())
+    qtbot.mouseClick(banner.details, Qt.MouseButton.LeftButton)
+    assert banner.text.text().replace("\n", " ") == words
+    n_lines = len(banner.text.text().splitlines())
+    qtbot.waitUntil(lambda: banner.text.height() >= n_lines * metrics.lineSpacing())
+    area.resize(8000, 400)
+    qtbot.waitUntil(lambda: banner.text.text() == words)
+    assert banner.details.isHidden()
+    qtbot.waitUntil(lambda: not under(), timeout=2000)

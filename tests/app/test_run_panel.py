@@ -37,8 +37,7 @@ def panel(qtbot: QtBot) -> RunPanel:
     panel.resize(320, 700)
     panel.show()
     panel.set_files(files(mtp=True, draft=True))
-    for group in (panel.draft, panel.memory, panel.sampling):
-        group.set_expanded(True)
+    panel.set_open_groups(["drafters", "sampling", "memory", "limits", "faults"])
     return panel
 
 
@@ -220,8 +219,8 @@ def test_tab_goes_through_the_fields_in_reading_order(panel: RunPanel) -> None:
         order.append(widget)
         widget = widget.nextInFocusChain()
     fields = [w for w in order if w in (
-        panel.prompts.examples, panel.prompt, panel.n_predict, panel.drafter, panel.n_max,
-        panel.rollback,
+        panel.prompts.examples, panel.prompt, panel.drafter, panel.n_max, panel.rollback,
+        panel.n_predict,
         panel.compute, panel.sampling.temp, panel.ignore_eos,
     )]  # fmt: skip
     tops = [field.mapTo(panel, QPoint(0, 0)).y() for field in fields]
@@ -258,7 +257,7 @@ def test_several_prompts_are_several_sequences(panel: RunPanel) -> None:
     panel.prompts.copies.setValue(3)
     assert panel.texts() == ["one"] * 3 + ["two"] * 3
     assert panel.options().parallel == 6
-    panel.memory.parallel.setValue(2)
+    panel.limits.parallel.setValue(2)
     assert panel.options().parallel == 2
     panel.prompts.remove_button.click()
     assert panel.texts() == ["two"] * 3
@@ -284,11 +283,11 @@ def test_chat_template_variables_are_judged_in_place(panel: RunPanel) -> None:
 
 
 def test_limits_faults_and_bias_reach_the_options(panel: RunPanel) -> None:
-    panel.memory.n_ctx.setValue(512)
-    panel.memory.n_batch.setValue(64)
-    panel.memory.n_ubatch.setValue(16)
+    panel.limits.n_ctx.setValue(512)
+    panel.limits.n_batch.setValue(64)
+    panel.limits.n_ubatch.setValue(16)
     panel.memory.checkpoint_device.setCurrentText("device")
-    panel.memory.fault.set_names(["stale-plane", "stale-logits"])
+    panel.faults.fault.set_names(["stale-plane", "stale-logits"])
     panel.sampling.logit_bias.setText("302+1.5, 7-100")
     options = panel.options()
     assert (options.n_ctx, options.n_batch, options.n_ubatch) == (512, 64, 16)
@@ -338,13 +337,13 @@ def test_what_contradicts_itself_is_said_in_place(panel: RunPanel) -> None:
 
 
 def test_faults_are_red_and_named(panel: RunPanel) -> None:
-    fault = panel.memory.fault
+    fault = panel.faults.fault
     plain = fault.palette().color(QPalette.ColorRole.ButtonText)
     fault.set_names(["stale-plane"])
     red = fault.palette().color(QPalette.ColorRole.ButtonText)
     assert red == QApplication.palette().color(QPalette.ColorRole.BrightText) != plain
     assert "stale-plane" in panel.message.text()
-    assert panel.memory.summary == "fault stale-plane"
+    assert panel.faults.summary == "fault stale-plane, output may be wrong"
     panel.drafter.set_names([])
     assert panel.options().faults == (), "without a draft none does anything"
     panel.drafter.set_names(["draft-mtp"])
@@ -370,7 +369,7 @@ def test_a_folded_group_says_what_it_holds(panel: RunPanel, qtbot: QtBot) -> Non
     qtbot.keyClick(group.header, Qt.Key.Key_Space)
     assert not group.temp.isVisible()
     group.temp.setValue(0.5)
-    assert group.summary == "temperature 0.5, seed 42"
+    assert group.summary == "temperature 0.5"
     qtbot.keyClick(group.header, Qt.Key.Key_Space)
     assert group.temp.isVisible()
 
@@ -380,3 +379,31 @@ def test_a_group_without_a_relevant_row_is_gone(panel: RunPanel) -> None:
     assert not panel.draft.isVisible()
     panel.drafter.set_names(["ngram-mod"])
     assert panel.draft.isVisible()
+
+
+def test_a_header_says_what_differs_from_the_defaults(panel: RunPanel) -> None:
+    groups = (panel.draft, panel.sampling, panel.memory, panel.limits, panel.faults)
+    assert [group.summary for group in groups] == ["", "greedy", "", "", "none"]
+    panel.sampling.temp.setValue(0.8)
+    panel.sampling.top_k.setValue(20)
+    panel.ignore_eos.setChecked(True)
+    assert panel.sampling.summary == "temperature 0.8, top_k 20, ignore end of text"
+    panel.memory.kv.setCurrentText("unified")
+    panel.limits.n_ctx.setValue(512)
+    panel.draft.p_min.setValue(0.5)
+    panel.drafter.set_names(["draft-mtp", "ngram-simple"])
+    panel.draft.sizes["ngram-simple"]["n"].setValue(3)
+    assert panel.memory.summary == "KV unified"
+    assert panel.limits.summary == "n_ctx 512"
+    assert panel.draft.summary.startswith("p_min 0.5, simple n 3 m ")
+    assert panel.limits.header.accessibleDescription() == "n_ctx 512"
+    panel.sampling.temp.setValue(0)
+    assert panel.sampling.summary == "ignore end of text", "top_k has no effect"
+    panel.drafter.set_names(["draft-mtp"])
+    assert panel.draft.summary == "p_min 0.5"
+
+
+def test_a_header_says_whether_its_rows_are_unfolded(panel: RunPanel) -> None:
+    assert panel.limits.header.accessibleName() == "Limits, unfolded"
+    panel.limits.header.click()
+    assert panel.limits.header.accessibleName() == "Limits, folded"

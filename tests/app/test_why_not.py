@@ -192,3 +192,27 @@ def test_the_strip_turns_over_its_reasons(strip: WhyNotStrip, qtbot: QtBot) -> N
     strip.retheme(load_theme("light"))
     assert strip.text.text().startswith("p_min 0.9")
     assert "Synthetic" in strip.text.toolTip()
+
+
+def test_a_dismissed_strip_comes_back_with_another_reason(strip: WhyNotStrip, qtbot: QtBot) -> None:
+    store = store_of(MTP)
+    rollback(store, 1, "restore_depth", 4, n_rs_seq=3)
+    strip.set_trace(store, 0)
+    strip.show()
+    qtbot.mouseClick(strip.close_button, Qt.MouseButton.LeftButton)
+    assert strip.isHidden()
+    rollback(store, 2, "restore_depth", 4, n_rs_seq=3)
+    strip.refresh()
+    qtbot.waitUntil(lambda: strip.reasons[0].sentence.startswith("2 rollbacks"))
+    assert strip.isHidden(), "the same reason, of which there is more"
+    strip.retheme(load_theme("light"))
+    assert strip.isHidden()
+    rollback(store, 3, "refused", 9, n_rs_seq=3)
+    strip.refresh()
+    qtbot.waitUntil(lambda: not strip.isHidden())
+    assert "refused" in strip.text.text()
+    strip.close_button.click()
+    assert strip.isHidden()
+    other = store_of(RunOptions())
+    strip.set_trace(other, 0)
+    assert not strip.isHidden(), "another run has its own reasons"

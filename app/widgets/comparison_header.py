@@ -1,0 +1,106 @@
+"""What stands over a comparison: its lanes, what is said of one, and the lanes of the next."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import (
+    QHBoxLayout,
+    QLabel,
+    QProgressBar,
+    QSizePolicy,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.models.compared_lanes import ComparedLanes
+from app.models.verdict_sentence import verdict_sentence
+from app.theme import Theme
+from app.widgets.lane_cards import LaneCards
+from app.widgets.lane_editor import LaneEditor
+from engine.compare.lane_spec import LaneSpec
+
+_BAR_CHARACTERS = 16
+
+
+class ComparisonHeader(QWidget):
+    """Cards, a sentence with the progress beside it, and the editor, which folds away."""
+
+    lane_chosen = Signal(int)  # run_id
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.cards = LaneCards(theme)
+        self.cards.lane_chosen.connect(self.lane_chosen)
+        self.editor = LaneEditor(theme)
+        self.sentence = QLabel()
+        self.sentence.setTextFormat(Qt.TextFormat.PlainText)
+        self.sentence.setWordWrap(True)
+        self.sentence.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self.sentence.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.progress = QProgressBar()
+        self.progress.setTextVisible(False)
+        self.progress.setAccessibleName("Progress of the comparison")
+        self.progress.setFixedWidth(_BAR_CHARACTERS * self.fontMetrics().averageCharWidth())
+        self.progress.setMaximumHeight(self.fontMetrics().height())
+        self.edit_button = QToolButton()
+        self.edit_button.setText("&Lanes")
+        self.edit_button.setToolTip("Choose the lanes of the next comparison")
+        self.edit_button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.edit_button.setCheckable(True)
+        self.edit_button.toggled.connect(self.editor.setVisible)
+        self._lay_out()
+        self.set_editing(True)
+
+    def chosen_lanes(self) -> tuple[LaneSpec, ...] | None:
+        """The lanes of the next comparison; None, and the text in sight, if one is wrong."""
+        lanes = self.editor.lanes()
+        self.set_editing(lanes is None)
+        if lanes is None:
+            self.editor.text.setFocus()
+        return lanes
+
+    def set_editing(self, editing: bool) -> None:
+        """Unfold the editor or fold it away."""
+        self.edit_button.setChecked(editing)
+
+    def set_lanes(self, lanes: ComparedLanes | None) -> None:
+        """Show the lanes of another comparison, or none."""
+        self.cards.set_lanes(lanes)
+        if lanes is None:
+            self.set_editing(True)
+
+    def tell(self, lanes: ComparedLanes | None, run_id: int) -> None:
+        """Bring verdicts, sentence and progress up to date; the sentence is about one lane."""
+        self.sentence.setVisible(lanes is not None)
+        self.progress.setVisible(lanes is not None and not lanes.is_over)
+        if lanes is None:
+            return
+        self.cards.set_verdicts(lanes.verdicts)
+        text = verdict_sentence(lanes.verdicts[run_id], lanes.bounds[run_id])
+        self.sentence.setText(text)
+        self.sentence.setToolTip(text)
+        done, total = len(lanes.positions()), max(lanes.n_predict, 0)
+        self.progress.setRange(0, total)
+        self.progress.setValue(min(done, total))
+        of = f" of {total:,}" if total else ""
+        self.progress.setToolTip(f"{done:,}{of} tokens in {len(lanes.run_ids)} lanes")
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self.cards.retheme(theme)
+        self.editor.retheme(theme)
+
+    def _lay_out(self) -> None:
+        line = QHBoxLayout()
+        line.setContentsMargins(2, 0, 0, 0)
+        line.setSpacing(4)
+        line.addWidget(self.sentence, 1)
+        line.addWidget(self.progress)
+        line.addWidget(self.edit_button, 0, Qt.AlignmentFlag.AlignRight)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(6, 4, 6, 0)
+        column.setSpacing(4)
+        column.addWidget(self.cards)
+        column.addLayout(line)
+        column.addWidget(self.editor)
