@@ -55,9 +55,7 @@ def test_few_tokens_and_gates_per_channel_stay_in_the_recurrence(device, ran):
     with_triton.gated_delta_log(*few, grouped=False)
     with_triton.gated_delta_rule(*make(1, 8, FEW + 4, 1, kda=True).to(device), grouped=False)
     # of 17 tokens the last one hands out its state, and the one before
-    with_triton.gated_delta_rule(
-        *make(1, 8, FEW + 1, 1).to(device), grouped=False, n_snapshots=2
-    )
+    with_triton.gated_delta_rule(*make(1, 8, FEW + 1, 1).to(device), grouped=False, n_snapshots=2)
     assert ran == []
 
 
