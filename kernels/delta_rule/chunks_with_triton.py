@@ -20,6 +20,7 @@ from kernels.triton_setup import cdiv, jit, power_of_2
 
 # Operands of plain f32 products pass through registers: longer chunks and wider tiles spill them.
 CHUNK = 16
+# columns of a state in one program; half of them where keys have more than 128 numbers
 COLUMNS = 16
 # numbers of a key that one product of tiles sums over
 DEPTH = 32
@@ -158,12 +159,13 @@ def run_chunks(
         *q.stride(), *k.stride(), *g.stride(), *beta.stride(),
         GROUPED=grouped, C=CHUNK, BK=deep, BC=depth, num_warps=1, num_stages=1,
     )  # fmt: skip
-    _pass[(cdiv(d_v, COLUMNS), n_heads, n_batch)](
+    width = COLUMNS if deep <= 128 else COLUMNS // 2
+    _pass[(cdiv(d_v, width), n_heads, n_batch)](
         q, k, v, state, o, u, state if slot is None else slot, solved, grams, decays,
         n_tokens, n_heads, n_k_heads, d_k, d_v, d_k**-0.5,
         *q.stride(), *k.stride(), *v.stride(),
         *state.stride(), *(state if slot is None else slot).stride(),
         GROUPED=grouped, STATE=slot is not None, LOG=log,
-        C=CHUNK, BK=deep, BC=depth, BV=COLUMNS, num_warps=8, num_stages=1,
+        C=CHUNK, BK=deep, BC=depth, BV=width, num_warps=8, num_stages=1,
     )  # fmt: skip
     return o, u
