@@ -22,7 +22,8 @@ from kernels.triton_setup import cdiv, jit, power_of_2
 # sector of memory. Wider tiles read longer runs; they pay once there are programs enough.
 NARROW, WIDE = 8, 16
 MANY_PROGRAMS = 2048
-# With more tokens the chunks pay: the recurrence waits for each token's sums.
+# With more tokens the chunks should pay (not yet measured): the recurrence waits for each token's
+# sums, a chunk for four products of tiles.
 FEW_TOKENS = 16
 # slots are arguments of their own, so each of their numbers is a kernel of its own
 MAX_SLOTS = 32
