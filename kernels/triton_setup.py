@@ -10,9 +10,10 @@ import os
 # for memory, not for arithmetic; where a fused sum pays, tl.fma asks for it. A user's setting wins.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "0")
 
+import torch
 import triton
 
-__all__ = ["cdiv", "jit", "power_of_2"]
+__all__ = ["as_rows", "cdiv", "jit", "power_of_2"]
 
 jit = triton.jit
 
@@ -25,3 +26,9 @@ def power_of_2(n: int) -> int:
 def cdiv(a: int, b: int) -> int:
     """a / b rounded up."""
     return -(-a // b)
+
+
+def as_rows(x: torch.Tensor) -> torch.Tensor:
+    """[n, d] with neighbours side by side, a view where the strides allow it."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()

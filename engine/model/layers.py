@@ -14,6 +14,7 @@ from engine.model.rope import RopeConfig
 from engine.model.weights import Projection, Weights
 from kernels.norm import rms_norm
 from kernels.rope import rope_table
+from kernels.swiglu import swiglu
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class DenseFeedForward:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., n_embd] -> the same shape."""
         gate, up = self._gate_up(x).split_with_sizes(self._sizes, -1)
-        return self._down(F.silu(gate) * up)
+        return self._down(swiglu(gate, up))
 
 
 class Block:

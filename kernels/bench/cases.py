@@ -26,6 +26,8 @@ from kernels.norm import gated_rms_norm, l2_norm, rms_norm
 from kernels.norm import naive as norm_law
 from kernels.rope import apply_rope, rope_table
 from kernels.rope import naive as rope_law
+from kernels.swiglu import naive as swiglu_law
+from kernels.swiglu import swiglu
 
 
 def all_cases(sizes: Sizes, device: torch.device) -> dict[str, Callable[[], Iterator[Case]]]:
@@ -41,6 +43,7 @@ def all_cases(sizes: Sizes, device: torch.device) -> dict[str, Callable[[], Iter
         "conv": of(_conv),
         "norm": of(_norm),
         "rope": of(_rope),
+        "swiglu": of(_swiglu),
         "linear": of(_linear),
         "attention": of(_attention),
         "moe": of(_moe),
@@ -99,6 +102,16 @@ def _rope(sizes: Sizes, device: torch.device) -> Iterator[Case]:
             partial(apply_rope, x, cos, sin),
             partial(rope_law.apply_rope, x, cos, sin),
             count.rope_bytes(n, n_heads, head_dim, n_rot), 3 * n * n_heads * n_rot, n_rot,
+        )  # fmt: skip
+
+
+def _swiglu(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    d = sizes.n_ff
+    for n in sizes.tokens:
+        gate, up = torch.randn(2, n, d, device=device).unbind(0)
+        yield Case(
+            "swiglu", f"{n}x{d}", partial(swiglu, gate, up), partial(swiglu_law.swiglu, gate, up),
+            count.norm_bytes(n, d, 0, gates=1), 5 * n * d,
         )  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""The gated delta rule on a GPU: one pass over the tokens with the state in registers.
+"""The gated delta rule on a GPU: one pass over few tokens with the state in registers.
+
+Prompts with one gate per head run in chunks, by kernels.delta_rule.chunks_with_triton.
 
 A program owns the columns [d_k, BV] of one state. Columns do not mix in the recurrence, so it
 reads its tile once, runs through all tokens, and writes the tile where a token's state is asked
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 import torch
 import triton.language as tl
 
+from kernels.delta_rule.chunks_with_triton import Inputs, run_chunks
 from kernels.delta_rule.log import DeltaLog
 from kernels.triton_setup import cdiv, jit, power_of_2
 
@@ -19,6 +22,9 @@ from kernels.triton_setup import cdiv, jit, power_of_2
 # sector of memory. Wider tiles read longer runs; they pay once there are programs enough.
 NARROW, WIDE = 8, 16
 MANY_PROGRAMS = 2048
+# With more tokens the chunks should pay (not yet measured): the recurrence waits for each token's
+# sums, a chunk for four products of tiles.
+FEW_TOKENS = 16
 # slots are arguments of their own, so each of their numbers is a kernel of its own
 MAX_SLOTS = 32
 
@@ -109,18 +115,32 @@ def gated_delta_into(
     strides = slots[0].stride()
     if any(slot.stride() != strides for slot in slots):
         raise ValueError("the slots of one call differ in their strides")
-    n_tokens = v.shape[1]
+    inputs, n_tokens = (q, k, v, g, beta), v.shape[1]
     outputs, start = [], 0
+    # one state leaves the chunks, the oldest that is kept: the recurrence leads on from it
+    n_before = n_tokens - len(slots) + 1
+    if _in_chunks(g, n_before):
+        o, _ = run_chunks(_part(inputs, 0, n_before), state, slots[-1], grouped=grouped, log=False)
+        outputs.append(o)
+        start, state, slots = n_before, slots[-1], slots[:-1]
     while start < n_tokens:
         # of more slots than one kernel takes, the oldest first; then on from the newest of those
         n_later = (len(slots) - 1) // MAX_SLOTS * MAX_SLOTS
         mine, slots = slots[n_later:], slots[:n_later]
-        part = slice(start, n_tokens - n_later)
-        o, _ = _run((q[:, part], k[:, part], v[:, part], g[:, part], beta[:, part]), state, mine,
-                    grouped=grouped, log=False)  # fmt: skip
+        part = _part(inputs, start, n_tokens - n_later)
+        o, _ = _run(part, state, mine, grouped=grouped, log=False)
         outputs.append(o)
         start, state = n_tokens - n_later, mine[0]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+
+def _in_chunks(g: torch.Tensor, n_tokens: int) -> bool:
+    return n_tokens > FEW_TOKENS and g.dim() == 3
+
+
+def _part(inputs: Inputs, start: int, stop: int) -> Inputs:
+    q, k, v, g, beta = (x[:, start:stop] for x in inputs)
+    return q, k, v, g, beta
 
 
 def gated_delta_log(
@@ -134,12 +154,16 @@ def gated_delta_log(
     grouped: bool,
 ) -> tuple[torch.Tensor, DeltaLog]:
     """See kernels.delta_rule.gated_delta_log. The state is read once and never written."""
-    o, u = _run((q, k, v, g, beta), state, (), grouped=grouped, log=True)
+    inputs = q, k, v, g, beta
+    if _in_chunks(g, v.shape[1]):
+        o, u = run_chunks(inputs, state, None, grouped=grouped, log=True)
+    else:
+        o, u = _run(inputs, state, (), grouped=grouped, log=True)
     return o, DeltaLog(k, u, g)
 
 
 def _run(
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    inputs: Inputs,
     state: torch.Tensor,
     slots: Sequence[torch.Tensor],
     *,

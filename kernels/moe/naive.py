@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.swiglu.naive import swiglu
+
 
 def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.moe.route."""
@@ -31,7 +33,6 @@ def experts(
     for i in range(x.shape[0]):
         total = torch.zeros_like(x[i])
         for weight, e in zip(weights[i], ids[i].tolist(), strict=True):
-            opened = gate[e] @ x[i]
-            total = total + weight * (down[e] @ (opened * torch.sigmoid(opened) * (up[e] @ x[i])))
+            total = total + weight * (down[e] @ swiglu(gate[e] @ x[i], up[e] @ x[i]))
         rows.append(total)
     return torch.stack(rows)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from kernels.swiglu import swiglu
+
 MIN_SUM = 2.0**-14
 
 
@@ -33,7 +35,7 @@ def experts(
         if count == 0:
             continue
         part = grouped[start : start + count]
-        hidden = functional.silu(functional.linear(part, gate[e])) * functional.linear(part, up[e])
+        hidden = swiglu(functional.linear(part, gate[e]), functional.linear(part, up[e]))
         outputs.append(functional.linear(hidden, down[e]))
         start += count
     # back to one line per (row, choice), so that every row adds up in its own order

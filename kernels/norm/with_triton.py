@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from kernels.triton_setup import cdiv, jit, power_of_2
+from kernels.triton_setup import as_rows, cdiv, jit, power_of_2
 
 # numbers in one program: short rows share one
 TILE = 1024
@@ -58,8 +58,8 @@ def _run(
     gate: torch.Tensor | None = None,
 ) -> torch.Tensor:
     d = x.shape[-1]
-    rows = _as_rows(x)
-    gates = rows if gate is None else _as_rows(gate)
+    rows = as_rows(x)
+    gates = rows if gate is None else as_rows(gate)
     y = x.new_empty(x.shape)
     width = power_of_2(d)
     together = max(1, TILE // width)
@@ -70,9 +70,3 @@ def _run(
         BR=together, BD=width, num_warps=4 if width <= TILE else 8,
     )  # fmt: skip
     return y
-
-
-def _as_rows(x: torch.Tensor) -> torch.Tensor:
-    """[n, d] with neighbours side by side, a view where the strides allow it."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()

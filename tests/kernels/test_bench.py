@@ -37,7 +37,7 @@ def tensor_bytes(values: object, seen: dict[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["delta_rule", "delta_log", "fold", "conv", "norm", "rope", "attention"]
+    "name", ["delta_rule", "delta_log", "fold", "conv", "norm", "rope", "swiglu", "attention"]
 )
 def test_bytes_are_those_of_all_tensors_in_and_out(name):
     found = cases(name)

@@ -1,4 +1,4 @@
-"""Every Triton kernel as the GPU will get it: compiled for two generations, without a GPU."""
+"""Every Triton kernel as the GPU will get it: compiled for three generations, without a GPU."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 import triton
 from triton.backends.nvidia.compiler import get_ptxas
 
+from kernels.attention import with_triton as attention
 from kernels.block_linear import TYPES
 from kernels.block_linear import with_triton as blocks_op
 from kernels.conv import with_triton as conv
@@ -20,12 +21,13 @@ from kernels.delta_rule import DeltaLog
 from kernels.delta_rule import with_triton as delta
 from kernels.norm import with_triton as norm
 from kernels.rope import with_triton as rope
+from kernels.swiglu import with_triton as swiglu
 from tests.support.delta_inputs import make
 from tests.support.random_blocks import random_blocks
 from tests.support.triton_compiler import Compiled, compiling
 
 
-@pytest.fixture(params=[80, 90], ids=["sm_80", "sm_90"])
+@pytest.fixture(params=[80, 90, 100], ids=["sm_80", "sm_90", "sm_100"])
 def compiled(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
@@ -52,7 +54,7 @@ def compiled(
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @pytest.mark.parametrize(
     ("n_tokens", "n_snapshots", "n_batch"),
-    [(1, 1, 1), (4, 4, 1), (16, 8, 1), (500, 1, 1), (1, 1, 32), (4, 4, 32)],
+    [(1, 1, 1), (4, 4, 1), (16, 8, 1), (1, 1, 32), (4, 4, 32)],
 )
 def test_the_delta_rule(compiled, n_tokens, n_snapshots, n_batch, kda):
     inputs = make(16, 128, n_tokens, n_batch, repeat=2, kda=kda)
@@ -62,6 +64,35 @@ def test_the_delta_rule(compiled, n_tokens, n_snapshots, n_batch, kda):
     # four numbers of a row in one access, both ways
     assert "ld.global.v4" in kernel.ptx
     assert "st.global.v4" in kernel.ptx
+
+
+def test_a_long_prompt_with_a_gate_per_channel(compiled):
+    delta.gated_delta_rule(*make(16, 128, 500, 1, kda=True), grouped=True)
+    assert [kernel.name for kernel in compiled] == ["_recurrence"]
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_the_delta_rule_of_prompts(compiled, d):
+    inputs = make(2, d, 500, 1, repeat=2)
+    delta.gated_delta_rule(*inputs, grouped=True)
+    delta.gated_delta_log(*inputs, grouped=False)
+    assert [kernel.name for kernel in compiled] == ["_solve", "_pass"] * 2
+    # plain f32: nothing rounded for the tensor cores
+    assert not any("mma" in kernel.ptx for kernel in compiled)
+
+
+@pytest.mark.parametrize("d", [64, 80, 128, 256])
+def test_attention(compiled, d):
+    """More rows of queries are more programs, so one number of tokens stands for all."""
+    q, k, v = torch.ones(1, 4, 8, d), torch.ones(1, 2, 4096, d), torch.ones(1, 2, 4096, d)
+    attention.attend(q, k, v, torch.ones(1, 4, 4096, dtype=torch.bool))
+    # cells with the heads of a token side by side, as a cache stores them
+    attention.attend(q, *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v)),
+                     torch.ones(1, 4, 4096, dtype=torch.bool))  # fmt: skip
+    assert {kernel.name for kernel in compiled} == {"_split", "_combine"}
+    assert not any("mma" in kernel.ptx for kernel in compiled)
+    # room for two programs beside one another at least
+    assert all(kernel.n_registers <= 200 for kernel in compiled)
 
 
 def test_no_product_is_fused_with_a_sum(compiled):
@@ -89,7 +120,7 @@ def test_products_with_blocks(compiled, type_name):
 
 
 @pytest.mark.parametrize("n_tokens", [1, 5])
-def test_convolution_norms_and_rope(compiled, n_tokens):
+def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
     conv.causal_conv(torch.ones(2, n_tokens, 6144), torch.ones(6144, 4), torch.ones(2, 3, 6144))
     x, d = torch.ones(n_tokens, 2560), torch.ones(2560)
     norm.rms_norm(x, d, 1e-6)
@@ -97,4 +128,6 @@ def test_convolution_norms_and_rope(compiled, n_tokens):
     norm.gated_rms_norm(x, x, d, 1e-6)
     table = torch.ones(1, n_tokens, 32)
     rope.apply_rope(torch.ones(1, n_tokens, 16, 256), table, table)
-    assert [kernel.name for kernel in compiled] == ["_conv", *["_norm"] * 3, "_rotate"]
+    swiglu.swiglu(x, x)
+    names = [kernel.name for kernel in compiled]
+    assert names == ["_conv", *["_norm"] * 3, "_rotate", "_swiglu"]

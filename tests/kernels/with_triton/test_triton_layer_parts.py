@@ -1,4 +1,4 @@
-"""Convolution, norms and rope in Triton, against the law in f64."""
+"""Convolution, norms, rope and SwiGLU in Triton, against the law in f64."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from kernels.norm import naive as norm_law
 from kernels.norm import with_triton as norm
 from kernels.rope import naive as rope_law
 from kernels.rope import with_triton as rope
+from kernels.swiglu import naive as swiglu_law
+from kernels.swiglu import with_triton as swiglu
 from tests.support.closeness import nmse
 
 F32 = 1e-12
@@ -86,3 +88,19 @@ def test_rope(device, n_rot, strides):
     wanted = rope_law.apply_rope(x.double(), *(part.double() for part in table))
     assert nmse(y.cpu(), wanted) < F32
     assert torch.equal(y.cpu()[..., n_rot:], x[..., n_rot:])
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (2, 3, 96), (3, 1500)], ids=str)
+@pytest.mark.parametrize("strides", ["plain", "permuted", "halves"])
+def test_swiglu(device, shape, strides):
+    """Also as the halves of one projection's output, as a layer hands them over."""
+    gate, up = torch.randn(2, *shape) * 5
+    gate[..., 0], gate[..., 1] = -80.0, 80.0
+    given = gate.to(device), up.to(device)
+    if strides == "permuted":
+        given = permuted(given[0]), given[1]
+    elif strides == "halves":
+        given = torch.cat(given, -1).split(shape[-1], -1)
+    y = swiglu.swiglu(*given)
+    assert y.shape == shape and y.dtype == torch.float32
+    assert nmse(y.cpu(), swiglu_law.swiglu(gate.double(), up.double())) < F32

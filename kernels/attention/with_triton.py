@@ -1,0 +1,140 @@
+"""Attention of few queries on a GPU: the cells split over programs, their parts then combined.
+
+After flash-decoding (Dao et al. 2023): a program reads the keys and values of one split for all
+query heads of a key/value head and all tokens, ROWS at a time, and leaves its largest score, the
+sum of its weights and its weighted values; a second kernel adds the splits up. Tile sides depend
+on the head dim and the split on the number of cells alone, so a query's bits do not depend on the
+tokens and sequences that came with it. Products are plain f32.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+
+from kernels.attention import with_torch
+from kernels.triton_setup import cdiv, jit, power_of_2
+
+# A product over CHUNK numbers of a head at a time and tiles of few cells keep its operands in
+# registers, and the tiles of head dim 256 within 48 KiB of shared memory.
+ROWS, CELLS, CHUNK = 16, 16, 64
+# cells of a split: four tiles, and more of them once there are splits enough for any device
+LEAST_CELLS, MOST_SPLITS = 64, 64
+# of a product of tiles, as Triton asks for f32
+LEAST_DEPTH = 8
+
+
+@jit
+def _chunks(BD: tl.constexpr, BC: tl.constexpr):
+    """The places 0 .. BD - 1 of a head, BC in a row."""
+    return tl.arange(0, BD // BC)[:, None] * BC + tl.arange(0, BC)[None, :]
+
+
+@jit(do_not_specialize_on_alignment=["n_tokens", "n_cells"])
+def _split(
+    q, k, v, mask, o, most, total,
+    n_tokens, n_cells, n_heads, n_kv_heads, d, split_cells, scale,
+    q_b, q_t, q_h, q_d, k_b, k_h, k_n, k_d, v_b, v_h, v_n, v_d, mask_b, mask_t, mask_n,
+    BR: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    split, b = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    i, repeat = tl.program_id(1) % n_kv_heads, n_heads // n_kv_heads
+    # the query heads of a token side by side
+    row = tl.program_id(1) // n_kv_heads * BR + tl.arange(0, BR)
+    t, h = row // repeat, i * repeat + row % repeat
+    in_rows = t < n_tokens
+    columns, deep = tl.arange(0, BD), _chunks(BD, BC)
+    q += b * q_b + t[:, None] * q_t + h[:, None] * q_h
+    k += b * k_b + i * k_h
+    v += b * v_b + i * v_h
+    mask += b * mask_b + t[:, None] * mask_t
+    queries = tl.load(
+        q[None] + deep[:, None, :] * q_d, in_rows[None, :, None] & (deep < d)[:, None, :], 0.0
+    )
+
+    best = tl.full((BR,), float("-inf"), tl.float32)
+    weight = tl.zeros((BR,), tl.float32)
+    values = tl.zeros((BR, BD), tl.float32)
+    first = split * split_cells
+    for start in range(first, tl.minimum(first + split_cells, n_cells), BN):
+        n = (start + tl.arange(0, BN)).to(tl.int64)
+        inside = in_rows[:, None] & (n < n_cells)[None, :]
+        visible = tl.load(mask + n[None, :] * mask_n, inside, 0) != 0
+        # cells that no row sees are never read; a tile of them is passed over
+        seen = tl.max(visible.to(tl.int32), 0) > 0
+        if tl.max(seen.to(tl.int32), 0) > 0:
+            # both on their way before either is used
+            keys = tl.load(
+                k + n[None, None, :] * k_n + deep[:, :, None] * k_d,
+                seen[None, None, :] & (deep < d)[:, :, None], 0.0,
+            )  # fmt: skip
+            rows = tl.load(
+                v + n[:, None] * v_n + columns[None, :] * v_d,
+                seen[:, None] & (columns < d)[None, :], 0.0,
+            )  # fmt: skip
+            scores = tl.sum(tl.dot(queries, keys, input_precision="ieee"), 0)
+            scores = tl.where(visible, scores * scale, float("-inf"))
+            higher = tl.maximum(best, tl.max(scores, 1))
+            # a row that has seen nothing yet: weights of e^-inf, not of e^(-inf + inf)
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            weights, rescale = tl.exp(scores - base[:, None]), tl.exp(best - base)
+            best = higher
+            weight = weight * rescale + tl.sum(weights, 1)
+            values = tl.dot(weights, rows, values * rescale[:, None], input_precision="ieee")
+
+    place = ((b * tl.num_programs(0) + split) * n_tokens + t) * n_heads + h
+    tl.store(most + place, best, in_rows)
+    tl.store(total + place, weight, in_rows)
+    some = in_rows & (weight > 0)
+    tl.store(
+        o + place[:, None] * d + columns[None, :], values, some[:, None] & (columns < d)[None, :]
+    )
+
+
+@jit(do_not_specialize_on_alignment=["n_rows", "n_splits"])
+def _combine(o, most, total, y, n_rows, n_splits, d, BS: tl.constexpr, BC: tl.constexpr):
+    """Row `n_rows` of a sequence: what its splits left, on the scale of the largest score."""
+    row, b = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    splits, columns = tl.arange(0, BS), tl.program_id(1) * BC + tl.arange(0, BC)
+    place = (b * n_splits + splits) * n_rows + row
+    inside, in_columns = splits < n_splits, columns < d
+    best = tl.load(most + place, inside, float("-inf"))
+    rescale = tl.exp(best - tl.max(best, 0))
+    weight = tl.sum(tl.load(total + place, inside, 0.0) * rescale, 0)
+    # a split that the row sees nothing of holds no values
+    read = (best > float("-inf"))[:, None] & in_columns[None, :]
+    values = tl.load(o + place[:, None] * d + columns[None, :], read, 0.0)
+    values = tl.sum(values * rescale[:, None], 0) / weight
+    tl.store(y + (b * n_rows + row) * d + columns, values, in_columns)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """See kernels.attention.attend. Many queries, as of a prompt, run in PyTorch's fused kernel."""
+    n_batch, n_tokens, n_heads, d = q.shape
+    if n_tokens > with_torch.FEW_TOKENS:
+        return with_torch.attend(q, k, v, mask)
+    n_kv_heads, n_cells = k.shape[1:3]
+    size = cells_per_split(n_cells)
+    n_splits = cdiv(n_cells, size)
+    n_rows = n_tokens * n_heads
+    o = q.new_empty(n_batch, n_splits, n_rows, d)
+    most, total = q.new_empty(2, n_batch, n_splits, n_rows).unbind(0)
+    width = max(power_of_2(d), 2 * LEAST_DEPTH)
+    chunk = min(width // 2, CHUNK)
+    tiles = cdiv(n_rows // n_kv_heads, ROWS)
+    _split[(n_splits, tiles * n_kv_heads, n_batch)](
+        q, k, v, mask, o, most, total,
+        n_tokens, n_cells, n_heads, n_kv_heads, d, size, d**-0.5,
+        *q.stride(), *k.stride(), *v.stride(), *mask.stride(),
+        BR=ROWS, BN=CELLS, BC=chunk, BD=width, num_warps=4, num_stages=1,
+    )  # fmt: skip
+    y = q.new_empty(q.shape)
+    _combine[(n_rows, cdiv(d, chunk), n_batch)](
+        o, most, total, y, n_rows, n_splits, d, BS=MOST_SPLITS, BC=chunk, num_warps=4,
+    )  # fmt: skip
+    return y
+
+
+def cells_per_split(n_cells: int) -> int:
+    """A power of two, so that a growing cache seldom changes it; MOST_SPLITS splits at most."""
+    return max(LEAST_CELLS, power_of_2(cdiv(n_cells, MOST_SPLITS)))

@@ -1,0 +1,48 @@
+"""SwiGLU: by hand, its ends, strides, gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from kernels import swiglu
+from kernels.swiglu import naive, with_torch
+
+IMPLEMENTATIONS = pytest.mark.parametrize(
+    "ops", [naive, with_torch, swiglu], ids=["naive", "torch", "op"]
+)
+
+
+@IMPLEMENTATIONS
+def test_by_hand(ops):
+    # sigmoid(ln 3) = 3/4, sigmoid(-ln 3) = 1/4
+    gate = torch.tensor([[math.log(3.0), -math.log(3.0), 0.0]])
+    y = ops.swiglu(gate, torch.tensor([[4.0, 8.0, 5.0]]))
+    torch.testing.assert_close(y, math.log(3.0) * torch.tensor([[3.0, -2.0, 0.0]]))
+
+
+@IMPLEMENTATIONS
+def test_only_the_gate_is_gated(ops):
+    gate, up = torch.tensor([0.0, 1e4, -1e4]), torch.tensor([3.0, 2.0, 7.0])
+    torch.testing.assert_close(ops.swiglu(gate, up), torch.tensor([0.0, 2e4, 0.0]))
+    assert not torch.equal(ops.swiglu(up, gate), ops.swiglu(gate, up))
+
+
+@IMPLEMENTATIONS
+def test_halves_of_one_tensor(ops):
+    both = torch.randn(2, 3, 10)
+    before = both.clone()
+    gate, up = both.split(5, -1)
+    x = gate.double()
+    torch.testing.assert_close(ops.swiglu(gate, up).double(), x / (1 + (-x).exp()) * up.double())
+    assert torch.equal(both, before)
+
+
+@IMPLEMENTATIONS
+def test_gradients(ops):
+    gate, up = torch.randn(2, 2, 4, dtype=torch.float64).unbind(0)
+    assert torch.autograd.gradcheck(
+        ops.swiglu, (gate.clone().requires_grad_(), up.clone().requires_grad_())
+    )

@@ -1,0 +1,137 @@
+"""Attention over split cells in Triton, against the law in f64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.attention import naive, with_torch, with_triton
+from tests.support.closeness import nmse
+
+# what is asked for is 1e-7
+F32 = 1e-11
+# heads, key/value heads, head dim
+HEADS = [(1, 1, 8), (8, 2, 64), (3, 1, 80), (4, 4, 128), (6, 1, 256), (4, 2, 12)]
+
+
+@pytest.fixture
+def small_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several splits, and several tiles in a split, of few cells."""
+    monkeypatch.setattr(with_triton, "LEAST_CELLS", 32)
+
+
+def make(n_batch, n_tokens, heads, n_cells):
+    n_heads, n_kv_heads, head_dim = heads
+    mask = torch.rand(n_batch, n_tokens, n_cells) < 0.6
+    mask[..., n_cells // 2] = True
+    return (
+        torch.randn(n_batch, n_tokens, n_heads, head_dim),
+        torch.randn(n_batch, n_kv_heads, n_cells, head_dim),
+        torch.randn(n_batch, n_kv_heads, n_cells, head_dim),
+        mask,
+    )
+
+
+def assert_near(result: torch.Tensor, q, k, v, mask) -> None:
+    assert result.dtype == torch.float32 and result.shape == q.shape
+    assert nmse(result.cpu(), naive.attend(q.double(), k.double(), v.double(), mask)) < F32
+
+
+def run(device, *inputs):
+    return with_triton.attend(*(x.to(device) for x in inputs))
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize(("n_batch", "n_tokens", "n_cells"), [(1, 1, 1), (2, 3, 17), (1, 7, 101)])
+def test_equals_the_law(device, small_splits, n_batch, n_tokens, n_cells, heads):
+    """Rows that fill no tile or several, cells that fill no tile, splits left empty at the end."""
+    inputs = make(n_batch, n_tokens, heads, n_cells)
+    assert_near(run(device, *inputs), *inputs)
+
+
+def test_splits_of_the_real_size(device):
+    inputs = make(1, 1, (2, 1, 16), 300)
+    assert with_triton.cells_per_split(300) == 64
+    assert_near(run(device, *inputs), *inputs)
+
+
+def test_there_are_never_too_many_splits():
+    for n_cells in (1, 64, 4096, 4097, 8192, 100_000, 1 << 20):
+        size = with_triton.cells_per_split(n_cells)
+        assert size % with_triton.CELLS == 0
+        assert 1 <= -(-n_cells // size) <= with_triton.MOST_SPLITS
+
+
+def test_one_visible_cell_gives_its_value_to_the_right_heads(device, small_splits):
+    q, k, v, mask = make(1, 3, (6, 2, 8), 70)
+    mask[:] = False
+    for t, cell in enumerate((69, 2, 33)):
+        mask[0, t, cell] = True
+    o = run(device, q, k, v, mask).cpu()
+    for t, cell in enumerate((69, 2, 33)):
+        for h in range(6):
+            torch.testing.assert_close(o[0, t, h], v[0, h // 3, cell])
+
+
+def test_cells_that_no_query_sees_are_not_read(device, small_splits):
+    """Single cells, whole tiles and whole splits of NaN."""
+    q, k, v, mask = make(2, 2, (4, 2, 16), 150)
+    mask[:, :, 3] = mask[:, :, 20:50] = mask[:, :, 64:128] = mask[:, :, 149] = False
+    expected = naive.attend(q.double(), k.double(), v.double(), mask)
+    hidden = ~mask.any(1)
+    for x in (k, v):
+        x.masked_fill_(hidden[:, None, :, None], torch.nan)
+    assert nmse(run(device, q, k, v, mask).cpu(), expected) < F32
+
+
+def test_hidden_cells_weigh_nothing_however_large(device, small_splits):
+    """Also those that another query sees, whose finite numbers are read."""
+    q, k, v, mask = make(1, 4, (4, 2, 16), 40)
+    mask[:, :3, [0, 3, 39]], mask[:, 3] = False, True
+    truth = naive.attend(q.double(), k.double(), v.double(), mask)
+    k[:, :, [0, 3, 39]] = v[:, :, [0, 3, 39]] = 1e15
+    assert nmse(run(device, q, k, v, mask)[:, :3].cpu(), truth[:, :3]) < F32
+
+
+def test_large_scores_do_not_overflow(device, small_splits):
+    q, k, v, mask = make(1, 3, (2, 1, 16), 40)
+    truth = naive.attend(q.double() * 300, k.double() * 300, v.double(), mask)
+    assert nmse(run(device, q * 300, k * 300, v, mask).cpu(), truth) < 1e-6
+
+
+def test_any_strides(device, small_splits):
+    """A token-major cache of more cells, one view of it for all sequences, a shared mask."""
+    q, k, v, mask = make(2, 3, (4, 2, 16), 45)
+    caches = torch.full((2, 60, 2, 16), torch.nan)
+    caches[0, :45], caches[1, :45] = k[0].transpose(0, 1), v[0].transpose(0, 1)
+    unified = [c.transpose(0, 1)[None, :, :45].expand(2, -1, -1, -1) for c in caches.to(device)]
+    shared = mask[:1].to(device).expand(2, 3, 45)
+    strided_q = q.to(device).transpose(1, 2).contiguous().transpose(1, 2)
+    every_second = torch.stack((shared, ~shared), -1)[..., 0]
+    for given in (shared, every_second):
+        o = with_triton.attend(strided_q, *unified, given)
+        assert_near(o, q, *(x[:1].expand(2, -1, -1, -1) for x in (k, v)), mask[:1].expand(2, 3, 45))
+
+
+def test_a_query_has_the_same_bits_among_others(device, small_splits):
+    q, k, v, mask = (x.to(device) for x in make(3, 9, (4, 2, 16), 70))
+    together = with_triton.attend(q, k, v, mask)
+    for b, t in ((0, 0), (1, 4), (2, 8)):
+        one = with_triton.attend(
+            q[b : b + 1, t : t + 1], k[b : b + 1], v[b : b + 1], mask[b : b + 1, t : t + 1]
+        )
+        assert torch.equal(one[0, 0], together[b, t])
+
+
+def test_hidden_cells_at_the_end_do_not_change_a_bit(device, small_splits):
+    q, k, v, mask = make(1, 2, (2, 1, 16), 100)
+    mask[..., 40:] = False
+    longer = run(device, q, k, v, mask)
+    assert torch.equal(run(device, q, k[:, :, :40], v[:, :, :40], mask[..., :40]), longer)
+
+
+def test_prompts_run_in_torch(device, monkeypatch):
+    monkeypatch.setattr(with_torch, "attend", lambda *args: args)
+    for n_tokens, in_torch in ((16, False), (17, True)):
+        result = run(device, *make(1, n_tokens, (1, 1, 8), 20))
+        assert isinstance(result, tuple) == in_torch

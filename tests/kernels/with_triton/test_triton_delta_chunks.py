@@ -1,0 +1,171 @@
+"""The gated delta rule of prompts in Triton, chunk by chunk, against the law in f64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.delta_rule import chunks_with_triton as chunks
+from kernels.delta_rule import naive, with_triton
+from tests.support.closeness import nmse
+from tests.support.delta_inputs import Inputs, make, strided
+
+# what upstream asks for is 1e-7
+F32 = 1e-11
+FEW, CHUNK = with_triton.FEW_TOKENS, chunks.CHUNK
+
+
+@pytest.fixture(autouse=True)
+def ran(device: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens of each run of chunks. The interpreter pays for each program: there one holds a
+    whole state."""
+    if device == "cpu":
+        monkeypatch.setattr(chunks, "COLUMNS", 64)
+    n_tokens: list[int] = []
+
+    def run(inputs, *args, **kwargs):
+        n_tokens.append(inputs[2].shape[1])
+        return chunks.run_chunks(inputs, *args, **kwargs)
+
+    monkeypatch.setattr(with_triton, "run_chunks", run)
+    return n_tokens
+
+
+def assert_near(result: torch.Tensor, truth: torch.Tensor) -> None:
+    assert result.dtype == torch.float32
+    assert nmse(result.cpu(), truth) < F32
+
+
+@pytest.mark.parametrize("lowest_g", [-20.0, -0.05], ids=["strong", "weak"])
+@pytest.mark.parametrize("n_tokens", [FEW + 1, 2 * CHUNK, 3 * CHUNK + 5])
+def test_equals_the_law(device, ran, n_tokens, lowest_g):
+    """Gates that forget within a chunk, and gates that keep every token to the end."""
+    inputs = make(1, 32, n_tokens, 2, lowest_g=lowest_g)
+    o, kept = with_triton.gated_delta_rule(*inputs.to(device), grouped=False)
+    truth = naive.gated_delta_rule(*inputs.double(), grouped=False)
+    assert o.shape == inputs.v.shape and kept.shape == truth[1].shape
+    assert_near(o, truth[0])
+    assert_near(kept, truth[1])
+    assert ran == [n_tokens]
+
+
+def test_few_tokens_and_gates_per_channel_stay_in_the_recurrence(device, ran):
+    few = make(1, 8, FEW, 1).to(device)
+    with_triton.gated_delta_rule(*few, grouped=False)
+    with_triton.gated_delta_log(*few, grouped=False)
+    with_triton.gated_delta_rule(*make(1, 8, FEW + 4, 1, kda=True).to(device), grouped=False)
+    # of 17 tokens the last one hands out its state, and the one before
+    with_triton.gated_delta_rule(*make(1, 8, FEW + 1, 1).to(device), grouped=False, n_snapshots=2)
+    assert ran == []
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["tiled", "grouped"])
+def test_any_strides_and_sides(device, monkeypatch, grouped):
+    """Heads of sides that are no powers of two, over several programs."""
+    monkeypatch.setattr(chunks, "COLUMNS", 16)
+    plain = make(2, 12, 19, 2, repeat=3, d_v=20, lowest_g=-1.0)
+    permuted = strided(plain.to(device))
+    o, kept = with_triton.gated_delta_rule(*permuted, grouped=grouped)
+    truth = naive.gated_delta_rule(*plain.double(), grouped=grouped)
+    assert_near(o, truth[0])
+    assert_near(kept, truth[1])
+    assert torch.equal(permuted.state.cpu(), plain.state)
+
+
+def test_keys_of_more_than_one_product(device):
+    """Also with some that fill no product of tiles."""
+    for d in (128, 80):
+        inputs = make(1, d, 20, 1, lowest_g=-1.0)
+        o, kept = with_triton.gated_delta_rule(*inputs.to(device), grouped=False)
+        truth = naive.gated_delta_rule(*inputs.double(), grouped=False)
+        assert_near(o, truth[0])
+        assert_near(kept, truth[1])
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "n_slots"), [(40, 1), (40, 3), (40, 12), (40, 24), (40, 25), (34, 34)]
+)
+@pytest.mark.parametrize("over", [None, 0, -1], ids=["apart", "newest", "oldest"])
+def test_the_newest_states_go_into_planes(device, ran, n_tokens, n_slots, over):
+    """Within a chunk, over its border, over more than one, and as many as there are tokens."""
+    inputs = make(1, 8, n_tokens, 2, lowest_g=-1.0)
+    planes = torch.full((n_slots + 1, 4, *inputs.state.shape[1:]), torch.nan, device=device)
+    slots = list(planes[:n_slots, 1:3].unbind(0))
+    given = inputs.to(device)
+    if over is not None:
+        slots[over].copy_(given.state)
+        given = given._replace(state=slots[over])
+    o = with_triton.gated_delta_into(*given, grouped=False, slots=slots)
+    truth = naive.gated_delta_rule(*inputs.double(), grouped=False, n_snapshots=n_slots)
+    assert_near(o, truth[0])
+    assert_near(torch.stack(slots, 1), truth[1])
+    assert planes[n_slots:].isnan().all() and planes[:, [0, 3]].isnan().all()
+    assert ran == ([n_tokens - n_slots + 1] if n_tokens - n_slots >= FEW else [])
+
+
+def test_more_snapshots_than_tokens(device):
+    inputs = make(1, 8, 18, 1, lowest_g=-1.0)
+    o, kept = with_triton.gated_delta_rule(*inputs.to(device), grouped=False, n_snapshots=20)
+    truth = naive.gated_delta_rule(*inputs.double(), grouped=False, n_snapshots=20)
+    assert kept.shape[1] == 18
+    assert_near(o, truth[0])
+    assert_near(kept, truth[1])
+
+
+@pytest.mark.parametrize("g", [-20.0, -1000.0, -torch.inf])
+def test_strong_decay_neither_overflows_nor_poisons(device, g):
+    inputs = make(1, 16, 20, 1)
+    inputs = inputs._replace(g=torch.full_like(inputs.g, g))
+    o, kept = with_triton.gated_delta_rule(*inputs.to(device), grouped=False)
+    truth = naive.gated_delta_rule(*inputs.double(), grouped=False)
+    assert_near(o, truth[0])
+    assert_near(kept, truth[1])
+
+
+def test_a_forgetful_token_does_not_hide_the_others(device):
+    """After a gate of e^-5000 the differences of long sums would have lost the small gates."""
+    inputs = make(1, 16, 32, 1, lowest_g=-1e-2)
+    inputs.g[:, [2, 18]] = -5000.0
+    o, kept = with_triton.gated_delta_rule(*inputs.to(device), grouped=False)
+    truth = naive.gated_delta_rule(*inputs.double(), grouped=False)
+    assert_near(o, truth[0])
+    assert_near(kept, truth[1])
+
+
+def test_alike_keys_written_in_full(device):
+    """The hardest system to solve: one key again and again, nothing forgotten."""
+    inputs = make(1, 16, 40, 1, lowest_g=-1e-4)
+    inputs = inputs._replace(
+        k=inputs.k[:, :1].expand(inputs.k.shape), beta=torch.ones_like(inputs.beta)
+    )
+    o, kept = with_triton.gated_delta_rule(*inputs.to(device), grouped=False)
+    truth = naive.gated_delta_rule(*inputs.double(), grouped=False)
+    assert_near(o, truth[0])
+    assert_near(kept, truth[1])
+
+
+def test_a_sequence_has_the_same_bits_among_many_and_before_later_tokens(device):
+    inputs = make(1, 8, 36, 3, repeat=2, lowest_g=-1.0).to(device)
+    o, kept = with_triton.gated_delta_rule(*inputs, grouped=True)
+    alone = Inputs(*(x[1:2] for x in inputs))
+    one = with_triton.gated_delta_rule(*alone, grouped=True)
+    assert torch.equal(o[1:2], one[0])
+    assert torch.equal(kept[1:2], one[1])
+    shorter = with_triton.gated_delta_rule(*inputs.tokens(0, 25), grouped=True)
+    assert torch.equal(o[:, :25], shorter[0])
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["tiled", "grouped"])
+def test_the_log_rebuilds_the_states(device, ran, grouped):
+    inputs = make(2, 16, 21, 1, repeat=2, lowest_g=-1.0, d_v=24)
+    given = strided(inputs.to(device))
+    o, log = with_triton.gated_delta_log(*given, grouped=grouped)
+    wanted, law = naive.gated_delta_log(*inputs.double(), grouped=grouped)
+    assert_near(o, wanted)
+    assert_near(log.u, law.u)
+    assert log.k is given.k and log.g is given.g
+    assert torch.equal(given.state.cpu(), inputs.state)
+    for n in (1, 16, 21):
+        folded = with_triton.fold(given.state, log, n, grouped=grouped)
+        assert_near(folded, naive.fold(inputs.state.double(), law, n, grouped=grouped))
+    assert ran == [21]
