@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.cli import bench_forward, bench_memory, bench_suite, bench_w1
+from app.cli import bench_forward, bench_memory, bench_slots, bench_suite, bench_w1
 from app.cli.bench_requests import add_requests
 from app.cli.cache_arguments import add_cache, refuse_cache
 from app.cli.common import add_compute, add_model, positive, print_json, size
@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  draftscope bench model.gguf --spec-type draft-mtp --rollback all\n"
         "  draftscope bench --compare a.json b.json\n"
         "  draftscope bench --demo --w1 --spec-type draft-mtp\n"
+        "  draftscope bench --demo --slots 1,5 --spec-type draft-mtp\n"
         "  draftscope bench --rollback all\n"
         "  draftscope bench --write-random-model random.gguf\n"
         "  draftscope bench random.gguf --splits\n"
@@ -64,6 +65,12 @@ def _add_kinds(parser: argparse.ArgumentParser) -> None:
         "--w1",
         action="store_true",
         help="a conversation of four turns with a growing history, counters per turn",
+    )
+    one.add_argument(
+        "--slots",
+        type=_widths,
+        metavar="N[,N]",
+        help="so many requests side by side: aggregate speed, and its ratio to the first number",
     )
     one.add_argument(
         "--compare",
@@ -173,6 +180,8 @@ def run(args: argparse.Namespace) -> int:
     if args.splits or args.steps or (args.rollback and not has_model):
         repeat_default = _REPEAT
     args.repeat = args.repeat or repeat_default
+    if args.slots:
+        return bench_slots.run(args)
     if args.splits:
         return bench_forward.splits(args)
     if args.steps:

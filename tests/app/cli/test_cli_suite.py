@@ -260,3 +260,27 @@ def test_neither_qt_nor_torch_before_the_arguments_are_right(
         "assert 'torch' not in sys.modules"
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_slots_side_by_side(cli: Cli, two: Path) -> None:
+    outcome = cli(
+        "bench", MTP, "--slots", "1,3", "--spec-type", "draft-mtp", "--prompts", two, "--json",
+        "--repeat", 2, *QUICK,
+    )  # fmt: skip
+    assert outcome.status == 0
+    rows = outcome.json["rows"]
+    assert [(row["configuration"], row["n_slots"]) for row in rows] == [
+        ("plain", 1), ("plain", 3), ("draft-mtp", 1), ("draft-mtp", 3),
+    ]  # fmt: skip
+    assert [row["predicted_n"] for row in rows] == [6, 18, 6, 18]
+    for one, three in (rows[:2], rows[2:]):
+        assert one["ratio"] == 1
+        assert three["ratio"] == three["tokens_per_second"] / one["tokens_per_second"]
+    assert rows[0]["acceptance"] is None
+    assert 0 <= rows[2]["acceptance"] <= 1
+
+
+def test_slots_that_cannot_be(cli: Cli) -> None:
+    outcome = cli("bench", MTP, "--slots", 65)
+    assert outcome.status == 2
+    assert "--slots 65 is above 64." in outcome.err

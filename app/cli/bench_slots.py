@@ -1,0 +1,68 @@
+"""`draftscope bench MODEL --slots 1,5`: aggregate speed by number of slots."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from app.cli.bench_requests import facts, headline, open_session, progress, prompt_set, write_out
+from app.cli.common import print_json
+from engine.errors import OptionError
+from resources import SUITES
+
+if TYPE_CHECKING:
+    from engine.bench.slots import SlotRow
+
+_MOST = 64
+_LINE = "{:<14} {:>5} {:>7} {:>8} {:>9} {:>8} {:>6}"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure; what is done when somebody stops it is printed and written."""
+    if max(args.slots) > _MOST:
+        raise OptionError(f"--slots {max(args.slots)} is above {_MOST}.", "Choose fewer slots.")
+    set_name, prompts = prompt_set(args, SUITES)
+    opened = open_session(args)
+    session = opened.session
+    from engine.bench.slots import bench_slots
+
+    rows: list[SlotRow] = []
+    n_all = len(opened.configurations) * len(args.slots)
+    try:
+        for row in bench_slots(
+            session, [session.prompt(prompt.text) for prompt in prompts], opened.configurations,
+            args.slots, repeats=args.repeat or 1,
+        ):  # fmt: skip
+            rows.append(row)
+            progress(len(rows), n_all, f"{row.configuration}, {row.n_slots} slots")
+    finally:
+        if rows:
+            report: dict[str, Any] = {
+                "kind": "draftscope bench slots",
+                "version": 1,
+                "complete": len(rows) == n_all,
+                **facts(args, session, set_name),
+                "options": asdict(opened.configurations[-1].options),
+                "rows": [asdict(row) for row in rows],
+            }
+            if args.json:
+                print_json(report)
+            else:
+                print("\n".join([headline(args, report), *_lines(rows)]))
+            write_out(args.out, report)
+    return 0
+
+
+def _lines(rows: list[SlotRow]) -> Iterator[str]:
+    yield ""
+    yield _LINE.format("", "slots", "tokens", "accepted", "tok/s", "seconds", "ratio")
+    for row in rows:
+        accepted = "" if row.acceptance is None else f"{row.acceptance:.3f}"
+        yield _LINE.format(
+            row.configuration, row.n_slots, row.predicted_n, accepted,
+            f"{row.tokens_per_second:.1f}", f"{row.wall_s:.2f}", f"{row.ratio:.2f}",
+        )  # fmt: skip
+    yield ""
+    yield "tok/s: of all slots together, behind the prompts; seconds: prompts included"
