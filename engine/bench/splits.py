@@ -52,10 +52,9 @@ def bench_splits(
     options = RunOptions()
     n_tokens = n_draft + 1
     n_turns = _WARM_UP + rounds
-    device = torch.device("cpu")
     memories = {
         mode: HybridMemory.for_model(
-            model.config, n_seqs, n_turns * n_tokens, device,
+            model.config, n_seqs, n_turns * n_tokens, model.device,
             policy=options.rollback, n_rs_seq=n_draft,
         )
         for mode in SPLITS
@@ -88,6 +87,7 @@ def _decode(model: HybridModel, memory: HybridMemory, spans: Sequence[Span], mod
     ubatches = memory.split(spans, RunOptions().n_ubatch, mode)
     for ubatch in ubatches:
         model.forward(ubatch, memory)
+    wait_for(model.device)
     return len(ubatches)
 
 

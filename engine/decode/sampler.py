@@ -18,6 +18,7 @@ from engine.decode.samplers import filters
 from engine.decode.samplers.logit_bias import LogitBias
 from engine.decode.samplers.penalties import Penalties
 from engine.options import SamplerOptions
+from engine.transfer import read
 
 Rows = Callable[[int], Distribution]
 """The target's distribution at a row of a batch. Where penalties are in force it depends on the
@@ -88,7 +89,8 @@ class Sampler:
         elif self._options.top_k:
             k = min(k, self._options.top_k)
         values, ids = (logits.max(-1, keepdim=True) if k == 1 else torch.topk(logits, k))[:2]
-        return ids.cpu().numpy(), values.cpu().numpy()
+        ids, values = read(ids, values)
+        return ids, values
 
     def _filter(self, ids: np.ndarray, values: np.ndarray) -> Distribution:
         options = self._options

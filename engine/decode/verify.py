@@ -11,6 +11,7 @@ import torch
 from engine.decode.sampler import Rows, Sampler
 from engine.draft.drafter import Draft
 from engine.trace.records import N_TOP
+from engine.transfer import read, upload
 
 
 @dataclass(slots=True)
@@ -79,16 +80,17 @@ class TargetFacts:
 
 def target_facts(logits: torch.Tensor, tokens: Sequence[int]) -> TargetFacts:
     """Facts about `tokens`, one per row of logits [n, n_vocab]."""
-    wanted = torch.tensor(tokens, device=logits.device).unsqueeze(1)
+    wanted = upload(tokens, logits.device).unsqueeze(1)
     log_p = torch.log_softmax(logits, -1)
     of_token = log_p.gather(1, wanted)
     top = torch.topk(log_p, min(N_TOP, log_p.shape[1]))
     # a banned or infinitely unlikely token has log p = -inf and adds nothing
     entropy = -(log_p.exp() * log_p.clamp_min(-1e4)).sum(1)
-    return TargetFacts(
-        of_token.squeeze(1).exp().tolist(),
-        ((log_p > of_token).sum(1) + 1).tolist(),
-        entropy.tolist(),
-        top.indices.tolist(),
-        top.values.exp().tolist(),
+    on_host = read(
+        of_token.squeeze(1).exp(),
+        (log_p > of_token).sum(1) + 1,
+        entropy,
+        top.indices,
+        top.values.exp(),
     )
+    return TargetFacts(*(values.tolist() for values in on_host))

@@ -13,6 +13,7 @@ from engine.draft.token_draws import TokenDraws
 from engine.memory.batch import UBatch
 from engine.options import SpecOptions
 from engine.trace.records import N_TOP
+from engine.transfer import read
 
 _N_CANDIDATES = 10
 
@@ -46,8 +47,8 @@ class ModelDrafter(ABC):
         logits = self._first(alive)
         while True:
             top = torch.topk(logits, min(_N_CANDIDATES, logits.shape[-1]))
-            ids, values = top.indices.tolist(), top.values.tolist()
-            probs = torch.softmax(top.values, -1).tolist()
+            on_host = read(top.indices, top.values, torch.softmax(top.values, -1))
+            ids, values, probs = (each.tolist() for each in on_host)
             rows = []
             for row, request in enumerate(alive):
                 draft, rank = drafts[request.seq], 0
@@ -92,15 +93,13 @@ class ModelDrafter(ABC):
         """Decode the newest drafted token of each; `rows` are their rows in the step before."""
 
 
-def single_tokens(
-    requests: Sequence[DraftRequest], drafts: Sequence[Draft], device: torch.device
-) -> UBatch:
+def single_tokens(requests: Sequence[DraftRequest], drafts: Sequence[Draft]) -> UBatch:
     """The newest drafted token of every sequence as one ubatch, all with outputs."""
     tokens = [[draft.tokens[-1]] for draft in drafts]
     positions = [[r.pos0 + len(d.tokens)] for r, d in zip(requests, drafts, strict=True)]
     return UBatch(
-        torch.tensor(tokens, device=device),
-        torch.tensor(positions, device=device),
+        torch.tensor(tokens),
+        torch.tensor(positions),
         tuple(request.seq for request in requests),
-        torch.arange(len(tokens), device=device),
+        torch.arange(len(tokens)),
     )

@@ -9,9 +9,11 @@ sequence stay in one ubatch, because only that ubatch's states can be rolled bac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+
+from engine.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class Piece:
 class UBatch:
     """One forward pass: `n_seqs` sequences side by side with `n_seq_tokens` tokens each.
 
-    tokens, positions: int64 [n_seqs, n_seq_tokens]. outputs: int64 [n_outputs], flat row
+    It lives on the host, where memory and drafters look at it; a model on another device takes a
+    copy there (`to`). tokens, positions: int64 [n_seqs, n_seq_tokens]. outputs: int64 [n_outputs], flat row
     indices (sequence-major) whose logits are wanted. seq_ids: memory sequences, in row order.
     n_padding: filler tokens among all.
     """
@@ -62,6 +65,15 @@ class UBatch:
     @property
     def n_seq_tokens(self) -> int:
         return self.tokens.shape[1]
+
+    def to(self, device: torch.device) -> UBatch:
+        """The same with its tensors on a device, all in one upload; itself on the processor."""
+        if device.type == "cpu":
+            return self
+        parts = (self.tokens.flatten(), self.positions.flatten(), self.outputs)
+        there = upload(torch.cat(parts), device).split([part.numel() for part in parts])
+        tokens, positions = (part.view(self.tokens.shape) for part in there[:2])
+        return replace(self, tokens=tokens, positions=positions, outputs=there[2])
 
 
 def split_equal(
@@ -118,7 +130,7 @@ def split_seq(spans: Sequence[Span], n_ubatch: int) -> list[Piece]:
     return pieces
 
 
-def make_ubatch(spans: Sequence[Span], piece: Piece, device: torch.device) -> UBatch:
+def make_ubatch(spans: Sequence[Span], piece: Piece) -> UBatch:
     """The tensors of one piece."""
     tokens: list[list[int]] = []
     positions: list[list[int]] = []
@@ -132,10 +144,10 @@ def make_ubatch(spans: Sequence[Span], piece: Piece, device: torch.device) -> UB
         outputs.extend(base + o for o in span.outputs if start <= o < stop)
         n_padding += max(0, stop - max(start, len(span.tokens) - span.n_padding))
     return UBatch(
-        torch.tensor(tokens, dtype=torch.int64, device=device),
-        torch.tensor(positions, dtype=torch.int64, device=device),
+        torch.tensor(tokens, dtype=torch.int64),
+        torch.tensor(positions, dtype=torch.int64),
         tuple(spans[i].seq for i in piece.spans),
-        torch.tensor(outputs, dtype=torch.int64, device=device),
+        torch.tensor(outputs, dtype=torch.int64),
         piece.reason,
         n_padding,
     )
