@@ -6,6 +6,7 @@ import torch
 
 from engine.errors import OptionError
 
+CPU = torch.device("cpu")
 _REMEDY = "Use --device cpu, or auto."
 
 
@@ -18,7 +19,7 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
-        return torch.device("cpu")
+        return CPU
     kind, colon, number = name.partition(":")
     if kind != "cuda" or (colon and not (number.isascii() and number.isdigit())):
         raise OptionError(

@@ -60,7 +60,7 @@ def bench_splits(
         for mode in SPLITS
     }  # fmt: skip
     random = torch.Generator().manual_seed(0)
-    clock = SectionClock()
+    clock = SectionClock(model.device)
     taken: dict[str, list[dict[str, float]]] = {mode: [] for mode in SPLITS}
     n_ubatches: dict[str, int] = {}
     with sections_timed(model, list(memories.values()), clock):
@@ -87,7 +87,6 @@ def _decode(model: HybridModel, memory: HybridMemory, spans: Sequence[Span], mod
     ubatches = memory.split(spans, RunOptions().n_ubatch, mode)
     for ubatch in ubatches:
         model.forward(ubatch, memory)
-    wait_for(model.device)
     return len(ubatches)
 
 

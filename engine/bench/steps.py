@@ -9,6 +9,7 @@ from time import perf_counter
 
 import torch
 
+from engine.device import wait_for
 from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel

@@ -89,8 +89,8 @@ class Sampler:
         elif self._options.top_k:
             k = min(k, self._options.top_k)
         values, ids = (logits.max(-1, keepdim=True) if k == 1 else torch.topk(logits, k))[:2]
-        ids, values = read(ids, values)
-        return ids, values
+        on_host = read(ids, values)
+        return on_host[0], on_host[1]
 
     def _filter(self, ids: np.ndarray, values: np.ndarray) -> Distribution:
         options = self._options

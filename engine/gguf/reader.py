@@ -46,7 +46,7 @@ class TensorReader:
         """
         return self._read(name, shape, "dequantising", self._decode).reshape(shape)
 
-    def take_blocks(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
+    def take_blocks(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The matrix as stored, uint8 [rows, bytes per row], in memory of its own.
 
         shape: rows and columns; a row has to be whole blocks, as GGUF wants it. Raises Cancelled

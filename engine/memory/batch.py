@@ -46,9 +46,9 @@ class UBatch:
     """One forward pass: `n_seqs` sequences side by side with `n_seq_tokens` tokens each.
 
     It lives on the host, where memory and drafters look at it; a model on another device takes a
-    copy there (`to`). tokens, positions: int64 [n_seqs, n_seq_tokens]. outputs: int64 [n_outputs], flat row
-    indices (sequence-major) whose logits are wanted. seq_ids: memory sequences, in row order.
-    n_padding: filler tokens among all.
+    copy there (`to`). tokens, positions: int64 [n_seqs, n_seq_tokens]. outputs: int64
+    [n_outputs], flat row indices (sequence-major) whose logits are wanted. seq_ids: memory
+    sequences, in row order. n_padding: filler tokens among all.
     """
 
     tokens: torch.Tensor

@@ -17,10 +17,10 @@ from engine.model.mtp import MtpHead
 class HybridModel:
     """The trunk; attention-only models are the case without recurrent layers.
 
-    compute: mode of the large matrices, resolved. device: where everything is. head: the MTP head, if the file has one.
-    weight_bytes: memory the weights take in this mode. recurrent_layers and
-    trunk_attention_layers: indices of the trunk layers that keep states and those that keep
-    cells.
+    compute: mode of the large matrices, resolved. device: where the weights are, and the memory
+    has to be. head: the MTP head, if the file has one. weight_bytes: memory the weights take in
+    this mode. recurrent_layers and trunk_attention_layers: indices of the trunk layers that keep
+    states and those that keep cells.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from engine.device import CPU
 from engine.model.memory import Memory
 from engine.model.rope import RopeConfig
 from engine.model.weights import Projection, Weights
@@ -53,8 +54,8 @@ class FeedForward(Protocol):
 class RopeTables:
     """Cosines and sines of all positions so far, extended by doubling as positions grow."""
 
-    def __init__(self, config: RopeConfig, device: torch.device | None = None) -> None:
-        self._device = device or torch.device("cpu")
+    def __init__(self, config: RopeConfig, device: torch.device = CPU) -> None:
+        self._device = device
         self._n_rot = config.n_rot
         self._scale = config.magnitude
         self._inv_freq = torch.tensor(config.inverse_frequencies(), dtype=torch.float64)

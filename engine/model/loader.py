@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 import torch
 
+from engine.device import CPU
 from engine.errors import OptionError, OutOfMemoryError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import Progress, TensorReader
@@ -30,11 +31,8 @@ from engine.options import COMPUTE_MODES
 from kernels.block_linear import TYPES as TYPES_IN_BLOCKS
 
 
-_CPU = torch.device("cpu")
-
-
 def resolve_compute(
-    name: str, n_params: int, device: torch.device = _CPU, types: Collection[str] = ()
+    name: str, n_params: int, device: torch.device = CPU, types: Collection[str] = ()
 ) -> str:
     """The compute mode meant by `name` for a model of `n_params` parameters in these GGML types.
 
@@ -63,7 +61,7 @@ def load_model(
     file: GgufFile,
     *,
     compute: str = "f32",
-    device: torch.device = _CPU,
+    device: torch.device = CPU,
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> HybridModel:

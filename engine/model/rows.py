@@ -19,8 +19,6 @@ class Rows:
     data: torch.Tensor
     type: str | None = None
 
-    def rearranged(
-        self, rearrange: Callable[[torch.Tensor], Iterable[torch.Tensor]]
-    ) -> list[Rows]:
+    def rearranged(self, rearrange: Callable[[torch.Tensor], Iterable[torch.Tensor]]) -> list[Rows]:
         """The parts that `rearrange` makes of the data; it may move rows, never look into one."""
         return [Rows(part, self.type) for part in rearrange(self.data)]

@@ -7,6 +7,7 @@ from itertools import groupby
 
 import torch
 
+from engine.device import CPU
 from engine.gguf.reader import TensorReader
 from engine.model.rows import Rows
 from engine.model.tensors import Shapes
@@ -44,10 +45,10 @@ class Weights:
         shapes: Shapes,
         compute: str,
         prefix: str = "",
-        device: torch.device | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self.compute = compute
-        self._device = device or torch.device("cpu")
+        self._device = device
         self.n_bytes = 0
         self._reader = reader
         self._shapes = shapes
@@ -84,7 +85,7 @@ class Weights:
         biases: Sequence[Rows] | None = None,
         compute: str | None = None,
     ) -> Projection:
-        """Matrices [out, in] (and their biases [out]) stacked by rows; numbers in mode `compute`."""
+        """Matrices [out, in] (and their biases [out]) stacked by rows; numbers in this mode."""
         rows = [part if isinstance(part, Rows) else Rows(part) for part in parts]
         packed = beside([
             self._pack(_joined(list(group)), compute or self.compute)
