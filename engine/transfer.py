@@ -17,10 +17,7 @@ def upload(values: Values, device: torch.device) -> torch.Tensor:
     The device is not waited for: a CUDA device copies from pinned memory when it gets there. On
     the processor arrays and tensors are shared, not copied.
     """
-    if isinstance(values, np.ndarray):
-        host = torch.from_numpy(values)
-    else:
-        host = values if isinstance(values, torch.Tensor) else torch.tensor(values)
+    host = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.asarray(values))
     if device.type == "cpu":
         return host
     return pinned(host).to(device, non_blocking=True)

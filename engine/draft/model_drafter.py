@@ -98,8 +98,8 @@ def single_tokens(requests: Sequence[DraftRequest], drafts: Sequence[Draft]) -> 
     tokens = [[draft.tokens[-1]] for draft in drafts]
     positions = [[r.pos0 + len(d.tokens)] for r, d in zip(requests, drafts, strict=True)]
     return UBatch(
-        torch.tensor(tokens),
-        torch.tensor(positions),
+        np.array(tokens),
+        np.array(positions),
         tuple(request.seq for request in requests),
-        torch.arange(len(tokens)),
+        np.arange(len(tokens)),
     )

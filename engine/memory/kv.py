@@ -90,7 +90,7 @@ class AttentionKV:
     def begin(self, ubatch: UBatch) -> None:
         """Find cells for the ubatch and build its mask. ContextFullError changes nothing."""
         table, seqs = self._table, ubatch.seq_ids
-        positions = ubatch.positions.numpy()
+        positions = ubatch.positions
         cells = table.find(seqs, ubatch.n_seq_tokens)
         n_view = self._take(seqs, cells, positions)
         streams = [table.stream(seq) for seq in seqs]

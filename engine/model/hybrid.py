@@ -51,8 +51,8 @@ class HybridModel:
     def forward(self, ubatch: UBatch, memory: Memory) -> StepOutput:
         """Decode the tokens of `ubatch` and leave them in `memory`."""
         memory.begin(ubatch)
-        there = ubatch.to(self.device)
-        cos, sin = self._rope.at(ubatch.positions, there.positions)
+        there = ubatch.on(self.device)
+        cos, sin = self._rope.at(there.positions, int(ubatch.positions.max()))
         around = Surroundings(cos, sin, memory)
         x = F.embedding(there.tokens, self._embedding)
         for block in self._blocks:

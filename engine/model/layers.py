@@ -61,17 +61,12 @@ class RopeTables:
         self._inv_freq = torch.tensor(config.inverse_frequencies(), dtype=torch.float64)
         self._table = torch.empty(0, config.n_rot)
 
-    def at(
-        self, positions: torch.Tensor, there: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions int64 [B, T] on the host -> cos, sin f32 [B, T, n_rot/2].
-
-        there: the same on the tables' device, if that is another one.
-        """
-        highest = int(positions.max())
+    def at(self, positions: torch.Tensor, highest: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions int64 [B, T], none above `highest`, on the device -> cos, sin f32
+        [B, T, n_rot/2]."""
         if highest >= self._table.shape[0]:
             self._extend(highest)
-        cos, sin = F.embedding(positions if there is None else there, self._table).chunk(2, -1)
+        cos, sin = F.embedding(positions, self._table).chunk(2, -1)
         return cos, sin
 
     def _extend(self, highest: int) -> None:

@@ -41,8 +41,8 @@ class MtpHead:
         (zeros for p = 0): the trunk's after its final norm, or this head's own while drafting.
         """
         memory.begin(ubatch)
-        there = ubatch.to(self._embedding.device)
-        cos, sin = self._rope.at(ubatch.positions, there.positions)
+        there = ubatch.on(self._embedding.device)
+        cos, sin = self._rope.at(there.positions, int(ubatch.positions.max()))
         embedded = rms_norm(F.embedding(there.tokens, self._embedding), self._enorm, self._eps)
         carried = rms_norm(hidden, self._hnorm, self._eps)
         x = self._join(torch.cat((embedded, carried), -1))
