@@ -112,5 +112,5 @@ def test_tables_grow_and_keep_their_values():
                 assert sin[row, column, pair] == pytest.approx(
                     math.sin(angle) * config.magnitude, abs=1e-6
                 )
-    again, _ = tables.at(torch.tensor([[1]]))
+    again, _ = tables.at(torch.tensor([[1]]), 1)
     assert torch.equal(again[0, 0], cos[0, 1])
