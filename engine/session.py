@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -13,6 +14,7 @@ import torch
 
 from engine.decode.prompt_cache import Kept, PromptCache
 from engine.decode.scheduler import Scheduler
+from engine.device import resolve_device
 from engine.draft.chain import DrafterChain
 from engine.draft.draft_mtp import DraftMtp
 from engine.draft.draft_simple import DraftSimple
@@ -43,6 +45,7 @@ from engine.options import (
 from engine.trace.recorder import Recorder
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance, summary, timings
+from engine.transfer import read
 
 _DEFAULT_CONTEXT = 4096
 
@@ -87,32 +90,30 @@ class Session:
         draft: Path | str | None = None,
         *,
         compute: str = "auto",
+        device: str = "cpu",
         progress: Progress | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Session:
-        """Load one or two GGUF files.
+        """Load one or two GGUF files to a device (engine.device.resolve_device).
 
         progress is called with bytes done, bytes in all, and what is being read, over both
-        files. Raises ModelFileError, UnsupportedModelError, VocabularyMismatchError, or
-        Cancelled once `cancelled` returns True.
+        files. Raises OptionError, ModelFileError, UnsupportedModelError, OutOfMemoryError,
+        VocabularyMismatchError, or Cancelled once `cancelled` returns True.
         """
+        there = resolve_device(device)
+        load = partial(load_model, compute=compute, device=there, cancelled=cancelled)
         with GgufFile.open(target) as file:
             tokenizer = Tokenizer.from_gguf(file)
             chat = ChatTemplate.from_gguf(file)
             info, identity = describe(file), file.identity()
             if draft is None:
-                model = load_model(file, compute=compute, progress=progress, cancelled=cancelled)
+                model = load(file, progress=progress)
                 return cls(model, info, tokenizer, chat, identity, path=file.path)
             with GgufFile.open(draft) as second:
                 check_vocabularies(tokenizer, Tokenizer.from_gguf(second))
                 total = file.n_bytes + second.n_bytes
-                model = load_model(
-                    file, compute=compute, progress=_part(progress, 0, total), cancelled=cancelled
-                )
-                helper = load_model(
-                    second, compute=compute, cancelled=cancelled,
-                    progress=_part(progress, file.n_bytes, total),
-                )  # fmt: skip
+                model = load(file, progress=_part(progress, 0, total))
+                helper = load(second, progress=_part(progress, file.n_bytes, total))
                 identity["draft"] = second.identity()
                 both = (helper, describe(second))
                 return cls(model, info, tokenizer, chat, identity, both, file.path)
@@ -126,6 +127,11 @@ class Session:
     def compute(self) -> str:
         """Compute mode in effect."""
         return self._model.compute
+
+    @property
+    def device(self) -> torch.device:
+        """Where the models are, and the memory of every run."""
+        return self._model.device
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -147,13 +153,13 @@ class Session:
     def logits(self, tokens: Sequence[int], *, n_ubatch: int = 512) -> np.ndarray:
         """Logits after every token: float32 [len(tokens), n_vocab]."""
         self._check_tokens(tokens)
-        memory = HybridMemory.for_model(self.config, 1, len(tokens), self._device)
+        memory = HybridMemory.for_model(self.config, 1, len(tokens), self.device)
         span = Span(0, 0, tokens, range(len(tokens)))
         parts = [
             self._model.forward(ubatch, memory).logits
             for ubatch in memory.split([span], n_ubatch, "equal")
         ]
-        return torch.cat(parts).cpu().numpy()
+        return read(torch.cat(parts))[0]
 
     def start(
         self,
@@ -220,7 +226,7 @@ class Session:
                         self.path, "metadata", "not those of the open model any more",
                         "Open the model again.",
                     )  # fmt: skip
-                model = load_model(file, compute=compute)
+                model = load_model(file, compute=compute, device=self.device)
             self._other_modes[compute] = model
         return model
 
@@ -259,7 +265,7 @@ class Session:
     ) -> HybridMemory:
         """Memory for the target as the options ask for it."""
         return HybridMemory.for_model(
-            self.config, n_slots, n_ctx, self._device, policy=options.rollback, n_rs_seq=n_rs_seq,
+            self.config, n_slots, n_ctx, self.device, policy=options.rollback, n_rs_seq=n_rs_seq,
             unified=options.kv == "unified", faults=options.faults,
         )  # fmt: skip
 
@@ -270,7 +276,8 @@ class Session:
         """Register a run with what is known of it before its first row; None: the open model."""
         model = model or self._model
         return trace.begin_run({
-            "options": asdict(options), "compute": model.compute, "model": self.identity,
+            "options": asdict(options), "compute": model.compute,
+            "device": str(model.device), "model": self.identity,
             "architecture": self.config.architecture, "n_ctx": memory.attention.n_ctx,
             "n_rs_seq": n_rs_seq, "memory_bytes": memory.n_bytes(),
             "synthetic": bool(options.spec.synthetic), "weight_bytes": model.weight_bytes,
@@ -306,7 +313,7 @@ class Session:
                     "draft-simple needs a draft model.", "Give one with -md or open one."
                 )
             memory = HybridMemory.for_model(
-                self._draft_model.config, n_slots, n_ctx, self._device, policy="ring",
+                self._draft_model.config, n_slots, n_ctx, self.device, policy="ring",
                 n_rs_seq=options.spec.n_max,
             )  # fmt: skip
             return DraftSimple(self._draft_model, memory, options.n_ubatch, options.spec, draws)
@@ -316,15 +323,11 @@ class Session:
                     f"draft-mtp needs an MTP head, and {self.info.name} has none.",
                     "Choose draft-simple with a draft model, or a file with nextn tensors.",
                 )
-            memory = HybridMemory.for_head(self.config, n_slots, n_ctx, self._device)
+            memory = HybridMemory.for_head(self.config, n_slots, n_ctx, self.device)
             return DraftMtp(
                 self._model.head, memory, self.config.n_embd, options.n_ubatch, options.spec, draws
             )
         return make_ngram_drafter(name, options.spec, self.config.n_vocab)
-
-    @property
-    def _device(self) -> torch.device:
-        return torch.device("cpu")
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if not tokens:

@@ -61,15 +61,19 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
         )
     import torch
 
+    from engine.device import device_name, resolve_device
     from engine.model.loader import load_model
 
     with GgufFile.open(path) as file:
-        model = load_model(file, compute=args.compute, progress=loading_line())
+        model = load_model(
+            file, compute=args.compute, device=resolve_device(args.device), progress=loading_line()
+        )
     use_threads(args.threads, info)
     facts = {
         "model": path.name,
         "n_params": info.n_params,
         "compute": model.compute,
+        "device": device_name(model.device),
         "threads": torch.get_num_threads(),
         "repeat": args.repeat,
     }

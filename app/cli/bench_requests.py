@@ -86,7 +86,9 @@ def open_session(args: argparse.Namespace) -> Opened:
     check_out(args.out)
     from engine.session import Session
 
-    session = Session.open(target, draft, compute=args.compute, progress=loading_line())
+    session = Session.open(
+        target, draft, compute=args.compute, device=args.device, progress=loading_line()
+    )
     use_threads(args.threads, session.info)
     policies = args.rollback or (RunOptions().rollback,)
     if args.spec_type is None:
@@ -105,10 +107,12 @@ def open_session(args: argparse.Namespace) -> Opened:
 def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str, Any]:
     """What a reader of the figures must know besides each configuration's options."""
     from engine.bench.environment import environment
+    from engine.device import device_name
 
     return {
         "model": session.identity,
         "compute": session.compute,
+        "device": device_name(session.device),
         "prompts": prompts,
         "chat": args.chat,
         "environment": environment(),

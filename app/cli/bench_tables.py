@@ -86,7 +86,7 @@ def step_lines(facts: dict[str, Any], rows: Sequence[StepRow]) -> Iterator[str]:
 def _model(facts: dict[str, Any]) -> str:
     return (
         f"{facts['model']} ({facts['n_params'] / 1e6:,.0f} M parameters), compute "
-        f"{facts['compute']}, {facts['threads']} threads"
+        f"{facts['compute']}, {facts['device']}, {facts['threads']} threads"
     )
 
 

@@ -81,13 +81,22 @@ def draft_path(args: argparse.Namespace) -> Path | None:
 
 
 def add_compute(group: argparse._ArgumentGroup) -> None:
-    """--compute and --threads."""
+    """--compute, --device and --threads."""
     group.add_argument(
         "--compute",
         default="auto",
         metavar="MODE",
-        help="arithmetic of the weights: auto, f32, bf16 or int8 (default auto); "
-        "states are always f32",
+        help="arithmetic of the weights: auto, f32, bf16, int8, or blocks: exact weights of the "
+        "file, expanded for each product and summed in f32, for GPUs (default auto); states are "
+        "always f32",
+    )
+    group.add_argument(
+        "-dev",
+        "--device",
+        default="auto",
+        metavar="NAME",
+        help="where models run: auto, cpu, cuda or cuda:N (default auto: a CUDA device if there "
+        "is one)",
     )
     group.add_argument(
         "--threads",

@@ -83,10 +83,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="SPEC",
         help="POLICY[,key=value…] with keys n_rs_seq, split, kv, fault, replay, ubatch, "
-        "checkpoint_device, compute (f32, bf16 or int8: the weights are loaded again), and the "
-        "word free (drafts and accepts on its own until it forks); `peer` for llama.cpp on the "
-        "same file; `noise,key=value…` for further batch shapes. Repeatable (default: checkpoint "
-        "and planes). The reference and noise lanes are always there",
+        "checkpoint_device, compute (f32, bf16, int8 or blocks: the weights are loaded again), "
+        "and the word free (drafts and accepts on its own until it forks); `peer` for llama.cpp "
+        "on the same file; `noise,key=value…` for further batch shapes. Repeatable (default: "
+        "checkpoint and planes). The reference and noise lanes are always there",
     )
     lanes.add_argument(
         "--bound",
@@ -156,7 +156,9 @@ def run(args: argparse.Namespace) -> int:
     from engine.compare.scenario_job import start_comparison
     from engine.session import Session
 
-    session = Session.open(target, draft, compute=args.compute, progress=loading_line())
+    session = Session.open(
+        target, draft, compute=args.compute, device=args.device, progress=loading_line()
+    )
     use_threads(args.threads, session.info)
     if scenario and not scenario.lanes:
         return _run_scenario(args, session, scenario)
@@ -177,7 +179,7 @@ def run(args: argparse.Namespace) -> int:
                 {"prompt_tokens": list(prompt.tokens), "tokens": tokens, "text": text}
                 for prompt, tokens, text in zip(prompts, job.emitted, job.texts, strict=True)
             ],
-            "options": {**asdict(options), "compute": session.compute, "model": str(target)},
+            "options": {**asdict(options), **_loaded(session), "model": str(target)},
             "findings": findings_json(job.trace),
         })  # fmt: skip
     else:
@@ -197,7 +199,7 @@ def _run_scenario(args: argparse.Namespace, session: Session, scenario: Scenario
     if args.json:
         print_json({
             "sequences": [asdict(result) for result in job.results()],
-            "options": {**asdict(scenario.options), "compute": session.compute},
+            "options": {**asdict(scenario.options), **_loaded(session)},
             "totals": job.summary(), "findings": findings_json(job.trace),
         })  # fmt: skip
         return 0
@@ -273,3 +275,8 @@ def _finite(facts: dict[str, Any]) -> dict[str, Any]:
         else value
         for name, value in facts.items()
     }
+
+
+def _loaded(session: Session) -> dict[str, str]:
+    """What is in effect of the options that belong to loading."""
+    return {"compute": session.compute, "device": str(session.device)}

@@ -63,15 +63,16 @@ def run(args: argparse.Namespace) -> int:
     check_files(path)
     from engine.session import Session
 
-    session = Session.open(path, compute=args.compute, progress=loading_line())
+    session = Session.open(path, compute=args.compute, device=args.device, progress=loading_line())
     use_threads(args.threads, session.info)
     logits = session.logits(args.tokens, n_ubatch=args.ubatch)
     _write(out, logits)
     if args.json:
-        print_json({"out": str(out), "shape": list(logits.shape), "compute": session.compute})
+        facts = {"compute": session.compute, "device": str(session.device)}
+        print_json({"out": str(out), "shape": list(logits.shape), **facts})
     else:
         n, n_vocab = logits.shape
-        print(f"{out}: logits [{n}, {n_vocab}], compute {session.compute}")
+        print(f"{out}: logits [{n}, {n_vocab}], compute {session.compute}, {session.device}")
     return 0
 
 

@@ -85,7 +85,9 @@ def run(args: argparse.Namespace) -> int:
     from engine.bench.match import MatchTest
     from engine.session import Session
 
-    session = Session.open(target, draft, compute=args.compute, progress=loading_line())
+    session = Session.open(
+        target, draft, compute=args.compute, device=args.device, progress=loading_line()
+    )
     use_threads(args.threads, session.info)
     prompts = [(prompt.name, make_prompt(session, args, prompt.text)) for prompt in named]
     test = MatchTest(session, prompts, options, kinds)

@@ -40,7 +40,9 @@ def run(args: argparse.Namespace) -> int:
     check_files(target, draft)
     from engine.session import Session
 
-    session = Session.open(target, draft, compute=args.compute, progress=loading_line())
+    session = Session.open(
+        target, draft, compute=args.compute, device=args.device, progress=loading_line()
+    )
     use_threads(args.threads, session.info)
     prompts = [make_prompt(session, args, source) for source in args.sources]
     trace = TraceStore()
@@ -162,6 +164,7 @@ def _report(
             **asdict(options),
             **in_effect,
             "compute": session.compute,
+            "device": str(session.device),
             "model": str(target),
             "draft_model": str(draft) if draft else None,
         },

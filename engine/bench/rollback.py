@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass
 from statistics import median
 from time import perf_counter
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -217,8 +218,8 @@ class _Runner:
 
 
 def _ubatch(pos0: int, n: int) -> UBatch:
-    positions = torch.arange(pos0, pos0 + n).unsqueeze(0)
-    return UBatch(torch.zeros_like(positions), positions, (0,), torch.empty(0, dtype=torch.int64))
+    positions = np.arange(pos0, pos0 + n)[None]
+    return UBatch(np.zeros_like(positions), positions, (0,), np.empty(0, np.int64))
 
 
 @contextmanager

@@ -52,16 +52,15 @@ def bench_splits(
     options = RunOptions()
     n_tokens = n_draft + 1
     n_turns = _WARM_UP + rounds
-    device = torch.device("cpu")
     memories = {
         mode: HybridMemory.for_model(
-            model.config, n_seqs, n_turns * n_tokens, device,
+            model.config, n_seqs, n_turns * n_tokens, model.device,
             policy=options.rollback, n_rs_seq=n_draft,
         )
         for mode in SPLITS
     }  # fmt: skip
     random = torch.Generator().manual_seed(0)
-    clock = SectionClock()
+    clock = SectionClock(model.device)
     taken: dict[str, list[dict[str, float]]] = {mode: [] for mode in SPLITS}
     n_ubatches: dict[str, int] = {}
     with sections_timed(model, list(memories.values()), clock):

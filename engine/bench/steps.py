@@ -9,6 +9,7 @@ from time import perf_counter
 
 import torch
 
+from engine.device import wait_for
 from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
@@ -37,7 +38,7 @@ def bench_steps(
 
     outputs: one of OUTPUTS.
     """
-    memory = HybridMemory.for_model(model.config, 1, max(widths), torch.device("cpu"))
+    memory = HybridMemory.for_model(model.config, 1, max(widths), model.device)
     random = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.config.n_vocab, (max(widths),), generator=random).tolist()
     taken: dict[int, list[float]] = {width: [] for width in widths}
@@ -47,6 +48,7 @@ def bench_steps(
             (ubatch,) = memory.split([Span(0, 0, tokens[:width], wanted)], width, "seq")
             start = perf_counter()
             model.forward(ubatch, memory)
+            wait_for(model.device)
             times.append(1000 * (perf_counter() - start))
             memory.clear(0)
     return [_row(width, times[_WARM_UP:]) for width, times in taken.items()]

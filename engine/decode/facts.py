@@ -26,7 +26,7 @@ def verified_facts(
     width = len(span.tokens) - span.n_padding
     accepted, final, drafted = acceptance.tokens, undone.accepted, span.tokens[1:width]
     n_judged = min(len(drafted), len(accepted))
-    rows = [logits[[*range(n_judged), len(accepted) - 1]]]
+    rows = [logits[:n_judged], logits[len(accepted) - 1 : len(accepted)]]
     asked = [*drafted[:n_judged], final[min(len(accepted), len(final)) - 1]]
     kinds = ["target" if draft is None else "replacement"]
     if draft is not None and len(accepted) > len(drafted):

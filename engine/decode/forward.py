@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from engine.device import wait_for
 from engine.memory.batch import Span, UBatch
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
@@ -55,6 +56,7 @@ class Forward:
                 if count := rows.count(i):
                     first = rows.index(i)
                     logits.setdefault(seq, []).append(out.logits[first : first + count])
+            wait_for(self._model.device)  # sampling would wait at once; this books it here
             ms = clock.stop(phase, ubatch.seq_ids)
             seq_ids = [self._seq_id_of(seq) for seq in ubatch.seq_ids]
             self._recorder.ubatch(round_, ubatch, seq_ids, purpose, ms)

@@ -18,6 +18,7 @@ from engine.decode.samplers import filters
 from engine.decode.samplers.logit_bias import LogitBias
 from engine.decode.samplers.penalties import Penalties
 from engine.options import SamplerOptions
+from engine.transfer import read
 from kernels.top_k import top_k
 
 Rows = Callable[[int], Distribution]
@@ -89,7 +90,8 @@ class Sampler:
         elif self._options.top_k:
             k = min(k, self._options.top_k)
         values, ids = top_k(logits, k)
-        return ids.cpu().numpy(), values.cpu().numpy()
+        on_host = read(ids, values)
+        return on_host[0], on_host[1]
 
     def _filter(self, ids: np.ndarray, values: np.ndarray) -> Distribution:
         options = self._options

@@ -11,6 +11,7 @@ import torch
 from engine.decode.sampler import Rows, Sampler
 from engine.draft.drafter import Draft
 from engine.trace.records import N_TOP
+from engine.transfer import read, upload
 from kernels.top_k import top_k
 
 _UNLIKELY = -1e4
@@ -83,31 +84,26 @@ class TargetFacts:
 
 def target_facts(logits: torch.Tensor, tokens: Sequence[int]) -> TargetFacts:
     """Facts about `tokens`, one per row of logits [n, n_vocab]."""
-    wanted = torch.tensor(tokens, device=logits.device).unsqueeze(1)
-    k = min(N_TOP, logits.shape[1])
-    top, ids = top_k(logits, k)
-    own = logits.gather(1, wanted)
+    wanted = upload(tokens, logits.device).unsqueeze(1)
+    top, ids = top_k(logits, min(N_TOP, logits.shape[1]))
+    own, largest = logits.gather(1, wanted), top[:, :1]
     # relative to the largest; a banned or infinitely unlikely token stays finite and adds nothing
-    shifted = (logits - top[:, :1]).clamp_min_(_UNLIKELY)
+    shifted = (logits - largest).clamp_min_(_UNLIKELY)
     weights = shifted.exp()
     total = weights.sum(1, keepdim=True)
     entropy = total.log().squeeze(1) - torch.linalg.vecdot(weights, shifted) / total.squeeze(1)
-    return TargetFacts(
-        ((own - top[:, :1]).exp() / total).squeeze(1).tolist(),
-        _ranks(logits, own, top),
-        entropy.tolist(),
-        ids.tolist(),
-        ((top - top[:, :1]).exp() / total).tolist(),
-    )
-
-
-def _ranks(logits: torch.Tensor, own: torch.Tensor, top: torch.Tensor) -> list[int]:
-    """1 + how many logits are larger than `own` [n, 1]; the whole row is counted only where more
-    than the `top` [n, k] are."""
-    larger: list[int] = (top > own).sum(1).tolist()
-    beyond = [row for row, n in enumerate(larger) if n == top.shape[1]]
+    prob, n_larger, *others = (
+        values.tolist()
+        for values in read(
+            ((own - largest).exp() / total).squeeze(1), (top > own).sum(1), entropy, ids,
+            (top - largest).exp() / total,
+        )
+    )  # fmt: skip
+    # a row is counted whole only where more than the top are larger
+    beyond = [row for row, n in enumerate(n_larger) if n == top.shape[1]]
     if beyond:
-        counted = (logits[beyond] > own[beyond]).sum(1).tolist()
-        for row, n in zip(beyond, counted, strict=True):
-            larger[row] = n
-    return [n + 1 for n in larger]
+        rows = upload(beyond, logits.device)
+        (counts,) = read((logits[rows] > own[rows]).sum(1))
+        for row, n in zip(beyond, counts.tolist(), strict=True):
+            n_larger[row] = n
+    return TargetFacts(prob, [n + 1 for n in n_larger], *others)

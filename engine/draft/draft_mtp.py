@@ -19,6 +19,7 @@ from engine.memory.batch import Span, UBatch
 from engine.memory.hybrid import HybridMemory
 from engine.model.mtp import MtpHead
 from engine.options import SpecOptions
+from engine.transfer import upload
 
 
 @dataclass(slots=True)
@@ -103,8 +104,8 @@ class DraftMtp(ModelDrafter):
         self, requests: Sequence[DraftRequest], drafts: Sequence[Draft], rows: Sequence[int]
     ) -> torch.Tensor:
         if len(rows) < self._hidden.shape[0]:
-            self._hidden = self._hidden[list(rows)]
-        ubatch = single_tokens(requests, drafts, self._device)
+            self._hidden = self._hidden[upload(rows, self._device)]
+        ubatch = single_tokens(requests, drafts)
         out = self._head.forward(ubatch, self._hidden.unsqueeze(1), self._memory)
         self._hidden = out.hidden.squeeze(1)
         return out.logits

@@ -98,5 +98,5 @@ class DraftSimple(ModelDrafter):
     ) -> torch.Tensor:
         for request, draft in zip(requests, drafts, strict=True):
             self._progress[request.seq].guessed.append(draft.tokens[-1])
-        ubatch = single_tokens(requests, drafts, self._memory.attention.device)
+        ubatch = single_tokens(requests, drafts)
         return self._model.forward(ubatch, self._memory).logits

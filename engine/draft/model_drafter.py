@@ -13,6 +13,7 @@ from engine.draft.token_draws import TokenDraws
 from engine.memory.batch import UBatch
 from engine.options import SpecOptions
 from engine.trace.records import N_TOP
+from engine.transfer import read
 from kernels.top_k import top_k
 
 _N_CANDIDATES = 10
@@ -47,8 +48,8 @@ class ModelDrafter(ABC):
         logits = self._first(alive)
         while True:
             largest, where = top_k(logits, min(_N_CANDIDATES, logits.shape[-1]))
-            ids, values = where.tolist(), largest.tolist()
-            probs = torch.softmax(largest, -1).tolist()
+            on_host = read(where, largest, torch.softmax(largest, -1))
+            ids, values, probs = (each.tolist() for each in on_host)
             rows = []
             for row, request in enumerate(alive):
                 draft, rank = drafts[request.seq], 0
@@ -98,15 +99,13 @@ class ModelDrafter(ABC):
         """Decode the newest drafted token of each; `rows` are their rows in the step before."""
 
 
-def single_tokens(
-    requests: Sequence[DraftRequest], drafts: Sequence[Draft], device: torch.device
-) -> UBatch:
+def single_tokens(requests: Sequence[DraftRequest], drafts: Sequence[Draft]) -> UBatch:
     """The newest drafted token of every sequence as one ubatch, all with outputs."""
     tokens = [[draft.tokens[-1]] for draft in drafts]
     positions = [[r.pos0 + len(d.tokens)] for r, d in zip(requests, drafts, strict=True)]
     return UBatch(
-        torch.tensor(tokens, device=device),
-        torch.tensor(positions, device=device),
+        np.array(tokens),
+        np.array(positions),
         tuple(request.seq for request in requests),
-        torch.arange(len(tokens), device=device),
+        np.arange(len(tokens)),
     )

@@ -44,12 +44,33 @@ class TensorReader:
         ModelFileError (absent, other shape), UnsupportedModelError (a type without a decoder)
         and OutOfMemoryError.
         """
+        return self._read(name, shape, "dequantising", self._decode).reshape(shape)
+
+    def take_blocks(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The matrix as stored, uint8 [rows, bytes per row], in memory of its own.
+
+        shape: rows and columns; a row has to be whole blocks, as GGUF wants it. Raises Cancelled
+        and ModelFileError as `take`.
+        """
+
+        def copied(info: TensorInfo) -> torch.Tensor:
+            return _lend(self._file.raw(info.name)).clone()
+
+        return self._read(name, shape, "reading", copied).reshape(shape[0], -1)
+
+    def type(self, name: str) -> str:
+        """Name of the GGML type of a tensor of the file."""
+        return self._file.tensors[name].type.name
+
+    def _read(
+        self, name: str, shape: tuple[int, ...], what: str, of: Callable[[TensorInfo], torch.Tensor]
+    ) -> torch.Tensor:
         if self._cancelled():
             raise Cancelled
         info = self._find(name, shape)
-        phase = f"dequantising {_group(name)}"
+        phase = f"{what} {_group(name)}"
         self._progress(self._done, self._total, phase)
-        tensor = self._decode(info).reshape(shape)
+        tensor = of(info)
         if name not in self._seen:
             self._seen.add(name)
             self._done += info.n_bytes

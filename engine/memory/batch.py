@@ -10,8 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
+
+from engine.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +47,47 @@ class Piece:
 class UBatch:
     """One forward pass: `n_seqs` sequences side by side with `n_seq_tokens` tokens each.
 
-    tokens, positions: int64 [n_seqs, n_seq_tokens]. outputs: int64 [n_outputs], flat row
-    indices (sequence-major) whose logits are wanted. seq_ids: memory sequences, in row order.
-    n_padding: filler tokens among all.
+    It lives on the host, where memory and drafters look at it; `on` puts it where the model is.
+    tokens, positions: int64 [n_seqs, n_seq_tokens]. outputs: int64 [n_outputs], flat row indices
+    (sequence-major) whose logits are wanted. seq_ids: memory sequences, in row order. n_padding:
+    filler tokens among all.
     """
 
-    tokens: torch.Tensor
-    positions: torch.Tensor
+    tokens: np.ndarray
+    positions: np.ndarray
     seq_ids: tuple[int, ...]
-    outputs: torch.Tensor
+    outputs: np.ndarray
     reason: str = ""
     n_padding: int = 0
 
     @property
     def n_seqs(self) -> int:
-        return self.tokens.shape[0]
+        return int(self.tokens.shape[0])
 
     @property
     def n_seq_tokens(self) -> int:
-        return self.tokens.shape[1]
+        return int(self.tokens.shape[1])
+
+    def on(self, device: torch.device) -> UBatchTensors:
+        """Its numbers on a device, all in one upload."""
+        parts = self.tokens, self.positions, self.outputs
+        if device.type == "cpu":
+            return UBatchTensors(*(torch.from_numpy(part) for part in parts))
+        n, flat = self.tokens.size, [part.ravel() for part in parts]
+        there = upload(np.concatenate(flat), device)
+        return UBatchTensors(
+            there[:n].view(self.tokens.shape),
+            there[n : 2 * n].view(self.tokens.shape),
+            there[2 * n :],
+        )
+
+
+class UBatchTensors(NamedTuple):
+    """The numbers of a ubatch where a model needs them, shaped alike."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    outputs: torch.Tensor
 
 
 def split_equal(
@@ -118,8 +144,8 @@ def split_seq(spans: Sequence[Span], n_ubatch: int) -> list[Piece]:
     return pieces
 
 
-def make_ubatch(spans: Sequence[Span], piece: Piece, device: torch.device) -> UBatch:
-    """The tensors of one piece."""
+def make_ubatch(spans: Sequence[Span], piece: Piece) -> UBatch:
+    """The ubatch of one piece."""
     tokens: list[list[int]] = []
     positions: list[list[int]] = []
     outputs: list[int] = []
@@ -132,10 +158,10 @@ def make_ubatch(spans: Sequence[Span], piece: Piece, device: torch.device) -> UB
         outputs.extend(base + o for o in span.outputs if start <= o < stop)
         n_padding += max(0, stop - max(start, len(span.tokens) - span.n_padding))
     return UBatch(
-        torch.tensor(tokens, dtype=torch.int64, device=device),
-        torch.tensor(positions, dtype=torch.int64, device=device),
+        np.array(tokens, np.int64),
+        np.array(positions, np.int64),
         tuple(spans[i].seq for i in piece.spans),
-        torch.tensor(outputs, dtype=torch.int64, device=device),
+        np.array(outputs, np.int64),
         piece.reason,
         n_padding,
     )

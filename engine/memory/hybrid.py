@@ -103,7 +103,7 @@ class HybridMemory:
             recurrent = self.recurrent
             keep = recurrent.n_rs_seq + 1 if recurrent and not recurrent.accumulates else 0
             pieces = split_equal(spans, n_ubatch, keep=keep)
-        return [make_ubatch(spans, piece, self.attention.device) for piece in pieces]
+        return [make_ubatch(spans, piece) for piece in pieces]
 
     @property
     def is_pool(self) -> bool:

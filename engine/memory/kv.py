@@ -18,6 +18,7 @@ from engine.memory.batch import UBatch
 from engine.memory.kv_cells import CellTable
 from engine.memory.kv_storage import Index, KVStorage
 from engine.memory.rotation import Rotate
+from engine.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +90,14 @@ class AttentionKV:
     def begin(self, ubatch: UBatch) -> None:
         """Find cells for the ubatch and build its mask. ContextFullError changes nothing."""
         table, seqs = self._table, ubatch.seq_ids
-        positions = ubatch.positions.cpu().numpy()
+        positions = ubatch.positions
         cells = table.find(seqs, ubatch.n_seq_tokens)
         n_view = self._take(seqs, cells, positions)
         streams = [table.stream(seq) for seq in seqs]
         self._place = self._storage.place(streams, cells)
         self._rows = slice(0, 1) if table.unified else self._storage.index(np.array(streams))
         visible = table.visible(seqs, positions, n_view)
-        self._mask = torch.from_numpy(visible).to(self.device)
+        self._mask = upload(visible, self.device)
 
     def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> AttentionView:
         """Write this ubatch's keys and values [n_seqs, n_seq_tokens, n_head_kv, head_dim]."""
@@ -203,7 +204,7 @@ class AttentionKV:
         """A copy of what a sequence holds from position p0 on, keys and values where they are."""
         cells = self._table.holding(seq, p0)
         cells = cells[np.argsort(self._table.positions(seq, cells), kind="stable")]
-        where = torch.from_numpy(cells).to(self.device)
+        where = upload(cells, self.device)
         copies = tuple(t[self._table.stream(seq), where] for t in self._storage.by_cell())
         n_layers = len(self._storage.keys)
         positions = torch.from_numpy(self._table.positions(seq, cells))

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
+from engine.transfer import upload
+
 Index = int | slice | torch.Tensor
 
 # cells that are allocated at first, and that are zeroed together later
@@ -69,14 +71,14 @@ class KVStorage:
         step = int(cells[1]) - first if cells.size > 1 else 1
         if step > 0 and np.array_equal(cells, np.arange(first, last + 1, step)):
             return slice(first, last + 1, step)
-        return torch.from_numpy(cells).to(self._device)
+        return upload(cells, self._device)
 
     def place(self, streams: Sequence[int], cells: np.ndarray) -> tuple[Index, Index]:
         """Where `by_cell` tensors hold the cells [len(streams), n] of these streams, flattened."""
         if len(set(streams)) == 1:
             return streams[0], self.index(cells.ravel())
-        rows = torch.tensor(streams, device=self._device).repeat_interleave(cells.shape[1])
-        return rows, torch.from_numpy(cells.ravel()).to(self._device)
+        rows = np.repeat(np.array(streams), cells.shape[1])
+        return upload(rows, self._device), upload(cells.ravel(), self._device)
 
     def _grow(self, needed: int) -> None:
         capacity = min(self._n_cells, max(needed, 2 * self._capacity))

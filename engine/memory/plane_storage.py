@@ -16,6 +16,7 @@ import torch
 from engine.memory.batch import UBatch
 from engine.memory.cells import NONE, Cells, Slot
 from engine.memory.recurrent import RecurrentMemory, RecurrentShape, SlotState
+from engine.transfer import upload
 from kernels.conv import causal_conv
 from kernels.delta_rule import gated_delta_into
 
@@ -269,7 +270,7 @@ class PlaneMemory(RecurrentMemory):
         return (self._row_numbers(start), self._row_numbers(to)) if to else None, moved
 
     def _row_numbers(self, rows: list[int]) -> torch.Tensor:
-        return torch.tensor(rows, dtype=torch.int64, device=self.device)
+        return upload(rows, self.device)
 
     def _collect(
         self, step: _Step, planes: torch.Tensor, rows: Rows

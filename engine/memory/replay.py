@@ -17,6 +17,7 @@ import torch
 from engine.memory.batch import UBatch
 from engine.memory.cursor import CursorMemory
 from engine.memory.recurrent import RecurrentShape, SlotState
+from engine.transfer import upload
 from kernels.conv import causal_conv
 from kernels.delta_rule import DeltaLog, fold, gated_delta_into, gated_delta_log
 
@@ -239,13 +240,13 @@ class ReplayMemory(CursorMemory):
     def _rows(self, rows: list[int], as_views: bool) -> Rows:
         if as_views:
             return slice(rows[0], rows[0] + len(rows))
-        return torch.tensor(rows, device=self.device)
+        return upload(rows, self.device)
 
     def _counts(self, counts: list[int]) -> int | torch.Tensor:
         """One number where all sequences agree: it saves a mask."""
         if min(counts) == max(counts):
             return counts[0]
-        return torch.tensor(counts, device=self.device)
+        return upload(counts, self.device)
 
     @staticmethod
     def _free_row(rows: np.ndarray, seq: int) -> int:

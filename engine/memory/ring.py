@@ -20,6 +20,7 @@ import torch
 from engine.memory.batch import UBatch
 from engine.memory.cursor import CursorMemory
 from engine.memory.recurrent import RecurrentShape, SlotState
+from engine.transfer import upload
 from kernels.conv import causal_conv
 from kernels.delta_rule import gated_delta_into
 
@@ -76,7 +77,7 @@ class RingMemory(CursorMemory):
         if "no-conv-rollback" in self.faults:
             windows = [self._newest_written[s] if self._held[s] else None for s in self._seqs]
         held, new = [choice[0] for choice in choices], [choice[1] for choice in choices]
-        index = torch.tensor(new, device=self.device)
+        index = upload(new, self.device)
         self._plan = _Plan(n_refs, held, new, index, read, windows)
 
     def conv(self, layer: int, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ import torch
 
 from engine.model.config import ModelConfig
 from engine.model.layers import Surroundings
+from engine.model.rows import Rows
 from engine.model.weights import Projection, Weights
 from kernels.attention import attend
 from kernels.norm import l2_norm
@@ -56,12 +57,13 @@ def _input_projection(weights: Weights, config: ModelConfig) -> Projection:
     rows = config.n_head * config.head_dim * (2 if config.hybrid else 1)
     kv_rows = config.n_head_kv * config.head_dim
 
-    def parts(kind: str) -> list[torch.Tensor]:
+    def parts(kind: str) -> list[Rows]:
         if f"attn_qkv.{kind}" in weights:
-            q, k, v = weights.take(f"attn_qkv.{kind}").split([rows, kv_rows, kv_rows])
+            fused = weights.rows(f"attn_qkv.{kind}")
+            q, k, v = fused.rearranged(lambda data: data.split([rows, kv_rows, kv_rows]))
         else:
             q, k, v = (
-                weights.take(name) if name in weights else torch.zeros(n)
+                weights.rows(name) if name in weights else Rows(torch.zeros(n))
                 for name, n in (
                     (f"attn_q.{kind}", rows),
                     (f"attn_k.{kind}", kv_rows),
@@ -71,8 +73,13 @@ def _input_projection(weights: Weights, config: ModelConfig) -> Projection:
         if not config.hybrid:
             return [q, k, v]
         # the file interleaves per head: head_dim query rows, then head_dim gate rows
-        query, gate = q.unflatten(0, (config.n_head, 2, config.head_dim)).unbind(1)
-        return [query.flatten(0, 1), k, v, gate.flatten(0, 1)]
+        query, gate = q.rearranged(lambda data: _apart(data, config.n_head, config.head_dim))
+        return [query, k, v, gate]
 
     biased = any(f"attn_{name}.bias" in weights for name in ("q", "k", "v", "qkv"))
     return weights.stack(parts("weight"), parts("bias") if biased else None)
+
+
+def _apart(rows: torch.Tensor, n_head: int, head_dim: int) -> list[torch.Tensor]:
+    """All query rows, and all gate rows, out of [n_head x (query, gate) x head_dim, …]."""
+    return [part.flatten(0, 1) for part in rows.unflatten(0, (n_head, 2, head_dim)).unbind(1)]

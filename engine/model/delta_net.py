@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from engine.model.config import ModelConfig, SsmConfig
 from engine.model.layers import Surroundings
+from engine.model.rows import Rows
 from engine.model.weights import Weights
 from kernels.norm import gated_rms_norm, l2_norm
 
@@ -26,13 +27,13 @@ class DeltaNet:
         self._sizes = [ssm.conv_dim, ssm.value_dim, ssm.n_v_heads, ssm.n_v_heads]
         self._qkv_sizes = [2 * ssm.key_dim, ssm.value_dim]
         self._qk_heads = [ssm.n_k_heads, ssm.n_k_heads]
-        qkv, z = _qkv_and_z(weights, ssm)
+        qkv_z = _qkv_and_z(weights, ssm)
         gates = _beta_and_decay(weights, config, ssm)
         if weights.compute == "f32":
-            self._input = weights.stack([qkv, z, *gates])
+            self._input = weights.stack([*qkv_z, *gates])
             self._gates = None
         else:
-            self._input = weights.stack([qkv, z])
+            self._input = weights.stack(qkv_z)
             self._gates = weights.stack(gates, compute="f32")
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
@@ -61,15 +62,19 @@ class DeltaNet:
         return self._output(out.flatten(2))
 
 
-def _qkv_and_z(weights: Weights, ssm: SsmConfig) -> tuple[torch.Tensor, torch.Tensor]:
+def _qkv_and_z(weights: Weights, ssm: SsmConfig) -> list[Rows]:
+    """Rows of queries, keys, values and gates, one below the other."""
     if "ssm_in.weight" not in weights:
-        return weights.take("attn_qkv.weight"), weights.take("attn_gate.weight")
+        return [weights.rows("attn_qkv.weight"), weights.rows("attn_gate.weight")]
     # the legacy tensor groups its rows by key head: q, k, then this head's values and gates
     per_head = ssm.value_dim // ssm.n_k_heads
-    grouped = weights.take("ssm_in.weight").unflatten(0, (ssm.n_k_heads, -1))
-    parts = grouped.split([ssm.d_state, ssm.d_state, per_head, per_head], 1)
-    q, k, v, z = (part.flatten(0, 1) for part in parts)
-    return torch.cat((q, k, v)), z
+    sizes = [ssm.d_state, ssm.d_state, per_head, per_head]
+
+    def parts(rows: torch.Tensor) -> list[torch.Tensor]:
+        grouped = rows.unflatten(0, (ssm.n_k_heads, -1))
+        return [part.flatten(0, 1) for part in grouped.split(sizes, 1)]
+
+    return weights.rows("ssm_in.weight").rearranged(parts)
 
 
 def _beta_and_decay(weights: Weights, config: ModelConfig, ssm: SsmConfig) -> list[torch.Tensor]:

@@ -17,10 +17,10 @@ from engine.model.mtp import MtpHead
 class HybridModel:
     """The trunk; attention-only models are the case without recurrent layers.
 
-    compute: mode of the large matrices, resolved. head: the MTP head, if the file has one.
-    weight_bytes: memory the weights take in this mode. recurrent_layers and
-    trunk_attention_layers: indices of the trunk layers that keep states and those that keep
-    cells.
+    compute: mode of the large matrices, resolved. device: where the weights are, and the memory
+    has to be. head: the MTP head, if the file has one. weight_bytes: memory the weights take in
+    this mode. recurrent_layers and trunk_attention_layers: indices of the trunk layers that keep
+    states and those that keep cells.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class HybridModel:
     ) -> None:
         self.config = config
         self.compute = compute
+        self.device = embedding.device
         self.head = head
         self.weight_bytes = weight_bytes
         kinds = tuple(enumerate(config.recurrent_layers))
@@ -50,11 +51,12 @@ class HybridModel:
     def forward(self, ubatch: UBatch, memory: Memory) -> StepOutput:
         """Decode the tokens of `ubatch` and leave them in `memory`."""
         memory.begin(ubatch)
-        cos, sin = self._rope.at(ubatch.positions)
+        there = ubatch.on(self.device)
+        cos, sin = self._rope.at(there.positions, int(ubatch.positions.max()))
         around = Surroundings(cos, sin, memory)
-        x = F.embedding(ubatch.tokens, self._embedding)
+        x = F.embedding(there.tokens, self._embedding)
         for block in self._blocks:
             x = block(x, around)
-        result = self._output(x, ubatch)
+        result = self._output(x, there.outputs)
         memory.commit()
         return result

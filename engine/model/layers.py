@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from engine.memory.batch import UBatch
+from engine.device import CPU
 from engine.model.memory import Memory
 from engine.model.rope import RopeConfig
 from engine.model.weights import Projection, Weights
@@ -55,15 +55,16 @@ class FeedForward(Protocol):
 class RopeTables:
     """Cosines and sines of all positions so far, extended by doubling as positions grow."""
 
-    def __init__(self, config: RopeConfig) -> None:
+    def __init__(self, config: RopeConfig, device: torch.device = CPU) -> None:
+        self._device = device
         self._n_rot = config.n_rot
         self._scale = config.magnitude
         self._inv_freq = torch.tensor(config.inverse_frequencies(), dtype=torch.float64)
         self._table = torch.empty(0, config.n_rot)
 
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions int64 [B, T] -> cos, sin f32 [B, T, n_rot/2]."""
-        highest = int(positions.max())
+    def at(self, positions: torch.Tensor, highest: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions int64 [B, T], none above `highest`, on the device -> cos, sin f32
+        [B, T, n_rot/2]."""
         if highest >= self._table.shape[0]:
             self._extend(highest)
         cos, sin = F.embedding(positions, self._table).chunk(2, -1)
@@ -72,7 +73,7 @@ class RopeTables:
     def _extend(self, highest: int) -> None:
         size = max(256, 1 << (highest + 1).bit_length())
         cos, sin = rope_table(torch.arange(size), self._n_rot, self._inv_freq, self._scale)
-        self._table = torch.cat((cos, sin), -1)
+        self._table = torch.cat((cos, sin), -1).to(self._device)
 
 
 class DenseFeedForward:
@@ -123,10 +124,10 @@ class OutputHead:
         self._n_vocab = n_vocab
         self._eps = eps
 
-    def __call__(self, x: torch.Tensor, ubatch: UBatch) -> StepOutput:
-        """x [B, T, n_embd], not normed; logits only of the rows that `ubatch` wants."""
+    def __call__(self, x: torch.Tensor, outputs: torch.Tensor) -> StepOutput:
+        """x [B, T, n_embd], not normed; logits only of the flat rows int64 [n] in `outputs`."""
         hidden = rms_norm(x, self.norm, self._eps)
-        if ubatch.outputs.numel() == 0:
+        if outputs.numel() == 0:
             return StepOutput(hidden.new_empty(0, self._n_vocab), hidden)
-        rows = hidden.flatten(0, 1).index_select(0, ubatch.outputs)
+        rows = hidden.flatten(0, 1).index_select(0, outputs)
         return StepOutput(self.projection(rows), hidden)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
-from engine.errors import OptionError
+from engine.device import CPU
+from engine.errors import OptionError, OutOfMemoryError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import Progress, TensorReader
 from engine.model.attention import Attention
@@ -27,65 +28,97 @@ from engine.model.mtp import MtpHead
 from engine.model.tensors import block_shapes, check_tensors, ffn_norm_name, global_shapes
 from engine.model.weights import Weights
 from engine.options import COMPUTE_MODES
+from kernels.block_linear import TYPES as TYPES_IN_BLOCKS
 
 
-def resolve_compute(name: str, n_params: int) -> str:
-    """The compute mode meant by `name` for a model of `n_params` parameters.
+def resolve_compute(
+    name: str, n_params: int, device: torch.device = CPU, types: Collection[str] = ()
+) -> str:
+    """The compute mode meant by `name` for a model of `n_params` parameters in these GGML types.
 
-    "auto" is bf16 where the processor multiplies it in hardware and the model is large enough
-    to gain from that, else f32. Raises OptionError for an unknown name.
+    "auto" is bf16 where the device multiplies it in hardware and the model is large enough to
+    gain from that, else f32; but on a CUDA device "blocks" if any of the types can stay in its
+    blocks: exact weights of the file, summed in f32. Raises OptionError for an unknown name and
+    for int8 on a CUDA device.
     """
     if name not in COMPUTE_MODES:
         modes = ", ".join(COMPUTE_MODES)
         raise OptionError(f"The compute mode {name!r} is unknown.", f"Choose from {modes}.")
+    on_cuda = device.type == "cuda"
+    if name == "int8" and on_cuda:
+        raise OptionError(
+            f"--compute int8 is for the processor; there is no such product on {device}.",
+            "Use blocks, bf16 or f32, or --device cpu.",
+        )
     if name != "auto":
         return name
-    return "bf16" if n_params >= SMALL_MODEL and _has_bf16() else "f32"
+    if on_cuda and any(type in TYPES_IN_BLOCKS for type in types):
+        return "blocks"
+    return "bf16" if n_params >= SMALL_MODEL and (on_cuda or _has_bf16()) else "f32"
 
 
 def load_model(
     file: GgufFile,
     *,
     compute: str = "f32",
+    device: torch.device = CPU,
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> HybridModel:
-    """Load the model in `file`; every tensor is checked against the metadata beforehand.
+    """Load the model in `file` to `device`; tensors are checked against the metadata beforehand.
 
-    Raises UnsupportedModelError, ModelFileError, OptionError, and Cancelled between tensors.
+    Raises UnsupportedModelError, ModelFileError, OptionError, OutOfMemoryError, and Cancelled
+    between tensors.
     """
     config = ModelConfig.from_gguf(file)
     check_tensors(file, config)
-    mode = resolve_compute(compute, sum(t.n_elements for t in file.tensors.values()))
+    tensors = file.tensors.values()
+    types = {tensor.type.name for tensor in tensors}
+    mode = resolve_compute(compute, sum(t.n_elements for t in tensors), device, types)
     reader = TensorReader(file, progress, cancelled)
-    with torch.inference_mode():
-        return _Loading(file, reader, config, mode).model()
+    try:
+        with torch.inference_mode():
+            return _Loading(file, reader, config, mode, device).model()
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"The weights of {file.path.name} do not fit on {device} as {mode}.",
+            "Close other programs on it, use a smaller model, or --device cpu.",
+        ) from error
 
 
 class _Loading:
     """Builds the parts of one model in file order and adds up their memory."""
 
     def __init__(
-        self, file: GgufFile, reader: TensorReader, config: ModelConfig, mode: str
+        self,
+        file: GgufFile,
+        reader: TensorReader,
+        config: ModelConfig,
+        mode: str,
+        device: torch.device,
     ) -> None:
         self._file = file
         self._reader = reader
         self._config = config
         self._mode = mode
+        self._device = device
 
     def model(self) -> HybridModel:
         config = self._config
         shapes = global_shapes(config, self._file.tensors)
-        weights = Weights(self._reader, shapes, self._mode)
+        weights = Weights(self._reader, shapes, self._mode, device=self._device)
         embedding = weights.keep("token_embd.weight")
-        rope = RopeTables(config.rope)
+        rope = RopeTables(config.rope, self._device)
         blocks, n_bytes = [], 0
         for index in range(config.n_layer):
             block, inside = self._block(index)
             blocks.append(block)
             n_bytes += inside.n_bytes
         tied = "output.weight" not in weights
-        table = weights.stack([embedding]) if tied else weights.project("output.weight")
+        if tied and self._mode != "blocks":
+            table = weights.stack([embedding])
+        else:
+            table = weights.project("token_embd.weight" if tied else "output.weight")
         if tied and self._mode == "f32":
             weights.n_bytes -= embedding.nbytes  # shared with the embedding
         norm = weights.keep("output_norm.weight")
@@ -103,7 +136,7 @@ class _Loading:
         config = self._config
         is_mtp = index >= config.n_layer
         shapes = block_shapes(config, index, self._file.tensors)
-        weights = Weights(self._reader, shapes, self._mode, f"blk.{index}.")
+        weights = Weights(self._reader, shapes, self._mode, f"blk.{index}.", self._device)
         mixer: Mixer
         if config.ssm is not None and not is_mtp and config.recurrent_layers[index]:
             mixer = DeltaNet(weights, config, config.ssm, index)

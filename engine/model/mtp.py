@@ -41,10 +41,11 @@ class MtpHead:
         (zeros for p = 0): the trunk's after its final norm, or this head's own while drafting.
         """
         memory.begin(ubatch)
-        cos, sin = self._rope.at(ubatch.positions)
-        embedded = rms_norm(F.embedding(ubatch.tokens, self._embedding), self._enorm, self._eps)
+        there = ubatch.on(self._embedding.device)
+        cos, sin = self._rope.at(there.positions, int(ubatch.positions.max()))
+        embedded = rms_norm(F.embedding(there.tokens, self._embedding), self._enorm, self._eps)
         carried = rms_norm(hidden, self._hnorm, self._eps)
         x = self._join(torch.cat((embedded, carried), -1))
-        result = self._output(self._block(x, Surroundings(cos, sin, memory)), ubatch)
+        result = self._output(self._block(x, Surroundings(cos, sin, memory)), there.outputs)
         memory.commit()
         return result

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
+
 import torch
 
+from engine.device import CPU
 from engine.gguf.reader import TensorReader
+from engine.model.rows import Rows
 from engine.model.tensors import Shapes
-from kernels.linear import Packed, linear, pack
+from kernels.block_linear import TYPES
+from kernels.linear import Packed, beside, linear, pack, pack_blocks
 
 
 class Projection:
@@ -27,13 +33,22 @@ class Projection:
 class Weights:
     """Takes tensors one at a time, by their name within `prefix`, and counts what is kept.
 
-    compute: the mode of large matrices. n_bytes: memory taken by kept and packed tensors.
+    compute: the mode of large matrices; "blocks" leaves those of a type that kernels.block_linear
+    reads as they are, and takes others as bf16 on a GPU, f32 on the processor. device: where what
+    is kept goes; tensors are read and rearranged on the processor. n_bytes: memory taken by kept
+    and packed tensors.
     """
 
     def __init__(
-        self, reader: TensorReader, shapes: Shapes, compute: str, prefix: str = ""
+        self,
+        reader: TensorReader,
+        shapes: Shapes,
+        compute: str,
+        prefix: str = "",
+        device: torch.device = CPU,
     ) -> None:
         self.compute = compute
+        self._device = device
         self.n_bytes = 0
         self._reader = reader
         self._shapes = shapes
@@ -49,22 +64,47 @@ class Weights:
 
     def keep(self, name: str) -> torch.Tensor:
         """The tensor as f32, to stay as it is."""
-        tensor = self.take(name)
+        tensor = self.take(name).to(self._device)
         self.n_bytes += tensor.nbytes
         return tensor
 
+    def rows(self, name: str) -> Rows:
+        """A matrix or biases for rearranging, in blocks if they stay in them; not counted."""
+        full = self._prefix + name
+        if self.compute == "blocks" and self._reader.type(full) in TYPES:
+            return Rows(self._reader.take_blocks(full, self._shapes[full]), self._reader.type(full))
+        return Rows(self.take(name))
+
     def project(self, *names: str) -> Projection:
         """The matrices under `names`, stacked by rows, in the compute mode."""
-        return self.stack([self.take(name) for name in names])
+        return self.stack([self.rows(name) for name in names])
 
     def stack(
         self,
-        parts: list[torch.Tensor],
-        biases: list[torch.Tensor] | None = None,
+        parts: Sequence[Rows | torch.Tensor],
+        biases: Sequence[Rows] | None = None,
         compute: str | None = None,
     ) -> Projection:
-        """Matrices [out, in] (and their biases [out]) stacked by rows, in mode `compute`."""
-        bias = torch.cat(biases) if biases else None
-        packed = pack(torch.cat(parts) if len(parts) > 1 else parts[0], compute or self.compute)
+        """Matrices [out, in] (and their biases [out]) stacked by rows; numbers in this mode."""
+        rows = [part if isinstance(part, Rows) else Rows(part) for part in parts]
+        packed = beside([
+            self._pack(_joined(list(group)), compute or self.compute)
+            for _, group in groupby(rows, lambda part: part.type)
+        ])  # fmt: skip
+        bias = _joined(biases).data.to(self._device) if biases else None
         self.n_bytes += packed.n_bytes + (bias.nbytes if bias is not None else 0)
         return Projection(packed, bias)
+
+    def _pack(self, rows: Rows, mode: str) -> Packed:
+        if rows.type is not None:
+            return pack_blocks(rows.data.to(self._device), rows.type)
+        if mode == "blocks":
+            mode = "f32" if self._device.type == "cpu" else "bf16"
+        return pack(rows.data, mode, self._device)
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    """Rows of one type below each other."""
+    if len(parts) == 1:
+        return parts[0]
+    return Rows(torch.cat([part.data for part in parts]), parts[0].type)

@@ -15,9 +15,9 @@ __all__ = ["dequantise"]
 def dequantise(raw: Tensor, type: str, n_elements: int) -> Tensor:
     """Blocks of the GGML type named `type` ("Q4_K"), uint8 [n_bytes], to float32 [n_elements].
 
-    The result has memory of its own; temporaries are those of one slice, whatever the size.
-    Raises NotImplementedError for a type without a decoder and ValueError when the number of
-    bytes is not that of n_elements.
+    The result has memory of its own where `raw` is; temporaries are those of one slice, whatever
+    the size. Raises NotImplementedError for a type without a decoder and ValueError when the number
+    of bytes is not that of n_elements.
     """
     block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
     n_blocks, rest = divmod(n_elements, block)
@@ -26,7 +26,7 @@ def dequantise(raw: Tensor, type: str, n_elements: int) -> Tensor:
     if raw.storage_offset() % 4:
         raw = raw.clone()  # decoders read whole words
     blocks = raw.view(n_blocks, block_bytes)
-    out = torch.empty(n_blocks, block, dtype=torch.float32)
+    out = torch.empty(n_blocks, block, dtype=torch.float32, device=raw.device)
     decode = _decoder(type)
     step = with_torch.SLICE_ELEMENTS // block
     for start in range(0, n_blocks, step):

@@ -60,7 +60,7 @@ def _fifth_bits(blocks: Tensor, start: int) -> Tensor:
 
 def _spread(words: Tensor, n_bits: int) -> Tensor:
     """int32 [..., m] to [..., 8 / n_bits, m]: each group of bits of every byte, moved to bit 4."""
-    shifts = torch.arange(0, 8, n_bits, dtype=torch.int32).unsqueeze(-1)
+    shifts = torch.arange(0, 8, n_bits, dtype=torch.int32, device=words.device).unsqueeze(-1)
     mask = 0x01010101 * (2**n_bits - 1)
     return ((words.unsqueeze(-2) >> shifts) & mask) << 4
 
@@ -114,7 +114,7 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """
     words = _words(blocks, 4, 16)
     first, last = words[:, :2], words[:, 2:]
-    nibbles = (last >> torch.tensor([0, 4], dtype=torch.int32)) & 0x0F0F0F0F
+    nibbles = torch.cat([last, last >> 4], 1) & 0x0F0F0F0F
     high = nibbles | ((first >> 2) & 0x30303030)
     whole = torch.stack([first & 0x3F3F3F3F, high], 2).view(torch.uint8).flatten(2).float()
     whole.mul_(_half(blocks, 0, 2).unsqueeze(-1))

@@ -1,34 +1,49 @@
-"""Matrix products with prepared weights in three compute modes."""
+"""Matrix products with prepared weights: three compute modes, and weights as stored."""
 
 from __future__ import annotations
 
 import torch
 
 from kernels.dispatch import pick
-from kernels.linear import naive, with_torch
+from kernels.linear import naive, on_cuda, with_torch
+from kernels.linear.blocks import beside, linear_blocks, pack_blocks
 from kernels.linear.packed import MODES, Packed
 
-__all__ = ["MODES", "Packed", "linear", "pack"]
+__all__ = ["MODES", "Packed", "beside", "linear", "pack", "pack_blocks"]
+
+_CPU = torch.device("cpu")
 
 _pack = pick(naive.pack, with_torch.pack)
 _linear = pick(naive.linear, with_torch.linear)
 
 
-def pack(weight: torch.Tensor, mode: str) -> Packed:
-    """Prepares a weight f32 [out, in] once, for many calls of `linear`.
+def pack(weight: torch.Tensor, mode: str, device: torch.device = _CPU) -> Packed:
+    """Prepares a weight f32 [out, in] once, for many calls of `linear` on a device.
 
     "f32" keeps the matrix (no copy). "bf16" rounds weight and activations to bfloat16 and sums
     in f32. "int8" rounds the weight to integers with one scale per output row and every
     activation row to -127..127 with its own scale, and sums in int32, so a row of the result has
     the same bits whatever rows stand beside it; the other two modes do not promise that.
 
-    Raises ValueError for any other mode.
+    Raises ValueError for any other mode, and for int8 on a CUDA device.
     """
     if mode not in MODES:
         raise ValueError(f"compute mode {mode!r} is not one of {', '.join(MODES)}")
-    return _pack(weight, mode)
+    if device.type == "cpu":
+        return _pack(weight, mode)
+    if mode == "int8":
+        raise ValueError(f"compute mode int8 has no product on {device}")
+    if mode == "bf16":
+        return on_cuda.pack_bf16(weight, device)
+    return _pack(weight.to(device), mode)
 
 
 def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     """x @ weight.T in the mode of `packed`. x: f32 [..., in]; returns f32 [..., out]."""
+    if packed.mode == "blocks":
+        return linear_blocks(x, packed)
+    if packed.mode == "parts":
+        return torch.cat([linear(x, part) for part in packed.data], -1)
+    if packed.mode == "bf16" and x.is_cuda:
+        return on_cuda.linear_bf16(x, packed)
     return _linear(x, packed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from engine.memory.batch import UBatch
@@ -51,7 +52,8 @@ class NaiveAttention:
         mask = torch.zeros(len(rows), k.shape[1], max(lengths), dtype=torch.bool)
         for row, seq in enumerate(self.ubatch.seq_ids):
             held = torch.tensor(self.positions[seq])
-            mask[row, :, : len(held)] = held <= self.ubatch.positions[row].unsqueeze(-1)
+            asking = torch.from_numpy(self.ubatch.positions[row]).unsqueeze(-1)
+            mask[row, :, : len(held)] = held <= asking
         return View(full_k, full_v, mask)
 
 
@@ -126,11 +128,11 @@ def ubatch_of(
     tokens: list[int] | torch.Tensor, pos0: int = 0, seq: int = 0, outputs: list[int] | None = None
 ) -> UBatch:
     """One sequence's tokens from position pos0 on, logits wanted everywhere unless told."""
-    row = torch.as_tensor(tokens, dtype=torch.int64).view(1, -1)
+    row = np.array(tokens, np.int64).reshape(1, -1)
     n = row.shape[1]
     return UBatch(
         tokens=row,
-        positions=torch.arange(pos0, pos0 + n).view(1, -1),
+        positions=np.arange(pos0, pos0 + n).reshape(1, -1),
         seq_ids=(seq,),
-        outputs=torch.tensor(list(range(n)) if outputs is None else outputs, dtype=torch.int64),
+        outputs=np.array(list(range(n)) if outputs is None else outputs, np.int64),
     )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
@@ -64,8 +65,8 @@ def ubatch_of(texts: dict[int, list[int]], memory: RecurrentMemory) -> UBatch:
     rows = list(texts.values())
     starts = [memory.seq_pos_max(seq) + 1 for seq in texts]
     positions = [list(range(start, start + len(rows[0]))) for start in starts]
-    none = torch.zeros(0, dtype=torch.int64)
-    return UBatch(torch.tensor(rows), torch.tensor(positions), tuple(texts), none)
+    none = np.zeros(0, np.int64)
+    return UBatch(np.array(rows), np.array(positions), tuple(texts), none)
 
 
 @torch.inference_mode()

@@ -23,5 +23,6 @@ class LogitBias:
         """Biased logits [n, n_vocab]; the logits given are not changed."""
         if not self._ids.numel():
             return logits
-        values = self._values.to(logits).expand(logits.shape[0], -1)
-        return logits.index_add(1, self._ids.to(logits.device), values)
+        if self._ids.device != logits.device:
+            self._ids, self._values = self._ids.to(logits.device), self._values.to(logits)
+        return logits.index_add(1, self._ids, self._values.expand(logits.shape[0], -1))

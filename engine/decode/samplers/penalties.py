@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.options import SamplerOptions
+from engine.transfer import upload
 
 
 class Penalties:
@@ -47,8 +48,8 @@ class Penalties:
         """Penalised logits [n_vocab]; the logits given are not changed."""
         recent = self._history if self._last_n < 0 else self._history[-self._last_n :]
         counts = Counter(recent)
-        ids = torch.tensor(list(counts), dtype=torch.int64, device=logits.device)
-        times = torch.tensor(list(counts.values())).to(logits)
+        both = torch.tensor([list(counts), list(counts.values())], dtype=torch.int64)
+        ids, times = upload(both, logits.device).unbind()
         of_ids = logits[ids]
         of_ids = torch.where(of_ids > 0, of_ids / self._repeat, of_ids * self._repeat)
         of_ids -= times * self._frequency + self._presence

@@ -95,8 +95,8 @@ def test_one_set_of_weights_per_mode(monkeypatch: pytest.MonkeyPatch) -> None:
 def _counting(asked: list[str]):
     from engine.model.loader import load_model
 
-    def load(file, *, compute):
+    def load(file, *, compute, device):
         asked.append(compute)
-        return load_model(file, compute=compute)
+        return load_model(file, compute=compute, device=device)
 
     return load

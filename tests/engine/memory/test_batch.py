@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,7 +80,7 @@ def test_every_token_once_and_in_order(lengths, n_ubatch, keep, equal):
 
 def test_ubatch_tensors():
     spans = [Span(3, 10, [5, 6, 7], [0, 2]), Span(1, 0, [8, 9, 4], [2])]
-    ubatch = make_ubatch(spans, Piece((0, 1), (1, 1), 2, "x"), torch.device("cpu"))
+    ubatch = make_ubatch(spans, Piece((0, 1), (1, 1), 2, "x"))
     assert ubatch.tokens.tolist() == [[6, 7], [9, 4]]
     assert ubatch.positions.tolist() == [[11, 12], [1, 2]]
     assert ubatch.seq_ids == (3, 1)

@@ -23,7 +23,7 @@ BOTH = pytest.mark.parametrize("unified", [False, True], ids=["per-seq", "unifie
 def ubatch_of(*spans: Span):
     n = len(spans[0].tokens)
     piece = Piece(tuple(range(len(spans))), (0,) * len(spans), n, "")
-    return make_ubatch(list(spans), piece, CPU)
+    return make_ubatch(list(spans), piece)
 
 
 def memory(n_seqs: int, n_ctx: int, *, unified: bool = False, **kwargs) -> AttentionKV:

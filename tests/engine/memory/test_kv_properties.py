@@ -75,7 +75,7 @@ def in_range(pos: int, p0: int, p1: int) -> bool:
 
 def ubatch_of(seqs: list[int], starts: list[int], n: int) -> UBatch:
     spans = [Span(s, p, [0] * n, []) for s, p in zip(seqs, starts, strict=True)]
-    return make_ubatch(spans, Piece(tuple(range(len(seqs))), (0,) * len(seqs), n, ""), CPU)
+    return make_ubatch(spans, Piece(tuple(range(len(seqs))), (0,) * len(seqs), n, ""))
 
 
 def contents(state: AttentionState) -> list[tuple[int, int, int]]:

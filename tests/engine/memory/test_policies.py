@@ -7,6 +7,7 @@ import struct
 from collections.abc import Sequence
 from itertools import chain
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -103,7 +104,10 @@ class Walk:
         before = bits(self.memory)
         good = ubatch_of({seq: [0] * n for seq in seqs}, self.memory)
         twice = UBatch(
-            good.tokens.repeat(2, 1), good.positions.repeat(2, 1), good.seq_ids * 2, good.outputs
+            np.tile(good.tokens, (2, 1)),
+            np.tile(good.positions, (2, 1)),
+            good.seq_ids * 2,
+            good.outputs,
         )
         assert self.memory.prepare([good, good])
         assert not self.memory.prepare([good, twice])

@@ -71,7 +71,7 @@ class Context:
             ubatches = self.memory.split(spans, self.n_ubatch, "equal")
         else:
             pieces = split_equal(spans, self.n_ubatch, keep=keep)
-            ubatches = [make_ubatch(spans, piece, CPU) for piece in pieces]
+            ubatches = [make_ubatch(spans, piece) for piece in pieces]
         assert self.memory.prepare(ubatches)
         found: dict[int, list[torch.Tensor]] = {seq: [] for seq in new}
         for ubatch in ubatches:

@@ -107,6 +107,6 @@ def test_against_the_definition(name, edit, variant):
         )
     memory, ubatch = NaiveMemory(), ubatch_of(list(range(6)))
     memory.begin(ubatch)
-    cos, sin = RopeTables(config.rope).at(ubatch.positions)
+    cos, sin = RopeTables(config.rope).at(torch.arange(6).unsqueeze(0), 5)
     got = layer(x, Surroundings(cos, sin, memory))
     np.testing.assert_allclose(got[0].numpy(), expected, rtol=0, atol=2e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,10 +29,10 @@ def test_sequences_do_not_touch_each_other(name, width, golden):
     starts = [len(prefix) for prefix in prefixes.values()]
     together = model.forward(
         UBatch(
-            tokens=torch.tensor(list(following.values())),
-            positions=torch.tensor([[start + i for i in range(width)] for start in starts]),
+            tokens=np.array(list(following.values())),
+            positions=np.array([[start + i for i in range(width)] for start in starts]),
             seq_ids=tuple(prefixes),
-            outputs=torch.arange(2 * width),
+            outputs=np.arange(2 * width),
         ),
         shared,
     )

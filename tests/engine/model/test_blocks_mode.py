@@ -1,0 +1,144 @@
+"""Matrices left in GGUF blocks, against the same model in f32 and llama.cpp's logits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.errors import OptionError
+from engine.gguf.file import GgufFile
+from engine.model.config import SsmConfig
+from engine.model.delta_net import _qkv_and_z
+from engine.model.loader import load_model, resolve_compute
+from engine.model.rows import Rows
+from engine.model.weights import Weights
+from kernels.dequant import dequantise
+from kernels.linear import linear
+from tests.support.golden_in_blocks import distance
+from tests.support.random_blocks import random_blocks
+
+ROOT = Path(__file__).parents[3]
+QUANTISED = ("qwen35-h-v2x-mtp-q8_0", "qwen35-g-v2x-q4_k_m")
+CUDA = torch.device("cuda:0")
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_logits_are_those_of_the_expanded_weights(name):
+    assert distance(name, torch.device("cpu"), [20, 3, 1]) < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", QUANTISED)
+def test_logits_on_a_gpu(name):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device; the interpreter runs the kernels")
+    # all the large matrices of these files are in blocks, so that nothing is rounded to bf16
+    assert distance(name, CUDA, [20, 3, 1]) < 1e-3
+
+
+def test_logits_in_tritons_interpreter():
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.golden_in_blocks", QUANTISED[0], "cpu", "2", "1"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "DRAFTSCOPE_KERNELS": "triton"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert float(done.stdout) < 1e-4
+
+
+def test_the_matrices_take_what_the_file_takes(golden_path):
+    with GgufFile.open(golden_path(QUANTISED[0])) as file:
+        blocks, wide = (load_model(file, compute=mode) for mode in ("blocks", "f32"))
+        sizes = {t.type.name: 0 for t in file.tensors.values()}
+        for tensor in file.tensors.values():
+            sizes[tensor.type.name] += tensor.n_bytes
+    assert blocks.compute == "blocks"
+    # beside them the embedding as f32, and beta and decay, which stay f32 in every narrow mode
+    assert blocks.weight_bytes < 0.6 * wide.weight_bytes
+    assert blocks.weight_bytes > sizes["Q8_0"]
+
+
+class _Reader:
+    """Tensors of random Q8_0 blocks."""
+
+    def __init__(self, shapes):
+        self.blocks = {
+            name: random_blocks("Q8_0", *shape, seed=i) for i, (name, shape) in
+            enumerate(shapes.items())
+        }  # fmt: skip
+
+    def type(self, name):
+        return "Q8_0"
+
+    def take_blocks(self, name, shape):
+        return self.blocks[name]
+
+    def take(self, name, shape):
+        n_out, n_in = shape
+        return dequantise(self.blocks[name].flatten(), "Q8_0", n_out * n_in).view(n_out, n_in)
+
+
+def test_rows_are_rearranged_as_blocks():
+    """The legacy tensor of qwen3next groups rows by key head: blocks move as numbers do."""
+    ssm = SsmConfig(d_conv=4, d_state=8, n_k_heads=2, n_v_heads=4, grouped=True)
+    shapes = {"ssm_in.weight": (ssm.conv_dim + ssm.value_dim, 64)}
+    reader, x = _Reader(shapes), torch.randn(3, 64)
+    got, wanted = (
+        (weights := Weights(reader, shapes, mode)).stack(_qkv_and_z(weights, ssm)).packed
+        for mode in ("blocks", "f32")
+    )
+    assert (got.mode, got.shape) == ("blocks", wanted.shape)
+    torch.testing.assert_close(linear(x, got), linear(x, wanted))
+    untouched = linear(x, Weights(reader, shapes, "f32").project("ssm_in.weight").packed)
+    assert not torch.equal(linear(x, wanted), untouched)
+
+
+def test_neighbours_of_one_type_become_one_matrix():
+    weights = Weights(_Reader({}), {}, "blocks")
+    q8, q4 = (Rows(random_blocks(kind, 5, 64), kind) for kind in ("Q8_0", "Q4_0"))
+    numbers = Rows(torch.randn(2, 64))
+    packed = weights.stack([q8, q8, q4, numbers, q8]).packed
+    assert [(part.mode, part.shape) for part in packed.data] == [
+        ("blocks", (10, 64)), ("blocks", (5, 64)), ("f32", (2, 64)), ("blocks", (5, 64)),
+    ]  # fmt: skip
+    x = torch.randn(4, 64)
+    whole = torch.cat([
+        dequantise(part.data.flatten(), part.type, 5 * 64).view(5, 64) if part.type else part.data
+        for part in (q8, q8, q4, numbers, q8)
+    ])  # fmt: skip
+    torch.testing.assert_close(linear(x, packed), x @ whole.T, rtol=1e-5, atol=1e-3)
+    assert weights.n_bytes == 15 * 68 + 5 * 36 + 4 * 128
+
+
+@pytest.mark.parametrize(
+    ("name", "n_params", "types", "mode"),
+    [
+        ("auto", 10, {"F32", "Q4_K"}, "blocks"),
+        ("auto", 10, {"F32", "IQ4_XS"}, "f32"),
+        ("auto", 10**9, {"BF16"}, "bf16"),
+        ("f32", 10**9, {"Q4_K"}, "f32"),
+        ("bf16", 10, {"Q4_K"}, "bf16"),
+        ("blocks", 10, {"F32"}, "blocks"),
+    ],
+)
+def test_modes_on_cuda(name, n_params, types, mode):
+    assert resolve_compute(name, n_params, CUDA, types) == mode
+
+
+def test_int8_is_refused_on_cuda():
+    with pytest.raises(OptionError, match=r"int8 is for the processor.*cuda:0.*Use blocks"):
+        resolve_compute("int8", 10, CUDA, {"Q8_0"})
+
+
+def test_auto_on_the_processor_never_means_blocks():
+    assert resolve_compute("auto", 10, types={"Q4_K"}) == "f32"

@@ -1,0 +1,124 @@
+"""Whole rounds on a CUDA device of fake tensors: where everything is, and what the host waits for.
+
+A fake device raises where devices are mixed and where a value is looked at. Triton cannot launch on
+it, so the torch versions of the kernels run; a machine with CUDA runs tests marked `gpu` instead.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from engine.options import RunOptions
+from engine.session import Session
+from tests.support.fake_cuda import DEVICE, fake_cuda
+from tests.support.golden_runs import DATA, MTP_MODELS, options_of, prompt_of
+
+NAME = MTP_MODELS[2]
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="kernels were imported for the CUDA device that is there"
+)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """The fake device; what is read from it is random, so drafts fail at any token."""
+    random = np.random.default_rng(5)
+
+    def values(tensor: torch.Tensor) -> np.ndarray:
+        if tensor.is_floating_point():
+            return random.random(tuple(tensor.shape), np.float32)
+        return random.integers(0, 2, tuple(tensor.shape))
+
+    with fake_cuda(monkeypatch, values) as seen:
+        yield seen
+
+
+def opened(compute: str, draft: str | None = None) -> Session:
+    return Session.open(
+        DATA / f"{NAME}.gguf", draft and DATA / f"{draft}.gguf", compute=compute, device="cuda"
+    )
+
+
+def rounds_of(run, seen, n: int = 5):
+    """What was seen in each round behind the prompt."""
+    run.step()
+    found = []
+    for _ in range(n):
+        seen.clear()
+        assert run.step()
+        found.append((seen.reads, seen.waits, len(seen.uploads)))
+        assert seen.strays == []
+    return found
+
+
+def test_the_fake_device_notices(fake):
+    there = torch.ones(4, 4, device=DEVICE)
+    with pytest.raises(Exception, match="same device"):
+        there + torch.ones(4, 4)
+    for look in (lambda: there.sum().item(), lambda: bool(there[0, 0] > 0), there.tolist):
+        with pytest.raises(Exception, match=r"_local_scalar_dense"):
+            look()
+    with pytest.raises(Exception, match=r"nonzero"):
+        there.nonzero()
+    there.cpu()
+    assert len(fake.downloads) == 1
+    there[torch.from_numpy(np.arange(2))]
+    assert len(fake.strays) == 1
+
+
+@pytest.mark.parametrize(
+    ("compute", "policy"),
+    [("f32", "planes"), ("bf16", "carry"), ("blocks", "ring"), ("blocks", "replay")],
+)
+def test_a_round_waits_for_the_tokens_and_nothing_else(fake, compute, policy):
+    """Three draft steps, the verified tokens and the facts about them: five reads. Uploads are as
+    many however many layers there are."""
+    model = opened(compute)
+    assert (model.device, model.compute) == (DEVICE, compute)
+    run = model.start([prompt_of(NAME)], options_of(60, "draft-mtp", rollback=policy))
+    found = rounds_of(run, fake)
+    assert {(reads, waits) for reads, waits, _ in found} == {(5, 1)}
+    assert max(uploads for *_, uploads in found) <= 12
+    assert fake.downloads == []
+    depths = run.trace.rounds.column("rollback_depth")
+    assert len(set(depths.tolist())) > 2, "drafts failed at several tokens"
+
+
+def test_several_sequences_and_a_draft_model(fake):
+    """Two reads more for each sequence more; the draft model reads once a step for all."""
+    model = opened("blocks", draft="qwen35-a-f32")
+    options = options_of(60, "draft-simple", rollback="ring", parallel=2)
+    found = rounds_of(model.start([prompt_of(NAME)] * 2, options), fake)
+    assert {reads for reads, *_ in found} == {7}
+    assert fake.downloads == []
+
+
+def test_sampling_at_a_temperature(fake):
+    from engine.options import SamplerOptions
+
+    sampler = SamplerOptions(temp=0.8, logit_bias=((3, 1.0),))
+    options = options_of(60, "draft-mtp", rollback="ring", sampler=sampler, ignore_eos=True)
+    run = opened("f32").start([prompt_of(NAME)], options)
+    assert {(reads, waits) for reads, waits, _ in rounds_of(run, fake)} == {(5, 1)}
+    assert fake.downloads == []
+
+
+def test_checkpoints_on_the_device_do_not_come_to_the_host(fake):
+    options = options_of(60, "draft-mtp", rollback="checkpoint", checkpoint_device="device")
+    rounds_of(opened("f32").start([prompt_of(NAME)], options), fake)
+    assert fake.downloads == []
+
+
+def test_checkpoints_on_the_host_come_there(fake):
+    options = options_of(60, "draft-mtp", rollback="checkpoint", checkpoint_device="host")
+    model = opened("f32")
+    rounds_of(model.start([prompt_of(NAME)], options), fake)
+    assert len(fake.downloads) == 2 * len(model.model.recurrent_layers)
+
+
+def test_the_run_says_where_it_was(fake):
+    run = opened("f32").start([prompt_of(NAME)], RunOptions(n_predict=4))
+    assert run.trace.runs[run.run_id]["device"] == "cuda:0"

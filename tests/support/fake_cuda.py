@@ -1,0 +1,116 @@
+"""A CUDA device that computes shapes only: torch's fake tensors, on a machine without a GPU.
+
+Mixing devices raises, and so does looking at a value on the host, but for `engine.transfer.read`,
+which gets made-up numbers and is counted. What crosses between host and device is counted too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+DEVICE = torch.device("cuda:0")
+# indices of c10::DeviceType
+_CUDA, _META = 1, 14
+
+
+@dataclass
+class Seen:
+    """reads: calls of transfer.read on the device. uploads, downloads: operations that moved
+    values. waits: synchronisations for the clock. strays: operations with an argument on each."""
+
+    reads: int = 0
+    waits: int = 0
+    uploads: list[str] = field(default_factory=list)
+    downloads: list[str] = field(default_factory=list)
+    strays: list[str] = field(default_factory=list)
+
+    def clear(self) -> None:
+        self.__init__()
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self, seen: Seen) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        taken = {x.device.type for x in tree_leaves((args, kwargs)) if _has_values(x)}
+        made = {x.device.type for x in tree_leaves(result) if _has_values(x)}
+        if str(func) == "aten.copy_.default":
+            made, taken = {args[0].device.type}, {args[1].device.type}
+        if taken == {"cpu"} and made == {"cuda"}:
+            self._seen.uploads.append(str(func))
+        elif taken == {"cuda"} and made == {"cpu"}:
+            self._seen.downloads.append(str(func))
+        elif taken == {"cpu", "cuda"}:
+            self._seen.strays.append(str(func))
+        return result
+
+
+def _without_value(host: torch.Tensor) -> torch.Tensor:
+    """A fake tensor of one element remembers it, and would then be copied in earnest."""
+    host.constant = None
+    return host
+
+
+def _has_values(x: object) -> bool:
+    """A number without dimensions may come from the host: it is an argument of the kernel."""
+    return isinstance(x, torch.Tensor) and x.dim() > 0
+
+
+@contextmanager
+def fake_cuda(
+    monkeypatch: pytest.MonkeyPatch, values: Callable[[torch.Tensor], np.ndarray]
+) -> Iterator[Seen]:
+    """Within the context `cuda:0` exists. values: what `read` finds for a tensor on it."""
+    seen = Seen()
+    from engine import transfer
+    from engine.decode import sampler, verify
+    from engine.draft import model_drafter
+
+    def read(*tensors: torch.Tensor) -> list[np.ndarray]:
+        assert all(tensor.device == DEVICE for tensor in tensors)
+        seen.reads += 1
+        return [values(tensor) for tensor in tensors]
+
+    def wait(device: torch.device) -> None:
+        assert device == DEVICE
+        seen.waits += 1
+
+    for module in (transfer, sampler, verify, model_drafter):
+        monkeypatch.setattr(module, "read", read)
+    monkeypatch.setattr(transfer, "pinned", _without_value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    with _guarded(), FakeTensorMode(allow_non_fake_inputs=True), _Watch(seen):
+        yield seen
+
+
+@contextmanager
+def _guarded() -> Iterator[None]:
+    """A torch without CUDA has no device guard for it, which indexing asks for: lend it the one of
+    meta tensors, which does nothing."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * (_META + 1)).in_dll(
+        library, "_ZN3c104impl26device_guard_impl_registryE"
+    )
+    before = guards[_CUDA]
+    guards[_CUDA] = before or guards[_META]
+    try:
+        yield
+    finally:
+        guards[_CUDA] = before
