@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,17 +44,33 @@ class TensorReader:
         ModelFileError (absent, other shape), UnsupportedModelError (a type without a decoder)
         and OutOfMemoryError.
         """
-        if self._cancelled():
-            raise Cancelled
         info = self._find(name, shape)
-        phase = f"dequantising {_group(name)}"
-        self._progress(self._done, self._total, phase)
-        tensor = self._decode(info).reshape(shape)
-        if name not in self._seen:
-            self._seen.add(name)
-            self._done += info.n_bytes
-        self._progress(self._done, self._total, phase)
-        return tensor
+        (tensor,) = self._pieces(info, 1)
+        return tensor.reshape(shape)
+
+    def take_each(self, name: str, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
+        """The slices of a tensor along its first dimension in turn, each read when asked for.
+
+        Otherwise as `take`, cancelled between slices as well.
+        """
+        for piece in self._pieces(self._find(name, shape), shape[0]):
+            yield piece.reshape(shape[1:])
+
+    def _pieces(self, info: TensorInfo, count: int) -> Iterator[torch.Tensor]:
+        """A tensor in `count` equal parts, which count as progress the first time."""
+        size = info.n_bytes // count
+        is_new = info.name not in self._seen
+        self._seen.add(info.name)
+        phase = f"dequantising {_group(info.name)}"
+        for i in range(count):
+            if self._cancelled():
+                raise Cancelled
+            self._progress(self._done, self._total, phase)
+            piece = self._decode(info, slice(i * size, (i + 1) * size), info.n_elements // count)
+            if is_new:
+                self._done += size
+            self._progress(self._done, self._total, phase)
+            yield piece
 
     def _find(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         info = self._file.tensors.get(name)
@@ -74,9 +90,9 @@ class TensorReader:
             )
         return info
 
-    def _decode(self, info: TensorInfo) -> torch.Tensor:
+    def _decode(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
         try:
-            return dequantise(_lend(self._file.raw(info.name)), info.type.name, info.n_elements)
+            return dequantise(_lend(self._file.raw(info.name))[part], info.type.name, n_elements)
         except NotImplementedError:
             raise UnsupportedModelError(
                 f"{self._file.parts[info.part].name}: tensor {shorten(info.name)} has type "
@@ -88,7 +104,7 @@ class TensorReader:
                 raise
             raise OutOfMemoryError(
                 f"No memory is left for tensor {shorten(info.name)}, which needs "
-                f"{4 * info.n_elements / 2**20:.0f} MiB.",
+                f"{4 * n_elements / 2**20:.0f} MiB.",
                 "Close other programs, or use a smaller model.",
             ) from error
 

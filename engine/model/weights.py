@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import tee
+
 import torch
 
 from engine.gguf.reader import TensorReader
 from engine.model.tensors import Shapes
 from kernels.linear import Packed, linear, pack
+from kernels.moe import PackedExperts, pack_experts
 
 
 class Projection:
@@ -68,3 +72,22 @@ class Weights:
         packed = pack(torch.cat(parts) if len(parts) > 1 else parts[0], compute or self.compute)
         self.n_bytes += packed.n_bytes + (bias.nbytes if bias is not None else 0)
         return Projection(packed, bias)
+
+    def experts(self) -> PackedExperts:
+        """The routed experts of this block in the compute mode, read one after the other."""
+        gate: Iterable[torch.Tensor]
+        up: Iterable[torch.Tensor]
+        if "ffn_gate_up_exps.weight" in self:
+            first, second = tee(self._each("ffn_gate_up_exps.weight"))
+            gate = (both.chunk(2)[0] for both in first)
+            up = (both.chunk(2)[1] for both in second)
+        else:
+            gate, up = self._each("ffn_gate_exps.weight"), self._each("ffn_up_exps.weight")
+        packed = pack_experts(gate, up, self._each("ffn_down_exps.weight"), self.compute)
+        self.n_bytes += packed.n_bytes
+        return packed
+
+    def _each(self, name: str) -> Iterable[torch.Tensor]:
+        """The slices of a tensor along its first dimension as f32, each read when asked for."""
+        full = self._prefix + name
+        return self._reader.take_each(full, self._shapes[full])
