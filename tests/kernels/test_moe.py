@@ -204,3 +204,19 @@ def test_other_modes_and_unequal_numbers_are_refused():
         moe.pack_experts(gate, up, down, "f16")
     with pytest.raises(ValueError, match="shorter"):
         moe.pack_experts(gate, up, down[:-1], "f32")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_nothing_waits_for_the_gpu():
+    """Neither routing nor the products: the host may go on, and a CUDA graph can hold them."""
+    x, logits = torch.randn(5, 64, device="cuda"), torch.randn(5, 6, device="cuda")
+    packed = moe.pack_experts(*(part.cuda() for part in make(d=64, f=32)[3:]), "bf16")
+    expected = moe.experts(x, *moe.route(logits, 2), packed)  # compiles
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = moe.experts(x, *moe.route(logits, 2), packed)
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    assert torch.equal(again, expected)
