@@ -525,6 +525,7 @@ class MainWindow(QMainWindow):
             )
         self._show_lanes_or_run(event.store, self.bridge.run_id)
         self._show_files(event.files)
+        self.model_map.set_compute(event.compute)
 
     def _show_options(self) -> None:
         panel = self.run_panel
