@@ -19,8 +19,8 @@ def random_tensor(
 ) -> np.ndarray:
     """Values of mean 0 and this standard deviation, stored as F32, BF16, Q8_0, Q4_K or Q6_K.
 
-    F32: float32 of `shape`. BF16: its upper halves, uint16 of `shape`. Otherwise uint8 [..., bytes of a row]; the last dimension of `shape`
-    is a multiple of the block length.
+    F32: float32 of `shape`. BF16: its upper halves, uint16 of `shape`. Otherwise uint8 [..., bytes
+    of a row]; the last dimension of `shape` is a multiple of the block length.
     """
     if kind in (Quant.F32, Quant.BF16):
         values = rng.standard_normal(shape, dtype=np.float32)

@@ -28,7 +28,9 @@ def make(n_rows=5, n_experts=6, n_used=2, d=8, f=12):
 
 
 def pack(ops, gate, up, down, mode="f32"):
-    return ops.pack(gate, [(torch.cat(pair), d) for *pair, d in zip(gate, up, down)], mode)
+    return ops.pack(
+        gate, [(torch.cat(pair), d) for *pair, d in zip(gate, up, down, strict=True)], mode
+    )
 
 
 def dense(x, weights, ids, gate, up, down):

@@ -90,10 +90,9 @@ def test_products_with_blocks(compiled, type_name):
 
 
 @pytest.mark.parametrize("mode", ["f32", "bf16"])
-@pytest.mark.parametrize(("n_experts", "n_used"), [(32, 8), (256, 8)])
-@pytest.mark.parametrize("n_tokens", [1, 8, 512])
-def test_mixture_of_experts(compiled, n_tokens, n_experts, n_used, mode):
-    weights, ids = moe.route(torch.ones(n_tokens, n_experts), n_used)
+@pytest.mark.parametrize(("n_tokens", "n_experts"), [(1, 256), (128, 32), (512, 32)])
+def test_mixture_of_experts(compiled, n_tokens, n_experts, mode):
+    weights, ids = moe.route(torch.ones(n_tokens, n_experts), 8)
     pairs = [(torch.ones(256, 128), torch.ones(128, 128))] * n_experts
     packed = moe.pack(pairs[0][0], pairs, mode)
     moe.experts(torch.ones(n_tokens, 128), weights, ids, packed)
