@@ -29,7 +29,7 @@ def product(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
             integers, scale = packed.data
             sums = (rows * ROW_LEVELS).round().double() @ integers.double().T
             return (sums * (scale.double() / ROW_LEVELS)).float()
-        return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+        return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default(
             rows, 1 / ROW_LEVELS, 128, packed.data
         )
     if packed.data.dtype == torch.float32:
@@ -38,5 +38,5 @@ def product(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
 
 
 def finish(y: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Results of `product` as f32; scale: the rows' own, of `prepare`."""
-    return y.float() if scale is None else y * scale
+    """Results of `product` as f32, in place where they are; scale: the rows' own, of `prepare`."""
+    return y.float() if scale is None else y.mul_(scale)
