@@ -119,6 +119,7 @@ class EngineNews(QObject):
             )
         self._show_lanes_or_run(event.store, self._bridge.run_id)
         self._show_files(event.files)
+        self._panels.model_map.set_compute(event.compute)
 
     def _show_options(self) -> None:
         panel = self._panels.run_panel

@@ -11,7 +11,7 @@ import numpy as np
 from app.cli.common import add_model, positive, print_json, size, target_path
 from engine.gguf.file import GgufFile
 from engine.model.info import LayerInfo, ModelInfo, describe
-from engine.options import ROLLBACK_POLICIES
+from engine.options import COMPUTE_MODES, ROLLBACK_POLICIES
 
 _DEFAULT_CONTEXT = 4096
 _SHOWN = 60  # characters of a metadata value
@@ -42,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"cells per sequence (default: the trained context, at most {_DEFAULT_CONTEXT})",
     )
+    group.add_argument(
+        "--compute",
+        choices=COMPUTE_MODES[1:],
+        default="",
+        help="weights as loaded in this mode (default: as stored in the file)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -56,8 +62,9 @@ def run(args: argparse.Namespace) -> int:
         "n_seqs": args.parallel,
         "n_ctx": n_ctx,
         "n_rs_seq": args.spec_draft_n_max,
+        "compute": args.compute,
         "policies": {
-            policy: info.memory(args.parallel, args.spec_draft_n_max, n_ctx, policy)
+            policy: info.memory(args.parallel, args.spec_draft_n_max, n_ctx, policy, args.compute)
             for policy in ROLLBACK_POLICIES
         },
     }
@@ -74,6 +81,7 @@ def _lines(info: ModelInfo, memory: dict[str, Any], metadata: dict[str, Any]) ->
         f"{info.name or 'unnamed'} ({info.architecture})",
         f"  parameters     {info.n_params:,}",
         f"  weights        {size(info.weight_bytes)}",
+        "  loaded         " + ", ".join(f"{m} {size(n)}" for m, n in info.loaded_bytes.items()),
         f"  vocabulary     {info.n_vocab:,} tokens",
         f"  context        {info.n_ctx_train:,} tokens as trained",
         f"  rollback       {info.rollback}",

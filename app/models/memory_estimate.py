@@ -44,13 +44,18 @@ class MemoryEstimate:
 
 
 def estimate(
-    info: ModelInfo, draft_info: ModelInfo | None, options: RunOptions, n_seqs: int
+    info: ModelInfo,
+    draft_info: ModelInfo | None,
+    options: RunOptions,
+    n_seqs: int,
+    compute: str = "",
 ) -> MemoryEstimate:
     """Estimate for n_seqs sequences side by side. draft_info: of the draft model, if one is open
-    (it counts where a drafter uses it)."""
+    (it counts where a drafter uses it). compute: the mode in which the weights are loaded, empty
+    for their size in the file."""
     n_ctx = options.n_ctx or min(info.n_ctx_train, LONGEST_CONTEXT)
     types, n_rs_seq = options.spec.types, options.snapshots
-    parts = info.memory(n_seqs, n_rs_seq, n_ctx, options.rollback)
+    parts = info.memory(n_seqs, n_rs_seq, n_ctx, options.rollback, compute)
     sizes = {"weights": parts["weights"], "KV": parts["kv"], "state": parts["state"]}
     policies: tuple[PolicyCost, ...] = ()
     if types:
@@ -60,7 +65,7 @@ def estimate(
         mine = next(cost for cost in policies if cost.policy == options.rollback)
         sizes[options.rollback if n_rs_seq else "checkpoint"] = mine.total
     if "draft-simple" in types and draft_info is not None:
-        needed = draft_info.memory(n_seqs, options.spec.n_max, n_ctx, "ring")
+        needed = draft_info.memory(n_seqs, options.spec.n_max, n_ctx, "ring", compute)
         sizes["draft model"] = needed["total"]
     return MemoryEstimate(n_seqs, n_ctx, n_rs_seq, sizes, policies)
 

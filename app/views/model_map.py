@@ -44,6 +44,7 @@ class ModelMapView(QStackedWidget):
     ) -> None:
         super().__init__(parent)
         self._files: ModelFiles | None = None
+        self._compute = ""
         self._options, self._n_slots = RunOptions(), 1
         self._facts = {name: _fact_label() for name in _FACTS}
         self._strip = LayerStrip(theme)
@@ -74,7 +75,7 @@ class ModelMapView(QStackedWidget):
 
     def set_files(self, files: ModelFiles | None) -> None:
         """Show these files, or the empty state."""
-        self._files = files
+        self._files, self._compute = files, ""
         self.setCurrentIndex(0 if files is None else 1)
         if files is None:
             return
@@ -95,6 +96,11 @@ class ModelMapView(QStackedWidget):
         self._strip.set_layers(info.layers)
         self._show_memory()
 
+    def set_compute(self, mode: str) -> None:
+        """Estimate for weights loaded in this mode instead of as the files hold them."""
+        self._compute = mode
+        self._show_memory()
+
     def set_options(self, options: RunOptions, n_seqs: int = 1) -> None:
         """Estimate memory for these options and so many prompts."""
         self._options = options
@@ -113,7 +119,7 @@ class ModelMapView(QStackedWidget):
         if self._files is None:
             return
         files, options = self._files, self._options
-        found = estimate(files.info, files.draft_info, options, self._n_slots)
+        found = estimate(files.info, files.draft_info, options, self._n_slots, self._compute)
         kept = "no snapshots"
         if found.n_rs_seq:
             kept = f"{options.rollback} of {found.n_rs_seq}"

@@ -17,15 +17,18 @@ Quant = GGMLQuantizationType
 def random_tensor(
     rng: np.random.Generator, shape: tuple[int, ...], std: float, kind: GGMLQuantizationType
 ) -> np.ndarray:
-    """Values of mean 0 and this standard deviation, stored as F32, Q8_0, Q4_K or Q6_K.
+    """Values of mean 0 and this standard deviation, stored as F32, BF16, Q8_0, Q4_K or Q6_K.
 
-    F32: float32 of `shape`. Otherwise uint8 [..., bytes of a row]; the last dimension of `shape`
-    is a multiple of the block length.
+    F32: float32 of `shape`. BF16: its upper halves, uint16 of `shape`. Otherwise uint8 [..., bytes
+    of a row]; the last dimension of `shape` is a multiple of the block length.
     """
-    if kind == Quant.F32:
+    if kind in (Quant.F32, Quant.BF16):
         values = rng.standard_normal(shape, dtype=np.float32)
         values *= np.float32(std)
-        return values
+        if kind == Quant.F32:
+            return values
+        # cut off instead of rounded: as random as before
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
     length, size = GGML_QUANT_SIZES[kind]
     if shape[-1] % length:
         raise ValueError(f"rows of {shape[-1]} are not whole {kind.name} blocks of {length}")

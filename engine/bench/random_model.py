@@ -1,6 +1,6 @@
-"""A qwen35 model of real size with random weights, to measure speed where no weights are at hand.
+"""Models of real size with random weights, to measure speed where no weights are at hand.
 
-Its tokens mean nothing. Matrices have standard deviation 1 / sqrt(columns), which keeps every
+Their tokens mean nothing. Matrices have standard deviation 1 / sqrt(columns), which keeps every
 activation near 1, and the tied embedding twice that, which gives logits of about 2.
 """
 
@@ -16,53 +16,25 @@ from gguf.utility import model_weight_count_rounded_notation
 
 from engine.bench.made_up_words import CONTROL, made_up_vocabulary
 from engine.bench.random_blocks import random_tensor
+from engine.bench.random_sizes import CONFIGS, INTERVAL
 from engine.errors import OptionError
 from engine.gguf.tokenizer import TokenType
-from engine.model.config import ModelConfig, SsmConfig
-from engine.model.rope import RopeConfig
+from engine.model.config import ModelConfig
 from engine.model.tensors import Shapes, block_shapes, global_shapes
 
-_ARCH = "qwen35"
-_INTERVAL = 4
 _CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _FILE_TYPES = {
     "f32": LlamaFileType.ALL_F32,
+    "bf16": LlamaFileType.MOSTLY_BF16,
     "q8_0": LlamaFileType.MOSTLY_Q8_0,
     "q4_k": LlamaFileType.MOSTLY_Q4_K_M,
 }
 QUANTS = tuple(_FILE_TYPES)
 """How weights are stored; q4_k keeps the sensitive matrices in Q6_K."""
-
-
-def _config(
-    n_layer: int,
-    n_embd: int,
-    n_ff: int,
-    n_vocab: int,
-    heads: tuple[int, int, int],
-    sections: tuple[int, int, int, int],
-    ssm: tuple[int, int],
-) -> ModelConfig:
-    n_head, n_head_kv, head_dim = heads
-    d_state, n_heads = ssm
-    n_ctx = 4096
-    return ModelConfig(
-        architecture=_ARCH, name="", n_layer=n_layer, n_mtp=1, n_embd=n_embd, n_vocab=n_vocab,
-        n_ctx_train=n_ctx, n_head=n_head, n_head_kv=n_head_kv, head_dim=head_dim, eps=1e-6,
-        recurrent_layers=tuple((i + 1) % _INTERVAL != 0 for i in range(n_layer)), n_ff=n_ff,
-        rope=RopeConfig(head_dim // 4, 1e7, sections, n_ctx_orig=n_ctx),
-        ssm=SsmConfig(4, d_state, n_heads, n_heads, grouped=False), moe=None,
-    )  # fmt: skip
-
-
-_CONFIGS = {
-    "0.65b": _config(24, 1024, 3584, 151_936, (8, 2, 256), (11, 11, 10, 0), (128, 16)),
-    "tiny": _config(4, 256, 256, 512, (4, 2, 64), (3, 3, 2, 0), (32, 8)),
-}
-SIZES = tuple(_CONFIGS)
+SIZES = tuple(CONFIGS)
 """Sizes that can be written; all have an MTP head and attention in every fourth layer."""
 
 
@@ -77,7 +49,7 @@ def write_random_model(path: Path, *, size: str = "0.65b", quant: str = "q8_0") 
             raise OptionError(
                 f"The {what} {value!r} is unknown.", f"Choose from {', '.join(choices)}."
             )
-    config = _CONFIGS[size]
+    config = CONFIGS[size]
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         _write(part, config, f"Random {size} {quant}", quant)
@@ -92,7 +64,7 @@ def write_random_model(path: Path, *, size: str = "0.65b", quant: str = "q8_0") 
 
 def _write(path: Path, config: ModelConfig, name: str, quant: str) -> None:
     shapes = _shapes(config)
-    writer = GGUFWriter(path, _ARCH)
+    writer = GGUFWriter(path, config.architecture)
     try:
         n_params = sum(math.prod(shape) for shape in shapes.values())
         writer.add_type("model")
@@ -127,8 +99,10 @@ def _shapes(config: ModelConfig) -> Shapes:
 
 def _kind(name: str, shape: tuple[int, ...], quant: str) -> GGMLQuantizationType:
     """Type of a tensor, chosen as llama.cpp's quantiser does."""
-    if quant == "f32" or len(shape) == 1 or "conv1d" in name:
+    if quant == "f32" or len(shape) == 1 or "conv1d" in name or "ffn_gate_inp" in name:
         return GGMLQuantizationType.F32
+    if quant == "bf16":
+        return GGMLQuantizationType.BF16
     if quant == "q8_0":
         return GGMLQuantizationType.Q8_0
     halved = "ffn_down" in name and int(name.split(".")[1]) % 2 == 0
@@ -162,7 +136,13 @@ def _add_sizes(writer: GGUFWriter, config: ModelConfig) -> None:
     writer.add_block_count(blocks)
     writer.add_context_length(config.n_ctx_train)
     writer.add_embedding_length(config.n_embd)
-    writer.add_feed_forward_length(config.n_ff)
+    if config.moe is None:
+        writer.add_feed_forward_length(config.n_ff)
+    else:
+        writer.add_expert_count(config.moe.n_experts)
+        writer.add_expert_used_count(config.moe.n_used)
+        writer.add_expert_feed_forward_length(config.moe.n_ff)
+        writer.add_expert_shared_feed_forward_length(config.moe.n_ff_shared)
     writer.add_head_count(config.n_head)
     writer.add_head_count_kv(config.n_head_kv)
     writer.add_key_length(config.head_dim)
@@ -177,11 +157,12 @@ def _add_sizes(writer: GGUFWriter, config: ModelConfig) -> None:
     writer.add_ssm_group_count(config.ssm.n_k_heads)
     writer.add_ssm_time_step_rank(config.ssm.n_v_heads)
     writer.add_ssm_inner_size(config.ssm.value_dim)
-    writer.add_uint32(f"{_ARCH}.full_attention_interval", _INTERVAL)
+    writer.add_uint32(f"{config.architecture}.full_attention_interval", INTERVAL)
     recurrent = [*config.recurrent_layers, *[False] * config.n_mtp]
     writer.add_key_value(
-        f"{_ARCH}.attention.recurrent_layers", recurrent, GGUFValueType.ARRAY, GGUFValueType.BOOL
-    )
+        f"{config.architecture}.attention.recurrent_layers", recurrent, GGUFValueType.ARRAY,
+        GGUFValueType.BOOL,
+    )  # fmt: skip
 
 
 def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
@@ -189,7 +170,7 @@ def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
     n_control = len(CONTROL)
     kinds = [TokenType.NORMAL] * (n_vocab - n_control) + [TokenType.CONTROL] * n_control
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_ARCH)
+    writer.add_tokenizer_pre("qwen35")
     writer.add_token_list(tokens)
     writer.add_token_types([int(kind) for kind in kinds])
     writer.add_token_merges(merges)

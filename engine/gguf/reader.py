@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +14,7 @@ from engine.gguf.file import GgufFile, TensorInfo
 from kernels.dequant import dequantise
 
 Progress = Callable[[int, int, str], None]
+_Read = Callable[[TensorInfo, slice, int], torch.Tensor]
 """Called with bytes done, bytes in total, and what is being done ("dequantising blk.12")."""
 
 
@@ -44,7 +45,16 @@ class TensorReader:
         ModelFileError (absent, other shape), UnsupportedModelError (a type without a decoder)
         and OutOfMemoryError.
         """
-        return self._read(name, shape, "dequantising", self._decode).reshape(shape)
+        (tensor,) = self._pieces(name, shape, 1, "dequantising", self._decode)
+        return tensor.reshape(shape)
+
+    def take_each(self, name: str, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
+        """The slices of a tensor along its first dimension in turn, each read when asked for.
+
+        Otherwise as `take`, cancelled between slices as well.
+        """
+        for piece in self._pieces(name, shape, shape[0], "dequantising", self._decode):
+            yield piece.reshape(shape[1:])
 
     def take_blocks(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The matrix as stored, uint8 [rows, bytes per row], in memory of its own.
@@ -52,30 +62,31 @@ class TensorReader:
         shape: rows and columns; a row has to be whole blocks, as GGUF wants it. Raises Cancelled
         and ModelFileError as `take`.
         """
-
-        def copied(info: TensorInfo) -> torch.Tensor:
-            return _lend(self._file.raw(info.name)).clone()
-
-        return self._read(name, shape, "reading", copied).reshape(shape[0], -1)
+        (tensor,) = self._pieces(name, shape, 1, "reading", self._copy)
+        return tensor.reshape(shape[0], -1)
 
     def type(self, name: str) -> str:
         """Name of the GGML type of a tensor of the file."""
         return self._file.tensors[name].type.name
 
-    def _read(
-        self, name: str, shape: tuple[int, ...], what: str, of: Callable[[TensorInfo], torch.Tensor]
-    ) -> torch.Tensor:
-        if self._cancelled():
-            raise Cancelled
+    def _pieces(
+        self, name: str, shape: tuple[int, ...], count: int, what: str, read: _Read
+    ) -> Iterator[torch.Tensor]:
+        """A tensor in `count` equal parts, which count as progress the first time."""
         info = self._find(name, shape)
+        size = info.n_bytes // count
+        is_new = name not in self._seen
+        self._seen.add(name)
         phase = f"{what} {_group(name)}"
-        self._progress(self._done, self._total, phase)
-        tensor = of(info)
-        if name not in self._seen:
-            self._seen.add(name)
-            self._done += info.n_bytes
-        self._progress(self._done, self._total, phase)
-        return tensor
+        for i in range(count):
+            if self._cancelled():
+                raise Cancelled
+            self._progress(self._done, self._total, phase)
+            piece = read(info, slice(i * size, (i + 1) * size), info.n_elements // count)
+            if is_new:
+                self._done += size
+            self._progress(self._done, self._total, phase)
+            yield piece
 
     def _find(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         info = self._file.tensors.get(name)
@@ -95,9 +106,12 @@ class TensorReader:
             )
         return info
 
-    def _decode(self, info: TensorInfo) -> torch.Tensor:
+    def _copy(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
+        return _lend(self._file.raw(info.name))[part].clone()
+
+    def _decode(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
         try:
-            return dequantise(_lend(self._file.raw(info.name)), info.type.name, info.n_elements)
+            return dequantise(_lend(self._file.raw(info.name))[part], info.type.name, n_elements)
         except NotImplementedError:
             raise UnsupportedModelError(
                 f"{self._file.parts[info.part].name}: tensor {shorten(info.name)} has type "
@@ -109,7 +123,7 @@ class TensorReader:
                 raise
             raise OutOfMemoryError(
                 f"No memory is left for tensor {shorten(info.name)}, which needs "
-                f"{4 * info.n_elements / 2**20:.0f} MiB.",
+                f"{4 * n_elements / 2**20:.0f} MiB.",
                 "Close other programs, or use a smaller model.",
             ) from error
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.gguf.file import GgufFile, TensorInfo
 from engine.model.config import ModelConfig
+from engine.model.loaded_size import loaded_bytes
 from engine.model.tensors import check_tensors
 
 SMALL_MODEL = 64_000_000
@@ -32,6 +33,7 @@ class ModelInfo:
     """A model as described by its file; every size is in bytes.
 
     weight_bytes: tensor data in the file. quant_mix: those bytes by type, the largest first.
+    loaded_bytes: the weights in memory by compute mode, on a processor that has products in it.
     state_bytes: one snapshot of one sequence (recurrent states and convolution windows).
     log_bytes_per_token: what replaying one token needs instead of a snapshot (k, u, g, window).
     kv_bytes_per_token: one attention cell over the trunk; mtp_kv_bytes_per_token: of the MTP block.
@@ -45,6 +47,7 @@ class ModelInfo:
     n_vocab: int
     layers: tuple[LayerInfo, ...]
     quant_mix: dict[str, int]
+    loaded_bytes: dict[str, int]
     rollback: str
     state_bytes: int
     log_bytes_per_token: int
@@ -57,14 +60,14 @@ class ModelInfo:
         return self.n_params < SMALL_MODEL
 
     def memory(
-        self, n_seqs: int, n_rs_seq: int, n_ctx: int, policy: str = "planes"
+        self, n_seqs: int, n_rs_seq: int, n_ctx: int, policy: str = "planes", compute: str = ""
     ) -> dict[str, int]:
         """Bytes needed for `n_seqs` sequences of `n_ctx` cells under a snapshot policy.
 
-        weights: as stored in the file. kv: attention cells, trunk and MTP block.
-        state: live recurrent states. snapshots: what the policy keeps beyond them to undo
-        `n_rs_seq` tokens. checkpoint: one saved recurrent state per sequence, which only the
-        checkpoint policy always takes. total: the sum.
+        weights: as loaded in the mode `compute`, or without one as stored in the file. kv:
+        attention cells, trunk and MTP block. state: live recurrent states. snapshots: what the
+        policy keeps beyond them to undo `n_rs_seq` tokens. checkpoint: one saved recurrent state
+        per sequence, which only the checkpoint policy always takes. total: the sum.
         """
         cell = self.kv_bytes_per_token + self.mtp_kv_bytes_per_token
         kept = {
@@ -73,7 +76,7 @@ class ModelInfo:
             "replay": (n_rs_seq + 1) * self.log_bytes_per_token,
         }.get(policy, n_rs_seq * self.state_bytes)
         parts = {
-            "weights": self.weight_bytes,
+            "weights": self.loaded_bytes[compute] if compute else self.weight_bytes,
             "kv": n_seqs * n_ctx * cell,
             "state": n_seqs * self.state_bytes,
             "snapshots": n_seqs * kept,
@@ -118,6 +121,7 @@ def describe(file: GgufFile) -> ModelInfo:
             for index in range(config.n_layer + config.n_mtp)
         ),
         quant_mix=_bytes_by_type(file.tensors.values()),
+        loaded_bytes=loaded_bytes(file.tensors),
         rollback=_rollback(recurrent, state),
         state_bytes=state,
         log_bytes_per_token=_F32 * recurrent * ssm.log_elements if ssm else 0,

@@ -114,15 +114,15 @@ class _Loading:
             block, inside = self._block(index)
             blocks.append(block)
             n_bytes += inside.n_bytes
-        tied = "output.weight" not in weights
-        if tied and self._mode != "blocks":
-            table = weights.stack([embedding])
+        table = "output.weight" if "output.weight" in weights else "token_embd.weight"
+        if table == "output.weight" or weights.in_blocks(table):
+            projection = weights.project(table)
         else:
-            table = weights.project("token_embd.weight" if tied else "output.weight")
-        if tied and self._mode == "f32":
-            weights.n_bytes -= embedding.nbytes  # shared with the embedding
+            projection = weights.stack([embedding])
+            if projection.packed.mode == "f32":
+                weights.n_bytes -= embedding.nbytes  # shared with the embedding
         norm = weights.keep("output_norm.weight")
-        output = OutputHead(norm, table, config.n_vocab, config.eps)
+        output = OutputHead(norm, projection, config.n_vocab, config.eps)
         head = None
         if config.n_mtp:
             head, inside = self._head(embedding, output, rope)

@@ -14,7 +14,7 @@ class MixtureOfExperts:
     """Sum of the routed experts, plus sigmoid(shared gate) times the shared expert.
 
     Router and shared gate are one matrix and stay f32 in every compute mode: rounding there
-    flips expert choices. The routed experts' matrices are f32 as well.
+    flips expert choices.
     """
 
     def __init__(self, weights: Weights, moe: MoeConfig) -> None:
@@ -24,12 +24,7 @@ class MixtureOfExperts:
             compute="f32",
         )
         self._router_sizes = [moe.n_experts, 1]
-        if "ffn_gate_up_exps.weight" in weights:
-            self._gate, self._up = weights.keep("ffn_gate_up_exps.weight").chunk(2, 1)
-        else:
-            self._gate = weights.keep("ffn_gate_exps.weight")
-            self._up = weights.keep("ffn_up_exps.weight")
-        self._down = weights.keep("ffn_down_exps.weight")
+        self._experts = weights.experts()
         self._shared = DenseFeedForward(weights, moe.n_ff_shared, "_shexp")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -37,5 +32,5 @@ class MixtureOfExperts:
         rows = x.flatten(0, 1)
         logits, shared_gate = self._router(rows).split(self._router_sizes, -1)
         weights, ids = route(logits, self._n_used)
-        routed = experts(rows, weights, ids, self._gate, self._up, self._down)
+        routed = experts(rows, weights, ids, self._experts)
         return (routed + shared_gate.sigmoid() * self._shared(rows)).view_as(x)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterable, Sequence
+from itertools import groupby, tee
 
 import torch
 
@@ -13,6 +13,7 @@ from engine.model.rows import Rows
 from engine.model.tensors import Shapes
 from kernels.block_linear import TYPES
 from kernels.linear import Packed, beside, linear, pack, pack_blocks
+from kernels.moe import PackedExperts, pack_experts
 
 
 class Projection:
@@ -68,10 +69,14 @@ class Weights:
         self.n_bytes += tensor.nbytes
         return tensor
 
+    def in_blocks(self, name: str) -> bool:
+        """Whether a matrix stays in the blocks of the file."""
+        return self.compute == "blocks" and self._reader.type(self._prefix + name) in TYPES
+
     def rows(self, name: str) -> Rows:
         """A matrix or biases for rearranging, in blocks if they stay in them; not counted."""
         full = self._prefix + name
-        if self.compute == "blocks" and self._reader.type(full) in TYPES:
+        if self.in_blocks(name):
             return Rows(self._reader.take_blocks(full, self._shapes[full]), self._reader.type(full))
         return Rows(self.take(name))
 
@@ -98,9 +103,34 @@ class Weights:
     def _pack(self, rows: Rows, mode: str) -> Packed:
         if rows.type is not None:
             return pack_blocks(rows.data.to(self._device), rows.type)
-        if mode == "blocks":
-            mode = "f32" if self._device.type == "cpu" else "bf16"
-        return pack(rows.data, mode, self._device)
+        return pack(rows.data, self._without_blocks(mode), self._device)
+
+    def _without_blocks(self, mode: str) -> str:
+        """The mode of what cannot stay in blocks."""
+        if mode != "blocks":
+            return mode
+        return "f32" if self._device.type == "cpu" else "bf16"
+
+    def experts(self) -> PackedExperts:
+        """The routed experts of this block in the compute mode, read one after the other."""
+        gate: Iterable[torch.Tensor]
+        up: Iterable[torch.Tensor]
+        if "ffn_gate_up_exps.weight" in self:
+            first, second = tee(self._each("ffn_gate_up_exps.weight"))
+            gate = (both.chunk(2)[0] for both in first)
+            up = (both.chunk(2)[1] for both in second)
+        else:
+            gate, up = self._each("ffn_gate_exps.weight"), self._each("ffn_up_exps.weight")
+        down, mode = self._each("ffn_down_exps.weight"), self._without_blocks(self.compute)
+        packed = pack_experts(gate, up, down, mode)
+        self.n_bytes += packed.n_bytes
+        return packed
+
+    def _each(self, name: str) -> Iterable[torch.Tensor]:
+        """The slices of a tensor along its first dimension as f32, each read when asked for."""
+        full = self._prefix + name
+        for slice_ in self._reader.take_each(full, self._shapes[full]):
+            yield slice_.to(self._device)
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:

@@ -20,7 +20,7 @@ from kernels.conv import causal_conv
 from kernels.conv import naive as conv_law
 from kernels.linear import MODES, linear, pack
 from kernels.linear import naive as linear_law
-from kernels.moe import experts
+from kernels.moe import experts, pack_experts, route
 from kernels.moe import naive as moe_law
 from kernels.norm import gated_rms_norm, l2_norm, rms_norm
 from kernels.norm import naive as norm_law
@@ -46,6 +46,7 @@ def all_cases(sizes: Sizes, device: torch.device) -> dict[str, Callable[[], Iter
         "swiglu": of(_swiglu),
         "linear": of(_linear),
         "attention": of(_attention),
+        "route": of(_route),
         "moe": of(_moe),
     }
     if device.type == "cuda":
@@ -163,19 +164,35 @@ def _attention(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         )  # fmt: skip
 
 
+def _route(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    n_experts, n_used = sizes.n_experts, sizes.n_used
+    for n in sizes.tokens:
+        logits = torch.randn(n, n_experts, device=device)
+        yield Case(
+            "route", f"{n} rows, {n_used} of {n_experts} experts",
+            partial(route, logits, n_used), partial(moe_law.route, logits, n_used),
+            count.route_bytes(sizes, n), n * n_experts * (3 + n_used), n,
+        )  # fmt: skip
+
+
 def _moe(sizes: Sizes, device: torch.device) -> Iterator[Case]:
-    shape = sizes.n_experts, sizes.n_ff_expert, sizes.n_embd
+    n_experts, n_used = sizes.n_experts, sizes.n_used
+    shape = n_experts, sizes.n_ff_expert, sizes.n_embd
     gate, up, down = (torch.randn(shape, device=device) for _ in range(3))
     down = down.transpose(1, 2).contiguous()
-    for n in (n for n in sizes.tokens if n <= 16):
-        x = torch.randn(n, sizes.n_embd, device=device)
-        order = torch.rand(n, sizes.n_experts, device=device).argsort(1)
-        ids = order[:, : sizes.n_used]
-        weights = torch.full(ids.shape, 1 / sizes.n_used, device=device)
-        yield Case(
-            "moe", f"{n} rows, {sizes.n_used} of {sizes.n_experts} experts",
-            partial(experts, x, weights, ids, gate, up, down),
-            partial(moe_law.experts, x, weights, ids, gate, up, down),
-            count.expert_bytes(sizes, n, len(ids.unique())),
-            6 * n * sizes.n_used * sizes.n_ff_expert * sizes.n_embd, n * sizes.n_used,
-        )  # fmt: skip
+    pairs = [(torch.cat(pair), last) for *pair, last in zip(gate, up, down, strict=True)]
+    # on a GPU whole numbers are for matrices in the blocks of their file
+    for mode in MODES if device.type == "cpu" else ("f32", "bf16"):
+        packed, law = pack_experts(gate, up, down, mode), moe_law.pack(gate, pairs, mode)
+        for n in sizes.tokens:
+            x = torch.randn(n, sizes.n_embd, device=device)
+            weights, ids = route(torch.randn(n, n_experts, device=device), n_used)
+            chosen = packed.n_bytes // n_experts * len(ids.unique())
+            yield Case(
+                "moe", f"{mode} {n} rows, {n_used} of {n_experts} experts",
+                partial(experts, x, weights, ids, packed),
+                partial(moe_law.experts, x, weights, ids, law),
+                count.expert_bytes(sizes, chosen, n),
+                6 * n * n_used * sizes.n_ff_expert * sizes.n_embd, n * n_used,
+                rate="f32" if mode == "f32" else "bf16",
+            )  # fmt: skip

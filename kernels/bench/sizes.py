@@ -93,7 +93,12 @@ def attention_bytes(sizes: Sizes, n_tokens: int) -> int:
     return F32 * (queries + cells) + n_tokens * sizes.n_cells
 
 
-def expert_bytes(sizes: Sizes, n_rows: int, n_chosen: int) -> int:
-    """The three matrices of n_chosen different experts, x, weights and ids (8 bytes); y out."""
-    matrices = 3 * n_chosen * sizes.n_ff_expert * sizes.n_embd
-    return F32 * (matrices + n_rows * (2 * sizes.n_embd + sizes.n_used)) + 8 * n_rows * sizes.n_used
+def expert_bytes(sizes: Sizes, weight_bytes: int, n_rows: int) -> int:
+    """The chosen experts' matrices as they are stored, x, weights and ids (8 bytes); y out."""
+    rows = n_rows * (2 * sizes.n_embd + sizes.n_used)
+    return weight_bytes + F32 * rows + 8 * n_rows * sizes.n_used
+
+
+def route_bytes(sizes: Sizes, n_rows: int) -> int:
+    """Logits in; weights and ids (8 bytes) out."""
+    return n_rows * (F32 * sizes.n_experts + (F32 + 8) * sizes.n_used)

@@ -2,35 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
+
 import torch
 
 from kernels.dispatch import pick
+from kernels.linear import MODES
 from kernels.moe import naive, with_torch
+from kernels.moe.packed import PackedExperts
 
-_route = pick(naive.route, with_torch.route)
-_experts = pick(naive.experts, with_torch.experts)
+__all__ = ["PackedExperts", "experts", "pack_experts", "route"]
+
+_TRITON = "kernels.moe.with_triton"
+_route = pick(naive.route, with_torch.route, _TRITON)
+_pack = pick(naive.pack, with_torch.pack, _TRITON)
+_experts = pick(naive.experts, with_torch.experts, _TRITON)
 
 
 def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `n_used` most probable experts of every row, most probable first.
 
     logits: f32 [n, E], 1 <= n_used <= E. Softmax over all E, then the selected probabilities are
-    divided by max(their sum, 2^-14). Returns weights f32 [n, n_used] and ids int64 [n, n_used].
+    divided by max(their sum, 2^-14). Of equal ones the lower id comes first. Returns weights
+    f32 [n, n_used] and ids int64 [n, n_used].
     """
     return _route(logits, n_used)
 
 
+def pack_experts(
+    gate: Iterable[torch.Tensor],
+    up: Iterable[torch.Tensor],
+    down: Iterable[torch.Tensor],
+    mode: str,
+) -> PackedExperts:
+    """Prepares the matrices of all experts once, for many calls of `experts`.
+
+    gate, up: f32 [f, d] and down: f32 [d, f] for each of the E experts: three tensors with E in
+    front, or whatever yields one expert after the other, which are then taken one at a time. The
+    modes are those of kernels.linear.pack, with its promise for int8; gate and up become one
+    matrix.
+
+    Raises ValueError for any other mode, for int8 on a GPU, and for unequal numbers of matrices.
+    """
+    if mode not in MODES:
+        raise ValueError(f"compute mode {mode!r} is not one of {', '.join(MODES)}")
+    pairs = ((torch.cat((g, u)), d) for g, u, d in zip(gate, up, down, strict=True))
+    first = next(pairs)
+    return _pack(first[0], chain([first], pairs), mode)
+
+
 def experts(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
+    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
 ) -> torch.Tensor:
     """Weighted sum of down(silu(gate x) * up x) over each row's experts, in the order of `ids`.
 
-    x: f32 [n, d]; weights, ids: [n, k] as from route; gate, up: f32 [E, f, d];
-    down: f32 [E, d, f]. Returns f32 [n, d].
+    x: f32 [n, d]; weights, ids: [n, k] as from route. Returns f32 [n, d].
     """
-    return _experts(x, weights, ids, gate, up, down)
+    return _experts(x, weights, ids, packed)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.linear import naive as products
+from kernels.moe.packed import Matrices, PackedExperts, pack_each
 from kernels.swiglu.naive import swiglu
 
 
@@ -20,19 +22,21 @@ def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor
     return torch.stack(weights), torch.stack(ids)
 
 
+def pack(example: torch.Tensor, matrices: Matrices, mode: str) -> PackedExperts:
+    """See kernels.moe.pack_experts. example: one of the matrices, for its device."""
+    return pack_each(products.pack, matrices, mode)
+
+
 def experts(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
+    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
 ) -> torch.Tensor:
     """See kernels.moe.experts."""
     rows = []
     for i in range(x.shape[0]):
         total = torch.zeros_like(x[i])
         for weight, e in zip(weights[i], ids[i].tolist(), strict=True):
-            total = total + weight * (down[e] @ swiglu(gate[e] @ x[i], up[e] @ x[i]))
+            gate_up, down = packed.data[e]
+            gate, up = products.linear(x[i : i + 1], gate_up).chunk(2, 1)
+            total = total + weight * products.linear(swiglu(gate, up), down)[0]
         rows.append(total)
     return torch.stack(rows)

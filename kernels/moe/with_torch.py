@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import torch
-from torch.nn import functional
+from itertools import groupby
 
+import torch
+
+from kernels.linear import Packed
+from kernels.linear import with_torch as products
+from kernels.linear.shared_rows import finish, prepare, product
+from kernels.moe.packed import Matrices, PackedExperts, pack_each
 from kernels.swiglu import swiglu
 
 MIN_SUM = 2.0**-14
@@ -12,33 +17,39 @@ MIN_SUM = 2.0**-14
 
 def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.moe.route."""
-    chosen, ids = logits.softmax(-1).topk(n_used, -1)
+    # topk, which is faster, leaves open which of two equal experts it takes
+    p, order = torch.sort(logits.softmax(-1), dim=-1, descending=True, stable=True)
+    chosen, ids = p[:, :n_used], order[:, :n_used]
     return chosen / chosen.sum(-1, keepdim=True).clamp_min(MIN_SUM), ids
 
 
+def pack(example: torch.Tensor, matrices: Matrices, mode: str) -> PackedExperts:
+    """See kernels.moe.pack_experts. example: one of the matrices, for its device."""
+    return pack_each(products.pack, matrices, mode)
+
+
 def experts(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
+    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
 ) -> torch.Tensor:
     """See kernels.moe.experts."""
     n_rows, n_used = ids.shape
-    flat = ids.flatten()
-    order = flat.argsort(stable=True)
-    counts = torch.bincount(flat, minlength=gate.shape[0]).tolist()
-    grouped = x[order // n_used]
-    outputs, start = [], 0
-    for e, count in enumerate(counts):
-        if count == 0:
-            continue
-        part = grouped[start : start + count]
-        hidden = swiglu(functional.linear(part, gate[e]), functional.linear(part, up[e]))
-        outputs.append(functional.linear(hidden, down[e]))
-        start += count
+    in_order, order = ids.flatten().sort(stable=True)
+    runs = [(e, len(list(rows))) for e, rows in groupby(in_order.tolist())]
+    source = order // n_used
+
+    rows, scale = prepare(x, packed.data[0][0])
+    gate_ups = [(packed.data[e][0], n) for e, n in runs]
+    opened = _products(rows.index_select(0, source), gate_ups)
+    opened = finish(opened, None if scale is None else scale.index_select(0, source))
+    gate, up = opened.chunk(2, 1)
+    rows, scale = prepare(swiglu(gate, up), packed.data[0][1])
+    found = finish(_products(rows, [(packed.data[e][1], n) for e, n in runs]), scale)
     # back to one line per (row, choice), so that every row adds up in its own order
-    lines = x.new_empty(n_rows * n_used, x.shape[1])
-    lines[order] = torch.cat(outputs)
+    lines = torch.empty_like(found).index_copy_(0, order, found)
     return torch.bmm(weights.unsqueeze(1), lines.view(n_rows, n_used, -1)).squeeze(1)
+
+
+def _products(rows: torch.Tensor, runs: list[tuple[Packed, int]]) -> torch.Tensor:
+    """Each matrix with as many of the rows as stand beside it, in turn."""
+    parts = rows.split_with_sizes([n for _, n in runs])
+    return torch.cat([product(part, matrix) for part, (matrix, _) in zip(parts, runs, strict=True)])

@@ -67,6 +67,27 @@ def test_a_draft_model_counts_where_it_is_used(info: ModelInfo) -> None:
     assert needed == draft.weight_bytes + cells + 4 * draft.state_bytes
 
 
+def test_weights_are_counted_as_they_are_loaded(info: ModelInfo) -> None:
+    for mode in ("f32", "bf16", "int8"):
+        assert estimate(info, None, MTP, 1, mode).sizes["weights"] == info.loaded_bytes[mode]
+    options = replace(MTP, spec=SpecOptions(types=("draft-simple",)))
+    stored = estimate(info, info, options, 1).sizes["draft model"]
+    loaded = estimate(info, info, options, 1, "f32").sizes["draft model"]
+    assert loaded - stored == info.loaded_bytes["f32"] - info.weight_bytes
+
+
+def test_the_panel_counts_loaded_weights(info: ModelInfo, qtbot: QtBot) -> None:
+    view = ModelMapView(load_theme("dark"), [])
+    qtbot.addWidget(view)
+    files: Any = ModelFiles(Path("a.gguf"), None, info, None, {})
+    view.set_files(files)
+    stored = view._memory_title.text()
+    view.set_compute("f32")
+    assert view._memory_title.text() != stored
+    view.set_files(files)
+    assert view._memory_title.text() == stored
+
+
 def test_the_panel_follows_the_options(info: ModelInfo, qtbot: QtBot) -> None:
     view = ModelMapView(load_theme("dark"), [])
     qtbot.addWidget(view)

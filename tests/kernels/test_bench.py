@@ -14,6 +14,7 @@ from kernels.bench.case import Case
 from kernels.bench.cases import all_cases
 from kernels.bench.report import Limits, bound_and_share
 from kernels.bench.sizes import Sizes
+from kernels.linear.with_torch import has_bf16
 
 CPU = torch.device("cpu")
 TINY = Sizes(
@@ -37,7 +38,8 @@ def tensor_bytes(values: object, seen: dict[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["delta_rule", "delta_log", "fold", "conv", "norm", "rope", "swiglu", "attention"]
+    "name",
+    ["delta_rule", "delta_log", "fold", "conv", "norm", "rope", "swiglu", "attention", "route"],
 )
 def test_bytes_are_those_of_all_tensors_in_and_out(name):
     found = cases(name)
@@ -62,12 +64,18 @@ def test_bytes_of_products():
 
 
 def test_bytes_of_experts_count_each_matrix_once():
-    # 2 experts of 3 matrices of 12x16; 3 rows of x and y, weights and ids of 2 experts each
-    wanted = 4 * (2 * 3 * 12 * 16 + 3 * (16 + 16) + 3 * 2) + 8 * 3 * 2
-    assert count.expert_bytes(TINY, 3, 2) == wanted
-    one, three = cases("moe")
-    assert one.n_bytes == count.expert_bytes(TINY, 1, 2)
-    assert three.n_bytes in {count.expert_bytes(TINY, 3, n) for n in (2, 3, 4)}
+    # 3 rows of x and y, weights and ids of 2 experts each
+    assert count.expert_bytes(TINY, 1000, 3) == 1000 + 4 * (3 * (16 + 16) + 3 * 2) + 8 * 3 * 2
+    # an expert has 3 matrices of 12x16, whole numbers also a scale for each of 2 * 12 + 16 rows
+    expert = {"f32": 4 * 576, "bf16": 2 * 576, "int8": 576 + 4 * 40}
+    if not has_bf16():
+        expert["bf16"] = expert["f32"]
+    found = {case.shape.partition(" rows")[0]: case for case in cases("moe")}
+    assert set(found) == {f"{mode} {n}" for mode in expert for n in (1, 3)}
+    for mode, n_bytes in expert.items():
+        assert found[f"{mode} 1"].n_bytes == count.expert_bytes(TINY, 2 * n_bytes, 1)
+        several = {count.expert_bytes(TINY, n * n_bytes, 3) for n in (2, 3, 4)}
+        assert found[f"{mode} 3"].n_bytes in several
 
 
 def test_a_case_runs_the_same_work_as_its_law():

@@ -19,6 +19,7 @@ from kernels.block_linear import with_triton as blocks_op
 from kernels.conv import with_triton as conv
 from kernels.delta_rule import DeltaLog
 from kernels.delta_rule import with_triton as delta
+from kernels.moe import with_triton as moe
 from kernels.norm import with_triton as norm
 from kernels.rope import with_triton as rope
 from kernels.swiglu import with_triton as swiglu
@@ -117,6 +118,18 @@ def test_products_with_blocks(compiled, type_name):
         blocks_op.block_linear(torch.ones(n_rows, 1024), blocks, type_name)
     blocks_op.block_linear(torch.ones(1, 1024, dtype=torch.bfloat16), blocks, type_name)
     assert [kernel.name for kernel in compiled] == ["_product"] * 4
+
+
+@pytest.mark.parametrize("mode", ["f32", "bf16"])
+@pytest.mark.parametrize(("n_tokens", "n_experts"), [(1, 256), (128, 32), (512, 32)])
+def test_mixture_of_experts(compiled, n_tokens, n_experts, mode):
+    weights, ids = moe.route(torch.ones(n_tokens, n_experts), 8)
+    pairs = [(torch.ones(256, 128), torch.ones(128, 128))] * n_experts
+    packed = moe.pack(pairs[0][0], pairs, mode)
+    moe.experts(torch.ones(n_tokens, 128), weights, ids, packed)
+    assert [kernel.name for kernel in compiled] == ["_route", "_open", "_close", "_combine"]
+    if mode == "bf16":
+        assert all("mma" in kernel.ptx for kernel in compiled[1:3])
 
 
 @pytest.mark.parametrize("n_tokens", [1, 5])

@@ -43,10 +43,10 @@ class FakeInfo:
     rollback: str = "partial seq_rm over snapshot planes"
 
     def memory(
-        self, n_seqs: int, n_rs_seq: int, n_ctx: int, policy: str = "planes"
+        self, n_seqs: int, n_rs_seq: int, n_ctx: int, policy: str = "planes", compute: str = ""
     ) -> dict[str, int]:
         parts = {
-            "weights": self.weight_bytes,
+            "weights": self.weight_bytes * (2 if compute else 1),
             "kv": n_seqs * n_ctx * 1000,
             "state": n_seqs * 500_000,
             "snapshots": n_seqs * n_rs_seq * 500_000,

@@ -45,6 +45,16 @@ def test_info_as_json_scales_memory_with_the_options(cli: Cli) -> None:
     assert small["file"]["name"] == HYBRID.name
 
 
+def test_info_counts_weights_as_they_are_loaded(cli: Cli) -> None:
+    stored = cli("info", HYBRID, "--json").json
+    assert stored["memory"]["policies"]["ring"]["weights"] == stored["weight_bytes"]
+    loaded = cli("info", HYBRID, "--json", "--compute", "int8").json
+    assert loaded["memory"]["compute"] == "int8"
+    assert loaded["memory"]["policies"]["ring"]["weights"] == loaded["loaded_bytes"]["int8"]
+    assert "  loaded         f32 " in cli("info", HYBRID).out
+    assert cli("info", HYBRID, "--compute", "auto").status == 2
+
+
 def test_info_of_the_demo(cli: Cli) -> None:
     assert cli("info", "--demo", "--json").json["architecture"] == "qwen35"
 

@@ -1,4 +1,4 @@
-"""The model of random weights: complete beside a converted one, sane in scale, always the same."""
+"""Models of random weights: complete beside converted ones, sane in scale, always the same."""
 
 from __future__ import annotations
 
@@ -21,15 +21,22 @@ from engine.model.loader import load_model
 from tests.support.naive_memory import NaiveMemory, ubatch_of
 
 DATA = Path(__file__).parents[2] / "data"
-CONVERTED = DATA / "qwen35-h-v2x-mtp-q8_0.gguf"
+CONVERTED = {
+    "tiny": DATA / "qwen35-h-v2x-mtp-q8_0.gguf",
+    "moe-tiny": DATA / "qwen35moe-d-v2x-mtp-f32.gguf",
+}
 N_VOCAB = 512
+EVERY_FILE = pytest.mark.parametrize(
+    ("size", "quant"), [(size, quant) for size in CONVERTED for quant in QUANTS]
+)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("random")
-    for quant in QUANTS:
-        write_random_model(folder / f"{quant}.gguf", size="tiny", quant=quant)
+    for size in CONVERTED:
+        for quant in QUANTS:
+            write_random_model(folder / f"{size}-{quant}.gguf", size=size, quant=quant)
     return folder
 
 
@@ -38,22 +45,43 @@ def load(path: Path) -> HybridModel:
         return load_model(file)
 
 
-@pytest.mark.parametrize("quant", QUANTS)
-def test_it_has_the_keys_and_tensors_of_a_converted_model(folder: Path, quant: str) -> None:
+@EVERY_FILE
+def test_it_has_the_keys_and_tensors_of_a_converted_model(
+    folder: Path, size: str, quant: str
+) -> None:
     """llama.cpp wrote the other file: what it asks for is there, in the same types."""
-    own, other = gguf.GGUFReader(folder / f"{quant}.gguf"), gguf.GGUFReader(CONVERTED)
+    own, other = (
+        gguf.GGUFReader(path) for path in (folder / f"{size}-{quant}.gguf", CONVERTED[size])
+    )
     kinds = [{key: field.types for key, field in file.fields.items()} for file in (own, other)]
+    kinds[1].setdefault("general.quantization_version", [gguf.GGUFValueType.UINT32])
     assert kinds[0] == kinds[1]
     names = [{tensor.name for tensor in file.tensors} for file in (own, other)]
     assert names[0] == names[1] - {"output.weight"}  # tied
-    if quant == "q8_0":
+    n_dims = [{tensor.name: len(tensor.shape) for tensor in file.tensors} for file in (own, other)]
+    assert all(n_dims[1][name] == n for name, n in n_dims[0].items())
+    if (size, quant) in (("tiny", "q8_0"), ("moe-tiny", "f32")):
         types = {tensor.name: tensor.tensor_type for tensor in other.tensors}
         assert all(tensor.tensor_type == types[tensor.name] for tensor in own.tensors)
 
 
-@pytest.mark.parametrize("quant", QUANTS)
-def test_logits_are_finite_and_of_a_sane_size(folder: Path, quant: str) -> None:
-    model = load(folder / f"{quant}.gguf")
+@EVERY_FILE
+def test_routers_and_vectors_are_never_rounded(folder: Path, size: str, quant: str) -> None:
+    """As llama.cpp's quantiser leaves them; every other matrix is of the type asked for."""
+    wanted = {"f32": {"F32"}, "bf16": {"BF16"}, "q8_0": {"Q8_0"}, "q4_k": {"Q4_K", "Q6_K"}}[quant]
+    found = set()
+    for tensor in gguf.GGUFReader(folder / f"{size}-{quant}.gguf").tensors:
+        words = ("ffn_gate_inp", "conv1d")
+        if len(tensor.shape) == 1 or any(word in tensor.name for word in words):
+            assert tensor.tensor_type.name == "F32"
+        else:
+            found.add(tensor.tensor_type.name)
+    assert found == wanted
+
+
+@EVERY_FILE
+def test_logits_are_finite_and_of_a_sane_size(folder: Path, size: str, quant: str) -> None:
+    model = load(folder / f"{size}-{quant}.gguf")
     tokens = np.random.default_rng(1).integers(0, N_VOCAB, 48).tolist()
     out = model.forward(ubatch_of(tokens), NaiveMemory.for_model(model.config))
     assert out.logits.isfinite().all()
@@ -67,7 +95,7 @@ def test_logits_are_finite_and_of_a_sane_size(folder: Path, quant: str) -> None:
 
 
 def test_its_tokenizer_goes_back_and_forth(folder: Path) -> None:
-    with GgufFile.open(folder / "q8_0.gguf") as file:
+    with GgufFile.open(folder / "tiny-q8_0.gguf") as file:
         tokenizer = Tokenizer.from_gguf(file)
     text = "def café():\n    return 'aba' 水"
     ids = tokenizer.encode(text)
@@ -88,12 +116,12 @@ def test_a_vocabulary_of_real_size_is_consistent() -> None:
         assert max(rank[left], rank[right]) < rank[left + right]
 
 
-@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q4_K", "Q6_K"])
 def test_random_blocks_have_the_standard_deviation_asked_for(kind: str) -> None:
     """Read back by the gguf package, which knows nothing of how they were made."""
     quant = gguf.GGMLQuantizationType[kind]
     data = random_tensor(np.random.default_rng(0), (64, 1024), 0.03, quant)
-    values = gguf.quants.dequantize(data, quant)
+    values = gguf.quants.dequantize(data.view(np.uint8) if kind == "BF16" else data, quant)
     assert values.shape == (64, 1024)
     assert values.std() == pytest.approx(0.03, rel=0.02)
     assert abs(values.mean()) < 0.001
@@ -108,7 +136,7 @@ def test_rows_that_are_no_whole_blocks_are_refused() -> None:
 
 def test_the_same_bytes_every_time(folder: Path, tmp_path: Path) -> None:
     write_random_model(tmp_path / "again.gguf", size="tiny", quant="q4_k")
-    assert (tmp_path / "again.gguf").read_bytes() == (folder / "q4_k.gguf").read_bytes()
+    assert (tmp_path / "again.gguf").read_bytes() == (folder / "tiny-q4_k.gguf").read_bytes()
 
 
 def test_memory_holds_one_tensor_at_a_time(tmp_path: Path) -> None:

@@ -75,6 +75,40 @@ def test_ones_at_the_ends_do_not_matter(
         assert tensor.flatten().tolist() == array.flatten().tolist()
 
 
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_slices_are_those_of_the_whole(path: Path) -> None:
+    with GgufFile.open(path) as file:
+        reader = TensorReader(file)
+        for name, info in file.tensors.items():
+            whole = reader.take(name, info.shape)
+            slices = list(reader.take_each(name, info.shape))
+            assert len(slices) == info.shape[0]
+            assert all(torch.equal(a, b) for a, b in zip(slices, whole, strict=True))
+
+
+def test_slices_count_as_progress_once_and_can_be_cancelled(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.gguf", (), [Tensor.of("t", NUMBERS)])
+    seen: list[int] = []
+    asked: list[None] = []
+
+    def cancelled() -> bool:
+        asked.append(None)
+        return len(asked) > 5
+
+    with GgufFile.open(path) as file:
+        reader = TensorReader(file, lambda done, total, phase: seen.append(done), cancelled)
+        slices = reader.take_each("t", (3, 4))
+        assert next(slices).tolist() == NUMBERS[0].tolist()
+        assert seen == [0, 16]  # the others are not read yet
+        list(slices)
+        assert seen == [0, 16, 16, 32, 32, 48]
+        again = reader.take_each("t", (3, 4))
+        assert [next(again).tolist(), next(again).tolist()] == NUMBERS[:2].tolist()
+        assert seen[6:] == [48] * 4
+        with pytest.raises(Cancelled):
+            next(again)
+
+
 @pytest.mark.parametrize("wanted", [(4, 3), (12,), (3, 4, 2), (3, 1, 4), (3,), ()])
 def test_another_shape_is_an_error(tmp_path: Path, wanted: tuple[int, ...]) -> None:
     path = write(tmp_path / "x.gguf", (), [Tensor.of("t", NUMBERS)])

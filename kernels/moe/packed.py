@@ -1,0 +1,38 @@
+"""The matrices of a layer's experts prepared for one compute mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernels.linear import Packed
+
+Matrices = Iterable[tuple[torch.Tensor, torch.Tensor]]
+"""Of each expert in turn gate above up [2f, d] and down [d, f]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedExperts:
+    """Experts ready for `experts`; data belongs to the implementation that packed them.
+
+    shape: how many there are, their width f, the model's width d. n_bytes is what their matrices
+    occupy in memory, scales included.
+    """
+
+    mode: str
+    shape: tuple[int, int, int]
+    n_bytes: int
+    data: Any
+
+
+def pack_each(
+    pack: Callable[[torch.Tensor, str], Packed], matrices: Matrices, mode: str
+) -> PackedExperts:
+    """data: of each expert both matrices as `pack` makes them."""
+    pairs = [(pack(gate_up, mode), pack(down, mode)) for gate_up, down in matrices]
+    n_embd, width = pairs[0][1].shape
+    n_bytes = sum(packed.n_bytes for pair in pairs for packed in pair)
+    return PackedExperts(mode, (len(pairs), width, n_embd), n_bytes, pairs)

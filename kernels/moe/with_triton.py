@@ -1,0 +1,208 @@
+"""Mixture of experts on a GPU: routing, and products grouped by expert that the host never sees.
+
+The choices are sorted by expert, and every expert's run of them is cut into tiles of BM rows. How
+many tiles there are only the device knows; the host launches as many as there could be at most,
+and each finds its expert and its rows from where the runs end.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+
+from kernels.moe.packed import Matrices, PackedExperts
+from kernels.triton_setup import cdiv, jit, power_of_2
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+# of a tile, the least to fill a tensor core
+MIN_ROWS = 16
+
+
+@jit
+def _route(
+    logits, weights, ids, n_experts, stride,
+    N_USED: tl.constexpr, BU: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    e, used = tl.arange(0, BE), tl.arange(0, BU)
+    values = tl.load(logits + row * stride + e, e < n_experts, float("-inf"))
+    p = tl.exp(values - tl.max(values, 0))
+    total = tl.sum(p, 0)
+    p = tl.where(e < n_experts, p / total, -1.0)
+    chosen = tl.zeros((BU,), tl.float32)
+    order = tl.zeros((BU,), tl.int32)
+    for i in tl.static_range(N_USED):
+        largest = tl.max(p, 0)
+        # of equal ones the lowest; among NaN none is the largest, yet it must be an expert
+        index = tl.minimum(tl.min(tl.where(p == largest, e, BE), 0), n_experts - 1)
+        chosen = tl.where(used == i, largest, chosen)
+        order = tl.where(used == i, index, order)
+        p = tl.where(e == index, -1.0, p)
+    # maxima leave NaN out, the total does not
+    chosen = chosen / tl.maximum(tl.sum(chosen, 0), 0.00006103515625) + total * 0.0
+    tl.store(weights + row * N_USED + used, chosen, used < N_USED)
+    tl.store(ids + row * N_USED + used, order.to(tl.int64), used < N_USED)
+
+
+@jit
+def _tile(ends, n_experts, tile, BM: tl.constexpr, BE: tl.constexpr):
+    """Expert, first row and end of the rows of a tile; none where there is no such tile."""
+    e = tl.arange(0, BE)
+    stop = tl.load(ends + e, e < n_experts, 0).to(tl.int32)
+    start = tl.load(ends + e - 1, (e > 0) & (e < n_experts), 0).to(tl.int32)
+    tiles = (stop - start + BM - 1) // BM
+    last = tl.cumsum(tiles, 0)
+    # the expert whose tiles hold this one
+    mine = (tile >= last - tiles) & (tile < last)
+    expert = tl.sum(tl.where(mine, e, 0), 0)
+    first = tl.sum(tl.where(mine, start + (tile - last + tiles) * BM, 0), 0)
+    end = tl.sum(tl.where(mine, stop, 0), 0)
+    return expert, first, end
+
+
+@jit
+def _open(
+    x, matrices, order, ends, hidden, n_experts, n_used, n_in, width, x_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """silu(gate x) * up x for the rows of a tile and BN columns, in sorted order."""
+    expert, first, end = _tile(ends, n_experts, tl.program_id(1), BM, BE)
+    if first >= end:
+        return
+    place = first + tl.arange(0, BM)
+    inside = place < end
+    source = tl.load(order + place, inside, 0) // n_used
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    x += source[:, None] * x_stride + k[None, :]
+    matrices += expert.to(tl.int64) * 2 * width * n_in
+    gates = matrices + n.to(tl.int64)[None, :] * n_in + k[:, None]
+    gate = tl.zeros((BM, BN), tl.float32)
+    up = tl.zeros((BM, BN), tl.float32)
+    for at in range(0, n_in, BK):
+        known = k < n_in - at
+        rows = tl.load(x + at, inside[:, None] & known[None, :], 0.0)
+        rows = rows.to(matrices.dtype.element_ty)
+        used = (n < width)[None, :] & known[:, None]
+        part = tl.load(gates + at, used, 0.0)
+        gate = tl.dot(rows, part, gate, input_precision="ieee")
+        part = tl.load(gates + width * n_in + at, used, 0.0)
+        up = tl.dot(rows, part, up, input_precision="ieee")
+    opened = gate * tl.sigmoid(gate) * up
+    address = hidden + place.to(tl.int64)[:, None] * width + n[None, :]
+    kept = inside[:, None] & (n < width)[None, :]
+    tl.store(address, opened.to(hidden.dtype.element_ty), kept)
+
+
+@jit
+def _close(
+    hidden, matrices, order, ends, lines, n_experts, width, n_out,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """down of the rows of a tile and BN columns, back in the order of rows and choices."""
+    expert, first, end = _tile(ends, n_experts, tl.program_id(1), BM, BE)
+    if first >= end:
+        return
+    place = first + tl.arange(0, BM)
+    inside = place < end
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    hidden += place.to(tl.int64)[:, None] * width + k[None, :]
+    matrices += expert.to(tl.int64) * n_out * width
+    matrices += n.to(tl.int64)[None, :] * width + k[:, None]
+    total = tl.zeros((BM, BN), tl.float32)
+    for at in range(0, width, BK):
+        known = k < width - at
+        rows = tl.load(hidden + at, inside[:, None] & known[None, :], 0.0)
+        part = tl.load(matrices + at, (n < n_out)[None, :] & known[:, None], 0.0)
+        total = tl.dot(rows, part, total, input_precision="ieee")
+    line = tl.load(order + place, inside, 0)
+    kept = inside[:, None] & (n < n_out)[None, :]
+    tl.store(lines + line[:, None] * n_out + n[None, :], total, kept)
+
+
+@jit
+def _combine(lines, weights, y, d, stride, N_USED: tl.constexpr, BD: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    c = tl.program_id(0) * BD + tl.arange(0, BD)
+    total = tl.zeros((BD,), tl.float32)
+    for i in tl.static_range(N_USED):
+        line = tl.load(lines + (row * N_USED + i) * d + c, c < d, 0.0)
+        total += tl.load(weights + row * stride + i) * line
+    tl.store(y + row * d + c, total, c < d)
+
+
+def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.moe.route."""
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    n_rows, n_experts = logits.shape
+    weights = logits.new_empty(n_rows, n_used)
+    ids = torch.empty(n_rows, n_used, dtype=torch.int64, device=logits.device)
+    _route[(n_rows,)](
+        logits, weights, ids, n_experts, logits.stride(0),
+        N_USED=n_used, BU=power_of_2(n_used), BE=power_of_2(n_experts), num_warps=4,
+    )  # fmt: skip
+    return weights, ids
+
+
+def pack(example: torch.Tensor, matrices: Matrices, mode: str) -> PackedExperts:
+    """See kernels.moe.pack_experts. data: gate above up [E, 2f, d] and down [E, d, f].
+
+    example: one of the matrices, for its device. While they are put side by side a layer is held
+    twice. Raises ValueError for int8.
+    """
+    if mode not in DTYPES:
+        raise ValueError("int8 experts are for processors: choose f32 or bf16 on a GPU")
+    dtype = DTYPES[mode]
+    pairs = [(gate_up.to(dtype), down.to(dtype)) for gate_up, down in matrices]
+    gate_up, down = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+    n_experts, n_embd, width = down.shape
+    return PackedExperts(
+        mode, (n_experts, width, n_embd), gate_up.nbytes + down.nbytes, (gate_up, down)
+    )
+
+
+def experts(
+    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
+) -> torch.Tensor:
+    """See kernels.moe.experts."""
+    gate_up, down = packed.data
+    n_experts, width, d = packed.shape
+    n_rows, n_used = ids.shape
+    n_choices = n_rows * n_used
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    if weights.stride(1) != 1:
+        weights = weights.contiguous()
+
+    in_order, order = torch.sort(ids.flatten(), stable=True)
+    every = torch.arange(n_experts, device=x.device)
+    ends = torch.searchsorted(in_order, every, right=True)
+
+    sides = tile_sides(n_choices, n_experts, packed.mode)
+    # no expert has more than one tile that is not full
+    n_tiles = min(n_choices, n_experts) + n_choices // sides["BM"]
+    options = {**sides, "BE": power_of_2(n_experts), "num_warps": 4}
+    hidden = torch.empty(n_choices, width, dtype=gate_up.dtype, device=x.device)
+    _open[(cdiv(width, sides["BN"]), n_tiles)](
+        x, gate_up, order, ends, hidden, n_experts, n_used, d, width, x.stride(0), **options
+    )
+    lines = torch.empty(n_choices, d, dtype=torch.float32, device=x.device)
+    _close[(cdiv(d, sides["BN"]), n_tiles)](
+        hidden, down, order, ends, lines, n_experts, width, d, **options
+    )
+    y = torch.empty(n_rows, d, dtype=torch.float32, device=x.device)
+    side = min(power_of_2(d), 1024)
+    _combine[(cdiv(d, side), n_rows)](
+        lines, weights, y, d, weights.stride(0), N_USED=n_used, BD=side, num_warps=4
+    )
+    return y
+
+
+def tile_sides(n_choices: int, n_experts: int, mode: str) -> dict[str, int]:
+    """BM, BN, BK of a tile: about as many rows as an expert gets, and no more registers and
+    shared memory than there are."""
+    most, columns, deep, flat = (64, 64, 64, 32) if mode == "bf16" else (32, 32, 32, 16)
+    rows = min(max(power_of_2(cdiv(n_choices, n_experts)), MIN_ROWS), most)
+    return {"BM": rows, "BN": columns, "BK": deep if rows == MIN_ROWS else flat}

@@ -1,0 +1,32 @@
+"""The size of loaded weights, told from the directory, against that of loading them."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.gguf.file import GgufFile
+from engine.model.info import describe
+from engine.model.loaded_size import MODES
+from engine.model.loader import load_model
+from kernels.linear.with_torch import has_bf16
+from tests.engine.model.conftest import DATA
+
+FILES = sorted(DATA.glob("*.gguf"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_it_is_what_loading_counts(path, mode):
+    if mode == "bf16" and not has_bf16():
+        mode = "f32"  # what such a processor keeps, but for rounding
+    with GgufFile.open(path) as file:
+        assert describe(file).loaded_bytes[mode] == load_model(file, compute=mode).weight_bytes
+
+
+def test_memory_counts_the_mode(golden_path):
+    with GgufFile.open(golden_path("qwen35moe-d-v2x-mtp-f32")) as file:
+        info = describe(file)
+    stored, loaded = info.memory(1, 0, 10), info.memory(1, 0, 10, compute="int8")
+    assert stored["weights"] == info.weight_bytes == info.loaded_bytes["f32"]
+    assert loaded["weights"] == info.loaded_bytes["int8"] < info.weight_bytes / 2
+    assert stored["total"] - loaded["total"] == stored["weights"] - loaded["weights"]

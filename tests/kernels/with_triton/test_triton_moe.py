@@ -1,0 +1,179 @@
+"""Router and experts in Triton against the law."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.moe import naive, with_triton
+from tests.kernels.with_triton.conftest import INTERPRETED
+from tests.support.closeness import nmse
+
+# what upstream asks for is 1e-7
+F32 = 1e-11
+# a hidden value at the border between two bfloat16 may fall on either side; the interpreter cuts
+# off instead of rounding
+BOUNDS = {"f32": F32, "bf16": 4e-4 if INTERPRETED else 2e-6}
+
+
+@pytest.fixture(autouse=True)
+def _products_of_bfloat16(monkeypatch):
+    """The interpreter keeps bfloat16 as 16-bit integers, and multiplies them as such."""
+    if not INTERPRETED:
+        return
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def widened(x):
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        return TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    multiply = InterpreterBuilder.create_dot
+    monkeypatch.setattr(
+        InterpreterBuilder,
+        "create_dot",
+        lambda self, a, b, *others: multiply(self, widened(a), widened(b), *others),
+    )
+
+
+def make(n_experts=6, d=40, f=24):
+    gate, up = torch.randn(2, n_experts, f, d)
+    return gate, up, torch.randn(n_experts, d, f)
+
+
+def run(device, x, weights, ids, matrices, mode="f32"):
+    """What Triton makes of it, and the law."""
+    pairs = [(torch.cat(pair), down) for *pair, down in zip(*matrices, strict=True)]
+    given = [(a.to(device), b.to(device)) for a, b in pairs]
+    packed = with_triton.pack(given[0][0], given, mode)
+    assert packed.shape == (len(pairs), *pairs[0][1].shape[::-1])
+    assert packed.n_bytes == sum(part.numel() for pair in pairs for part in pair) * (
+        4 if mode == "f32" else 2
+    )
+    y = with_triton.experts(x.to(device), weights.to(device), ids.to(device), packed)
+    law = naive.experts(x, weights, ids, naive.pack(pairs[0][0], pairs, mode))
+    assert y.dtype == torch.float32 and y.shape == x.shape
+    return y.cpu(), law
+
+
+@pytest.mark.parametrize("n_rows", [1, 5])
+@pytest.mark.parametrize(("n_experts", "n_used"), [(1, 1), (6, 2), (6, 6), (40, 8), (64, 3)])
+def test_route(device, n_rows, n_experts, n_used):
+    logits = torch.randn(n_rows, n_experts) * 4
+    weights, ids = with_triton.route(logits.to(device), n_used)
+    wanted, order = naive.route(logits, n_used)
+    assert ids.dtype == torch.int64 and torch.equal(ids.cpu(), order)
+    assert nmse(weights.cpu(), wanted) < F32
+
+
+def test_of_equal_experts_the_lower_id_comes_first(device):
+    logits = torch.zeros(3, 6)
+    logits[1, 4] = 1
+    logits[2, [1, 3]] = -1
+    _, ids = with_triton.route(logits.to(device), 4)
+    assert ids.tolist() == [[0, 1, 2, 3], [4, 0, 1, 2], [0, 2, 4, 5]]
+
+
+def test_route_of_extreme_logits_and_of_a_part_of_wider_rows(device):
+    logits = torch.tensor([[9999.0, -1e4, 1e4, 0.0, 2e4], [0.0, 10.0, -200.0, 3.0, 999.0]])
+    weights, ids = with_triton.route(logits.to(device)[:, :4], 2)
+    assert ids.tolist() == [[2, 0], [1, 3]]
+    wanted = torch.tensor([[1.0, -1.0], [7.0, -7.0]]).sigmoid()
+    torch.testing.assert_close(weights.cpu(), wanted)
+    columns = logits[:, :4].T.contiguous().T.to(device)
+    assert torch.equal(with_triton.route(columns, 2)[0], weights)
+
+
+def test_a_vanishing_sum_is_not_blown_up(device):
+    n_experts = 20000
+    logits = torch.zeros(1, n_experts)
+    logits[0, 7] = 1e-3
+    weights, ids = with_triton.route(logits.to(device), 1)
+    assert ids.item() == 7
+    assert weights.item() == pytest.approx(1.001 / n_experts * 2**14, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_rows_of_nan_name_experts_that_exist(device):
+    weights, ids = with_triton.route(torch.full((2, 5), torch.nan, device=device), 3)
+    assert weights.isnan().all()
+    assert ((ids >= 0) & (ids < 5)).all()
+
+
+@pytest.mark.parametrize("mode", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("n_rows", "n_experts", "n_used"),
+    [(1, 6, 1), (1, 6, 6), (3, 40, 8), (20, 3, 2), (33, 5, 2)],
+)
+def test_experts(device, mode, n_rows, n_experts, n_used):
+    """Also experts without rows, and with more than a tile of them."""
+    weights, ids = naive.route(torch.randn(n_rows, n_experts), n_used)
+    x = torch.randn(n_rows, 40)
+    y, law = run(device, x, weights, ids, make(n_experts), mode)
+    assert nmse(y, law) < BOUNDS[mode]
+
+
+@pytest.mark.parametrize(("d", "f"), [(16, 16), (130, 65), (64, 200), (7, 5)])
+def test_sides_that_fill_no_whole_program(device, d, f):
+    weights, ids = naive.route(torch.randn(9, 4), 2)
+    y, law = run(device, torch.randn(9, d), weights, ids, make(4, d, f))
+    assert nmse(y, law) < F32
+
+
+@pytest.mark.parametrize("expert", [0, 3, 5])
+@pytest.mark.parametrize("n_rows", [1, 16, 17, 70])
+def test_all_rows_to_one_expert(device, n_rows, expert):
+    ids = torch.full((n_rows, 1), expert)
+    y, law = run(device, torch.randn(n_rows, 40), torch.rand(n_rows, 1), ids, make())
+    assert nmse(y, law) < F32
+
+
+def test_experts_nobody_chose_are_not_read(device):
+    matrices = make(8)
+    weights, ids = naive.route(torch.randn(7, 3), 2)
+    ids = ids * 2 + 1
+    x = torch.randn(7, 40)
+    expected, _ = run(device, x, weights, ids, matrices)
+    for part in matrices:
+        part[::2] = torch.nan
+        part[7] = torch.nan
+    y, _ = run(device, x, weights, ids, matrices)
+    assert torch.equal(y, expected)
+
+
+def test_any_strides(device):
+    weights, ids = naive.route(torch.randn(5, 6), 2)
+    x, matrices = torch.randn(5, 40), make()
+    expected, _ = run(device, x, weights, ids, matrices)
+    wide = torch.cat((x + 9, x), 1)[:, 40:]
+    turned = [part.T.contiguous().T for part in (x, weights, ids)]
+    for given in ((wide, weights, ids), turned):
+        y, _ = run(device, *given, matrices)
+        assert torch.equal(y, expected)
+
+
+def test_a_row_has_the_same_bits_in_every_tile_of_one_size(device):
+    """Where it stands among the rows of its expert does not matter."""
+    weights, ids = naive.route(torch.randn(12, 6), 2)
+    x, matrices = torch.randn(12, 40), make()
+    together, _ = run(device, x, weights, ids, matrices)
+    backwards, _ = run(device, x.flip(0), weights.flip(0), ids.flip(0), matrices)
+    assert torch.equal(backwards.flip(0), together)
+    for i in (0, 5, 11):
+        alone, _ = run(device, x[i : i + 1], weights[i : i + 1], ids[i : i + 1], matrices)
+        assert torch.equal(alone, together[i : i + 1])
+
+
+def test_as_many_tiles_as_there_can_be(device):
+    """Each expert ends with a tile of one row: 2 + 2 + 1 tiles for 35 choices."""
+    assert with_triton.tile_sides(35, 3, "f32")["BM"] == 16
+    ids = torch.tensor([0] * 17 + [1] * 17 + [2]).view(35, 1)
+    y, law = run(device, torch.randn(35, 40), torch.ones(35, 1), ids, make(3))
+    assert nmse(y, law) < F32
+
+
+def test_int8_is_refused():
+    with pytest.raises(ValueError, match="int8 experts are for processors"):
+        with_triton.pack(torch.ones(2, 2), [(torch.ones(4, 2), torch.ones(2, 2))], "int8")
