@@ -157,6 +157,8 @@ class RunOptions:
     replay: "trust" decodes accepted tokens again after a restore, "verify" samples them again;
     tokens accepted by rejection are always trusted.
     faults: bugs of the field switched on to be looked at (FAULTS).
+    batch_invariant: the logits behind a token have the same bits whatever tokens and sequences
+    share its batches; slower.
     """
 
     parallel: int = 1
@@ -174,6 +176,7 @@ class RunOptions:
     replay: str = "trust"
     faults: tuple[str, ...] = ()
     ignore_eos: bool = False
+    batch_invariant: bool = False
 
     @property
     def snapshots(self) -> int:

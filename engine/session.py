@@ -233,6 +233,7 @@ class Session:
         return HybridMemory.for_model(
             self.config, n_slots, n_ctx, self._device, policy=options.rollback, n_rs_seq=n_rs_seq,
             unified=options.kv == "unified", faults=options.faults,
+            batch_invariant=options.batch_invariant,
         )  # fmt: skip
 
     def begin_run(
@@ -271,7 +272,7 @@ class Session:
                 )
             memory = HybridMemory.for_model(
                 self._draft_model.config, n_slots, n_ctx, self._device, policy="ring",
-                n_rs_seq=options.spec.n_max,
+                n_rs_seq=options.spec.n_max, batch_invariant=options.batch_invariant,
             )  # fmt: skip
             return DraftSimple(self._draft_model, memory, options.n_ubatch, options.spec, draws)
         if name == "draft-mtp":
@@ -280,7 +281,9 @@ class Session:
                     f"draft-mtp needs an MTP head, and {self.info.name} has none.",
                     "Choose draft-simple with a draft model, or a file with nextn tensors.",
                 )
-            memory = HybridMemory.for_head(self.config, n_slots, n_ctx, self._device)
+            memory = HybridMemory.for_head(
+                self.config, n_slots, n_ctx, self._device, batch_invariant=options.batch_invariant
+            )
             return DraftMtp(
                 self._model.head, memory, self.config.n_embd, options.n_ubatch, options.spec, draws
             )

@@ -177,6 +177,12 @@ def add_memory_details(group: argparse._ArgumentGroup) -> None:
         metavar="MODE",
         help=f"attention cells: {' or '.join(KV_MODES)} (default %(default)s)",
     )
+    group.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="give the logits behind a token the same bits whatever tokens and sequences are "
+        "decoded with it; slower",
+    )
 
 
 def add_sizes(group: argparse._ArgumentGroup) -> None:
@@ -225,6 +231,7 @@ def run_options(args: argparse.Namespace) -> RunOptions:
         replay=args.replay,
         faults=tuple(dict.fromkeys(args.fault)),
         ignore_eos=args.ignore_eos,
+        batch_invariant=args.batch_invariant,
     )
 
 

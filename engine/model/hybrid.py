@@ -55,6 +55,6 @@ class HybridModel:
         x = F.embedding(ubatch.tokens, self._embedding)
         for block in self._blocks:
             x = block(x, around)
-        result = self._output(x, ubatch)
+        result = self._output(x, ubatch, invariant=around.invariant)
         memory.commit()
         return result

@@ -44,7 +44,8 @@ class MtpHead:
         cos, sin = self._rope.at(ubatch.positions)
         embedded = rms_norm(F.embedding(ubatch.tokens, self._embedding), self._enorm, self._eps)
         carried = rms_norm(hidden, self._hnorm, self._eps)
-        x = self._join(torch.cat((embedded, carried), -1))
-        result = self._output(self._block(x, Surroundings(cos, sin, memory)), ubatch)
+        around = Surroundings(cos, sin, memory)
+        x = self._join(torch.cat((embedded, carried), -1), invariant=around.invariant)
+        result = self._output(self._block(x, around), ubatch, invariant=around.invariant)
         memory.commit()
         return result

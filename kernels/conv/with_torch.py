@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.pointwise import pointwise
+
 # up to here fewer operations win, above it fewer bytes
 SHORT = 4
 
@@ -23,3 +25,15 @@ def causal_conv(
         for j in range(1, n_taps):
             y = torch.addcmul(y, history[:, j : j + n_tokens], taps[j])
     return torch.nn.functional.silu(y), history
+
+
+def causal_conv_invariant(
+    x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """causal_conv in one form for every length; products and sums rounded one by one."""
+    history = torch.cat((window, x), 1)
+    taps = weight.t().contiguous()
+    y = history[:, : x.shape[1]] * taps[0]
+    for j in range(1, weight.shape[1]):
+        y += history[:, j : j + x.shape[1]] * taps[j]
+    return pointwise(torch.nn.functional.silu, y, invariant=True), history

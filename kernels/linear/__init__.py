@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.dispatch import pick
+from kernels.linear import invariant as fixed_blocks
 from kernels.linear import naive, with_torch
 from kernels.linear.packed import MODES, Packed
 
@@ -29,6 +30,9 @@ def pack(weight: torch.Tensor, mode: str) -> Packed:
     return _pack(weight, mode)
 
 
-def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """x @ weight.T in the mode of `packed`. x: f32 [..., in]; returns f32 [..., out]."""
-    return _linear(x, packed)
+def linear(x: torch.Tensor, packed: Packed, *, invariant: bool = False) -> torch.Tensor:
+    """x @ weight.T in the mode of `packed`. x: f32 [..., in]; returns f32 [..., out].
+
+    invariant: a row of the result has the same bits whatever rows stand beside it, in any mode.
+    """
+    return fixed_blocks.linear(_linear, x, packed) if invariant else _linear(x, packed)

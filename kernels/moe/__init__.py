@@ -27,10 +27,16 @@ def experts(
     gate: torch.Tensor,
     up: torch.Tensor,
     down: torch.Tensor,
+    *,
+    invariant: bool = False,
 ) -> torch.Tensor:
     """Weighted sum of down(silu(gate x) * up x) over each row's experts, in the order of `ids`.
 
     x: f32 [n, d]; weights, ids: [n, k] as from route; gate, up: f32 [E, f, d];
     down: f32 [E, d, f]. Returns f32 [n, d].
+
+    invariant: a row of the result has the same bits whatever rows stand beside it.
     """
+    if invariant:
+        return with_torch.experts_invariant(x, weights, ids, gate, up, down)
     return _experts(x, weights, ids, gate, up, down)
