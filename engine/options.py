@@ -8,7 +8,7 @@ from engine.decode.acceptance_rates import acceptance_rates
 from engine.draft.ngram_options import LOOKUP_CACHE_N_MAX, NgramModOptions, NgramSizes
 from engine.errors import OptionError
 
-COMPUTE_MODES = ("auto", "f32", "bf16", "int8")
+COMPUTE_MODES = ("auto", "f32", "bf16", "int8", "int8x2")
 MODEL_DRAFTERS = ("draft-simple", "draft-mtp")
 DRAFTERS = (
     "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", *MODEL_DRAFTERS,

@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.errors import OptionError
 from engine.model.info import ModelInfo
+from engine.options import COMPUTE_MODES
 from engine.version import version
 from resources import DEMO_DRAFT, DEMO_TARGET
 
@@ -23,6 +24,7 @@ SUBCOMMANDS = {
     "compare": "rollback policies side by side against plain decoding: where logits diverge",
     "bench": "the prompt suite with and without speculation; other measurements",
     "match": "the same prompts one by one and side by side: is every text the same",
+    "fidelity": "how far each compute mode's logits are from those of f32",
     "demo-path": "where the bundled demo models are",
 }
 
@@ -86,14 +88,29 @@ def add_compute(group: argparse._ArgumentGroup) -> None:
         "--compute",
         default="auto",
         metavar="MODE",
-        help="arithmetic of the weights: auto, f32, bf16 or int8 (default auto); "
-        "states are always f32",
+        help=f"arithmetic of the weights: {', '.join(COMPUTE_MODES)} (default auto); int8x2 is "
+        "int8 with activations of 15 bits; states are always f32",
     )
+    add_threads(group)
+
+
+def add_threads(group: argparse._ArgumentGroup) -> None:
+    """--threads."""
     group.add_argument(
         "--threads",
         type=positive,
         metavar="N",
         help="CPU threads (default: all cores, one for a small model)",
+    )
+
+
+def add_batch_invariant(group: argparse._ArgumentGroup) -> None:
+    """--batch-invariant."""
+    group.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="give the logits behind a token the same bits whatever tokens and sequences are "
+        "decoded with it; slower",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QCheckBox, QWidget
 
 from app.widgets.fields import choice, whole
 from app.widgets.form_group import FormGroup
@@ -27,6 +27,7 @@ class MemoryGroup(FormGroup):
         self.checkpoint_device = choice(CHECKPOINT_DEVICES, "host")
         self.split = choice(SPLITS, "equal")
         self.kv = choice(KV_MODES, "per-seq")
+        self.batch_invariant = QCheckBox("batch-invariant")
         self.parallel = whole(0, 64, 0, special="all sequences")
         self.n_ctx = whole(0, 2**20, 0, special="automatic")
         self.n_batch = whole(1, _MOST_TOKENS, 2048)
@@ -44,11 +45,18 @@ class MemoryGroup(FormGroup):
             ("n_ubatch", self.n_ubatch, "-ub: most tokens in one forward pass"),
         ):
             self.add(label, field, option)
+        self.add(
+            "",
+            self.batch_invariant,
+            "--batch-invariant: logits have the same bits whatever is decoded beside; slower",
+            "batch-invariant",
+        )
         for spin in (self.n_rs_seq, self.parallel, self.n_ctx, self.n_batch, self.n_ubatch):
             spin.valueChanged.connect(self._on_changed)
         for box in (self.replay, self.checkpoint_device, self.split, self.kv):
             box.currentTextChanged.connect(self._on_changed)
         self.fault.changed.connect(self._on_changed)
+        self.batch_invariant.toggled.connect(self._on_changed)
         self._on_changed()
 
     def set_use(self, *, speculative: bool, keeps_snapshots: bool) -> None:
@@ -68,5 +76,7 @@ class MemoryGroup(FormGroup):
         words = [f"fault {name}" for name in faults]
         if not faults:
             words = [f"split {self.split.currentText()}", f"KV {self.kv.currentText()}"]
+            if self.batch_invariant.isChecked():
+                words.append("batch-invariant")
         self.set_summary(", ".join(words), alarming=bool(faults))
         self.changed.emit()

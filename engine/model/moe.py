@@ -39,8 +39,6 @@ class MixtureOfExperts:
         routing = self._router(rows, invariant=invariant)
         logits, shared_gate = routing.split(self._router_sizes, -1)
         weights, ids = route(logits, self._n_used)
-        routed = experts(
-            rows, weights, ids, self._gate, self._up, self._down, invariant=invariant
-        )
+        routed = experts(rows, weights, ids, self._gate, self._up, self._down, invariant=invariant)
         shared_gate = pointwise(torch.sigmoid, shared_gate, invariant=invariant)
         return (routed + shared_gate * self._shared(rows, invariant=invariant)).view_as(x)

@@ -95,9 +95,7 @@ def gated_delta_log(
     """
     _require_gate_per_head(g)
     if invariant:
-        return log_with_torch.gated_delta_log_invariant(
-            q, k, v, g, beta, state, grouped=grouped
-        )
+        return log_with_torch.gated_delta_log_invariant(q, k, v, g, beta, state, grouped=grouped)
     return _log(q, k, v, g, beta, state, grouped=grouped)
 
 

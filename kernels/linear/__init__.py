@@ -1,4 +1,4 @@
-"""Matrix products with prepared weights in three compute modes."""
+"""Matrix products with prepared weights in several compute modes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def pack(weight: torch.Tensor, mode: str) -> Packed:
     "f32" keeps the matrix (no copy). "bf16" rounds weight and activations to bfloat16 and sums
     in f32. "int8" rounds the weight to integers with one scale per output row and every
     activation row to -127..127 with its own scale, and sums in int32, so a row of the result has
-    the same bits whatever rows stand beside it; the other two modes do not promise that.
+    the same bits whatever rows stand beside it; "int8x2" does so with two such rows for every
+    activation row, the second for what the first leaves over. The other modes promise nothing of
+    the kind.
 
     Raises ValueError for any other mode.
     """

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.linear.packed import Packed
+from kernels.linear.packed import INTEGER_MODES, Packed
 
 BLOCK, WIDE = 8, 64
 Product = Callable[[torch.Tensor, Packed], torch.Tensor]
@@ -21,7 +21,7 @@ Product = Callable[[torch.Tensor, Packed], torch.Tensor]
 
 def linear(product: Product, x: torch.Tensor, packed: Packed) -> torch.Tensor:
     """product(x, packed) row by row, as far as the bits go. Sums of integers are exact anyway."""
-    if packed.mode in ("int8", "int8x2"):
+    if packed.mode in INTEGER_MODES:
         return product(x, packed)
     rows = x.reshape(-1, x.shape[-1])
     sizes = _sizes(product, packed, torch.get_num_threads())

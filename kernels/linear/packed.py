@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-MODES = ("f32", "bf16", "int8")
+MODES = ("f32", "bf16", "int8", "int8x2")
+# those that sum integers
+INTEGER_MODES = ("int8", "int8x2")
 # activations are symmetric too: a row's largest value becomes 127
 ROW_LEVELS = 127
 
