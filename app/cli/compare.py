@@ -85,9 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SPEC",
         help="POLICY[,key=value…] with keys n_rs_seq, split, kv, fault, replay, ubatch, "
         "checkpoint_device, compute (f32, bf16, …: the weights are loaded again), and the words "
-        "batch-invariant and free (drafts and accepts on its own until it forks); `peer` for llama.cpp on the "
-        "same file; `noise,key=value…` for further batch shapes. Repeatable (default: checkpoint "
-        "and planes). The reference and noise lanes are always there",
+        "batch-invariant and free (drafts and accepts on its own until it forks); `peer` for "
+        "llama.cpp on the same file; `noise,key=value…` for further batch shapes. Repeatable "
+        "(default: checkpoint and planes). The reference and noise lanes are always there",
     )
     lanes.add_argument(
         "--bound",

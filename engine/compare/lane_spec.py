@@ -62,7 +62,9 @@ class LaneSpec:
                 f"Lane {text!r}: {first!r} is no rollback policy.",
                 f"Begin with one of {', '.join(ROLLBACK_POLICIES)}, or use {PEER}.",
             )
-        changes = {"rollback": first, "faults": ()} if kind == POLICY else dict(_PLAIN)
+        changes = dict(_PLAIN)
+        if kind == POLICY:
+            changes = {"rollback": first, "faults": ()}
         own: dict[str, str] = {}
         seen: set[str] = set()
         for setting in settings:

@@ -55,7 +55,8 @@ class AttentionKV:
 
     unified: one pool of n_seqs * n_ctx cells that all sequences use; a copied sequence then
     shares cells. in_order: views have a sequence's cells in the order of its positions, which
-    costs a copy wherever they are stored otherwise. rotate: turns keys by a number of positions, which only `seq_add` needs.
+    costs a copy wherever they are stored otherwise. rotate: turns keys by a number of positions,
+    which only `seq_add` needs.
     Raises OptionError above 64 sequences.
     """
 

@@ -121,6 +121,8 @@ def fold_invariant(
     size = (-1, *state.shape[2:])
     target = torch.empty(state.shape, device=state.device) if out is None else out
     S = target.view(size).copy_(state.reshape(size))
+    if k.shape[1] == 0:
+        return target
     k = per_value_head(k, u.shape[2], grouped)
     decay = pointwise(torch.exp, g.transpose(1, 2).reshape(-1, k.shape[1], 1), invariant=True)
     u = u.transpose(1, 2).reshape(-1, k.shape[1], u.shape[3])

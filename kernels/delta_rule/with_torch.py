@@ -100,7 +100,8 @@ def _any_length(rows: Rows, state: torch.Tensor, slots: Slots) -> tuple[torch.Te
 
 
 def _token(rows: Rows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token by the recurrence: by_token without its bookkeeping, which would double the time."""
+    """One token by the recurrence: by_token without its bookkeeping, which would double the
+    time."""
     q, k, v, g, beta = rows
     out = slots[0] if slots else None
     S = torch.mul(state, g.exp().transpose(1, 2), out=out)

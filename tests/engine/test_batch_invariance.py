@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,13 +56,13 @@ def texts(name: str) -> list[list[int]]:
     return [tokens, tokens[::-1], tokens[7:] + tokens[:7]]
 
 
-def memory_of(name: str, n_seqs: int, **others) -> HybridMemory:
+def memory_of(name: str, n_seqs: int, **others: Any) -> HybridMemory:
     config = opened(name).config
     return HybridMemory.for_model(config, n_seqs, 300, CPU, **{"batch_invariant": True, **others})
 
 
 def logits_in(
-    name: str, mode: str, cuts: Sequence[int], n_seqs: int = 1, n_ubatch: int = 512, **others
+    name: str, mode: str, cuts: Sequence[int], n_seqs: int = 1, n_ubatch: int = 512, **others: Any
 ) -> torch.Tensor:
     """Logits of all tokens of the first sequence, decoded in portions that end at `cuts`."""
     memory, rows = memory_of(name, n_seqs, **others), []
@@ -106,12 +107,11 @@ def test_the_demo_model(mode: str) -> None:
 
 def test_two_threads() -> None:
     torch.set_num_threads(2)
-    for name, mode in (("qwen35-a-f32", "f32"), ("qwen3next-e-v2x-f32", "bf16")):
-        cuts = range(5, N_TOKENS, 5)
-        assert torch.equal(logits_in(name, mode, cuts, 3), alone(name, mode))
+    name, mode = "qwen35-a-f32", "f32"
+    assert torch.equal(logits_in(name, mode, (3,), 3), logits_in(name, mode, range(1, 6)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.sampled_from(NAMES), st.sampled_from(MODES),
     st.sets(st.integers(1, N_TOKENS - 1), max_size=8), st.integers(1, 3), st.integers(3, 20),
