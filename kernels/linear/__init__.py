@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.dispatch import pick
-from kernels.linear import invariant as fixed_blocks
-from kernels.linear import naive, with_torch
+from kernels.linear import fixed_blocks, naive, with_torch
 from kernels.linear.packed import MODES, Packed
 
 __all__ = ["MODES", "Packed", "linear", "pack"]

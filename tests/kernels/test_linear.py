@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from kernels import linear as op
-from kernels.linear import invariant as fixed_blocks
-from kernels.linear import naive, with_torch
+from kernels.linear import fixed_blocks, naive, with_torch
 from kernels.linear.packed import quantise_rows
 from tests.support.closeness import nmse
 
