@@ -8,7 +8,7 @@ from engine.decode.acceptance_rates import acceptance_rates
 from engine.draft.ngram_options import LOOKUP_CACHE_N_MAX, NgramModOptions, NgramSizes
 from engine.errors import OptionError
 
-COMPUTE_MODES = ("auto", "f32", "bf16", "int8", "blocks")
+COMPUTE_MODES = ("auto", "f32", "bf16", "int8", "int8x2", "blocks")
 MODEL_DRAFTERS = ("draft-simple", "draft-mtp")
 DRAFTERS = (
     "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", *MODEL_DRAFTERS,
@@ -157,6 +157,8 @@ class RunOptions:
     replay: "trust" decodes accepted tokens again after a restore, "verify" samples them again;
     tokens accepted by rejection are always trusted.
     faults: bugs of the field switched on to be looked at (FAULTS).
+    batch_invariant: the logits behind a token have the same bits whatever tokens and sequences
+    share its batches; slower.
     """
 
     parallel: int = 1
@@ -174,6 +176,7 @@ class RunOptions:
     replay: str = "trust"
     faults: tuple[str, ...] = ()
     ignore_eos: bool = False
+    batch_invariant: bool = False
 
     @property
     def snapshots(self) -> int:

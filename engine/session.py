@@ -267,6 +267,7 @@ class Session:
         return HybridMemory.for_model(
             self.config, n_slots, n_ctx, self.device, policy=options.rollback, n_rs_seq=n_rs_seq,
             unified=options.kv == "unified", faults=options.faults,
+            batch_invariant=options.batch_invariant,
         )  # fmt: skip
 
     def begin_run(
@@ -314,7 +315,7 @@ class Session:
                 )
             memory = HybridMemory.for_model(
                 self._draft_model.config, n_slots, n_ctx, self.device, policy="ring",
-                n_rs_seq=options.spec.n_max,
+                n_rs_seq=options.spec.n_max, batch_invariant=options.batch_invariant,
             )  # fmt: skip
             return DraftSimple(self._draft_model, memory, options.n_ubatch, options.spec, draws)
         if name == "draft-mtp":
@@ -323,7 +324,9 @@ class Session:
                     f"draft-mtp needs an MTP head, and {self.info.name} has none.",
                     "Choose draft-simple with a draft model, or a file with nextn tensors.",
                 )
-            memory = HybridMemory.for_head(self.config, n_slots, n_ctx, self.device)
+            memory = HybridMemory.for_head(
+                self.config, n_slots, n_ctx, self.device, batch_invariant=options.batch_invariant
+            )
             return DraftMtp(
                 self._model.head, memory, self.config.n_embd, options.n_ubatch, options.spec, draws
             )

@@ -23,6 +23,7 @@ SUBCOMMANDS = {
     "compare": "rollback policies side by side against plain decoding: where logits diverge",
     "bench": "the prompt suite with and without speculation; other measurements",
     "match": "the same prompts one by one and side by side: is every text the same",
+    "fidelity": "how far each compute mode's logits are from those of f32",
     "demo-path": "where the bundled demo models are",
 }
 
@@ -86,9 +87,9 @@ def add_compute(group: argparse._ArgumentGroup) -> None:
         "--compute",
         default="auto",
         metavar="MODE",
-        help="arithmetic of the weights: auto, f32, bf16, int8, or blocks: exact weights of the "
-        "file, expanded for each product and summed in f32, for GPUs (default auto); states are "
-        "always f32",
+        help="arithmetic of the weights: auto, f32, bf16, int8, int8x2 (activations of 15 bits), "
+        "or blocks: exact weights of the file, expanded for each product and summed in f32, for "
+        "GPUs (default auto); states are always f32",
     )
     group.add_argument(
         "-dev",
@@ -98,11 +99,26 @@ def add_compute(group: argparse._ArgumentGroup) -> None:
         help="where models run: auto, cpu, cuda or cuda:N (default auto: a CUDA device if there "
         "is one)",
     )
+    add_threads(group)
+
+
+def add_threads(group: argparse._ArgumentGroup) -> None:
+    """--threads."""
     group.add_argument(
         "--threads",
         type=positive,
         metavar="N",
         help="CPU threads (default: all cores, one for a small model)",
+    )
+
+
+def add_batch_invariant(group: argparse._ArgumentGroup) -> None:
+    """--batch-invariant."""
+    group.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="give the logits behind a token the same bits whatever tokens and sequences are "
+        "decoded with it; slower",
     )
 
 

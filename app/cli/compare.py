@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.common import (
+    add_batch_invariant,
     add_compute,
     add_model,
     loading_line,
@@ -83,10 +84,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="SPEC",
         help="POLICY[,key=value…] with keys n_rs_seq, split, kv, fault, replay, ubatch, "
-        "checkpoint_device, compute (f32, bf16, int8 or blocks: the weights are loaded again), "
-        "and the word free (drafts and accepts on its own until it forks); `peer` for llama.cpp "
-        "on the same file; `noise,key=value…` for further batch shapes. Repeatable (default: "
-        "checkpoint and planes). The reference and noise lanes are always there",
+        "checkpoint_device, compute (f32, bf16, …: the weights are loaded again), and the words "
+        "batch-invariant and free (drafts and accepts on its own until it forks); `peer` for "
+        "llama.cpp on the same file; `noise,key=value…` for further batch shapes. Repeatable "
+        "(default: checkpoint and planes). The reference and noise lanes are always there",
     )
     lanes.add_argument(
         "--bound",
@@ -113,6 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sequences decoded side by side; further prompts wait (default: all)",
     )
     add_sizes(memory)
+    add_batch_invariant(memory)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument(

@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Every step runs without speculation (the control) and with it; the control's first step\n"
         "is what all others are compared with, token by token. Of a difference it is measured\n"
         "whether the width of a batch alone, without speculation, can make it: a near tie.\n\n"
-        "exit status: 0 all texts match but for near ties (--exact: all match), 1 one differs\n"
-        "(of the control with --spec-type none), 2 wrong usage\n\n"
+        "exit status: 0 all texts match but for near ties (--exact and --batch-invariant: all\n"
+        "match), 1 one differs (of the control with --spec-type none), 2 wrong usage\n\n"
         "example:\n"
         "  draftscope match --demo --spec-type draft-mtp --rollback ring --compute int8"
     )
@@ -142,6 +142,8 @@ def _outcome(result: MatchResult, step: MatchStep, session: Session) -> str:
 def _verdict(test: MatchTest, passed: bool) -> str:
     if not test.differing:
         return "pass: every text is the same"
+    if not passed and test.options.batch_invariant:
+        return "fail: a text differs although no batch's width can change it"
     if not test.passed:
         return "fail: a text differs where the width of a batch does not explain it"
     return (

@@ -7,7 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from app.cli.common import add_compute, add_model, positive, read_text, token_ids
+from app.cli.common import (
+    add_batch_invariant,
+    add_compute,
+    add_model,
+    positive,
+    read_text,
+    token_ids,
+)
 from app.cli.sampling_arguments import add_sampling, sampler_options
 from app.cli.spec_arguments import add_speculation, add_synthetic, spec_options
 from engine.options import (
@@ -135,7 +142,7 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
 
 
 def add_memory_details(group: argparse._ArgumentGroup) -> None:
-    """--checkpoint-device, --replay, --fault, --n-rs-seq, --split and --kv."""
+    """--checkpoint-device, --replay, --fault, --n-rs-seq, --split, --kv, --batch-invariant."""
     group.add_argument(
         "--checkpoint-device",
         default=_RUN.checkpoint_device,
@@ -177,6 +184,7 @@ def add_memory_details(group: argparse._ArgumentGroup) -> None:
         metavar="MODE",
         help=f"attention cells: {' or '.join(KV_MODES)} (default %(default)s)",
     )
+    add_batch_invariant(group)
 
 
 def add_sizes(group: argparse._ArgumentGroup) -> None:
@@ -225,6 +233,7 @@ def run_options(args: argparse.Namespace) -> RunOptions:
         replay=args.replay,
         faults=tuple(dict.fromkeys(args.fault)),
         ignore_eos=args.ignore_eos,
+        batch_invariant=args.batch_invariant,
     )
 
 

@@ -74,6 +74,8 @@ def effective(facts: dict[str, Any]) -> str:
         f"KV {options.get('kv', '')}",
         f"compute {facts.get('compute', '')}",
     ]
+    if options.get("batch_invariant"):
+        memory.append("batch-invariant")
     lines = ["memory: " + ", ".join(memory)]
     if spec.get("types"):
         drafting = [", ".join(spec["types"])]

@@ -88,6 +88,7 @@ class RunPanel(QWidget):
             replay=memory.replay.currentText(),
             faults=self.faults.names(),
             ignore_eos=self.sampling.ignore_eos.isChecked(),
+            batch_invariant=memory.batch_invariant.isChecked(),
         )
 
     # -- what the window sets --------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QCheckBox, QWidget
 
 from app.widgets.fields import choice, whole
 from app.widgets.form_group import FormGroup
@@ -23,6 +23,7 @@ class MemoryGroup(FormGroup):
         self.checkpoint_device = choice(CHECKPOINT_DEVICES, "host")
         self.split = choice(SPLITS, "equal")
         self.kv = choice(KV_MODES, "per-seq")
+        self.batch_invariant = QCheckBox("batch-invariant")
         for label, field, option in (
             ("n_rs_seq", self.n_rs_seq, "--n-rs-seq: tokens undone by snapshots; automatic: n_max"),
             ("replay", self.replay, "--replay: after a restore, decode again or also sample again"),
@@ -31,9 +32,16 @@ class MemoryGroup(FormGroup):
             ("KV", self.kv, "--kv: a stream of attention cells per sequence, or one pool"),
         ):
             self.add(label, field, option)
+        self.add(
+            "",
+            self.batch_invariant,
+            "--batch-invariant: logits have the same bits whatever is decoded beside; slower",
+            "batch-invariant",
+        )
         self.n_rs_seq.valueChanged.connect(self._on_changed)
         for box in (self.replay, self.checkpoint_device, self.split, self.kv):
             box.currentTextChanged.connect(self._on_changed)
+        self.batch_invariant.toggled.connect(self._on_changed)
         self._on_changed()
 
     def set_use(self, *, speculative: bool, keeps_snapshots: bool) -> None:

@@ -5,7 +5,8 @@ others are compared with, token by token, so a fault that repeats itself is foun
 
 Speculation is not to blame for a difference that the control has in the same step, nor for one at
 a near tie: where batches as wide as a verified draft move the logits by more than the two tokens
-lie apart, although nothing is drafted or rolled back (engine.bench.width_control).
+lie apart, although nothing is drafted or rolled back (engine.bench.width_control). With the option
+batch_invariant there are no such batches, and every difference counts.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class MatchTest:
         self._lanes = {CONTROL: Configuration.plain(options).options}
         if options.spec.types:
             self._lanes[SPECULATION] = options
-        self._options = options
+        self.options = options
         self._baseline: list[_Output] = []
         self._widths: dict[tuple[int, int, int], WidthControl] = {}
         self._control: dict[tuple[int, str], bool] = {}
@@ -133,7 +134,10 @@ class MatchTest:
 
     @property
     def passed(self) -> bool:
-        """Whether every difference is explained; there need not be one."""
+        """Whether every difference is explained; there need not be one. With batch_invariant,
+        nothing explains one."""
+        if self.options.batch_invariant:
+            return not self.differing
         return all(result.is_explained for result in self.differing)
 
     def steps(self) -> Iterator[MatchStep]:
@@ -182,13 +186,13 @@ class MatchTest:
         options = self._lanes[CONTROL]
         if difference is None or difference.got is None or difference.expected is None:
             return None
-        if options.sampler.temp > 0:
+        if options.sampler.temp > 0 or options.batch_invariant:
             return None
         key = index, difference.index, difference.got
         if key not in self._widths:
             self._widths[key] = width_control(
                 self._session, self._prompts[index][1], self._baseline[index].tokens,
-                difference.index, difference.got, self._options.spec.n_max + 1, options,
+                difference.index, difference.got, self.options.spec.n_max + 1, options,
             )  # fmt: skip
         return self._widths[key]
 

@@ -47,11 +47,11 @@ class SectionClock:
     def timed(self, call: Callable[..., Any], section: str) -> Callable[..., Any]:
         """`call`, counted as this section."""
 
-        def counted(*args: Any) -> Any:
+        def counted(*args: Any, **kwargs: Any) -> Any:
             self._settle()
             self._open.append(section)
             try:
-                return call(*args)
+                return call(*args, **kwargs)
             finally:
                 self._settle()
                 self._open.pop()

@@ -32,13 +32,20 @@ class StepRow:
 
 @torch.inference_mode()
 def bench_steps(
-    model: HybridModel, widths: Sequence[int], *, repeats: int = 7, outputs: str = "last"
+    model: HybridModel,
+    widths: Sequence[int],
+    *,
+    repeats: int = 7,
+    outputs: str = "last",
+    batch_invariant: bool = False,
 ) -> list[StepRow]:
     """Time one sequence's first step of every width; the widths take turns in each repetition.
 
-    outputs: one of OUTPUTS.
+    outputs: one of OUTPUTS. batch_invariant: as in RunOptions.
     """
-    memory = HybridMemory.for_model(model.config, 1, max(widths), model.device)
+    memory = HybridMemory.for_model(
+        model.config, 1, max(widths), model.device, batch_invariant=batch_invariant
+    )
     random = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.config.n_vocab, (max(widths),), generator=random).tolist()
     taken: dict[int, list[float]] = {width: [] for width in widths}

@@ -23,13 +23,15 @@ _BLOCK = 16
 @dataclass(frozen=True, slots=True)
 class Fidelity:
     """Means over n_tokens positions: nmse and kl (nats) of the logits against f32, as in
-    engine.compare.divergence; top1 is the share of positions with the same most probable token."""
+    engine.compare.divergence; top1 is the share of positions with the same most probable token;
+    max_abs: the largest difference of any logit."""
 
     compute: str
     n_tokens: int
     nmse: float
     kl: float
     top1: float
+    max_abs: float
 
 
 def greedy_text(
@@ -65,4 +67,5 @@ def measure_fidelity(session: Session, reference: Session, tokens: list[int]) ->
         float(np.mean([value for part in parts for value in getattr(part, name)]))
         for name in ("nmse", "kl", "top1_equal")
     )
-    return Fidelity(session.compute, len(asked), nmse, kl, top1)
+    worst = max(float(np.max(part.max_abs)) for part in parts)
+    return Fidelity(session.compute, len(asked), nmse, kl, top1, worst)

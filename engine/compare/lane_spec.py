@@ -21,11 +21,13 @@ _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "checkpoint_device": ("checkpoint_device", str),
 }
 _KEYS = {
-    POLICY: (*_FIELDS, "compute", "free"),
-    NOISE: ("split", "kv", "ubatch", "compute"),
+    POLICY: (*_FIELDS, "compute", "batch-invariant", "free"),
+    NOISE: ("split", "kv", "ubatch", "compute", "batch-invariant"),
     REFERENCE: ("compute",),
     PEER: (),
 }
+_WORDS = ("batch-invariant", "free")
+"""Keys without a value."""
 _PLAIN: dict[str, Any] = {
     "rollback": "checkpoint", "faults": (), "n_rs_seq": None, "split": "equal", "kv": "per-seq",
 }  # fmt: skip
@@ -60,7 +62,9 @@ class LaneSpec:
                 f"Lane {text!r}: {first!r} is no rollback policy.",
                 f"Begin with one of {', '.join(ROLLBACK_POLICIES)}, or use {PEER}.",
             )
-        changes = {"rollback": first, "faults": ()} if kind == POLICY else dict(_PLAIN)
+        changes = dict(_PLAIN)
+        if kind == POLICY:
+            changes = {"rollback": first, "faults": ()}
         own: dict[str, str] = {}
         seen: set[str] = set()
         for setting in settings:
@@ -70,6 +74,9 @@ class LaneSpec:
             seen.add(key)
             if key in ("compute", "free"):
                 own[key] = value
+                continue
+            if key == "batch-invariant":
+                changes["batch_invariant"] = True
                 continue
             name, convert = _FIELDS[key]
             if key == "fault":
@@ -142,15 +149,14 @@ def with_mode_lanes(specs: Sequence[LaneSpec], compute: str) -> list[LaneSpec]:
 
 def _setting(text: str, kind: str, setting: str) -> tuple[str, str]:
     key, equals, value = setting.partition("=")
-    if setting in ("free", "free=1"):
-        key, equals, value = "free", "=", "1"
-    elif key == "free":
-        value = ""
+    if key in _WORDS:
+        equals, value = "=", "1" if setting in (key, f"{key}=1") else ""
     if key not in _KEYS[kind] or not equals or not value:
         keys = ", ".join(_KEYS[kind])
         raise OptionError(
             f"Lane {text!r}: {setting!r} is no setting.",
-            f"Write key=value with one of {keys}; free stands alone." if "free" in keys
+            f"Write key=value with one of {keys}; {' and '.join(words)} without a value."
+            if (words := [word for word in _WORDS if word in _KEYS[kind]])
             else f"Write key=value with one of {keys}." if keys
             else "This lane has no settings.",
         )  # fmt: skip

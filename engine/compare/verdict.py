@@ -42,7 +42,7 @@ from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import Table, TraceStore
 
 _MARGIN = 10.0
-_LEAST = {"bf16": 1e-4, "int8": 1e-3, "blocks": 1e-4}
+_LEAST = {"bf16": 1e-4, "int8": 1e-3, "int8x2": 1e-6, "blocks": 1e-4}
 _LEAST_F32 = 1e-9
 BANDS = ((0.0, "exact"), (1e-6, "<= 1e-6"), (1e-4, "<= 1e-4"), (math.inf, "> 1e-4"))
 NOT_FINITE = "not finite"

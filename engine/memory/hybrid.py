@@ -41,6 +41,8 @@ _SHORT = 65  # tokens of a verify batch at most; longer rows of one token each w
 class HybridMemory:
     """Attention cells and recurrent states of n_seqs sequences. recurrent is None if dense.
 
+    batch_invariant: what is decoded with this memory has the same bits in batches of every shape.
+
     Every operation asks the recurrent part first, because only that one can refuse.
     """
 
@@ -49,9 +51,14 @@ class HybridMemory:
         attention: AttentionKV,
         recurrent: RecurrentMemory | None,
         faults: Collection[str] = (),
+        *,
+        batch_invariant: bool = False,
     ) -> None:
         self.attention = attention
         self.recurrent = recurrent
+        self.batch_invariant = batch_invariant
+        if recurrent:
+            recurrent.batch_invariant = batch_invariant
         self._faults = frozenset(faults)
 
     @classmethod
@@ -66,30 +73,35 @@ class HybridMemory:
         n_rs_seq: int = 0,
         unified: bool = False,
         faults: Collection[str] = (),
+        batch_invariant: bool = False,
     ) -> HybridMemory:
         """Memory for a model's trunk; policy is a key of POLICIES."""
         kinds = config.recurrent_layers
         attention = AttentionKV(
             [i for i, recurrent in enumerate(kinds) if not recurrent],
             n_seqs, config.n_head_kv, config.head_dim, n_ctx, device,
-            unified=unified, rotate=key_rotation(config.rope),
+            unified=unified, in_order=batch_invariant, rotate=key_rotation(config.rope),
         )  # fmt: skip
         ssm = config.ssm
         if ssm is None or not any(kinds):
-            return cls(attention, None, faults)
+            return cls(attention, None, faults, batch_invariant=batch_invariant)
         shape = RecurrentShape(
             tuple(i for i, recurrent in enumerate(kinds) if recurrent),
             ssm.n_v_heads, ssm.d_state, ssm.d_conv, ssm.conv_dim, ssm.grouped,
         )  # fmt: skip
         recurrent = POLICIES[policy](shape, n_seqs, n_rs_seq, device, faults)
-        return cls(attention, recurrent, faults)
+        return cls(attention, recurrent, faults, batch_invariant=batch_invariant)
 
     @classmethod
     def for_head(
-        cls, config: ModelConfig, n_seqs: int, n_ctx: int, device: torch.device
-    ) -> HybridMemory:
+        cls, config: ModelConfig, n_seqs: int, n_ctx: int, device: torch.device,
+        *, batch_invariant: bool = False,
+    ) -> HybridMemory:  # fmt: skip
         """Memory for the MTP block: one attention layer of its own."""
-        return cls(AttentionKV([0], n_seqs, config.n_head_kv, config.head_dim, n_ctx, device), None)
+        attention = AttentionKV(
+            [0], n_seqs, config.n_head_kv, config.head_dim, n_ctx, device, in_order=batch_invariant
+        )
+        return cls(attention, None, batch_invariant=batch_invariant)
 
     def split(self, spans: Sequence[Span], n_ubatch: int, mode: str) -> list[UBatch]:
         """The ubatches of a batch. `equal` keeps as many tokens together as a rollback needs, if it

@@ -55,7 +55,9 @@ class AttentionKV:
     """Keys and values of all attention layers, for n_seqs sequences of n_ctx cells each.
 
     unified: one pool of n_seqs * n_ctx cells that all sequences use; a copied sequence then
-    shares cells. rotate: turns keys by a number of positions, which only `seq_add` needs.
+    shares cells. in_order: views have a sequence's cells in the order of its positions, which
+    costs a copy wherever they are stored otherwise. rotate: turns keys by a number of positions,
+    which only `seq_add` needs.
     Raises OptionError above 64 sequences.
     """
 
@@ -69,10 +71,13 @@ class AttentionKV:
         device: torch.device,
         *,
         unified: bool = False,
+        in_order: bool = False,
         rotate: Rotate | None = None,
     ) -> None:
         self.n_seqs, self.n_ctx, self.device = n_seqs, n_ctx, device
         self.unified = unified
+        self._in_order = in_order
+        self._gathered: torch.Tensor | None = None
         self._shape = (n_head_kv, head_dim)
         self._rotate = rotate
         self._table = table = CellTable(n_seqs, n_ctx, unified=unified)
@@ -97,6 +102,8 @@ class AttentionKV:
         self._place = self._storage.place(streams, cells)
         self._rows = slice(0, 1) if table.unified else self._storage.index(np.array(streams))
         visible = table.visible(seqs, positions, n_view)
+        if self._in_order:
+            visible = self._order(seqs, visible, n_view)
         self._mask = upload(visible, self.device)
 
     def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> AttentionView:
@@ -105,6 +112,10 @@ class AttentionKV:
         keys.transpose(1, 2)[self._place] = k.flatten(0, 1)
         values.transpose(1, 2)[self._place] = v.flatten(0, 1)
         n_seqs, _, n_view = self._mask.shape
+        if self._gathered is not None:
+            rows = torch.arange(n_seqs, device=self.device)[:, None] if not self.unified else 0
+            k, v = (t[self._rows].transpose(1, 2)[rows, self._gathered] for t in (keys, values))
+            return AttentionView(k.transpose(1, 2), v.transpose(1, 2), self._mask)
         return AttentionView(
             keys[self._rows, :, :n_view].expand(n_seqs, -1, -1, -1),
             values[self._rows, :, :n_view].expand(n_seqs, -1, -1, -1),
@@ -242,6 +253,26 @@ class AttentionKV:
         reach = max(table.end[stream] for stream in streams)
         self._storage.reserve(streams, reach)
         return reach
+
+    def _order(self, seqs: Sequence[int], visible: np.ndarray, n_view: int) -> np.ndarray:
+        """Have `update` gather cells where they do not lie in order; the mask for what it returns.
+
+        visible: bool [n_seqs, T, n_view], of the cells as they lie.
+        """
+        table = self._table
+        orders = []
+        for seq in seqs:
+            cells = table.holding(seq)
+            orders.append(cells[np.argsort(table.positions(seq, cells), kind="stable")])
+        self._gathered = None
+        if all(np.array_equal(order, np.arange(order.size)) for order in orders):
+            return visible
+        width = max(order.size for order in orders)
+        # shorter rows are filled up with a cell of their own, which nobody sees twice
+        index = np.stack([np.resize(order, width) for order in orders])
+        inside = np.arange(width) < np.array([[order.size] for order in orders])
+        self._gathered = torch.from_numpy(index).to(self.device)
+        return np.take_along_axis(visible, index[:, None], 2) & inside[:, None]
 
     def _copy_cells(self, seq: int, cells: np.ndarray, free: np.ndarray) -> None:
         """Give seq copies in free cells [1, n] instead of these, which others own too."""

@@ -111,7 +111,7 @@ class PlaneMemory(RecurrentMemory):
     def conv(self, layer: int, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         step, planes = self._running(), self._windows[layer]
         window, carried = self._collect(step, planes, step.windows)
-        y, history = causal_conv(x, weight, window)
+        y, history = causal_conv(x, weight, window, invariant=self.batch_invariant)
         n, width = x.shape[1], self.shape.d_conv - 1
         for r in range(step.n_fresh):
             planes[r, step.here] = history[:, n - r : n - r + width]
@@ -132,7 +132,7 @@ class PlaneMemory(RecurrentMemory):
         state, carried = self._collect(step, planes, step.states)
         o = gated_delta_into(
             q, k, v, g, beta, state, grouped=self.shape.grouped,
-            slots=planes[: step.n_fresh, step.here].unbind(0),
+            slots=planes[: step.n_fresh, step.here].unbind(0), invariant=self.batch_invariant,
         )  # fmt: skip
         if carried is not None:
             planes[step.n_tokens : step.n_tokens + len(carried), step.here] = carried

@@ -93,6 +93,9 @@ class RecurrentMemory(ABC):
     what they do (engine.options.FAULTS).
     """
 
+    batch_invariant: bool = False
+    """Whether the kernels run in the forms whose bits do not depend on the shape of a batch."""
+
     accumulates: ClassVar[bool] = False
     """Whether a rollback reaches back through several ubatches; else only through the last one,
     so that the tokens that may be undone have to share it (keep-tail)."""

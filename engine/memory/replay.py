@@ -117,7 +117,7 @@ class ReplayMemory(CursorMemory):
             window = columns[plan.src].gather(
                 1, (at[:, None] + steps)[..., None].expand(-1, -1, columns.shape[2])
             )
-        y, history = causal_conv(x, weight, window)
+        y, history = causal_conv(x, weight, window, invariant=self.batch_invariant)
         columns[:, : width + plan.n_kept][plan.dst] = history[:, x.shape[1] - plan.n_kept :]
         return y
 
@@ -131,7 +131,7 @@ class ReplayMemory(CursorMemory):
         beta: torch.Tensor,
     ) -> torch.Tensor:
         bases, log, grouped = self._bases[layer], self._logs[layer], self.shape.grouped
-        plan = self._plan
+        plan, invariant = self._plan, self.batch_invariant
         if plan.new is not None:
             bases[plan.new] = 0.0
         n_early = self._n_new - plan.n_kept
@@ -142,11 +142,12 @@ class ReplayMemory(CursorMemory):
             base = bases[plan.dst] if isinstance(plan.dst, slice) else state
             early = [x.split((n_early, plan.n_kept), 1) for x in (q, k, v, g, beta)]
             (q1, q), (k1, k), (v1, v), (g1, g), (beta1, beta) = early
-            outputs.append(
-                gated_delta_into(q1, k1, v1, g1, beta1, state, grouped=grouped, slots=[base])
+            o = gated_delta_into(
+                q1, k1, v1, g1, beta1, state, grouped=grouped, slots=[base], invariant=invariant
             )
+            outputs.append(o)
             state = base
-        o, new = gated_delta_log(q, k, v, g, beta, state, grouped=grouped)
+        o, new = gated_delta_log(q, k, v, g, beta, state, grouped=grouped, invariant=invariant)
         if not isinstance(plan.dst, slice):
             bases[plan.dst] = state
         for stored, rows in zip(log, new, strict=True):
@@ -167,7 +168,16 @@ class ReplayMemory(CursorMemory):
             return target.copy_(state) if any(plan.moved) and not temporary else state
         read = DeltaLog(*(rows[:, :longest][plan.src] for rows in log))
         out = None if temporary and in_storage else target
-        return fold(state, read, plan.n_folded, grouped=self.shape.grouped, out=out)
+        return self._fold(state, read, plan.n_folded, out)
+
+    def _fold(
+        self, state: torch.Tensor, log: DeltaLog, n_tokens: int | torch.Tensor,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        return fold(
+            state, log, n_tokens, grouped=self.shape.grouped, out=out,
+            invariant=self.batch_invariant,
+        )  # fmt: skip
 
     def commit(self) -> None:
         super().commit()
@@ -199,7 +209,7 @@ class ReplayMemory(CursorMemory):
         one, states = slice(row, row + 1), []
         for layer in self.shape.layers:
             log = DeltaLog(*(rows[one] for rows in self._logs[layer]))
-            states.append(fold(self._bases[layer][one], log, at, grouped=self.shape.grouped)[0])
+            states.append(self._fold(self._bases[layer][one], log, at)[0])
         if "no-conv-rollback" in self.faults:
             at = int(self._n_logged[seq])
         return states, [self._columns[i][row, at : at + width] for i in self.shape.layers]

@@ -84,7 +84,8 @@ class RingMemory(CursorMemory):
         windows, width = self._windows[layer], self.shape.d_conv - 1
         zeros = windows.new_zeros(1, *windows.shape[1:])
         read = [zeros if i is None else windows[i : i + 1] for i in self._plan.read_windows]
-        y, history = causal_conv(x, weight, read[0] if len(read) == 1 else torch.cat(read))
+        window = read[0] if len(read) == 1 else torch.cat(read)
+        y, history = causal_conv(x, weight, window, invariant=self.batch_invariant)
         index = self._plan.index
         windows[index] = history.unfold(1, width, 1)[:, -index.shape[1] :].transpose(2, 3)
         self.traffic.written += index.numel() * zeros.numel() * zeros.element_size()
@@ -108,6 +109,7 @@ class RingMemory(CursorMemory):
             o = gated_delta_into(
                 q[one], k[one], v[one], g[one], beta[one], state,
                 grouped=self.shape.grouped, slots=[slots[i] for i in reversed(new)],
+                invariant=self.batch_invariant,
             )  # fmt: skip
             outputs.append(o)
         self.traffic.written += plan.index.numel() * slots[0].numel() * slots[0].element_size()

@@ -10,6 +10,7 @@ from engine.model.rows import Rows
 from engine.model.weights import Projection, Weights
 from kernels.attention import attend
 from kernels.norm import l2_norm
+from kernels.pointwise import pointwise
 from kernels.rope import apply_rope
 
 
@@ -39,17 +40,20 @@ class Attention:
 
     def __call__(self, x: torch.Tensor, around: Surroundings) -> torch.Tensor:
         """x [B, T, n_embd], normed -> the same shape; stores the tokens' keys and values."""
-        n_seqs, n_tokens, _ = x.shape
+        (n_seqs, n_tokens, _), invariant = x.shape, around.invariant
         # split_with_sizes and view: split and unflatten would add Python calls of their own
-        qk, v, gate = self._input(x).split_with_sizes(self._sizes, -1)
+        qk, v, gate = self._input(x, invariant=invariant).split_with_sizes(self._sizes, -1)
         qk = qk.view(n_seqs, n_tokens, -1, self._head_dim)
         qk = l2_norm(qk, self._qk_eps) * self._qk_norm
         qk = apply_rope(qk, around.cos, around.sin)
         q, k = qk.split_with_sizes(self._heads, 2)
         v = v.view(n_seqs, n_tokens, -1, self._head_dim)
         cells = around.memory.attention.update(self._layer, k, v)
-        out = attend(q, cells.k, cells.v, cells.mask).reshape(n_seqs, n_tokens, -1)
-        return self._output(out * gate.sigmoid() if self._sizes[2] else out)
+        out = attend(q, cells.k, cells.v, cells.mask, invariant=invariant)
+        out = out.reshape(n_seqs, n_tokens, -1)
+        if self._sizes[2]:
+            out = out * pointwise(torch.sigmoid, gate, invariant=invariant)
+        return self._output(out, invariant=invariant)
 
 
 def _input_projection(weights: Weights, config: ModelConfig) -> Projection:

@@ -10,6 +10,7 @@ from engine.model.layers import Surroundings
 from engine.model.rows import Rows
 from engine.model.weights import Weights
 from kernels.norm import gated_rms_norm, l2_norm
+from kernels.pointwise import pointwise
 
 
 class DeltaNet:
@@ -47,19 +48,24 @@ class DeltaNet:
         memory = around.memory.recurrent
         assert memory is not None  # a model with recurrent layers is given such a memory
         layer, heads = self._layer, (x.shape[0], x.shape[1], -1, self._head_dim)
+        invariant = around.invariant
         if self._gates is None:
-            channels, z, beta, decay = self._input(x).split_with_sizes(self._sizes, -1)
+            joined = self._input(x, invariant=invariant)
+            channels, z, beta, decay = joined.split_with_sizes(self._sizes, -1)
         else:
-            channels, z = self._input(x).split_with_sizes(self._sizes[:2], -1)
-            beta, decay = self._gates(x).split_with_sizes(self._sizes[2:], -1)
+            joined = self._input(x, invariant=invariant)
+            channels, z = joined.split_with_sizes(self._sizes[:2], -1)
+            gates = self._gates(x, invariant=invariant)
+            beta, decay = gates.split_with_sizes(self._sizes[2:], -1)
         qk, v = memory.conv(layer, channels, self._conv).split_with_sizes(self._qkv_sizes, -1)
         qk = l2_norm(qk.reshape(heads), self._eps)
         q, k = qk.split_with_sizes(self._qk_heads, 2)
         v = v.reshape(heads)
-        g = F.softplus(decay + self._dt) * self._a
-        out = memory.delta(layer, q, k, v, g, beta.sigmoid())
-        out = gated_rms_norm(out, z.view(heads), self._norm, self._eps)
-        return self._output(out.flatten(2))
+        g = pointwise(F.softplus, decay + self._dt, invariant=invariant) * self._a
+        beta = pointwise(torch.sigmoid, beta, invariant=invariant)
+        out = memory.delta(layer, q, k, v, g, beta)
+        out = gated_rms_norm(out, z.view(heads), self._norm, self._eps, invariant=invariant)
+        return self._output(out.flatten(2), invariant=invariant)
 
 
 def _qkv_and_z(weights: Weights, ssm: SsmConfig) -> list[Rows]:

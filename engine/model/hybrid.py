@@ -57,6 +57,6 @@ class HybridModel:
         x = F.embedding(there.tokens, self._embedding)
         for block in self._blocks:
             x = block(x, around)
-        result = self._output(x, there.outputs)
+        result = self._output(x, there.outputs, invariant=around.invariant)
         memory.commit()
         return result

@@ -37,6 +37,11 @@ class Surroundings:
     sin: torch.Tensor
     memory: Memory
 
+    @property
+    def invariant(self) -> bool:
+        """Whether a token's result must have the same bits whatever tokens stand beside it."""
+        return self.memory.batch_invariant
+
 
 class Mixer(Protocol):
     """The token-mixing half of a block: full attention or Gated DeltaNet."""
@@ -48,7 +53,7 @@ class Mixer(Protocol):
 class FeedForward(Protocol):
     """The other half of a block: dense or mixture of experts."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
         """x [B, T, n_embd], normed -> the same shape."""
 
 
@@ -84,10 +89,10 @@ class DenseFeedForward:
         self._gate_up = weights.project(f"ffn_gate{suffix}.weight", f"ffn_up{suffix}.weight")
         self._down = weights.project(f"ffn_down{suffix}.weight")
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
         """x [..., n_embd] -> the same shape."""
-        gate, up = self._gate_up(x).split_with_sizes(self._sizes, -1)
-        return self._down(swiglu(gate, up))
+        gate, up = self._gate_up(x, invariant=invariant).split_with_sizes(self._sizes, -1)
+        return self._down(swiglu(gate, up, invariant=invariant), invariant=invariant)
 
 
 class Block:
@@ -110,7 +115,7 @@ class Block:
     def __call__(self, x: torch.Tensor, around: Surroundings) -> torch.Tensor:
         """x [B, T, n_embd], not normed -> the same shape."""
         x = x + self._mixer(rms_norm(x, self._mixer_norm, self._eps), around)
-        return x + self._ffn(rms_norm(x, self._ffn_norm, self._eps))
+        return x + self._ffn(rms_norm(x, self._ffn_norm, self._eps), invariant=around.invariant)
 
 
 class OutputHead:
@@ -124,10 +129,10 @@ class OutputHead:
         self._n_vocab = n_vocab
         self._eps = eps
 
-    def __call__(self, x: torch.Tensor, outputs: torch.Tensor) -> StepOutput:
+    def __call__(self, x: torch.Tensor, outputs: torch.Tensor, *, invariant: bool) -> StepOutput:
         """x [B, T, n_embd], not normed; logits only of the flat rows int64 [n] in `outputs`."""
         hidden = rms_norm(x, self.norm, self._eps)
         if outputs.numel() == 0:
             return StepOutput(hidden.new_empty(0, self._n_vocab), hidden)
         rows = hidden.flatten(0, 1).index_select(0, outputs)
-        return StepOutput(self.projection(rows), hidden)
+        return StepOutput(self.projection(rows, invariant=invariant), hidden)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from engine.gguf.file import TensorInfo
 
-MODES = ("f32", "bf16", "int8", "blocks")
+MODES = ("f32", "bf16", "int8", "int8x2", "blocks")
 """Compute modes whose memory is told."""
 
 _F32 = 4
@@ -41,7 +41,7 @@ def loaded_bytes(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
 
 
 def _packed(tensor: TensorInfo, mode: str) -> int:
-    if mode == "int8":
+    if mode.startswith("int8"):
         return tensor.n_elements + _F32 * (tensor.n_elements // tensor.shape[-1])  # and scales
     if mode == "blocks" and tensor.type.name in _BLOCKS:
         return tensor.n_bytes

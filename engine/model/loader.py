@@ -45,7 +45,7 @@ def resolve_compute(
         modes = ", ".join(COMPUTE_MODES)
         raise OptionError(f"The compute mode {name!r} is unknown.", f"Choose from {modes}.")
     on_cuda = device.type == "cuda"
-    if name == "int8" and on_cuda:
+    if name.startswith("int8") and on_cuda:
         raise OptionError(
             f"--compute int8 is for the processor; there is no such product on {device}.",
             "Use blocks, bf16 or f32, or --device cpu.",

@@ -52,6 +52,9 @@ class Memory(Protocol):
     def attention(self) -> AttentionMemory: ...
     @property
     def recurrent(self) -> RecurrentMemory | None: ...
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether a token's bits must not depend on the tokens and sequences decoded with it."""
 
     def begin(self, ubatch: UBatch) -> None:
         """Get ready for the tokens of `ubatch`."""

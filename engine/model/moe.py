@@ -8,6 +8,7 @@ from engine.model.config import MoeConfig
 from engine.model.layers import DenseFeedForward
 from engine.model.weights import Weights
 from kernels.moe import experts, route
+from kernels.pointwise import pointwise
 
 
 class MixtureOfExperts:
@@ -27,10 +28,12 @@ class MixtureOfExperts:
         self._experts = weights.experts()
         self._shared = DenseFeedForward(weights, moe.n_ff_shared, "_shexp")
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
         """x [B, T, n_embd] -> the same shape."""
         rows = x.flatten(0, 1)
-        logits, shared_gate = self._router(rows).split(self._router_sizes, -1)
+        routing = self._router(rows, invariant=invariant)
+        logits, shared_gate = routing.split(self._router_sizes, -1)
         weights, ids = route(logits, self._n_used)
-        routed = experts(rows, weights, ids, self._experts)
-        return (routed + shared_gate.sigmoid() * self._shared(rows)).view_as(x)
+        routed = experts(rows, weights, ids, self._experts, invariant=invariant)
+        shared_gate = pointwise(torch.sigmoid, shared_gate, invariant=invariant)
+        return (routed + shared_gate * self._shared(rows, invariant=invariant)).view_as(x)

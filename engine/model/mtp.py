@@ -45,7 +45,8 @@ class MtpHead:
         cos, sin = self._rope.at(there.positions, int(ubatch.positions.max()))
         embedded = rms_norm(F.embedding(there.tokens, self._embedding), self._enorm, self._eps)
         carried = rms_norm(hidden, self._hnorm, self._eps)
-        x = self._join(torch.cat((embedded, carried), -1))
-        result = self._output(self._block(x, Surroundings(cos, sin, memory)), there.outputs)
+        around = Surroundings(cos, sin, memory)
+        x = self._join(torch.cat((embedded, carried), -1), invariant=around.invariant)
+        result = self._output(self._block(x, around), there.outputs, invariant=around.invariant)
         memory.commit()
         return result

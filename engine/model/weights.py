@@ -25,9 +25,9 @@ class Projection:
         self.packed = packed
         self.bias = bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., in] f32 -> [..., out] f32."""
-        y = linear(x, self.packed)
+    def __call__(self, x: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+        """x [..., in] f32 -> [..., out] f32; invariant: see kernels.linear.linear."""
+        y = linear(x, self.packed, invariant=invariant)
         return y if self.bias is None else y + self.bias
 
 

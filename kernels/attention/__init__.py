@@ -10,7 +10,14 @@ from kernels.dispatch import pick
 _run = pick(naive.attend, with_torch.attend, "kernels.attention.with_triton")
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    invariant: bool = False,
+) -> torch.Tensor:
     """softmax(q k^T / sqrt(hd)) v over the visible cells, softmax in f32.
 
     q: f32 [B, T, H, hd]; k, v: f32 [B, H_kv, N, hd], H a multiple of H_kv, query head h reads
@@ -20,5 +27,10 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
     Every query must see at least one cell. Cells that are not visible are weighed with zero, not
     skipped: whoever owns the cache has to keep freed and unused cells finite, because a NaN
     there would reach the output.
+
+    invariant: a query's output has the same bits whatever other queries and hidden cells there
+    are, as long as its visible cells come in the same order. Hidden cells are then skipped.
     """
+    if invariant:
+        return with_torch.attend_invariant(q, k, v, mask)
     return _run(q, k, v, mask)

@@ -22,7 +22,35 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
     return o.transpose(1, 2)
 
 
-def _grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def attend_invariant(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """attend one query at a time, over as many cells as it sees."""
+    n_batch, n_tokens = q.shape[:2]
+    n_visible = mask.sum(-1)
+    # as a rule these are the first ones, which need no copy
+    first = torch.arange(mask.shape[2], device=mask.device) < n_visible.unsqueeze(-1)
+    in_front = (mask == first).all(-1).tolist()
+    outputs = []
+    for b, counts in enumerate(n_visible.tolist()):
+        for t, n in enumerate(counts):
+            cells = slice(0, n) if in_front[b][t] else mask[b, t].nonzero().squeeze(1)
+            # in memory of its own: sums may depend on alignment
+            one = q[b : b + 1, t : t + 1].clone(memory_format=torch.contiguous_format)
+            outputs.append(_one(one, k[b : b + 1, :, cells], v[b : b + 1, :, cells]))
+    return torch.cat(outputs, 1).view(n_batch, n_tokens, *q.shape[2:])
+
+
+def _one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    if k.shape[2] * k.shape[3] >= MANY_VALUES:
+        return _grouped(q, k, v, None)
+    o = functional.scaled_dot_product_attention(q.transpose(1, 2), k, v, enable_gqa=True)
+    return o.transpose(1, 2)
+
+
+def _grouped(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
     n_batch, n_tokens, n_heads, head_dim = q.shape
     n_kv_heads, n_cells = k.shape[1:3]
     repeat = n_heads // n_kv_heads
@@ -30,7 +58,9 @@ def _grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tens
     rows = (q * head_dim**-0.5).unflatten(2, (n_kv_heads, repeat)).permute(0, 2, 3, 1, 4)
     rows = rows.reshape(n_batch, n_kv_heads, repeat * n_tokens, head_dim)
     scores = torch.matmul(rows, k.transpose(2, 3)).unflatten(2, (repeat, n_tokens))
-    weights = torch.where(mask[:, None, None], scores, -torch.inf).softmax(-1)
+    if mask is not None:
+        scores = torch.where(mask[:, None, None], scores, -torch.inf)
+    weights = scores.softmax(-1)
     o = torch.matmul(weights.view(n_batch, n_kv_heads, repeat * n_tokens, n_cells), v)
     o = o.view(n_batch, n_kv_heads, repeat, n_tokens, head_dim).permute(0, 3, 1, 2, 4)
     return o.reshape(n_batch, n_tokens, n_heads, head_dim)

@@ -11,7 +11,7 @@ _run = pick(naive.causal_conv, with_torch.causal_conv, "kernels.conv.with_triton
 
 
 def causal_conv(
-    x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor
+    x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor, *, invariant: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Depthwise causal convolution over time, without bias, then silu.
 
@@ -20,5 +20,9 @@ def causal_conv(
 
     Returns y [B, T, C] and the history [B, K - 1 + T, C], window and x joined: the window after
     t of the tokens is history[:, t : t + K - 1]. Differentiable.
+
+    invariant: a token's y has the same bits whatever tokens and sequences stand beside it.
     """
+    if invariant:
+        return with_torch.causal_conv_invariant(x, weight, window)
     return _run(x, weight, window)

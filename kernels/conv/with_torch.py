@@ -5,19 +5,32 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from kernels.pointwise import pointwise
+
 
 def causal_conv(
     x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.conv.causal_conv. Keeps the dtype of its inputs.
-
-    Every row adds up in the same order, so its bits do not depend on the rows beside it.
-    """
-    n_tokens = x.shape[1]
+    """See kernels.conv.causal_conv. Keeps the dtype of its inputs."""
     history = torch.cat((window, x), 1)
+    y = _sums(history, weight)
+    return functional.silu(y, inplace=not y.requires_grad), history
+
+
+def causal_conv_invariant(
+    x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """causal_conv with the same bits for a row whatever rows stand beside it."""
+    history = torch.cat((window, x), 1)
+    return pointwise(functional.silu, _sums(history, weight), invariant=True), history
+
+
+def _sums(history: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The taps' products [B, T, C], added up in one order for every row."""
+    n_tokens = history.shape[1] - weight.shape[1] + 1
     # the taps have to be contiguous rows for the vector units; free where they already are
     first, *others = weight.t().contiguous().unbind(0)
     y = history[:, :n_tokens] * first
     for j, tap in enumerate(others, 1):
         y.addcmul_(history[:, j : j + n_tokens], tap)
-    return functional.silu(y, inplace=not y.requires_grad), history
+    return y

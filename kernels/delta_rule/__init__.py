@@ -58,13 +58,21 @@ def gated_delta_into(
     *,
     grouped: bool,
     slots: Sequence[torch.Tensor],
+    invariant: bool = False,
 ) -> torch.Tensor:
     """gated_delta_rule with its states written straight into memory of the caller's.
 
     slots: 1 .. T tensors [B, H_v, d_k, d_v] with heads and batch in one stride (contiguous will
     do), apart from one another and strided alike; slots[s] receives the state s tokens before the
     last one. One of them may be `state` itself. Returns o [B, T, H_v, d_v].
+
+    invariant: outputs and states have the same bits in whatever portions tokens and sequences
+    come; so they have with the same argument of the two functions below.
     """
+    if invariant:
+        return with_torch.gated_delta_into_invariant(
+            q, k, v, g, beta, state, grouped=grouped, slots=slots
+        )
     return _into(q, k, v, g, beta, state, grouped=grouped, slots=slots)
 
 
@@ -77,6 +85,7 @@ def gated_delta_log(
     state: torch.Tensor,
     *,
     grouped: bool,
+    invariant: bool = False,
 ) -> tuple[torch.Tensor, DeltaLog]:
     """gated_delta_rule that keeps no state: o [B, T, H_v, d_v] and the log of its tokens.
 
@@ -85,6 +94,8 @@ def gated_delta_log(
     is d_k * d_v. Raises ValueError for one gate per key channel, of which a log would need more.
     """
     _require_gate_per_head(g)
+    if invariant:
+        return log_with_torch.gated_delta_log_invariant(q, k, v, g, beta, state, grouped=grouped)
     return _log(q, k, v, g, beta, state, grouped=grouped)
 
 
@@ -95,6 +106,7 @@ def fold(
     *,
     grouped: bool,
     out: torch.Tensor | None = None,
+    invariant: bool = False,
 ) -> torch.Tensor:
     """The state after the first n_tokens tokens of a log, in one batched product.
 
@@ -107,6 +119,8 @@ def fold(
     Raises ValueError for one gate per key channel.
     """
     _require_gate_per_head(log.g)
+    if invariant:
+        return log_with_torch.fold_invariant(state, log, n_tokens, grouped=grouped, out=out)
     return _fold(state, log, n_tokens, grouped=grouped, out=out)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from kernels.delta_rule.log import DeltaLog
+from kernels.delta_rule.with_torch import by_token
 from kernels.delta_rule.wy import CHUNK, Rows, as_rows, per_value_head, solve_chunk
+from kernels.pointwise import pointwise
 
 
 def gated_delta_log(
@@ -23,6 +25,27 @@ def gated_delta_log(
     rows = as_rows(q, k, v, g, beta, grouped)
     state = state.reshape(-1, k.shape[3], d_v)
     o, u = _token(rows, state) if n_tokens == 1 else _chunks(rows, state)
+    o, u = (x.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2) for x in (o, u))
+    return o, DeltaLog(k, u, g)
+
+
+def gated_delta_log_invariant(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    *,
+    grouped: bool,
+) -> tuple[torch.Tensor, DeltaLog]:
+    """gated_delta_log by the recurrence at every length, through a state that is thrown away."""
+    n_batch, n_tokens, n_heads, d_v = v.shape
+    rows = as_rows(q, k, v, g, beta, grouped)
+    written: list[torch.Tensor] = []
+    state = state.reshape(-1, k.shape[3], d_v)
+    o, _ = by_token(rows, state, [torch.empty_like(state)], invariant=True, written=written)
+    u = torch.cat(written, 1)
     o, u = (x.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2) for x in (o, u))
     return o, DeltaLog(k, u, g)
 
@@ -83,6 +106,29 @@ def fold(
         S = torch.mul(state.reshape(size), last.to(u.dtype).exp(), out=target)
         S.baddbmm_((k * (last - c).to(u.dtype).exp()).transpose(1, 2), u)
     return S.view(state.shape) if out is None else out
+
+
+def fold_invariant(
+    state: torch.Tensor,
+    log: DeltaLog,
+    n_tokens: int | torch.Tensor,
+    *,
+    grouped: bool,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """fold token by token: the very states of gated_delta_into_invariant."""
+    k, u, g = _prefix(log, n_tokens)
+    size = (-1, *state.shape[2:])
+    target = torch.empty(state.shape, device=state.device) if out is None else out
+    S = target.view(size).copy_(state.reshape(size))
+    if k.shape[1] == 0:
+        return target
+    k = per_value_head(k, u.shape[2], grouped)
+    decay = pointwise(torch.exp, g.transpose(1, 2).reshape(-1, k.shape[1], 1), invariant=True)
+    u = u.transpose(1, 2).reshape(-1, k.shape[1], u.shape[3])
+    for t in range(k.shape[1]):
+        S.mul_(decay[:, t : t + 1]).addcmul_(k[:, t].unsqueeze(2), u[:, t : t + 1])
+    return target
 
 
 def _prefix(log: DeltaLog, n_tokens: int | torch.Tensor) -> DeltaLog:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.delta_rule.wy import CHUNK, Rows, as_rows, solve_chunk
+from kernels.pointwise import pointwise
 
 # Up to here the recurrence itself is as fast as the WY form, hands out every state on its way,
 # and gives a token the same bits whether it came alone or with others.
@@ -67,19 +68,40 @@ def gated_delta_into(
     return o.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2)
 
 
+def gated_delta_into_invariant(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    *,
+    grouped: bool,
+    slots: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """gated_delta_into by the recurrence at every length."""
+    n_batch, n_tokens, n_heads, d_v = v.shape
+    size = (-1, k.shape[3], d_v)
+    rows = as_rows(q, k, v, g, beta, grouped)
+    views = [slot.view(size) for slot in slots]
+    o, _ = by_token(rows, state.reshape(size), views, invariant=True)
+    return o.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2)
+
+
 def _any_length(rows: Rows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
     """The outputs [N, T, d_v] and the last state."""
     if rows.n_tokens == 1:
         return _token(rows, state, slots)
     if rows.n_tokens <= SHORT or rows.g.shape[2] > 1:
-        return _tokens(rows, state, slots)
+        return by_token(rows, state, slots)
     if rows.n_tokens <= CHUNK:
         return _chunk(rows, state, slots)
     return _chunks(rows, state, slots)
 
 
 def _token(rows: Rows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token by the recurrence: _tokens without its bookkeeping, which would double the time."""
+    """One token by the recurrence: by_token without its bookkeeping, which would double the
+    time."""
     q, k, v, g, beta = rows
     out = slots[0] if slots else None
     S = torch.mul(state, g.exp().transpose(1, 2), out=out)
@@ -89,10 +111,17 @@ def _token(rows: Rows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor,
     return torch.bmm(q * k.shape[2] ** -0.5, S), S
 
 
-def _tokens(rows: Rows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
-    """All tokens one by one by the recurrence."""
+def by_token(
+    rows: Rows,
+    state: torch.Tensor,
+    slots: Slots,
+    *,
+    invariant: bool = False,
+    written: list[torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All tokens one by one by the recurrence. written: receives the rows u [N, 1, d_v]."""
     q, k, v, g, beta = rows
-    q, decay = q * k.shape[2] ** -0.5, g.exp().transpose(1, 2)
+    q, decay = q * k.shape[2] ** -0.5, pointwise(torch.exp, g, invariant=invariant).transpose(1, 2)
     tokens = zip(
         *(x.split(1, 1) for x in (q, k, v, beta)),
         decay.split(1, 2),
@@ -107,6 +136,8 @@ def _tokens(rows: Rows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor
         u = torch.baddbmm(v_t, k_t, S, alpha=-1) * beta_t
         state = torch.addcmul(S, k_t.transpose(1, 2), u, out=out)
         outputs.append(torch.bmm(q_t, state))
+        if written is not None:
+            written.append(u)
     return torch.cat(outputs, 1), state
 
 

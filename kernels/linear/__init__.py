@@ -1,13 +1,13 @@
-"""Matrix products with prepared weights: three compute modes, and weights as stored."""
+"""Matrix products with prepared weights: several compute modes, and weights as stored."""
 
 from __future__ import annotations
 
 import torch
 
 from kernels.dispatch import pick
-from kernels.linear import naive, on_cuda, with_torch
+from kernels.linear import fixed_blocks, naive, on_cuda, with_torch
 from kernels.linear.blocks import beside, linear_blocks, pack_blocks
-from kernels.linear.packed import MODES, Packed
+from kernels.linear.packed import INTEGER_MODES, MODES, Packed
 
 __all__ = ["MODES", "Packed", "beside", "linear", "pack", "pack_blocks"]
 
@@ -23,7 +23,9 @@ def pack(weight: torch.Tensor, mode: str, device: torch.device = _CPU) -> Packed
     "f32" keeps the matrix (no copy). "bf16" rounds weight and activations to bfloat16 and sums
     in f32. "int8" rounds the weight to integers with one scale per output row and every
     activation row to -127..127 with its own scale, and sums in int32, so a row of the result has
-    the same bits whatever rows stand beside it; the other two modes do not promise that.
+    the same bits whatever rows stand beside it; "int8x2" does so with two such rows for every
+    activation row, the second for what the first leaves over. The other modes promise nothing of
+    the kind.
 
     Raises ValueError for any other mode, and for int8 on a CUDA device.
     """
@@ -31,19 +33,26 @@ def pack(weight: torch.Tensor, mode: str, device: torch.device = _CPU) -> Packed
         raise ValueError(f"compute mode {mode!r} is not one of {', '.join(MODES)}")
     if device.type == "cpu":
         return _pack(weight, mode)
-    if mode == "int8":
-        raise ValueError(f"compute mode int8 has no product on {device}")
+    if mode in INTEGER_MODES:
+        raise ValueError(f"compute mode {mode} has no product on {device}")
     if mode == "bf16":
         return on_cuda.pack_bf16(weight, device)
     return _pack(weight.to(device), mode)
 
 
-def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """x @ weight.T in the mode of `packed`. x: f32 [..., in]; returns f32 [..., out]."""
+def linear(x: torch.Tensor, packed: Packed, *, invariant: bool = False) -> torch.Tensor:
+    """x @ weight.T in the mode of `packed`. x: f32 [..., in]; returns f32 [..., out].
+
+    invariant: a row of the result has the same bits whatever rows stand beside it, in any mode.
+    """
+    if packed.mode == "parts":
+        return torch.cat([linear(x, part, invariant=invariant) for part in packed.data], -1)
+    return fixed_blocks.linear(_product, x, packed) if invariant else _product(x, packed)
+
+
+def _product(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     if packed.mode == "blocks":
         return linear_blocks(x, packed)
-    if packed.mode == "parts":
-        return torch.cat([linear(x, part) for part in packed.data], -1)
     if packed.mode == "bf16" and x.is_cuda:
         return on_cuda.linear_bf16(x, packed)
     return _linear(x, packed)

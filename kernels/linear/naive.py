@@ -1,32 +1,35 @@
-"""The three compute modes in exact sums: f64, in which integer products do not round at all."""
+"""The compute modes in exact sums: f64, in which integer products do not round at all."""
 
 from __future__ import annotations
 
 import torch
 
-from kernels.linear.packed import ROW_LEVELS, Packed, quantise_rows, row_maxima
+from kernels.linear import two_rows
+from kernels.linear.packed import INTEGER_MODES, ROW_LEVELS, Packed, quantise_rows, row_maxima
 
 
 def pack(weight: torch.Tensor, mode: str) -> Packed:
     """See kernels.linear.pack."""
     n_out, n_in = weight.shape
-    if mode == "int8":
-        return pack_int8(weight)
+    if mode in INTEGER_MODES:
+        return pack_int8(weight, mode)
     data = weight.to(torch.bfloat16) if mode == "bf16" else weight
     return Packed(mode, (n_out, n_in), data.element_size() * data.numel(), data)
 
 
-def pack_int8(weight: torch.Tensor) -> Packed:
+def pack_int8(weight: torch.Tensor, mode: str) -> Packed:
     """Integers and scales, as plain tensors."""
     n_out, n_in = weight.shape
     integers, scale = quantise_rows(weight, 127)
-    return Packed("int8", (n_out, n_in), n_out * n_in + 4 * n_out, (integers, scale))
+    return Packed(mode, (n_out, n_in), n_out * n_in + 4 * n_out, (integers, scale))
 
 
 def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     """See kernels.linear.linear."""
     if packed.mode == "int8":
         return linear_int8(x, packed)
+    if packed.mode == "int8x2":
+        return two_rows.law(x, packed)
     if packed.mode == "bf16":
         x = x.to(torch.bfloat16)
     return (x.double() @ packed.data.double().T).float()

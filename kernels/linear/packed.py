@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
-MODES = ("f32", "bf16", "int8")
+MODES = ("f32", "bf16", "int8", "int8x2")
 """Modes of a matrix that `pack` makes from f32 numbers. Beside them stand "blocks", rows in the
 GGUF blocks of their file, and "parts", matrices of unlike modes whose results lie side by side."""
+# those that sum integers
+INTEGER_MODES = ("int8", "int8x2")
 # activations are symmetric too: a row's largest value becomes 127
 ROW_LEVELS = 127
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from kernels.linear import two_rows
 from kernels.linear.packed import ROW_LEVELS, Packed, row_maxima
 
 
@@ -13,7 +14,7 @@ def prepare(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.Tensor
 
     Also returns what `finish` multiplies the results of each row with, [n, 1], if anything.
     """
-    if packed.mode == "f32":
+    if packed.mode in ("f32", "int8x2"):
         return x, None
     if packed.mode == "bf16":
         rounded = x.to(torch.bfloat16)
@@ -24,6 +25,12 @@ def prepare(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.Tensor
 
 def product(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
     """Prepared rows [n, in] -> unfinished results [n, out]."""
+    if packed.mode == "int8x2":
+        return (
+            two_rows.law(rows, packed)
+            if isinstance(packed.data, tuple)
+            else two_rows.linear(rows, packed)
+        )
     if packed.mode == "int8":
         if isinstance(packed.data, tuple):
             integers, scale = packed.data

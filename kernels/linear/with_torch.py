@@ -1,4 +1,4 @@
-"""The three compute modes through the fastest product this processor has."""
+"""The compute modes through the fastest product this processor has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from kernels.linear import naive
+from kernels.linear import naive, two_rows
 from kernels.linear.packed import ROW_LEVELS, Packed, quantise_rows, row_maxima
 
 FULL_LEVELS = 127
@@ -32,7 +32,7 @@ def pack(weight: torch.Tensor, mode: str) -> Packed:
         # f32 multiplies the rounded numbers exactly
         return Packed(mode, shape, 4 * n_elements, rounded.float())
     if not has_fbgemm():
-        return naive.pack_int8(weight)
+        return naive.pack_int8(weight, mode)
     data = _prepack(*quantise_rows(weight, int8_levels()))
     return Packed(mode, shape, n_elements + 4 * n_out, data)
 
@@ -49,7 +49,9 @@ def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
             rounded, packed.data, None, "none", [], ""
         ).float()
     if isinstance(packed.data, tuple):
-        return naive.linear_int8(x, packed)
+        return naive.linear(x, packed)
+    if packed.mode == "int8x2":
+        return two_rows.linear(x, packed)
     return _int8_product(x, packed.data)
 
 

@@ -53,10 +53,19 @@ def pack_experts(
 
 
 def experts(
-    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    packed: PackedExperts,
+    *,
+    invariant: bool = False,
 ) -> torch.Tensor:
     """Weighted sum of down(silu(gate x) * up x) over each row's experts, in the order of `ids`.
 
     x: f32 [n, d]; weights, ids: [n, k] as from route. Returns f32 [n, d].
+
+    invariant: a row of the result has the same bits whatever rows stand beside it.
     """
+    if invariant:
+        return with_torch.experts_invariant(x, weights, ids, packed)
     return _experts(x, weights, ids, packed)

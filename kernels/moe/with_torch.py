@@ -49,6 +49,25 @@ def experts(
     return torch.bmm(weights.unsqueeze(1), lines.view(n_rows, n_used, -1)).squeeze(1)
 
 
+def experts_invariant(
+    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
+) -> torch.Tensor:
+    """experts with every row by itself: of few rows, hardly two have an expert in common."""
+    n_rows, n_used = ids.shape
+    # rows in memory of their own: sums may depend on alignment
+    rows = [row.clone() for row in x.split(1)]
+    found = []
+    for i, e in enumerate(ids.flatten().tolist()):
+        gate_up, down = packed.data[e]
+        gate, up = products.linear(rows[i // n_used], gate_up).chunk(2, 1)
+        found.append(products.linear(swiglu(gate, up, invariant=True), down))
+    lines = torch.cat(found).view(n_rows, n_used, -1) * weights.unsqueeze(2)
+    total = lines[:, 0]
+    for j in range(1, n_used):
+        total = total + lines[:, j]
+    return total
+
+
 def _products(rows: torch.Tensor, runs: list[tuple[Packed, int]]) -> torch.Tensor:
     """Each matrix with as many of the rows as stand beside it, in turn."""
     parts = rows.split_with_sizes([n for _, n in runs])

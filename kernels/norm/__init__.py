@@ -31,10 +31,18 @@ def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def gated_rms_norm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    invariant: bool = False,
 ) -> torch.Tensor:
     """rms_norm(x) * silu(gate): norm first, gate second, as a Gated DeltaNet layer ends.
 
     x, gate: f32 [..., d]; weight: f32 [d]. Returns [..., d].
+    invariant: a row has the same bits whatever rows stand beside it, as in the other two anyway.
     """
+    if invariant:
+        return with_torch.gated_rms_norm_invariant(x, gate, weight, eps)
     return _gated(x, gate, weight, eps)

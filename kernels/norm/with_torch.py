@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from kernels.pointwise import pointwise
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See kernels.norm.rms_norm."""
@@ -21,3 +23,10 @@ def gated_rms_norm(
 ) -> torch.Tensor:
     """See kernels.norm.gated_rms_norm."""
     return rms_norm(x, weight, eps) * functional.silu(gate)
+
+
+def gated_rms_norm_invariant(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """gated_rms_norm with a silu that does not depend on a number's place."""
+    return rms_norm(x, weight, eps) * pointwise(functional.silu, gate, invariant=True)

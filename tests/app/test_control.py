@@ -208,6 +208,8 @@ def test_what_a_run_is_in_words() -> None:
     assert run_marks({}) == ()
     text = effective(facts)
     assert "n_ctx 2,048" in text and "rollback ring" in text and "greedy" in text
+    assert "batch-invariant" not in text
+    assert "batch-invariant" in effective({"options": {**options, "batch_invariant": True}})
     assert effective({}) == ""
 
 

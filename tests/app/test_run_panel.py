@@ -289,7 +289,10 @@ def test_limits_faults_and_bias_reach_the_options(panel: RunPanel) -> None:
     panel.memory.checkpoint_device.setCurrentText("device")
     panel.faults.fault.set_names(["stale-plane", "stale-logits"])
     panel.sampling.logit_bias.setText("302+1.5, 7-100")
+    assert not panel.options().batch_invariant
+    panel.memory.batch_invariant.click()
     options = panel.options()
+    assert options.batch_invariant
     assert (options.n_ctx, options.n_batch, options.n_ubatch) == (512, 64, 16)
     assert options.checkpoint_device == "device"
     assert options.faults == ("stale-logits", "stale-plane")

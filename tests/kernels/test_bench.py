@@ -55,7 +55,7 @@ def test_bytes_are_those_of_all_tensors_in_and_out(name):
 def test_bytes_of_products():
     by_shape = {case.shape: case for case in cases("linear")}
     assert set(by_shape) == {
-        f"{mode} {n}x16x24" for mode in ("f32", "bf16", "int8") for n in (1, 3)
+        f"{mode} {n}x16x24" for mode in ("f32", "bf16", "int8", "int8x2") for n in (1, 3)
     }
     assert by_shape["f32 1x16x24"].n_bytes == 4 * (16 * 24 + 16 + 24)
     assert by_shape["int8 3x16x24"].n_bytes == 16 * 24 + 4 * 24 + 4 * 3 * (16 + 24)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels import linear as op
-from kernels.linear import naive, with_torch
+from kernels.linear import fixed_blocks, naive, with_torch
 from kernels.linear.packed import quantise_rows
 from tests.support.closeness import nmse
 
@@ -124,6 +124,71 @@ def test_int8_without_the_x86_products(monkeypatch):
     weight, x = torch.randn(20, 64), torch.randn(2, 3, 64)
     y = with_torch.linear(x, with_torch.pack(weight, "int8"))
     assert torch.equal(y, naive.linear(x, naive.pack(weight, "int8")))
+
+
+@IMPLEMENTATIONS
+@SIZES
+@pytest.mark.parametrize("leading", [(1,), (6,), (2, 3)])
+def test_int8x2_has_activations_of_15_bits(ops, n_out, n_in, leading):
+    """With weights that int8 keeps exactly, only the activations are rounded."""
+    levels = with_torch.int8_levels()
+    weight = torch.randint(-levels, levels + 1, (n_out, n_in)).float()
+    weight[:, 0] = levels
+    x = torch.randn(*leading, n_in)
+    packed = ops.pack(weight, "int8x2")
+    y, exact = ops.linear(x, packed), x.double() @ weight.double().T
+    assert y.shape == (*leading, n_out)
+    assert packed.n_bytes == n_out * n_in + 4 * n_out
+    # half a step of 1/254 of 1/127 of the largest, over all weights
+    step = x.abs().amax(-1, keepdim=True) / (2 * 254 * 127)
+    bound = 1.01 * step * weight.abs().sum(1) + 1e-5 * (x.abs().double() @ weight.abs().double().T)
+    assert ((y - exact).abs() <= bound).all()
+
+
+@SIZES
+def test_int8x2_is_near_the_law(n_out, n_in):
+    weight, x = torch.randn(n_out, n_in), torch.randn(9, n_in) * torch.logspace(-3, 3, 9)[:, None]
+    x[4] = 0
+    law = naive.linear(x, naive.pack(weight, "int8x2"))
+    y = with_torch.linear(x, with_torch.pack(weight, "int8x2"))
+    if with_torch.int8_levels() == 127:
+        torch.testing.assert_close(y, law, rtol=1e-5, atol=1e-6 * float(law.abs().max()))
+    assert torch.equal(y[4], torch.zeros(n_out))
+
+
+def test_int8x2_without_the_x86_products(monkeypatch):
+    monkeypatch.setattr(with_torch, "has_fbgemm", lambda: False)
+    weight, x = torch.randn(20, 64), torch.randn(2, 3, 64)
+    y = with_torch.linear(x, with_torch.pack(weight, "int8x2"))
+    assert torch.equal(y, naive.linear(x, naive.pack(weight, "int8x2")))
+
+
+@pytest.mark.parametrize("mode", op.MODES)
+# 2100 numbers: bf16 and f32 products of one row then add up in another order than those of two
+@pytest.mark.parametrize(("n_out", "n_in"), [(1, 1), (33, 130), (40, 2100)])
+def test_invariant_rows_have_the_same_bits_in_every_batch(mode, n_out, n_in):
+    packed = op.pack(torch.randn(n_out, n_in), mode)
+    x = torch.randn(150, n_in) * torch.logspace(-3, 3, 150).unsqueeze(1)
+    together = op.linear(x, packed, invariant=True)
+    assert nmse(together, op.linear(x, packed)) < 1e-4
+    for width in (1, 2, 3, 7, 8, 9, 16, 63, 64, 65):
+        for start in (0, 5, 83):
+            part = slice(start, start + width)
+            assert torch.equal(op.linear(x[part], packed, invariant=True), together[part])
+    square = op.linear(x.view(15, 10, n_in), packed, invariant=True)
+    assert torch.equal(square.flatten(0, 1), together)
+
+
+def test_invariant_rows_of_a_product_that_sees_its_neighbours():
+    """Of such a product single rows remain, which are always right."""
+
+    def coupled(x, packed):
+        return x @ packed.data.T + 1e-3 * x.abs().sum()
+
+    packed = op.pack(torch.randn(5, 12), "f32")
+    x = torch.randn(20, 12)
+    y = fixed_blocks.linear(coupled, x, packed)
+    assert torch.equal(y, torch.cat([coupled(row, packed) for row in x.split(1)]))
 
 
 @pytest.mark.parametrize("mode", ["auto", "", "F32"])

@@ -103,6 +103,8 @@ class NaiveRecurrent:
 class NaiveMemory:
     """Memory of a trunk, or with `recurrent` left out of an MTP block."""
 
+    batch_invariant = False
+
     def __init__(self, ssm: SsmConfig | None = None) -> None:
         self.attention = NaiveAttention()
         self.recurrent = NaiveRecurrent(ssm) if ssm else None

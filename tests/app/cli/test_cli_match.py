@@ -47,6 +47,17 @@ def test_the_demo_passes(cli: Cli, compute: str) -> None:
         assert "8 tokens)" in lines[1]
 
 
+def test_batch_invariant_knows_no_near_ties(cli: Cli, one: Path) -> None:
+    words = [*DEMO, "--prompts", one, "--steps", "seq,par", "--batch-invariant"]
+    outcome = cli(*words, "--json")
+    assert outcome.status == 0
+    assert outcome.json["all_match"] and outcome.json["options"]["batch_invariant"]
+    faulty = cli(*FAULTY, "--prompts", one, "--steps", "seq", "--batch-invariant")
+    assert faulty.status == 1
+    last = faulty.out.splitlines()[-1]
+    assert last == "fail: a text differs although no batch's width can change it"
+
+
 def test_a_planted_fault_is_exit_status_1(cli: Cli, one: Path) -> None:
     words = [*FAULTY, "--prompts", one, "--steps", "seq,par"]
     outcome = cli(*words)

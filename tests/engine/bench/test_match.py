@@ -86,6 +86,17 @@ def test_a_near_tie_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     assert test.differing and test.passed
 
 
+def test_nothing_is_explained_when_batches_cannot_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tie(*args: object) -> WidthControl:
+        return WidthControl(gap=0.01, noise=0.02)
+
+    monkeypatch.setattr("engine.bench.match.width_control", tie)
+    options = replace(OPTIONS, batch_invariant=True)
+    assert not run(replace(options, faults=("stale-logits",)), "seq").passed
+    test = run(options, "seq", "par")
+    assert test.passed and not test.differing
+
+
 def test_a_difference_that_the_control_has_too_is_explained() -> None:
     test = MatchTest(session(NAME), prompts(), OPTIONS, ["seq"])
     other = _Output([1, 2, 3], "xyz", [0.5, 0.5, 0.5])

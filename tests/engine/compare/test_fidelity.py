@@ -25,7 +25,7 @@ def test_a_mode_against_itself_is_exact(f32: Session) -> None:
     tokens = greedy_text(f32, "def f(x):", 20)
     assert len(tokens) == len(f32.prompt("def f(x):").tokens) + 20
     found = measure_fidelity(f32, f32, tokens)
-    assert (found.nmse, found.kl, found.top1) == (0.0, 0.0, 1.0)
+    assert (found.nmse, found.kl, found.top1, found.max_abs) == (0.0, 0.0, 1.0, 0.0)
     assert (found.compute, found.n_tokens) == ("f32", len(tokens) - 1)
 
 
@@ -40,6 +40,7 @@ def test_means_against_those_done_by_hand(f32: Session, int8: Session) -> None:
     assert found.nmse == pytest.approx(nmse.mean(), rel=1e-6)
     assert found.kl == pytest.approx((p * np.log(p / q)).sum(1).mean(), rel=1e-5)
     assert found.top1 == pytest.approx((a.argmax(1) == b.argmax(1)).mean())
+    assert found.max_abs == pytest.approx(np.abs(a - b).max())
     assert 0 < found.nmse < 0.1
     assert found.compute == "int8"
 

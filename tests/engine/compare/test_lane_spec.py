@@ -25,7 +25,7 @@ def test_a_lane_changes_only_what_it_names() -> None:
 def test_every_key() -> None:
     text = (
         "planes,n_rs_seq=2, split=seq,kv=unified,fault=stale-plane,fault=no-conv-rollback,"
-        "replay=trust,ubatch=3,checkpoint_device=device"
+        "replay=trust,ubatch=3,checkpoint_device=device,batch-invariant"
     )
     spec = LaneSpec.parse(text)
     options = spec.options(RunOptions())
@@ -34,6 +34,9 @@ def test_every_key() -> None:
     assert (options.kv, options.replay, options.n_ubatch) == ("unified", "trust", 3)
     assert options.faults == ("stale-plane", "no-conv-rollback")
     assert options.checkpoint_device == "device"
+    assert options.batch_invariant
+    assert not LaneSpec.parse("planes").options(RunOptions()).batch_invariant
+    assert LaneSpec.parse("noise,batch-invariant").options(RunOptions()).batch_invariant
 
 
 def test_the_default_lanes() -> None:
@@ -67,6 +70,8 @@ def test_the_default_lanes() -> None:
         ("planes,compute=auto", "compute 'auto' is unknown"),
         ("planes,free=2", "'free=2' is no setting"),
         ("planes,free,free=1", "free is given twice"),
+        ("planes,batch-invariant=0", "'batch-invariant=0' is no setting"),
+        ("planes,batch-invariant,batch-invariant", "batch-invariant is given twice"),
         ("noise", "'noise' is no rollback policy"),
         ("noise,fault=stale-plane", "'fault=stale-plane' is no setting"),
         ("reference,split=seq", "'split=seq' is no setting"),

@@ -1,0 +1,103 @@
+"""`draftscope fidelity`: how far the compute modes are from f32, as a table."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.cli.common import (
+    add_model,
+    add_threads,
+    loading_line,
+    positive,
+    print_json,
+    read_text,
+    target_path,
+    use_threads,
+)
+from app.cli.files import check_files
+from engine.options import COMPUTE_MODES
+from resources import demo_prompts
+
+if TYPE_CHECKING:
+    from engine.compare.fidelity import Fidelity
+
+_MODES = tuple(mode for mode in COMPUTE_MODES if mode not in ("auto", "f32"))
+_N_TOKENS = 256
+_LINE = "{:<8}{:>12}{:>12}{:>12}{:>14}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.usage = "draftscope fidelity (MODEL | --demo) [--modes bf16,int8] [options]"
+    parser.epilog = (
+        "The model continues a text greedily in f32; then every mode computes the logits of all\n"
+        "its tokens. NMSE, KL and top-1 are means over the tokens, the difference is the largest\n"
+        "of any logit.\n\n"
+        "example:\n"
+        "  draftscope fidelity --demo -n 500"
+    )
+    group = add_model(parser)
+    add_threads(group)
+    group = parser.add_argument_group("measurement")
+    group.add_argument(
+        "--modes",
+        type=_modes,
+        default=_MODES,
+        metavar="A[,B]",
+        help=f"compute modes, each loaded in turn (default {','.join(_MODES)})",
+    )
+    text = group.add_mutually_exclusive_group()
+    text.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue (default: bundled)")
+    text.add_argument("-f", "--file", metavar="FILE", type=Path, help="file with the text")
+    group.add_argument(
+        "-n",
+        "--n-predict",
+        type=positive,
+        default=_N_TOKENS,
+        metavar="N",
+        help="tokens to continue it with, as many as the context holds (default %(default)s)",
+    )
+    group.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load the model in f32 and in one mode at a time."""
+    path = target_path(args)
+    text = args.prompt or (read_text(args.file) if args.file else demo_prompts()[0].text)
+    check_files(path)
+    from engine.compare.fidelity import greedy_text, measure_fidelity
+    from engine.session import Session
+
+    reference = Session.open(path, compute="f32", progress=loading_line())
+    use_threads(args.threads, reference.info)
+    tokens = greedy_text(reference, text, args.n_predict)
+    found = []
+    for mode in args.modes:
+        session = Session.open(path, compute=mode, progress=loading_line())
+        found.append(measure_fidelity(session, reference, tokens))
+    if args.json:
+        print_json({"model": str(path), "modes": [asdict(one) for one in found]})
+    else:
+        print(f"{path.name}: against f32 over {len(tokens) - 1} tokens\n")
+        print(_LINE.format("mode", "NMSE", "KL, nats", "same top-1", "worst logit"))
+        for one in found:
+            print(_line(one))
+    return 0
+
+
+def _line(one: Fidelity) -> str:
+    share = f"{100 * one.top1:.1f} %"
+    return _LINE.format(
+        one.compute, f"{one.nmse:.2e}", f"{one.kl:.2e}", share, f"{one.max_abs:.2e}"
+    )
+
+
+def _modes(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in COMPUTE_MODES[1:]:
+            raise argparse.ArgumentTypeError(f"{name!r} is not a compute mode")
+    return names

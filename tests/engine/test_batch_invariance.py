@@ -1,0 +1,181 @@
+"""--batch-invariant: the logits behind a token do not depend on what is decoded with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.memory.batch import Span
+from engine.memory.hybrid import HybridMemory
+from engine.model.hybrid import HybridModel
+from engine.options import COMPUTE_MODES, ROLLBACK_POLICIES
+from engine.session import Run, Session
+from engine.trace.records import EMITTED_KINDS
+from resources import DEMO_TARGET
+from tests.support.golden_runs import DATA, decode, golden, options_of, prompt_of, tokens_of
+
+NAMES = ("qwen35-a-f32", "qwen35moe-d-v2x-mtp-f32", "qwen3next-e-v2x-f32", "qwen3-f-f32")
+MODES = tuple(mode for mode in COMPUTE_MODES if mode != "auto")
+N_TOKENS = 34
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@cache
+def opened(name: str) -> Session:
+    return Session.open(DEMO_TARGET if name == "demo" else DATA / f"{name}.gguf", compute="f32")
+
+
+@cache
+def model(name: str, mode: str) -> HybridModel:
+    return opened(name).model_in(mode)
+
+
+@cache
+def texts(name: str) -> list[list[int]]:
+    """Three sequences; the first is the one that is looked at."""
+    if name == "demo":
+        random = torch.Generator().manual_seed(1)
+        n_vocab = opened(name).config.n_vocab
+        return torch.randint(n_vocab, (3, N_TOKENS), generator=random).tolist()
+    tokens = golden(name)["tokens"].tolist()[:N_TOKENS]
+    return [tokens, tokens[::-1], tokens[7:] + tokens[:7]]
+
+
+def memory_of(name: str, n_seqs: int, **others: Any) -> HybridMemory:
+    config = opened(name).config
+    return HybridMemory.for_model(config, n_seqs, 300, CPU, **{"batch_invariant": True, **others})
+
+
+def logits_in(
+    name: str, mode: str, cuts: Sequence[int], n_seqs: int = 1, n_ubatch: int = 512, **others: Any
+) -> torch.Tensor:
+    """Logits of all tokens of the first sequence, decoded in portions that end at `cuts`."""
+    memory, rows = memory_of(name, n_seqs, **others), []
+    for start, stop in zip((0, *cuts), (*cuts, N_TOKENS), strict=True):
+        spans = [
+            Span(i, start, text[start:stop], range(stop - start))
+            for i, text in enumerate(texts(name)[:n_seqs])
+        ]
+        for ubatch in memory.split(spans, n_ubatch, "equal"):
+            out = model(name, mode).forward(ubatch, memory).logits
+            sizes = [sum(1 for r in ubatch.outputs if int(r) // ubatch.n_seq_tokens == i)
+                     for i in range(ubatch.n_seqs)]  # fmt: skip
+            parts = out.split(sizes)
+            rows += [part for seq, part in zip(ubatch.seq_ids, parts, strict=True) if seq == 0]
+    return torch.cat(rows)
+
+
+@cache
+def _alone(name: str, mode: str, n_threads: int) -> torch.Tensor:
+    return logits_in(name, mode, range(1, N_TOKENS))
+
+
+def alone(name: str, mode: str) -> torch.Tensor:
+    """Logits of the same tokens decoded one by one, with as many threads as now."""
+    return _alone(name, mode, torch.get_num_threads())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_verify_width_gives_the_same_bits(name: str, mode: str) -> None:
+    for width in (2, 3, 4, 8, 16, N_TOKENS):
+        cuts = range(width, N_TOKENS, width)
+        for n_seqs in (1, 3):
+            assert torch.equal(logits_in(name, mode, cuts, n_seqs), alone(name, mode)), width
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_demo_model(mode: str) -> None:
+    for cuts, n_seqs in (((16, 20, 24, 28, 32), 3), (range(3, N_TOKENS, 3), 1)):
+        assert torch.equal(logits_in("demo", mode, cuts, n_seqs), alone("demo", mode))
+
+
+def test_two_threads() -> None:
+    torch.set_num_threads(2)
+    name, mode = "qwen35-a-f32", "f32"
+    assert torch.equal(logits_in(name, mode, (3,), 3), logits_in(name, mode, range(1, 6)))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from(NAMES), st.sampled_from(MODES),
+    st.sets(st.integers(1, N_TOKENS - 1), max_size=8), st.integers(1, 3), st.integers(3, 20),
+    st.sampled_from(ROLLBACK_POLICIES), st.booleans(),
+)  # fmt: skip
+def test_any_split_gives_the_same_bits(
+    name: str, mode: str, cuts: set[int], n_seqs: int, n_ubatch: int, policy: str, unified: bool
+) -> None:
+    logits = logits_in(
+        name, mode, sorted(cuts), n_seqs, n_ubatch, policy=policy, n_rs_seq=3, unified=unified
+    )
+    assert torch.equal(logits, alone(name, mode))
+
+
+@pytest.mark.parametrize("unified", [False, True])
+@pytest.mark.parametrize("policy", ["planes", "carry", "ring", "replay"])
+@pytest.mark.parametrize("name", ["qwen35-a-f32", "qwen3next-e-v2x-f32"])
+def test_rollbacks_leave_no_trace(name: str, policy: str, unified: bool) -> None:
+    """Wrong drafts of both sequences are verified and taken back, after which cells of the
+    sequences lie among each other; then the text goes on."""
+    memory = memory_of(name, 2, policy=policy, n_rs_seq=4, unified=unified)
+    target, rows, at = model(name, "f32"), [], 0
+    order = [0, 1]
+    for n_kept, n_wrong in ((6, 0), (1, 3), (3, 1), (2, 2), (1, 4), (4, 1)):
+        spans = []
+        for seq in order:
+            text = texts(name)[seq]
+            spans.append(Span(seq, at, [*text[at : at + n_kept], *text[:n_wrong]], range(n_kept)))
+        for ubatch in memory.split(spans, 512, "equal"):
+            logits = target.forward(ubatch, memory).logits
+            rows.append(logits.chunk(2)[ubatch.seq_ids.index(0)])
+        at += n_kept
+        assert memory.seq_rm(1, at) and memory.seq_rm(0, at)
+        # whoever comes first now fills the holes below the other's cells
+        order.reverse()
+    assert torch.equal(torch.cat(rows), alone(name, "f32")[:at])
+
+
+@pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
+def test_a_speculative_run_has_the_logits_of_a_plain_one(policy: str) -> None:
+    name = "qwen35moe-d-v2x-mtp-f32"
+    prompts = [prompt_of(name), prompt_of(name)]
+    plain = decode(opened(name), prompts[:1], options_of(30, batch_invariant=True))
+    options = options_of(
+        30, "draft-mtp", "ngram-simple", rollback=policy, parallel=2, batch_invariant=True
+    )
+    run = decode(opened(name), prompts, options)
+    assert tokens_of(run) == tokens_of(plain) * 2
+    for seq_id in (0, 1):
+        assert emitted_p(run, seq_id) == emitted_p(plain, 0)
+
+
+def emitted_p(run: Run, seq_id: int) -> list[float]:
+    """The target's probability of every token of the text, as recorded."""
+    table = run.trace.tokens
+    wanted = np.isin(table.texts("kind"), EMITTED_KINDS) & (table.column("seq_id") == seq_id)
+    return table.column("target_p")[wanted].tolist()
+
+
+@pytest.mark.parametrize("name", ["qwen35-a-f32", "qwen3-f-f32"])
+def test_the_normal_mode_does_not(name: str) -> None:
+    cuts = range(8, N_TOKENS, 8)
+    normal = logits_in(name, "f32", cuts, batch_invariant=False)
+    assert not torch.equal(
+        normal, logits_in(name, "f32", range(1, N_TOKENS), batch_invariant=False)
+    )
+    torch.testing.assert_close(normal, alone(name, "f32"), rtol=1e-3, atol=1e-3)
