@@ -35,10 +35,6 @@ def use_some_display() -> str:
     return chosen or "a display"
 
 
-def own_home(folder: Path) -> dict[str, str]:
-    """The environment of a process whose window keeps settings and data in a folder."""
-    return {**os.environ, "XDG_CONFIG_HOME": str(folder), DATA_VARIABLE: str(folder / "data")}
-
 
 @contextmanager
 def shown_window(width: int = 1280, height: int = 800) -> Iterator[MainWindow]:

@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 from app.models.live_numbers import significant
 from app.models.position import Position
 from app.models.run_rows import RunRows
+from app.pacer import Pacer
 from app.theme import Theme, figures_font
 from app.widgets.elided_label import ElidedLabel
 from app.widgets.empty_state import EmptyState
@@ -37,6 +38,7 @@ _HEADS = {
     "tokens_per_second": ("tok/s", "Of the whole run, rounds without a draft included"),
 }
 _EMPTY, _PAGE = range(2)
+_PERIOD_MS = 250
 
 
 class WhatIfView(QStackedWidget):
@@ -50,6 +52,7 @@ class WhatIfView(QStackedWidget):
         self._rows: RunRows | None = None
         self._sums = StepSums()
         self._stale = False
+        self._pacer = Pacer(self._show, _PERIOD_MS, self)
         self.headline = QLabel()
         self.headline.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.note = ElidedLabel()
@@ -86,6 +89,7 @@ class WhatIfView(QStackedWidget):
     def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
         """Estimate from this run, or nothing."""
         self._store, self._run_id = (None, None) if run_id is None else (store, run_id)
+        self._pacer.stop()
         self._reset()
         self.setCurrentIndex(_EMPTY)
         self.refresh()
@@ -105,7 +109,7 @@ class WhatIfView(QStackedWidget):
         self.setCurrentIndex(_PAGE)
         self._stale = True
         if not self.visibleRegion().isEmpty():
-            self._show()
+            self._pacer.ask()
 
     def set_cursor(self, position: Position | None) -> None:
         """The estimates are of the whole run, so a position in it changes nothing."""
