@@ -19,7 +19,6 @@ from engine.compare.scenario import scenarios
 from engine.version import version
 from resources import SCENARIOS
 
-
 _LATEST_MS = 500
 """A window that is never painted, because it starts minimised, is ready by then."""
 

@@ -13,13 +13,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from resources import ROOT
+from resources import ROOT, demo_prompts
+
+if TYPE_CHECKING:
+    from app.window import MainWindow
 
 README_FOLDER = ROOT / "screenshots"
-_TOKENS = 120
-_PAUSE_ROUNDS = 24
-_RUN_ROUNDS = 12
+_PROMPT = demo_prompts()[3].text
+_LANES = ("checkpoint", "planes", "planes,fault=no-conv-rollback")
+_TOKENS = 200
+_RUN_ROUNDS, _PAUSE_ROUNDS = 60, 72
+_SETTLE = 1.0
+"""Seconds in which everything that is paced has been drawn."""
 THEMES = ("light", "dark")
 SIZES = ((1280, 800), (2560, 1440))
 STATES = ("empty", "running", "paused", "divergence")
@@ -78,54 +85,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def take(shots: Sequence[Shot], folder: Path) -> Iterator[Path]:
     """Take pictures, those of one state and size from one window; yields the files."""
+    from app.bench.held import HeldEngine
     from app.bench.scene import settle, shown_window
 
     for size, state in dict.fromkeys((shot.size, shot.state) for shot in shots):
-        with shown_window(*size) as window:
-            _bring_to(state, window)
-            for shot in shots:
-                if (shot.size, shot.state) == (size, state):
-                    window.set_theme(shot.theme)
-                    settle(0.5)
-                    image = window.grab().toImage()
-                    # few colours are on show: an indexed picture looks the same at half the size
-                    image.save(str(folder / shot.name))
-                    yield folder / shot.name
+        engine = HeldEngine(_RUN_ROUNDS if state == "running" else None)
+        with shown_window(*size, engine.open) as window:
+            try:
+                _bring_to(state, window)
+                for shot in shots:
+                    if (shot.size, shot.state) == (size, state):
+                        window.set_theme(shot.theme)
+                        settle(_SETTLE)
+                        window.grab().save(str(folder / shot.name))
+                        yield folder / shot.name
+            finally:
+                engine.go_on()
 
 
-def _bring_to(state: str, window: object) -> None:
+def _bring_to(state: str, window: MainWindow) -> None:
     from app.bench.scene import settle, spin
     from app.events import State
+    from app.jobs import CompareRequest
     from app.models.position import Position
-    from app.window import MainWindow
+    from engine.compare.lane_spec import LaneSpec
 
-    assert isinstance(window, MainWindow)
     if state == "empty":
         return
     bridge, panel = window.bridge, window.run_panel
     window.open_demo()
     spin(lambda: bridge.state is State.READY)
+    panel.prompt.setPlainText(_PROMPT)
     panel.n_predict.setValue(_TOKENS)
     panel.ignore_eos.setChecked(True)
     if state == "divergence":
         window.set_layout("divergence")
-        settle(0.3)
-        window.actions_by_id["run.compare"].trigger()
-        spin(lambda: bridge.state is State.RUNNING)
+        settle(_SETTLE)
+        lanes = tuple(map(LaneSpec.parse, _LANES))
+        window.compare(CompareRequest(tuple(panel.texts()), panel.options(), lanes))
         spin(lambda: bridge.state is State.READY)
         window.actions_by_id["go.first_divergence"].trigger()
+    elif state == "running":
+        window.actions_by_id["run.start"].trigger()
+        spin(lambda: bridge.store.size() > 0 and window.rollback.plot.n_rounds == _RUN_ROUNDS)
     else:
-        rounds = _PAUSE_ROUNDS if state == "paused" else _RUN_ROUNDS
-        bridge.start(panel.texts(), panel.options(), rounds, panel.chat())
+        bridge.start(panel.texts(), panel.options(), _PAUSE_ROUNDS, panel.chat())
         spin(lambda: bridge.state is State.PAUSED)
-        if state == "paused":
-            window.actions_by_id["go.inspect"].trigger()
-            assert bridge.run_id is not None
-            window.feed.move_cursor(Position(bridge.run_id, 0, rounds - 3, None))
-        else:
-            bridge.resume()
-            spin(lambda: len(bridge.store.rounds) >= rounds + 20)
-    settle(0.7)
+        assert bridge.run_id is not None
+        window.feed.move_cursor(Position(bridge.run_id, 0, _PAUSE_ROUNDS - 4, None))
+        window.actions_by_id["go.inspect"].trigger()
+    settle(_SETTLE)
 
 
 if __name__ == "__main__":

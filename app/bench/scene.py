@@ -15,7 +15,8 @@ from PySide6.QtWidgets import QApplication
 from app.bridge import Bridge
 from app.cli.display import check_display
 from app.collector import Collector
-from app.folders import DATA_VARIABLE
+from app.jobs import OpenSession
+from app.opening import open_engine
 from app.settings import Settings
 from app.window import MainWindow
 from engine.errors import DraftscopeError
@@ -35,9 +36,10 @@ def use_some_display() -> str:
     return chosen or "a display"
 
 
-
 @contextmanager
-def shown_window(width: int = 1280, height: int = 800) -> Iterator[MainWindow]:
+def shown_window(
+    width: int = 1280, height: int = 800, open_session: OpenSession = open_engine
+) -> Iterator[MainWindow]:
     """A window as `draftscope` opens it, which forgets everything when it is closed."""
     use_some_display()
     app = QApplication.instance() or QApplication(["draftscope"])
@@ -45,7 +47,8 @@ def shown_window(width: int = 1280, height: int = 800) -> Iterator[MainWindow]:
     with tempfile.TemporaryDirectory() as folder:
         QSettings.setPath(QSettings.Format.IniFormat, QSettings.Scope.UserScope, folder)
         collector.start()
-        window = MainWindow(Bridge(), Settings(), data=Path(folder) / "data")
+        bridge = Bridge(open_session=open_session)
+        window = MainWindow(bridge, Settings(), data=Path(folder) / "data")
         try:
             window.resize(width, height)
             window.show()
@@ -65,7 +68,12 @@ def spin(done: Callable[[], bool], patience: float = PATIENCE) -> None:
     if done():
         return
     loop, check, late = QEventLoop(), QTimer(), QTimer()
-    check.timeout.connect(lambda: done() and loop.quit())
+
+    def look() -> None:
+        if done():
+            loop.quit()
+
+    check.timeout.connect(look)
     late.setSingleShot(True)
     late.timeout.connect(lambda: loop.exit(1))
     check.start(_CHECK_MS)

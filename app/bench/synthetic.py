@@ -17,9 +17,10 @@ PROMPT = 16
 _PERIOD = 1024
 """Rounds after which drafts repeat."""
 _WORDS = (
-    "def return if else for in while self None True False import from class value index result "
-    "left right total count name items key print range len append sorted not and is or lambda"
-).split()
+    "def", "return", "if", "else", "for", "in", "while", "self", "None", "True", "import", "from",
+    "class", "value", "index", "result", "left", "right", "total", "count", "name", "items", "key",
+    "print", "range", "len", "append", "sorted", "not", "and", "is", "or", "lambda",
+)  # fmt: skip
 _SIGNS = ("(", ")", ":", ",", " =", " ==", " +", "\n    ", "\n        ", "\n", ".", "[", "]", " 0")
 _PIECES = tuple(f"{space}{word}" for word in _WORDS for space in (" ", "", "_")) + _SIGNS * 3
 
@@ -71,7 +72,8 @@ class SyntheticRun:
 
     def _prompt(self) -> None:
         n = PROMPT * self.n_seqs
-        seq, pos = np.repeat(np.arange(self.n_seqs), PROMPT), np.tile(np.arange(PROMPT), self.n_seqs)
+        seq = np.repeat(np.arange(self.n_seqs), PROMPT)
+        pos = np.tile(np.arange(PROMPT), self.n_seqs)
         self.store.tokens.extend(
             self._base(np.zeros(n, int), seq)
             | {"pos": pos, "kind": ["prompt"] * n, "token_id": self._token(pos + seq)}

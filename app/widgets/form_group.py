@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QPalette
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
+from app.widgets.elided_label import ElidedLabel
 from app.widgets.fields import add_row, new_form
 
 
@@ -26,7 +27,7 @@ class FormGroup(QWidget):
         self.header.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self.header.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.header.clicked.connect(self._toggle)
-        self._summary = QLabel()
+        self._summary = ElidedLabel()
         self._summary.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self._summary.setTextFormat(Qt.TextFormat.PlainText)
         self._body = QWidget()
@@ -67,7 +68,6 @@ class FormGroup(QWidget):
         """What the rows come to; alarming: in the colour of errors."""
         role = QPalette.ColorRole
         self._summary.setText(text)
-        self._summary.setToolTip(text)
         self._summary.setForegroundRole(role.BrightText if alarming else role.PlaceholderText)
         self.header.setAccessibleDescription(text)
 

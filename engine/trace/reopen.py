@@ -174,9 +174,7 @@ def _fill(store: TraceStore, table: Table, path: Path, variant: str) -> Iterator
             ) from error
 
 
-def _blocks(
-    reader: Any, width: int, path: Path
-) -> Iterator[tuple[Sequence[int], list[list[str]]]]:
+def _blocks(reader: Any, width: int, path: Path) -> Iterator[tuple[Sequence[int], list[list[str]]]]:
     """Blocks of rows with the line that each row ends on."""
     line: int = reader.line_num
     while rows := list(islice(reader, _BLOCK)):

@@ -34,7 +34,7 @@ def yardstick() -> float:
 
 @pytest.mark.slow
 def test_no_stall_while_many_tokens_arrive(window: MainWindow, qtbot: QtBot) -> None:
-    """Clocked by the thread's own computing, in yardsticks, so that a busy machine fails nothing."""
+    """Clocked by the thread's own computing, in yardsticks: a busy machine fails nothing."""
     store = window.bridge.store
     run = SyntheticRun(store, n_seqs=2)
     window.resize(2000, 1200)

@@ -74,7 +74,11 @@ def test_the_size_of_a_trace() -> None:
 
 
 def test_goals() -> None:
-    figures = [Figure("a", "x", 1.0, "s", 1.0), Figure("a", "y", 2.0, "s", 1.0), Figure("b", "z", 3, "")]
+    figures = [
+        Figure("a", "x", 1.0, "s", 1.0),
+        Figure("a", "y", 2.0, "s", 1.0),
+        Figure("b", "z", 3, ""),
+    ]
     assert [figure.met for figure in figures] == [True, False, None]
     lines = table(figures).splitlines()
     assert [line.split()[-1] for line in lines[1:]] == ["met", "missed", "3"]
