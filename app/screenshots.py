@@ -106,9 +106,7 @@ def take(shots: Sequence[Shot], folder: Path) -> Iterator[Path]:
 def _bring_to(state: str, window: MainWindow) -> None:
     from app.bench.scene import settle, spin
     from app.events import State
-    from app.jobs import CompareRequest
     from app.models.position import Position
-    from engine.compare.lane_spec import LaneSpec
 
     if state == "empty":
         return
@@ -121,9 +119,10 @@ def _bring_to(state: str, window: MainWindow) -> None:
     if state == "divergence":
         window.set_layout("divergence")
         settle(_SETTLE)
-        lanes = tuple(map(LaneSpec.parse, _LANES))
-        window.compare(CompareRequest(tuple(panel.texts()), panel.options(), lanes))
+        window.divergence.editor.text.setPlainText("\n".join(_LANES))
+        window.actions_by_id["run.compare"].trigger()
         spin(lambda: bridge.state is State.READY)
+        window.divergence.edit_button.setChecked(False)
         window.actions_by_id["go.first_divergence"].trigger()
     elif state == "running":
         window.actions_by_id["run.start"].trigger()

@@ -54,9 +54,14 @@ class LogAxis:
         y[at] = np.clip(np.log10(values[at]), self.low, self.high)
         return y
 
-    def ticks(self, values: np.ndarray) -> list[tuple[float, str]]:
-        """Labels for some decades, for 0, and for what is not finite if there is any."""
-        step = max(1, math.ceil((self.high - self.low) / (_MOST_LABELS - 1)))
+    def ticks(self, values: np.ndarray, room: float = math.inf) -> list[tuple[float, str]]:
+        """Labels for some decades, for 0, and for what is not finite if there is any.
+
+        room: how many labels fit under each other on the whole axis.
+        """
+        bottom, top = self.y_range
+        fit = min(_MOST_LABELS - 1, max(1.0, room * (self.high - self.low) / (top - bottom)))
+        step = max(1, math.ceil((self.high - self.low) / fit))
         ticks = [(float(e), decade(e)) for e in range(self.high, self.low - 1, -step)]
         ticks.append((self.exact, EXACT))
         if not np.isfinite(values).all():

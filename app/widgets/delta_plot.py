@@ -60,6 +60,7 @@ class DeltaPlot(RoundPlot):
         self._run_id = -1
         self._curves: dict[int, pg.PlotDataItem] = {}
         self.axis = LogAxis.over(np.zeros(0))
+        self._values = np.zeros(0)
         super().__init__(theme, "", parent, unit="position")
         self._band = pg.LinearRegionItem(orientation="horizontal", movable=False)
         self._band.setZValue(-10)
@@ -76,6 +77,7 @@ class DeltaPlot(RoundPlot):
         plot.setClipToView(True)
         for item in (self._band, self._bound, self._first_line, *self._signs.values()):
             plot.addItem(item, ignoreBounds=True)
+        self.box.sigResized.connect(self._label_decades)
         self.setAccessibleName("Error over positions")
         self.tip = self._tip
         self.retheme(theme)
@@ -124,7 +126,8 @@ class DeltaPlot(RoundPlot):
         for run_id, curve in self._curves.items():
             curve.setData(lanes.values(run_id, "pos").astype(float), self.axis.y(values[run_id]))
         self.box.setYRange(*self.axis.y_range, padding=0)
-        self.getPlotItem().getAxis("left").setTicks([self.axis.ticks(everything)])
+        self._values = everything
+        self._label_decades()
         bottom, top = self.axis.exact, self.axis.y(np.array(limits))
         self._band.setRegion((bottom, top[0]))
         self._band.setVisible(envelope > 0)
@@ -175,6 +178,10 @@ class DeltaPlot(RoundPlot):
         self._first_line.setVisible(first is not None)
         if first is not None:
             self._first_line.setValue(first)
+
+    def _label_decades(self) -> None:
+        room = self.box.height() / self.fontMetrics().height()
+        self.getPlotItem().getAxis("left").setTicks([self.axis.ticks(self._values, room)])
 
     def _tell(self, lanes: ComparedLanes) -> None:
         worst = ", ".join(

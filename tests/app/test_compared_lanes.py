@@ -161,6 +161,16 @@ def test_zero_and_nan_have_a_place_on_the_log_axis() -> None:
     assert "not finite" not in dict(axis.ticks(values[:3])).values()
 
 
+@pytest.mark.parametrize("room", [4, 6, 10, 100])
+def test_labels_of_a_low_axis_do_not_touch(room: int) -> None:
+    axis = LogAxis.over(np.array([1e-16, 30.0]))
+    bottom, top = axis.y_range
+    y = np.array([y for y, _ in axis.ticks(np.zeros(1), room)])
+    assert len(y) >= 2
+    gaps = -np.diff(y[y >= axis.low]) * room / (top - bottom)
+    assert (gaps >= 1).all()
+
+
 def test_an_axis_over_nothing_still_has_decades() -> None:
     axis = LogAxis.over(np.zeros(3))
     assert axis.high - axis.low >= 2
