@@ -23,7 +23,7 @@ from engine.errors import DraftscopeError
 
 PATIENCE = 120.0
 """The longest wait for anything, seconds."""
-_CHECK_MS = 5
+_CHECK_MS = 20
 
 
 def use_some_display() -> str:

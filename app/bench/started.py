@@ -13,7 +13,7 @@ import time
 from PySide6.QtCore import QEvent, QObject, QTimer
 from PySide6.QtWidgets import QApplication
 
-_POLL_MS = 2
+_POLL_MS = 10
 
 
 class _Witness(QObject):

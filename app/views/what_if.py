@@ -52,7 +52,7 @@ class WhatIfView(QStackedWidget):
         self._rows: RunRows | None = None
         self._sums = StepSums()
         self._stale = False
-        self._pacer = Pacer(self._show, _PERIOD_MS, self)
+        self._pacer = Pacer(self._read, _PERIOD_MS, self)
         self.headline = QLabel()
         self.headline.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.note = ElidedLabel()
@@ -92,10 +92,14 @@ class WhatIfView(QStackedWidget):
         self._pacer.stop()
         self._reset()
         self.setCurrentIndex(_EMPTY)
-        self.refresh()
+        self._read()
 
     def refresh(self) -> None:
-        """Take in what has joined the trace since the last call."""
+        """Take in what has joined the trace since the last call, now or a little later."""
+        if self._store is not None:
+            self._pacer.ask()
+
+    def _read(self) -> None:
         if self._store is None or self._run_id is None:
             return
         if self._rows is None:
@@ -109,7 +113,7 @@ class WhatIfView(QStackedWidget):
         self.setCurrentIndex(_PAGE)
         self._stale = True
         if not self.visibleRegion().isEmpty():
-            self._pacer.ask()
+            self._show()
 
     def set_cursor(self, position: Position | None) -> None:
         """The estimates are of the whole run, so a position in it changes nothing."""
