@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -14,6 +15,10 @@ from app.models.run_overlay import RunOverlay
 from engine.trace.store import TraceStore
 
 FRAME_MS = 33
+SLOWEST_FRAME_MS = 125
+SHARE = 0.05
+"""Part of its time that the window's thread may compute before frames come more slowly: what it
+takes, the engine lacks, for both are Python."""
 FRAMES_PER_NUMBER = 6
 """Figures change five times a second; faster they cannot be read."""
 
@@ -43,6 +48,7 @@ class Feed(QObject):
         self._overlay: RunOverlay | None = None
         self._size_shown = -1
         self._frame = 0
+        self._computed = 0.0
         self._timer = QTimer(self)
         self._timer.setInterval(FRAME_MS)
         self._timer.timeout.connect(self._tick)
@@ -86,6 +92,7 @@ class Feed(QObject):
 
     def start(self) -> None:
         """Refresh with the frames from now on."""
+        self._computed = time.thread_time()
         self._timer.start()
 
     def stop(self) -> None:
@@ -127,6 +134,7 @@ class Feed(QObject):
 
     def _tick(self) -> None:
         self._frame += 1
+        self._pace()
         if self._store is None or self._store.size() == self._size_shown:
             return
         self._size_shown = self._store.size()
@@ -139,6 +147,12 @@ class Feed(QObject):
         if overlay is not self._overlay:
             self._overlay = overlay
             self.overlay_changed.emit(overlay)
+
+    def _pace(self) -> None:
+        """Space frames by what the last one took, its painting included."""
+        before, self._computed = self._computed, time.thread_time()
+        wanted = 1e3 * (self._computed - before) / SHARE
+        self._timer.setInterval(round(min(max(wanted, FRAME_MS), SLOWEST_FRAME_MS)))
 
     def _send_numbers(self) -> None:
         numbers = LiveNumbers()

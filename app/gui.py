@@ -6,8 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
-from PySide6.QtCore import QCoreApplication, QObject, Signal
-from PySide6.QtWidgets import QApplication
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QTimer, Signal
+from PySide6.QtWidgets import QApplication, QWidget
 
 from app.bridge import Bridge
 from app.collector import Collector
@@ -18,6 +18,34 @@ from app.window import MainWindow
 from engine.compare.scenario import scenarios
 from engine.version import version
 from resources import SCENARIOS
+
+_LATEST_MS = 500
+"""A window that is never painted, because it starts minimised, is ready by then."""
+
+
+class FirstPaint(QObject):
+    """Says once that a widget has been painted: what computes may begin."""
+
+    done = Signal()
+
+    def __init__(self, widget: QWidget) -> None:
+        super().__init__(widget)
+        self._widget = widget
+        self._late = QTimer(self)
+        self._late.setSingleShot(True)
+        self._late.timeout.connect(self._finish)
+        self._late.start(_LATEST_MS)
+        widget.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.Paint:
+            self._widget.removeEventFilter(self)
+            self._late.start(0)  # behind the painting of everything in the widget
+        return False
+
+    def _finish(self) -> None:
+        self._widget.removeEventFilter(self)
+        self.done.emit()
 
 
 class _Relay(QObject):
@@ -49,16 +77,20 @@ def run_window(
         window = MainWindow(Bridge(), Settings(), catcher.recent_lines, known, data=data)
         relay.caught.connect(window.show_unexpected)
         signal.signal(signal.SIGINT, lambda *_: window.close())
-        window.show()
+
+        def begin() -> None:
+            if demo:
+                window.open_demo()
+            elif trace is not None:
+                window.sessions.open(trace)
+            elif models:
+                window.open_model(models[0], draft)
+            window.sessions.offer_restore()
+
         if catcher.last_crash:
             window.show_crash(catcher.last_crash)
-        if demo:
-            window.open_demo()
-        elif trace is not None:
-            window.sessions.open(trace)
-        elif models:
-            window.open_model(models[0], draft)
-        window.sessions.offer_restore()
+        FirstPaint(window).done.connect(begin)
+        window.show()
         return app.exec()
     finally:
         collector.stop()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from PySide6.QtCore import QElapsedTimer, QObject, QTimer
 
+SHARE = 0.05
+"""Of the window's thread, for one kind of work: time it takes, the engine lacks."""
+_LONGEST_MS = 500
+
 
 class Pacer(QObject):
-    """Calls a function when asked, but no more often than every `period_ms`.
+    """Calls a function when asked, but no more often than every `period_ms`, nor so often that it
+    would take more than a twentieth of the time (as long as it is called twice a second).
 
     The first call happens at once; what is asked for too early happens when the time has come.
     """
@@ -16,6 +22,7 @@ class Pacer(QObject):
     def __init__(self, work: Callable[[], None], period_ms: int, parent: QObject) -> None:
         super().__init__(parent)
         self._work, self._period = work, period_ms
+        self._wait = period_ms
         self._since = QElapsedTimer()
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
@@ -25,7 +32,7 @@ class Pacer(QObject):
         """Do the work now or soon."""
         if self._timer.isActive():
             return
-        left = self._period - self._since.elapsed() if self._since.isValid() else 0
+        left = self._wait - self._since.elapsed() if self._since.isValid() else 0
         if left <= 0:
             self.now()
         else:
@@ -34,7 +41,10 @@ class Pacer(QObject):
     def now(self) -> None:
         """Do it without waiting."""
         self._timer.stop()
+        begun = time.thread_time()
         self._work()
+        cost = 1e3 * (time.thread_time() - begun)
+        self._wait = max(self._period, round(min(cost / SHARE, _LONGEST_MS)))
         self._since.start()
 
     def stop(self) -> None:

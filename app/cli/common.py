@@ -8,12 +8,14 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import OptionError
-from engine.model.info import ModelInfo
 from engine.version import version
 from resources import DEMO_DRAFT, DEMO_TARGET
+
+if TYPE_CHECKING:
+    from engine.model.info import ModelInfo
 
 SUBCOMMANDS = {
     "info": "metadata, layer map, quantisation mix, rollback capability and memory of a model",

@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 from app.models.live_numbers import significant
 from app.models.position import Position
 from app.models.run_rows import RunRows
+from app.pacer import Pacer
 from app.theme import Theme, figures_font
 from app.widgets.elided_label import ElidedLabel
 from app.widgets.empty_state import EmptyState
@@ -37,6 +38,7 @@ _HEADS = {
     "tokens_per_second": ("tok/s", "Of the whole run, rounds without a draft included"),
 }
 _EMPTY, _PAGE = range(2)
+_PERIOD_MS = 250
 
 
 class WhatIfView(QStackedWidget):
@@ -50,6 +52,7 @@ class WhatIfView(QStackedWidget):
         self._rows: RunRows | None = None
         self._sums = StepSums()
         self._stale = False
+        self._pacer = Pacer(self._read, _PERIOD_MS, self)
         self.headline = QLabel()
         self.headline.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.note = ElidedLabel()
@@ -86,12 +89,17 @@ class WhatIfView(QStackedWidget):
     def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
         """Estimate from this run, or nothing."""
         self._store, self._run_id = (None, None) if run_id is None else (store, run_id)
+        self._pacer.stop()
         self._reset()
         self.setCurrentIndex(_EMPTY)
-        self.refresh()
+        self._read()
 
     def refresh(self) -> None:
-        """Take in what has joined the trace since the last call."""
+        """Take in what has joined the trace since the last call, now or a little later."""
+        if self._store is not None:
+            self._pacer.ask()
+
+    def _read(self) -> None:
         if self._store is None or self._run_id is None:
             return
         if self._rows is None:

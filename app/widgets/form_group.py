@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QPalette
-from PySide6.QtWidgets import QHBoxLayout, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from app.widgets.elided_label import ElidedLabel
 from app.widgets.fields import add_row, new_form, reading
@@ -34,6 +34,7 @@ class FormGroup(QWidget):
         self.header.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.header.clicked.connect(self._toggle)
         self._summary = ElidedLabel()
+        self._summary.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self._summary.setTextFormat(Qt.TextFormat.PlainText)
         self._body = QWidget()
         self._form = new_form()

@@ -42,7 +42,7 @@ class PlotSurface(pg.PlotWidget):
             axis = self.getPlotItem().getAxis(side)
             axis.setPen(QPen(theme.color("plot.axis")))
             axis.setTickPen(QPen(theme.color("plot.axis")))
-            axis.setStyle(tickLength=3)
+            axis.setStyle(tickLength=3, maxTickLevel=1)  # the finest ticks cost most and say least
             axis.enableAutoSIPrefix(False)
             axis.setTextPen(theme.color("plot.text"))
 

@@ -103,6 +103,10 @@ class RoundPlot(PlotSurface):
         """Columns of pixels that the plot has."""
         return max(64, round(self.box.width()))
 
+    def expect_rounds(self, n_rounds: int) -> None:
+        """Say how many rounds there are, before they are shown here or in a linked plot."""
+        self._n_rounds = n_rounds
+
     def show_rounds(self, n_rounds: int, first: int = 0) -> None:
         """Say that there are rounds first..n_rounds; while following, the newest are in sight."""
         self._n_rounds, self._first = n_rounds, first

@@ -14,6 +14,7 @@ from app.models.position import Position
 from app.theme import Theme
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import Swatch, SwatchLegend
+from app.widgets.round_group import RoundGroup
 from app.widgets.round_plot import RoundPlot
 from engine.trace.store import TraceStore
 
@@ -44,6 +45,7 @@ class RoundView(QStackedWidget):
         self._run_id: int | None = None
         self._cursor: Position | None = None
         self._stale = False
+        self._group = RoundGroup(self, self)
         self.plot = RoundPlot(theme, y_label)
         self.plot.setAccessibleName(name)
         self.plot.tip = self.readout
@@ -67,26 +69,38 @@ class RoundView(QStackedWidget):
     def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
         """Show a run from its first round on, or nothing."""
         self._store, self._run_id = (None, None) if run_id is None else (store, run_id)
+        self._group.stop()
         self._reset()
         self.set_cursor(None)
         self.plot.show_rounds(0)
         self.plot.set_follow(True)
         self.setCurrentIndex(_EMPTY)
-        self.refresh()
+        if self.take_in():
+            self.show_new()
 
     def refresh(self) -> None:
-        """Draw what has joined the trace since the last call."""
+        """Draw what has joined the trace since the last call, now or a little later, together
+        with the views linked to this one."""
+        self._group.ask()
+
+    def take_in(self) -> bool:
+        """Read what has joined the trace; whether there is anything new to draw."""
         if self._store is None or self._run_id is None:
-            return
+            return False
         self.plot.run_axis.read(self._store, self._run_id)
         n_rounds = self._read(self._store, self._run_id)
         if n_rounds is not None:
-            self.setCurrentIndex(_PLOT)
             self._stale = True
-            self.plot.show_rounds(n_rounds)
-            if self._stale:  # the same rounds are in sight, so nothing has drawn them
-                self._redraw()
-            self.plot.setAccessibleDescription(self._words())
+            self.plot.expect_rounds(n_rounds)
+        return n_rounds is not None
+
+    def show_new(self) -> None:
+        """Draw what has been read."""
+        self.setCurrentIndex(_PLOT)
+        self.plot.show_rounds(self.plot.n_rounds)
+        if self._stale:  # the same rounds are in sight, so nothing has drawn them
+            self._redraw()
+        self.plot.setAccessibleDescription(self._words())
 
     def readout(self, x: float, y: float) -> str:
         """What is told of a place of the plot, empty where there is nothing."""
@@ -102,6 +116,8 @@ class RoundView(QStackedWidget):
     def link_x(self, other: RoundView) -> None:
         """Show the same rounds as another view, from now on."""
         self.plot.link_x(other.plot)
+        self._group = other._group
+        self._group.add(self)
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""

@@ -7,7 +7,7 @@ table makes new arrays and never moves the rows that a reader already holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ class Table:
             self._grow(stop)
         for name, values in columns.items():
             if name in self._text_columns:
-                values = [self._texts.code(v) for v in values]
+                values = self._texts.codes(values)
             self._arrays[name][start:stop] = values
         self._n = stop
 
@@ -116,6 +116,13 @@ class TextPool:
             self._texts.append(text)
             self._codes[text] = code
         return code
+
+    def codes(self, texts: Sequence[str] | np.ndarray) -> list[int]:
+        """The codes of strings."""
+        try:
+            return list(map(self._codes.__getitem__, texts))
+        except KeyError:  # some are new
+            return [self.code(text) for text in texts]
 
     def find(self, text: str) -> int:
         """The code of a string, -1 when no row can hold it yet."""

@@ -110,8 +110,13 @@ def test_torch_is_near_the_law(mode, n_rows):
     x, weights, ids, *matrices = make(n_rows, d=64, f=96)
     law = naive.experts(x, weights, ids, pack(naive, *matrices, mode))
     y = with_torch.experts(x, weights, ids, pack(with_torch, *matrices, mode))
-    # in whole numbers a result at the border between two of them may fall on either side
-    bound = {"f32": F32, "bf16": 5e-5 if linear_op.has_bf16() else 1e-5, "int8": 1e-4, "int8x2": 1e-5}[mode]
+    # a result at the border between two whole numbers may fall on either side
+    bound = {
+        "f32": F32,
+        "bf16": 5e-5 if linear_op.has_bf16() else 1e-5,
+        "int8": 1e-4,
+        "int8x2": 1e-5,
+    }[mode]
     assert nmse(y, law) < bound
 
 

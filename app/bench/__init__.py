@@ -1,0 +1,1 @@
+"""How fast the window is on this machine: python -m app.bench."""

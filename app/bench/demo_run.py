@@ -1,0 +1,74 @@
+"""The demo run of the slow-down measure, in a process of its own: python -m app.bench.demo_run.
+
+Prints one JSON object: tokens decoded per second of the run's own clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from engine.options import RunOptions, SpecOptions
+from engine.trace.store import TraceStore
+from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
+
+WARM_UP = 32
+
+
+def main() -> int:
+    """Decode the first demo prompt, with the window open or without one."""
+    parser = argparse.ArgumentParser(prog="python -m app.bench.demo_run")
+    parser.add_argument("--window", action="store_true")
+    parser.add_argument("-n", type=int, default=400)
+    args = parser.parse_args()
+    decode = _with_window if args.window else _headless
+    store, run_id = decode(args.n)
+    print(json.dumps({"tokens_per_second": _speed(store, run_id)}))
+    return 0
+
+
+def options(n_predict: int) -> RunOptions:
+    """What is run both times."""
+    return RunOptions(n_predict=n_predict, ignore_eos=True, spec=SpecOptions(types=("draft-mtp",)))
+
+
+def _speed(store: TraceStore, run_id: int) -> float:
+    mine = store.rounds.column("run_id") == run_id
+    emitted = int(store.rounds.column("num_emitted")[mine].sum())
+    return 1e3 * emitted / float(store.rounds.column("t_ms")[mine][-1])
+
+
+def _headless(n: int) -> tuple[TraceStore, int]:
+    from app.cli.common import use_threads
+    from engine.session import Session
+
+    session = Session.open(DEMO_TARGET, DEMO_DRAFT)
+    use_threads(None, session.info)  # as `draftscope run` does
+    prompt = session.prompt(demo_prompts()[0].text)
+    store = TraceStore()
+    for length in (WARM_UP, n):
+        run = session.start([prompt], options(length), store)
+        while run.step():
+            pass
+        run.stop()
+    return store, run.run_id
+
+
+def _with_window(n: int) -> tuple[TraceStore, int]:
+    from app.bench.scene import shown_window, spin
+    from app.events import State
+
+    with shown_window() as window:
+        bridge = window.bridge
+        window.open_demo()
+        spin(lambda: bridge.state is State.READY)
+        for length in (WARM_UP, n):
+            bridge.start([demo_prompts()[0].text], options(length))
+            spin(lambda: bridge.state is State.READY)
+        assert bridge.run_id is not None
+        return bridge.store, bridge.run_id
+
+
+if __name__ == "__main__":
+    sys.exit(main())
