@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,15 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from engine.decode.prompt_cache import Kept, PromptCache
+from engine.decode.prompt_cache import PromptCache
 from engine.decode.scheduler import Scheduler
 from engine.device import resolve_device
 from engine.draft.chain import DrafterChain
-from engine.draft.draft_mtp import DraftMtp
-from engine.draft.draft_simple import DraftSimple
 from engine.draft.drafter import Drafter
-from engine.draft.ngram_drafters import make_ngram_drafter
+from engine.draft.make import make_drafter
 from engine.draft.token_draws import TokenDraws
 from engine.draft.vocabulary import check_vocabularies
 from engine.errors import ContextFullError, ModelFileError, OptionError
-from engine.findings.check import record_findings
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import Progress
@@ -42,26 +39,12 @@ from engine.options import (
     SamplerOptions,
     SpecOptions,
 )
+from engine.run import Run
 from engine.trace.recorder import Recorder
 from engine.trace.store import TraceStore
-from engine.trace.timings import acceptance, summary, timings
 from engine.transfer import read
 
 _DEFAULT_CONTEXT = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceResult:
-    """One sequence. stop: end, limit, context, stopped, or "" if it goes on. timings, acceptance:
-    its figures by engine.trace.timings."""
-
-    seq_id: int
-    prompt_tokens: list[int]
-    tokens: list[int]
-    text: str
-    stop: str
-    timings: dict[str, Any]
-    acceptance: dict[str, Any]
 
 
 class Session:
@@ -301,36 +284,10 @@ class Session:
         names = [name for name in DRAFTERS if name in options.spec.types]
         there = kept or {}
         return [
-            there.get(name) or self._make_drafter(name, options, n_slots, n_ctx, draws)
+            there.get(name)
+            or make_drafter(name, self._model, self._draft_model, options, n_slots, n_ctx, draws)
             for name in names
         ]
-
-    def _make_drafter(
-        self, name: str, options: RunOptions, n_slots: int, n_ctx: int, draws: TokenDraws | None
-    ) -> Drafter:
-        if name == "draft-simple":
-            if self._draft_model is None:
-                raise OptionError(
-                    "draft-simple needs a draft model.", "Give one with -md or open one."
-                )
-            memory = HybridMemory.for_model(
-                self._draft_model.config, n_slots, n_ctx, self.device, policy="ring",
-                n_rs_seq=options.spec.n_max, batch_invariant=options.batch_invariant,
-            )  # fmt: skip
-            return DraftSimple(self._draft_model, memory, options.n_ubatch, options.spec, draws)
-        if name == "draft-mtp":
-            if self._model.head is None:
-                raise OptionError(
-                    f"draft-mtp needs an MTP head, and {self.info.name} has none.",
-                    "Choose draft-simple with a draft model, or a file with nextn tensors.",
-                )
-            memory = HybridMemory.for_head(
-                self.config, n_slots, n_ctx, self.device, batch_invariant=options.batch_invariant
-            )
-            return DraftMtp(
-                self._model.head, memory, self.config.n_embd, options.n_ubatch, options.spec, draws
-            )
-        return make_ngram_drafter(name, options.spec, self.config.n_vocab)
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if not tokens:
@@ -341,81 +298,6 @@ class Session:
                     f"Token id {token} is outside the vocabulary of {self.config.n_vocab}.",
                     "Use ids of this model; `draftscope tokenize` prints them.",
                 )
-
-
-class Run:
-    """One run: `step` until it returns False; everything that happened is in `trace`.
-
-    cache: where `kept` goes at the end, unless the run fails.
-    """
-
-    def __init__(
-        self, run_id: int, trace: TraceStore, scheduler: Scheduler, tokenizer: Tokenizer,
-        cache: PromptCache | None = None, kept: Kept | None = None,
-    ) -> None:  # fmt: skip
-        self.run_id, self.trace = run_id, trace
-        self.done = False
-        self._scheduler, self._tokenizer = scheduler, tokenizer
-        self._cache, self._kept = cache, kept
-
-    def step(self) -> bool:
-        """One scheduler round. True while more work remains; DraftscopeError ends the run."""
-        if not self.done:
-            try:
-                self.done = not self._scheduler.step()
-            except BaseException:
-                self._kept = None  # nobody knows how far the round came
-                self.stop()
-                raise
-            if self.done:
-                self._close()
-        return not self.done
-
-    def cancel(self, seq_id: int) -> None:
-        """End one sequence between two steps, whatever it does; what was recorded stays.
-
-        Its result says "stopped", unless it had ended before. The next step gives its slot to one
-        that waits. Raises OptionError for a sequence that the run does not have.
-        """
-        n = len(self._scheduler.sequences)
-        if not 0 <= seq_id < n:
-            raise OptionError(f"The run has no sequence {seq_id}.", f"Name one from 0 to {n - 1}.")
-        self._scheduler.cancel(seq_id)
-
-    def stop(self) -> None:
-        """End the run now; what was recorded stays."""
-        if not self.done:
-            self._scheduler.stop()
-            self.done = True
-            self._close()
-
-    @property
-    def emitted(self) -> list[list[int]]:
-        """Tokens of each prompt's continuation, so far."""
-        return [list(slot.emitted) for slot in self._scheduler.sequences]
-
-    def results(self) -> list[SequenceResult]:
-        """What each prompt was continued with, so far."""
-        return [
-            SequenceResult(
-                slot.seq_id, list(slot.prompt.tokens), list(slot.emitted),
-                self._tokenizer.decode(slot.emitted), slot.stop,
-                timings(self.trace, self.run_id, slot.seq_id),
-                acceptance(self.trace, self.run_id, slot.seq_id),
-            )
-            for slot in self._scheduler.sequences
-        ]  # fmt: skip
-
-    def summary(self) -> dict[str, Any]:
-        """Figures over all sequences (engine.trace.timings)."""
-        return summary(self.trace, self.run_id)
-
-    def _close(self) -> None:
-        if self._cache and self._kept:
-            self._cache.put(self._kept)
-        record_findings(self.trace, [self.run_id])
-        self.trace.runs[self.run_id]["summary"] = self.summary()
-        self.trace.runs[self.run_id]["stops"] = [s.stop for s in self._scheduler.sequences]
 
 
 def _part(progress: Progress | None, start: int, total: int) -> Progress | None:

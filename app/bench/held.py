@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from app.opening import open_engine
 
 if TYPE_CHECKING:
-    from engine.session import Run, Session
+    from engine.run import Run
+    from engine.session import Session
 
 
 class HeldEngine:

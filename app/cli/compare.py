@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
     from engine.compare.scenario import Scenario
     from engine.compare.verdict import LaneVerdict
-    from engine.session import Run, Session
+    from engine.run import Run
+    from engine.session import Session
 
 _LINE = "{:<{width}}  {:<9} {:<10} {:>9} {:>9} {:>9} {:>4} {:>6} {:>6} {:>6} {:>6} {:>6}"
 _HEADS = (

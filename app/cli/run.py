@@ -22,7 +22,8 @@ from engine.trace.records import EMITTED_KINDS
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from engine.session import Run, Session
+    from engine.run import Run
+    from engine.session import Session
 
 __all__ = ["add_arguments", "run"]
 

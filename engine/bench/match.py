@@ -26,7 +26,8 @@ from engine.options import Prompt, RunOptions
 from engine.trace.records import EMITTED_KINDS
 
 if TYPE_CHECKING:
-    from engine.session import Run, Session
+    from engine.run import Run
+    from engine.session import Session
 
 STEPS = ("seq", "par")
 """seq: one prompt after another; par: all of them side by side, in as many slots as there are."""

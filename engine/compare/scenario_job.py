@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from engine.compare.comparison import Comparison
 from engine.compare.scenario import Scenario
-from engine.session import Run, Session
+from engine.run import Run
+from engine.session import Session
 from engine.trace.store import TraceStore
 
 

@@ -16,7 +16,8 @@ from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import COMPUTE_MODES, ROLLBACK_POLICIES
-from engine.session import Run, Session
+from engine.run import Run
+from engine.session import Session
 from engine.trace.records import EMITTED_KINDS
 from resources import DEMO_TARGET
 from tests.support.golden_runs import DATA, decode, golden, options_of, prompt_of, tokens_of

@@ -17,7 +17,8 @@ from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
-from engine.session import Run, Session
+from engine.run import Run
+from engine.session import Session
 from engine.trace.records import MISSING
 
 Rows = dict[tuple[int, int], torch.Tensor]

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
-from engine.session import Run, Session
+from engine.run import Run
+from engine.session import Session
 
 DATA = Path(__file__).parents[1] / "data"
 MTP_MODELS = ("qwen35-c-v2x-mtp-f32", "qwen35moe-d-v2x-mtp-f32", "qwen35-h-v2x-mtp-q8_0")

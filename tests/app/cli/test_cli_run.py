@@ -296,7 +296,7 @@ def test_a_failing_round_still_exports_what_was_recorded(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from engine.errors import RollbackRefusedError
-    from engine.session import Run
+    from engine.run import Run
 
     real, calls = Run.step, []
 

@@ -21,7 +21,7 @@ from engine.options import (
     SamplerOptions,
     SpecOptions,
 )
-from engine.session import Run
+from engine.run import Run
 from engine.trace.records import GHOST_KINDS, MISSING
 from engine.trace.store import TraceStore
 from tests.support.golden_runs import (

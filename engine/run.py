@@ -1,0 +1,103 @@
+"""One run of a session: stepped by whoever started it, looked at at any time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.decode.prompt_cache import Kept, PromptCache
+from engine.decode.scheduler import Scheduler
+from engine.errors import OptionError
+from engine.findings.check import record_findings
+from engine.gguf.tokenizer import Tokenizer
+from engine.trace.store import TraceStore
+from engine.trace.timings import acceptance, summary, timings
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceResult:
+    """One sequence. stop: end, limit, context, stopped, or "" if it goes on. timings, acceptance:
+    its figures by engine.trace.timings."""
+
+    seq_id: int
+    prompt_tokens: list[int]
+    tokens: list[int]
+    text: str
+    stop: str
+    timings: dict[str, Any]
+    acceptance: dict[str, Any]
+
+
+class Run:
+    """One run: `step` until it returns False; everything that happened is in `trace`.
+
+    cache: where `kept` goes at the end, unless the run fails.
+    """
+
+    def __init__(
+        self, run_id: int, trace: TraceStore, scheduler: Scheduler, tokenizer: Tokenizer,
+        cache: PromptCache | None = None, kept: Kept | None = None,
+    ) -> None:  # fmt: skip
+        self.run_id, self.trace = run_id, trace
+        self.done = False
+        self._scheduler, self._tokenizer = scheduler, tokenizer
+        self._cache, self._kept = cache, kept
+
+    def step(self) -> bool:
+        """One scheduler round. True while more work remains; DraftscopeError ends the run."""
+        if not self.done:
+            try:
+                self.done = not self._scheduler.step()
+            except BaseException:
+                self._kept = None  # nobody knows how far the round came
+                self.stop()
+                raise
+            if self.done:
+                self._close()
+        return not self.done
+
+    def cancel(self, seq_id: int) -> None:
+        """End one sequence between two steps, whatever it does; what was recorded stays.
+
+        Its result says "stopped", unless it had ended before. The next step gives its slot to one
+        that waits. Raises OptionError for a sequence that the run does not have.
+        """
+        n = len(self._scheduler.sequences)
+        if not 0 <= seq_id < n:
+            raise OptionError(f"The run has no sequence {seq_id}.", f"Name one from 0 to {n - 1}.")
+        self._scheduler.cancel(seq_id)
+
+    def stop(self) -> None:
+        """End the run now; what was recorded stays."""
+        if not self.done:
+            self._scheduler.stop()
+            self.done = True
+            self._close()
+
+    @property
+    def emitted(self) -> list[list[int]]:
+        """Tokens of each prompt's continuation, so far."""
+        return [list(slot.emitted) for slot in self._scheduler.sequences]
+
+    def results(self) -> list[SequenceResult]:
+        """What each prompt was continued with, so far."""
+        return [
+            SequenceResult(
+                slot.seq_id, list(slot.prompt.tokens), list(slot.emitted),
+                self._tokenizer.decode(slot.emitted), slot.stop,
+                timings(self.trace, self.run_id, slot.seq_id),
+                acceptance(self.trace, self.run_id, slot.seq_id),
+            )
+            for slot in self._scheduler.sequences
+        ]  # fmt: skip
+
+    def summary(self) -> dict[str, Any]:
+        """Figures over all sequences (engine.trace.timings)."""
+        return summary(self.trace, self.run_id)
+
+    def _close(self) -> None:
+        if self._cache and self._kept:
+            self._cache.put(self._kept)
+        record_findings(self.trace, [self.run_id])
+        self.trace.runs[self.run_id]["summary"] = self.summary()
+        self.trace.runs[self.run_id]["stops"] = [s.stop for s in self._scheduler.sequences]
