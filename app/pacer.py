@@ -8,7 +8,7 @@ from collections.abc import Callable
 from PySide6.QtCore import QElapsedTimer, QObject, QTimer
 
 SHARE = 0.05
-"""Of the window's thread, for one kind of work: time it takes, the engine lacks."""
+"""Of the thread's time, for one kind of work: what the window takes, the engine lacks."""
 _LONGEST_MS = 500
 
 

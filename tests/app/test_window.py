@@ -21,6 +21,7 @@ from app.bridge import Bridge
 from app.dialogs.export import ExportDialog, new_folder
 from app.docks import LAYOUTS, TITLES
 from app.events import State
+from app.feed import SLOWEST_FRAME_MS
 from app.window import MainWindow
 from engine.errors import ModelFileError
 from tests.support.fake_session import FakeEngine
@@ -238,9 +239,9 @@ def test_tokens_arrive_while_it_runs_and_idle_frames_cost_nothing(
     trigger(loaded, "run.start")
     qtbot.waitUntil(lambda: len(refreshed) > 3, timeout=5000)
     engine.gate.clear()
-    qtbot.wait(100)
+    qtbot.wait(2 * SLOWEST_FRAME_MS)
     n = len(refreshed)
-    qtbot.wait(150)
+    qtbot.wait(2 * SLOWEST_FRAME_MS)
     assert len(refreshed) == n
     engine.gate.set()
     trigger(loaded, "run.stop")
