@@ -12,7 +12,8 @@ from kernels.conv import causal_conv
 from kernels.conv import naive as naive_conv
 from kernels.delta_rule import fold, gated_delta_into, gated_delta_log
 from kernels.delta_rule import naive as naive_delta
-from kernels.moe import experts, route
+from kernels.linear import MODES
+from kernels.moe import experts, pack_experts, route
 from kernels.moe import naive as naive_moe
 from kernels.norm import gated_rms_norm, l2_norm, rms_norm
 from kernels.pointwise import pointwise
@@ -92,19 +93,20 @@ def test_attention(head_dim, n_cells):
             assert torch.equal(alone[0, 0], o[b, t])
 
 
-def test_experts():
+@pytest.mark.parametrize("mode", MODES)
+def test_experts(mode):
     x, n_experts, d, f = torch.randn(16, 24), 6, 24, 20
-    gate, up, down = (
-        torch.randn(n_experts, f, d),
-        torch.randn(n_experts, f, d),
-        torch.randn(n_experts, d, f),
-    )
+    gate, up = torch.randn(2, n_experts, f, d)
+    down = torch.randn(n_experts, d, f)
+    pairs = [(torch.cat((g, u)), out) for g, u, out in zip(gate, up, down, strict=True)]
     weights, ids = route(torch.randn(16, n_experts), 3)
-    y = experts(x, weights, ids, gate, up, down, invariant=True)
-    assert nmse(y, naive_moe.experts(x, weights, ids, gate, up, down)) < 1e-10
+    packed, law = pack_experts(gate, up, down, mode), naive_moe.pack(gate, pairs, mode)
+    y = experts(x, weights, ids, packed, invariant=True)
+    bound = {"f32": 1e-10, "bf16": 5e-5, "int8": 1e-4, "int8x2": 1e-5}[mode]
+    assert nmse(y, naive_moe.experts(x, weights, ids, law)) < bound
     for width in WIDTHS:
         part = slice(16 - width, 16)
-        some = experts(x[part], weights[part], ids[part], gate, up, down, invariant=True)
+        some = experts(x[part], weights[part], ids[part], packed, invariant=True)
         assert torch.equal(some, y[part])
 
 
