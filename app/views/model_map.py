@@ -53,7 +53,7 @@ class ModelMapView(QStackedWidget):
         self._memory_title = _muted("")
         self._memory_title.setWordWrap(True)
         self._bars = SizeBars(theme)
-        self._costs_title = _muted("To undo tokens: bytes × snapshots × sequences")
+        self._costs_title = _muted("To undo: bytes × snapshots × sequences")
         self._costs_title.setWordWrap(True)
         self.costs = PolicyCosts()
         self._load = QPushButton("Load weights")
