@@ -79,9 +79,7 @@ class DockShares(QObject):
         """Height of the tabs below a dock, which Qt counts as a part of it."""
         if not self._window.tabifiedDockWidgets(dock):
             return 0
-        bars = self._window.findChildren(
-            QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly
-        )
+        bars = self._window.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly)
         return max((bar.height() for bar in bars if bar.isVisible()), default=0)
 
     def _in_sight(self) -> dict[str, QDockWidget]:

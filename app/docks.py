@@ -175,7 +175,7 @@ class Docks:
         if shown:
             height = round(window.height() * _RUN_SHARE)
             window.resizeDocks(shown, [height] * len(shown), Qt.Orientation.Vertical)
-        self._shares.placed({name: layout.bottom_share for name in layout.bottom})
+        self._shares.placed(dict.fromkeys(layout.bottom, layout.bottom_share))
 
     def reveal(self, *names: str) -> None:
         """Open docks, the first of them on top; tabs at the right that were all closed get half
