@@ -9,6 +9,9 @@ from PySide6.QtCore import QByteArray, Qt
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
 
+from app.dock_lines import DockLines
+from app.dock_shares import DockShares
+
 TITLES = {
     "model": "Model",
     "run": "Run",
@@ -88,6 +91,8 @@ class Docks:
             self._docks[name] = dock
         window.setDockNestingEnabled(True)
         window.setTabPosition(_RIGHT, QTabWidget.TabPosition.North)
+        self._shares = DockShares(window, self._docks)
+        DockLines(window)
 
     def __getitem__(self, name: str) -> QDockWidget:
         return self._docks[name]
@@ -111,7 +116,9 @@ class Docks:
         self._place(LAYOUTS[name])
         if saved is not None and not saved.isEmpty():
             self._take_down()
-            if not self._window.restoreState(saved, LAYOUT_VERSION):
+            if self._window.restoreState(saved, LAYOUT_VERSION):
+                self._shares.restored()
+            else:
                 self._take_down()
                 self._place(LAYOUTS[name])
 
@@ -164,11 +171,11 @@ class Docks:
             window.resizeDocks(
                 [dock for dock, _ in columns], [w for _, w in columns], Qt.Orientation.Horizontal
             )
-        for names, share in ((layout.left, _RUN_SHARE), (layout.bottom, layout.bottom_share)):
-            shown = [docks[name] for name in names if name in layout.shown]
-            if shown:
-                height = round(window.height() * share)
-                window.resizeDocks(shown, [height] * len(shown), Qt.Orientation.Vertical)
+        shown = [docks[name] for name in layout.left if name in layout.shown]
+        if shown:
+            height = round(window.height() * _RUN_SHARE)
+            window.resizeDocks(shown, [height] * len(shown), Qt.Orientation.Vertical)
+        self._shares.placed(dict.fromkeys(layout.bottom, layout.bottom_share))
 
     def reveal(self, *names: str) -> None:
         """Open docks, the first of them on top; tabs at the right that were all closed get half

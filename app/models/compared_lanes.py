@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from app.models.row_index import RowIndex
-from app.models.token_text import display_text, inline_newlines
+from app.models.token_text import line_text
 from engine.compare.lane_spec import NOISE, REFERENCE
 from engine.compare.verdict import LaneVerdict, judge_lanes
 from engine.trace.records import EMITTED_KINDS, MISSING
@@ -173,8 +173,8 @@ class ComparedLanes:
         return int(self.values(run_id, "token_id")[row])
 
     def text(self, token_id: int) -> str:
-        """A token as a reader sees it, in one line."""
-        return inline_newlines(display_text(self.store.pieces.get(token_id, b""), token_id))
+        """A token as a reader sees it, in one line; spaces alone have a mark each."""
+        return line_text(self.store.pieces.get(token_id, b""), token_id)
 
     def tops(self, run_id: int, pos: int) -> list[tuple[int, float]] | None:
         """A lane's most probable tokens for a position, None where they were not recorded."""

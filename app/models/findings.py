@@ -16,6 +16,8 @@ _NOWHERE = QModelIndex()
 SEVERITIES = ("error", "warning", "info")
 COLUMNS = ("severity", "rule", "round", "seq", "lane", "message", "evidence", "suggestion")
 _NUMBERS = ("round", "seq")
+_LONG = ("lane", "message", "evidence", "suggestion")
+"""What may be cut in the table, and is whole in a tooltip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class FindingTable(QAbstractTableModel):
         if role == Qt.ItemDataRole.DisplayRole:
             return "" if value is None else str(value)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return str(value) if name in ("message", "evidence", "suggestion") else None
+            return str(value) if name in _LONG else None
         if role == Qt.ItemDataRole.DecorationRole and name == "severity":
             return self._icons.get(finding.severity)
         if role == Qt.ItemDataRole.TextAlignmentRole:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from app.models.live_numbers import NOT_OBSERVED, significant
-from app.models.token_text import display_text, inline_newlines
+from app.models.token_text import line_text
 from app.widgets.size_bars import format_bytes
 from engine.trace.baseline import find_baseline, speed
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
@@ -161,4 +161,4 @@ def _tokens(
 
 
 def _text(store: TraceStore, token_id: int) -> str:
-    return inline_newlines(display_text(store.pieces.get(token_id, b""), token_id))
+    return line_text(store.pieces.get(token_id, b""), token_id)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from app.models.position import Position
-from app.models.token_text import display_text, inline_newlines
+from app.models.token_text import line_text
 from engine.trace.store import Table, TraceStore
 
 Facts = dict[str, Any]
@@ -52,8 +52,7 @@ class Step:
 
     def text(self, token_id: int) -> str:
         """A token as a reader sees it, in one line; spaces alone have a mark each."""
-        text = inline_newlines(display_text(self.store.pieces.get(token_id, b""), token_id))
-        return text if text.strip(" ") else "␣" * len(text)
+        return line_text(self.store.pieces.get(token_id, b""), token_id)
 
 
 def read_step(store: TraceStore, run_id: int, seq_id: int, round_: int) -> Step | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 
 NEWLINE_MARK = "⏎"
+SPACE_MARK = "␣"
 _TAB = " " * 4
 _JOINERS = ("\u200c", "\u200d")
 _UNSEEN = ("Cc", "Zl", "Zp")
@@ -34,6 +35,12 @@ def styled_newlines(text: str) -> str:
 def inline_newlines(text: str) -> str:
     """Line feeds as marks only: the line goes on, for text that is not part of the output."""
     return text.replace("\n", NEWLINE_MARK)
+
+
+def line_text(piece: bytes, token_id: int) -> str:
+    """The token in one line for a table; spaces alone have a mark each."""
+    text = inline_newlines(display_text(piece, token_id))
+    return text if text.strip(" ") else SPACE_MARK * len(text)
 
 
 def _visible(char: str, *, first: bool) -> str:

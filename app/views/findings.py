@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QItemSelectionModel, QModelIndex, Qt, Signal
+from PySide6.QtCore import QEvent, QItemSelectionModel, QModelIndex, QObject, Qt, Signal
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
@@ -22,7 +22,12 @@ from engine.trace.store import TraceStore
 
 _EMPTY, _NOTHING, _TABLE = range(3)
 _ROW_PAD = 6
-_CHARACTERS = {"severity": 10, "rule": 18, "round": 7, "seq": 5, "lane": 16, "message": 52}
+_IN_DETAIL = ("evidence", "suggestion")
+"""Columns that the text below the table has room for and the table has not."""
+_LEAST_MESSAGE = 36
+_LEAST_LANE = 14
+"""Characters; a narrow table takes the room for the message from the lane, then scrolls."""
+_FITTED_ROWS = 200
 
 
 class FindingsView(QStackedWidget):
@@ -48,7 +53,7 @@ class FindingsView(QStackedWidget):
         self.table.setWordWrap(False)
         self.table.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.table.selectionModel().selectionChanged.connect(self._on_selected)
-        self._fit_columns()
+        self._set_up_headers()
         self.detail = QLabel()
         self.detail.setAccessibleName("The chosen finding")
         self.detail.setWordWrap(True)
@@ -85,11 +90,13 @@ class FindingsView(QStackedWidget):
             self.detail.clear()
         self.table.setColumnHidden(COLUMNS.index("lane"), len(run_ids) < 2)
         self._show_page()
+        self._fit_columns()
 
     def refresh(self) -> None:
         """Show what has been found since the last call."""
         if self.model.grow():
             self._show_page()
+            self._fit_columns()
 
     def set_cursor(self, position: Position | None) -> None:
         """Mark the first finding of the round that all views share."""
@@ -122,6 +129,8 @@ class FindingsView(QStackedWidget):
 
     def _show_page(self) -> None:
         n = len(self.model.findings)
+        if not self.table.currentIndex().isValid():
+            self._show_detail(QModelIndex())
         nothing = _NOTHING if self._has_run else _EMPTY
         self.setCurrentIndex(_TABLE if n else nothing)
         self.count_changed.emit(n)
@@ -140,22 +149,44 @@ class FindingsView(QStackedWidget):
             self.position_selected.emit(position)
 
     def _show_detail(self, index: QModelIndex) -> None:
-        if not index.isValid():
+        """All that is said of a finding; of the first one while none is chosen."""
+        row = index.row() if index.isValid() else 0
+        if row >= len(self.model.findings):
             self.detail.clear()
             return
-        finding = self.model.findings[index.row()]
-        parts = (finding.message, finding.evidence, finding.suggestion)
+        finding = self.model.findings[row]
+        head = " · ".join(part for part in (finding.rule, finding.lane) if part)
+        parts = (head, finding.message, finding.evidence, finding.suggestion)
         self.detail.setText("\n".join(part for part in parts if part))
 
-    def _fit_columns(self) -> None:
-        character = self.fontMetrics().averageCharWidth()
-        for column, name in enumerate(COLUMNS):
-            self.table.setColumnWidth(column, _CHARACTERS.get(name, 40) * character)
-        rows = self.table.verticalHeader()
+    def _set_up_headers(self) -> None:
+        for name in _IN_DETAIL:
+            self.table.setColumnHidden(COLUMNS.index(name), True)
+        rows, columns = self.table.verticalHeader(), self.table.horizontalHeader()
         rows.hide()
         rows.setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
         rows.setDefaultSectionSize(self.table.fontMetrics().height() + _ROW_PAD)
-        self.table.horizontalHeader().setHighlightSections(False)
-        self.table.horizontalHeader().setDefaultAlignment(
-            Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-        )
+        columns.setHighlightSections(False)
+        columns.setResizeContentsPrecision(_FITTED_ROWS)
+        columns.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
+        self.table.viewport().installEventFilter(self)
+
+    def _fit_columns(self) -> None:
+        """Every column as wide as what is in it, and the message has the rest."""
+        table, character = self.table, self.fontMetrics().averageCharWidth()
+        lane, message = COLUMNS.index("lane"), COLUMNS.index("message")
+        for column in range(message):
+            if not table.isColumnHidden(column):
+                table.resizeColumnToContents(column)
+        room = table.viewport().width() - table.horizontalHeader().sectionPosition(message)
+        missing = _LEAST_MESSAGE * character - room
+        if missing > 0 and not table.isColumnHidden(lane):
+            taken = min(missing, max(0, table.columnWidth(lane) - _LEAST_LANE * character))
+            table.setColumnWidth(lane, table.columnWidth(lane) - taken)
+            room += taken
+        table.setColumnWidth(message, max(room, _LEAST_MESSAGE * character))
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.Resize and watched is self.table.viewport():
+            self._fit_columns()
+        return super().eventFilter(watched, event)

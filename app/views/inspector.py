@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QModelIndex, Qt, Signal
+from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -30,6 +30,7 @@ from app.models.step_tops import TopTable
 from app.pacer import Pacer
 from app.theme import Theme
 from app.widgets.empty_state import EmptyState
+from app.widgets.fitted_columns import FittedColumns
 from app.widgets.plain_table import plain_table
 from app.widgets.probability_delegate import ProbabilityDelegate
 from engine.trace.store import TraceStore
@@ -44,7 +45,10 @@ _SAMPLES = {
     "target": " continue",
 }
 _FIGURE = "0.000"
-_CELL_PAD = 12
+_TITLES = {"target_best": "with p"}
+"""In a line, where another title than that of the column says it better."""
+_FACT_CHARACTERS = 56
+"""Most width of the facts: a value stands near its label however wide the panel is."""
 _TOOLS = ("go.previous_round", "go.next_round", "file.copy_step")
 
 
@@ -70,6 +74,8 @@ class InspectorView(QStackedWidget):
         self.facts = plain_table(self.facts_model, "Facts about the round")
         self._delegate = ProbabilityDelegate(theme, self)
         self.title, self.sentence, self._tops_title = QLabel(), QLabel(), QLabel()
+        self.rest = QLabel()
+        """What the table has no room for, of the chosen row."""
         self._build(actions)
         self.tokens.selectionModel().selectionChanged.connect(self._on_selected)
         self.retheme(theme)
@@ -139,11 +145,12 @@ class InspectorView(QStackedWidget):
         bold.setBold(True)
         for label in (self.title, self._tops_title):
             label.setFont(bold)
-        for label in (self.title, self.sentence, self._tops_title):
+        for label in (self.title, self.sentence, self._tops_title, self.rest):
             label.setTextFormat(Qt.TextFormat.PlainText)
             label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        self.sentence.setWordWrap(True)
-        self.sentence.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        for label in (self.sentence, self.rest):
+            label.setWordWrap(True)
+            label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         head = QHBoxLayout()
         head.setSpacing(0)
         head.addWidget(self.title, 1)
@@ -168,14 +175,21 @@ class InspectorView(QStackedWidget):
         for table in (self.tops, self.facts):
             table.setFocusPolicy(Qt.FocusPolicy.NoFocus)
             table.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self._fit_columns()
+        self._columns = FittedColumns(self.tokens, [_SAMPLES.get(n, _FIGURE) for n, *_ in COLUMNS])
+        self._columns.changed.connect(self._show_rest)
+        most = _FACT_CHARACTERS * self.facts.fontMetrics().averageCharWidth()
+        self.facts.setMaximumWidth(most)
+        facts = QHBoxLayout()
+        facts.addWidget(self.facts, 1)
+        facts.addStretch()
         page = QWidget()
         column = QVBoxLayout(page)
         column.setContentsMargins(8, 4, 8, 8)
         column.setSpacing(6)
         column.addLayout(head)
-        for widget in (self.sentence, self.tokens, self._tops_title, self.tops, self.facts):
+        for widget in (self.sentence, self.tokens, self._tops_title, self.rest, self.tops):
             column.addWidget(widget)
+        column.addLayout(facts)
         column.addStretch(1)
         scroll = QScrollArea()
         scroll.setAccessibleName("Round in full")
@@ -192,13 +206,6 @@ class InspectorView(QStackedWidget):
             )
         )
         self.addWidget(scroll)
-
-    def _fit_columns(self) -> None:
-        metrics = self.tokens.fontMetrics()
-        for column, (name, title, _) in enumerate(COLUMNS):
-            texts = (title, _SAMPLES.get(name, _FIGURE))
-            width = max(metrics.horizontalAdvance(text) for text in texts) + _CELL_PAD
-            self.tokens.setColumnWidth(column, width)
 
     # -- showing ---------------------------------------------------------------------------
 
@@ -261,6 +268,17 @@ class InspectorView(QStackedWidget):
             token = step.tokens[row]
             self._tops_title.setText(f"Position {token['pos']:,}: {token['kind']}")
         _fit_height(self.tops)
+        self._show_rest(row)
+
+    def _show_rest(self, row: int | None = None) -> None:
+        row = self.tokens.currentIndex().row() if row is None else row
+        parts = []
+        for column in self._columns.left_out if row >= 0 else ():
+            name, title, _ = COLUMNS[column]
+            text = self.tokens_model.index(row, column).data()
+            parts += [f"{_TITLES.get(name, title)} {text}"] if text else []
+        self.rest.setText(" · ".join(parts))
+        self.rest.setVisible(bool(parts))
 
     def _on_selected(self) -> None:
         rows = self.tokens.selectionModel().selectedRows()
@@ -279,11 +297,6 @@ class InspectorView(QStackedWidget):
         super().showEvent(event)
         self._pacer.ask()
 
-    def changeEvent(self, event: QEvent) -> None:
-        super().changeEvent(event)
-        if event.type() == QEvent.Type.FontChange:
-            self._fit_columns()
-
 
 def _fit_height(table: QTableView, most: int | None = None) -> None:
     """As high as its rows, so that the panel scrolls and not the table."""
@@ -291,6 +304,4 @@ def _fit_height(table: QTableView, most: int | None = None) -> None:
     shown = n if most is None else min(n, most)
     header = table.horizontalHeader()
     height = header.sizeHint().height() if not header.isHidden() else 0
-    bar = table.horizontalScrollBar()
-    room = bar.sizeHint().height() if most is not None else 0
-    table.setFixedHeight(height + shown * table.verticalHeader().defaultSectionSize() + room + 2)
+    table.setFixedHeight(height + shown * table.verticalHeader().defaultSectionSize() + 2)

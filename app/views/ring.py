@@ -23,6 +23,8 @@ _BY_WEIGHT = np.array(
 _MARKED = {"pending": "o", "stale": "x"}
 """States with a sign in the cell besides its colour. The live state has slot 0 for a sign."""
 _MARK_PIXELS = 6
+_LEAST_MARK_PIXELS = 3
+"""In cells that are narrower than a mark it shrinks to this, then only the colour is left."""
 _MOST_MARKS = 2000
 _ROW_LABEL_PIXELS = 13
 _TIPS = {
@@ -170,12 +172,16 @@ class RingView(RoundView):
         left, right = self.plot.x_range
         room = self.plot.box.width() * axis.round_width / (right - left)
         sight = self._states[:, first:stop] if columns is None else columns
+        size = min(_MARK_PIXELS, max(_LEAST_MARK_PIXELS, int(room)))
         for state, marks in self._marks.items():
             y, x = np.nonzero(sight == _CODE[state])
             # the rare and alarming ones are marked even where the cells are narrow
-            if len(x) > _MOST_MARKS or not (room >= _MARK_PIXELS or state == "stale"):
+            if len(x) > _MOST_MARKS or not (room >= _LEAST_MARK_PIXELS or state == "stale"):
                 marks.clear()
-            elif columns is None:
+                continue
+            if state != "stale" and marks.opts["size"] != size:
+                marks.setSize(size)
+            if columns is None:
                 marks.setData((axis.starts(x + first) + axis.ends(x + first)) / 2, y)
             else:
                 start, end = axis.start(first), axis.start(stop)

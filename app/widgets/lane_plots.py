@@ -12,6 +12,8 @@ from app.widgets.legend import SwatchLegend
 from app.widgets.log_scale import LogScale
 from app.widgets.state_map import PARTS, StateMap
 
+_DELTA_LINES, _STATES_LINES = 8, 6
+"""Least heights of the plots in lines of text, the x-axis included."""
 _NO_STATES = "No states are recorded for this lane: choose one that rolls back."
 
 
@@ -62,6 +64,8 @@ class LanePlots(QSplitter):
         self.addWidget(_section(self.head, self.delta, self.legend))
         self.addWidget(_section(below, self.states, self.scale, self._note))
         self.setChildrenCollapsible(False)
+        for plot, lines in ((self.delta, _DELTA_LINES), (self.states, _STATES_LINES)):
+            plot.setMinimumHeight(lines * self.fontMetrics().height())
         self.setSizes([600, 400])
         for plot in (self.delta, self.states):
             plot.clicked.connect(lambda x, _y: self.pos_clicked.emit(round(x)))

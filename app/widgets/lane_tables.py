@@ -16,6 +16,13 @@ from app.widgets.probability_delegate import ProbabilityDelegate
 _SIDE_BY_SIDE = 150
 """From this many characters on the two tables stand beside one another."""
 _TOKEN_CHARACTERS = 14
+_LEAST_ROWS = 6
+_SAMPLES = {
+    "pos": "12,345", "round": "1,234", "token": " continue", "verdict": "✗ beyond",
+    "top-1": "≠ other", "rank": "4,096", "cells": "1,234",
+}  # fmt: skip
+_ERROR = "1.5e-12"
+_CELL_PAD = 12
 
 
 class LaneTables(QSplitter):
@@ -55,6 +62,9 @@ class LaneTables(QSplitter):
         self.setChildrenCollapsible(False)
         self._right.hide()
         self._fit_columns()
+        rows = _LEAST_ROWS * self.detail.verticalHeader().defaultSectionSize()
+        heads = self._left.tabBar().sizeHint().height() + 2 * self.fontMetrics().height()
+        self.setMinimumHeight(rows + heads)
         self.retheme(theme)
 
     def set_lane(self, lanes: ComparedLanes | None, run_id: int) -> None:
@@ -124,10 +134,12 @@ class LaneTables(QSplitter):
         character = self.fontMetrics().averageCharWidth()
         self.detail.verticalHeader().setFixedWidth(_TOKEN_CHARACTERS * character)
         header = self.positions.horizontalHeader()
+        metrics = self.positions.fontMetrics()
         for column in range(self.position_model.columnCount()):
-            texts = (header.model().headerData(column, Qt.Orientation.Horizontal), "not finite")
-            width = max(self.fontMetrics().horizontalAdvance(str(text)) for text in texts)
-            header.resizeSection(column, width + 16)
+            title = str(header.model().headerData(column, Qt.Orientation.Horizontal))
+            texts = (title, _SAMPLES.get(title, _ERROR))
+            width = max(metrics.horizontalAdvance(text) for text in texts)
+            header.resizeSection(column, width + _CELL_PAD)
 
     def _on_selected(self) -> None:
         rows = self.positions.selectionModel().selectedRows()

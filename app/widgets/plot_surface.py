@@ -31,6 +31,8 @@ class PlotSurface(pg.PlotWidget):
         metrics = self.fontMetrics()
         plot.getAxis("left").setWidth(metrics.horizontalAdvance(widest_label) + metrics.height())
         plot.getAxis("bottom").setHeight(2 * metrics.height() + 4)
+        # pyqtgraph drops a label that is wider than what is left of its tick, such as the 0
+        plot.getAxis("bottom").setStyle(hideOverlappingLabels=metrics.averageCharWidth())
         self.box = plot.getViewBox()
         self.box.setMouseEnabled(x=False, y=False)
         self.scene().sigMouseClicked.connect(self._on_clicked)

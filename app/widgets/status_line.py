@@ -22,6 +22,8 @@ _CHIPS = {
     "path": ("rollback", "checkpoint", "How the last rejected tokens were undone"),
 }
 _STEPS = 1000
+_EDGE = 6
+"""Pixels between the last chip and the window's edge."""
 
 
 class StatusLine(QStatusBar):
@@ -50,6 +52,7 @@ class StatusLine(QStatusBar):
         for widget in (self._phase, self._bar, self._cancel, self.overlay, *self.chips.values()):
             self.addPermanentWidget(widget)
         self.setSizeGripEnabled(False)
+        self.setContentsMargins(0, 0, _EDGE, 0)
         self.hide_progress()
 
     @property
@@ -133,9 +136,9 @@ class FigureChip(QWidget):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         palette = self.palette()
-        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setPen(palette.color(QPalette.ColorRole.Mid))
         painter.setBrush(palette.color(QPalette.ColorRole.Button))
-        box = self.rect().adjusted(1, 1, -1, -1)
+        box = self.rect().toRectF().adjusted(1.5, 1.5, -1.5, -1.5)
         painter.drawRoundedRect(box, box.height() / 2, box.height() / 2)
         inner = box.adjusted(9, 0, -9, 0)
         painter.setPen(palette.color(QPalette.ColorRole.PlaceholderText))

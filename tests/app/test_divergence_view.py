@@ -19,6 +19,7 @@ from app.views.divergence import DivergenceView
 from app.widgets.lane_cards import verdict_text
 from app.widgets.log_scale import gradient
 from app.widgets.round_plot import RoundPlot
+from app.widgets.scroll_page import ScrollPage
 from app.widgets.state_map import shades
 from engine.trace.store import TraceStore
 from tests.support.lane_traces import CLEAN, NOISE, LaneBuilder, faulty_comparison
@@ -358,3 +359,29 @@ def test_retheme(faulty: DivergenceView) -> None:
     QApplication.processEvents()
     assert colour_at(faulty.plots.states, 15, 0.1) == light.color("heat.high")
     assert colour_at(faulty.plots.delta, 17.4, -11.8) == light.color("plot.band")
+
+
+def test_an_open_editor_leaves_plots_and_tables_readable(
+    faulty: DivergenceView, qtbot: QtBot
+) -> None:
+    faulty.resize(1280, 545)  # what a window of 1280 × 800 has for it
+    page = faulty.findChildren(ScrollPage)[0]
+    line = faulty.fontMetrics().height()
+    for editing in (False, True):
+        faulty.header.set_editing(editing)
+        qtbot.wait(20)
+        assert faulty.plots.delta.height() >= 8 * line
+        assert faulty.plots.states.height() >= 6 * line
+        shown_rows = faulty.tables.detail.viewport().height()
+        assert shown_rows >= 5 * faulty.tables.detail.verticalHeader().defaultSectionSize()
+        assert (page.verticalScrollBar().maximum() > 0) is editing, "then the page scrolls"
+
+
+def test_ranks_stand_in_sight_of_half_a_window(faulty: DivergenceView, qtbot: QtBot) -> None:
+    faulty.resize(1280, 545)
+    qtbot.wait(20)
+    table = faulty.tables.positions
+    titles = [table.model().headerData(i, Qt.Orientation.Horizontal) for i in range(9)]
+    rank = titles.index("rank")
+    right = table.columnViewportPosition(rank) + table.columnWidth(rank)
+    assert right <= table.viewport().width()

@@ -105,3 +105,38 @@ def test_the_cursor_marks_its_finding(view: FindingsView, qtbot: QtBot) -> None:
     assert view.model.rowCount() == 2, "another lane of the same comparison"
     view.set_cursor(None)
     assert not view.table.currentIndex().isValid()
+
+
+@pytest.mark.parametrize("width", [520, 640, 1280])
+def test_columns_are_as_wide_as_what_is_in_them(
+    view: FindingsView, qtbot: QtBot, width: int
+) -> None:
+    store = faulty_comparison().store
+    find(store, 3, 2, "error")
+    view.set_trace(store, 1)
+    view.resize(width, 300)
+    qtbot.wait(10)
+    table = view.table
+    for name in ("severity", "rule", "round", "seq", *(["lane"] if width > 1000 else [])):
+        column = COLUMNS.index(name)
+        assert table.columnWidth(column) >= table.sizeHintForColumn(column), name
+    message = COLUMNS.index("message")
+    right = table.columnViewportPosition(message) + table.columnWidth(message)
+    if width >= 640:
+        assert right == table.viewport().width(), "the message ends with the table"
+        assert table.columnWidth(message) >= 36 * view.fontMetrics().averageCharWidth()
+    lane = view.model.index(0, COLUMNS.index("lane"))
+    assert lane.data(Qt.ItemDataRole.ToolTipRole) == lane.data(), "where it is cut"
+
+
+def test_the_first_finding_is_told_in_full_while_none_is_chosen(view: FindingsView) -> None:
+    builder = TraceBuilder()
+    view.set_trace(builder.store, builder.run_id)
+    assert not view.detail.text()
+    find(builder.store, builder.run_id, 4)
+    find(builder.store, builder.run_id, 6)
+    view.refresh()
+    assert view.detail.text().startswith("replay-livelock\nRound 4 is replayed")
+    assert not view.table.selectionModel().hasSelection()
+    view.set_cursor(Position(builder.run_id, 0, 6, None))
+    assert "Round 6" in view.detail.text()

@@ -266,3 +266,40 @@ def test_a_reopened_trace_tells_the_same(window: MainWindow, tmp_path: Path) -> 
     show_trace(window, again)
     window.feed.move_cursor(Position(0, 1, 1, None))
     assert window.inspector.markdown() == step_markdown(step_of(store))
+
+
+@pytest.mark.parametrize("width", [330, 520, 1100])
+def test_what_the_table_has_no_room_for_is_told_below(
+    shown: MainWindow, qtbot: QtBot, width: int
+) -> None:
+    view, dock = shown.inspector, shown.docks["inspector"]
+    dock.setFloating(True)
+    dock.resize(width, 700)
+    shown.feed.move_cursor(Position(0, 1, 1, 1))
+    qtbot.wait(20)
+    table = view.tokens
+    seen = [i for i in range(len(NAMES)) if not table.isColumnHidden(i)]
+    assert seen == list(range(len(seen)))
+    assert NAMES.index("decision") in seen
+    right = max(table.columnViewportPosition(i) + table.columnWidth(i) for i in seen)
+    assert right <= table.viewport().width()
+    assert not table.horizontalScrollBar().isVisible()
+    assert (len(seen) == len(NAMES)) is (width == 1100)
+    assert view.rest.isHidden() is (width == 1100)
+    if width == 330:
+        assert view.rest.text().endswith("argmax  right · with p 0.500 · H, nats 1.50 "
+                                         "· rule p 0.125 · rule q 0.700")  # fmt: skip
+        view.tokens.selectRow(1)
+        assert "rule q –" in view.rest.text()
+
+
+def test_facts_stay_together_in_a_wide_panel(shown: MainWindow, qtbot: QtBot) -> None:
+    view, dock = shown.inspector, shown.docks["inspector"]
+    dock.setFloating(True)
+    dock.resize(1200, 700)
+    qtbot.wait(20)
+    assert view.facts.width() <= 56 * view.fontMetrics().averageCharWidth() + 8
+    assert view.facts.x() < 20, "at the left, not in the middle"
+    dock.resize(330, 700)
+    qtbot.wait(20)
+    assert view.facts.width() > 250, "a narrow panel is used up"

@@ -84,6 +84,21 @@ def test_crowded_cells_keep_only_the_sign_of_stale(view: RingView) -> None:
     assert view._marks["stale"].getData()[0].tolist() == [200]
 
 
+def test_signs_shrink_with_the_cells(view: RingView) -> None:
+    builder = TraceBuilder()
+    for number in range(150):
+        builder.slots(("live", "pending"), number)
+    view.set_trace(builder.store, builder.run_id)
+    zoom(view, 0, 150)
+    room = view.plot.box.width() / 150
+    pending = view._marks["pending"]
+    assert 3 <= room < 6, "the case that is meant"
+    assert len(pending.getData()[0]) == 150
+    assert 3 <= pending.opts["size"] <= room
+    zoom(view, 0, 10)
+    assert pending.opts["size"] == 6
+
+
 def test_sequences_are_bands(view: RingView) -> None:
     builder = TraceBuilder()
     builder.slots(("live", "free"), 0, seq_id=1)

@@ -10,6 +10,7 @@ from app.models.token_text import (
     NEWLINE_MARK,
     display_text,
     inline_newlines,
+    line_text,
     styled_newlines,
 )
 
@@ -53,3 +54,11 @@ def test_no_token_is_invisible_or_breaks_a_terminal(piece: bytes) -> None:
 def test_line_feeds_of_styled_and_of_ghost_tokens() -> None:
     assert styled_newlines(";\n  ") == f";{NEWLINE_MARK}\n  "
     assert inline_newlines(";\n  ") == f";{NEWLINE_MARK}  "
+
+
+def test_spaces_alone_can_be_seen_in_a_table() -> None:
+    assert line_text(b"   ", 7) == "␣␣␣"
+    assert line_text(b" a ", 7) == " a "
+    assert line_text(b"\t", 7) == "␣␣␣␣"
+    assert line_text(b"\n", 7) == "⏎"
+    assert line_text(b"", 7) == "⟨#7⟩"

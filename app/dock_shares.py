@@ -1,0 +1,95 @@
+"""Docks below the text keep their share of the window's height when the window is resized."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from PySide6.QtCore import QEvent, QObject, Qt
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar
+
+
+class DockShares(QObject):
+    """Qt gives all new room to the centre: in a window that is maximised, plots would stay as low
+    as they were in the small one. A height that the user has dragged is the share from then on."""
+
+    def __init__(self, window: QMainWindow, docks: Mapping[str, QDockWidget]) -> None:
+        super().__init__(window)
+        self._window, self._docks = window, docks
+        self._shares: dict[str, float] = {}
+        self._given: dict[str, tuple[int, int]] = {}
+        """Heights that were asked for, and those that Qt gave."""
+        self._dragged = self._skips = False
+        window.installEventFilter(self)
+
+    def placed(self, shares: Mapping[str, float]) -> None:
+        """The docks have these parts of the window's height, between 0 and 1."""
+        self._shares, self._given = dict(shares), {}
+        self._skips = False
+        self._share_out()
+
+    def restored(self) -> None:
+        """The docks are where they were left. Qt itself brings their heights back once more when
+        it maximises a window that was closed so."""
+        self._shares, self._given = {}, {}
+        self._skips = self._window.isMaximized() and not self._window.isVisible()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.MouseButtonRelease:
+            self._dragged = True  # a separator: nothing else of the window itself takes the mouse
+        elif isinstance(event, QResizeEvent):
+            self._on_resized(event.oldSize().height(), event.size().height())
+        return super().eventFilter(watched, event)
+
+    def _on_resized(self, before: int, after: int) -> None:
+        """The docks have been laid out for the new size when a filter hears of it."""
+        if before == after:
+            return
+        if before > 0:
+            skips, self._skips = self._skips, False
+            if skips:
+                return
+            self._take_in(before, shrinks=after < before)
+        self._share_out()
+
+    def _take_in(self, height: int, *, shrinks: bool) -> None:
+        """Shares from heights in a window so high, where they are not those given last: pixels
+        are rounded, and a dock may have been squeezed just now."""
+        for name, dock in self._in_sight().items():
+            asked, given = self._given.get(name, (self._bar_height(dock), 0))
+            found = dock.height()
+            squeezed = shrinks and not self._dragged and name in self._given and found < given
+            if found != given and not squeezed:
+                self._shares[name] = (asked + found - given) / height
+        self._dragged = False
+
+    def _share_out(self) -> None:
+        docks = {n: dock for n, dock in self._in_sight().items() if n in self._shares}
+        asked = {name: round(self._shares[name] * self._window.height()) for name in docks}
+        if docks:
+            self._window.resizeDocks(
+                list(docks.values()), list(asked.values()), Qt.Orientation.Vertical
+            )
+            layout = self._window.layout()
+            assert layout is not None
+            layout.activate()  # else the docks had their new heights only after the next events
+        self._given = {name: (asked[name], dock.height()) for name, dock in docks.items()}
+
+    def _bar_height(self, dock: QDockWidget) -> int:
+        """Height of the tabs below a dock, which Qt counts as a part of it."""
+        if not self._window.tabifiedDockWidgets(dock):
+            return 0
+        bars = self._window.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly)
+        return max((bar.height() for bar in bars if bar.isVisible()), default=0)
+
+    def _in_sight(self) -> dict[str, QDockWidget]:
+        """Docks at the bottom that are on top of their tabs; Qt keeps the others off the window."""
+        window = self._window
+        return {
+            name: dock
+            for name, dock in self._docks.items()
+            if window.dockWidgetArea(dock) is Qt.DockWidgetArea.BottomDockWidgetArea
+            and not dock.isHidden()
+            and not dock.isFloating()
+            and dock.geometry().right() >= 0
+        }

@@ -1,0 +1,91 @@
+"""Docks at the bottom keep their share of the window's height, and lines part the areas."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import QEvent, QPointF, Qt
+from PySide6.QtGui import QImage, QMouseEvent
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.docks import LAYOUTS
+from app.theme import THEME_NAMES
+from app.window import MainWindow
+
+SIZES = ((1280, 800), (2560, 1440), (1280, 1000), (1700, 1200))
+
+
+def grow(window: MainWindow, qtbot: QtBot, size: tuple[int, int]) -> None:
+    window.resize(*size)
+    qtbot.wait(20)
+
+
+def share(window: MainWindow, name: str) -> float:
+    return window.docks[name].height() / window.height()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_share_is_that_of_the_layout_at_any_size(
+    window: MainWindow, qtbot: QtBot, name: str
+) -> None:
+    grow(window, qtbot, SIZES[0])
+    window.actions_by_id[f"view.layout_{name}"].trigger()
+    first, wanted = LAYOUTS[name].bottom[0], LAYOUTS[name].bottom_share
+    for size in SIZES[1:]:
+        grow(window, qtbot, size)
+        assert share(window, first) == pytest.approx(wanted, abs=0.03), size
+
+
+def test_many_small_steps_do_not_add_up(window: MainWindow, qtbot: QtBot) -> None:
+    grow(window, qtbot, (1280, 1000))
+    before = share(window, "rollback")
+    for height in (*range(1000, 1400, 7), *range(1400, 1000, -3), 1000):
+        window.resize(1280, height)
+    qtbot.wait(20)
+    assert share(window, "rollback") == pytest.approx(before, abs=0.005)
+
+
+@pytest.mark.parametrize("height", [300, 190])
+def test_a_dragged_height_is_the_share_from_then_on(
+    window: MainWindow, qtbot: QtBot, height: int
+) -> None:
+    grow(window, qtbot, (1280, 1200))
+    dock = window.docks["rollback"]
+    window.resizeDocks([dock], [height], Qt.Orientation.Vertical)
+    qtbot.wait(20)
+    left = Qt.MouseButton.LeftButton
+    QApplication.sendEvent(
+        window,
+        QMouseEvent(
+            QEvent.Type.MouseButtonRelease, QPointF(1, 1), QPointF(1, 1), left,
+            Qt.MouseButton.NoButton, Qt.KeyboardModifier.NoModifier,
+        ),
+    )  # fmt: skip
+    assert dock.height() == height
+    for after in (1400, 1200):
+        grow(window, qtbot, (1280, after))
+        assert share(window, "rollback") == pytest.approx(height / 1200, abs=0.01)
+
+
+def test_squeezed_docks_come_back(window: MainWindow, qtbot: QtBot) -> None:
+    grow(window, qtbot, (1280, 1300))
+    before = share(window, "rollback")
+    grow(window, qtbot, (900, 450))
+    grow(window, qtbot, (1280, 1300))
+    assert share(window, "rollback") == pytest.approx(before, abs=0.005)
+
+
+@pytest.mark.parametrize("theme", THEME_NAMES)
+def test_a_line_parts_docks_and_centre(window: MainWindow, qtbot: QtBot, theme: str) -> None:
+    grow(window, qtbot, (1280, 900))
+    window.set_theme(theme)
+    qtbot.wait(20)
+    image: QImage = window.grab().toImage()
+    wanted = window.theme.color("ui.border").rgb()
+    run, rollback = window.docks["run"].geometry(), window.docks["rollback"].geometry()
+    beside = [image.pixel(x, run.top() + 60) for x in range(run.right() + 1, rollback.left())]
+    above = [
+        image.pixel(rollback.left() + 60, y) for y in range(rollback.top() - 8, rollback.top())
+    ]
+    assert beside.count(wanted) == 1, "one line, not one of each neighbour"
+    assert above.count(wanted) == 1
