@@ -27,7 +27,6 @@ from tests.support.delta_inputs import make
 from tests.support.random_blocks import random_blocks
 from tests.support.triton_compiler import Compiled, compiling
 
-
 # bytes that may be spilled: on Blackwell, the experts' products in bf16, of tiles of many rows
 SPILLED = {("_close", 100): 16}
 
