@@ -154,8 +154,8 @@ class TokenScroll(QAbstractScrollArea):
         before, self._drawn = self._drawn, None
         if rows.preview is None:
             self._drawn = layout, layout.n_rows, n_marked
-        grown = self._drawn is not None and before is not None
-        if not grown or before[::2] != (layout, n_marked) or not self._moves_with_text():
+        stays = self._drawn is not None and self._moves_with_text()
+        if not stays or before is None or (before[0], before[2]) != (layout, n_marked):
             self.viewport().update()
             return
         y = MARGIN // 2 + (before[1] - 1) * self._metrics.row_height
