@@ -409,7 +409,7 @@ def test_what_streams_in_is_painted_as_if_all_were_painted(
     area.clearFocus()
     view = area.viewport()
     for step in range(40):
-        path = "restore" if step % 13 == 12 else "seq_rm"
+        path = "restore" if step % 13 == 12 else ""
         builder.draft([" right", " words\n"], f" so {step}", [" wrong"], path=path)
         run.poll()
         area.grow()
