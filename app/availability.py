@@ -19,7 +19,7 @@ def enable_actions(
     actions: Actions, bridge: Bridge, panels: Panels, scenarios: ScenarioMenu
 ) -> None:
     """Enable what the bridge and the trace on show allow, disable the rest."""
-    state, divergence = bridge.state, panels.divergence
+    state, diverges = bridge.state, panels.has_divergences
     going = bridge.can_start or state is State.PAUSED
     runs = state in (State.RUNNING, State.PAUSED)
     compared = bridge.run_id is not None and bool(lanes_of(bridge.store, bridge.run_id))
@@ -31,9 +31,9 @@ def enable_actions(
         ("run.stop", runs),
         ("run.compare", bridge.can_start),
         ("run.measure_fidelity", bridge.can_start),
-        ("go.first_divergence", divergence.has_divergences),
-        ("go.next_divergence", divergence.has_divergences),
-        ("go.previous_divergence", divergence.has_divergences),
+        ("go.first_divergence", diverges),
+        ("go.next_divergence", diverges),
+        ("go.previous_divergence", diverges),
         ("file.open_draft", bridge.files is not None),
         ("file.export", bool(bridge.store.runs) and not bridge.exporting),
         ("file.copy_text", bridge.run_id is not None),

@@ -39,9 +39,9 @@ class Feed(QObject):
     numbers_changed = Signal(object)  # LiveNumbers
     overlay_changed = Signal(object)  # RunOverlay or None
 
-    def __init__(self, views: Sequence[TraceView], parent: QObject) -> None:
+    def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
-        self._views = views
+        self._views: list[TraceView] = []
         self._store: TraceStore | None = None
         self._run_id: int | None = None
         self._cursor: Position | None = None
@@ -52,6 +52,10 @@ class Feed(QObject):
         self._timer = QTimer(self)
         self._timer.setInterval(FRAME_MS)
         self._timer.timeout.connect(self._tick)
+
+    def add(self, views: Sequence[TraceView]) -> None:
+        """Refresh these too, from the next run shown on."""
+        self._views.extend(views)
 
     def show_run(self, store: TraceStore, run_id: int | None) -> None:
         """From now on the views show this run. A second run of the same trace stays over it; if

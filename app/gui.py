@@ -74,11 +74,14 @@ def run_window(
     collector.start()
     try:
         known = scenarios(SCENARIOS)
-        window = MainWindow(Bridge(), Settings(), catcher.recent_lines, known, data=data)
+        window = MainWindow(
+            Bridge(), Settings(), catcher.recent_lines, known, data=data, whole=False
+        )
         relay.caught.connect(window.show_unexpected)
         signal.signal(signal.SIGINT, lambda *_: window.close())
 
         def begin() -> None:
+            window.complete()
             if demo:
                 window.open_demo()
             elif trace is not None:

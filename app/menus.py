@@ -13,9 +13,15 @@ from PySide6.QtWidgets import QMainWindow, QMenu, QToolBar
 from app.action_specs import PANELS
 from app.actions import MENUS, SEPARATOR, TOOLBAR, Actions
 from app.docks import LAYOUTS
+from app.models.run_axis import UNITS
 from app.settings import THEME_CHOICES, Settings
 from engine.compare.lane_spec import LaneSpec
 from engine.options import RunOptions
+
+_PLOTS = (
+    *(f"plot.x_{unit}" for unit in UNITS), SEPARATOR, "plot.show_all", "plot.reset", SEPARATOR,
+    "plot.overlay", "plot.no_overlay", SEPARATOR, "plot.export", "plot.copy_image",
+)  # fmt: skip
 
 
 class RecentMenu(QMenu):
@@ -48,6 +54,19 @@ class RecentMenu(QMenu):
                 action.triggered.connect(lambda _=False, at=path, run=open_path: run(at))
             self.addSeparator()
         self.addAction(self._clear_action)
+
+
+class PlotsMenu(QMenu):
+    """What all plots share; their titles and a right click in them open it too."""
+
+    def __init__(self, actions: Actions) -> None:
+        super().__init__("Pl&ots")
+        self.setToolTipsVisible(True)
+        for entry in _PLOTS:
+            if entry == SEPARATOR:
+                self.addSeparator()
+            else:
+                self.addAction(actions[entry])
 
 
 class Scenario(Protocol):
@@ -96,7 +115,7 @@ def make_menus(
     actions: Actions,
     recent: RecentMenu,
     scenarios: ScenarioMenu,
-    plots: QMenu,
+    plots: PlotsMenu,
 ) -> list[QMenu]:
     """Fill the menu bar; returns its menus and their submenus."""
     for submenu in (recent, scenarios, plots):

@@ -8,7 +8,7 @@ from pathlib import Path
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication, QFileDialog, QMenu, QWidget
 
-from app.actions import SEPARATOR, Actions
+from app.actions import Actions
 from app.models.run_axis import UNITS
 from app.models.run_overlay import RunOverlay
 from app.plot_export import SUFFIXES, picture, write_plot
@@ -25,16 +25,13 @@ from app.widgets.overlaid_view import OverlaidView
 from app.widgets.round_view import RoundView
 from engine.errors import TraceFileError
 
-MENU = (
-    *(f"plot.x_{unit}" for unit in UNITS), SEPARATOR, "plot.show_all", "plot.reset", SEPARATOR,
-    "plot.overlay", "plot.no_overlay", SEPARATOR, "plot.export", "plot.copy_image",
-)  # fmt: skip
 _FILTERS = ("PNG picture (*.png)", "SVG drawing (*.svg)", "CSV of what is in sight (*.csv)")
 
 
 class PlotGroup:
     """Makes the plots. `views` and `what_if` by the names of their docks.
 
+    menu: what a right click in a plot opens.
     report: takes severity, message and remedy of what a user should know.
     """
 
@@ -43,17 +40,12 @@ class PlotGroup:
         theme: Theme,
         actions: Actions,
         settings: Settings,
+        menu: QMenu,
         report: Callable[[str, str, str], None],
     ) -> None:
         self._theme, self._actions, self._settings = theme, actions, settings
         self._report = report
-        self.menu = QMenu("Pl&ots")
-        self.menu.setToolTipsVisible(True)
-        for entry in MENU:
-            if entry == SEPARATOR:
-                self.menu.addSeparator()
-            else:
-                self.menu.addAction(actions[entry])
+        self.menu = menu
         self.rollback, self.ring = RollbackView(theme), RingView(theme)
         self.views: dict[str, RoundView] = {
             "rollback": self.rollback,

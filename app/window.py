@@ -22,7 +22,7 @@ from app.dropping import Dropped, DropTarget
 from app.engine_news import EngineNews
 from app.errors import log
 from app.feed import Feed
-from app.menus import RecentMenu, Scenario, ScenarioMenu, make_menus, make_toolbar
+from app.menus import PlotsMenu, RecentMenu, Scenario, ScenarioMenu, make_menus, make_toolbar
 from app.panels import Panels
 from app.run_control import RunControl
 from app.sessions import Sessions
@@ -34,7 +34,8 @@ class MainWindow(QMainWindow):
     """Everything on screen. The bridge is given, so that a test can put a fake engine behind it.
 
     `log_lines` gives the end of the log for reports. `scenarios` fill the menu of that name.
-    `data`: folder for autosaved traces; without one nothing is saved by itself.
+    `data`: folder for autosaved traces; without one nothing is saved by itself. `whole`: with
+    all views; otherwise `complete` must be called before anything is opened.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class MainWindow(QMainWindow):
         log_lines: Callable[[], list[str]] = list,
         scenarios: Sequence[Scenario] = (),
         data: Path | None = None,
+        *,
+        whole: bool = True,
     ) -> None:
         super().__init__()
         self.setObjectName("main")
@@ -64,6 +67,8 @@ class MainWindow(QMainWindow):
         self.news = EngineNews(bridge, self.panels, self.feed, settings, self.sessions.export, self)
         self._connect_actions()
         self._connect_panels()
+        if whole:
+            self.complete()
         drops = DropTarget(self)
         drops.hovers.connect(self.status.showMessage)
         drops.dropped.connect(self._open_dropped)
@@ -76,6 +81,15 @@ class MainWindow(QMainWindow):
         self.news.show_state(bridge.state)
 
     # -- what the start of the program and tests ask for -----------------------------------
+
+    def complete(self) -> None:
+        """Make what the first painting does not wait for: everything with a plot in it."""
+        panels = self.panels
+        panels.complete(self.theme, self.settings, self.plots_menu, self.show_message, self.docks)
+        self.plots, self.divergence = panels.plots, panels.divergence
+        self.rollback, self.ring = self.plots.rollback, self.plots.ring
+        self.feed.add((*panels.drawn_views, self.plots.what_if))
+        self._connect_drawn()
 
     @property
     def theme(self) -> Theme:
@@ -119,27 +133,24 @@ class MainWindow(QMainWindow):
     # -- building --------------------------------------------------------------------------
 
     def _make_panels(self) -> None:
-        panels = self.panels = Panels(
-            first_theme(self.settings), self.actions_by_id, self.settings, self.show_message
-        )
-        self.tokens, self.plots, self.divergence = panels.tokens, panels.plots, panels.divergence
-        self.rollback, self.ring = self.plots.rollback, self.plots.ring
-        self.findings, self.inspector, self.runs = panels.findings, panels.inspector, panels.runs
-        self.breaks, self.model_map, self.run_panel = (
-            panels.breaks, panels.model_map, panels.run_panel,
-        )  # fmt: skip
+        panels = self.panels = Panels(first_theme(self.settings), self.actions_by_id)
+        self.tokens, self.runs, self.breaks = panels.tokens, panels.runs, panels.breaks
+        self.findings, self.inspector = panels.findings, panels.inspector
+        self.model_map, self.run_panel = panels.model_map, panels.run_panel
         self.banners, self.status, self.why_not = panels.banners, panels.status, panels.why_not
         panels.fill(self.docks)
         self.setCentralWidget(panels.centre())
         self.setStatusBar(self.status)
-        self.feed = Feed((*panels.trace_views, self.plots.what_if), self)
+        self.feed = Feed(self)
+        self.feed.add(panels.text_views)
 
     def _make_menus(self, scenarios: Sequence[Scenario]) -> None:
         actions = self.actions_by_id
         self.recent_menu = RecentMenu(self.settings, actions, self.open_model, self.sessions.open)
         self.scenario_menu = ScenarioMenu(scenarios, self.control.open_scenario)
+        self.plots_menu = PlotsMenu(actions)
         self.menus = make_menus(
-            self, actions, self.recent_menu, self.scenario_menu, self.plots.menu
+            self, actions, self.recent_menu, self.scenario_menu, self.plots_menu
         )
         make_toolbar(self, actions)
 
@@ -164,9 +175,6 @@ class MainWindow(QMainWindow):
             "run.compare": control.compare_chosen,
             "run.add_break": control.write_break,
             "run.measure_fidelity": control.measure_fidelity,
-            "go.first_divergence": self.divergence.go_first,
-            "go.next_divergence": self.divergence.go_next,
-            "go.previous_divergence": self.divergence.go_previous,
             "go.previous_round": lambda: self.inspector.step_round(-1),
             "go.next_round": lambda: self.inspector.step_round(+1),
             "go.inspect": lambda: self.docks.reveal("inspector"),
@@ -180,6 +188,9 @@ class MainWindow(QMainWindow):
             "help.copy_report": copies.report,
             "help.about": lambda: AboutDialog(self).show(),
         }
+        self._connect(handlers)
+
+    def _connect(self, handlers: dict[str, Callable[[], object]]) -> None:
         for action_id, handler in handlers.items():
             self.actions_by_id[action_id].triggered.connect(lambda _=False, run=handler: run())
 
@@ -192,19 +203,32 @@ class MainWindow(QMainWindow):
         self.model_map.load_asked.connect(control.reload)
         self.run_panel.compute_changed.connect(control.reload)
         feed.numbers_changed.connect(self.status.set_numbers)
-        for view in self.panels.trace_views:
+        for view in self.panels.text_views:
             view.position_selected.connect(feed.move_cursor)
-        self.divergence.lane_selected.connect(feed.select_run)
-        self.divergence.divergences_changed.connect(self._enable_actions)
         self.findings.run_selected.connect(feed.select_run)
         self.runs.overlay_asked.connect(feed.set_overlay)
-        for shows in (self.plots, self.runs, self.status):
+        for shows in (self.runs, self.status):
             feed.overlay_changed.connect(shows.set_overlay)
         self.findings.count_changed.connect(lambda n: self.docks.count("findings", n))
         self.tokens.inspect_asked.connect(self.actions_by_id["go.inspect"].trigger)
         self.tokens.cancel_asked.connect(control.cancel_sequence)
         self.breaks.rules_changed.connect(control.use_break_rules)
         self.breaks.set_entries(self.settings.break_rules)
+
+    def _connect_drawn(self) -> None:
+        feed, divergence = self.feed, self.divergence
+        for view in self.panels.drawn_views:
+            view.position_selected.connect(feed.move_cursor)
+        feed.overlay_changed.connect(self.plots.set_overlay)
+        divergence.lane_selected.connect(feed.select_run)
+        divergence.divergences_changed.connect(self._enable_actions)
+        self._connect(
+            {
+                "go.first_divergence": divergence.go_first,
+                "go.next_divergence": divergence.go_next,
+                "go.previous_divergence": divergence.go_previous,
+            }
+        )
 
     def _commands(self) -> list[Command]:
         """What the palette offers: every action but the palette itself, and the scenarios."""

@@ -43,6 +43,8 @@ class TokenStream:
         self.replayed = bytearray()
         self.rounds = array("q")
         self.rows = array("q")
+        self.n_marked = 0
+        """How often a token was marked that was here before."""
         self._text_positions = array("q")
         self._text_rows = array("q")
         self._forms: dict[int, str] = {}
@@ -77,6 +79,7 @@ class TokenStream:
         self.rows.frombytes(rows.tobytes())
         for origin in repeated:
             self.replayed[bisect_left(self.rows, origin)] = 1
+        self.n_marked += len(repeated)
 
     def facts(self, index: int) -> dict[str, Any]:
         """The row of the tokens table behind one token."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pyqtgraph as pg
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QKeyEvent, QPen, QResizeEvent
+from PySide6.QtGui import QKeyEvent, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from app.models.run_axis import UNITS, RunAxis
@@ -58,6 +58,7 @@ class RoundPlot(PlotSurface):
         self._span = self._first_span
         self._follow = True
         self._taking = False
+        self._taken: tuple[float, float] | None = None
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.box.setMouseEnabled(x=True, y=False)
         self.box.disableAutoRange()
@@ -89,7 +90,7 @@ class RoundPlot(PlotSurface):
     @property
     def x_range(self) -> tuple[float, float]:
         """What is in sight of the x-axis."""
-        left, right = self.box.viewRange()[0]
+        left, right = self._taken or self.box.viewRange()[0]
         return left, right
 
     @property
@@ -114,7 +115,7 @@ class RoundPlot(PlotSurface):
             newest = max(n_rounds, *(plot.n_rounds for plot in self._linked), 0)
             axis = self.run_axis
             right = max(axis.start(newest), axis.start(first) + self._span)
-            self.box.setXRange(right - self._span, right, padding=0)
+            self._set_x(right - self._span, right)
         self._place_chip()
 
     def set_span(self, span: int) -> None:
@@ -173,7 +174,7 @@ class RoundPlot(PlotSurface):
         if not left <= place <= right:
             self.set_follow(False)
             half = (right - left) / 2
-            self.box.setXRange(place - half, place + half, padding=0)
+            self._set_x(place - half, place + half)
 
     def link_x(self, other: RoundPlot) -> None:
         """Share the axis, what is in sight of it, and following with another plot and those that
@@ -194,11 +195,11 @@ class RoundPlot(PlotSurface):
             self.set_follow(follow)
 
     def take_x(self, left: float, right: float) -> None:
-        """Show these rounds because a linked plot does."""
-        self._taking = True
+        """Show these rounds because a linked plot does; out of sight, when it is painted again."""
         self._span = right - left
-        self.box.setXRange(left, right, padding=0)
-        self._taking = False
+        self._taken = left, right
+        if not self.viewport().visibleRegion().isEmpty():
+            self._use_taken()
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
@@ -221,6 +222,18 @@ class RoundPlot(PlotSurface):
         if counts_rounds:
             words = self.run_axis.text(self._cursor_round)
         self.name_axes(self._y_label, words, self._theme, "plot.cursor")
+
+    def _set_x(self, left: float, right: float) -> None:
+        """Show these rounds, here and in linked plots."""
+        self._use_taken()
+        self.box.setXRange(left, right, padding=0)
+
+    def _use_taken(self) -> None:
+        if self._taken is not None:
+            (left, right), self._taken = self._taken, None
+            self._taking = True
+            self.box.setXRange(left, right, padding=0)
+            self._taking = False
 
     def _on_x_changed(self) -> None:
         left, right = self.x_range
@@ -267,8 +280,12 @@ class RoundPlot(PlotSurface):
         self._move_to(middle - half, middle + half)
 
     def _move_to(self, left: float, right: float) -> None:
-        self.box.setXRange(left, right, padding=0)
+        self._set_x(left, right)
         self._on_moved_by_hand()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        self._use_taken()
+        super().paintEvent(event)
 
     def resizeEvent(self, event: QResizeEvent | None) -> None:
         super().resizeEvent(event)

@@ -95,12 +95,14 @@ class RoundView(QStackedWidget):
         return n_rounds is not None
 
     def show_new(self) -> None:
-        """Draw what has been read."""
+        """Draw what has been read, as soon as it is in sight."""
         self.setCurrentIndex(_PLOT)
+        self.plot.setAccessibleDescription(self._words())
+        if self.visibleRegion().isEmpty():
+            return
         self.plot.show_rounds(self.plot.n_rounds)
         if self._stale:  # the same rounds are in sight, so nothing has drawn them
             self._redraw()
-        self.plot.setAccessibleDescription(self._words())
 
     def readout(self, x: float, y: float) -> str:
         """What is told of a place of the plot, empty where there is nothing."""
@@ -176,6 +178,7 @@ class RoundView(QStackedWidget):
         self._stale = self.visibleRegion().isEmpty()
         if not self._stale:
             self._draw()
+            self.plot.box.prepareForPaint()  # while painting it would ask for a second painting
 
     def _on_clicked(self, x: float, y: float) -> None:
         self._select(self.plot.run_axis.round_at(x), self._seq_at(x, y))
@@ -196,7 +199,7 @@ class RoundView(QStackedWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
         if self._stale:  # it has come into sight
-            self._redraw()
+            self.show_new()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

@@ -158,14 +158,13 @@ class TokenArea(TokenScroll):
 
     # -- painting --------------------------------------------------------------------------
 
-    def paintEvent(self, _event: QPaintEvent) -> None:
+    def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self.viewport())
-        painter.fillRect(self.viewport().rect(), self._theme.color("ui.panel"))
+        painter.fillRect(event.rect(), self._theme.color("ui.panel"))
         stream = self._stream
         if stream is not None:
-            theme, placed = self._theme, list(self._spans_in_sight())
-            marked = self._round is not None or len(self._hits) or any(self._selection)
-            boxes = [(s.token, self._box(s, y)) for s, y in placed] if marked else []
+            theme, placed = self._theme, list(self._spans_in_sight(event.rect()))
+            boxes = [(s.token, self._box(s, y)) for s, y in placed] if self._is_marked() else []
             paint_selection(painter, boxes, self._selection, theme.color("ui.selection"))
             kinds, replayed = stream.kinds, stream.replayed
             self._painter.paint(
@@ -185,6 +184,13 @@ class TokenArea(TokenScroll):
             painter.setBrush(Qt.BrushStyle.NoBrush)
             painter.drawRect(self.viewport().rect().adjusted(0, 0, -1, -1))
         painter.end()
+
+    def _is_marked(self) -> bool:
+        return self._round is not None or len(self._hits) > 0 or any(self._selection)
+
+    def _moves_with_text(self) -> bool:
+        # marks reach into the rows around them, and the frame of the focus does not scroll
+        return not self._is_marked() and not self.hasFocus()
 
     def _written_in(self, stream: TokenStream, round_: int, tokens: set[int]) -> set[int]:
         """Those of the tokens that a round has written; the prompt is no round's work."""

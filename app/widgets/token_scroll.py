@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 
-from PySide6.QtCore import QPoint, QPointF, QRectF, Qt, QTimer, Signal
+from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
 
@@ -36,6 +37,7 @@ class TokenScroll(QAbstractScrollArea):
         self._hidden: frozenset[int] = frozenset()
         self._follow = True
         self._moving_bar = False
+        self._drawn: tuple[TokenLayout, int, int] | None = None
         self._chip = Chip("↓ Jump to live", theme, self)
         self._chip.setToolTip("Follow the newest token again (End)")
         self._chip.hide()
@@ -44,6 +46,7 @@ class TokenScroll(QAbstractScrollArea):
         self._work.setSingleShot(True)
         self._work.timeout.connect(self._lay_out)
         self.setFrameShape(QFrame.Shape.NoFrame)
+        self.viewport().setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.verticalScrollBar().valueChanged.connect(self._on_scrolled)
 
@@ -108,6 +111,7 @@ class TokenScroll(QAbstractScrollArea):
     def _start_layout(self) -> None:
         """Lay out everything anew, keeping the place: the end while following, else the top."""
         self._work.stop()
+        self._drawn = None
         anchor = None if self._follow else self._top_token()
         if self._stream is None:
             self._rows = None
@@ -139,9 +143,37 @@ class TokenScroll(QAbstractScrollArea):
             self._move_bar(rows.layout.row_of(rows.anchor) * self._metrics.row_height)
             rows.anchor = None
         self._place_chip()
-        self.viewport().update()
+        self._paint_new(rows)
         if not complete:
             self._work.start(0)
+
+    def _paint_new(self, rows: TokenRows) -> None:
+        """Paint what has changed since the last call: the last row of then and those behind it."""
+        assert self._stream is not None
+        layout, n_marked = rows.layout, self._stream.n_marked
+        before, self._drawn = self._drawn, None
+        if rows.preview is None:
+            self._drawn = layout, layout.n_rows, n_marked
+        stays = self._drawn is not None and self._moves_with_text()
+        if not stays or before is None or (before[0], before[2]) != (layout, n_marked):
+            self.viewport().update()
+            return
+        y = MARGIN // 2 + (before[1] - 1) * self._metrics.row_height
+        y -= self.verticalScrollBar().value()
+        view = self.viewport().rect()
+        changed = view.intersected(QRect(0, y, view.width(), view.height() + abs(y)))
+        if not changed.isEmpty():
+            self.viewport().update(changed)
+
+    @abstractmethod
+    def _moves_with_text(self) -> bool:
+        """Whether everything painted stays as it is when the text scrolls."""
+
+    def scrollContentsBy(self, _dx: int, dy: int) -> None:
+        if self._drawn is not None and self._moves_with_text():
+            self.viewport().scroll(0, dy)
+        else:
+            self.viewport().update()
 
     def _rows_in_sight(self) -> int:
         return self.viewport().height() // self._metrics.row_height + 2
@@ -180,7 +212,6 @@ class TokenScroll(QAbstractScrollArea):
             at_end = value >= self.verticalScrollBar().maximum() and self._rows.layout.complete
             if at_end != self._follow:
                 self.set_follow(at_end)
-        self.viewport().update()
 
     def _reveal(self, token: int) -> None:
         """Scroll as little as needed to bring a token into sight."""
@@ -213,14 +244,17 @@ class TokenScroll(QAbstractScrollArea):
             view.bottom() - self._chip.height() - MARGIN,
         )
 
-    def _spans_in_sight(self) -> Iterator[tuple[Span, int]]:
-        """Spans of the visible rows, each with the y of its row."""
+    def _spans_in_sight(self, part: QRect | None = None) -> Iterator[tuple[Span, int]]:
+        """Spans of the visible rows, or those in a part of the viewport, each with the y of its
+        row."""
         view = self._in_sight()
         if view is None:
             return
+        part = self.viewport().rect() if part is None else part
         layout, row, y = view
-        bottom = self.viewport().height()
-        while row < layout.n_rows and y < bottom:
+        skipped = max(0, (part.top() - y) // self._metrics.row_height)
+        row, y = row + skipped, y + skipped * self._metrics.row_height
+        while row < layout.n_rows and y <= part.bottom():
             for span in layout.spans(row):
                 yield span, y
             row += 1

@@ -119,7 +119,7 @@ def test_each_plot_has_a_button_for_its_menu(
     assert button.geometry().bottom() <= dock.widget().y()
     small.activateWindow()
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
-    menu = small.plots.menu
+    menu = small.plots_menu
     assert menu.isVisible()
     assert small.plots.chosen() is dock.widget()
     menu.close()

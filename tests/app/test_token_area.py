@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from PySide6.QtCore import QEvent, QPoint, Qt
-from PySide6.QtGui import QGuiApplication, QHelpEvent, QImage
+from PySide6.QtCore import QEvent, QObject, QPoint, QRect, Qt
+from PySide6.QtGui import QGuiApplication, QHelpEvent, QImage, QPaintEvent
 from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
@@ -398,3 +398,50 @@ def test_wide_characters_are_measured_not_counted(show: Callable[..., Shown]) ->
     after, _, _, _ = box_of(area, "abcd")
     assert abs(after - x - width) <= 1
     assert width == round(area._metrics.width("推测解码"))
+
+
+def test_what_streams_in_is_painted_as_if_all_were_painted(
+    show: Callable[..., Shown], theme: Theme
+) -> None:
+    """Scrolled pixels and new rows against one whole painting; a replay marks an older row."""
+    builder = every_kind()
+    area, run = show(builder, theme)
+    area.clearFocus()
+    view = area.viewport()
+    for step in range(40):
+        path = "restore" if step % 13 == 12 else ""
+        builder.draft([" right", " words\n"], f" so {step}", [" wrong"], path=path)
+        run.poll()
+        area.grow()
+        QApplication.processEvents()
+        backing = area.window().backingStore().paintDevice()
+        assert isinstance(backing, QImage)
+        origin = view.mapTo(area.window(), QPoint(0, 0))
+        kept = backing.copy(QRect(origin, view.size())).convertToFormat(QImage.Format.Format_RGB32)
+        whole = view.grab().toImage().convertToFormat(QImage.Format.Format_RGB32)
+        assert kept == whole, step
+    assert area.verticalScrollBar().maximum() > 0, "it has scrolled"
+
+
+def test_one_more_token_paints_no_old_row(show: Callable[..., Shown]) -> None:
+    builder = every_kind()
+    for step in range(60):
+        builder.draft([" right", " words\n"], f" so {step}", [" wrong"])
+    area, run = show(builder)
+    area.clearFocus()
+    QApplication.processEvents()
+    builder.draft([], " last")
+    rects: list[QRect] = []
+
+    class Witness(QObject):
+        def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+            if isinstance(event, QPaintEvent):
+                rects.append(event.rect())
+            return False
+
+    witness = Witness()
+    area.viewport().installEventFilter(witness)
+    run.poll()
+    area.grow()
+    QApplication.processEvents()
+    assert rects and max(rect.height() for rect in rects) < 4 * area._metrics.row_height
