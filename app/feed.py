@@ -15,12 +15,12 @@ from app.models.run_overlay import RunOverlay
 from engine.trace.store import TraceStore
 
 FRAME_MS = 33
-SLOWEST_FRAME_MS = 125
-SHARE = 0.05
+SLOWEST_FRAME_MS = 200
+SHARE = 0.02
 """Part of its time that the window's thread may compute before frames come more slowly: what it
 takes, the engine lacks, for both are Python."""
-FRAMES_PER_NUMBER = 6
-"""Figures change five times a second; faster they cannot be read."""
+NUMBERS_S = 0.4
+"""Seconds between two changes of the figures; faster they cannot be read."""
 
 
 class TraceView(Protocol):
@@ -47,7 +47,7 @@ class Feed(QObject):
         self._cursor: Position | None = None
         self._overlay: RunOverlay | None = None
         self._size_shown = -1
-        self._frame = 0
+        self._told = 0.0
         self._computed = 0.0
         self._timer = QTimer(self)
         self._timer.setInterval(FRAME_MS)
@@ -137,14 +137,13 @@ class Feed(QObject):
             view.set_cursor(position)
 
     def _tick(self) -> None:
-        self._frame += 1
         self._pace()
         if self._store is None or self._store.size() == self._size_shown:
             return
         self._size_shown = self._store.size()
         for view in self._views:
             view.refresh()
-        if self._frame % FRAMES_PER_NUMBER == 0:
+        if time.monotonic() - self._told >= NUMBERS_S:
             self._send_numbers()
 
     def _send_overlay(self, overlay: RunOverlay | None) -> None:
@@ -159,6 +158,7 @@ class Feed(QObject):
         self._timer.setInterval(round(min(max(wanted, FRAME_MS), SLOWEST_FRAME_MS)))
 
     def _send_numbers(self) -> None:
+        self._told = time.monotonic()
         numbers = LiveNumbers()
         if self._store is not None and self._run_id is not None:
             numbers = LiveNumbers.read(self._store, self._run_id)

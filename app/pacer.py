@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QElapsedTimer, QObject, QTimer
 
-SHARE = 0.05
+SHARE = 0.015
 """Of the thread's time, for one kind of work: what the window takes, the engine lacks."""
-_LONGEST_MS = 500
+_LONGEST_MS = 1000
 
 
 class Pacer(QObject):
     """Calls a function when asked, but no more often than every `period_ms`, nor so often that it
-    would take more than a twentieth of the time (as long as it is called twice a second).
+    would take more than its SHARE of the time (as long as it is called once a second).
 
     The first call happens at once; what is asked for too early happens when the time has come.
     """

@@ -8,8 +8,8 @@ from PySide6.QtCore import QObject
 
 from app.pacer import Pacer
 
-PERIOD_MS = 200
-"""Plots move five times a second: nobody reads them faster, and the engine needs the time."""
+PERIOD_MS = 400
+"""Plots move at most so often: nobody reads them faster, and the engine needs the time."""
 
 
 class GrowingView(Protocol):
