@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs: the naive law, fast torch, or Triton on a GPU."""
+"""Which implementation of an operation runs: the naive law, torch, or LLVM or Triton by device."""
 
 from __future__ import annotations
 
@@ -12,52 +12,78 @@ from typing import Any, TypeVar, cast
 import torch
 
 VARIABLE = "DRAFTSCOPE_KERNELS"
-CHOICES = ("naive", "torch", "triton")
+CHOICES = ("naive", "torch", "llvm", "triton")
 
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def pick(naive: F, with_torch: F, triton_module: str | None = None) -> F:
+def pick(
+    naive: F, with_torch: F, triton_module: str | None = None, llvm_module: str | None = None
+) -> F:
     """The implementation that the environment variable DRAFTSCOPE_KERNELS asks for.
 
-    triton_module: the module that holds a Triton version under the name that `with_torch` has;
-    None for an operation without one, which then runs in torch. It is imported at the first call
-    that needs it.
+    triton_module, llvm_module: the modules that hold versions for a GPU and for a processor under
+    the name that `with_torch` has; None where there is none, and torch runs. They are imported at
+    the first call that needs them.
 
     Unset or empty, the device decides on every call: Triton for a first argument on a CUDA
-    device, torch otherwise. Triton versions have no gradients, so torch also runs whatever needs
-    them. Every operation calls this once, when its package is imported: looking the variable up
-    on each call would cost as much as a small tensor operation, and where there is no CUDA
-    device the torch version itself is returned.
+    device, LLVM for one of float32 on the processor. Neither has gradients, so torch runs
+    whatever needs them. Every operation calls this once, when its package is imported: looking
+    the variable up on each call would cost as much as a small tensor operation, and where only
+    torch can run, its version itself is returned.
 
-    Raises ValueError for a value that is not one of CHOICES and for "triton" on a machine that
-    cannot run it.
+    Raises ValueError for a value that is not one of CHOICES and for "llvm" or "triton" on a
+    machine that cannot run it.
     """
     name = os.environ.get(VARIABLE)
     if name and name not in CHOICES:
         raise ValueError(f"{VARIABLE}={name} is not one of {', '.join(CHOICES)}")
-    if name == "triton":
-        _require_triton()
     if name == "naive":
         return naive
-    if triton_module is None or name == "torch" or not (name or (_has_cuda() and _has_triton())):
+    if name == "triton":
+        _require_triton()
+    if name == "llvm" and not _has_llvm():
+        raise ValueError(f"{VARIABLE}=llvm needs the package llvmlite: install it, or use torch")
+    if not (name == "triton" or (not name and _has_cuda() and _has_triton())):
+        triton_module = None
+    if not (name == "llvm" or (not name and _has_llvm())):
+        llvm_module = None
+    if triton_module is None and llvm_module is None:
         return with_torch
-    return _by_device(with_torch, triton_module, always=name == "triton")
+    return _by_device(with_torch, triton_module, llvm_module, always_triton=name == "triton")
 
 
-def _by_device(with_torch: F, triton_module: str, *, always: bool) -> F:
-    with_triton: Callable[..., object] | None = None
+def _by_device(
+    with_torch: F, triton_module: str | None, llvm_module: str | None, *, always_triton: bool
+) -> F:
+    name = with_torch.__name__
+    with_triton = with_torch if triton_module is None else _when_called(triton_module, name)
+    with_llvm = with_torch if llvm_module is None else _when_called(llvm_module, name)
 
     @functools.wraps(with_torch)
     def run(*args: Any, **kwargs: Any) -> object:
-        nonlocal with_triton
-        if not (always or args[0].is_cuda) or (torch.is_grad_enabled() and _has_leaf(args)):
+        if torch.is_grad_enabled() and _has_leaf(args):
             return with_torch(*args, **kwargs)
-        if with_triton is None:
-            with_triton = getattr(importlib.import_module(triton_module), with_torch.__name__)
-        return with_triton(*args, **kwargs)
+        if always_triton or args[0].is_cuda:
+            return with_triton(*args, **kwargs)
+        if args[0].dtype == torch.float32:
+            return with_llvm(*args, **kwargs)
+        return with_torch(*args, **kwargs)
 
     return cast(F, run)
+
+
+def _when_called(module: str, name: str) -> Callable[..., object]:
+    """A function of a module that is imported at the first call."""
+    found: Callable[..., object] | None = None
+
+    def call(*args: Any, **kwargs: Any) -> object:
+        nonlocal found
+        if found is None:
+            found = getattr(importlib.import_module(module), name)
+        return found(*args, **kwargs)
+
+    return call
 
 
 def _has_leaf(args: tuple[Any, ...]) -> bool:
@@ -72,6 +98,10 @@ def _require_triton() -> None:
             f"{VARIABLE}=triton needs a CUDA device: use torch, or set TRITON_INTERPRET=1 to run "
             "the kernels slowly on the processor"
         )
+
+
+def _has_llvm() -> bool:
+    return importlib.util.find_spec("llvmlite") is not None
 
 
 def _has_triton() -> bool:

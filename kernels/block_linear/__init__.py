@@ -13,7 +13,8 @@ __all__ = ["TYPES", "block_linear"]
 TYPES = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
 """The types a product can be formed with; weights of others are expanded once, when loaded."""
 
-_run = pick(naive.block_linear, with_torch.block_linear, "kernels.block_linear.with_triton")
+_HERE = "kernels.block_linear."
+_run = pick(naive.block_linear, with_torch.block_linear, _HERE + "with_triton", _HERE + "with_llvm")
 
 
 def block_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tensor:
@@ -31,4 +32,4 @@ def block_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tens
     n_blocks, rest = divmod(x.shape[-1], elements)
     if rest or blocks.shape[1] != n_blocks * n_bytes:
         raise ValueError(f"{blocks.shape[1]} bytes are no row of {x.shape[-1]} {type} weights")
-    return _run(x, blocks, type)
+    return _run(x if x.is_cuda else x.float(), blocks, type)

@@ -12,6 +12,7 @@ from kernels import dispatch
 from kernels.dispatch import VARIABLE, pick
 
 MODULE = "tests.support.recorded_kernel"
+LLVM_MODULE = "tests.support.llvm_kernel"
 
 
 def naive(x: torch.Tensor) -> str:
@@ -33,9 +34,12 @@ class OnCuda:
 def machine(monkeypatch) -> Callable[..., None]:
     """What this machine appears to have."""
 
-    def set_up(*, cuda: bool = False, triton: bool = True, interpreted: bool = False) -> None:
+    def set_up(
+        *, cuda: bool = False, triton: bool = True, llvm: bool = True, interpreted: bool = False
+    ) -> None:
         monkeypatch.setattr(dispatch, "_has_cuda", lambda: cuda)
         monkeypatch.setattr(dispatch, "_has_triton", lambda: triton)
+        monkeypatch.setattr(dispatch, "_has_llvm", lambda: llvm)
         monkeypatch.setenv("TRITON_INTERPRET", "1" if interpreted else "0")
         monkeypatch.delenv(VARIABLE, raising=False)
 
@@ -110,5 +114,32 @@ def test_triton_on_a_machine_that_cannot_run_it_is_refused(machine, monkeypatch,
 
 def test_an_unknown_name_is_refused_with_the_choices(machine, monkeypatch):
     monkeypatch.setenv(VARIABLE, "cuda")
-    with pytest.raises(ValueError, match=r"DRAFTSCOPE_KERNELS=cuda .*naive, torch, triton"):
+    with pytest.raises(ValueError, match=r"DRAFTSCOPE_KERNELS=cuda .*naive, torch, llvm, triton"):
+        pick(naive, implementation)
+
+
+@pytest.mark.parametrize("value", [None, "", "llvm"])
+def test_float32_on_the_processor_runs_through_llvm(machine, monkeypatch, value):
+    machine(cuda=True)
+    if value is not None:
+        monkeypatch.setenv(VARIABLE, value)
+    run = pick(naive, implementation, MODULE, LLVM_MODULE)
+    assert run(torch.ones(1)) == "llvm"
+    assert run(torch.ones(1, dtype=torch.float64)) == "torch"
+    assert run(torch.ones(1, requires_grad=True)) == "torch"
+    assert run(OnCuda()) == ("torch" if value == "llvm" else "triton")
+
+
+@pytest.mark.parametrize("value", [None, "torch"])
+def test_without_llvm_torch_runs_on_the_processor(machine, monkeypatch, value):
+    machine(llvm=value is not None)
+    if value is not None:
+        monkeypatch.setenv(VARIABLE, value)
+    assert pick(naive, implementation, None, LLVM_MODULE) is implementation
+
+
+def test_llvm_that_is_not_there_is_refused(machine, monkeypatch):
+    machine(llvm=False)
+    monkeypatch.setenv(VARIABLE, "llvm")
+    with pytest.raises(ValueError, match="=llvm needs the package llvmlite"):
         pick(naive, implementation)

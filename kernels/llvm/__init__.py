@@ -1,0 +1,10 @@
+"""Kernels for processors, compiled to machine code when they are first called, through LLVM.
+
+A kernel is a Python function that writes its body in `Code`; `Program` compiles it for the
+processor it runs on and spreads its tasks over the threads that torch uses.
+"""
+
+from kernels.llvm.code import F32, F32X16, I8X16, Code, Value, vector
+from kernels.llvm.program import Program
+
+__all__ = ["F32", "F32X16", "I8X16", "Code", "Program", "Value", "vector"]

@@ -1,0 +1,82 @@
+"""Programs written in Code, against the same in Python."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.llvm import F32, F32X16, I8X16, Program
+from kernels.llvm.code import F16, I64
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+@pytest.mark.parametrize("tasks", [0, 1, 7, 64])
+def test_every_task_runs_once_with_the_arguments(threads, chunk, tasks):
+    def body(code, args, first, last):
+        counts, step = args
+        with code.loop(first, last) as task:
+            at = counts + task * 8
+            code.store(code.load(at, I64) + task * step + 1, at)
+
+    program = Program(body, 2)
+    counts = torch.zeros(64, dtype=torch.int64)
+    for _ in range(2):
+        program(counts.data_ptr(), 5, tasks=tasks, chunk=chunk, threads=threads)
+    expected = torch.where(torch.arange(64) < tasks, 2 * (torch.arange(64) * 5 + 1), 0)
+    assert torch.equal(counts, expected)
+
+
+def test_loops_with_steps_and_variables():
+    def body(code, args, first, last):
+        (out,) = args
+        with code.loop(first, last) as task:
+            total = code.variable(code.integer(0))
+            with code.loop(1, task, 3) as i, code.loop(0, i) as j:
+                total.set(total.value + j)
+            code.store(total.value, out + task * 8)
+
+    out = torch.zeros(12, dtype=torch.int64)
+    Program(body, 1)(out.data_ptr(), tasks=12, chunk=12, threads=1)
+    assert out.tolist() == [sum(sum(range(i)) for i in range(1, n, 3)) for n in range(12)]
+
+
+def test_vectors():
+    def body(code, args, first, last):
+        x, y, bytes_, half, out = args
+        a, b = code.load(x, F32X16), code.load(y, F32X16)
+        scale = code.splat(code.load(half, F16)).widen()
+        results = [
+            code.fma(a, b, scale),
+            code.load(bytes_, I8X16).to_float(signed=True) / scale,
+            (code.load(bytes_, I8X16) & 15).to_float(signed=False) - 8,
+            a.part(8, 8).beside(b.part(0, 8)) * 2,
+            a.spread(3, 16) + a.round_to_bf16().widen(),
+            code.splat(code.sum(a)),
+        ]
+        for i, result in enumerate(results):
+            code.store(result, out + 64 * i)
+
+    x, y = torch.randn(2, 16)
+    integers = torch.arange(-120, 120, 15, dtype=torch.int8)
+    half, out = torch.tensor([1.75], dtype=torch.float16), torch.full((6, 16), torch.nan)
+    addresses = [t.data_ptr() for t in (x, y, integers, half, out)]
+    Program(body, 5)(*addresses, tasks=1, chunk=1, threads=1)
+    torch.testing.assert_close(out[0], x * y + 1.75)
+    assert torch.equal(out[1], integers / 1.75)
+    assert torch.equal(out[2], (integers.int() & 15).float() - 8)
+    assert torch.equal(out[3], torch.cat((x[8:], y[:8])) * 2)
+    assert torch.equal(out[4], x[3] + x.bfloat16().float())
+    torch.testing.assert_close(out[5], x.sum().expand(16))
+
+
+def test_unaligned_loads():
+    def body(code, args, first, last):
+        code.store(code.load(args[0] + 1, F32), args[1])
+
+    data = np.zeros(9, np.uint8)
+    data[1:5] = np.frombuffer(np.float32(3.25).tobytes(), np.uint8)
+    out = torch.zeros(1)
+    Program(body, 2)(data.ctypes.data, out.data_ptr(), tasks=1, chunk=1, threads=1)
+    assert out.item() == 3.25
