@@ -46,11 +46,16 @@ def pick(
         raise ValueError(f"{VARIABLE}=llvm needs the package llvmlite: install it, or use torch")
     if not (name == "triton" or (not name and _has_cuda() and _has_triton())):
         triton_module = None
-    if not (name == "llvm" or (not name and _has_llvm())):
+    if not uses_llvm():
         llvm_module = None
     if triton_module is None and llvm_module is None:
         return with_torch
     return _by_device(with_torch, triton_module, llvm_module, always_triton=name == "triton")
+
+
+def uses_llvm() -> bool:
+    """Whether operations with an LLVM version run in it on the processor."""
+    return os.environ.get(VARIABLE) in (None, "", "llvm") and _has_llvm()
 
 
 def _by_device(

@@ -11,8 +11,7 @@ from engine.device import CPU
 from engine.gguf.reader import TensorReader
 from engine.model.rows import Rows
 from engine.model.tensors import Shapes
-from kernels.block_linear import TYPES
-from kernels.linear import Packed, beside, linear, pack, pack_blocks
+from kernels.linear import Packed, beside, linear, pack, pack_blocks, stays_in_blocks
 from kernels.moe import PackedExperts, pack_experts
 
 
@@ -34,10 +33,10 @@ class Projection:
 class Weights:
     """Takes tensors one at a time, by their name within `prefix`, and counts what is kept.
 
-    compute: the mode of large matrices; "blocks" leaves those of a type that kernels.block_linear
-    reads as they are, and takes others as bf16 on a GPU, f32 on the processor. device: where what
-    is kept goes; tensors are read and rearranged on the processor. n_bytes: memory taken by kept
-    and packed tensors.
+    compute: the mode of large matrices; those that stay in the blocks of the file are kept as they
+    are (kernels.linear.stays_in_blocks), and "blocks" takes others as bf16 on a GPU, f32 on the
+    processor. device: where what is kept goes; tensors are read and rearranged on the processor.
+    n_bytes: memory taken by kept and packed tensors.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Weights:
 
     def in_blocks(self, name: str) -> bool:
         """Whether a matrix stays in the blocks of the file."""
-        return self.compute == "blocks" and self._reader.type(self._prefix + name) in TYPES
+        return stays_in_blocks(self._reader.type(self._prefix + name), self.compute, self._device)
 
     def rows(self, name: str) -> Rows:
         """A matrix or biases for rearranging, in blocks if they stay in them; not counted."""
@@ -102,7 +101,7 @@ class Weights:
 
     def _pack(self, rows: Rows, mode: str) -> Packed:
         if rows.type is not None:
-            return pack_blocks(rows.data.to(self._device), rows.type)
+            return pack_blocks(rows.data.to(self._device), rows.type, mode)
         return pack(rows.data, self._without_blocks(mode), self._device)
 
     def _without_blocks(self, mode: str) -> str:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from kernels.llvm import Code, Value, vector
 from kernels.llvm.code import F16, I8, I8X16, I32
 
 BYTES32, BYTES8 = vector(I8, 32), vector(I8, 8)
 LANES = 16
+
+
+@functools.cache
+def sizes(type: str) -> tuple[int, int]:
+    """Elements and bytes of a block."""
+    elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
+    return elements, n_bytes
 
 
 def decode(code: Code, type: str, block: Value) -> Iterator[Value]:

@@ -7,8 +7,17 @@ import torch
 from kernels.dequant import dequantise
 
 
-def block_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tensor:
-    """See kernels.block_linear.block_linear."""
+def block_linear(
+    x: torch.Tensor,
+    blocks: torch.Tensor,
+    type: str,
+    *,
+    rounded: bool = False,
+    invariant: bool = False,
+) -> torch.Tensor:
+    """See kernels.block_linear.block_linear. A row by itself has no company in any case."""
     n_out, n_in = blocks.shape[0], x.shape[-1]
     weight = dequantise(blocks.reshape(-1), type, n_out * n_in).view(n_out, n_in)
+    if rounded:
+        x, weight = x.to(torch.bfloat16), weight.to(torch.bfloat16)
     return (x.double() @ weight.double().T).float()

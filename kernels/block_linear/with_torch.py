@@ -8,8 +8,22 @@ from torch.nn import functional
 from kernels.dequant import dequantise
 
 
-def block_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tensor:
+def block_linear(
+    x: torch.Tensor,
+    blocks: torch.Tensor,
+    type: str,
+    *,
+    rounded: bool = False,
+    invariant: bool = False,
+) -> torch.Tensor:
     """See kernels.block_linear.block_linear."""
     n_out, n_in = blocks.shape[0], x.shape[-1]
     weight = dequantise(blocks.reshape(-1), type, n_out * n_in).view(n_out, n_in)
-    return functional.linear(x.float(), weight)
+    x = x.float()
+    if rounded:
+        x, weight = x.to(torch.bfloat16).float(), weight.to(torch.bfloat16).float()
+    if not invariant:
+        return functional.linear(x, weight)
+    # one by one, each in memory of its own: sums may depend on alignment
+    rows = [functional.linear(row.clone(), weight) for row in x.reshape(-1, n_in).split(1)]
+    return torch.cat(rows).view(*x.shape[:-1], n_out)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
+from kernels.block_linear import with_torch
 from kernels.block_linear.decode_with_triton import decode
 from kernels.triton_setup import cdiv, jit, power_of_2
 
@@ -39,15 +40,25 @@ def _product(
     tl.store(address, result, (m < n_rows)[:, None] & (n < n_out)[None, :])
 
 
-def block_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tensor:
+def block_linear(
+    x: torch.Tensor,
+    blocks: torch.Tensor,
+    type: str,
+    *,
+    rounded: bool = False,
+    invariant: bool = False,
+) -> torch.Tensor:
     """See kernels.block_linear.block_linear."""
+    if rounded:
+        return with_torch.block_linear(x, blocks, type, rounded=True, invariant=invariant)
     n_out, n_in = blocks.shape[0], x.shape[-1]
     rows = x.reshape(-1, n_in)
     if rows.stride(1) != 1:
         rows = rows.contiguous()
     words = blocks.view(torch.int16)
     y = torch.empty(rows.shape[0], n_out, dtype=torch.float32, device=x.device)
-    side = min(power_of_2(rows.shape[0]), MAX_ROWS)
+    # the shape of a tile decides in which order a row is summed
+    side = MAX_ROWS if invariant else min(power_of_2(rows.shape[0]), MAX_ROWS)
     _product[(cdiv(n_out, COLUMNS), cdiv(rows.shape[0], side))](
         rows, words, y, rows.shape[0], n_out, n_in // GROUP, words.shape[1], rows.stride(0),
         TYPE=type, BM=side, BN=COLUMNS, BG=16 if side <= 4 else 8, num_warps=4,

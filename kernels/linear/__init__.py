@@ -6,10 +6,10 @@ import torch
 
 from kernels.dispatch import pick
 from kernels.linear import fixed_blocks, naive, on_cuda, with_torch
-from kernels.linear.blocks import beside, linear_blocks, pack_blocks
+from kernels.linear.blocks import Blocks, beside, linear_blocks, pack_blocks, stays_in_blocks
 from kernels.linear.packed import INTEGER_MODES, MODES, Packed
 
-__all__ = ["MODES", "Packed", "beside", "linear", "pack", "pack_blocks"]
+__all__ = ["MODES", "Packed", "beside", "linear", "pack", "pack_blocks", "stays_in_blocks"]
 
 _CPU = torch.device("cpu")
 
@@ -47,12 +47,12 @@ def linear(x: torch.Tensor, packed: Packed, *, invariant: bool = False) -> torch
     """
     if packed.mode == "parts":
         return torch.cat([linear(x, part, invariant=invariant) for part in packed.data], -1)
+    if isinstance(packed.data, Blocks):
+        return linear_blocks(x, packed, invariant=invariant)
     return fixed_blocks.linear(_product, x, packed) if invariant else _product(x, packed)
 
 
 def _product(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    if packed.mode == "blocks":
-        return linear_blocks(x, packed)
     if packed.mode == "bf16" and x.is_cuda:
         return on_cuda.linear_bf16(x, packed)
     return _linear(x, packed)

@@ -1,7 +1,7 @@
 """Weights as their file stores them: GGUF blocks, and matrices put together from unlike parts.
 
-Nothing is rounded that the file had not rounded: block_linear expands every weight to the number
-that gguf-py gives, and sums in f32.
+In mode "blocks" nothing is rounded that the file had not rounded: block_linear expands every
+weight to the number that gguf-py gives, and sums in f32. In mode "bf16" it rounds the number.
 """
 
 from __future__ import annotations
@@ -12,25 +12,32 @@ from typing import NamedTuple
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from kernels.block_linear import block_linear
+from kernels.block_linear import TYPES, block_linear
+from kernels.dispatch import uses_llvm
 from kernels.linear.packed import Packed
 
 
 class Blocks(NamedTuple):
-    """The data of a matrix of mode "blocks": uint8 [out, bytes per row] of a GGML type."""
+    """The data of such a matrix: uint8 [out, bytes per row] of a GGML type."""
 
     bytes: torch.Tensor
     type: str
 
 
-def pack_blocks(blocks: torch.Tensor, type: str) -> Packed:
+def stays_in_blocks(type: str, mode: str, device: torch.device) -> bool:
+    """Whether a matrix of a GGML type is multiplied in this mode without being expanded before."""
+    here = mode == "blocks" or (mode == "bf16" and device.type == "cpu" and uses_llvm())
+    return here and type in TYPES
+
+
+def pack_blocks(blocks: torch.Tensor, type: str, mode: str = "blocks") -> Packed:
     """A weight that stays in its blocks, uint8 [out, bytes per row], kept where they are.
 
-    type: one of kernels.block_linear.TYPES.
+    type: one of kernels.block_linear.TYPES. mode: "blocks" or "bf16".
     """
     elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
     n_in = blocks.shape[1] // n_bytes * elements
-    return Packed("blocks", (blocks.shape[0], n_in), blocks.numel(), Blocks(blocks, type))
+    return Packed(mode, (blocks.shape[0], n_in), blocks.numel(), Blocks(blocks, type))
 
 
 def beside(parts: Sequence[Packed]) -> Packed:
@@ -41,6 +48,7 @@ def beside(parts: Sequence[Packed]) -> Packed:
     return Packed("parts", shape, sum(part.n_bytes for part in parts), tuple(parts))
 
 
-def linear_blocks(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """See kernels.linear.linear, for mode "blocks"."""
-    return block_linear(x, packed.data.bytes, packed.data.type)
+def linear_blocks(x: torch.Tensor, packed: Packed, *, invariant: bool) -> torch.Tensor:
+    """See kernels.linear.linear, for data in blocks."""
+    blocks, rounded = packed.data, packed.mode == "bf16"
+    return block_linear(x, blocks.bytes, blocks.type, rounded=rounded, invariant=invariant)

@@ -111,6 +111,22 @@ class Value:
         lanes = ir.Constant(vector(I32, 2 * count), list(range(2 * count)))
         return Value(self._builder, self._builder.shuffle_vector(self.ir, other.ir, lanes))
 
+    def interleaved(self, other: Value) -> tuple[Value, Value]:
+        """First elements, second elements, … of two vectors of a length, as two of that length."""
+        count = self.type.count
+        mixed = [
+            lane
+            for pair in zip(range(count), range(count, 2 * count), strict=True)
+            for lane in pair
+        ]
+        halves = []
+        for part in (mixed[:count], mixed[count:]):
+            lanes = ir.Constant(vector(I32, count), part)
+            halves.append(
+                Value(self._builder, self._builder.shuffle_vector(self.ir, other.ir, lanes))
+            )
+        return halves[0], halves[1]
+
     def bits(self, type: ir.Type) -> Value:
         """The same bits read as another type."""
         return Value(self._builder, self._builder.bitcast(self.ir, type))
@@ -188,6 +204,23 @@ class Code:
         self.builder.branch(head)
         self.builder.position_at_end(end)
 
+    @contextmanager
+    def when_below(self, value: Value, limit: Value) -> Iterator[None]:
+        """The body only if value < limit."""
+        with self.builder.if_then(self.builder.icmp_signed("<", value.ir, limit.ir)):
+            yield
+
+    def smaller(self, a: Value, b: Value) -> Value:
+        """The smaller of two integers."""
+        less = self.builder.icmp_signed("<", a.ir, b.ir)
+        return Value(self.builder, self.builder.select(less, a.ir, b.ir))
+
+    def stack(self, n_bytes: Value) -> Value:
+        """The address of memory that lasts until the function ends, on a cache line."""
+        memory = self.builder.alloca(I8, size=n_bytes.ir)
+        memory.align = 64
+        return Value(self.builder, self.builder.ptrtoint(memory, I64))
+
     def load(self, address: Value, type: ir.Type, align: int = 1) -> Value:
         return Value(self.builder, self.builder.load(self._pointer(address), typ=type, align=align))
 
@@ -228,6 +261,18 @@ class Code:
 
     def _pointer(self, address: Value) -> ir.Value:
         return self.builder.inttoptr(address.ir, _POINTER)
+
+
+def transposed(rows: Sequence[Value]) -> list[Value]:
+    """The columns of a matrix, one after the other in vectors of the rows' length.
+
+    rows: a power of two of them.
+    """
+    result, half = list(rows), len(rows) // 2
+    for _ in range(len(rows).bit_length() - 1):
+        pairs = zip(result[:half], result[half:], strict=True)
+        result = [part for a, b in pairs for part in a.interleaved(b)]
+    return result
 
 
 def _constant(type: ir.Type, value: float | Sequence[float]) -> ir.Constant:

@@ -7,14 +7,16 @@ import pytest
 import torch
 
 from kernels import block_linear as op
-from kernels.block_linear import naive, with_torch
+from kernels.block_linear import naive, with_llvm, with_torch
+from kernels.block_linear.arithmetic import Arithmetic
+from kernels.llvm import has_feature
 from tests.support.closeness import nmse
 from tests.support.random_blocks import random_blocks
 
 IMPLEMENTATIONS = pytest.mark.parametrize(
     "run",
-    [naive.block_linear, with_torch.block_linear, op.block_linear],
-    ids=["naive", "torch", "op"],
+    [naive.block_linear, with_torch.block_linear, with_llvm.block_linear, op.block_linear],
+    ids=["naive", "torch", "llvm", "op"],
 )
 
 
@@ -30,6 +32,58 @@ def test_products_with_gguf_weights(run, type_name, leading):
     half = run(x.to(torch.bfloat16), blocks, type_name)
     assert half.dtype == torch.float32
     assert torch.equal(half, run(x.to(torch.bfloat16).float(), blocks, type_name))
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("type_name", op.TYPES)
+@pytest.mark.parametrize("n_rows", [1, 5, 20])
+@pytest.mark.parametrize("n_out", [3, 40])
+def test_rounded_products(run, type_name, n_rows, n_out):
+    blocks, x = random_blocks(type_name, n_out, 256), torch.randn(n_rows, 256)
+    weight = gguf.quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType[type_name])
+    rounded = torch.from_numpy(weight).bfloat16().double()
+    y = run(x, blocks, type_name, rounded=True)
+    assert nmse(y, x.bfloat16().double() @ rounded.T) < 1e-12
+
+
+# around the number of rows of a call, of a panel, of three panels; of a tile of weights
+@pytest.mark.parametrize("n_rows", [1, 7, 8, 9, 16, 17, 47, 48, 49, 100])
+@pytest.mark.parametrize("n_out", [1, 31, 32, 33, 100, 513])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_llvm_at_every_edge(n_rows, n_out, rounded):
+    blocks, x = random_blocks("Q8_0", n_out, 96), torch.randn(n_rows, 3, 96)[:, 1]
+    y = with_llvm.block_linear(x, blocks, "Q8_0", rounded=rounded)
+    assert nmse(y, naive.block_linear(x, blocks, "Q8_0", rounded=rounded)) < 1e-12
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_processors_with_and_without_products_in_bfloat16(monkeypatch, fused):
+    """Without them, rounded numbers are multiplied in f32."""
+    if fused and not has_feature("avx512bf16"):
+        pytest.skip("this processor has none")
+    how = Arithmetic(rounded=True, fused=fused)
+    monkeypatch.setattr(with_llvm, "arithmetic", lambda *, rounded: how)
+    blocks = random_blocks("Q4_K", 64, 512)
+    for n_rows in (2, 20):
+        x = torch.randn(n_rows, 512)
+        y = with_llvm.block_linear(x, blocks, "Q4_K", rounded=True)
+        assert nmse(y, naive.block_linear(x, blocks, "Q4_K", rounded=True)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "run", [with_torch.block_linear, with_llvm.block_linear], ids=["torch", "llvm"]
+)
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("n_out", [20, 70])
+def test_invariant_rows_have_the_same_bits_in_any_company(run, rounded, n_out):
+    blocks, x = random_blocks("Q6_K", n_out, 256), torch.randn(60, 256)
+    together = run(x, blocks, "Q6_K", rounded=rounded, invariant=True)
+    for start, stop in ((0, 1), (3, 5), (7, 16), (10, 27), (11, 60)):
+        part = run(x[start:stop], blocks, "Q6_K", rounded=rounded, invariant=True)
+        assert torch.equal(part, together[start:stop])
+    assert torch.equal(
+        run(x.flip(0), blocks, "Q6_K", rounded=rounded, invariant=True), together.flip(0)
+    )
 
 
 @pytest.mark.parametrize("type_name", ["Q5_0", "F32", "IQ4_XS"])
