@@ -56,6 +56,11 @@ class TensorReader:
         for piece in self._pieces(name, shape, shape[0], "dequantising", self._decode):
             yield piece.reshape(shape[1:])
 
+    def take_blocks_each(self, name: str, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
+        """As take_blocks the slices along the first dimension of three, each when asked for."""
+        for piece in self._pieces(name, shape, shape[0], "reading", self._copy):
+            yield piece.reshape(shape[1], -1)
+
     def take_blocks(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The matrix as stored, uint8 [rows, bytes per row], in memory of its own.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 
 from engine.memory.batch import UBatch
 from engine.model.config import ModelConfig
+from engine.model.embedding import Embedding
 from engine.model.layers import Block, OutputHead, RopeTables, StepOutput, Surroundings
 from engine.model.memory import Memory
 from engine.model.mtp import MtpHead
@@ -27,7 +27,7 @@ class HybridModel:
         self,
         config: ModelConfig,
         compute: str,
-        embedding: torch.Tensor,
+        embedding: Embedding,
         blocks: Sequence[Block],
         output: OutputHead,
         rope: RopeTables,
@@ -54,7 +54,7 @@ class HybridModel:
         there = ubatch.on(self.device)
         cos, sin = self._rope.at(there.positions, int(ubatch.positions.max()))
         around = Surroundings(cos, sin, memory)
-        x = F.embedding(there.tokens, self._embedding)
+        x = self._embedding(there.tokens)
         for block in self._blocks:
             x = block(x, around)
         result = self._output(x, there.outputs, invariant=around.invariant)

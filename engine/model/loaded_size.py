@@ -13,36 +13,50 @@ _F32 = 4
 # types of which products with blocks exist (kernels.block_linear, which would load torch)
 _BLOCKS = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
 # what engine.model keeps as f32 in every mode, by parts of names
-_KEPT = (
-    "token_embd.", "nextn.embed_tokens.", "ssm_conv1d.", "ssm_alpha.", "ssm_beta.", "ssm_ba.",
-    "ffn_gate_inp",
-)  # fmt: skip
+_KEPT = ("ssm_conv1d.", "ssm_alpha.", "ssm_beta.", "ssm_ba.", "ffn_gate_inp")
+_EMBEDDINGS = ("token_embd.weight", "nextn.embed_tokens.weight")
 
 
 def loaded_bytes(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
     """Bytes by compute mode for a whole model on a processor.
 
-    bf16 counts 2 bytes a number: a processor without products in bfloat16 keeps 4.
+    bf16 counts 2 bytes for a number that does not stay in its block: a processor without products
+    in bfloat16 keeps 4.
     """
+    # the experts of a layer stay in their blocks together, or not at all
+    expanded = {_block(name) for name, t in tensors.items() if "_exps." in name and not _stays(t)}
     sizes = dict.fromkeys(MODES, 0)
     for name, tensor in tensors.items():
-        whole = tensor.n_elements * _F32
-        packed = len(tensor.shape) > 1 and not any(part in name for part in _KEPT)
+        stays = _stays(tensor) and not ("_exps." in name and _block(name) in expanded)
         for mode in sizes:
-            stays = mode == "blocks" and "_exps." in name
-            sizes[mode] += _packed(tensor, mode) if packed and not stays else whole
+            if name.endswith(_EMBEDDINGS):
+                kept = tensor.n_bytes if mode != "f32" and stays else tensor.n_elements * _F32
+            elif len(tensor.shape) > 1 and not any(part in name for part in _KEPT):
+                kept = _packed(tensor, mode, stays)
+            else:
+                kept = tensor.n_elements * _F32
+            sizes[mode] += kept
     if "output.weight" not in tensors:
-        # in f32 the head is the embedding itself
         table = tensors["token_embd.weight"]
-        for mode in MODES[1:]:
-            if mode != "blocks" or table.type.name in _BLOCKS:
-                sizes[mode] += _packed(table, mode)
+        for mode in MODES:
+            # unpacked, the head is the embedding itself
+            if mode.startswith("int8") or (mode == "bf16" and not _stays(table)):
+                sizes[mode] += _packed(table, mode, False)
     return sizes
 
 
-def _packed(tensor: TensorInfo, mode: str) -> int:
+def _block(name: str) -> str:
+    """The part of a tensor's name that all of its block share."""
+    return name.split(".ffn_")[0]
+
+
+def _stays(tensor: TensorInfo) -> bool:
+    return tensor.type.name in _BLOCKS
+
+
+def _packed(tensor: TensorInfo, mode: str, stays: bool) -> int:
     if mode.startswith("int8"):
         return tensor.n_elements + _F32 * (tensor.n_elements // tensor.shape[-1])  # and scales
-    if mode == "blocks" and tensor.type.name in _BLOCKS:
+    if mode in ("bf16", "blocks") and stays:
         return tensor.n_bytes
     return tensor.n_elements * (2 if mode == "bf16" else _F32)

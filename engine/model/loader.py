@@ -13,6 +13,7 @@ from engine.gguf.reader import Progress, TensorReader
 from engine.model.attention import Attention
 from engine.model.config import ModelConfig
 from engine.model.delta_net import DeltaNet
+from engine.model.embedding import Embedding
 from engine.model.hybrid import HybridModel
 from engine.model.info import SMALL_MODEL
 from engine.model.layers import (
@@ -26,7 +27,7 @@ from engine.model.layers import (
 from engine.model.moe import MixtureOfExperts
 from engine.model.mtp import MtpHead
 from engine.model.tensors import block_shapes, check_tensors, ffn_norm_name, global_shapes
-from engine.model.weights import Weights
+from engine.model.weights import Projection, Weights
 from engine.options import COMPUTE_MODES
 from kernels.block_linear import TYPES as TYPES_IN_BLOCKS
 
@@ -107,20 +108,14 @@ class _Loading:
         config = self._config
         shapes = global_shapes(config, self._file.tensors)
         weights = Weights(self._reader, shapes, self._mode, device=self._device)
-        embedding = weights.keep("token_embd.weight")
+        embedding = weights.table("token_embd.weight")
         rope = RopeTables(config.rope, self._device)
         blocks, n_bytes = [], 0
         for index in range(config.n_layer):
             block, inside = self._block(index)
             blocks.append(block)
             n_bytes += inside.n_bytes
-        table = "output.weight" if "output.weight" in weights else "token_embd.weight"
-        if table == "output.weight" or weights.in_blocks(table):
-            projection = weights.project(table)
-        else:
-            projection = weights.stack([embedding])
-            if projection.packed.mode == "f32":
-                weights.n_bytes -= embedding.nbytes  # shared with the embedding
+        projection = self._head_table(weights, embedding)
         norm = weights.keep("output_norm.weight")
         output = OutputHead(norm, projection, config.n_vocab, config.eps)
         head = None
@@ -130,6 +125,18 @@ class _Loading:
         return HybridModel(
             config, self._mode, embedding, blocks, output, rope, head, weights.n_bytes + n_bytes
         )
+
+    def _head_table(self, weights: Weights, embedding: Embedding) -> Projection:
+        """The head's matrix: its own, or the embedding, in the same memory if nothing is packed."""
+        if "output.weight" in weights:
+            return weights.project("output.weight")
+        if embedding.rows.type is not None and not weights.in_blocks("token_embd.weight"):
+            return weights.project("token_embd.weight")
+        before = weights.n_bytes
+        projection = weights.stack([embedding.rows])
+        if projection.packed.mode == "f32" or embedding.rows.type is not None:
+            weights.n_bytes = before
+        return projection
 
     def _block(self, index: int) -> tuple[Block, Weights]:
         """Block `index`; an MTP block counts its attention from layer 0 of its own memory."""
@@ -152,14 +159,14 @@ class _Loading:
         return Block(mixer, ffn, mixer_norm, ffn_norm, config.eps), weights
 
     def _head(
-        self, embedding: torch.Tensor, output: OutputHead, rope: RopeTables
+        self, embedding: Embedding, output: OutputHead, rope: RopeTables
     ) -> tuple[MtpHead, Weights]:
         """The MTP head; where the file gives it no table or norm of its own, the trunk's serve."""
         config = self._config
         block, weights = self._block(config.n_layer)
         norm, table = output.norm, output.projection
         if "nextn.embed_tokens.weight" in weights:
-            embedding = weights.keep("nextn.embed_tokens.weight")
+            embedding = weights.table("nextn.embed_tokens.weight")
         if "nextn.shared_head_norm.weight" in weights:
             norm = weights.keep("nextn.shared_head_norm.weight")
         if "nextn.shared_head_head.weight" in weights:

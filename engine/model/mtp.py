@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from engine.memory.batch import UBatch
+from engine.model.embedding import Embedding
 from engine.model.layers import Block, OutputHead, RopeTables, StepOutput, Surroundings
 from engine.model.memory import Memory
 from engine.model.weights import Weights
@@ -18,7 +18,7 @@ class MtpHead:
     def __init__(
         self,
         weights: Weights,
-        embedding: torch.Tensor,
+        embedding: Embedding,
         block: Block,
         output: OutputHead,
         rope: RopeTables,
@@ -43,7 +43,7 @@ class MtpHead:
         memory.begin(ubatch)
         there = ubatch.on(self._embedding.device)
         cos, sin = self._rope.at(there.positions, int(ubatch.positions.max()))
-        embedded = rms_norm(F.embedding(there.tokens, self._embedding), self._enorm, self._eps)
+        embedded = rms_norm(self._embedding(there.tokens), self._enorm, self._eps)
         carried = rms_norm(hidden, self._hnorm, self._eps)
         around = Surroundings(cos, sin, memory)
         x = self._join(torch.cat((embedded, carried), -1), invariant=around.invariant)

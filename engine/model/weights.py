@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby, tee
 
 import torch
 
 from engine.device import CPU
 from engine.gguf.reader import TensorReader
+from engine.model.embedding import Embedding
 from engine.model.rows import Rows
 from engine.model.tensors import Shapes
 from kernels.linear import Packed, beside, linear, pack, pack_blocks, stays_in_blocks
-from kernels.moe import PackedExperts, pack_experts
+from kernels.moe import PackedExperts, pack_experts, put_together
 
 
 class Projection:
@@ -74,10 +75,27 @@ class Weights:
 
     def rows(self, name: str) -> Rows:
         """A matrix or biases for rearranging, in blocks if they stay in them; not counted."""
+        return self._rows(name, self.compute)
+
+    def _rows(self, name: str, mode: str) -> Rows:
         full = self._prefix + name
-        if self.in_blocks(name):
-            return Rows(self._reader.take_blocks(full, self._shapes[full]), self._reader.type(full))
+        type = self._reader.type(full)
+        if stays_in_blocks(type, mode, self._device):
+            return Rows(self._reader.take_blocks(full, self._shapes[full]), type)
         return Rows(self.take(name))
+
+    def table(self, name: str) -> Embedding:
+        """An embedding, whose rows are looked up: the numbers of the file in every mode.
+
+        On the processor it stays in its blocks where it can, but in f32: there the head may be
+        the same matrix.
+        """
+        width = self._shapes[self._prefix + name][1]
+        if self.compute == "f32" or self._device.type != "cpu":
+            return Embedding(Rows(self.keep(name)), width)
+        rows = self._rows(name, "blocks")
+        self.n_bytes += rows.data.nbytes
+        return Embedding(rows, width)
 
     def project(self, *names: str) -> Projection:
         """The matrices under `names`, stacked by rows, in the compute mode."""
@@ -91,13 +109,15 @@ class Weights:
     ) -> Projection:
         """Matrices [out, in] (and their biases [out]) stacked by rows; numbers in this mode."""
         rows = [part if isinstance(part, Rows) else Rows(part) for part in parts]
-        packed = beside([
-            self._pack(_joined(list(group)), compute or self.compute)
-            for _, group in groupby(rows, lambda part: part.type)
-        ])  # fmt: skip
+        packed = self._beside(rows, compute or self.compute)
         bias = _joined(biases).data.to(self._device) if biases else None
         self.n_bytes += packed.n_bytes + (bias.nbytes if bias is not None else 0)
         return Projection(packed, bias)
+
+    def _beside(self, rows: Sequence[Rows], mode: str) -> Packed:
+        """Rows one below the other, neighbours of one type as one matrix."""
+        groups = groupby(rows, lambda part: part.type)
+        return beside([self._pack(_joined(list(group)), mode) for _, group in groups])
 
     def _pack(self, rows: Rows, mode: str) -> Packed:
         if rows.type is not None:
@@ -112,24 +132,40 @@ class Weights:
 
     def experts(self) -> PackedExperts:
         """The routed experts of this block in the compute mode, read one after the other."""
-        gate: Iterable[torch.Tensor]
-        up: Iterable[torch.Tensor]
-        if "ffn_gate_up_exps.weight" in self:
-            first, second = tee(self._each("ffn_gate_up_exps.weight"))
-            gate = (both.chunk(2)[0] for both in first)
-            up = (both.chunk(2)[1] for both in second)
+        names = ["ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"]
+        fused = "ffn_gate_up_exps.weight" in self
+        if fused:
+            names[:2] = ["ffn_gate_up_exps.weight"]
+        # a GPU takes all experts of a layer in one call, which has no product with blocks
+        if self._device.type == "cpu" and all(self.in_blocks(name) for name in names):
+            packed = put_together(self._experts_in_blocks(names), self.compute)
         else:
-            gate, up = self._each("ffn_gate_exps.weight"), self._each("ffn_up_exps.weight")
-        down, mode = self._each("ffn_down_exps.weight"), self._without_blocks(self.compute)
-        packed = pack_experts(gate, up, down, mode)
+            *first, down = (self._each(name) for name in names)
+            gate, up = _halves(first[0]) if fused else first
+            packed = pack_experts(gate, up, down, self._without_blocks(self.compute))
         self.n_bytes += packed.n_bytes
         return packed
 
-    def _each(self, name: str) -> Iterable[torch.Tensor]:
+    def _experts_in_blocks(self, names: Sequence[str]) -> Iterator[tuple[Packed, Packed]]:
+        """Of every expert gate above up, and down."""
+        full = [self._prefix + name for name in names]
+        types = [self._reader.type(name) for name in full]
+        each = [self._reader.take_blocks_each(name, self._shapes[name]) for name in full]
+        for matrices in zip(*each, strict=True):
+            rows = [Rows(data, type) for data, type in zip(matrices, types, strict=True)]
+            yield self._beside(rows[:-1], self.compute), self._pack(rows[-1], self.compute)
+
+    def _each(self, name: str) -> Iterator[torch.Tensor]:
         """The slices of a tensor along its first dimension as f32, each read when asked for."""
         full = self._prefix + name
         for slice_ in self._reader.take_each(full, self._shapes[full]):
             yield slice_.to(self._device)
+
+
+def _halves(both: Iterator[torch.Tensor]) -> list[Iterator[torch.Tensor]]:
+    """Of matrices one above the other the upper ones, and the lower ones."""
+    first, second = tee(both)
+    return [(pair.chunk(2)[0] for pair in first), (pair.chunk(2)[1] for pair in second)]
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:

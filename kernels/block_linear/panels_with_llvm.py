@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from kernels.block_linear.arithmetic import I32X16, Arithmetic
-from kernels.block_linear.decode_with_llvm import sizes
 from kernels.block_linear.rows_with_llvm import AHEAD, operands
+from kernels.dequant.decode_with_llvm import sizes
 from kernels.llvm import F32X16, Code, Program, Value, transposed
 
 PANEL = 16

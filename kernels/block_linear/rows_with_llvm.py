@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from kernels.block_linear.arithmetic import Arithmetic
-from kernels.block_linear.decode_with_llvm import decode, sizes
+from kernels.dequant.decode_with_llvm import decode, sizes
 from kernels.llvm import F32X16, Code, Program, Value
 
 ROWS = 8

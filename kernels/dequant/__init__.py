@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
 from kernels.dequant import naive, with_torch
-from kernels.dispatch import pick
+from kernels.dispatch import pick, uses_llvm
 
 __all__ = ["dequantise"]
 
@@ -27,15 +29,25 @@ def dequantise(raw: Tensor, type: str, n_elements: int) -> Tensor:
         raw = raw.clone()  # decoders read whole words
     blocks = raw.view(n_blocks, block_bytes)
     out = torch.empty(n_blocks, block, dtype=torch.float32, device=raw.device)
-    decode = _decoder(type)
+    decode = _decoder(type) if raw.device.type == "cpu" else _torch_or_naive(type)
     step = with_torch.SLICE_ELEMENTS // block
     for start in range(0, n_blocks, step):
         decode(blocks[start : start + step], out[start : start + step])
     return out.view(-1)
 
 
-def _fast_or_naive(type: str) -> with_torch.Decoder:
+def _torch_or_naive(type: str) -> with_torch.Decoder:
     return with_torch.DECODERS.get(type) or naive.decoder(type)
 
 
-_decoder = pick(naive.decoder, _fast_or_naive)
+def _fastest(type: str) -> with_torch.Decoder:
+    if uses_llvm():
+        # here, because it loads the compiler
+        from kernels.dequant import with_llvm
+
+        if with_llvm.has(type):
+            return functools.partial(with_llvm.fill, type)
+    return _torch_or_naive(type)
+
+
+_decoder = pick(naive.decoder, _fastest)

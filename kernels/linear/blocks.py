@@ -48,6 +48,13 @@ def beside(parts: Sequence[Packed]) -> Packed:
     return Packed("parts", shape, sum(part.n_bytes for part in parts), tuple(parts))
 
 
+def in_blocks(packed: Packed) -> bool:
+    """Whether a matrix, or every part of it, is in blocks."""
+    if packed.mode == "parts":
+        return all(in_blocks(part) for part in packed.data)
+    return isinstance(packed.data, Blocks)
+
+
 def linear_blocks(x: torch.Tensor, packed: Packed, *, invariant: bool) -> torch.Tensor:
     """See kernels.linear.linear, for data in blocks."""
     blocks, rounded = packed.data, packed.mode == "bf16"

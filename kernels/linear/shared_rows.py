@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from kernels.linear import two_rows
+from kernels.linear import linear, two_rows
+from kernels.linear.blocks import in_blocks
 from kernels.linear.packed import ROW_LEVELS, Packed, row_maxima
 
 
@@ -14,7 +15,7 @@ def prepare(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.Tensor
 
     Also returns what `finish` multiplies the results of each row with, [n, 1], if anything.
     """
-    if packed.mode in ("f32", "int8x2"):
+    if packed.mode in ("f32", "int8x2") or in_blocks(packed):
         return x, None
     if packed.mode == "bf16":
         rounded = x.to(torch.bfloat16)
@@ -25,6 +26,8 @@ def prepare(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.Tensor
 
 def product(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
     """Prepared rows [n, in] -> unfinished results [n, out]."""
+    if in_blocks(packed):
+        return linear(rows, packed)
     if packed.mode == "int8x2":
         return (
             two_rows.law(rows, packed)

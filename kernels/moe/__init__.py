@@ -10,9 +10,9 @@ import torch
 from kernels.dispatch import pick
 from kernels.linear import MODES
 from kernels.moe import naive, with_torch
-from kernels.moe.packed import PackedExperts
+from kernels.moe.packed import PackedExperts, put_together
 
-__all__ = ["PackedExperts", "experts", "pack_experts", "route"]
+__all__ = ["PackedExperts", "experts", "pack_experts", "put_together", "route"]
 
 _TRITON = "kernels.moe.with_triton"
 _route = pick(naive.route, with_torch.route, _TRITON)

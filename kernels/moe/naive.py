@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from kernels.linear import Packed, linear
 from kernels.linear import naive as products
+from kernels.linear.blocks import in_blocks
 from kernels.moe.packed import Matrices, PackedExperts, pack_each
 from kernels.swiglu.naive import swiglu
 
@@ -36,7 +38,11 @@ def experts(
         total = torch.zeros_like(x[i])
         for weight, e in zip(weights[i], ids[i].tolist(), strict=True):
             gate_up, down = packed.data[e]
-            gate, up = products.linear(x[i : i + 1], gate_up).chunk(2, 1)
-            total = total + weight * products.linear(swiglu(gate, up), down)[0]
+            gate, up = _linear(x[i : i + 1], gate_up).chunk(2, 1)
+            total = total + weight * _linear(swiglu(gate, up), down)[0]
         rows.append(total)
     return torch.stack(rows)
+
+
+def _linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    return linear(x, packed) if in_blocks(packed) else products.linear(x, packed)

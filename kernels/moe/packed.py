@@ -32,7 +32,14 @@ def pack_each(
     pack: Callable[[torch.Tensor, str], Packed], matrices: Matrices, mode: str
 ) -> PackedExperts:
     """data: of each expert both matrices as `pack` makes them."""
-    pairs = [(pack(gate_up, mode), pack(down, mode)) for gate_up, down in matrices]
+    return put_together(
+        ((pack(gate_up, mode), pack(down, mode)) for gate_up, down in matrices), mode
+    )
+
+
+def put_together(matrices: Iterable[tuple[Packed, Packed]], mode: str) -> PackedExperts:
+    """The experts whose matrices gate above up and down are packed already, in this mode."""
+    pairs = list(matrices)
     n_embd, width = pairs[0][1].shape
     n_bytes = sum(packed.n_bytes for pair in pairs for packed in pair)
     return PackedExperts(mode, (len(pairs), width, n_embd), n_bytes, pairs)

@@ -6,7 +6,7 @@ from itertools import groupby
 
 import torch
 
-from kernels.linear import Packed
+from kernels.linear import Packed, linear
 from kernels.linear import with_torch as products
 from kernels.linear.shared_rows import finish, prepare, product
 from kernels.moe.packed import Matrices, PackedExperts, pack_each
@@ -59,8 +59,8 @@ def experts_invariant(
     found = []
     for i, e in enumerate(ids.flatten().tolist()):
         gate_up, down = packed.data[e]
-        gate, up = products.linear(rows[i // n_used], gate_up).chunk(2, 1)
-        found.append(products.linear(swiglu(gate, up, invariant=True), down))
+        gate, up = linear(rows[i // n_used], gate_up).chunk(2, 1)
+        found.append(linear(swiglu(gate, up, invariant=True), down))
     lines = torch.cat(found).view(n_rows, n_used, -1) * weights.unsqueeze(2)
     total = lines[:, 0]
     for j in range(1, n_used):

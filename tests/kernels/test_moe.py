@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from kernels import moe
-from kernels.linear import MODES
+from kernels.dequant import dequantise
+from kernels.linear import MODES, beside, pack_blocks
 from kernels.linear import naive as linear_law
 from kernels.linear import with_torch as linear_op
 from kernels.moe import naive, with_torch
 from tests.support.closeness import nmse
+from tests.support.random_blocks import random_blocks
 
 ROUTES = pytest.mark.parametrize("ops", [naive, with_torch, moe], ids=["naive", "torch", "op"])
 IMPLEMENTATIONS = pytest.mark.parametrize("ops", [naive, with_torch], ids=["naive", "torch"])
@@ -227,3 +229,39 @@ def test_nothing_waits_for_the_gpu():
     finally:
         torch.cuda.set_sync_debug_mode(before)
     assert torch.equal(again, expected)
+
+
+@pytest.mark.parametrize("mode", ["blocks", "bf16"])
+@pytest.mark.parametrize("ops", [naive, with_torch, moe], ids=["naive", "torch", "op"])
+@pytest.mark.parametrize("n_rows", [1, 40])
+def test_experts_that_stay_in_their_blocks(mode, ops, n_rows):
+    """Down in another type than gate and up, which of one expert are of two types themselves."""
+    kinds, shapes = ("Q4_K", "Q6_K", "Q8_0"), ((256, 512), (256, 512), (512, 256))
+    x, weights, ids, *_ = make(n_rows, n_experts=3, d=512)
+    blocks = [
+        [random_blocks(kind, *shape, seed=10 * e + i) for e in range(3)]
+        for i, (kind, shape) in enumerate(zip(kinds, shapes, strict=True))
+    ]
+    packed = moe.put_together(
+        (
+            (
+                beside([pack_blocks(gate, kinds[0], mode), pack_blocks(up, kinds[1], mode)]),
+                pack_blocks(down, kinds[2], mode),
+            )
+            for gate, up, down in zip(*blocks, strict=True)
+        ),
+        mode,
+    )
+    matrices = [
+        torch.stack([dequantise(part.flatten(), kind, 256 * 512).view(shape) for part in parts])
+        for parts, kind, shape in zip(blocks, kinds, shapes, strict=True)
+    ]
+    exact = dense(x, weights, ids, *matrices)
+    assert nmse(ops.experts(x, weights, ids, packed), exact) < BOUNDS.get(mode, F32)
+    assert (packed.mode, packed.shape) == (mode, (3, 256, 512))
+    assert packed.n_bytes == sum(part.numel() for parts in blocks for part in parts)
+    again = moe.experts(x, weights, ids, packed, invariant=True)
+    assert nmse(again, exact) < BOUNDS.get(mode, F32)
+    last = slice(n_rows - 1, n_rows)
+    alone = moe.experts(x[last], weights[last], ids[last], packed, invariant=True)
+    assert torch.equal(alone, again[last])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from engine.model.rows import Rows
 from engine.model.weights import Weights
 from kernels.dequant import dequantise
 from kernels.linear import linear
+from kernels.moe import experts
 from tests.support.closeness import nmse
 from tests.support.golden_in_blocks import distance
 from tests.support.random_blocks import random_blocks
@@ -74,8 +76,8 @@ class _Reader:
 
     def __init__(self, shapes):
         self.blocks = {
-            name: random_blocks("Q8_0", *shape, seed=i) for i, (name, shape) in
-            enumerate(shapes.items())
+            name: random_blocks("Q8_0", math.prod(shape[:-1]), shape[-1], seed=i)
+            for i, (name, shape) in enumerate(shapes.items())
         }  # fmt: skip
 
     def type(self, name):
@@ -83,6 +85,13 @@ class _Reader:
 
     def take_blocks(self, name, shape):
         return self.blocks[name]
+
+    def take_blocks_each(self, name, shape):
+        return iter(self.blocks[name].unflatten(0, shape[:2]))
+
+    def take_each(self, name, shape):
+        for blocks in self.take_blocks_each(name, shape):
+            yield dequantise(blocks.flatten(), "Q8_0", shape[1] * shape[2]).view(shape[1:])
 
     def take(self, name, shape):
         n_out, n_in = shape
@@ -102,6 +111,24 @@ def test_rows_are_rearranged_as_blocks():
     assert nmse(linear(x, got), linear(x, wanted)) < 1e-12
     untouched = linear(x, Weights(reader, shapes, "f32").project("ssm_in.weight").packed)
     assert not torch.equal(linear(x, wanted), untouched)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_experts_stay_in_their_blocks(fused):
+    n, width, d = 4, 32, 64
+    openers = {"gate_up": 2 * width} if fused else {"gate": width, "up": width}
+    shapes = {f"ffn_{name}_exps.weight": (n, rows, d) for name, rows in openers.items()}
+    shapes["ffn_down_exps.weight"] = (n, d, width)
+    reader = _Reader(shapes)
+    weights = {mode: Weights(reader, shapes, mode) for mode in ("blocks", "bf16", "f32")}
+    packed = {mode: each.experts() for mode, each in weights.items()}
+    x, chosen = torch.randn(5, d), torch.randint(0, n, (5, 1))
+    share = torch.ones(5, 1)
+    exact = experts(x, share, chosen, packed["f32"])
+    for mode, bound in (("blocks", 1e-12), ("bf16", 1e-4)):
+        assert packed[mode].mode == mode
+        assert nmse(experts(x, share, chosen, packed[mode]), exact) < bound
+        assert weights[mode].n_bytes == n * 3 * width * d * 34 // 32
 
 
 def test_neighbours_of_one_type_become_one_matrix():

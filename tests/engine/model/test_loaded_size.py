@@ -18,7 +18,7 @@ FILES = sorted(DATA.glob("*.gguf"))
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_it_is_what_loading_counts(path, mode):
     if mode == "bf16" and not has_bf16():
-        mode = "f32"  # what such a processor keeps, but for rounding
+        pytest.skip("such a processor keeps 4 bytes of what is counted as 2")
     with GgufFile.open(path) as file:
         assert describe(file).loaded_bytes[mode] == load_model(file, compute=mode).weight_bytes
 

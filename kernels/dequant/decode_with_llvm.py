@@ -23,7 +23,7 @@ def sizes(type: str) -> tuple[int, int]:
 
 def decode(code: Code, type: str, block: Value) -> Iterator[Value]:
     """The vectors f32 [16] of the block at an address, in the order of its elements."""
-    return _DECODERS[type](code, block)
+    return DECODERS[type](code, block)
 
 
 def _half(code: Code, address: Value, count: int = LANES) -> Value:
@@ -107,4 +107,4 @@ def _q6_k(code: Code, block: Value) -> Iterator[Value]:
                 yield part.to_float(signed=True) * scales.spread(8 * half + 2 * t + i, LANES)
 
 
-_DECODERS = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}
+DECODERS = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}
