@@ -20,8 +20,9 @@ PANEL = 16
 """Rows of x in a panel."""
 DECODED = 32
 """Weight rows that are decoded together; smaller matrices are not for this file."""
-# weight rows and panels whose sums are in registers at the same time
-TALL, WIDE = 8, 3
+# panels and weight rows whose sums are in registers at the same time: many, because a processor
+# begins a dozen products before the first is done
+TILES = ((3, 8), (2, 8), (1, 16))
 # bytes between decoded rows, against all of them falling into the same few lines of the cache
 GAP = 64
 
@@ -82,22 +83,24 @@ def _multiply(
     # known when the code is compiled, so that all rows are reached from one address
     stride = n_in * how.size + GAP
     scratch = code.stack(code.integer(stride * DECODED))
-    whole = n_panels - n_panels % WIDE
     with code.loop(first, last) as tile:
         # the last tile reaches back, so that every tile is whole
         row = code.smaller(tile * DECODED, n_out - DECODED)
         with code.loop(0, code.integer(DECODED)) as r:
             start = blocks + (row + r) * row_bytes
             _decode(code, type, n_in, how, start, scratch + r * stride)
-        for count, start, stop in ((WIDE, code.integer(0), whole), (1, whole, n_panels)):
+        begin = code.integer(0)
+        for wide, tall in TILES:
+            end = n_panels - (n_panels - begin) % wide
             with (
-                code.loop(start, stop, count) as panel,
-                code.loop(0, code.integer(DECODED), TALL) as r,
+                code.loop(begin, end, wide) as panel,
+                code.loop(0, code.integer(DECODED), tall) as r,
             ):
-                columns = [packed + (panel + i) * (n_in * PANEL * how.size) for i in range(count)]
-                sums = _tile(code, n_in, how, columns, scratch + r * stride, stride)
+                columns = [packed + (panel + i) * (n_in * PANEL * how.size) for i in range(wide)]
+                sums = _tile(code, n_in, how, columns, scratch + r * stride, stride, tall)
                 for i, part in enumerate(sums):
                     _store(code, part, (panel + i) * PANEL, n_rows, y + (row + r) * 4, n_out)
+            begin = end
 
 
 def _decode(code: Code, type: str, n_in: int, how: Arithmetic, start: Value, to: Value) -> None:
@@ -111,15 +114,21 @@ def _decode(code: Code, type: str, n_in: int, how: Arithmetic, start: Value, to:
 
 
 def _tile(
-    code: Code, n_in: int, how: Arithmetic, columns: list[Value], rows: Value, stride: int
+    code: Code,
+    n_in: int,
+    how: Arithmetic,
+    columns: list[Value],
+    rows: Value,
+    stride: int,
+    tall: int,
 ) -> list[list[Value]]:
-    """The sums of TALL weight rows with some panels: [panel][weight row], each over x's rows."""
+    """The sums of `tall` weight rows with some panels: [panel][weight row], each over x's rows."""
     zero = code.constant(F32X16, 0.0)
-    sums = [[code.variable(zero) for _ in range(TALL)] for _ in columns]
+    sums = [[code.variable(zero) for _ in range(tall)] for _ in columns]
     # an operand's places hold 4 bytes each: an element, or a pair
     with code.loop(0, code.integer(n_in * how.size), 4) as at:
         inputs = [how.load(code, column + at * PANEL) for column in columns]
-        for r in range(TALL):
+        for r in range(tall):
             weight = how.load_everywhere(code, rows + at + r * stride)
             for part, factor in zip(sums, inputs, strict=True):
                 part[r].set(how.add(code, part[r].value, weight, factor))
@@ -130,9 +139,10 @@ def _store(
     code: Code, sums: list[Value], first: Value, n_rows: Value, y: Value, n_out: Value
 ) -> None:
     """The sums of a panel to y's rows from `first` on, as far as there are any."""
-    per_vector = PANEL // TALL
+    tall = len(sums)
+    per_vector = PANEL // tall
     for i, outputs in enumerate(transposed(sums)):
         for j in range(per_vector):
             row = first + (i * per_vector + j)
             with code.when_below(row, n_rows):
-                code.store(outputs.part(j * TALL, TALL), y + row * n_out * 4)
+                code.store(outputs.part(j * tall, tall), y + row * n_out * 4)

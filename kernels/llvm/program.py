@@ -111,11 +111,13 @@ def _compile(module: ir.Module) -> llvm.ExecutionEngine:
     machine = _machine()
     parsed = llvm.parse_assembly(str(module))
     parsed.triple = machine.triple
-    options = llvm.create_pipeline_tuning_options(speed_level=2)
-    # kernels are written in vectors and unrolled as they should be
-    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(parsed, builder)
+    # Kernels are written in vectors and unrolled as they should be: variables into registers is
+    # all they need. The usual passes would take most of the time and change nothing.
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_instruction_combine_pass()
+    options = llvm.create_pipeline_tuning_options()
+    passes.run(parsed, llvm.create_pass_builder(machine, options))
     engine = llvm.create_mcjit_compiler(parsed, machine)
     engine.finalize_object()
     return engine
