@@ -82,7 +82,7 @@ def _multiply(
     blocks, row_bytes, packed, y, n_out, n_rows, n_panels = args
     # known when the code is compiled, so that all rows are reached from one address
     stride = n_in * how.size + GAP
-    scratch = code.stack(code.integer(stride * DECODED))
+    scratch = code.stack(stride * DECODED)
     with code.loop(first, last) as tile:
         # the last tile reaches back, so that every tile is whole
         row = code.smaller(tile * DECODED, n_out - DECODED)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from kernels.llvm import Code, Value, vector
-from kernels.llvm.code import F16, I8, I8X16, I32
+from kernels.llvm.code import F16, F32, I8, I8X16, I32
 
-BYTES32, BYTES8 = vector(I8, 32), vector(I8, 8)
+BYTES64, BYTES32, BYTES8 = (vector(I8, count) for count in (64, 32, 8))
 LANES = 16
 
 
@@ -31,10 +31,6 @@ def _half(code: Code, address: Value, count: int = LANES) -> Value:
     return code.splat(code.load(address, F16), count).widen()
 
 
-def _split(x: Value) -> tuple[Value, Value]:
-    return x.part(0, LANES), x.part(LANES, LANES)
-
-
 def _q8_0(code: Code, block: Value) -> Iterator[Value]:
     scale = _half(code, block)
     for start in (0, LANES):
@@ -49,7 +45,19 @@ def _q4_0(code: Code, block: Value) -> Iterator[Value]:
         yield (nibbles - 8).to_float(signed=True) * scale
 
 
-def _k_scales(code: Code, block: Value) -> tuple[Value, Value]:
+class Numbers:
+    """Some f32 in memory, from where one of them fills a vector without an instruction."""
+
+    def __init__(self, code: Code, numbers: Value) -> None:
+        self._code = code
+        self._start = code.stack(4 * numbers.type.count)
+        code.store(numbers, self._start)
+
+    def __getitem__(self, index: int) -> Value:
+        return self._code.splat(self._code.load(self._start + 4 * index, F32))
+
+
+def k_scales(code: Code, block: Value) -> tuple[Value, Value]:
     """Scales and offsets f32 [8] of a Q4_K or Q5_K block: 6 bits each in bytes 4 to 15.
 
     The first four have theirs in the low bits of a byte each; the others in half a byte of the
@@ -69,42 +77,53 @@ def _k_scales(code: Code, block: Value) -> tuple[Value, Value]:
 
 
 def _q4_k(code: Code, block: Value) -> Iterator[Value]:
-    scales, offsets = _k_scales(code, block)
-    for pair in range(4):
-        both = code.load(block + (16 + 32 * pair), BYTES32)
-        for group, bits in ((2 * pair, both & 15), (2 * pair + 1, both >> 4)):
-            yield from _scaled(bits, scales, offsets, group)
+    """Pairs of groups of 32, the first in the low halves of 32 bytes; 64 bytes at a time."""
+    scales, offsets = (Numbers(code, numbers) for numbers in k_scales(code, block))
+    for half in range(2):
+        both = code.load(block + (16 + 64 * half), BYTES64)
+        yield from _pairs(both & 15, both >> 4, scales, offsets, 4 * half)
 
 
 def _q5_k(code: Code, block: Value) -> Iterator[Value]:
     """As Q4_K, with the fifth bits of group r in bit r of 32 bytes of their own."""
-    scales, offsets = _k_scales(code, block)
+    scales, offsets = (Numbers(code, numbers) for numbers in k_scales(code, block))
     fifth = code.load(block + 16, BYTES32)
-    for pair in range(4):
-        both = code.load(block + (48 + 32 * pair), BYTES32)
-        for group, bits in ((2 * pair, both & 15), (2 * pair + 1, both >> 4)):
-            yield from _scaled(bits | (((fifth >> group) & 1) << 4), scales, offsets, group)
+
+    def bits(group: int) -> Value:
+        one, other = (((fifth >> r) & 1) << 4 for r in (group, group + 2))
+        return one.beside(other)
+
+    for half in range(2):
+        both = code.load(block + (48 + 64 * half), BYTES64)
+        first, second = (both & 15) | bits(4 * half), (both >> 4) | bits(4 * half + 1)
+        yield from _pairs(first, second, scales, offsets, 4 * half)
 
 
-def _scaled(bits: Value, scales: Value, offsets: Value, group: int) -> Iterator[Value]:
-    scale, offset = scales.spread(group, LANES), offsets.spread(group, LANES)
-    for part in _split(bits):
-        yield part.to_float(signed=False) * scale - offset
+def _pairs(
+    even: Value, odd: Value, scales: Numbers, offsets: Numbers, group: int
+) -> Iterator[Value]:
+    """Four groups from `group` on: of its bytes one half holds the first and third of them."""
+    for r, (bits, start) in enumerate(((even, 0), (odd, 0), (even, 32), (odd, 32))):
+        scale, offset = scales[group + r], offsets[group + r]
+        for part in (bits.part(start, LANES), bits.part(start + LANES, LANES)):
+            yield part.to_float(signed=False) * scale - offset
 
 
 def _q6_k(code: Code, block: Value) -> Iterator[Value]:
     """Halves of 128 elements; in each the groups 0 and 2, 1 and 3 share bytes of four bits, and
     all four share bytes of two bits. One scale for 16 elements."""
-    scales = code.load(block + 192, I8X16).to_float(signed=True)
-    scales = scales * _half(code, block + 208)
+    numbers = code.load(block + 192, I8X16).to_float(signed=True) * _half(code, block + 208)
+    scales = Numbers(code, numbers)
     for half in range(2):
+        low = code.load(block + 64 * half, BYTES64)
         high = code.load(block + (128 + 32 * half), BYTES32)
-        low = [code.load(block + (64 * half + 32 * i), BYTES32) for i in range(2)]
-        for t in range(4):
-            bits = (low[t % 2] >> (t // 2 * 4)) & 15
-            bits = (bits | (((high >> (2 * t)) & 3) << 4)) - 32
-            for i, part in enumerate(_split(bits)):
-                yield part.to_float(signed=True) * scales.spread(8 * half + 2 * t + i, LANES)
+        # two groups in 64 bytes
+        tops = [(high << 4).beside(high << 2) & 0x30, high.beside(high >> 2) & 0x30]
+        for i, bits in enumerate(((low & 15) | tops[0], (low >> 4) | tops[1])):
+            integers = bits - 32
+            for j in range(4):
+                weights = integers.part(LANES * j, LANES).to_float(signed=True)
+                yield weights * scales[8 * half + 4 * i + j]
 
 
 DECODERS = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}

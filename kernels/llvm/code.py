@@ -93,17 +93,19 @@ class Value:
         """Bits moved down, zeros moved in."""
         return self._binary("lshr", other)
 
+    def chosen(self, lanes: Sequence[int]) -> Value:
+        """These elements of a vector as one."""
+        mask = ir.Constant(vector(I32, len(lanes)), list(lanes))
+        rest = ir.Constant(self.type, ir.Undefined)
+        return Value(self._builder, self._builder.shuffle_vector(self.ir, rest, mask))
+
     def part(self, start: int, count: int) -> Value:
         """`count` neighbours out of a vector."""
-        lanes = ir.Constant(vector(I32, count), list(range(start, start + count)))
-        rest = ir.Constant(self.type, ir.Undefined)
-        return Value(self._builder, self._builder.shuffle_vector(self.ir, rest, lanes))
+        return self.chosen(range(start, start + count))
 
     def spread(self, lane: int, count: int) -> Value:
         """One element of a vector, `count` times."""
-        lanes = ir.Constant(vector(I32, count), [lane] * count)
-        rest = ir.Constant(self.type, ir.Undefined)
-        return Value(self._builder, self._builder.shuffle_vector(self.ir, rest, lanes))
+        return self.chosen([lane] * count)
 
     def beside(self, other: Value) -> Value:
         """Two vectors of one length as one."""
@@ -130,6 +132,11 @@ class Value:
     def bits(self, type: ir.Type) -> Value:
         """The same bits read as another type."""
         return Value(self._builder, self._builder.bitcast(self.ir, type))
+
+    def extended(self, element: ir.Type) -> Value:
+        """Integers made longer with zeros in front."""
+        to = vector(element, self.type.count)
+        return Value(self._builder, self._builder.zext(self.ir, to))
 
     def to_float(self, *, signed: bool) -> Value:
         """Integers as f32."""
@@ -183,6 +190,11 @@ class Code:
         """A number, or a vector full of it."""
         return Value(self.builder, _constant(type, value))
 
+    def constants(self, type: ir.VectorType, values: Sequence[float]) -> Value:
+        """A vector of these numbers."""
+        parts = [ir.Constant(type.element, value) for value in values]
+        return Value(self.builder, ir.Constant(type, parts))
+
     def variable(self, first: Value) -> Variable:
         return Variable(self.builder, first)
 
@@ -215,11 +227,12 @@ class Code:
         less = self.builder.icmp_signed("<", a.ir, b.ir)
         return Value(self.builder, self.builder.select(less, a.ir, b.ir))
 
-    def stack(self, n_bytes: Value) -> Value:
+    def stack(self, n_bytes: int) -> Value:
         """The address of memory that lasts until the function ends, on a cache line."""
-        memory = self.builder.alloca(I8, size=n_bytes.ir)
-        memory.align = 64
-        return Value(self.builder, self.builder.ptrtoint(memory, I64))
+        with self.builder.goto_entry_block():
+            memory = self.builder.alloca(ir.ArrayType(I8, n_bytes))
+            memory.align = 64
+            return Value(self.builder, self.builder.ptrtoint(memory, I64))
 
     def load(self, address: Value, type: ir.Type, align: int = 1) -> Value:
         return Value(self.builder, self.builder.load(self._pointer(address), typ=type, align=align))
