@@ -29,7 +29,8 @@ from engine.model.mtp import MtpHead
 from engine.model.tensors import block_shapes, check_tensors, ffn_norm_name, global_shapes
 from engine.model.weights import Projection, Weights
 from engine.options import COMPUTE_MODES
-from kernels.block_linear import TYPES as TYPES_IN_BLOCKS
+from kernels.dispatch import uses_llvm
+from kernels.linear import stays_in_blocks
 
 
 def resolve_compute(
@@ -37,10 +38,10 @@ def resolve_compute(
 ) -> str:
     """The compute mode meant by `name` for a model of `n_params` parameters in these GGML types.
 
-    "auto" is bf16 where the device multiplies it in hardware and the model is large enough to
-    gain from that, else f32; but on a CUDA device "blocks" if any of the types can stay in its
-    blocks: exact weights of the file, summed in f32. Raises OptionError for an unknown name and
-    for int8 on a CUDA device.
+    "auto" is f32 for a small model on the processor; else bf16 where the processor multiplies it
+    in hardware; else "blocks" if any of the types can stay in its blocks: exact weights of the
+    file, summed in f32; else bf16 on a CUDA device and f32 without one. Raises OptionError for an
+    unknown name and for int8 on a CUDA device.
     """
     if name not in COMPUTE_MODES:
         modes = ", ".join(COMPUTE_MODES)
@@ -53,9 +54,13 @@ def resolve_compute(
         )
     if name != "auto":
         return name
-    if on_cuda and any(type in TYPES_IN_BLOCKS for type in types):
-        return "blocks"
-    return "bf16" if n_params >= SMALL_MODEL and (on_cuda or _has_bf16()) else "f32"
+    if not on_cuda and n_params < SMALL_MODEL:
+        return "f32"
+    if not on_cuda and _has_bf16():
+        return "bf16"
+    if any(stays_in_blocks(type, "blocks", device) for type in types):
+        return "blocks" if on_cuda or uses_llvm() else "f32"
+    return "bf16" if on_cuda and n_params >= SMALL_MODEL else "f32"
 
 
 def load_model(

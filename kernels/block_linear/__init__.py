@@ -34,7 +34,8 @@ def block_linear(
     meant for few rows (1 .. 16): every 16 rows read the weight once, nothing else is stored.
 
     rounded: x is rounded to bfloat16 first, and the weights where that is faster than leaving
-    them as they are; processors with the instructions multiply such numbers faster. invariant: a row has the same bits whatever rows stand beside it.
+    them as they are; processors with the instructions multiply such numbers faster.
+    invariant: a row has the same bits whatever rows stand beside it.
 
     Raises ValueError for a type that is not one of TYPES and for rows of another length.
     """

@@ -13,6 +13,7 @@ import torch
 
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
+from engine.model import loader
 from engine.model.config import SsmConfig
 from engine.model.delta_net import _qkv_and_z
 from engine.model.loader import load_model, resolve_compute
@@ -168,5 +169,16 @@ def test_int8_is_refused_on_cuda():
         resolve_compute("int8", 10, CUDA, {"Q8_0"})
 
 
-def test_auto_on_the_processor_never_means_blocks():
-    assert resolve_compute("auto", 10, types={"Q4_K"}) == "f32"
+@pytest.mark.parametrize(
+    ("bf16", "n_params", "types", "mode"),
+    [
+        (True, 10, {"Q4_K"}, "f32"),
+        (True, 10**9, {"Q4_K"}, "bf16"),
+        (False, 10**9, {"F32", "Q4_K"}, "blocks"),
+        (False, 10**9, {"F32", "F16"}, "f32"),
+    ],
+)
+def test_auto_on_the_processor(monkeypatch, bf16, n_params, types, mode):
+    monkeypatch.setattr(loader, "_has_bf16", lambda: bf16)
+    monkeypatch.setattr(loader, "uses_llvm", lambda: True)
+    assert resolve_compute("auto", n_params, types=types) == mode
