@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -16,29 +15,27 @@ LANES = F32X16.count
 ALONE = 1 << 15
 
 
-class Layout(NamedTuple):
-    """Row r, of neighbours in memory, starts r // inner * outer + r % inner * step bytes on."""
-
-    inner: int
-    outer: int
-    step: int
+Rows = tuple[int, int, int, int]
+"""Arguments of a program: row r, of neighbours in memory, starts at
+address + r // inner * outer + r % inner * step."""
 
 
-def rows(x: torch.Tensor) -> tuple[torch.Tensor, Layout]:
-    """x [..., d] of 4 bytes a number, or a copy of it, and where its rows start.
+def rows(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
+    """x [..., d] of 4 bytes a number, or a copy of it, and where its rows are.
 
-    A view of some columns, also of some heads, needs no copy.
+    A view of some columns, also of some heads, needs no copy. The address is good for as long as
+    the tensor is kept.
     """
     layout = _layout(x.shape, x.stride())
     if layout is None:
         x = x.contiguous()
-        layout = Layout(max(1, x.numel()), 0, 4 * x.shape[-1])
-    return x, layout
+        layout = max(1, x.numel()), 0, 4 * x.shape[-1]
+    return x, (x.data_ptr(), *layout)
 
 
-def start(address: Value, layout: tuple[Value, Value, Value], row: Value) -> Value:
-    """Where a row starts; `layout`: the numbers of a Layout."""
-    inner, outer, step = layout
+def start(rows: Sequence[Value], row: Value) -> Value:
+    """The address of a row of Rows."""
+    address, inner, outer, step = rows
     return address + row // inner * outer + row % inner * step
 
 
@@ -68,7 +65,8 @@ def run(program: Program, n_rows: int, width: int, *args: int) -> None:
 
 
 @functools.lru_cache(1024)
-def _layout(shape: torch.Size, strides: tuple[int, ...]) -> Layout | None:
+def _layout(shape: torch.Size, strides: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """inner, outer and step of Rows, None where two strides do not reach every row."""
     if shape[-1] != 1 and strides[-1] != 1:
         return None
     merged: list[tuple[int, int]] = []
@@ -78,11 +76,11 @@ def _layout(shape: torch.Size, strides: tuple[int, ...]) -> Layout | None:
         elif size != 1:
             merged.append((size, stride))
     if not merged:
-        return Layout(1, 0, 0)
+        return 1, 0, 0
     if len(merged) == 1:
         size, stride = merged[0]
-        return Layout(max(1, size), 0, 4 * stride)
+        return max(1, size), 0, 4 * stride
     if len(merged) > 2:
         return None
     (_, outer), (inner, step) = merged
-    return Layout(max(1, inner), 4 * outer, 4 * step)
+    return max(1, inner), 4 * outer, 4 * step

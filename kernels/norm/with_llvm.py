@@ -34,7 +34,7 @@ def gated_rms_norm(
     gate, gate_rows = rows(gate)
     run(
         _program(d, eps, True, True), y.numel() // d, d,
-        x.data_ptr(), *x_rows, y.data_ptr(), weight.data_ptr(), gate.data_ptr(), *gate_rows,
+        *x_rows, y.data_ptr(), weight.data_ptr(), *gate_rows,
     )  # fmt: skip
     return y
 
@@ -48,7 +48,7 @@ def _norm(x: torch.Tensor, eps: float, weight: torch.Tensor | None = None) -> to
     scales = () if weight is None else (weight.data_ptr(),)
     run(
         _program(d, eps, weight is not None, False), y.numel() // d, d,
-        x.data_ptr(), *x_rows, y.data_ptr(), *scales,
+        *x_rows, y.data_ptr(), *scales,
     )  # fmt: skip
     return y
 
@@ -63,11 +63,11 @@ def _body(
     d: int, eps: float, weighted: bool, gated: bool,
     code: Code, args: Sequence[Value], first: Value, last: Value,
 ) -> None:  # fmt: skip
-    """Arguments: x, its layout, y, the weight if there is one, then a gate and its layout."""
-    x, inner, outer, step, y, *more = args
+    """Arguments: x in Rows, y, the weight if there is one, a gate in Rows if there is one."""
+    x, y, weight, gates = args[:4], args[4], args[5:6], args[6:]
     zero = code.constant(F32X16, 0.0)
     with code.loop(first, last) as row:
-        source, target = start(x, (inner, outer, step), row), y + row * (4 * d)
+        source, target = start(x, row), y + row * (4 * d)
         sums = [code.variable(zero) for _ in range(SUMS)]
         for i, (at, count) in enumerate(vectors(code, d, SUMS)):
             part, total = code.load_first(source + at, F32X16, count), sums[i % SUMS]
@@ -77,11 +77,11 @@ def _body(
         if weighted:
             square = square / float(d)
         scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
-        gate = start(more[1], (more[2], more[3], more[4]), row) if gated else None
+        gate = start(gates, row) if gated else None
         for at, count in vectors(code, d):
             result = code.load_first(source + at, F32X16, count) * scale
             if weighted:
-                result *= code.load_first(more[0] + at, F32X16, count)
+                result *= code.load_first(weight[0] + at, F32X16, count)
             if gate is not None:
                 result *= silu(code, code.load_first(gate + at, F32X16, count))
             code.store_first(result, target + at, count)
