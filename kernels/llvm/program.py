@@ -41,6 +41,10 @@ class Program:
         threads = threads if tasks > chunk and _has_threads() else 1
         self._run(self._pack(0, tasks, chunk, *args), threads)
 
+    def alone(self, tasks: int, *args: int) -> None:
+        """All tasks on the calling thread, with as little in front of them as there can be."""
+        self._run(self._pack(0, tasks, tasks, *args), 1)
+
 
 def _module(body: Body, n_args: int) -> ir.Module:
     module = ir.Module("kernel")

@@ -26,11 +26,12 @@ def rows(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
     A view of some columns, also of some heads, needs no copy. The address is good for as long as
     the tensor is kept.
     """
-    layout = _layout(x.shape, x.stride())
-    if layout is None:
+    if not x.is_contiguous():
+        layout = _layout(x.shape, x.stride())
+        if layout is not None:
+            return x, (x.data_ptr(), *layout)
         x = x.contiguous()
-        layout = max(1, x.numel()), 0, 4 * x.shape[-1]
-    return x, (x.data_ptr(), *layout)
+    return x, (x.data_ptr(), 1, 4 * x.shape[-1], 0)
 
 
 def start(rows: Sequence[Value], row: Value) -> Value:
@@ -58,7 +59,7 @@ def vectors(code: Code, width: int, at_once: int = 1) -> Iterator[tuple[Value, i
 def run(program: Program, n_rows: int, width: int, *args: int) -> None:
     """A task for every row of `width` numbers, on as many threads as are worth waking."""
     if n_rows * width <= ALONE:
-        program(*args, tasks=n_rows, chunk=n_rows, threads=1)
+        program.alone(n_rows, *args)
     else:
         chunk = max(1, ALONE // 4 // width)
         program(*args, tasks=n_rows, chunk=chunk, threads=torch.get_num_threads())
@@ -75,12 +76,7 @@ def _layout(shape: torch.Size, strides: tuple[int, ...]) -> tuple[int, int, int]
             merged[-1] = (merged[-1][0] * size, stride)
         elif size != 1:
             merged.append((size, stride))
-    if not merged:
-        return 1, 0, 0
-    if len(merged) == 1:
-        size, stride = merged[0]
-        return max(1, size), 0, 4 * stride
     if len(merged) > 2:
         return None
-    (_, outer), (inner, step) = merged
+    (_, outer), (inner, step) = [(1, 0), (1, 0), *merged][-2:]
     return max(1, inner), 4 * outer, 4 * step
