@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from engine.model.config import ModelConfig, SsmConfig
 from engine.model.layers import Surroundings
 from engine.model.rows import Rows
 from engine.model.weights import Weights
+from kernels.gates import delta_gates
 from kernels.norm import gated_rms_norm, l2_norm
-from kernels.pointwise import pointwise
 
 
 class DeltaNet:
@@ -61,8 +60,7 @@ class DeltaNet:
         qk = l2_norm(qk.reshape(heads), self._eps)
         q, k = qk.split_with_sizes(self._qk_heads, 2)
         v = v.reshape(heads)
-        g = pointwise(F.softplus, decay + self._dt, invariant=invariant) * self._a
-        beta = pointwise(torch.sigmoid, beta, invariant=invariant)
+        g, beta = delta_gates(decay, self._dt, self._a, beta, invariant=invariant)
         out = memory.delta(layer, q, k, v, g, beta)
         out = gated_rms_norm(out, z.view(heads), self._norm, self._eps, invariant=invariant)
         return self._output(out.flatten(2), invariant=invariant)

@@ -18,6 +18,8 @@ from kernels.block_linear import TYPES, block_linear
 from kernels.block_linear import naive as block_law
 from kernels.conv import causal_conv
 from kernels.conv import naive as conv_law
+from kernels.gates import delta_gates
+from kernels.gates import naive as gates_law
 from kernels.linear import MODES, linear, pack
 from kernels.linear import naive as linear_law
 from kernels.moe import experts, pack_experts, route
@@ -44,6 +46,7 @@ def all_cases(sizes: Sizes, device: torch.device) -> dict[str, Callable[[], Iter
         "norm": of(_norm),
         "rope": of(_rope),
         "swiglu": of(_swiglu),
+        "gates": of(_gates),
         "linear": of(_linear),
         "attention": of(_attention),
         "route": of(_route),
@@ -113,6 +116,18 @@ def _swiglu(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         yield Case(
             "swiglu", f"{n}x{d}", partial(swiglu, gate, up), partial(swiglu_law.swiglu, gate, up),
             count.norm_bytes(n, d, 0, gates=1), 5 * n * d,
+        )  # fmt: skip
+
+
+def _gates(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    n_heads = sizes.n_v_heads
+    dt, a = torch.randn(2, n_heads, device=device).unbind(0)
+    for n in sizes.tokens:
+        decay, beta = torch.randn(2, n, n_heads, device=device).unbind(0)
+        yield Case(
+            "gates", f"{n}x{n_heads}", partial(delta_gates, decay, dt, a, beta),
+            partial(gates_law.delta_gates, decay, dt, a, beta),
+            2 * count.norm_bytes(n, n_heads, 1), 12 * n * n_heads,
         )  # fmt: skip
 
 

@@ -7,7 +7,9 @@ import torch
 from kernels.conv import naive, with_torch
 from kernels.dispatch import pick
 
-_run = pick(naive.causal_conv, with_torch.causal_conv, "kernels.conv.with_triton")
+_LLVM = "kernels.conv.with_llvm"
+_run = pick(naive.causal_conv, with_torch.causal_conv, "kernels.conv.with_triton", _LLVM)
+_invariant = pick(with_torch.causal_conv_invariant, with_torch.causal_conv_invariant, None, _LLVM)
 
 
 def causal_conv(
@@ -24,5 +26,5 @@ def causal_conv(
     invariant: a token's y has the same bits whatever tokens and sequences stand beside it.
     """
     if invariant:
-        return with_torch.causal_conv_invariant(x, weight, window)
+        return _invariant(x, weight, window)
     return _run(x, weight, window)

@@ -275,6 +275,42 @@ class Code:
     def _pointer(self, address: Value) -> ir.Value:
         return self.builder.inttoptr(address.ir, _POINTER)
 
+    def less(self, a: Value, b: Value | float) -> Value:
+        """Whether a < b, element by element; integers are signed, NaN is less than nothing."""
+        compare = self.builder.fcmp_ordered if _is_float(a.type) else self.builder.icmp_signed
+        return Value(self.builder, compare("<", a.ir, a._other(b)))
+
+    def choose(self, condition: Value, a: Value, b: Value) -> Value:
+        """a where the condition holds, else b."""
+        return Value(self.builder, self.builder.select(condition.ir, a.ir, b.ir))
+
+    def sqrt(self, x: Value) -> Value:
+        """Rounded as exactly as IEEE 754 asks."""
+        return self.call(f"llvm.sqrt.{_mangled(x.type)}", x.type, x)
+
+    def load_first(self, address: Value, type: ir.Type, count: int) -> Value:
+        """A vector of which only `count` elements are in memory; the others are zero."""
+        if count == type.count:
+            return self.load(address, type)
+        pointer, align = Value(self.builder, self._pointer(address)), self.constant(I32, 1)
+        mask, rest = self._first(type, count), self.constant(type, 0)
+        return self.call(
+            f"llvm.masked.load.{_mangled(type)}.p0", type, pointer, align, mask, rest
+        )  # fmt: skip
+
+    def store_first(self, value: Value, address: Value, count: int) -> None:
+        """Only the first `count` elements of a vector."""
+        if count == value.type.count:
+            return self.store(value, address)
+        pointer, align = Value(self.builder, self._pointer(address)), self.constant(I32, 1)
+        mask = self._first(value.type, count)
+        name = f"llvm.masked.store.{_mangled(value.type)}.p0"
+        self.call(name, ir.VoidType(), value, pointer, align, mask)
+
+    def _first(self, type: ir.Type, count: int) -> Value:
+        lanes = [int(lane < count) for lane in range(type.count)]
+        return Value(self.builder, ir.Constant(vector(ir.IntType(1), type.count), lanes))
+
 
 def transposed(rows: Sequence[Value]) -> list[Value]:
     """The columns of a matrix, one after the other in vectors of the rows' length.

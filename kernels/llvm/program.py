@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,16 +28,22 @@ class Program:
     def __init__(self, body: Body, n_args: int) -> None:
         self._engine = _compile(_module(body, n_args))
         address = self._engine.get_function_address("run")
-        # every argument an integer, and nothing to wait for: ctypes lets other threads run
-        types = [ctypes.c_int64] * (n_args + 2) + [ctypes.c_int32]
-        self._run = ctypes.CFUNCTYPE(None, *types)(address)
+        # ctypes takes as long over every argument as over all of them packed; it lets other
+        # threads run
+        self._pack = struct.Struct(f"{_HEADER + n_args}q").pack
+        self._run = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int32)(address)
 
     def __call__(self, *args: int, tasks: int, chunk: int, threads: int) -> None:
         """Runs `tasks` tasks, `chunk` at a time, on up to so many threads.
 
         Addresses have to stay valid until the call returns. Tasks run in any order.
         """
-        self._run(*args, tasks, chunk, threads if tasks > chunk and _has_threads() else 1)
+        threads = threads if tasks > chunk and _has_threads() else 1
+        self._run(self._pack(0, tasks, chunk, *args), threads)
+
+    def alone(self, tasks: int, *args: int) -> None:
+        """All tasks on the calling thread, with as little in front of them as there can be."""
+        self._run(self._pack(0, tasks, tasks, *args), 1)
 
 
 def _module(body: Body, n_args: int) -> ir.Module:
@@ -85,14 +92,14 @@ def _worker(module: ir.Module, share: ir.Function, n_args: int) -> ir.Function:
 
 
 def _entry(module: ir.Module, worker: ir.Function, n_args: int) -> None:
-    """void run(args…, n_tasks, chunk, threads)"""
-    signature = ir.FunctionType(_VOID, [I64] * (n_args + 2) + [I32])
-    function = ir.Function(module, signature, "run")
+    """void run(job, threads)"""
+    function = ir.Function(module, ir.FunctionType(_VOID, [_POINTER, I32]), "run")
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    *args, n_tasks, chunk, threads = function.args
+    given, threads = function.args
     fields = builder.alloca(I64, size=_HEADER + n_args)
-    for index, value in enumerate((ir.Constant(I64, 0), n_tasks, chunk, *args)):
-        builder.store(value, builder.gep(fields, [ir.Constant(I64, index)]))
+    for index in (ir.Constant(I64, i) for i in range(_HEADER + n_args)):
+        value = builder.load(builder.gep(given, [index], source_etype=I64), typ=I64)
+        builder.store(value, builder.gep(fields, [index]))
     job = builder.bitcast(fields, _POINTER)
     if _has_threads():
         signature = ir.FunctionType(_VOID, [_POINTER, _POINTER, I32, I32])

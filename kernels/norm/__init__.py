@@ -7,10 +7,13 @@ import torch
 from kernels.dispatch import pick
 from kernels.norm import naive, with_torch
 
-_TRITON = "kernels.norm.with_triton"
-_rms = pick(naive.rms_norm, with_torch.rms_norm, _TRITON)
-_l2 = pick(naive.l2_norm, with_torch.l2_norm, _TRITON)
-_gated = pick(naive.gated_rms_norm, with_torch.gated_rms_norm, _TRITON)
+_TRITON, _LLVM = "kernels.norm.with_triton", "kernels.norm.with_llvm"
+_rms = pick(naive.rms_norm, with_torch.rms_norm, _TRITON, _LLVM)
+_l2 = pick(naive.l2_norm, with_torch.l2_norm, _TRITON, _LLVM)
+_gated = pick(naive.gated_rms_norm, with_torch.gated_rms_norm, _TRITON, _LLVM)
+_gated_invariant = pick(
+    with_torch.gated_rms_norm_invariant, with_torch.gated_rms_norm_invariant, None, _LLVM
+)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -44,5 +47,5 @@ def gated_rms_norm(
     invariant: a row has the same bits whatever rows stand beside it, as in the other two anyway.
     """
     if invariant:
-        return with_torch.gated_rms_norm_invariant(x, gate, weight, eps)
+        return _gated_invariant(x, gate, weight, eps)
     return _gated(x, gate, weight, eps)

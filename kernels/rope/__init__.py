@@ -8,7 +8,9 @@ from kernels.dispatch import pick
 from kernels.rope import naive, with_torch
 
 _table = pick(naive.rope_table, with_torch.rope_table)
-_apply = pick(naive.apply_rope, with_torch.apply_rope, "kernels.rope.with_triton")
+_apply = pick(
+    naive.apply_rope, with_torch.apply_rope, "kernels.rope.with_triton", "kernels.rope.with_llvm"
+)
 
 
 def rope_table(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 from kernels.dispatch import pick
-from kernels.pointwise import pointwise
 from kernels.swiglu import naive, with_torch
 
-_run = pick(naive.swiglu, with_torch.swiglu, "kernels.swiglu.with_triton")
+_LLVM = "kernels.swiglu.with_llvm"
+_run = pick(naive.swiglu, with_torch.swiglu, "kernels.swiglu.with_triton", _LLVM)
+_invariant = pick(with_torch.swiglu_invariant, with_torch.swiglu_invariant, None, _LLVM)
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
@@ -20,5 +20,5 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor, *, invariant: bool = False) -> 
     invariant: each result has the same bits whatever numbers stand before and behind it.
     """
     if invariant:
-        return pointwise(functional.silu, gate, invariant=True) * up
+        return _invariant(gate, up)
     return _run(gate, up)

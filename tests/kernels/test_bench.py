@@ -39,7 +39,18 @@ def tensor_bytes(values: object, seen: dict[int, int]) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["delta_rule", "delta_log", "fold", "conv", "norm", "rope", "swiglu", "attention", "route"],
+    [
+        "delta_rule",
+        "delta_log",
+        "fold",
+        "conv",
+        "norm",
+        "rope",
+        "swiglu",
+        "gates",
+        "attention",
+        "route",
+    ],
 )
 def test_bytes_are_those_of_all_tensors_in_and_out(name):
     found = cases(name)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.conv import causal_conv, naive, with_torch
+from kernels.conv import causal_conv, naive, with_llvm, with_torch
 from tests.support.closeness import nmse
 
 IMPLEMENTATIONS = pytest.mark.parametrize(
-    "run", [naive.causal_conv, with_torch.causal_conv, causal_conv], ids=["naive", "torch", "op"]
+    "run",
+    [naive.causal_conv, with_torch.causal_conv, with_llvm.causal_conv, causal_conv],
+    ids=["naive", "torch", "llvm", "op"],
 )
 F32 = 1e-12
 LENGTHS = [1, 2, 3, 4, 5, 6, 33]
@@ -54,12 +56,31 @@ def test_the_window_out_of_the_history_continues_the_sequence(run, cut):
     assert torch.equal(end[:, -3:], x[:, -3:])
 
 
+@IMPLEMENTATIONS
 @pytest.mark.parametrize("n_tokens", LENGTHS)
-def test_any_strides(n_tokens):
+def test_any_strides(run, n_tokens):
     x, weight, window = make(n_tokens, 4)
     strided = [t.transpose(-1, -2).contiguous().transpose(-1, -2) for t in (x, weight, window)]
-    y, _ = with_torch.causal_conv(*strided)
+    y, history = run(*strided)
     assert nmse(y, naive.causal_conv(x, weight, window)[0]) < F32
+    assert torch.equal(history, torch.cat((window, x), 1))
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("n_channels", [1, 16, 53])
+@pytest.mark.parametrize("n_taps", [1, 4])
+def test_columns_of_a_projection_and_rows_of_a_plane(run, n_channels, n_taps):
+    """As a layer hands them over; what lies beside them is never touched."""
+    joined = torch.full((2, 3, n_channels + 5), torch.nan)
+    planes = torch.full((2, n_taps + 3, n_channels), torch.nan)
+    x, window = joined[..., 2 : 2 + n_channels], planes[:, 2 : n_taps + 1]
+    x.normal_(), window.normal_()
+    weight = torch.randn(n_taps, n_channels).t()
+    y, history = run(x, weight, window)
+    law, _ = naive.causal_conv(x.double(), weight.double(), window.double())
+    assert nmse(y, law) < F32
+    assert torch.equal(history, torch.cat((window, x), 1))
+    assert y.is_contiguous() and history.is_contiguous()
 
 
 @pytest.mark.parametrize("n_tokens", [2, 9])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional
@@ -10,13 +12,19 @@ from kernels.attention import attend
 from kernels.attention import naive as naive_attention
 from kernels.conv import causal_conv
 from kernels.conv import naive as naive_conv
+from kernels.conv import with_torch as torch_conv
 from kernels.delta_rule import fold, gated_delta_into, gated_delta_log
 from kernels.delta_rule import naive as naive_delta
+from kernels.gates import delta_gates
+from kernels.gates import with_torch as torch_gates
 from kernels.linear import MODES
 from kernels.moe import experts, pack_experts, route
 from kernels.moe import naive as naive_moe
 from kernels.norm import gated_rms_norm, l2_norm, rms_norm
+from kernels.norm import with_torch as torch_norm
 from kernels.pointwise import pointwise
+from kernels.swiglu import swiglu
+from kernels.swiglu import with_torch as torch_swiglu
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import make
 
@@ -40,12 +48,23 @@ def test_pointwise_leaves_the_rest_alone():
 
 
 @pytest.mark.parametrize("d", [4, 20, 64, 1000])
-def test_norms(d):
+def test_norms_and_gates(d):
     x, gate, weight = torch.randn(16, 3, d + 1)[..., :d], torch.randn(16, 3, d), torch.randn(d)
     forms = {
         "rms": lambda s: rms_norm(x[s], weight, 1e-6),
         "l2": lambda s: l2_norm(x[s], 1e-6),
         "gated": lambda s: gated_rms_norm(x[s], gate[s], weight, 1e-6, invariant=True),
+        "gated, torch": lambda s: torch_norm.gated_rms_norm_invariant(x[s], gate[s], weight, 1e-6),
+        "swiglu": lambda s: swiglu(gate[s], x[s], invariant=True),
+        "swiglu, torch": lambda s: torch_swiglu.swiglu_invariant(gate[s], x[s]),
+        "gates": lambda s: delta_gates(x[s], weight, weight, gate[s], invariant=True)[0],
+        "beta": lambda s: delta_gates(x[s], weight, weight, gate[s], invariant=True)[1],
+        "gates, torch": lambda s: torch_gates.delta_gates_invariant(x[s], weight, weight, gate[s])[
+            0
+        ],
+        "beta, torch": lambda s: torch_gates.delta_gates_invariant(x[s], weight, weight, gate[s])[
+            1
+        ],
     }
     for name, form in forms.items():
         together = form(slice(None))
@@ -54,22 +73,25 @@ def test_norms(d):
             assert torch.equal(form(part), together[part]), name
 
 
+@pytest.mark.parametrize(
+    "run",
+    [partial(causal_conv, invariant=True), torch_conv.causal_conv_invariant],
+    ids=["op", "torch"],
+)
 @pytest.mark.parametrize("n_channels", [20, 64])
-def test_conv(n_channels):
+def test_conv(n_channels, run):
     x, weight, window = (
         torch.randn(3, 16, n_channels),
         torch.randn(n_channels, 4),
         torch.randn(3, 3, n_channels),
     )
-    y, history = causal_conv(x, weight, window, invariant=True)
+    y, history = run(x, weight, window)
     law, law_history = naive_conv.causal_conv(x, weight, window)
     torch.testing.assert_close(y, law)
     assert torch.equal(history, law_history)
     for b in range(3):
         for t in range(16):
-            one, _ = causal_conv(
-                x[b : b + 1, t : t + 1], weight, history[b : b + 1, t : t + 3], invariant=True
-            )
+            one, _ = run(x[b : b + 1, t : t + 1], weight, history[b : b + 1, t : t + 3])
             assert torch.equal(one[0, 0], y[b, t])
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from kernels import norm
-from kernels.norm import naive, with_torch
+from kernels.norm import naive, with_llvm, with_torch
 from tests.support.closeness import nmse
 
 IMPLEMENTATIONS = pytest.mark.parametrize(
-    "ops", [naive, with_torch, norm], ids=["naive", "torch", "op"]
+    "ops", [naive, with_torch, with_llvm, norm], ids=["naive", "torch", "llvm", "op"]
 )
-SHAPES = pytest.mark.parametrize("shape", [(5,), (1, 64), (2, 3, 4, 128), (1, 7, 1000)])
+SHAPES = pytest.mark.parametrize("shape", [(5,), (1, 64), (2, 3, 4, 128), (1, 7, 1000), (2, 1)])
 F32 = 1e-12
 
 
@@ -71,6 +71,22 @@ def test_any_strides(ops):
     plain, weight = x.contiguous(), torch.randn(32)[::2]
     assert nmse(ops.rms_norm(x, weight, 1e-6), naive.rms_norm(plain, weight, 1e-6)) < F32
     assert nmse(ops.l2_norm(x, 1e-6), naive.l2_norm(plain, 1e-6)) < F32
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("d", [1, 16, 21, 130])
+def test_heads_of_a_projection(ops, d):
+    """As a layer hands them over; what lies beside them is never touched."""
+    joined = torch.full((2, 3, 8 * d + 5), torch.nan)
+    x = joined[..., 1 : 4 * d + 1].normal_().view(2, 3, 4, d)
+    gate = joined[..., 4 * d + 1 : 8 * d + 1].normal_().view(2, 3, 4, d)
+    weight = torch.randn(d)
+    y, z, w = x.double(), gate.double(), weight.double()
+    assert nmse(ops.rms_norm(x, weight, 1e-6), naive.rms_norm(y, w, 1e-6)) < F32
+    assert nmse(ops.l2_norm(x, 1e-6), naive.l2_norm(y, 1e-6)) < F32
+    for given in (x, x.contiguous()):
+        gated = ops.gated_rms_norm(given, gate, weight, 1e-6)
+        assert nmse(gated, naive.gated_rms_norm(y, z, w, 1e-6)) < F32
 
 
 def test_gradients_are_those_of_the_law():

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import cmath
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kernels import rope
-from kernels.rope import naive, with_torch
+from kernels.rope import naive, with_llvm, with_torch
 from tests.support.closeness import nmse
 
+LLVM = SimpleNamespace(rope_table=with_torch.rope_table, apply_rope=with_llvm.apply_rope)
 IMPLEMENTATIONS = pytest.mark.parametrize(
-    "ops", [naive, with_torch, rope], ids=["naive", "torch", "op"]
+    "ops", [naive, with_torch, LLVM, rope], ids=["naive", "torch", "llvm", "op"]
 )
 F32 = 1e-12
 
@@ -85,6 +87,18 @@ def test_any_strides(ops):
     cos, sin = ops.rope_table(torch.arange(5).unsqueeze(0), 6, frequencies(6), 1.0)
     x = torch.randn(1, 2, 5, 20)[..., ::2].transpose(1, 2)
     assert nmse(ops.apply_rope(x, cos, sin), naive.apply_rope(x.contiguous(), cos, sin)) < F32
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize(("n_rot", "head_dim"), [(2, 3), (6, 20), (64, 64), (32, 50)])
+def test_heads_of_a_projection_and_halves_of_a_table(ops, n_rot, head_dim):
+    """As a layer hands them over; what lies beside them is never touched."""
+    joined = torch.full((2, 3, 4 * head_dim + 5), torch.nan)
+    x = joined[..., 1 : 4 * head_dim + 1].normal_().view(2, 3, 4, head_dim)
+    cos, sin = torch.randn(2, 3, n_rot).chunk(2, -1)
+    y = ops.apply_rope(x, cos, sin)
+    assert nmse(y, naive.apply_rope(x.double(), cos.double(), sin.double())) < F32
+    assert torch.equal(y[..., n_rot:], x[..., n_rot:])
 
 
 def test_gradients_are_those_of_the_law():

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from kernels import swiglu
-from kernels.swiglu import naive, with_torch
+from kernels.swiglu import naive, with_llvm, with_torch
 
 IMPLEMENTATIONS = pytest.mark.parametrize(
-    "ops", [naive, with_torch, swiglu], ids=["naive", "torch", "op"]
+    "ops", [naive, with_torch, with_llvm, swiglu], ids=["naive", "torch", "llvm", "op"]
 )
 
 
@@ -31,16 +31,25 @@ def test_only_the_gate_is_gated(ops):
 
 
 @IMPLEMENTATIONS
-def test_halves_of_one_tensor(ops):
-    both = torch.randn(2, 3, 10)
+@pytest.mark.parametrize("d", [1, 5, 16, 100])
+def test_halves_of_one_tensor(ops, d):
+    both = torch.randn(2, 3, 2 * d)
     before = both.clone()
-    gate, up = both.split(5, -1)
+    gate, up = both.split(d, -1)
     x = gate.double()
     torch.testing.assert_close(ops.swiglu(gate, up).double(), x / (1 + (-x).exp()) * up.double())
     assert torch.equal(both, before)
 
 
 @IMPLEMENTATIONS
+def test_any_strides(ops):
+    gate, up = torch.randn(2, 7, 4, 5).transpose(1, 2).unbind(0)
+    x = gate.double()
+    y = ops.swiglu(gate, up.contiguous())
+    torch.testing.assert_close(y.double(), x / (1 + (-x).exp()) * up.double())
+
+
+@pytest.mark.parametrize("ops", [naive, with_torch, swiglu], ids=["naive", "torch", "op"])
 def test_gradients(ops):
     gate, up = torch.randn(2, 2, 4, dtype=torch.float64).unbind(0)
     assert torch.autograd.gradcheck(

@@ -1,0 +1,31 @@
+"""The gates of the delta rule: how much of its state a head keeps, and how much it writes."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.dispatch import pick
+from kernels.gates import naive, with_torch
+
+_LLVM = "kernels.gates.with_llvm"
+_run = pick(naive.delta_gates, with_torch.delta_gates, None, _LLVM)
+_invariant = pick(with_torch.delta_gates_invariant, with_torch.delta_gates_invariant, None, _LLVM)
+
+
+def delta_gates(
+    decay: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    invariant: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """g = softplus(decay + dt) * a and sigmoid(beta), as kernels.delta_rule takes them.
+
+    decay, beta: f32 [..., H], a layer's projections, any strides; dt, a: f32 [H], a = -exp(A_log)
+    (Yang et al. 2024, arXiv 2412.06464, after Mamba 2). Returns (g, beta), both [..., H].
+    Differentiable.
+
+    invariant: each result has the same bits whatever numbers stand before and behind it.
+    """
+    return (_invariant if invariant else _run)(decay, dt, a, beta)

@@ -1,0 +1,15 @@
+"""The gates as their formulas read."""
+
+from __future__ import annotations
+
+import torch
+
+
+def delta_gates(
+    decay: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.gates.delta_gates."""
+    x = decay + dt
+    # log(1 + e^x), without an e^x that overflows
+    softplus = x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
+    return softplus * a, 1 / (1 + torch.exp(-beta))

@@ -1,0 +1,49 @@
+"""The gates on a processor: both in one pass."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from kernels.llvm import F32X16, Code, Program, Value
+from kernels.llvm.functions import sigmoid, softplus
+from kernels.llvm.rows import rows, run, start, vectors
+
+
+def delta_gates(
+    decay: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.gates.delta_gates."""
+    n_heads = decay.shape[-1]
+    g, opened = decay.new_empty(*decay.shape), beta.new_empty(*beta.shape)
+    dt, a = dt.contiguous(), a.contiguous()
+    decay, decay_rows = rows(decay)
+    beta, beta_rows = rows(beta)
+    run(
+        _program(n_heads), g.numel() // n_heads, n_heads,
+        *decay_rows, dt.data_ptr(), a.data_ptr(), g.data_ptr(), *beta_rows, opened.data_ptr(),
+    )  # fmt: skip
+    return g, opened
+
+
+delta_gates_invariant = delta_gates
+
+
+@functools.cache
+def _program(n_heads: int) -> Program:
+    return Program(functools.partial(_body, n_heads), 12)
+
+
+def _body(n_heads: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+    """Arguments: decay in Rows, dt, a, g, beta in Rows, the opened beta."""
+    dt, a, g, opened = *args[4:7], args[11]
+    with code.loop(first, last) as row:
+        decay, beta = start(args[:4], row), start(args[7:11], row)
+        target = row * (4 * n_heads)
+        for at, count in vectors(code, n_heads):
+            x, bias, scale = (code.load_first(p + at, F32X16, count) for p in (decay, dt, a))
+            code.store_first(softplus(code, x + bias) * scale, g + target + at, count)
+            written = sigmoid(code, code.load_first(beta + at, F32X16, count))
+            code.store_first(written, opened + target + at, count)

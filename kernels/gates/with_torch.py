@@ -1,0 +1,23 @@
+"""The gates in four operations."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from kernels.pointwise import pointwise
+
+
+def delta_gates(
+    decay: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.gates.delta_gates."""
+    return functional.softplus(decay + dt) * a, beta.sigmoid()
+
+
+def delta_gates_invariant(
+    decay: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """delta_gates with functions that do not depend on a number's place."""
+    g = pointwise(functional.softplus, decay + dt, invariant=True) * a
+    return g, pointwise(torch.sigmoid, beta, invariant=True)

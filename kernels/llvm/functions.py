@@ -1,0 +1,82 @@
+"""exp and what is made of it, on vectors of f32, within a few units in the last place.
+
+Every element goes through the same operations, so its bits depend on nothing but its value. NaN
+stays NaN. The coefficients are minimax fits of what the series leave after their first terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kernels.llvm.code import I32, Code, Value, vector
+
+# e^r = 1 + r + r^2 (c0 + c1 r + …) for |r| <= ln 2 / 2, to 2^-28
+_EXP = (0.4999999403953552, 0.1666651964187622, 0.041668400168418884, 0.00836885068565607,
+        0.0013814320554956794)  # fmt: skip
+# atanh(s) = s + s z (c0 + c1 z + …) with z = s^2 <= 1/9, to 2^-27
+_ATANH = (0.3333320617675781, 0.20010852813720703, 0.13999506831169128, 0.14012570679187775)
+_LOG2_E = 1.4426950408889634
+# ln 2 in two parts: the first times a whole number below 2^9 is exact
+_LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.428606765330187e-06
+# beyond these, e^x rounds to zero and to infinity
+_LOWEST, _HIGHEST = -104.0, 89.0
+# added to a small number, it leaves the nearest integer in the last bits of the sum
+_ROUND, _ROUND_BITS = 1.5 * 2.0**23, 0x4B400000
+_SIGN = -(2**31)
+# below, x e^x rounds to zero
+_SILU_IS_0 = -200.0
+
+
+def exp(code: Code, x: Value) -> Value:
+    """e^x, within 1 unit: infinity where it overflows, subnormals and zero where it underflows."""
+
+    def full(value: float) -> Value:
+        return code.constant(x.type, value)
+
+    x = code.choose(code.less(x, _LOWEST), full(_LOWEST), x)
+    x = code.choose(code.less(full(_HIGHEST), x), full(_HIGHEST), x)
+    shifted = code.fma(x, full(_LOG2_E), full(_ROUND))
+    n = shifted - _ROUND
+    r = code.fma(n, full(-_LN2_LOW), code.fma(n, full(-_LN2_HIGH), x))
+    series = code.fma(code.fma(_polynomial(code, r, _EXP), r, full(1.0)), r, full(1.0))
+    # times 2^n in two steps, each by a normal number; the second rounds, where anything does
+    plus_256 = shifted.bits(vector(I32, x.type.count)) - (_ROUND_BITS - 256)
+    half = plus_256 >> 1
+    for exponent in (half - 1, plus_256 - half - 1):
+        series *= (exponent << 23).bits(x.type)
+    return series
+
+
+def sigmoid(code: Code, x: Value) -> Value:
+    """1 / (1 + e^-x)."""
+    e, one = _exp_of_minus_magnitude(code, x), code.constant(x.type, 1.0)
+    return code.choose(code.less(x, 0.0), e, one) / (e + 1.0)
+
+
+def silu(code: Code, x: Value) -> Value:
+    """x / (1 + e^-x); 0 for minus infinity."""
+    x = code.choose(code.less(x, _SILU_IS_0), code.constant(x.type, _SILU_IS_0), x)
+    e = _exp_of_minus_magnitude(code, x)
+    return code.choose(code.less(x, 0.0), x * e, x) / (e + 1.0)
+
+
+def softplus(code: Code, x: Value) -> Value:
+    """ln(1 + e^x), which rounds to x from about 17 on."""
+    e, zero = _exp_of_minus_magnitude(code, x), code.constant(x.type, 0.0)
+    # ln(1 + e) = 2 atanh(e / (2 + e)); small e keep their digits
+    twice = e / code.fma(e, code.constant(x.type, 0.5), code.constant(x.type, 1.0))
+    square = twice * twice * 0.25
+    logarithm = code.fma(twice * square, _polynomial(code, square, _ATANH), twice)
+    return code.choose(code.less(x, zero), zero, x) + logarithm
+
+
+def _exp_of_minus_magnitude(code: Code, x: Value) -> Value:
+    return exp(code, (x.bits(vector(I32, x.type.count)) | _SIGN).bits(x.type))
+
+
+def _polynomial(code: Code, x: Value, coefficients: Sequence[float]) -> Value:
+    *lower, highest = (code.constant(x.type, c) for c in coefficients)
+    total = highest
+    for coefficient in reversed(lower):
+        total = code.fma(total, x, coefficient)
+    return total

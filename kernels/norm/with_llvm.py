@@ -1,0 +1,87 @@
+"""The norms on a processor: each row in one go, its squares added up in one order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm.functions import silu
+from kernels.llvm.rows import rows, run, start, vectors
+
+# sums that are added up beside one another: each addition waits for the one before
+SUMS = 4
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kernels.norm.rms_norm."""
+    return _norm(x, eps, weight.contiguous())
+
+
+def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kernels.norm.l2_norm."""
+    return _norm(x, eps)
+
+
+def gated_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """See kernels.norm.gated_rms_norm."""
+    d, y, weight = x.shape[-1], x.new_empty(*x.shape), weight.contiguous()
+    x, x_rows = rows(x)
+    gate, gate_rows = rows(gate)
+    run(
+        _program(d, eps, True, True), y.numel() // d, d,
+        *x_rows, y.data_ptr(), weight.data_ptr(), *gate_rows,
+    )  # fmt: skip
+    return y
+
+
+gated_rms_norm_invariant = gated_rms_norm
+
+
+def _norm(x: torch.Tensor, eps: float, weight: torch.Tensor | None = None) -> torch.Tensor:
+    d, y = x.shape[-1], x.new_empty(*x.shape)
+    x, x_rows = rows(x)
+    scales = () if weight is None else (weight.data_ptr(),)
+    run(
+        _program(d, eps, weight is not None, False), y.numel() // d, d,
+        *x_rows, y.data_ptr(), *scales,
+    )  # fmt: skip
+    return y
+
+
+@functools.cache
+def _program(d: int, eps: float, weighted: bool, gated: bool) -> Program:
+    body = functools.partial(_body, d, eps, weighted, gated)
+    return Program(body, 5 + weighted + 4 * gated)
+
+
+def _body(
+    d: int, eps: float, weighted: bool, gated: bool,
+    code: Code, args: Sequence[Value], first: Value, last: Value,
+) -> None:  # fmt: skip
+    """Arguments: x in Rows, y, the weight if there is one, a gate in Rows if there is one."""
+    x, y, weight, gates = args[:4], args[4], args[5:6], args[6:]
+    zero = code.constant(F32X16, 0.0)
+    with code.loop(first, last) as row:
+        source, target = start(x, row), y + row * (4 * d)
+        sums = [code.variable(zero) for _ in range(SUMS)]
+        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
+            part, total = code.load_first(source + at, F32X16, count), sums[i % SUMS]
+            total.set(code.fma(part, part, total.value))
+        a, b, c, e = (total.value for total in sums)
+        square = code.sum((a + b) + (c + e))
+        if weighted:
+            square = square / float(d)
+        scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
+        gate = start(gates, row) if gated else None
+        for at, count in vectors(code, d):
+            result = code.load_first(source + at, F32X16, count) * scale
+            if weighted:
+                result *= code.load_first(weight[0] + at, F32X16, count)
+            if gate is not None:
+                result *= silu(code, code.load_first(gate + at, F32X16, count))
+            code.store_first(result, target + at, count)
