@@ -22,9 +22,8 @@ NEAR = 32
 ROWS, MOST_TOKENS = 64, 16
 # numbers in a row of scores, and in a list of cells: both are filled up to whole vectors
 ROW = CHUNK + 16
-# in front of a list: cells that were counted in an earlier chunk
-BEFORE = 8
-LIST = BEFORE + CHUNK + CELLS
+# with one place in front, for what is in no list
+LIST = 1 + CHUNK + CELLS
 
 
 def block_tokens(repeat: int) -> int:
@@ -65,13 +64,13 @@ def attend_chunks(
 
         most = code.variable(code.integer(0))
         with code.loop(0, n_here) as t:
-            cells = lists + t * (4 * LIST) + 4 * BEFORE
+            cells = lists + t * (4 * LIST) + 4
             count = _list_visible(code, seen + t * m_t, n_cells, chunk * CHUNK, cells)
             code.store(count, counts + t * 8)
             most.set(code.largest(count, most.value))
 
         with code.loop(0, most.value, CELLS) as j, code.loop(0, n_here) as t:
-            cells = lists + t * (4 * LIST) + 4 * BEFORE + j * 4
+            cells = lists + t * (4 * LIST) + 4 + j * 4
             with code.when(j.less(code.load(counts + t * 8, I64))):
                 at = [keys + _cell(code, cells, i) * k_n for i in range(CELLS)]
                 for h, n in _tiles(repeat, HEADS):
@@ -99,7 +98,7 @@ def attend_chunks(
                 for h, n in _tiles(repeat, HEADS):
                     row = scores + (t * repeat + h) * (4 * ROW)
                     to = out + (t * n_heads + h) * (4 * head_dim)
-                    cells = lists + t * (4 * LIST) + 4 * BEFORE
+                    cells = lists + t * (4 * LIST) + 4
                     _add_values(code, head_dim, n, (j, stop), cells, row, values, v_n, to)
 
         with (
@@ -174,7 +173,9 @@ def _list_visible(code: Code, seen: Value, n_cells: Value, skip: Value, cells: V
         n.set(code.choose(over, n.value, total.value))
     end = skip + CHUNK
     with code.repeat(lambda: at.value.less(n_cells) & n.value.less(end)):
-        code.store(at.value.resize(I32), cells + (n.value - skip) * 4)
+        # those of an earlier chunk, in the last word that is not all skipped, go in front
+        place = code.largest(n.value - skip, code.integer(-1))
+        code.store(at.value.resize(I32), cells + place * 4)
         n.set(n.value + code.load(seen + at.value, I8).resize(I64))
         at.set(at.value + 1)
     count = code.largest(n.value - skip, code.integer(0))
