@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,16 +28,17 @@ class Program:
     def __init__(self, body: Body, n_args: int) -> None:
         self._engine = _compile(_module(body, n_args))
         address = self._engine.get_function_address("run")
-        # every argument an integer, and nothing to wait for: ctypes lets other threads run
-        types = [ctypes.c_int64] * (n_args + 2) + [ctypes.c_int32]
-        self._run = ctypes.CFUNCTYPE(None, *types)(address)
+        # all in one block of memory: ctypes takes its time over every argument
+        self._pack = struct.Struct(f"{_HEADER + n_args + 1}q").pack
+        self._run = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(address)
 
     def __call__(self, *args: int, tasks: int, chunk: int, threads: int) -> None:
         """Runs `tasks` tasks, `chunk` at a time, on up to so many threads.
 
         Addresses have to stay valid until the call returns. Tasks run in any order.
         """
-        self._run(*args, tasks, chunk, threads if tasks > chunk and _has_threads() else 1)
+        threads = threads if tasks > chunk and _has_threads() else 1
+        self._run(self._pack(0, tasks, chunk, *args, threads))
 
 
 def _module(body: Body, n_args: int) -> ir.Module:
@@ -85,25 +87,29 @@ def _worker(module: ir.Module, share: ir.Function, n_args: int) -> ir.Function:
 
 
 def _entry(module: ir.Module, worker: ir.Function, n_args: int) -> None:
-    """void run(args…, n_tasks, chunk, threads)"""
-    signature = ir.FunctionType(_VOID, [I64] * (n_args + 2) + [I32])
-    function = ir.Function(module, signature, "run")
+    """void run(packed): header, arguments and the number of threads"""
+    function = ir.Function(module, ir.FunctionType(_VOID, [_POINTER]), "run")
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    *args, n_tasks, chunk, threads = function.args
-    fields = builder.alloca(I64, size=_HEADER + n_args)
-    for index, value in enumerate((ir.Constant(I64, 0), n_tasks, chunk, *args)):
-        builder.store(value, builder.gep(fields, [ir.Constant(I64, index)]))
-    job = builder.bitcast(fields, _POINTER)
+
+    def field(of: ir.Value, index: int) -> ir.Value:
+        return builder.gep(of, [ir.Constant(I64, index)], source_etype=I64)
+
+    packed, n_fields = function.args[0], _HEADER + n_args
+    # the caller's memory must not change
+    fields = builder.bitcast(builder.alloca(I64, size=n_fields), _POINTER)
+    for index in range(n_fields):
+        builder.store(builder.load(field(packed, index), typ=I64), field(fields, index))
+    threads = builder.trunc(builder.load(field(packed, n_fields), typ=I64), I32)
     if _has_threads():
         signature = ir.FunctionType(_VOID, [_POINTER, _POINTER, I32, I32])
         parallel = ir.Function(module, signature, "GOMP_parallel")
         with builder.if_else(builder.icmp_signed(">", threads, ir.Constant(I32, 1))) as (many, one):
             with many:
-                builder.call(parallel, [worker, job, threads, ir.Constant(I32, 0)])
+                builder.call(parallel, [worker, fields, threads, ir.Constant(I32, 0)])
             with one:
-                builder.call(worker, [job])
+                builder.call(worker, [fields])
     else:
-        builder.call(worker, [job])
+        builder.call(worker, [fields])
     builder.ret_void()
 
 

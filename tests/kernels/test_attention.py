@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.attention import chunks_with_llvm, naive, with_llvm, with_torch
+from kernels.attention import naive, steps_with_llvm, with_llvm, with_torch
 from tests.support.closeness import nmse
 
 F32 = 1e-11
@@ -30,9 +30,11 @@ def fast(request):
             yield with_llvm.attend
         else:
             for name, value in (("LANES", 8), ("CELLS", 2), ("COLUMNS", 2)):
-                patch.setattr(chunks_with_llvm, name, value)
+                patch.setattr(steps_with_llvm, name, value)
             for name in ("_chunks", "_total"):
-                patch.setattr(with_llvm, name, functools.cache(getattr(with_llvm, name).__wrapped__))
+                patch.setattr(
+                    with_llvm, name, functools.cache(getattr(with_llvm, name).__wrapped__)
+                )
             yield with_llvm.attend
 
 
