@@ -16,7 +16,7 @@ import torch
 from engine.errors import OptionError
 from engine.memory.batch import UBatch
 from engine.memory.kv_cells import CellTable
-from engine.memory.kv_storage import Index, KVStorage
+from engine.memory.kv_storage import Index, KVStorage, Strided
 from engine.memory.rotation import Rotate
 from engine.transfer import upload
 
@@ -85,7 +85,8 @@ class AttentionKV:
             layers, table.n_streams, n_head_kv, head_dim, table.n_cells, device
         )
         self._rows: slice | torch.Tensor = slice(0, 0)
-        self._place: tuple[Index, Index] = (0, slice(0, 0))
+        self._place: Strided | tuple[Index, Index] = (0, slice(0, 0))
+        self._view: Strided | None = None
         self._mask = torch.empty(0)
 
     def prepare(self, ubatches: Sequence[UBatch]) -> bool:
@@ -99,8 +100,10 @@ class AttentionKV:
         cells = table.find(seqs, ubatch.n_seq_tokens)
         n_view = self._take(seqs, cells, positions)
         streams = [table.stream(seq) for seq in seqs]
-        self._place = self._storage.place(streams, cells)
-        self._rows = slice(0, 1) if table.unified else self._storage.index(np.array(streams))
+        storage = self._storage
+        self._place = storage.cells_at(streams, cells) or storage.place(streams, cells)
+        self._rows = rows = slice(0, 1) if table.unified else storage.index(np.array(streams))
+        self._view = storage.view(rows, len(seqs), n_view) if isinstance(rows, slice) else None
         visible = table.visible(seqs, positions, n_view)
         if self._in_order:
             visible = self._order(seqs, visible, n_view)
@@ -109,18 +112,23 @@ class AttentionKV:
     def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> AttentionView:
         """Write this ubatch's keys and values [n_seqs, n_seq_tokens, n_head_kv, head_dim]."""
         keys, values = self._storage.keys[layer], self._storage.values[layer]
-        keys.transpose(1, 2)[self._place] = k.flatten(0, 1)
-        values.transpose(1, 2)[self._place] = v.flatten(0, 1)
-        n_seqs, _, n_view = self._mask.shape
+        place, view = self._place, self._view
+        if isinstance(place, Strided):
+            keys.as_strided(*place).copy_(k)
+            values.as_strided(*place).copy_(v)
+        else:
+            keys.transpose(1, 2)[place] = k.flatten(0, 1)
+            values.transpose(1, 2)[place] = v.flatten(0, 1)
         if self._gathered is not None:
+            n_seqs = len(self._mask)
             rows = torch.arange(n_seqs, device=self.device)[:, None] if not self.unified else 0
             k, v = (t[self._rows].transpose(1, 2)[rows, self._gathered] for t in (keys, values))
             return AttentionView(k.transpose(1, 2), v.transpose(1, 2), self._mask)
-        return AttentionView(
-            keys[self._rows, :, :n_view].expand(n_seqs, -1, -1, -1),
-            values[self._rows, :, :n_view].expand(n_seqs, -1, -1, -1),
-            self._mask,
-        )
+        if view:
+            return AttentionView(keys.as_strided(*view), values.as_strided(*view), self._mask)
+        n_view = self._mask.shape[2]
+        k, v = (t[self._rows, :, :n_view] for t in (keys, values))
+        return AttentionView(k, v, self._mask)
 
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
         """Free the cells of a sequence with p0 <= pos < p1.

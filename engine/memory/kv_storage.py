@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +14,14 @@ Index = int | slice | torch.Tensor
 
 # cells that are allocated at first, and that are zeroed together later
 _BLOCK = 256
+
+
+class Strided(NamedTuple):
+    """A view of every tensor here, as `torch.Tensor.as_strided` takes it: one call, no copy."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
 
 
 class KVStorage:
@@ -73,12 +82,47 @@ class KVStorage:
             return slice(first, last + 1, step)
         return upload(cells, self._device)
 
+    def cells_at(self, streams: Sequence[int], cells: np.ndarray) -> Strided | None:
+        """The cells [len(streams), n] as [len(streams), n, n_head_kv, head_dim].
+
+        None where they do not lie at even distances. It holds until storage grows, as does `view`.
+        """
+        per_stream, per_head, head_dim = self._strides()
+        rows = cells.tolist()
+        starts = [
+            stream * per_stream + row[0] * head_dim
+            for stream, row in zip(streams, rows, strict=True)
+        ]
+        along, *others = {_step(row) for row in rows}
+        down = _step(starts)
+        if others or along is None or down is None:
+            return None
+        stride = (down, along * head_dim, per_head, 1)
+        return Strided((*cells.shape, *self._shape[1:]), stride, starts[0])
+
+    def view(self, rows: slice, n_seqs: int, n: int) -> Strided:
+        """The first n cells of these streams as [n_seqs, n_head_kv, n, head_dim].
+
+        A single stream stands for all n_seqs.
+        """
+        per_stream, per_head, head_dim = self._strides()
+        single = rows.stop == rows.start + 1
+        down = 0 if single else per_stream * (rows.step or 1)
+        size = (n_seqs, self._shape[1], n, head_dim)
+        return Strided(size, (down, per_head, head_dim, 1), rows.start * per_stream)
+
     def place(self, streams: Sequence[int], cells: np.ndarray) -> tuple[Index, Index]:
         """Where `by_cell` tensors hold the cells [len(streams), n] of these streams, flattened."""
         if len(set(streams)) == 1:
             return streams[0], self.index(cells.ravel())
         rows = np.repeat(np.array(streams), cells.shape[1])
         return upload(rows, self._device), upload(cells.ravel(), self._device)
+
+    def _strides(self) -> tuple[int, int, int]:
+        """Numbers from one stream, head and cell to the next."""
+        _, n_head_kv, head_dim = self._shape
+        per_head = self._capacity * head_dim
+        return n_head_kv * per_head, per_head, head_dim
 
     def _grow(self, needed: int) -> None:
         capacity = min(self._n_cells, max(needed, 2 * self._capacity))
@@ -95,3 +139,12 @@ class KVStorage:
         # tensors made in inference mode could not be changed outside of it
         with torch.inference_mode(False):
             return torch.empty(n_streams, n_head_kv, capacity, head_dim, device=self._device)
+
+
+def _step(values: list[int]) -> int | None:
+    """The distance of neighbours where it is the same everywhere and rising, 0 for one value."""
+    if len(values) == 1:
+        return 0
+    step = values[1] - values[0]
+    even = step > 0 and values == list(range(values[0], values[-1] + 1, step))
+    return step if even else None

@@ -7,7 +7,10 @@ import torch
 from kernels.attention import naive, with_torch
 from kernels.dispatch import pick
 
-_run = pick(naive.attend, with_torch.attend, "kernels.attention.with_triton")
+_LLVM = "kernels.attention.with_llvm"
+_run = pick(naive.attend, with_torch.attend, "kernels.attention.with_triton", _LLVM)
+# the law promises no bits
+_run_invariant = pick(with_torch.attend_invariant, with_torch.attend_invariant, None, _LLVM)
 
 
 def attend(
@@ -32,5 +35,5 @@ def attend(
     are, as long as its visible cells come in the same order. Hidden cells are then skipped.
     """
     if invariant:
-        return with_torch.attend_invariant(q, k, v, mask)
+        return _run_invariant(q, k, v, mask)
     return _run(q, k, v, mask)

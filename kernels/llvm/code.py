@@ -6,7 +6,7 @@ Addresses are integers of 64 bits. Arithmetic of floats is rounded operation by 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from llvmlite import ir
@@ -156,6 +156,25 @@ class Value:
         to = BF16 if not isinstance(self.type, ir.VectorType) else vector(BF16, self.type.count)
         return Value(self._builder, self._builder.fptrunc(self.ir, to))
 
+    def resize(self, type: ir.Type) -> Value:
+        """An integer of another width: zeros in front, or cut off."""
+        wider = type.width > self.type.width
+        convert = self._builder.zext if wider else self._builder.trunc
+        return Value(self._builder, convert(self.ir, type))
+
+    def less(self, other: Value | float) -> Value:
+        """Whether self < other, integers with their sign; false for NaN."""
+        compare = "fcmp_ordered" if _is_float(self.type) else "icmp_signed"
+        return Value(
+            self._builder, getattr(self._builder, compare)("<", self.ir, self._other(other))
+        )
+
+    def take(self, lanes: Sequence[int], other: Value | None = None) -> Value:
+        """These elements of a vector; those of `other` count on after its last."""
+        rest = ir.Constant(self.type, ir.Undefined) if other is None else other.ir
+        chosen = ir.Constant(vector(I32, len(lanes)), list(lanes))
+        return Value(self._builder, self._builder.shuffle_vector(self.ir, rest, chosen))
+
 
 class Variable:
     """A number or vector that changes; LLVM keeps it in a register."""
@@ -271,6 +290,39 @@ class Code:
             signature = ir.FunctionType(type, [arg.type for arg in args])
             function = ir.Function(module, signature, name)
         return Value(self.builder, self.builder.call(function, [arg.ir for arg in args]))
+
+    def choose(self, condition: Value, yes: Value, no: Value) -> Value:
+        """One of two values, or element by element for a vector of conditions."""
+        return Value(self.builder, self.builder.select(condition.ir, yes.ir, no.ir))
+
+    def largest(self, a: Value, b: Value) -> Value:
+        """The larger one; b where there is a NaN."""
+        return self.choose(b.less(a), a, b)
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        """The body if the condition holds."""
+        with self.builder.if_then(condition.ir):
+            yield
+
+    @contextmanager
+    def repeat(self, more: Callable[[], Value]) -> Iterator[None]:
+        """The body as long as the condition that `more` writes holds."""
+        head, body, end = (self.builder.append_basic_block(n) for n in ("head", "body", "end"))
+        self.builder.branch(head)
+        self.builder.position_at_end(head)
+        self.builder.cbranch(more().ir, body, end)
+        self.builder.position_at_end(body)
+        yield
+        self.builder.branch(head)
+        self.builder.position_at_end(end)
+
+    def stack(self, n_bytes: int) -> Value:
+        """The address of memory that lasts until the function returns."""
+        with self.builder.goto_entry_block():
+            memory = self.builder.alloca(I8, size=n_bytes)
+            memory.align = 64
+            return Value(self.builder, self.builder.ptrtoint(memory, I64))
 
     def _pointer(self, address: Value) -> ir.Value:
         return self.builder.inttoptr(address.ir, _POINTER)

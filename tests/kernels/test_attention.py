@@ -1,26 +1,41 @@
-"""Softmax attention: the law by hand, then both fast forms against it."""
+"""Softmax attention: the law by hand, then the fast forms against it."""
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kernels.attention import naive, with_torch
+from kernels.attention import naive, steps_with_llvm, with_llvm, with_torch
 from tests.support.closeness import nmse
 
 F32 = 1e-11
 # heads, key/value heads, head dim
-HEADS = [(1, 1, 8), (4, 4, 16), (4, 2, 16), (6, 1, 32)]
+HEADS = [(1, 1, 8), (4, 4, 16), (4, 2, 16), (6, 1, 32), (3, 1, 20), (10, 2, 7)]
 
 
-@pytest.fixture(params=["fused", "grouped"])
-def fast(request, monkeypatch):
-    """The fast version, forced into one of its two forms."""
-    threshold = 0 if request.param == "grouped" else math.inf
-    monkeypatch.setattr(with_torch, "MANY_VALUES", threshold)
-    return with_torch.attend
+@pytest.fixture(params=["fused", "grouped", "llvm", "narrow llvm"])
+def fast(request):
+    """The fast versions, forced into one of their two forms."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "llvm" not in request.param:
+            threshold = 0 if request.param == "grouped" else math.inf
+            patch.setattr(with_torch, "MANY_VALUES", threshold)
+            yield with_torch.attend
+        elif request.param == "llvm":
+            yield with_llvm.attend
+        else:
+            for name, value in (("LANES", 8), ("CELLS", 2), ("COLUMNS", 2)):
+                patch.setattr(steps_with_llvm, name, value)
+            for name in ("_chunks", "_total"):
+                patch.setattr(
+                    with_llvm, name, functools.cache(getattr(with_llvm, name).__wrapped__)
+                )
+            yield with_llvm.attend
 
 
 def make(n_batch, n_tokens, heads, n_cells):
@@ -109,3 +124,75 @@ def test_both_forms_are_in_use(monkeypatch):
     for n_cells in (8, with_torch.MANY_VALUES // 16):
         with_torch.attend(*make(1, 1, (2, 1, 16), n_cells))
     assert [args[1].shape[2] for args in calls] == [with_torch.MANY_VALUES // 16]
+
+
+@pytest.mark.parametrize("heads", [(8, 2, 256), (3, 1, 24), (70, 1, 8)], ids=str)
+@pytest.mark.parametrize(
+    ("n_tokens", "n_cells"), [(1, 512), (2, 513), (1, 1500), (17, 1100), (70, 600)]
+)
+def test_chunks_of_cells_and_tokens(n_tokens, n_cells, heads):
+    q, k, v, mask = make(2, n_tokens, heads, n_cells)
+    mask[1, :, 20:] = False  # chunks that nobody sees
+    mask[1, 0, 0] = mask[1, 1:, 5] = True
+    o = with_llvm.attend(q, k, v, mask)
+    assert nmse(o, naive.attend(q.double(), k.double(), v.double(), mask)) < F32
+
+
+@pytest.mark.parametrize("n_cells", [9, 1300])
+def test_a_query_that_sees_nothing_gives_zeros(n_cells):
+    q, k, v, mask = make(1, 3, (4, 2, 16), n_cells)
+    mask[0, 1] = False
+    o = with_llvm.attend(q, k, v, mask)
+    assert torch.equal(o[0, 1], torch.zeros(4, 16))
+    for t in (0, 2):
+        law = naive.attend(q[:, t : t + 1], k, v, mask[:, t : t + 1])
+        torch.testing.assert_close(o[:, t : t + 1], law)
+
+
+def test_neighbours_in_memory_may_lie_apart():
+    x = make(1, 2, (4, 2, 12), 33)
+    apart = [torch.stack((t, t), -1).flatten(-2)[..., ::2] for t in x]
+    assert all(t.stride(-1) == 2 for t in apart)
+    assert torch.equal(with_llvm.attend(*apart), with_llvm.attend(*x))
+
+
+def test_nan_in_what_is_seen_reaches_the_output():
+    q, k, v, mask = make(1, 2, (2, 1, 16), 40)
+    mask[:] = True
+    mask[0, 1, 7] = False
+    k[0, 0, 7] = torch.nan
+    o = with_llvm.attend(q, k, v, mask)
+    assert o[0, 0].isnan().all() and o[0, 1].isfinite().all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 20), st.sampled_from([(8, 2, 64), (3, 1, 24), (2, 2, 7)]),
+    st.integers(1, 1200), st.floats(0.01, 1.0), st.booleans(), st.integers(1, 4),
+    st.integers(0, 2**20),
+)  # fmt: skip
+def test_bits_depend_on_the_query_and_its_visible_cells_alone(
+    n_batch, n_tokens, heads, n_cells, density, in_front, n_threads, seed
+):
+    """Whatever else is in the batch, wherever the visible cells lie, however many threads."""
+    torch.manual_seed(seed)
+    q, k, v, mask = make(n_batch, n_tokens, heads, n_cells)
+    mask = torch.rand(mask.shape) < density
+    if in_front:
+        mask = torch.arange(n_cells) < mask.sum(-1, keepdim=True)
+    mask[..., 0] = True
+    unseen = ~mask.any(1)[:, None].expand(-1, heads[1], -1)
+    k[unseen] = v[unseen] = torch.nan
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    together = with_llvm.attend_invariant(q, k, v, mask)
+    torch.set_num_threads(before)
+    assert together.isfinite().all()
+    b, t = seed % n_batch, seed // 7 % n_tokens
+    cells = mask[b, t].nonzero().squeeze(1)
+    # the query and what it sees, in memory of their own
+    alone = with_llvm.attend_invariant(
+        q[b : b + 1, t : t + 1].clone(), k[b : b + 1, :, cells], v[b : b + 1, :, cells],
+        torch.ones(1, 1, len(cells), dtype=torch.bool),
+    )  # fmt: skip
+    assert torch.equal(alone[0, 0], together[b, t])

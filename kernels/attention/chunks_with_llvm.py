@@ -1,0 +1,129 @@
+"""What kernels.attention.with_llvm compiles: one chunk of visible cells, and the sum of chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kernels.attention import steps_with_llvm as steps
+from kernels.attention.steps_with_llvm import CHUNK, LIST, ROW
+from kernels.llvm import F32, Code, Value
+from kernels.llvm.code import I64
+
+# rows of scores, and tokens, that a task has on its stack
+ROWS, MOST_TOKENS = 64, 16
+# cells whose values are read while they are near, for all rows
+NEAR = 32
+
+
+def block_tokens(repeat: int) -> int:
+    """Tokens of one task, for so many query heads per key/value head."""
+    return max(1, min(MOST_TOKENS, ROWS // repeat))
+
+
+def attend_chunks(
+    head_dim: int, repeat: int, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    """A task is one chunk for a block of tokens and one key/value head of a sequence.
+
+    Writes weighted values, not yet divided, to o f32 [n_chunks, B, T, H, hd], and (largest score,
+    sum of weights) to sums f32 [n_chunks, B, T, H, 2]. A single chunk is divided at once and has
+    no sums. Strides are in bytes.
+    """
+    (
+        q, k, v, mask, o, sums, n_batch, n_tokens, n_kv_heads, n_cells, n_chunks,
+        q_b, q_t, q_h, k_b, k_h, k_n, v_b, v_h, v_n, m_b, m_t,
+    ) = args  # fmt: skip
+    block = block_tokens(repeat)
+    n_blocks = (n_tokens + (block - 1)) // block
+    scores, lists = code.stack(4 * block * repeat * ROW), code.stack(4 * block * LIST)
+    counts = code.stack(8 * block)
+    with code.loop(first, last) as task:
+        chunk, rest = task % n_chunks, task // n_chunks
+        start, pair = rest % n_blocks * block, rest // n_blocks
+        head, b = pair % n_kv_heads, pair // n_kv_heads
+        left = n_tokens - start
+        n_here = code.choose(left.less(block), left, code.integer(block))
+        queries = q + b * q_b + start * q_t + head * repeat * q_h
+        keys, values = k + b * k_b + head * k_h, v + b * v_b + head * v_h
+        seen = mask + b * m_b + start * m_t
+        # of (chunk, b, start, head * repeat) among the rows of o
+        n_heads = n_kv_heads * repeat
+        place = ((chunk * n_batch + b) * n_tokens + start) * n_heads + head * repeat
+        out = o + place * (4 * head_dim)
+
+        most = code.variable(code.integer(0))
+        with code.loop(0, n_here) as t:
+            cells = lists + t * (4 * LIST) + 4
+            count = steps.list_visible(code, seen + t * m_t, n_cells, chunk * CHUNK, cells)
+            code.store(count, counts + t * 8)
+            most.set(code.largest(count, most.value))
+
+        with code.loop(0, most.value, steps.CELLS) as j, code.loop(0, n_here) as t:
+            cells = lists + t * (4 * LIST) + 4 + j * 4
+            with code.when(j.less(code.load(counts + t * 8, I64))):
+                at = [keys + steps.listed(code, cells, i) * k_n for i in range(steps.CELLS)]
+                for base, n in steps.tiles(repeat):
+                    rows = [queries + t * q_t + q_h * (base + i) for i in range(n)]
+                    row = scores + (t * repeat + base) * (4 * ROW) + j * 4
+                    steps.score(code, head_dim, rows, at, k_n, row)
+
+        with code.loop(0, n_here) as t, code.loop(0, code.integer(repeat)) as h:
+            row = scores + (t * repeat + h) * (4 * ROW)
+            best, total = steps.weigh(code, row, code.load(counts + t * 8, I64))
+            to = t * n_heads + h
+            with code.when(code.integer(1).less(n_chunks)):
+                code.store(best, sums + (place + to) * 8)
+                code.store(total, sums + (place + to) * 8 + 4)
+            # behind the row's weights, for the division
+            code.store(total, row + 4 * CHUNK)
+            for d, lanes in steps.columns(head_dim):
+                code.store(code.constant(lanes, 0.0), out + to * (4 * head_dim) + 4 * d)
+
+        with code.loop(0, most.value, NEAR) as j, code.loop(0, n_here) as t:
+            count = code.load(counts + t * 8, I64)
+            near = j + NEAR
+            stop = code.choose(near.less(count), near, count)
+            with code.when(j.less(count)):
+                for base, n in steps.tiles(repeat):
+                    row = scores + (t * repeat + base) * (4 * ROW)
+                    to = out + (t * n_heads + base) * (4 * head_dim)
+                    cells = lists + t * (4 * LIST) + 4
+                    steps.add_values(code, head_dim, n, (j, stop), cells, row, values, v_n, to)
+
+        with (
+            code.when(n_chunks.less(2)),
+            code.loop(0, n_here) as t,
+            code.loop(0, code.integer(repeat)) as h,
+        ):
+            total = code.load(scores + (t * repeat + h) * (4 * ROW) + 4 * CHUNK, F32)
+            divisor = steps.divisor(code, total)
+            for d, lanes in steps.columns(head_dim):
+                to = out + (t * n_heads + h) * (4 * head_dim) + 4 * d
+                code.store(code.load(to, lanes) / code.splat(divisor, lanes.count), to)
+
+
+def add_up(head_dim: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+    """A task is one row of y: its chunks on the scale of the largest score, in their order."""
+    o, sums, y, n_rows, n_chunks = args
+    with code.loop(first, last) as row:
+        best = code.variable(code.constant(F32, -float("inf")))
+        with code.loop(0, n_chunks) as chunk:
+            best.set(code.largest(code.load(sums + (chunk * n_rows + row) * 8, F32), best.value))
+        columns = list(steps.columns(head_dim))
+        for group in (columns[i : i + 16] for i in range(0, len(columns), 16)):
+            total = code.variable(code.constant(F32, 0.0))
+            out = [code.variable(code.constant(lanes, 0.0)) for _, lanes in group]
+            with code.loop(0, n_chunks) as chunk:
+                place = chunk * n_rows + row
+                part = code.load(sums + place * 8 + 4, F32)
+                scale = steps.exp(code, code.load(sums + place * 8, F32) - best.value)
+                # a chunk of which the query sees nothing has no largest score
+                empty = part.less(0.5)
+                scale = code.choose(empty, code.constant(F32, 0.0), scale)
+                total.set(code.fma(part, scale, total.value))
+                for (d, lanes), x in zip(group, out, strict=True):
+                    values = code.load(o + place * (4 * head_dim) + 4 * d, lanes)
+                    x.set(code.fma(values, code.splat(scale, lanes.count), x.value))
+            for (d, lanes), x in zip(group, out, strict=True):
+                divisor = code.splat(steps.divisor(code, total.value), lanes.count)
+                code.store(x.value / divisor, y + row * (4 * head_dim) + 4 * d)

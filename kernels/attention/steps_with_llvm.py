@@ -1,0 +1,191 @@
+"""The steps of kernels.attention.chunks_with_llvm: cells listed, scored, weighed, added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llvmlite import ir
+
+from kernels.llvm import F32, F32X16, Code, Value, vector
+from kernels.llvm.code import I8, I32, I64
+from kernels.llvm.program import has_feature
+
+# visible cells of a chunk
+CHUNK = 512
+# 32 registers of 16 floats, or 16 of 8: what a product keeps in them
+LANES, CELLS, COLUMNS = (16, 4, 4) if has_feature("avx512f") else (8, 2, 2)
+HEADS = 4
+# in cells: the processor's own prefetching does not follow tiles
+KEYS_AHEAD, VALUES_AHEAD = 8, 16
+# numbers in a row of scores, and in a list of cells: both are filled up to whole vectors
+ROW = CHUNK + 16
+# with one place in front, for what is in no list
+LIST = 1 + CHUNK + CELLS
+
+
+def exp(code: Code, x: Value) -> Value:
+    """e^x within 2 ulp, below e^-87 zero; x f32 or a vector of it, at most 88."""
+    integer = vector(I32, x.type.count) if isinstance(x.type, ir.VectorType) else I32
+
+    def number(value: float) -> Value:
+        return code.constant(x.type, value)
+
+    # adding 1.5 * 2^23 rounds to a whole number, which is then in the low bits
+    shifted = code.fma(x, number(1.4426950408889634), number(12582912.0))
+    n = shifted - 12582912.0
+    r = code.fma(n, number(-0.693145751953125), x)
+    r = code.fma(n, number(-1.42860682030941723212e-6), r)
+    p = number(1.9875691500e-4)
+    for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = code.fma(p, r, number(c))
+    y = code.fma(p, r * r, r) + 1.0
+    y = (y.bits(integer) + (shifted.bits(integer) << 23)).bits(x.type)
+    return code.choose(x.less(-87.0), number(0.0), y)
+
+
+def list_visible(code: Code, seen: Value, n_cells: Value, skip: Value, cells: Value) -> Value:
+    """Writes the up to CHUNK cells that follow the first `skip` visible ones; returns how many."""
+    at, n = code.variable(code.integer(0)), code.variable(code.integer(0))
+    total = code.variable(code.integer(0))
+    # words of eight cells as long as all that is seen in them is skipped
+    with code.loop(0, n_cells // 8) as word:
+        bytes_ = code.load(seen + word * 8, I64)
+        total.set(total.value + code.call("llvm.ctpop.i64", I64, bytes_))
+        over = skip.less(total.value)
+        at.set(code.choose(over, at.value, (word + 1) * 8))
+        n.set(code.choose(over, n.value, total.value))
+    end = skip + CHUNK
+    with code.repeat(lambda: at.value.less(n_cells) & n.value.less(end)):
+        # what this word still has of an earlier chunk goes in front
+        place = code.largest(n.value - skip, code.integer(-1))
+        code.store(at.value.resize(I32), cells + place * 4)
+        n.set(n.value + code.load(seen + at.value, I8).resize(I64))
+        at.set(at.value + 1)
+    count = code.largest(n.value - skip, code.integer(0))
+    # the last one once more, up to a whole tile
+    with code.when(code.integer(0).less(count)):
+        final = code.load(cells + count * 4 - 4, I32)
+        code.store(code.splat(final, CELLS), cells + count * 4)
+    return count
+
+
+def score(
+    code: Code, head_dim: int, rows: list[Value], at: list[Value], k_n: Value, scores: Value
+) -> None:
+    """Products of every row with the keys at every address, each along its own LANES."""
+    lanes = _lanes(head_dim)
+    sums = [code.variable(code.constant(lanes, 0.0)) for _ in rows for _ in at]
+    with code.loop(0, code.integer(4 * head_dim), 4 * lanes.count) as place:
+        queries = [code.load(row + place, lanes) for row in rows]
+        keys = [code.load(key + place, lanes) for key in at]
+        for key in at:
+            code.prefetch(key + place + k_n * KEYS_AHEAD)
+        pairs = [(a, b) for a in queries for b in keys]
+        for total, (a, b) in zip(sums, pairs, strict=True):
+            total.set(code.fma(a, b, total.value))
+    totals = _totals([total.value for total in sums])
+    size = totals[0].type.count
+    piece = min(size, CELLS)
+    for i in range(len(rows) * CELLS // piece):
+        head, cell = divmod(i * piece, CELLS)
+        products = totals[i * piece // size].part(i * piece % size, piece)
+        code.store(products * head_dim**-0.5, scores + head * (4 * ROW) + cell * 4)
+
+
+def _totals(vectors: list[Value]) -> list[Value]:
+    """The sums of the elements of each vector, in order, side by side in as few as they fill.
+
+    Every sum adds halves to halves, whatever other vectors there are; a power of two of them.
+    """
+    groups = 1
+    while (size := vectors[0].type.count // groups) > 1:
+        low = [g * size + i for g in range(groups) for i in range(size // 2)]
+        high = [lane + size // 2 for lane in low]
+        if len(vectors) == 1:
+            vectors = [vectors[0].take(low) + vectors[0].take(high)]
+            continue
+        count = vectors[0].type.count
+        low, high = ([*lanes, *(lane + count for lane in lanes)] for lanes in (low, high))
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [a.take(low, b) + a.take(high, b) for a, b in pairs]
+        groups *= 2
+    return vectors
+
+
+def weigh(code: Code, row: Value, count: Value) -> tuple[Value, Value]:
+    """Scores become e^(score - largest); returns the largest and the sum of the weights."""
+    low = code.constant(F32X16, -float("inf"))
+    code.store(low, row + count * 4)
+    best, total = code.variable(low), code.variable(code.constant(F32X16, 0.0))
+    with code.loop(0, count, 16) as j:
+        best.set(code.largest(code.load(row + j * 4, F32X16), best.value))
+    top = best.value
+    while top.type.count > 1:
+        half = top.type.count // 2
+        top = code.largest(top.part(0, half), top.part(half, half))
+    top = code.sum(top)
+    base = code.splat(top)
+    with code.loop(0, count, 16) as j:
+        weights = exp(code, code.load(row + j * 4, F32X16) - base)
+        code.store(weights, row + j * 4)
+        total.set(total.value + weights)
+    return top, code.sum(total.value)
+
+
+def add_values(
+    code: Code, head_dim: int, n_rows: int, span: tuple[Value, Value], cells: Value, row: Value,
+    values: Value, v_n: Value, out: Value,
+) -> None:  # fmt: skip
+    """out += weights times values of the listed cells `span`, for rows side by side."""
+    vectors = list(columns(head_dim))
+    for start in range(0, len(vectors), COLUMNS):
+        group = vectors[start : start + COLUMNS]
+        places = [
+            [(out + i * (4 * head_dim) + 4 * d, lanes) for d, lanes in group] for i in range(n_rows)
+        ]
+        sums = [[code.variable(code.load(*place)) for place in some] for some in places]
+        with code.loop(*span) as j:
+            at = values + listed(code, cells + j * 4, 0) * v_n
+            parts = [code.load(at + 4 * d, lanes) for d, lanes in group]
+            for d, _ in group:
+                code.prefetch(at + 4 * d + v_n * VALUES_AHEAD)
+            for i, totals in enumerate(sums):
+                weight = code.load(row + i * (4 * ROW) + j * 4, F32)
+                for total, part in zip(totals, parts, strict=True):
+                    total.set(code.fma(code.splat(weight, part.type.count), part, total.value))
+        for totals, some in zip(sums, places, strict=True):
+            for total, (address, _) in zip(totals, some, strict=True):
+                code.store(total.value, address)
+
+
+def divisor(code: Code, total: Value) -> Value:
+    """The sum of the weights; 1 where nothing was seen, which leaves zeros."""
+    one = code.constant(F32, 1.0)
+    return code.choose(total.less(0.5), one, total)
+
+
+def listed(code: Code, cells: Value, i: int) -> Value:
+    """A cell out of a list, as an i64."""
+    return code.load(cells + 4 * i, I32).resize(I64)
+
+
+def _lanes(head_dim: int) -> ir.VectorType:
+    """The longest vector, at most LANES, of which a head has a whole number."""
+    return vector(F32, min(LANES, head_dim & -head_dim))
+
+
+def columns(head_dim: int) -> Iterator[tuple[int, ir.VectorType]]:
+    """Where the vectors of a head start, and their type."""
+    lanes = _lanes(head_dim)
+    return ((d, lanes) for d in range(0, head_dim, lanes.count))
+
+
+def tiles(n: int) -> Iterator[tuple[int, int]]:
+    """Powers of two up to HEADS that make up n: (start, size)."""
+    start = 0
+    while start < n:
+        size = HEADS
+        while size > n - start:
+            size //= 2
+        yield start, size
+        start += size

@@ -1,0 +1,78 @@
+"""Attention on a processor: chunks of visible cells read once for all query heads of a group.
+
+After flash-decoding (Dao et al. 2023): a task takes the next CHUNK cells that a query sees, for up
+to some tokens and the query heads of one key/value head, and leaves their largest score, the sum
+of their weights and the weighted values; where there are several chunks, a second program adds
+them up in order. Chunks count visible cells, and every sum goes along them one way: so a query's
+bits depend neither on hidden cells nor on other queries, sequences and threads.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from kernels.attention.chunks_with_llvm import add_up, attend_chunks, block_tokens
+from kernels.attention.steps_with_llvm import CHUNK
+from kernels.llvm import Program
+
+# tokens at a time, which bounds what several chunks leave
+TOKENS = 64
+# multiplications below which other threads are not worth waking
+LEAST_WORK = 1 << 17
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """See kernels.attention.attend. A query that sees no cell gives zeros."""
+    return attend_invariant(q, k, v, mask)
+
+
+def attend_invariant(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """The same, whose bits depend on the query and its visible cells alone."""
+    if q.shape[1] <= TOKENS:
+        return _some(q, k, v, mask)
+    parts = zip(q.split(TOKENS, 1), mask.split(TOKENS, 1), strict=True)
+    return torch.cat([_some(some, k, v, seen) for some, seen in parts], 1)
+
+
+def _some(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    q_b, q_t, q_h, q_d = q.stride()
+    k_b, k_h, k_n, k_d = k.stride()
+    v_b, v_h, v_n, v_d = v.stride()
+    m_b, m_t, m_n = mask.stride()
+    if not q_d == k_d == v_d == m_n == 1:
+        return _some(*(x.clone(memory_format=torch.contiguous_format) for x in (q, k, v, mask)))
+    n_batch, n_tokens, n_heads, head_dim = q.shape
+    _, n_kv_heads, n_cells, _ = k.shape
+    repeat, n_rows = n_heads // n_kv_heads, n_batch * n_tokens * n_heads
+    threads = torch.get_num_threads() if n_rows * n_cells * head_dim > LEAST_WORK else 1
+    y = torch.empty_like(q, memory_format=torch.contiguous_format)
+    n_chunks, o, sums = -(-n_cells // CHUNK), y, y
+    if n_chunks > 1:
+        o, sums = torch.empty(n_chunks, n_rows, head_dim), torch.empty(n_chunks, n_rows, 2)
+    n_blocks = -(-n_tokens // block_tokens(repeat))
+    _chunks(head_dim, repeat)(
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), mask.data_ptr(), o.data_ptr(), sums.data_ptr(),
+        n_batch, n_tokens, n_kv_heads, n_cells, n_chunks,
+        4 * q_b, 4 * q_t, 4 * q_h, 4 * k_b, 4 * k_h, 4 * k_n, 4 * v_b, 4 * v_h, 4 * v_n, m_b, m_t,
+        tasks=n_batch * n_kv_heads * n_blocks * n_chunks, chunk=1, threads=threads,
+    )  # fmt: skip
+    if n_chunks > 1:
+        _total(head_dim)(
+            o.data_ptr(), sums.data_ptr(), y.data_ptr(), n_rows, n_chunks,
+            tasks=n_rows, chunk=max(1, n_rows // 16), threads=threads,
+        )  # fmt: skip
+    return y
+
+
+@functools.cache
+def _chunks(head_dim: int, repeat: int) -> Program:
+    return Program(functools.partial(attend_chunks, head_dim, repeat), 22)
+
+
+@functools.cache
+def _total(head_dim: int) -> Program:
+    return Program(functools.partial(add_up, head_dim), 5)

@@ -1,0 +1,70 @@
+"""Storage of cells: views by strides against plain indexing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.memory.kv_storage import KVStorage, Strided
+
+N_STREAMS, N_CELLS = 6, 40
+
+
+def storage() -> KVStorage:
+    made = KVStorage([0], N_STREAMS, 2, 4, N_CELLS, torch.device("cpu"))
+    made.poison(0.0)
+    return made
+
+
+def spaced(n: int, most: int) -> st.SearchStrategy[list[int]]:
+    """n different numbers below `most`: neighbours, evenly spaced, or any."""
+    even = st.tuples(st.integers(0, most - n), st.integers(1, max(1, most // (2 * n)))).map(
+        lambda x: [(x[0] + i * x[1]) % most for i in range(n)]
+    )
+    return st.one_of(even, st.permutations(range(most)).map(lambda x: x[:n]))
+
+
+@given(st.data(), st.integers(1, 4), st.integers(1, 5), st.booleans())
+def test_cells_are_written_where_an_index_would(data, n_seqs, n, single):
+    streams = [2] * n_seqs if single else data.draw(spaced(n_seqs, N_STREAMS))
+    if single:
+        cells = np.array(data.draw(spaced(n_seqs * n, N_CELLS))).reshape(n_seqs, n)
+    else:
+        cells = np.array([data.draw(spaced(n, N_CELLS)) for _ in streams])
+    by_index, by_stride = storage(), storage()
+    new = torch.arange(1, n_seqs * n * 8 + 1).float().view(n_seqs, n, 2, 4)
+    by_index.by_cell()[0][by_index.place(streams, cells)] = new.flatten(0, 1)
+    place = by_stride.cells_at(streams, cells)
+    if place is not None:
+        by_stride.keys[0].as_strided(*place).copy_(new)
+        assert torch.equal(by_stride.keys[0], by_index.keys[0])
+
+
+@pytest.mark.parametrize(
+    ("streams", "cells"),
+    [([0], [[7]]), ([3], [[2, 3, 4]]), ([1, 2, 3], [[5], [5], [5]]), ([0, 4], [[1, 3], [6, 8]])],
+)
+def test_what_a_step_writes_needs_no_index(streams, cells):
+    assert isinstance(storage().cells_at(streams, np.array(cells)), Strided)
+
+
+@pytest.mark.parametrize(
+    ("streams", "cells"),
+    [([0], [[3, 2]]), ([0], [[1, 2, 4]]), ([2, 1], [[0], [0]]), ([0, 1], [[1, 2], [1, 3]])],
+)
+def test_uneven_cells_do(streams, cells):
+    assert storage().cells_at(streams, np.array(cells)) is None
+
+
+@pytest.mark.parametrize(("start", "stop", "step"), [(0, 1, 1), (3, 4, 1), (1, 5, 1), (0, 5, 2)])
+def test_views(start, stop, step):
+    made, rows = storage(), slice(start, stop, step)
+    keys = made.keys[0].copy_(torch.randn(made.keys[0].shape))
+    wanted = keys[rows, :, :7]
+    assert torch.equal(keys.as_strided(*made.view(rows, len(wanted), 7)), wanted)
+    if len(wanted) == 1:
+        shared = keys.as_strided(*made.view(rows, 3, 7))
+        assert torch.equal(shared, wanted.expand(3, -1, -1, -1))
