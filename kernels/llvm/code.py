@@ -133,6 +133,13 @@ class Value:
         to = BF16 if not isinstance(self.type, ir.VectorType) else vector(BF16, self.type.count)
         return Value(self._builder, self._builder.fptrunc(self.ir, to))
 
+    def less(self, other: Value | float) -> Value:
+        """Whether self < other, integers with their sign; false for NaN."""
+        compare = "fcmp_ordered" if _is_float(self.type) else "icmp_signed"
+        return Value(
+            self._builder, getattr(self._builder, compare)("<", self.ir, self._other(other))
+        )
+
 
 class Variable:
     """A number or vector that changes; LLVM keeps it in a register."""
@@ -225,6 +232,27 @@ class Code:
             signature = ir.FunctionType(type, [arg.type for arg in args])
             function = ir.Function(module, signature, name)
         return Value(self.builder, self.builder.call(function, [arg.ir for arg in args]))
+
+    def choose(self, condition: Value, yes: Value, no: Value) -> Value:
+        """One of two values, or element by element for a vector of conditions."""
+        return Value(self.builder, self.builder.select(condition.ir, yes.ir, no.ir))
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        """The body if the condition holds."""
+        with self.builder.if_then(condition.ir):
+            yield
+
+    def stack(self, n_bytes: int) -> Value:
+        """The address of memory that lasts until the function returns."""
+        with self.builder.goto_entry_block():
+            memory = self.builder.alloca(I8, size=n_bytes)
+            memory.align = 64
+            return Value(self.builder, self.builder.ptrtoint(memory, I64))
+
+    def exp(self, x: Value) -> Value:
+        """e^x of f32 by the C library, a vector number by number."""
+        return self.call(f"llvm.exp.{_mangled(x.type)}", x.type, x)
 
     def _pointer(self, address: Value) -> ir.Value:
         return self.builder.inttoptr(address.ir, _POINTER)
