@@ -82,7 +82,7 @@ def _recurrence(
 
         def slot(back: Value) -> Place:
             address = code.load(slots.address + back * 8, I64)
-            return slots._replace(address=address).place(b, j, column)  # noqa: B023
+            return slots._replace(address=address).place(b, j, column)
 
         with code.loop(0, n_tokens) as t:
             S = block.place_if(t.less(1), state.place(b, j, column))

@@ -71,6 +71,48 @@ def test_vectors():
     torch.testing.assert_close(out[5], x.sum().expand(16))
 
 
+def test_choices():
+    def body(code, args, first, last):
+        x, y, out = args
+        a, b = code.load(x, F32X16), code.load(y, F32X16)
+        code.store(code.choose(a.less(b), a, b), out)
+        code.store(code.choose(a.less(0.5), a, b), out + 64)
+        with code.loop(first, last) as task, code.when((task - 2).less(0)):
+            code.store(code.constant(F32, 1.0), out + 128 + task * 4)
+
+    x, y = torch.randn(2, 16)
+    x[3] = torch.nan
+    out = torch.zeros(3, 16)
+    Program(body, 3)(*(t.data_ptr() for t in (x, y, out)), tasks=5, chunk=5, threads=1)
+    assert torch.equal(out[0], torch.where(x < y, x, y))
+    assert torch.equal(out[1], torch.where(x < 0.5, x, y))
+    assert out[2].tolist() == [1.0, 1.0] + [0.0] * 14
+
+
+def test_every_call_has_its_own_stack():
+    def body(code, args, first, last):
+        mine, other = code.stack(12), code.stack(64)
+        with code.loop(first, last) as task:
+            code.store(task, mine)
+            code.store(task + 100, other)
+            code.store(code.load(mine, I64) + (mine % 64) + (other % 64), args[0] + task * 8)
+
+    out = torch.zeros(50, dtype=torch.int64)
+    Program(body, 1)(out.data_ptr(), tasks=50, chunk=7, threads=3)
+    assert out.tolist() == list(range(50))
+
+
+def test_exp():
+    def body(code, args, first, last):
+        code.store(code.exp(code.load(args[0], F32X16)), args[1])
+        code.store(code.exp(code.load(args[0] + 4, F32)), args[1] + 64)
+
+    x, out = torch.linspace(-110, 80, 16), torch.full((17,), torch.nan)
+    Program(body, 2)(x.data_ptr(), out.data_ptr(), tasks=1, chunk=1, threads=1)
+    torch.testing.assert_close(out[:16], x.double().exp().float(), rtol=2e-7, atol=0)
+    assert out[16] == out[1]
+
+
 def test_unaligned_loads():
     def body(code, args, first, last):
         code.store(code.load(args[0] + 1, F32), args[1])
