@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from kernels.attention import steps_with_llvm as steps
 from kernels.attention.steps_with_llvm import CHUNK, LIST, ROW
 from kernels.llvm import F32, Code, Value
-from kernels.llvm.code import I64
+from kernels.llvm.functions import exp
+from kernels.llvm.values import I64
 
 # rows of scores, and tokens, that a task has on its stack
 ROWS, MOST_TOKENS = 64, 16
@@ -56,7 +57,7 @@ def attend_chunks(
             cells = lists + t * (4 * LIST) + 4
             count = steps.list_visible(code, seen + t * m_t, n_cells, chunk * CHUNK, cells)
             code.store(count, counts + t * 8)
-            most.set(code.largest(count, most.value))
+            most.set(code.larger(count, most.value))
 
         with code.loop(0, most.value, steps.CELLS) as j, code.loop(0, n_here) as t:
             cells = lists + t * (4 * LIST) + 4 + j * 4
@@ -108,7 +109,7 @@ def add_up(head_dim: int, code: Code, args: Sequence[Value], first: Value, last:
     with code.loop(first, last) as row:
         best = code.variable(code.constant(F32, -float("inf")))
         with code.loop(0, n_chunks) as chunk:
-            best.set(code.largest(code.load(sums + (chunk * n_rows + row) * 8, F32), best.value))
+            best.set(code.larger(code.load(sums + (chunk * n_rows + row) * 8, F32), best.value))
         columns = list(steps.columns(head_dim))
         for group in (columns[i : i + 16] for i in range(0, len(columns), 16)):
             total = code.variable(code.constant(F32, 0.0))
@@ -116,7 +117,7 @@ def add_up(head_dim: int, code: Code, args: Sequence[Value], first: Value, last:
             with code.loop(0, n_chunks) as chunk:
                 place = chunk * n_rows + row
                 part = code.load(sums + place * 8 + 4, F32)
-                scale = steps.exp(code, code.load(sums + place * 8, F32) - best.value)
+                scale = exp(code, code.load(sums + place * 8, F32) - best.value)
                 # a chunk of which the query sees nothing has no largest score
                 empty = part.less(0.5)
                 scale = code.choose(empty, code.constant(F32, 0.0), scale)

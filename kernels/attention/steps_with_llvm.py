@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from llvmlite import ir
 
 from kernels.llvm import F32, F32X16, Code, Value, vector
-from kernels.llvm.code import I8, I32, I64
+from kernels.llvm.functions import exp
 from kernels.llvm.program import has_feature
+from kernels.llvm.values import I8, I32, I64
 
 # visible cells of a chunk
 CHUNK = 512
@@ -21,26 +22,6 @@ KEYS_AHEAD, VALUES_AHEAD = 8, 16
 ROW = CHUNK + 16
 # with one place in front, for what is in no list
 LIST = 1 + CHUNK + CELLS
-
-
-def exp(code: Code, x: Value) -> Value:
-    """e^x within 2 ulp, below e^-87 zero; x f32 or a vector of it, at most 88."""
-    integer = vector(I32, x.type.count) if isinstance(x.type, ir.VectorType) else I32
-
-    def number(value: float) -> Value:
-        return code.constant(x.type, value)
-
-    # adding 1.5 * 2^23 rounds to a whole number, which is then in the low bits
-    shifted = code.fma(x, number(1.4426950408889634), number(12582912.0))
-    n = shifted - 12582912.0
-    r = code.fma(n, number(-0.693145751953125), x)
-    r = code.fma(n, number(-1.42860682030941723212e-6), r)
-    p = number(1.9875691500e-4)
-    for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-        p = code.fma(p, r, number(c))
-    y = code.fma(p, r * r, r) + 1.0
-    y = (y.bits(integer) + (shifted.bits(integer) << 23)).bits(x.type)
-    return code.choose(x.less(-87.0), number(0.0), y)
 
 
 def list_visible(code: Code, seen: Value, n_cells: Value, skip: Value, cells: Value) -> Value:
@@ -57,11 +38,11 @@ def list_visible(code: Code, seen: Value, n_cells: Value, skip: Value, cells: Va
     end = skip + CHUNK
     with code.repeat(lambda: at.value.less(n_cells) & n.value.less(end)):
         # what this word still has of an earlier chunk goes in front
-        place = code.largest(n.value - skip, code.integer(-1))
+        place = code.larger(n.value - skip, code.integer(-1))
         code.store(at.value.resize(I32), cells + place * 4)
         n.set(n.value + code.load(seen + at.value, I8).resize(I64))
         at.set(at.value + 1)
-    count = code.largest(n.value - skip, code.integer(0))
+    count = code.larger(n.value - skip, code.integer(0))
     # the last one once more, up to a whole tile
     with code.when(code.integer(0).less(count)):
         final = code.load(cells + count * 4 - 4, I32)
@@ -118,11 +99,11 @@ def weigh(code: Code, row: Value, count: Value) -> tuple[Value, Value]:
     code.store(low, row + count * 4)
     best, total = code.variable(low), code.variable(code.constant(F32X16, 0.0))
     with code.loop(0, count, 16) as j:
-        best.set(code.largest(code.load(row + j * 4, F32X16), best.value))
+        best.set(code.larger(code.load(row + j * 4, F32X16), best.value))
     top = best.value
     while top.type.count > 1:
         half = top.type.count // 2
-        top = code.largest(top.part(0, half), top.part(half, half))
+        top = code.larger(top.part(0, half), top.part(half, half))
     top = code.sum(top)
     base = code.splat(top)
     with code.loop(0, count, 16) as j:

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from kernels.llvm import F32X16, Code, Value, has_feature, vector
-from kernels.llvm.code import BF16, F32, I32
+from kernels.llvm.values import BF16, F32, I32
 
 BF16X32, I32X16 = vector(BF16, 32), vector(I32, 16)
 

@@ -144,5 +144,5 @@ def _store(
     for i, outputs in enumerate(transposed(sums)):
         for j in range(per_vector):
             row = first + (i * per_vector + j)
-            with code.when_below(row, n_rows):
+            with code.when(row.less(n_rows)):
                 code.store(outputs.part(j * tall, tall), y + row * n_out * 4)

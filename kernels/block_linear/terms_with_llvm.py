@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from kernels.block_linear.arithmetic import BF16X32
 from kernels.dequant.decode_with_llvm import Numbers, k_scales
 from kernels.llvm import Code, Value, vector
-from kernels.llvm.code import F16, I8, I16
+from kernels.llvm.values import F16, I8, I16
 
 GROUP = 32
 """Elements of a term, and of a sum of x."""
@@ -36,7 +36,7 @@ def terms(code: Code, type: str, block: Value) -> tuple[Terms, Value | None]:
 
 def _words(code: Code, address: Value) -> Value:
     """32 bytes as words."""
-    return code.load(address, I8X32).extended(I16)
+    return code.load(address, I8X32).resize(I16)
 
 
 def _looked_up(code: Code, words: Value, integers: Sequence[int]) -> Value:
@@ -53,7 +53,7 @@ def _table(code: Code, integers: Sequence[int]) -> Value:
 def _q4_0(code: Code, block: Value) -> tuple[Terms, Value | None]:
     """The first 16 elements in the low halves of 16 bytes, the others in the high halves."""
     pairs = code.load(block + 2, vector(I8, 16))
-    words = pairs.beside(pairs >> 4).extended(I16)
+    words = pairs.beside(pairs >> 4).resize(I16)
     scale = code.splat(code.load(block, F16)).widen()
     return iter([(_looked_up(code, words, [*range(-8, 8)] * 2), scale)]), None
 
@@ -104,7 +104,7 @@ def _q6_k(code: Code, block: Value) -> tuple[Terms, Value | None]:
                 name = "llvm.x86.avx512.vpermi2var.hi.512"
                 found = code.call(name, I16X32, below, index, above)
                 group = 4 * half + t
-                yield found.bits(BF16X32), scales.chosen([2 * group] * 8 + [2 * group + 1] * 8)
+                yield found.bits(BF16X32), scales.take([2 * group] * 8 + [2 * group + 1] * 8)
 
     return parts(), None
 

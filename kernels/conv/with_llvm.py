@@ -61,7 +61,7 @@ def _body(
         for tap in range(n_taps):
             at = token + tap
             in_x = tokens + (at - n_old) * x_token
-            inputs.append(code.choose(code.less(at, n_old), old + at * window_token, in_x))
+            inputs.append(code.choose(at.less(n_old), old + at * window_token, in_x))
         target, copy = y + task * row_bytes, kept + (token + n_old) * row_bytes
         for at, count in vectors(code, n_channels):
             row = total = code.constant(F32X16, 0.0)
@@ -73,7 +73,7 @@ def _body(
             code.store_first(silu(code, total), target + at, count)
         # the first token's task brings the window over
         none, all_ = code.integer(0), code.integer(n_old)
-        with code.loop(0, code.choose(code.less(token, 1), all_, none)) as i:
+        with code.loop(0, code.choose(token.less(1), all_, none)) as i:
             for at, count in vectors(code, n_channels):
                 row = code.load_first(old + i * window_token + at, F32X16, count)
                 code.store_first(row, kept + i * row_bytes + at, count)

@@ -8,15 +8,25 @@ import torch
 
 from kernels.delta_rule import log_with_torch, naive, with_torch
 from kernels.delta_rule.log import DeltaLog
-from kernels.dispatch import pick
+from kernels.dispatch import F, pick
 
 __all__ = ["DeltaLog", "fold", "gated_delta_into", "gated_delta_log", "gated_delta_rule"]
 
-_TRITON = "kernels.delta_rule.with_triton"
-_run = pick(naive.gated_delta_rule, with_torch.gated_delta_rule, _TRITON)
-_into = pick(naive.gated_delta_into, with_torch.gated_delta_into, _TRITON)
-_log = pick(naive.gated_delta_log, log_with_torch.gated_delta_log, _TRITON)
-_fold = pick(naive.fold, log_with_torch.fold, _TRITON)
+_TRITON, _LLVM = "kernels.delta_rule.with_triton", "kernels.delta_rule.with_llvm"
+
+
+def _pick_invariant(with_torch: F) -> F:
+    """LLVM or torch: the others make no promise about bits."""
+    return pick(with_torch, with_torch, None, _LLVM)
+
+
+_run = pick(naive.gated_delta_rule, with_torch.gated_delta_rule, _TRITON, _LLVM)
+_into = pick(naive.gated_delta_into, with_torch.gated_delta_into, _TRITON, _LLVM)
+_log = pick(naive.gated_delta_log, log_with_torch.gated_delta_log, _TRITON, _LLVM)
+_fold = pick(naive.fold, log_with_torch.fold, _TRITON, _LLVM)
+_into_invariant = _pick_invariant(with_torch.gated_delta_into_invariant)
+_log_invariant = _pick_invariant(log_with_torch.gated_delta_log_invariant)
+_fold_invariant = _pick_invariant(log_with_torch.fold_invariant)
 
 
 def gated_delta_rule(
@@ -62,18 +72,16 @@ def gated_delta_into(
 ) -> torch.Tensor:
     """gated_delta_rule with its states written straight into memory of the caller's.
 
-    slots: 1 .. T tensors [B, H_v, d_k, d_v] with heads and batch in one stride (contiguous will
-    do), apart from one another and strided alike; slots[s] receives the state s tokens before the
-    last one. One of them may be `state` itself. Returns o [B, T, H_v, d_v].
+    slots: 1 .. T tensors [B, H_v, d_k, d_v] with heads and batch in one stride and rows of d_v
+    neighbours (contiguous will do), apart from one another and strided alike; slots[s] receives
+    the state s tokens before the last one. One of them may be `state` itself. Returns o
+    [B, T, H_v, d_v].
 
     invariant: outputs and states have the same bits in whatever portions tokens and sequences
     come; so they have with the same argument of the two functions below.
     """
-    if invariant:
-        return with_torch.gated_delta_into_invariant(
-            q, k, v, g, beta, state, grouped=grouped, slots=slots
-        )
-    return _into(q, k, v, g, beta, state, grouped=grouped, slots=slots)
+    run = _into_invariant if invariant else _into
+    return run(q, k, v, g, beta, state, grouped=grouped, slots=slots)
 
 
 def gated_delta_log(
@@ -94,9 +102,8 @@ def gated_delta_log(
     is d_k * d_v. Raises ValueError for one gate per key channel, of which a log would need more.
     """
     _require_gate_per_head(g)
-    if invariant:
-        return log_with_torch.gated_delta_log_invariant(q, k, v, g, beta, state, grouped=grouped)
-    return _log(q, k, v, g, beta, state, grouped=grouped)
+    run = _log_invariant if invariant else _log
+    return run(q, k, v, g, beta, state, grouped=grouped)
 
 
 def fold(
@@ -108,7 +115,7 @@ def fold(
     out: torch.Tensor | None = None,
     invariant: bool = False,
 ) -> torch.Tensor:
-    """The state after the first n_tokens tokens of a log, in one batched product.
+    """The state after the first n_tokens tokens of a log.
 
     S_n = e^(c_n) S_0 + sum over i <= n of e^(c_n - c_i) k_i u_i^T with c the running sum of g: the
     deferred commit of ReplaySSM, the prefix form of the chunked delta rule.
@@ -119,9 +126,8 @@ def fold(
     Raises ValueError for one gate per key channel.
     """
     _require_gate_per_head(log.g)
-    if invariant:
-        return log_with_torch.fold_invariant(state, log, n_tokens, grouped=grouped, out=out)
-    return _fold(state, log, n_tokens, grouped=grouped, out=out)
+    run = _fold_invariant if invariant else _fold
+    return run(state, log, n_tokens, grouped=grouped, out=out)
 
 
 def _require_gate_per_head(g: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from kernels.llvm import Code, Value, vector
-from kernels.llvm.code import F16, F32, I8, I8X16, I32
+from kernels.llvm.values import F16, F32, I8, I8X16, I32
 
 BYTES64, BYTES32, BYTES8 = (vector(I8, count) for count in (64, 32, 8))
 LANES = 16

@@ -1,7 +1,6 @@
-"""The body of a kernel: integers, addresses and vectors with Python's operators.
+"""The body of a kernel: loops, choices, memory, and what is made of values.
 
-Addresses are integers of 64 bits. Arithmetic of floats is rounded operation by operation; only
-`fma` fuses. Vectors may be longer than those of the processor, which then takes several.
+Addresses are integers of 64 bits.
 """
 
 from __future__ import annotations
@@ -11,169 +10,9 @@ from contextlib import contextmanager
 
 from llvmlite import ir
 
+from kernels.llvm.values import I8, I32, I64, Value, constant, mangled, vector
 
-class _BFloat(ir.Type):
-    """bfloat, which llvmlite does not name."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-F16, BF16, F32 = ir.HalfType(), _BFloat(), ir.FloatType()
-_FLOATS = (ir.HalfType, _BFloat, ir.FloatType, ir.DoubleType)
 _POINTER = ir.PointerType()
-
-
-def vector(element: ir.Type, count: int) -> ir.VectorType:
-    """The type of `count` elements side by side."""
-    return ir.VectorType(element, count)
-
-
-I8X16, F32X16 = vector(I8, 16), vector(F32, 16)
-
-
-def _is_float(type: ir.Type) -> bool:
-    return isinstance(getattr(type, "element", type), _FLOATS)
-
-
-class Value:
-    """A number or vector in a register. Operators take a Value of the same type or a constant."""
-
-    __slots__ = ("_builder", "ir")
-
-    def __init__(self, builder: ir.IRBuilder, value: ir.Value) -> None:
-        self._builder = builder
-        self.ir = value
-
-    @property
-    def type(self) -> ir.Type:
-        return self.ir.type
-
-    def _other(self, other: Value | float) -> ir.Value:
-        return other.ir if isinstance(other, Value) else _constant(self.type, other)
-
-    def _binary(self, name: str, other: Value | float) -> Value:
-        return Value(self._builder, getattr(self._builder, name)(self.ir, self._other(other)))
-
-    def __add__(self, other: Value | float) -> Value:
-        return self._binary("fadd" if _is_float(self.type) else "add", other)
-
-    def __sub__(self, other: Value | float) -> Value:
-        return self._binary("fsub" if _is_float(self.type) else "sub", other)
-
-    def __mul__(self, other: Value | float) -> Value:
-        return self._binary("fmul" if _is_float(self.type) else "mul", other)
-
-    def __truediv__(self, other: Value | float) -> Value:
-        return self._binary("fdiv", other)
-
-    def __floordiv__(self, other: Value | int) -> Value:
-        return self._binary("udiv", other)
-
-    def __mod__(self, other: Value | int) -> Value:
-        return self._binary("urem", other)
-
-    def __and__(self, other: Value | int) -> Value:
-        return self._binary("and_", other)
-
-    def __or__(self, other: Value | int) -> Value:
-        return self._binary("or_", other)
-
-    def __lshift__(self, other: Value | int) -> Value:
-        return self._binary("shl", other)
-
-    def __rshift__(self, other: Value | int) -> Value:
-        """Bits moved down, zeros moved in."""
-        return self._binary("lshr", other)
-
-    def chosen(self, lanes: Sequence[int]) -> Value:
-        """These elements of a vector as one."""
-        mask = ir.Constant(vector(I32, len(lanes)), list(lanes))
-        rest = ir.Constant(self.type, ir.Undefined)
-        return Value(self._builder, self._builder.shuffle_vector(self.ir, rest, mask))
-
-    def part(self, start: int, count: int) -> Value:
-        """`count` neighbours out of a vector."""
-        return self.chosen(range(start, start + count))
-
-    def spread(self, lane: int, count: int) -> Value:
-        """One element of a vector, `count` times."""
-        return self.chosen([lane] * count)
-
-    def beside(self, other: Value) -> Value:
-        """Two vectors of one length as one."""
-        count = self.type.count
-        lanes = ir.Constant(vector(I32, 2 * count), list(range(2 * count)))
-        return Value(self._builder, self._builder.shuffle_vector(self.ir, other.ir, lanes))
-
-    def interleaved(self, other: Value) -> tuple[Value, Value]:
-        """First elements, second elements, … of two vectors of a length, as two of that length."""
-        count = self.type.count
-        mixed = [
-            lane
-            for pair in zip(range(count), range(count, 2 * count), strict=True)
-            for lane in pair
-        ]
-        halves = []
-        for part in (mixed[:count], mixed[count:]):
-            lanes = ir.Constant(vector(I32, count), part)
-            halves.append(
-                Value(self._builder, self._builder.shuffle_vector(self.ir, other.ir, lanes))
-            )
-        return halves[0], halves[1]
-
-    def bits(self, type: ir.Type) -> Value:
-        """The same bits read as another type."""
-        return Value(self._builder, self._builder.bitcast(self.ir, type))
-
-    def extended(self, element: ir.Type) -> Value:
-        """Integers made longer with zeros in front."""
-        to = vector(element, self.type.count)
-        return Value(self._builder, self._builder.zext(self.ir, to))
-
-    def to_float(self, *, signed: bool) -> Value:
-        """Integers as f32."""
-        count = getattr(self.type, "count", None)
-        to = F32 if count is None else vector(F32, count)
-        convert = self._builder.sitofp if signed else self._builder.uitofp
-        return Value(self._builder, convert(self.ir, to))
-
-    def widen(self) -> Value:
-        """f16 or bf16 as f32."""
-        count = getattr(self.type, "count", None)
-        to = F32 if count is None else vector(F32, count)
-        return Value(self._builder, self._builder.fpext(self.ir, to))
-
-    def round_to_bf16(self) -> Value:
-        """f32 as bf16, to the nearest, ties to even."""
-        to = BF16 if not isinstance(self.type, ir.VectorType) else vector(BF16, self.type.count)
-        return Value(self._builder, self._builder.fptrunc(self.ir, to))
-
-    def resize(self, type: ir.Type) -> Value:
-        """An integer of another width: zeros in front, or cut off."""
-        wider = type.width > self.type.width
-        convert = self._builder.zext if wider else self._builder.trunc
-        return Value(self._builder, convert(self.ir, type))
-
-    def less(self, other: Value | float) -> Value:
-        """Whether self < other, integers with their sign; false for NaN."""
-        compare = "fcmp_ordered" if _is_float(self.type) else "icmp_signed"
-        return Value(
-            self._builder, getattr(self._builder, compare)("<", self.ir, self._other(other))
-        )
-
-    def take(self, lanes: Sequence[int], other: Value | None = None) -> Value:
-        """These elements of a vector; those of `other` count on after its last."""
-        rest = ir.Constant(self.type, ir.Undefined) if other is None else other.ir
-        chosen = ir.Constant(vector(I32, len(lanes)), list(lanes))
-        return Value(self._builder, self._builder.shuffle_vector(self.ir, rest, chosen))
 
 
 class Variable:
@@ -203,11 +42,11 @@ class Code:
         self.builder = builder
 
     def integer(self, value: int) -> Value:
-        return Value(self.builder, _constant(I64, value))
+        return Value(self.builder, constant(I64, value))
 
     def constant(self, type: ir.Type, value: float) -> Value:
         """A number, or a vector full of it."""
-        return Value(self.builder, _constant(type, value))
+        return Value(self.builder, constant(type, value))
 
     def constants(self, type: ir.VectorType, values: Sequence[float]) -> Value:
         """A vector of these numbers."""
@@ -226,25 +65,13 @@ class Code:
         head, body, end = (self.builder.append_basic_block(name) for name in names)
         self.builder.branch(head)
         self.builder.position_at_end(head)
-        more = self.builder.icmp_signed("<", index.value.ir, stop.ir)
-        self.builder.cbranch(more, body, end)
+        self.builder.cbranch(index.value.less(stop).ir, body, end)
         self.builder.position_at_end(body)
         now = index.value
         yield now
         index.set(now + step)
         self.builder.branch(head)
         self.builder.position_at_end(end)
-
-    @contextmanager
-    def when_below(self, value: Value, limit: Value) -> Iterator[None]:
-        """The body only if value < limit."""
-        with self.builder.if_then(self.builder.icmp_signed("<", value.ir, limit.ir)):
-            yield
-
-    def smaller(self, a: Value, b: Value) -> Value:
-        """The smaller of two integers."""
-        less = self.builder.icmp_signed("<", a.ir, b.ir)
-        return Value(self.builder, self.builder.select(less, a.ir, b.ir))
 
     def stack(self, n_bytes: int) -> Value:
         """The address of memory that lasts until the function ends, on a cache line."""
@@ -273,7 +100,7 @@ class Code:
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """a * b + c, rounded once."""
-        return self.call(f"llvm.fma.{_mangled(a.type)}", a.type, a, b, c)
+        return self.call(f"llvm.fma.{mangled(a.type)}", a.type, a, b, c)
 
     def sum(self, x: Value) -> Value:
         """All elements of a vector, added in pairs of halves."""
@@ -295,7 +122,11 @@ class Code:
         """One of two values, or element by element for a vector of conditions."""
         return Value(self.builder, self.builder.select(condition.ir, yes.ir, no.ir))
 
-    def largest(self, a: Value, b: Value) -> Value:
+    def smaller(self, a: Value, b: Value) -> Value:
+        """The smaller one; b where there is a NaN."""
+        return self.choose(a.less(b), a, b)
+
+    def larger(self, a: Value, b: Value) -> Value:
         """The larger one; b where there is a NaN."""
         return self.choose(b.less(a), a, b)
 
@@ -317,28 +148,9 @@ class Code:
         self.builder.branch(head)
         self.builder.position_at_end(end)
 
-    def stack(self, n_bytes: int) -> Value:
-        """The address of memory that lasts until the function returns."""
-        with self.builder.goto_entry_block():
-            memory = self.builder.alloca(I8, size=n_bytes)
-            memory.align = 64
-            return Value(self.builder, self.builder.ptrtoint(memory, I64))
-
-    def _pointer(self, address: Value) -> ir.Value:
-        return self.builder.inttoptr(address.ir, _POINTER)
-
-    def less(self, a: Value, b: Value | float) -> Value:
-        """Whether a < b, element by element; integers are signed, NaN is less than nothing."""
-        compare = self.builder.fcmp_ordered if _is_float(a.type) else self.builder.icmp_signed
-        return Value(self.builder, compare("<", a.ir, a._other(b)))
-
-    def choose(self, condition: Value, a: Value, b: Value) -> Value:
-        """a where the condition holds, else b."""
-        return Value(self.builder, self.builder.select(condition.ir, a.ir, b.ir))
-
     def sqrt(self, x: Value) -> Value:
         """Rounded as exactly as IEEE 754 asks."""
-        return self.call(f"llvm.sqrt.{_mangled(x.type)}", x.type, x)
+        return self.call(f"llvm.sqrt.{mangled(x.type)}", x.type, x)
 
     def load_first(self, address: Value, type: ir.Type, count: int) -> Value:
         """A vector of which only `count` elements are in memory; the others are zero."""
@@ -347,7 +159,7 @@ class Code:
         pointer, align = Value(self.builder, self._pointer(address)), self.constant(I32, 1)
         mask, rest = self._first(type, count), self.constant(type, 0)
         return self.call(
-            f"llvm.masked.load.{_mangled(type)}.p0", type, pointer, align, mask, rest
+            f"llvm.masked.load.{mangled(type)}.p0", type, pointer, align, mask, rest
         )  # fmt: skip
 
     def store_first(self, value: Value, address: Value, count: int) -> None:
@@ -356,34 +168,12 @@ class Code:
             return self.store(value, address)
         pointer, align = Value(self.builder, self._pointer(address)), self.constant(I32, 1)
         mask = self._first(value.type, count)
-        name = f"llvm.masked.store.{_mangled(value.type)}.p0"
+        name = f"llvm.masked.store.{mangled(value.type)}.p0"
         self.call(name, ir.VoidType(), value, pointer, align, mask)
 
     def _first(self, type: ir.Type, count: int) -> Value:
         lanes = [int(lane < count) for lane in range(type.count)]
         return Value(self.builder, ir.Constant(vector(ir.IntType(1), type.count), lanes))
 
-
-def transposed(rows: Sequence[Value]) -> list[Value]:
-    """The columns of a matrix, one after the other in vectors of the rows' length.
-
-    rows: a power of two of them.
-    """
-    result, half = list(rows), len(rows) // 2
-    for _ in range(len(rows).bit_length() - 1):
-        pairs = zip(result[:half], result[half:], strict=True)
-        result = [part for a, b in pairs for part in a.interleaved(b)]
-    return result
-
-
-def _constant(type: ir.Type, value: float | Sequence[float]) -> ir.Constant:
-    if isinstance(type, ir.VectorType):
-        return ir.Constant(type, [ir.Constant(type.element, value)] * type.count)
-    return ir.Constant(type, value)
-
-
-def _mangled(type: ir.Type) -> str:
-    short = {"float": "f32", "bfloat": "bf16", "half": "f16"}
-    if isinstance(type, ir.VectorType):
-        return f"v{type.count}{short.get(str(type.element), str(type.element))}"
-    return short.get(str(type), str(type))
+    def _pointer(self, address: Value) -> ir.Value:
+        return self.builder.inttoptr(address.ir, _POINTER)

@@ -1,4 +1,4 @@
-"""exp and what is made of it, on vectors of f32, within a few units in the last place.
+"""exp and what is made of it, on f32 or vectors of it, within a few units in the last place.
 
 Every element goes through the same operations, so its bits depend on nothing but its value. NaN
 stays NaN. The coefficients are minimax fits of what the series leave after their first terms.
@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kernels.llvm.code import I32, Code, Value, vector
+from llvmlite import ir
+
+from kernels.llvm.code import Code
+from kernels.llvm.values import I32, Value, vector
 
 # e^r = 1 + r + r^2 (c0 + c1 r + …) for |r| <= ln 2 / 2, to 2^-28
 _EXP = (0.4999999403953552, 0.1666651964187622, 0.041668400168418884, 0.00836885068565607,
@@ -33,14 +36,14 @@ def exp(code: Code, x: Value) -> Value:
     def full(value: float) -> Value:
         return code.constant(x.type, value)
 
-    x = code.choose(code.less(x, _LOWEST), full(_LOWEST), x)
-    x = code.choose(code.less(full(_HIGHEST), x), full(_HIGHEST), x)
+    x = code.choose(x.less(_LOWEST), full(_LOWEST), x)
+    x = code.choose(full(_HIGHEST).less(x), full(_HIGHEST), x)
     shifted = code.fma(x, full(_LOG2_E), full(_ROUND))
     n = shifted - _ROUND
     r = code.fma(n, full(-_LN2_LOW), code.fma(n, full(-_LN2_HIGH), x))
     series = code.fma(code.fma(_polynomial(code, r, _EXP), r, full(1.0)), r, full(1.0))
     # times 2^n in two steps, each by a normal number; the second rounds, where anything does
-    plus_256 = shifted.bits(vector(I32, x.type.count)) - (_ROUND_BITS - 256)
+    plus_256 = _bits(shifted) - (_ROUND_BITS - 256)
     half = plus_256 >> 1
     for exponent in (half - 1, plus_256 - half - 1):
         series *= (exponent << 23).bits(x.type)
@@ -50,14 +53,14 @@ def exp(code: Code, x: Value) -> Value:
 def sigmoid(code: Code, x: Value) -> Value:
     """1 / (1 + e^-x)."""
     e, one = _exp_of_minus_magnitude(code, x), code.constant(x.type, 1.0)
-    return code.choose(code.less(x, 0.0), e, one) / (e + 1.0)
+    return code.choose(x.less(0.0), e, one) / (e + 1.0)
 
 
 def silu(code: Code, x: Value) -> Value:
     """x / (1 + e^-x); 0 for minus infinity."""
-    x = code.choose(code.less(x, _SILU_IS_0), code.constant(x.type, _SILU_IS_0), x)
+    x = code.choose(x.less(_SILU_IS_0), code.constant(x.type, _SILU_IS_0), x)
     e = _exp_of_minus_magnitude(code, x)
-    return code.choose(code.less(x, 0.0), x * e, x) / (e + 1.0)
+    return code.choose(x.less(0.0), x * e, x) / (e + 1.0)
 
 
 def softplus(code: Code, x: Value) -> Value:
@@ -67,11 +70,15 @@ def softplus(code: Code, x: Value) -> Value:
     twice = e / code.fma(e, code.constant(x.type, 0.5), code.constant(x.type, 1.0))
     square = twice * twice * 0.25
     logarithm = code.fma(twice * square, _polynomial(code, square, _ATANH), twice)
-    return code.choose(code.less(x, zero), zero, x) + logarithm
+    return code.choose(x.less(zero), zero, x) + logarithm
 
 
 def _exp_of_minus_magnitude(code: Code, x: Value) -> Value:
-    return exp(code, (x.bits(vector(I32, x.type.count)) | _SIGN).bits(x.type))
+    return exp(code, (_bits(x) | _SIGN).bits(x.type))
+
+
+def _bits(x: Value) -> Value:
+    return x.bits(vector(I32, x.type.count) if isinstance(x.type, ir.VectorType) else I32)
 
 
 def _polynomial(code: Code, x: Value, coefficients: Sequence[float]) -> Value:

@@ -12,7 +12,8 @@ import llvmlite.binding as llvm
 import torch
 from llvmlite import ir
 
-from kernels.llvm.code import I32, I64, Code, Value
+from kernels.llvm.code import Code
+from kernels.llvm.values import I32, I64, Value
 
 Body = Callable[[Code, Sequence[Value], Value, Value], None]
 """Writes the tasks first .. last - 1: (code, arguments as integers, first, last)."""

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from kernels.llvm.code import F32X16, Code, Value
+from kernels.llvm.code import Code
 from kernels.llvm.program import Program
+from kernels.llvm.values import F32X16, Value
 
 LANES = F32X16.count
 # so many numbers are done before a second thread has woken up

@@ -8,12 +8,16 @@ import pytest
 import torch
 
 from kernels import delta_rule
-from kernels.delta_rule import DeltaLog, log_with_torch, naive, with_torch
+from kernels.delta_rule import DeltaLog, log_with_torch, naive, with_llvm, with_torch
 from tests.support.closeness import nmse
 
 F32 = 1e-12
 F64 = 1e-26
 LENGTHS = [1, 2, 5, 17, 33, 65]
+FAST = pytest.mark.parametrize("module", [log_with_torch, with_llvm], ids=["torch", "llvm"])
+FOLDS = pytest.mark.parametrize(
+    "run", [naive.fold, log_with_torch.fold, with_llvm.fold], ids=["naive", "torch", "llvm"]
+)
 
 
 class Inputs(NamedTuple):
@@ -55,12 +59,14 @@ def first(log: DeltaLog, row: int, n: int) -> DeltaLog:
 def test_one_token_by_hand():
     q, k, v, beta = (torch.tensor(x).reshape(1, 1, 1, 1) for x in (3.0, -0.5, 1.0, 0.25))
     state, g = torch.full((1, 1, 1, 1), 8.0), torch.tensor([[[0.5]]]).log()
-    for run in (naive.gated_delta_log, log_with_torch.gated_delta_log):
+    for run in (
+        naive.gated_delta_log, log_with_torch.gated_delta_log, with_llvm.gated_delta_log
+    ):  # fmt: skip
         # S = 8 / 2 = 4, u = (1 + 2) / 4 = 0.75, S = 4 - 0.375 = 3.625, o = 10.875
         o, log = run(q, k, v, g, beta[..., 0], state, grouped=False)
         torch.testing.assert_close(o.flatten(), torch.tensor([10.875]))
         torch.testing.assert_close(log.u.flatten(), torch.tensor([0.75]))
-        for fold in (naive.fold, log_with_torch.fold):
+        for fold in (naive.fold, log_with_torch.fold, with_llvm.fold):
             folded = fold(state, log, 1, grouped=False)
             torch.testing.assert_close(folded.flatten(), torch.tensor([3.625]))
 
@@ -70,20 +76,22 @@ def test_one_token_by_hand():
 @pytest.mark.parametrize("n_tokens", [*LENGTHS, 32, 64])
 def test_the_log_is_that_of_the_law(n_tokens, n_batch, grouped):
     inputs = make(n_tokens, n_batch=n_batch)
-    o, log = log_with_torch.gated_delta_log(*inputs, grouped=grouped)
     wanted, law = naive.gated_delta_log(*inputs.double(), grouped=grouped)
-    assert nmse(o, wanted) < F32
-    assert nmse(log.u, law.u) < F32
-    assert log.k is inputs.k and log.g is inputs.g
+    for module in (log_with_torch, with_llvm):
+        o, log = module.gated_delta_log(*inputs, grouped=grouped)
+        assert nmse(o, wanted) < F32
+        assert nmse(log.u, law.u) < F32
+        assert log.k is inputs.k and log.g is inputs.g
     exact = log_with_torch.gated_delta_log(*inputs.double(), grouped=grouped)
     assert nmse(exact[0], wanted) < F64
     assert nmse(exact[1].u, law.u) < F64
 
 
+@FAST
 @pytest.mark.parametrize("n_tokens", LENGTHS)
-def test_outputs_are_those_of_the_delta_rule(n_tokens):
+def test_outputs_are_those_of_the_delta_rule(module, n_tokens):
     inputs = make(n_tokens, n_batch=2)
-    o, _ = log_with_torch.gated_delta_log(*inputs, grouped=False)
+    o, _ = module.gated_delta_log(*inputs, grouped=False)
     wanted, _ = with_torch.gated_delta_rule(*inputs, grouped=False)
     assert nmse(o, wanted) < F32
 
@@ -92,19 +100,20 @@ def test_outputs_are_those_of_the_delta_rule(n_tokens):
 @pytest.mark.parametrize("n_tokens", LENGTHS)
 def test_every_prefix_is_a_snapshot(n_tokens, grouped):
     inputs = make(n_tokens, lowest_g=-0.3)
-    _, log = log_with_torch.gated_delta_log(*inputs, grouped=grouped)
     _, kept = with_torch.gated_delta_rule(*inputs, grouped=grouped, n_snapshots=n_tokens)
+    for module in (log_with_torch, with_llvm):
+        _, log = module.gated_delta_log(*inputs, grouped=grouped)
+        for n in range(1, n_tokens + 1):
+            assert nmse(module.fold(inputs.state, log, n, grouped=grouped), kept[:, -n]) < F32
+        assert torch.equal(module.fold(inputs.state, log, 0, grouped=grouped), inputs.state)
     exact = inputs.double()
     _, law = naive.gated_delta_log(*exact, grouped=grouped)
-    for n in range(1, n_tokens + 1):
-        assert nmse(log_with_torch.fold(inputs.state, log, n, grouped=grouped), kept[:, -n]) < F32
     for n in (0, 1, n_tokens // 2, n_tokens):
         ours = log_with_torch.fold(exact.state, law, n, grouped=grouped)
         assert nmse(ours, naive.fold(exact.state, law, n, grouped=grouped)) < F64
-    assert torch.equal(log_with_torch.fold(inputs.state, log, 0, grouped=grouped), inputs.state)
 
 
-@pytest.mark.parametrize("run", [naive.fold, log_with_torch.fold], ids=["naive", "torch"])
+@FOLDS
 @pytest.mark.parametrize("counts", [[0, 3, 7], [7, 7, 1], [0, 0, 0]], ids=str)
 def test_rows_of_different_lengths(run, counts):
     """Each row as if it were alone, whatever its log holds beyond its tokens."""
@@ -123,7 +132,7 @@ def test_rows_of_different_lengths(run, counts):
             assert torch.equal(folded[row : row + 1], state)
 
 
-@pytest.mark.parametrize("run", [naive.fold, log_with_torch.fold], ids=["naive", "torch"])
+@FOLDS
 @pytest.mark.parametrize("n", [0, 1, 5, torch.tensor([2, 5])], ids=["0", "1", "5", "rows"])
 def test_fold_into_given_memory(run, n):
     inputs = make(6, n_batch=2)
@@ -139,27 +148,29 @@ def test_fold_into_given_memory(run, n):
     assert torch.equal(state, wanted)
 
 
+@FAST
 @pytest.mark.parametrize("g", [-20.0, -1000.0])
 @pytest.mark.parametrize("n_tokens", [1, 5, 33, 65])
-def test_strong_decay_neither_overflows_nor_poisons(n_tokens, g):
+def test_strong_decay_neither_overflows_nor_poisons(module, n_tokens, g):
     inputs = make(n_tokens, n_batch=2)
     inputs = inputs._replace(g=torch.full_like(inputs.g, g))
-    o, log = log_with_torch.gated_delta_log(*inputs, grouped=False)
+    o, log = module.gated_delta_log(*inputs, grouped=False)
     wanted, law = naive.gated_delta_log(*inputs.double(), grouped=False)
     assert nmse(o, wanted) < F32 and nmse(log.u, law.u) < F32
     for n in (n_tokens, torch.tensor([n_tokens, 1])):
-        folded = log_with_torch.fold(inputs.state, log, n, grouped=False)
+        folded = module.fold(inputs.state, log, n, grouped=False)
         assert nmse(folded, naive.fold(inputs.state.double(), law, n, grouped=False)) < F32
 
 
-def test_weak_gates_after_strong_ones_keep_their_precision():
+@FAST
+def test_weak_gates_after_strong_ones_keep_their_precision(module):
     inputs = make(32)
     g = torch.full_like(inputs.g, -1e-3)
     g[:, :24:2] = -40.0
     inputs = inputs._replace(g=g)
-    _, log = log_with_torch.gated_delta_log(*inputs, grouped=False)
+    _, log = module.gated_delta_log(*inputs, grouped=False)
     _, law = naive.gated_delta_log(*inputs.double(), grouped=False)
-    folded = log_with_torch.fold(inputs.state, log, 32, grouped=False)
+    folded = module.fold(inputs.state, log, 32, grouped=False)
     assert nmse(folded, naive.fold(inputs.state.double(), law, 32, grouped=False)) < F32
 
 
@@ -175,23 +186,28 @@ def test_a_gate_per_channel_is_refused():
 
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("n_tokens", [1, 4, 40])
+@pytest.mark.parametrize(
+    "module", [log_with_torch, with_llvm, delta_rule], ids=["torch", "llvm", "public"]
+)
 @torch.inference_mode()
-def test_any_strides(n_tokens, grouped):
+def test_any_strides(module, n_tokens, grouped):
     plain = make(n_tokens, n_batch=2)
     strided = Inputs(
         *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in plain[:4]),
         torch.stack((plain.beta, plain.beta + 9), -1)[..., 0],
         plain.state.transpose(2, 3).contiguous().transpose(2, 3),
     )
-    o, log = delta_rule.gated_delta_log(*strided, grouped=grouped)
+    o, log = module.gated_delta_log(*strided, grouped=grouped)
     wanted, law = naive.gated_delta_log(*plain.double(), grouped=grouped)
     assert nmse(o, wanted) < F32
-    folded = delta_rule.fold(strided.state, log, n_tokens, grouped=grouped)
+    folded = module.fold(strided.state, log, n_tokens, grouped=grouped)
     assert nmse(folded, naive.fold(plain.state.double(), law, n_tokens, grouped=grouped)) < F32
 
 
 @pytest.mark.parametrize(
-    "run", [naive.gated_delta_into, with_torch.gated_delta_into], ids=["naive", "torch"]
+    "run",
+    [naive.gated_delta_into, with_torch.gated_delta_into, with_llvm.gated_delta_into],
+    ids=["naive", "torch", "llvm"],
 )
 @pytest.mark.parametrize(
     ("n_tokens", "n_slots"),

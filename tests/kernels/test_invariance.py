@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch.nn import functional
 
+from kernels import delta_rule
 from kernels.attention import attend
 from kernels.attention import naive as naive_attention
 from kernels.conv import causal_conv
 from kernels.conv import naive as naive_conv
 from kernels.conv import with_torch as torch_conv
-from kernels.delta_rule import fold, gated_delta_into, gated_delta_log
+from kernels.delta_rule import log_with_torch, with_llvm, with_torch
 from kernels.delta_rule import naive as naive_delta
 from kernels.gates import delta_gates
 from kernels.gates import with_torch as torch_gates
@@ -144,31 +145,51 @@ def test_routing(n_used):
 
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("d", [8, 64])
-def test_delta_rule(grouped, d):
+@pytest.mark.parametrize(
+    ("into", "logged", "fold"),
+    [
+        (
+            with_torch.gated_delta_into_invariant,
+            log_with_torch.gated_delta_log_invariant,
+            log_with_torch.fold_invariant,
+        ),
+        (
+            with_llvm.gated_delta_into_invariant,
+            with_llvm.gated_delta_log_invariant,
+            with_llvm.fold_invariant,
+        ),
+        tuple(
+            partial(form, invariant=True)
+            for form in (
+                delta_rule.gated_delta_into,
+                delta_rule.gated_delta_log,
+                delta_rule.fold,
+            )
+        ),
+    ],
+    ids=["torch", "llvm", "public"],
+)
+def test_delta_rule(into, logged, fold, grouped, d):
     """All at once, token by token with states, and from logs folded at any point."""
     *rows, state = make(2, d, 9, 3, repeat=2, lowest_g=-2.0)
     law, _ = naive_delta.gated_delta_rule(*rows, state, grouped=grouped)
     slots = [torch.full_like(state, torch.nan) for _ in range(2)]
-    o = gated_delta_into(*rows, state, grouped=grouped, slots=slots, invariant=True)
+    o = into(*rows, state, grouped=grouped, slots=slots)
     assert nmse(o, law) < 1e-10
-    logged, log = gated_delta_log(*rows, state, grouped=grouped, invariant=True)
-    assert torch.equal(logged, o)
+    also_o, log = logged(*rows, state, grouped=grouped)
+    assert torch.equal(also_o, o)
     for b in range(3):
         at = state[b : b + 1].clone()
         states = []
         for t in range(9):
             one = [x[b : b + 1, t : t + 1] for x in rows]
-            assert torch.equal(
-                gated_delta_into(*one, at, grouped=grouped, slots=[at], invariant=True)[0, 0],
-                o[b, t],
-            )
+            alone = into(*one, at, grouped=grouped, slots=[at])
+            assert torch.equal(alone[0, 0], o[b, t])
             states.append(at[0].clone())
         assert torch.equal(slots[0][b], states[-1]) and torch.equal(slots[1][b], states[-2])
         for n in (1, 4, 9):
-            assert torch.equal(
-                fold(state, log, n, grouped=grouped, invariant=True)[b], states[n - 1]
-            )
+            assert torch.equal(fold(state, log, n, grouped=grouped)[b], states[n - 1])
         counts = torch.tensor([2, 7, 5])
-        mixed = fold(state, log, counts, grouped=grouped, invariant=True)
+        mixed = fold(state, log, counts, grouped=grouped)
         assert torch.equal(mixed[b], states[int(counts[b]) - 1])
-    assert torch.equal(fold(state, log, 0, grouped=grouped, invariant=True), state)
+    assert torch.equal(fold(state, log, 0, grouped=grouped), state)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.llvm import F32X16, Code, Program, Value, functions
+from kernels.llvm import F32, F32X16, Code, Program, Value, functions
 
 EXACT = {
     "exp": np.exp,
@@ -110,3 +110,13 @@ def test_a_number_has_the_same_bits_in_every_lane():
     for name in EXACT:
         y = values(name, x).reshape(-1, 16)
         assert (y == y[:, :1]).all()
+
+
+def test_a_number_by_itself_has_the_bits_it_has_in_a_vector():
+    def body(code, args, first, last):
+        code.store(functions.exp(code, code.load(args[0], F32X16)), args[1])
+        code.store(functions.exp(code, code.load(args[0] + 4, F32)), args[1] + 64)
+
+    x, out = torch.linspace(-110, 80, 16), torch.full((17,), torch.nan)
+    Program(body, 2)(x.data_ptr(), out.data_ptr(), tasks=1, chunk=1, threads=1)
+    assert out[16] == out[1] != 0

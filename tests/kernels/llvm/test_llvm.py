@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.llvm import F32, F32X16, I8X16, Program
-from kernels.llvm.code import F16, I64
+from kernels.llvm.values import F16, I64
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -69,6 +69,37 @@ def test_vectors():
     assert torch.equal(out[3], torch.cat((x[8:], y[:8])) * 2)
     assert torch.equal(out[4], x[3] + x.bfloat16().float())
     torch.testing.assert_close(out[5], x.sum().expand(16))
+
+
+def test_choices():
+    def body(code, args, first, last):
+        x, y, out = args
+        a, b = code.load(x, F32X16), code.load(y, F32X16)
+        code.store(code.choose(a.less(b), a, b), out)
+        code.store(code.choose(a.less(0.5), a, b), out + 64)
+        with code.loop(first, last) as task, code.when((task - 2).less(0)):
+            code.store(code.constant(F32, 1.0), out + 128 + task * 4)
+
+    x, y = torch.randn(2, 16)
+    x[3] = torch.nan
+    out = torch.zeros(3, 16)
+    Program(body, 3)(*(t.data_ptr() for t in (x, y, out)), tasks=5, chunk=5, threads=1)
+    assert torch.equal(out[0], torch.where(x < y, x, y))
+    assert torch.equal(out[1], torch.where(x < 0.5, x, y))
+    assert out[2].tolist() == [1.0, 1.0] + [0.0] * 14
+
+
+def test_every_call_has_its_own_stack():
+    def body(code, args, first, last):
+        mine, other = code.stack(12), code.stack(64)
+        with code.loop(first, last) as task:
+            code.store(task, mine)
+            code.store(task + 100, other)
+            code.store(code.load(mine, I64) + (mine % 64) + (other % 64), args[0] + task * 8)
+
+    out = torch.zeros(50, dtype=torch.int64)
+    Program(body, 1)(out.data_ptr(), tasks=50, chunk=7, threads=3)
+    assert out.tolist() == list(range(50))
 
 
 def test_unaligned_loads():

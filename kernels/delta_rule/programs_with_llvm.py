@@ -1,0 +1,137 @@
+"""The programs of the gated delta rule on a processor; a task is some columns of one state.
+
+Where a tensor is asked for, a program takes four arguments: its address and three strides.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from kernels.delta_rule.block_with_llvm import Block, Place, Sides
+from kernels.llvm import Code, Program, Value
+from kernels.llvm.values import I64
+
+
+class _Tensor(NamedTuple):
+    """Of 4 bytes a number; the strides in bytes."""
+
+    address: Value
+    steps: Sequence[Value]
+
+    def row(self, b: Value, t: Value, head: Value) -> Value:
+        """Address of a row of one laid out [B, T, H, d]."""
+        return self.address + b * self.steps[0] + t * self.steps[1] + head * self.steps[2]
+
+    def place(self, b: Value, head: Value, column: Value) -> Place:
+        """A block of one laid out [B, H, d_k, d_v]."""
+        start = self.address + b * self.steps[0] + head * self.steps[1]
+        return Place(start + column, self.steps[2])
+
+
+def _tensors(args: Sequence[Value], count: int) -> Iterator[_Tensor]:
+    """The first `count`."""
+    for i in range(0, 4 * count, 4):
+        yield _Tensor(args[i], [step * 4 for step in args[i + 1 : i + 4]])
+
+
+class _Heads(NamedTuple):
+    """How tasks map to heads."""
+
+    sides: Sides
+    grouped: bool
+    n_heads: Value
+    n_k_heads: Value
+
+    def of(self, task: Value) -> tuple[Value, Value, Value, Value]:
+        """Sequence, value head, key head, and the bytes in front of the first column."""
+        n_blocks = self.sides.d_v // self.sides.width
+        head = task // n_blocks
+        b, j = head // self.n_heads, head % self.n_heads
+        i = j // (self.n_heads // self.n_k_heads) if self.grouped else j % self.n_k_heads
+        return b, j, i, (task % n_blocks) * (4 * self.sides.width)
+
+
+@functools.cache
+def recurrence(sides: Sides, grouped: bool, log: bool) -> Program:
+    """All tokens through the states.
+
+    Arguments: q, k, v, g, beta, the state; the addresses of the slots, newest first, as a table
+    with the strides that all of them have; o and, for the log, u [B, T, H_v, d_v], contiguous;
+    n_slots, n_tokens, n_heads, n_k_heads. A log makes no last state and needs no slots.
+    """
+    return Program(functools.partial(_recurrence, sides, grouped, log), 34)
+
+
+def _recurrence(
+    sides: Sides,
+    grouped: bool,
+    log: bool,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
+) -> None:
+    q, k, v, g, beta, state, slots = _tensors(args, 7)
+    o, u_log, n_slots, n_tokens, n_heads, n_k_heads = args[28:]
+    heads, block = _Heads(sides, grouped, n_heads, n_k_heads), Block(code, sides)
+    nothing = code.integer(0)
+    with code.loop(first, last) as task:
+        b, j, i, column = heads.of(task)
+
+        def slot(back: Value) -> Place:
+            address = code.load(slots.address + back * 8, I64)
+            return slots._replace(address=address).place(b, j, column)
+
+        with code.loop(0, n_tokens) as t:
+            S = block.place_if(t.less(1), state.place(b, j, column))
+            key, gate = k.row(b, t, i), g.row(b, t, j)
+            value, strength = v.row(b, t, j) + column, beta.row(b, t, j)
+            outputs, u = block.token(S, q.row(b, t, i), key, value, gate, strength)
+            written = ((b * n_tokens + t) * n_heads + j) * (4 * sides.d_v) + column
+            block.store(outputs, o + written)
+            back = n_tokens - t - 1
+            if log:
+                block.store(u, u_log + written)
+                with code.when(nothing.less(back)):
+                    block.write(S, key, gate, u, block.own)
+            else:
+                block.write(S, key, gate, u, block.place_if(back.less(1), slot(nothing)))
+                with code.when(nothing.less(back) & back.less(n_slots)):
+                    block.copy(block.own, slot(back))
+
+
+@functools.cache
+def fold(sides: Sides, grouped: bool, counted: bool) -> Program:
+    """The second pass over the tokens of a log.
+
+    Arguments: the state, k, u, g, the state to fill; n_tokens, or the address of one for every
+    sequence if they are counted; n_heads, n_k_heads.
+    """
+    return Program(functools.partial(_fold, sides, grouped, counted), 23)
+
+
+def _fold(
+    sides: Sides,
+    grouped: bool,
+    counted: bool,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
+) -> None:
+    state, k, u, g, out = _tensors(args, 5)
+    n_tokens, n_heads, n_k_heads = args[20:]
+    heads, block = _Heads(sides, grouped, n_heads, n_k_heads), Block(code, sides)
+    with code.loop(first, last) as task:
+        b, j, i, column = heads.of(task)
+        before, after = state.place(b, j, column), out.place(b, j, column)
+        count = code.load(n_tokens + b * 8, I64) if counted else n_tokens
+        with code.when(count.less(1)):
+            block.copy(before, after)
+        with code.loop(0, count) as t:
+            S = block.place_if(t.less(1), before)
+            target = block.place_if((count - 2).less(t), after)
+            u_t = block.load(u.row(b, t, j) + column)
+            block.write(S, k.row(b, t, i), g.row(b, t, j), u_t, target)

@@ -1,0 +1,150 @@
+"""The gated delta rule on a processor: the recurrence at every length.
+
+A state is read once, stays in a cache meanwhile, and is written where it is kept. So 512 tokens
+take half as long as the chunks of the torch version (two cores of Zen 4): those need about as many
+operations, in products too small for what surrounds them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import torch
+
+from kernels.delta_rule import programs_with_llvm as programs
+from kernels.delta_rule.block_with_llvm import Sides
+from kernels.delta_rule.log import DeltaLog
+
+# numbers of a state times tokens that are worth a second thread
+GRAIN = 32768
+
+
+def gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    *,
+    grouped: bool,
+    n_snapshots: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.delta_rule.gated_delta_rule."""
+    kept = torch.empty(min(v.shape[1], n_snapshots), *state.shape)
+    o = gated_delta_into(q, k, v, g, beta, state, grouped=grouped, slots=kept.unbind(0))
+    return o, kept.transpose(0, 1)
+
+
+def gated_delta_into(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    *,
+    grouped: bool,
+    slots: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """See kernels.delta_rule.gated_delta_into."""
+    strides = slots[0].stride()
+    if any(slot.stride() != strides for slot in slots):
+        raise ValueError("the slots of one call differ in their strides")
+    if strides[3] != 1 and v.shape[3] > 1:
+        raise ValueError("the numbers of a slot's rows do not lie side by side")
+    table = array("q", [slot.data_ptr() for slot in slots])
+    places = (table.buffer_info()[0], *strides[:3])
+    o = torch.empty(v.shape)
+    _run(q, k, v, g, beta, state, grouped, places, len(slots), o, None)
+    return o
+
+
+def gated_delta_log(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    *,
+    grouped: bool,
+) -> tuple[torch.Tensor, DeltaLog]:
+    """See kernels.delta_rule.gated_delta_log. The state after the last token is never made."""
+    o, u = torch.empty(v.shape), torch.empty(v.shape)
+    _run(q, k, v, g, beta, state, grouped, (0, 0, 0, 0), 0, o, u)
+    return o, DeltaLog(k, u, g)
+
+
+def _run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    grouped: bool,
+    slots: tuple[int, ...],
+    n_slots: int,
+    o: torch.Tensor,
+    u: torch.Tensor | None,
+) -> None:
+    """slots: the address of their addresses, and their strides."""
+    channels = g.dim() == 4
+    q, k, v, state = _rows(q), _rows(k), _rows(v), _rows(state)
+    if channels:
+        g = _rows(g)
+    n_batch, n_tokens, n_heads, d_v = v.shape
+    n_k_heads, d_k = k.shape[2:]
+    sides = Sides(d_k, d_v, channels)
+    programs.recurrence(sides, grouped, u is not None)(
+        *_where(q), *_where(k), *_where(v), *_where(g), *_where(beta), *_where(state), *slots,
+        o.data_ptr(), 0 if u is None else u.data_ptr(), n_slots, n_tokens, n_heads, n_k_heads,
+        tasks=n_batch * n_heads * (d_v // sides.width), chunk=_chunk(sides, n_tokens),
+        threads=torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def fold(
+    state: torch.Tensor,
+    log: DeltaLog,
+    n_tokens: int | torch.Tensor,
+    *,
+    grouped: bool,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See kernels.delta_rule.fold. Here the very states of gated_delta_into."""
+    k, u, state = _rows(log.k), _rows(log.u), _rows(state)
+    n_batch, n_heads, d_k, d_v = state.shape
+    if out is None:
+        out = torch.empty(state.shape)
+    counts = n_tokens if isinstance(n_tokens, int) else n_tokens.contiguous()
+    sides = Sides(d_k, d_v)
+    programs.fold(sides, grouped, not isinstance(counts, int))(
+        *_where(state), *_where(k), *_where(u), *_where(log.g), *_where(out),
+        counts if isinstance(counts, int) else counts.data_ptr(), n_heads, k.shape[2],
+        tasks=n_batch * n_heads * (d_v // sides.width), chunk=_chunk(sides, k.shape[1]),
+        threads=torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+# every token goes through the same operations, whatever comes before, beside or behind it
+gated_delta_into_invariant = gated_delta_into
+gated_delta_log_invariant = gated_delta_log
+fold_invariant = fold
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x with the numbers of a row side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _where(x: torch.Tensor) -> tuple[int, ...]:
+    return x.data_ptr(), *x.stride()[:3]
+
+
+def _chunk(sides: Sides, n_tokens: int) -> int:
+    """Tasks that a thread takes at a time."""
+    return -(-GRAIN // (max(n_tokens, 1) * sides.d_k * sides.width))
