@@ -236,11 +236,9 @@ def test_batches_of_one_token_are_exact() -> None:
     mute = Mute([*prompt.tokens, *plain], opened.config.n_vocab)
     options = options_of(12, "draft-mtp")
     comparison = Comparison(opened, prompt, options, DEFAULT_LANES, drafter=mute)
-    _, *same, planes = finish(comparison).results()
+    _, *same = finish(comparison).results()
     for verdict in same:
         assert (verdict.verdict, verdict.worst_nmse, verdict.state_error) == ("exact", 0.0, 0.0)
-    # snapshots of the prompt's last tokens are computed in another order than its end alone
-    assert planes.verdict == "within"
 
 
 def test_noise_of_the_width_is_not_a_wrong_state(monkeypatch: pytest.MonkeyPatch) -> None:
