@@ -11,6 +11,8 @@ from torch.nn import functional
 from kernels import delta_rule
 from kernels.attention import attend
 from kernels.attention import naive as naive_attention
+from kernels.attention import with_llvm as llvm_attention
+from kernels.attention import with_torch as torch_attention
 from kernels.conv import causal_conv
 from kernels.conv import naive as naive_conv
 from kernels.conv import with_torch as torch_conv
@@ -96,22 +98,31 @@ def test_conv(n_channels, run):
             assert torch.equal(one[0, 0], y[b, t])
 
 
+@pytest.mark.parametrize(
+    "attend",
+    [
+        partial(attend, invariant=True),
+        torch_attention.attend_invariant,
+        llvm_attention.attend_invariant,
+    ],
+    ids=["chosen", "torch", "llvm"],
+)
 @pytest.mark.parametrize("head_dim", [20, 64])
 @pytest.mark.parametrize("n_cells", [70, 4000])
-def test_attention(head_dim, n_cells):
+def test_attention(attend, head_dim, n_cells):
     q, (k, v) = torch.randn(2, 8, 4, head_dim), torch.randn(2, 2, 2, n_cells, head_dim)
     end = torch.tensor([[n_cells - 60], [n_cells - 30]]) + torch.arange(8)
     mask = torch.arange(n_cells) < end.unsqueeze(2)
     mask[1, :, 5] = False  # not only the first cells
     k[0, :, n_cells - 40 :], v[0, :, n_cells - 40 :] = torch.nan, torch.nan
-    o = attend(q, k, v, mask, invariant=True)
+    o = attend(q, k, v, mask)
     assert nmse(o, naive_attention.attend(q, k, v, mask)) < 1e-10
     for b in range(2):
         for t in range(8):
             n = int(end[b, t])
             alone = attend(
                 q[b : b + 1, t : t + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n],
-                mask[b : b + 1, t : t + 1, :n], invariant=True,
+                mask[b : b + 1, t : t + 1, :n],
             )  # fmt: skip
             assert torch.equal(alone[0, 0], o[b, t])
 

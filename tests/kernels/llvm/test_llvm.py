@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.llvm import F32, F32X16, I8X16, Program
-from kernels.llvm.values import F16, I64
+from kernels.llvm import F32, F32X16, I8X16, Program, vector
+from kernels.llvm.values import F16, I8, I32, I64
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -111,3 +111,50 @@ def test_unaligned_loads():
     out = torch.zeros(1)
     Program(body, 2)(data.ctypes.data, out.data_ptr(), tasks=1, chunk=1, threads=1)
     assert out.item() == 3.25
+
+
+def test_conditions_and_integers_of_other_widths():
+    def body(code, args, first, last):
+        data, out = args
+        with code.loop(first, last) as task:
+            word = code.load(data + task, I8).resize(I64)
+            left, n = code.variable(word), code.variable(code.integer(0))
+            with code.repeat(lambda: code.integer(0).less(left.value)):
+                left.set(left.value - 7)
+                n.set(n.value + 1)
+            with code.when(word.less(100)):
+                code.store(code.larger(n.value, code.integer(3)).resize(I32), out + task * 4)
+
+    data = torch.tensor([0, 1, 7, 8, 50, 99, 100, 255], dtype=torch.uint8)
+    out = torch.full((8,), -1, dtype=torch.int32)
+    Program(body, 2)(data.data_ptr(), out.data_ptr(), tasks=8, chunk=8, threads=1)
+    assert out.tolist() == [3, 3, 3, 3, 8, 15, -1, -1]
+
+
+def test_lanes_and_memory_of_the_function():
+    def body(code, args, first, last):
+        x, out = args
+        a, b = code.load(x, F32X16), code.load(x + 64, F32X16)
+        own = code.stack(64)
+        code.store(a.take([5, 17], b).beside(b.take([0, 0])), own)
+        code.store(code.choose(a.less(b), a, b), out + 64)
+        code.store(code.load(own, vector(F32, 4)), out)
+
+    x, out = torch.randn(2, 16), torch.full((2, 16), torch.nan)
+    x[1, 3] = torch.nan
+    Program(body, 2)(x.data_ptr(), out.data_ptr(), tasks=1, chunk=1, threads=1)
+    expected = torch.stack((x[0, 5], x[1, 1], x[1, 0], x[1, 0]))
+    assert torch.equal(out[0, :4], expected)
+    assert out[1, 3].isnan()  # no comparison with NaN holds
+    torch.testing.assert_close(out[1, 4:], torch.minimum(*x)[4:])
+
+
+def test_arguments_keep_their_sign_and_all_their_bits():
+    def body(code, args, first, last):
+        for i, value in enumerate(args[1:]):
+            code.store(value, args[0] + 8 * i)
+
+    values = [-1, -(2**63), 2**63 - 1, 0x123456789ABCDEF]
+    out = torch.zeros(4, dtype=torch.int64)
+    Program(body, 5)(out.data_ptr(), *values, tasks=1, chunk=1, threads=1)
+    assert out.tolist() == values
