@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from kernels.linear import two_rows
-from kernels.linear.packed import INTEGER_MODES, ROW_LEVELS, Packed, quantise_rows, row_maxima
+from kernels.linear.packed import INTEGER_MODES, ROW_LEVELS, Packed, quantise_rows
+from kernels.norm.naive import max_norm
 
 
 def pack(weight: torch.Tensor, mode: str) -> Packed:
@@ -38,7 +39,7 @@ def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
 def linear_int8(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     """The integer product of pack_int8's matrix, exact before the scales come in."""
     integers, scale = packed.data
-    largest = row_maxima(x)
-    rows = (x / largest * ROW_LEVELS).round()
+    rows, largest = max_norm(x)
+    rows = (rows * ROW_LEVELS).round()
     sums = rows.double() @ integers.double().T
     return (sums * (largest.double() / ROW_LEVELS) * scale.double()).float()

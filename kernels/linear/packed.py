@@ -38,9 +38,3 @@ def quantise_rows(weight: torch.Tensor, levels: int) -> tuple[torch.Tensor, torc
     largest = weight.abs().amax(1).clamp_min(torch.finfo(weight.dtype).tiny * levels)
     scale = largest / levels
     return (weight / scale.unsqueeze(1)).round().to(torch.int8), scale
-
-
-def row_maxima(x: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude of every row, [..., 1], above zero even for a row of zeros."""
-    # the infinity norm would be one operation less and up to twenty times slower
-    return x.abs().amax(-1, True).clamp_min_(torch.finfo(x.dtype).tiny)

@@ -7,7 +7,8 @@ from torch.nn import functional
 
 from kernels.linear import linear, two_rows
 from kernels.linear.blocks import in_blocks
-from kernels.linear.packed import ROW_LEVELS, Packed, row_maxima
+from kernels.linear.packed import ROW_LEVELS, Packed
+from kernels.norm import max_norm
 
 
 def prepare(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -20,8 +21,7 @@ def prepare(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.Tensor
     if packed.mode == "bf16":
         rounded = x.to(torch.bfloat16)
         return (rounded.float() if packed.data.dtype == torch.float32 else rounded), None
-    largest = row_maxima(x)
-    return x / largest, largest
+    return max_norm(x)
 
 
 def product(rows: torch.Tensor, packed: Packed) -> torch.Tensor:

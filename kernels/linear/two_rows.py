@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.linear.packed import ROW_LEVELS, Packed, row_maxima
+from kernels.linear.packed import ROW_LEVELS, Packed
+from kernels.norm import max_norm
 
 STEPS = 2 * ROW_LEVELS
 """The rest lies within half a step of the first row, and becomes -127..127."""
@@ -17,8 +18,8 @@ STEPS = 2 * ROW_LEVELS
 def split_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """x f32 [..., in] -> both rows of integers as f32, and the largest magnitude [..., 1]:
     x ~ (first + second / STEPS) * largest / ROW_LEVELS."""
-    largest = row_maxima(x)
-    z = x / largest * ROW_LEVELS
+    rows, largest = max_norm(x)
+    z = rows * ROW_LEVELS
     first = z.round()
     return first, ((z - first) * STEPS).round(), largest
 

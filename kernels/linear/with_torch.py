@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional
 
 from kernels.linear import naive, two_rows
-from kernels.linear.packed import ROW_LEVELS, Packed, quantise_rows, row_maxima
+from kernels.linear.packed import ROW_LEVELS, Packed, quantise_rows
+from kernels.norm import max_norm
 
 FULL_LEVELS = 127
 # 2 * 255 * 64 still fits the 16 bits in which processors without VNNI add pairs of products
@@ -88,9 +89,9 @@ def _prepack(integers: torch.Tensor, scale: torch.Tensor) -> Any:
 
 
 def _int8_product(x: torch.Tensor, data: Any) -> torch.Tensor:
-    largest = row_maxima(x)
+    rows, largest = max_norm(x)
     # activations as unsigned bytes around 128, the form the fast products want
     y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default(
-        x / largest, 1 / ROW_LEVELS, 128, data
+        rows, 1 / ROW_LEVELS, 128, data
     )
     return y.mul_(largest)

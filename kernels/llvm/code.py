@@ -109,6 +109,13 @@ class Code:
             x = x.part(0, half) + x.part(half, half)
         return Value(self.builder, self.builder.extract_element(x.ir, ir.Constant(I32, 0)))
 
+    def maximum(self, x: Value) -> Value:
+        """The largest element of a vector without NaN."""
+        while x.type.count > 1:
+            half = x.type.count // 2
+            x = self.larger(x.part(0, half), x.part(half, half))
+        return Value(self.builder, self.builder.extract_element(x.ir, ir.Constant(I32, 0)))
+
     def call(self, name: str, type: ir.Type, *args: Value) -> Value:
         """A function of LLVM or of the C library."""
         module = self.builder.module

@@ -10,6 +10,7 @@ from kernels.norm import naive, with_torch
 _TRITON, _LLVM = "kernels.norm.with_triton", "kernels.norm.with_llvm"
 _rms = pick(naive.rms_norm, with_torch.rms_norm, _TRITON, _LLVM)
 _l2 = pick(naive.l2_norm, with_torch.l2_norm, _TRITON, _LLVM)
+_max = pick(naive.max_norm, with_torch.max_norm, None, _LLVM)
 _gated = pick(naive.gated_rms_norm, with_torch.gated_rms_norm, _TRITON, _LLVM)
 _gated_invariant = pick(
     with_torch.gated_rms_norm_invariant, with_torch.gated_rms_norm_invariant, None, _LLVM
@@ -31,6 +32,15 @@ def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     x: f32 [..., d]. Returns [..., d].
     """
     return _l2(x, eps)
+
+
+def max_norm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x / max(|x|) over the last axis, and these largest magnitudes.
+
+    x: f32 [..., d]. Returns [..., d] and [..., 1]; the largest magnitude counts as the smallest
+    normal number at least, so that a row of zeros stays zero.
+    """
+    return _max(x)
 
 
 def gated_rms_norm(

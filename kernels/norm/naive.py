@@ -16,6 +16,12 @@ def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     return x / torch.sqrt((x * x).sum(-1, keepdim=True) + eps)
 
 
+def max_norm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.norm.max_norm."""
+    largest = x.abs().max(-1, keepdim=True).values.clamp(min=torch.finfo(x.dtype).tiny)
+    return x / largest, largest
+
+
 def gated_rms_norm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:

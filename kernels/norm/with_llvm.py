@@ -42,6 +42,15 @@ def gated_rms_norm(
 gated_rms_norm_invariant = gated_rms_norm
 
 
+def max_norm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.norm.max_norm."""
+    d, y = x.shape[-1], x.new_empty(*x.shape)
+    largest = x.new_empty(*x.shape[:-1], 1)
+    x, x_rows = rows(x)
+    run(_max_program(d), largest.numel(), d, *x_rows, y.data_ptr(), largest.data_ptr())
+    return y, largest
+
+
 def _norm(x: torch.Tensor, eps: float, weight: torch.Tensor | None = None) -> torch.Tensor:
     d, y = x.shape[-1], x.new_empty(*x.shape)
     x, x_rows = rows(x)
@@ -51,6 +60,32 @@ def _norm(x: torch.Tensor, eps: float, weight: torch.Tensor | None = None) -> to
         *x_rows, y.data_ptr(), *scales,
     )  # fmt: skip
     return y
+
+
+@functools.cache
+def _max_program(d: int) -> Program:
+    return Program(functools.partial(_max_body, d), 6)
+
+
+def _max_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+    """Arguments: x in Rows, y, the largest magnitudes."""
+    *x, y, maxima = args
+    tiny = code.constant(F32X16, torch.finfo(torch.float32).tiny)
+    with code.loop(first, last) as row:
+        source, target = start(x, row), y + row * (4 * d)
+        most = [code.variable(tiny) for _ in range(SUMS)]
+        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
+            part = code.load_first(source + at, F32X16, count)
+            magnitude, so_far = code.call("llvm.fabs.v16f32", F32X16, part), most[i % SUMS]
+            so_far.set(code.larger(magnitude, so_far.value))
+        a, b, c, e = (so_far.value for so_far in most)
+        largest = code.maximum(code.larger(code.larger(a, b), code.larger(c, e)))
+        code.store(largest, maxima + row * 4)
+        divisor = code.splat(largest)
+        for at, count in vectors(code, d):
+            code.store_first(
+                code.load_first(source + at, F32X16, count) / divisor, target + at, count
+            )
 
 
 @functools.cache

@@ -18,6 +18,13 @@ def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
 
 
+def max_norm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.norm.max_norm."""
+    # the infinity norm would be one operation less and up to twenty times slower
+    largest = x.abs().amax(-1, True).clamp_min_(torch.finfo(x.dtype).tiny)
+    return x / largest, largest
+
+
 def gated_rms_norm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:

@@ -45,6 +45,24 @@ def test_l2_norm(ops, shape, eps):
 
 @IMPLEMENTATIONS
 @SHAPES
+def test_max_norm(ops, shape):
+    x, _ = rows(shape)
+    normed, largest = ops.max_norm(x)
+    assert torch.equal(largest, x.abs().amax(-1, keepdim=True))
+    assert torch.equal(normed, x / largest)
+
+
+@IMPLEMENTATIONS
+def test_max_norm_of_zeros_and_of_the_smallest_numbers(ops):
+    x = torch.zeros(2, 70)[:, ::2]
+    x[1, 3] = -1e-39
+    normed, largest = ops.max_norm(x)
+    assert largest.flatten().tolist() == [torch.finfo(torch.float32).tiny] * 2
+    assert torch.equal(normed, x / largest)
+
+
+@IMPLEMENTATIONS
+@SHAPES
 def test_the_gate_comes_after_the_norm(ops, shape):
     x, exact = rows(shape)
     gate, weight = torch.randn(shape), torch.randn(shape[-1])
