@@ -90,8 +90,8 @@ def add_compute(group: argparse._ArgumentGroup) -> None:
         default="auto",
         metavar="MODE",
         help="arithmetic of the weights: auto, f32, bf16, int8, int8x2 (activations of 15 bits), "
-        "or blocks: exact weights of the file, expanded for each product and summed in f32, for "
-        "GPUs (default auto); states are always f32",
+        "or blocks: exact weights, read from the blocks of the file and summed in f32 (default "
+        "auto); states are always f32",
     )
     group.add_argument(
         "-dev",

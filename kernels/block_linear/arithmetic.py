@@ -6,9 +6,9 @@ import functools
 from dataclasses import dataclass
 
 from kernels.llvm import F32X16, Code, Value, has_feature, vector
-from kernels.llvm.values import BF16, F32, I32
+from kernels.llvm.values import BF16
 
-BF16X32, I32X16 = vector(BF16, 32), vector(I32, 16)
+BF16X32 = vector(BF16, 32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,11 +42,9 @@ class Arithmetic:
         """An operand from memory."""
         return code.load(address, BF16X32 if self.fused else F32X16)
 
-    def load_everywhere(self, code: Code, address: Value) -> Value:
-        """One number, or pair of bfloat16, in all places of an operand."""
-        if self.fused:
-            return code.splat(code.load(address, I32)).bits(BF16X32)
-        return code.splat(code.load(address, F32))
+    def read(self, bits: Value) -> Value:
+        """An operand out of 64 bytes."""
+        return bits.bits(BF16X32 if self.fused else F32X16)
 
     def add(self, code: Code, total: Value, a: Value, b: Value) -> Value:
         """total + a * b, f32 [16]; of bfloat16 the products of neighbours come in one place."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from kernels.block_linear.arithmetic import arithmetic
-from kernels.block_linear.panels_with_llvm import DECODED, multiply_panels
+from kernels.block_linear.panels_with_llvm import multiply_panels
 from kernels.block_linear.rows_with_llvm import ROWS, multiply_rows
+from kernels.llvm.panels import TOGETHER
 
 
 def block_linear(
@@ -23,7 +24,7 @@ def block_linear(
     n_rows = rows.shape[0]
     y = torch.empty(*x.shape[:-1], n_out)
     flat = y.view(n_rows, n_out)
-    if n_out >= DECODED and (n_rows > ROWS or invariant):
+    if n_out >= TOGETHER and (n_rows > ROWS or invariant):
         multiply_panels(rows, blocks, type, how, flat)
     elif n_rows <= ROWS:
         multiply_rows(rows, blocks, type, how, flat)
