@@ -20,6 +20,10 @@ ROWS = 8
 
 # weight rows that a thread takes at a time
 CHUNK = 256
+# numbers of a row of x that are used for all weight rows of a chunk before the next ones
+STRETCH = 1024
+# rows of x that stay in the cache as they are
+HARDLY_ANY = 2
 # bytes; the processor's own prefetching starts anew with every row
 AHEAD = 1024
 
@@ -90,23 +94,18 @@ def _by_numbers(
     last: Value,
 ) -> None:
     """Weights become numbers of the arithmetic before they are multiplied."""
-    blocks, row_bytes, x, n_in, y, n_out = args
-    elements, n_bytes = sizes(type)
-    zero, input_bytes = code.constant(F32X16, 0.0), _row_bytes(n_in, how)
-    # one row of weights at a time: two streams of memory would be slower than one
-    with code.loop(first, last) as row:
+    elements, _ = sizes(type)
+    zero = code.constant(F32X16, 0.0)
+    for stretch in _stretches(type, n_rows, how, code, args, first, last):
         sums = [code.variable(zero) for _ in range(n_rows)]
-        start = blocks + row * row_bytes
-        with code.loop(0, n_in // elements) as b:
-            block = start + b * n_bytes
-            inputs = [x + input_bytes * r + b * (elements * how.size) for r in range(n_rows)]
-            code.prefetch(block + AHEAD)
+        for block, b in stretch.blocks():
+            inputs = [stretch.input(r) + b * (elements * how.size) for r in range(n_rows)]
             for i, weights in enumerate(operands(code, type, block, how)):
                 for total, at in zip(sums, inputs, strict=True):
                     factor = how.load(code, at + i * how.step * how.size)
                     total.set(how.add(code, total.value, weights, factor))
         for r, total in enumerate(sums):
-            code.store(code.sum(total.value), y + (n_out * r + row) * 4)
+            stretch.add(r, code.sum(total.value))
 
 
 def _by_terms(
@@ -119,19 +118,15 @@ def _by_terms(
     last: Value,
 ) -> None:
     """Whole numbers are multiplied, and every group's result with its scale."""
-    blocks, row_bytes, x, n_in, y, n_out = args
-    elements, n_bytes = sizes(type)
-    zero, input_bytes = code.constant(F32X16, 0.0), _row_bytes(n_in, how)
-    n_groups = elements // GROUP
-    with code.loop(first, last) as row:
+    elements, _ = sizes(type)
+    n_in, n_groups = args[3], elements // GROUP
+    zero = code.constant(F32X16, 0.0)
+    for stretch in _stretches(type, n_rows, how, code, args, first, last):
         sums = [code.variable(zero) for _ in range(n_rows)]
         # what the offsets take away
         lesses = [code.variable(zero.part(0, n_groups)) for _ in range(n_rows)]
-        start = blocks + row * row_bytes
-        with code.loop(0, n_in // elements) as b:
-            block = start + b * n_bytes
-            starts = [x + input_bytes * r for r in range(n_rows)]
-            code.prefetch(block + AHEAD)
+        for block, b in stretch.blocks():
+            starts = [stretch.input(r) for r in range(n_rows)]
             parts, offsets = terms(code, type, block)
             for i, (weights, scale) in enumerate(parts):
                 for total, at in zip(sums, starts, strict=True):
@@ -142,8 +137,69 @@ def _by_terms(
                     groups = code.load(at + n_in * 2 + b * (4 * n_groups), offsets.type)
                     less.set(code.fma(offsets, groups, less.value))
         for r, (total, less) in enumerate(zip(sums, lesses, strict=True)):
-            result = code.sum(total.value) - code.sum(less.value)
-            code.store(result, y + (n_out * r + row) * 4)
+            stretch.add(r, code.sum(total.value) - code.sum(less.value))
+
+
+class _Stretch:
+    """So many neighbouring blocks of a weight row that x's numbers for them stay in the cache."""
+
+    def __init__(
+        self, type: str, how: Arithmetic, code: Code, args: Sequence[Value], row: Value,
+        begin: Value, end: Value, ahead: Value | int,
+    ) -> None:  # fmt: skip
+        """ahead: bytes to what will be read some time after a block."""
+        blocks, row_bytes, self._x, n_in, self._y, self._n_out = args
+        self._code, self._row, self._begin, self._end, self._ahead = code, row, begin, end, ahead
+        self._n_bytes = sizes(type)[1]
+        self._start = blocks + row * row_bytes
+        self._input_bytes = _row_bytes(n_in, how)
+
+    def blocks(self) -> Iterator[tuple[Value, Value]]:
+        """The address of each block, and its number in the row."""
+        with self._code.loop(self._begin, self._end) as b:
+            block = self._start + b * self._n_bytes
+            for line in range(0, self._n_bytes, 64):
+                self._code.prefetch(block + self._ahead + line)
+            yield block, b
+
+    def input(self, r: int) -> Value:
+        """The address of a row of x."""
+        return self._x + self._input_bytes * r
+
+    def add(self, r: int, result: Value) -> None:
+        """To y; the first stretch finds nothing there."""
+        code, at = self._code, self._y + (self._n_out * r + self._row) * 4
+        nothing = code.constant(result.type, 0.0)
+        before = code.choose(self._begin.less(1), nothing, code.load(at, result.type))
+        code.store(before + result, at)
+
+
+def _stretches(
+    type: str,
+    n_rows: int,
+    how: Arithmetic,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
+) -> Iterator[_Stretch]:
+    """The stretches of all weight rows, one row at a time: two streams of memory are slower.
+
+    Row by row for hardly any x, else stretch by stretch; a row's sum is the same either way.
+    """
+    elements, _ = sizes(type)
+    n_blocks = args[3] // elements
+    step = STRETCH // elements
+    if n_rows <= HARDLY_ANY:
+        with code.loop(first, last) as row, code.loop(0, n_blocks, step) as begin:
+            end = code.smaller(begin + step, n_blocks)
+            yield _Stretch(type, how, code, args, row, begin, end, AHEAD)
+    else:
+        with code.loop(0, n_blocks, step) as begin:
+            end = code.smaller(begin + step, n_blocks)
+            with code.loop(first, last) as row:
+                # the same place of the next row: the processor would not guess it
+                yield _Stretch(type, how, code, args, row, begin, end, args[1])
 
 
 def operands(code: Code, type: str, block: Value, how: Arithmetic) -> Iterator[Value]:

@@ -93,6 +93,8 @@ def fake_cuda(
     for module in (transfer, sampler, verify, model_drafter):
         monkeypatch.setattr(module, "read", read)
     monkeypatch.setattr(transfer, "pinned", _without_value)
+    # tensors on the processor have no memory here either
+    monkeypatch.setattr("kernels.dequant.uses_llvm", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
