@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.linear import two_rows
-from kernels.linear.packed import INTEGER_MODES, ROW_LEVELS, Packed, pack_integers
+from kernels.linear.packed import INTEGER_MODES, ROW_LEVELS, Packed, quantise_rows
 from kernels.norm.naive import max_norm
 
 
@@ -13,9 +13,16 @@ def pack(weight: torch.Tensor, mode: str) -> Packed:
     """See kernels.linear.pack."""
     n_out, n_in = weight.shape
     if mode in INTEGER_MODES:
-        return pack_integers(weight, mode)
+        return pack_int8(weight, mode)
     data = weight.to(torch.bfloat16) if mode == "bf16" else weight
     return Packed(mode, (n_out, n_in), data.element_size() * data.numel(), data)
+
+
+def pack_int8(weight: torch.Tensor, mode: str) -> Packed:
+    """Integers and scales, as plain tensors."""
+    n_out, n_in = weight.shape
+    integers, scale = quantise_rows(weight, 127)
+    return Packed(mode, (n_out, n_in), n_out * n_in + 4 * n_out, (integers, scale))
 
 
 def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
@@ -30,7 +37,7 @@ def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
 
 
 def linear_int8(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """The integer product of pack_integers' matrix, exact before the scales come in."""
+    """The integer product of pack_int8's matrix, exact before the scales come in."""
     integers, scale = packed.data
     rows, largest = max_norm(x)
     rows = (rows * ROW_LEVELS).round()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -27,20 +27,6 @@ class Packed:
     shape: tuple[int, int]
     n_bytes: int
     data: Any
-
-
-class Integers(NamedTuple):
-    """weight ~ integers * scale: int8 [out, in], f32 [out]."""
-
-    weight: torch.Tensor
-    scale: torch.Tensor
-
-
-def pack_integers(weight: torch.Tensor, mode: str) -> Packed:
-    """A weight f32 [out, in] in integers, as plain tensors."""
-    n_out, n_in = weight.shape
-    data = Integers(*quantise_rows(weight, ROW_LEVELS))
-    return Packed(mode, (n_out, n_in), n_out * n_in + 4 * n_out, data)
 
 
 def quantise_rows(weight: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Tensor]:

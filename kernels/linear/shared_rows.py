@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from kernels.linear import integers, linear, two_rows
+from kernels.linear import linear, two_rows
 from kernels.linear.blocks import in_blocks
-from kernels.linear.packed import Packed
+from kernels.linear.packed import ROW_LEVELS, Packed
 from kernels.norm import max_norm
 
 
@@ -29,9 +29,19 @@ def product(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
     if in_blocks(packed):
         return linear(rows, packed)
     if packed.mode == "int8x2":
-        return two_rows.linear(rows, packed)
+        return (
+            two_rows.law(rows, packed)
+            if isinstance(packed.data, tuple)
+            else two_rows.linear(rows, packed)
+        )
     if packed.mode == "int8":
-        return integers.product(rows, None, packed.data)
+        if isinstance(packed.data, tuple):
+            integers, scale = packed.data
+            sums = (rows * ROW_LEVELS).round().double() @ integers.double().T
+            return (sums * (scale.double() / ROW_LEVELS)).float()
+        return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default(
+            rows, 1 / ROW_LEVELS, 128, packed.data
+        )
     if packed.data.dtype == torch.float32:
         return functional.linear(rows, packed.data)
     return torch.ops.mkldnn._linear_pointwise(rows, packed.data, None, "none", [], "")

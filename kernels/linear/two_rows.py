@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from kernels.linear import integers
 from kernels.linear.packed import ROW_LEVELS, Packed
 from kernels.norm import max_norm
 
@@ -26,18 +25,21 @@ def split_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def law(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """The product with pack_integers' matrix, exact before the scales come in."""
-    weight, scale = packed.data
+    """The product with pack_int8's matrix, exact before the scales come in."""
+    integers, scale = packed.data
     first, second, largest = split_rows(x)
-    sums = (first.double() * STEPS + second.double()) @ weight.double().T
+    sums = (first.double() * STEPS + second.double()) @ integers.double().T
     return (sums * (largest.double() / (ROW_LEVELS * STEPS)) * scale.double()).float()
 
 
 def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """The same through one product of both rows with the packed matrix."""
+    """The same through one product of both rows with the matrix that fbgemm has packed."""
     first, second, largest = split_rows(x)
     rows = torch.stack((first, second)).reshape(-1, x.shape[-1]) / ROW_LEVELS
-    sums = integers.product(rows, None, packed.data)
+    # activations as unsigned bytes around 128, as in int8
+    sums = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+        rows, 1 / ROW_LEVELS, 128, packed.data
+    )
     high, low = sums.view(2, *x.shape[:-1], -1)
     # every operation by itself: fused ones might round the last numbers of a tensor otherwise
     y: torch.Tensor = (low / STEPS + high) * largest
