@@ -25,8 +25,8 @@ def multiply_panels(
     _pack_program(how)(
         x.data_ptr(), n_rows, n_in, packed.data_ptr(), tasks=n_panels, chunk=1, threads=threads
     )
-    _program(type, n_in, how)(
-        blocks.data_ptr(), row_bytes, packed.data_ptr(), y.data_ptr(), n_out, n_rows,
+    _program(type, panels.room_for(n_in * how.size), how)(
+        blocks.data_ptr(), row_bytes, packed.data_ptr(), n_in, y.data_ptr(), n_out, n_rows,
         tasks=-(-n_out // TOGETHER), chunk=1, threads=threads,
     )  # fmt: skip
 
@@ -37,8 +37,8 @@ def _pack_program(how: Arithmetic) -> Program:
 
 
 @functools.cache
-def _program(type: str, n_in: int, how: Arithmetic) -> Program:
-    return Program(functools.partial(_multiply, type, n_in, how), 6)
+def _program(type: str, room: int, how: Arithmetic) -> Program:
+    return Program(functools.partial(_multiply, type, room, how), 7)
 
 
 def _pack(how: Arithmetic, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
@@ -55,18 +55,18 @@ def _pack(how: Arithmetic, code: Code, args: Sequence[Value], first: Value, last
 
 def _multiply(
     type: str,
-    n_in: int,
+    room: int,
     how: Arithmetic,
     code: Code,
     args: Sequence[Value],
     first: Value,
     last: Value,
 ) -> None:
-    blocks, row_bytes, packed, y, n_out, n_rows = args
+    blocks, row_bytes, packed, n_in, y, n_out, n_rows = args
     elements, n_bytes = sizes(type)
 
     def write(row: Value, r: Value, to: Value) -> None:
-        with code.loop(0, code.integer(n_in // elements)) as b:
+        with code.loop(0, n_in // elements) as b:
             block = blocks + row * row_bytes + b * n_bytes
             code.prefetch(block + AHEAD)
             for i, weights in enumerate(operands(code, type, block, how)):
@@ -77,6 +77,6 @@ def _multiply(
 
     with code.loop(first, last) as tile:
         panels.multiply(
-            code, tile, n_in * how.size, packed, n_rows, y, n_out,
+            code, tile, n_in * how.size, room, packed, n_rows, y, n_out,
             zero=code.constant(F32X16, 0.0), write=write, add=add, finish=lambda total, *_: total,
         )  # fmt: skip

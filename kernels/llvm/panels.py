@@ -27,6 +27,14 @@ LINE, PART = 64, 4
 I32X16 = vector(I32, 16)
 
 
+def room_for(row_bytes: int) -> int:
+    """How much room to give rows of this length: few sizes, because each is a program."""
+    room = 1 << 13
+    while room < row_bytes:
+        room *= 4
+    return room
+
+
 def pack(
     code: Code,
     panel: Value,
@@ -50,7 +58,8 @@ def pack(
 def multiply(
     code: Code,
     tile: Value,
-    row_bytes: int,
+    row_bytes: Value,
+    room: int,
     packed: Value,
     n_rows: Value,
     y: Value,
@@ -63,12 +72,13 @@ def multiply(
 ) -> None:
     """The results of TOGETHER weight rows: columns of y f32 [n_rows, n_out].
 
-    row_bytes: whole lines, known when the code is compiled, so that all rows are reached from one
-    address. write(row, r, address): puts weight row `row`, the r-th of the tile, in memory.
+    row_bytes: whole lines. room: for so many bytes there is room in a prepared row; known when the
+    code is compiled, so that all rows are reached from one address. write(row, r, address): puts
+    weight row `row`, the r-th of the tile, in memory.
     add(total, weight, column): adds products; weight is one row's part everywhere, column that of
     every row of a panel, both I32X16. finish(total, r, panel): a sum as f32 [16].
     """
-    stride = row_bytes + GAP
+    stride = room + GAP
     prepared = code.stack(stride * TOGETHER)
     n_panels = (n_rows + (PANEL - 1)) // PANEL
     # the last tile reaches back, so that every tile is whole
@@ -82,9 +92,9 @@ def multiply(
             code.loop(begin, end, wide) as panel,
             code.loop(0, code.integer(TOGETHER), tall) as r,
         ):
-            columns = [packed + (panel + i) * (row_bytes * PANEL) for i in range(wide)]
+            columns = [packed + (panel + i) * row_bytes * PANEL for i in range(wide)]
             sums = [[code.variable(zero) for _ in range(tall)] for _ in columns]
-            with code.loop(0, code.integer(row_bytes), PART) as at:
+            with code.loop(0, row_bytes, PART) as at:
                 inputs = [code.load(column + at * PANEL, I32X16) for column in columns]
                 for i in range(tall):
                     part = code.load(prepared + (r + i) * stride + at, I32)
