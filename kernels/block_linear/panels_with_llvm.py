@@ -65,7 +65,7 @@ def _multiply(
     blocks, row_bytes, packed, n_in, y, n_out, n_rows = args
     elements, n_bytes = sizes(type)
 
-    def write(row: Value, r: Value, to: Value) -> None:
+    def write(row: Value, to: Value) -> None:
         with code.loop(0, n_in // elements) as b:
             block = blocks + row * row_bytes + b * n_bytes
             code.prefetch(block + AHEAD)
@@ -78,5 +78,5 @@ def _multiply(
     with code.loop(first, last) as tile:
         panels.multiply(
             code, tile, n_in * how.size, room, packed, n_rows, y, n_out,
-            zero=code.constant(F32X16, 0.0), write=write, add=add, finish=lambda total, *_: total,
+            write=write, add=add,
         )  # fmt: skip

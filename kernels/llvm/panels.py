@@ -1,7 +1,7 @@
 """Products of many rows with a matrix: some weight rows at a time with all of x in panels.
 
-Both sides are bytes, four of which are what one product takes of a row: an f32, a pair of
-bfloat16, four integers. x is packed beforehand, so that a vector holds the same four bytes of all
+Both sides are bytes, four of which are what one product takes of a row: an f32, or a pair of
+bfloat16. x is packed beforehand, so that a vector holds the same four bytes of all
 rows of a panel; a row's sums are formed in their order, whatever rows stand beside it.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kernels.llvm.code import Code
-from kernels.llvm.values import I32, Value, transposed, vector
+from kernels.llvm.values import F32X16, I32, Value, transposed, vector
 
 PANEL = 16
 """Rows of x in a panel."""
@@ -65,18 +65,16 @@ def multiply(
     y: Value,
     n_out: Value,
     *,
-    zero: Value,
-    write: Callable[[Value, Value, Value], None],
+    write: Callable[[Value, Value], None],
     add: Callable[[Value, Value, Value], Value],
-    finish: Callable[[Value, Value, Value], Value],
 ) -> None:
     """The results of TOGETHER weight rows: columns of y f32 [n_rows, n_out].
 
     row_bytes: whole lines. room: for so many bytes there is room in a prepared row; known when the
-    code is compiled, so that all rows are reached from one address. write(row, r, address): puts
-    weight row `row`, the r-th of the tile, in memory.
-    add(total, weight, column): adds products; weight is one row's part everywhere, column that of
-    every row of a panel, both I32X16. finish(total, r, panel): a sum as f32 [16].
+    code is compiled, so that all rows are reached from one address. write(row, address): puts a
+    weight row in memory.
+    add(total, weight, column): adds products to f32 [16]; weight is one row's part everywhere,
+    column that of every row of a panel, both I32X16.
     """
     stride = room + GAP
     prepared = code.stack(stride * TOGETHER)
@@ -84,8 +82,8 @@ def multiply(
     # the last tile reaches back, so that every tile is whole
     first = code.smaller(tile * TOGETHER, n_out - TOGETHER)
     with code.loop(0, code.integer(TOGETHER)) as r:
-        write(first + r, r, prepared + r * stride)
-    begin = code.integer(0)
+        write(first + r, prepared + r * stride)
+    zero, begin = code.constant(F32X16, 0.0), code.integer(0)
     for wide, tall in TILES:
         end = n_panels - (n_panels - begin) % wide
         with (
@@ -102,7 +100,7 @@ def multiply(
                     for totals, column in zip(sums, inputs, strict=True):
                         totals[i].set(add(totals[i].value, weight, column))
             for i, totals in enumerate(sums):
-                results = [finish(t.value, r + j, panel + i) for j, t in enumerate(totals)]
+                results = [total.value for total in totals]
                 _store(code, results, (panel + i) * PANEL, n_rows, y + (first + r) * 4, n_out)
         begin = end
 
