@@ -11,6 +11,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from kernels.openmp import gnu_openmp
+
 VARIABLE = "DRAFTSCOPE_KERNELS"
 CHOICES = ("naive", "torch", "llvm", "triton")
 
@@ -43,7 +45,9 @@ def pick(
     if name == "triton":
         _require_triton()
     if name == "llvm" and not _has_llvm():
-        raise ValueError(f"{VARIABLE}=llvm needs the package llvmlite: install it, or use torch")
+        raise ValueError(
+            f"{VARIABLE}=llvm needs the package llvmlite and a torch with GNU's OpenMP: use torch"
+        )
     if not (name == "triton" or (not name and _has_cuda() and _has_triton())):
         triton_module = None
     if not uses_llvm():
@@ -105,8 +109,9 @@ def _require_triton() -> None:
         )
 
 
+@functools.cache
 def _has_llvm() -> bool:
-    return importlib.util.find_spec("llvmlite") is not None
+    return importlib.util.find_spec("llvmlite") is not None and gnu_openmp() is not None
 
 
 def _has_triton() -> bool:

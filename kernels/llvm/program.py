@@ -6,14 +6,13 @@ import ctypes
 import functools
 import struct
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import llvmlite.binding as llvm
-import torch
 from llvmlite import ir
 
 from kernels.llvm.code import Code
 from kernels.llvm.values import I32, I64, Value
+from kernels.openmp import gnu_openmp
 
 Body = Callable[[Code, Sequence[Value], Value, Value], None]
 """Writes the tasks first .. last - 1: (code, arguments as integers, first, last)."""
@@ -39,8 +38,7 @@ class Program:
 
         Addresses have to stay valid until the call returns. Tasks run in any order.
         """
-        threads = threads if tasks > chunk and _has_threads() else 1
-        self._run(self._pack(0, tasks, chunk, *args), threads)
+        self._run(self._pack(0, tasks, chunk, *args), threads if tasks > chunk else 1)
 
     def alone(self, tasks: int, *args: int) -> None:
         """All tasks on the calling thread, with as little in front of them as there can be."""
@@ -102,16 +100,13 @@ def _entry(module: ir.Module, worker: ir.Function, n_args: int) -> None:
         value = builder.load(builder.gep(given, [index], source_etype=I64), typ=I64)
         builder.store(value, builder.gep(fields, [index]))
     job = builder.bitcast(fields, _POINTER)
-    if _has_threads():
-        signature = ir.FunctionType(_VOID, [_POINTER, _POINTER, I32, I32])
-        parallel = ir.Function(module, signature, "GOMP_parallel")
-        with builder.if_else(builder.icmp_signed(">", threads, ir.Constant(I32, 1))) as (many, one):
-            with many:
-                builder.call(parallel, [worker, job, threads, ir.Constant(I32, 0)])
-            with one:
-                builder.call(worker, [job])
-    else:
-        builder.call(worker, [job])
+    signature = ir.FunctionType(_VOID, [_POINTER, _POINTER, I32, I32])
+    parallel = ir.Function(module, signature, "GOMP_parallel")
+    with builder.if_else(builder.icmp_signed(">", threads, ir.Constant(I32, 1))) as (many, one):
+        with many:
+            builder.call(parallel, [worker, job, threads, ir.Constant(I32, 0)])
+        with one:
+            builder.call(worker, [job])
     builder.ret_void()
 
 
@@ -135,6 +130,8 @@ def _machine() -> llvm.TargetMachine:
     # one for every program: an execution engine owns the machine it is made with
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    # its threads are waiting already, warm, for the next job
+    llvm.load_library_permanently(str(gnu_openmp()))
     features = llvm.get_host_cpu_features().flatten()
     target = llvm.Target.from_default_triple()
     return target.create_target_machine(
@@ -146,12 +143,3 @@ def _machine() -> llvm.TargetMachine:
 def has_feature(name: str) -> bool:
     """Whether this processor has the instructions that LLVM calls `name`."""
     return bool(llvm.get_host_cpu_features().get(name, False))
-
-
-@functools.cache
-def _has_threads() -> bool:
-    """Whether torch brings GNU's OpenMP: its threads then wait already, warm, for the next job."""
-    for library in sorted(Path(torch.__file__).parent.glob("lib/libgomp*.so*")):
-        llvm.load_library_permanently(str(library))
-        return True
-    return False

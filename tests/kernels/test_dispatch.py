@@ -141,5 +141,5 @@ def test_without_llvm_torch_runs_on_the_processor(machine, monkeypatch, value):
 def test_llvm_that_is_not_there_is_refused(machine, monkeypatch):
     machine(llvm=False)
     monkeypatch.setenv(VARIABLE, "llvm")
-    with pytest.raises(ValueError, match="=llvm needs the package llvmlite"):
+    with pytest.raises(ValueError, match="=llvm needs the package llvmlite and"):
         pick(naive, implementation)
