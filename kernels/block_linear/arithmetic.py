@@ -36,7 +36,7 @@ class Arithmetic:
             assert high is not None
             # the type's own rounding would be compiled to three instructions
             return code.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", BF16X32, high, low)
-        return low.round_to_bf16().widen() if self.rounded else low
+        return low.rounded_to_bf16() if self.rounded else low
 
     def load(self, code: Code, address: Value) -> Value:
         """An operand from memory."""

@@ -71,7 +71,7 @@ def _prepare_body(
         start = out + r * _row_bytes(n_in, how)
         with code.loop(0, n_in, GROUP) as k:
             low, high = (code.load(x + (r * n_in + k) * 4 + at, F32X16) for at in (0, 64))
-            rounded = [half.round_to_bf16().widen() for half in (low, high)]
+            rounded = [half.rounded_to_bf16() for half in (low, high)]
             if how.fused:
                 code.store(how.operand(code, low, high), start + k * 2)
             else:

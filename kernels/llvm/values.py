@@ -140,10 +140,14 @@ class Value:
         to = F32 if count is None else vector(F32, count)
         return Value(self._builder, self._builder.fpext(self.ir, to))
 
-    def round_to_bf16(self) -> Value:
-        """f32 as bf16, to the nearest, ties to even."""
-        to = BF16 if not isinstance(self.type, ir.VectorType) else vector(BF16, self.type.count)
-        return Value(self._builder, self._builder.fptrunc(self.ir, to))
+    def rounded_to_bf16(self) -> Value:
+        """f32 rounded to the nearest number that bf16 holds, ties to even."""
+        # by the bits: LLVM would call a function that is not there on older processors
+        count = getattr(self.type, "count", None)
+        bits = self.bits(I32 if count is None else vector(I32, count))
+        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & ~0xFFFF).bits(self.type)
+        is_number = self._builder.fcmp_ordered("ord", self.ir, self.ir)
+        return Value(self._builder, self._builder.select(is_number, rounded.ir, self.ir))
 
     def less(self, other: Value | float) -> Value:
         """Whether self < other, integers with their sign; false for NaN."""

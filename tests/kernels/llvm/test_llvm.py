@@ -52,7 +52,7 @@ def test_vectors():
             code.load(bytes_, I8X16).to_float(signed=True) / scale,
             (code.load(bytes_, I8X16) & 15).to_float(signed=False) - 8,
             a.part(8, 8).beside(b.part(0, 8)) * 2,
-            a.spread(3, 16) + a.round_to_bf16().widen(),
+            a.spread(3, 16) + a.rounded_to_bf16(),
             code.splat(code.sum(a)),
         ]
         for i, result in enumerate(results):
@@ -87,6 +87,23 @@ def test_choices():
     assert torch.equal(out[0], torch.where(x < y, x, y))
     assert torch.equal(out[1], torch.where(x < 0.5, x, y))
     assert out[2].tolist() == [1.0, 1.0] + [0.0] * 14
+
+
+def test_rounding_to_bfloat16():
+    def body(code, args, first, last):
+        code.store(code.load(args[0], F32X16).rounded_to_bf16(), args[1])
+
+    x = torch.randn(16)
+    # ties to either side, the end of the range, and what is no number
+    x[:8] = torch.tensor(
+        [1 + 2**-8, 1 + 3 * 2**-8, 3.4e38, -3.4e38, torch.inf, -torch.inf, 0, 1e-40]
+    )
+    x[8] = torch.tensor(0x7F800001, dtype=torch.int32).view(torch.float32)
+    y = torch.full((16,), torch.nan)
+    Program(body, 2)(x.data_ptr(), y.data_ptr(), tasks=1, chunk=1, threads=1)
+    assert y[8].isnan()
+    y[8] = x[8] = 0
+    assert torch.equal(y, x.bfloat16().float())
 
 
 def test_every_call_has_its_own_stack():
