@@ -6,7 +6,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.cli import bench_forward, bench_memory, bench_slots, bench_suite, bench_w1
+from app.cli import (
+    bench_forward,
+    bench_memory,
+    bench_recording,
+    bench_slots,
+    bench_suite,
+    bench_w1,
+)
 from app.cli.bench_requests import add_requests
 from app.cli.cache_arguments import add_cache, refuse_cache
 from app.cli.common import add_compute, add_model, positive, print_json, size
@@ -35,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  draftscope bench --compare a.json b.json\n"
         "  draftscope bench --demo --w1 --spec-type draft-mtp\n"
         "  draftscope bench --demo --slots 1,5 --spec-type draft-mtp\n"
+        "  draftscope bench --demo --recording -n 60 --spec-type draft-mtp\n"
         "  draftscope bench --rollback all\n"
         "  draftscope bench --write-random-model random.gguf\n"
         "  draftscope bench random.gguf --splits\n"
@@ -71,6 +79,12 @@ def _add_kinds(parser: argparse.ArgumentParser) -> None:
         type=_widths,
         metavar="N[,N]",
         help="so many requests side by side: aggregate speed, and its ratio to the first number",
+    )
+    one.add_argument(
+        "--recording",
+        action="store_true",
+        help="the first prompt over and over, -n tokens whatever they are: the share of the time "
+        "that recording the trace takes",
     )
     one.add_argument(
         "--compare",
@@ -166,7 +180,7 @@ def run(args: argparse.Namespace) -> int:
             "--rollback goes with the suite, with --w1 or without a model.",
             "Leave the other measurement out.",
         )
-    if args.out is not None and not on_requests:
+    if args.out is not None and (args.recording or not on_requests):
         raise OptionError("--out goes with the suite or --w1.", "Use --json and redirect it.")
     if not args.w1:
         refuse_cache(args)
@@ -177,11 +191,13 @@ def run(args: argparse.Namespace) -> int:
     if args.w1:
         return bench_w1.run(args)
     repeat_default = 1
-    if args.splits or args.steps or (args.rollback and not has_model):
+    if args.recording or args.splits or args.steps or (args.rollback and not has_model):
         repeat_default = _REPEAT
     args.repeat = args.repeat or repeat_default
     if args.slots:
         return bench_slots.run(args)
+    if args.recording:
+        return bench_recording.run(args)
     if args.splits:
         return bench_forward.splits(args)
     if args.steps:

@@ -1,8 +1,8 @@
-"""Where the time of a forward pass goes, measured by a clock that the parts of a model switch."""
+"""Where time goes, measured by a clock that parts of the program switch: those of a model here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Any
@@ -25,18 +25,19 @@ gates, residuals, embedding."""
 class SectionClock:
     """Exclusive time per section: a section that is entered stops the one around it.
 
-    Whoever measures a CUDA device waits for it at every stop, which costs it some speed.
+    sections: their names, among them "rest". Whoever measures a CUDA device waits for it at every
+    stop, which costs it some speed.
     """
 
-    def __init__(self, device: torch.device = CPU) -> None:
+    def __init__(self, device: torch.device = CPU, sections: Sequence[str] = SECTIONS) -> None:
         self._device = device
         self._open = ["rest"]
-        self._seconds = dict.fromkeys(SECTIONS, 0.0)
+        self._seconds = dict.fromkeys(sections, 0.0)
         self._since = perf_counter()
 
     def restart(self) -> None:
         """Forget everything and begin with "rest"."""
-        self._seconds = dict.fromkeys(SECTIONS, 0.0)
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
         self._since = perf_counter()
 
     def ms(self) -> dict[str, float]:
@@ -58,6 +59,20 @@ class SectionClock:
 
         return counted
 
+    @contextmanager
+    def around(self, owner: object, name: str, section: str) -> Iterator[None]:
+        """Within the context, calls of an attribute of `owner` count as this section."""
+        own = name in vars(owner)
+        call = getattr(owner, name)
+        setattr(owner, name, self.timed(call, section))
+        try:
+            yield
+        finally:
+            if own:
+                setattr(owner, name, call)
+            else:
+                delattr(owner, name)
+
     def _settle(self) -> None:
         wait_for(self._device)
         now = perf_counter()
@@ -73,13 +88,7 @@ def sections_timed(
     with ExitStack() as undo:
 
         def wrap(owner: object, name: str, section: str) -> None:
-            own = name in vars(owner)
-            call = getattr(owner, name)
-            setattr(owner, name, clock.timed(call, section))
-            if own:
-                undo.callback(setattr, owner, name, call)
-            else:
-                undo.callback(delattr, owner, name)
+            undo.enter_context(clock.around(owner, name, section))
 
         for block in model._blocks:
             for part in (block._mixer, block._ffn):

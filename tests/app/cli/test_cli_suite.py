@@ -284,3 +284,38 @@ def test_slots_that_cannot_be(cli: Cli) -> None:
     outcome = cli("bench", MTP, "--slots", 65)
     assert outcome.status == 2
     assert "--slots 65 is above 64." in outcome.err
+
+
+def test_recording_as_table_and_json(cli: Cli, two: Path) -> None:
+    words = [
+        "bench", MTP, "--recording", "--spec-type", "draft-mtp", "--prompts", two, *QUICK,
+        "--repeat", 3,
+    ]  # fmt: skip
+    outcome = cli(*words, "--json")
+    assert outcome.status == 0
+    report = outcome.json
+    assert (report["complete"], report["repeat"], report["prompt"]) == (True, 3, "first")
+    assert names(report) == ["plain", "draft-mtp"]
+    for one in report["configurations"]:
+        assert one["options"]["ignore_eos"]
+        assert [run["predicted_n"] for run in one["runs"]] == [6, 6, 6]
+        shares = [run["share"] for run in one["runs"]]
+        assert shares == [run["recording_s"] / run["wall_s"] for run in one["runs"]]
+        assert 0 < min(shares) <= max(shares) < 1
+        assert one["median_share"] == sorted(shares)[1]
+    assert "[6/6] draft-mtp: " in outcome.err.splitlines()[-1]
+    lines = cli(*words).out.splitlines()
+    assert lines[1] == "one prompt: first"
+    found = [line.split()[:2] for line in lines[4:-2]]
+    assert found == [
+        [name, row] for name in ("plain", "draft-mtp") for row in ("1", "2", "3", "median")
+    ]
+    # a column is as wide as its widest cell, so that the table stays straight
+    assert len({len(line) for line in lines[3:-2]}) == 1
+
+
+def test_every_policy_of_recording_is_a_configuration(cli: Cli, two: Path) -> None:
+    words = ["bench", MTP, "--recording", "--rollback", "ring,replay", "--prompts", two, *QUICK]
+    report = cli(*words, "--json").json
+    assert names(report) == ["plain", "draft-mtp ring", "draft-mtp replay"]
+    assert [len(one["runs"]) for one in report["configurations"]] == [7, 7, 7]

@@ -1,0 +1,89 @@
+"""`draftscope bench MODEL --recording`: the share of a run that recording its trace takes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from app.cli.bench_requests import facts, headline, open_session, progress, prompt_set
+from app.cli.common import print_json
+from app.cli.run import make_prompt
+from resources import SUITES
+
+if TYPE_CHECKING:
+    from engine.bench.recording import RecordedRun
+
+_LINE = "{:<{width}} {:>6} {:>7} {:>9} {:>12} {:>8}"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure; what is done when somebody stops it is printed."""
+    args.ignore_eos = True  # every run is as long as -n says
+    set_name, prompts = prompt_set(args, SUITES)
+    opened = open_session(args)
+    session = opened.session
+    from engine.bench.recording import bench_recording
+    from engine.bench.suite import Suite
+
+    prompt = make_prompt(session, args, prompts[0].text)
+    suite = Suite(session, [(prompts[0].name, prompt)], opened.configurations, repeats=args.repeat)
+    n_all = suite.n_requests
+    runs: list[RecordedRun] = []
+    try:
+        progress(0, n_all, "warm-up, not counted")
+        suite.warm_up()
+        for done in bench_recording(session, prompt, opened.configurations, repeats=args.repeat):
+            runs.append(done)
+            progress(len(runs), n_all, f"{done.configuration}: {100 * done.share:.2f} %")
+    finally:
+        if runs:
+            report: dict[str, Any] = {
+                "kind": "draftscope bench recording",
+                "version": 1,
+                "complete": len(runs) == n_all,
+                "repeat": args.repeat,
+                **facts(args, session, set_name),
+                "prompt": prompts[0].name,
+                "configurations": [
+                    {
+                        "name": one.name,
+                        "options": asdict(one.options),
+                        "runs": [asdict(run) for run in mine],
+                        "median_share": median(run.share for run in mine),
+                    }
+                    for one in opened.configurations
+                    if (mine := [run for run in runs if run.configuration == one.name])
+                ],
+            }
+            if args.json:
+                print_json(report)
+            else:
+                print("\n".join([headline(args, report), *_lines(report)]))
+    return 0
+
+
+def _lines(report: dict[str, Any]) -> Iterator[str]:
+    configurations = report["configurations"]
+    width = max(len(one["name"]) for one in configurations)
+    yield f"one prompt: {report['prompt']}"
+    yield ""
+    yield _LINE.format("", "run", "tokens", "seconds", "recording s", "share", width=width)
+    for one in configurations:
+        for number, run in enumerate(one["runs"], 1):
+            yield _LINE.format(
+                one["name"], number, run["predicted_n"], f"{run['wall_s']:.3f}",
+                f"{run['recording_s']:.4f}", _percent(run["share"]), width=width,
+            )  # fmt: skip
+        share = _percent(one["median_share"])
+        yield _LINE.format(one["name"], "median", "", "", "", share, width=width)
+    yield ""
+    yield "recording: writing the trace, and working out what only the trace needs"
+    if not report["complete"]:
+        yield "not complete: the measurement was stopped"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
