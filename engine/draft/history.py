@@ -50,7 +50,8 @@ class History:
     def find_all(self, ngram: Sequence[int], low: int, high: int) -> Iterator[int]:
         """All starts in low..high where the n-gram stands, ascending; they may overlap."""
         pattern = array("i", ngram).tobytes()
-        end = (high + len(ngram)) * _SIZE
+        # not below zero, which would count from the end
+        end = max(high + len(ngram), 0) * _SIZE
         at = low * _SIZE - 1
         while (at := self._bytes.find(pattern, at + 1, end)) >= 0:
             if at % _SIZE == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.draft.history import History
@@ -20,6 +20,7 @@ def naive(tokens, ngram, low, high):
     st.lists(TOKENS, max_size=40), st.lists(TOKENS, min_size=1, max_size=3),
     st.integers(0, 10), st.integers(-3, 45),
 )  # fmt: skip
+@example([0, 0], [0], 0, -2)
 def test_searches_find_what_slices_find(tokens, ngram, low, high):
     history = History(tokens)
     expected = naive(tokens, ngram, low, high)
