@@ -30,7 +30,8 @@ def block_linear(
     """x @ weight.T in f32, the weight expanded on the way to the same numbers as `dequantise`.
 
     x: f32 or bf16 [..., in]; blocks: uint8 [out, bytes per row], contiguous, each row whole
-    blocks of the GGML type named `type`, on an even address. Returns f32 [..., out]. On a GPU
+    blocks of the GGML type named `type`, on an even address; on a processor also F32, rows of
+    whole 32 numbers. Returns f32 [..., out]. On a GPU
     meant for few rows (1 .. 16): every 16 rows read the weight once, nothing else is stored.
 
     rounded: x is rounded to bfloat16 first, and the weights where that is faster than leaving
@@ -47,7 +48,7 @@ def block_linear(
 
 @functools.cache
 def _check(type: str, n_in: int, n_bytes: int) -> None:
-    if type not in TYPES:
+    if type not in (*TYPES, "F32"):
         raise ValueError(f"no product with blocks of {type}, only with {', '.join(TYPES)}")
     elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
     n_blocks, rest = divmod(n_in, elements)

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from kernels.block_linear.arithmetic import Arithmetic
+from kernels.block_linear.operands_with_llvm import operands, sizes
 from kernels.block_linear.terms_with_llvm import GROUP, has_terms, terms
-from kernels.dequant.decode_with_llvm import decode, sizes
 from kernels.llvm import F32X16, Code, Program, Value
 
 ROWS = 8
@@ -200,13 +200,3 @@ def _stretches(
             with code.loop(first, last) as row:
                 # the same place of the next row: the processor would not guess it
                 yield _Stretch(type, how, code, args, row, begin, end, args[1])
-
-
-def operands(code: Code, type: str, block: Value, how: Arithmetic) -> Iterator[Value]:
-    """The weights of a block as operands, in their order."""
-    decoded = decode(code, type, block)
-    if not how.fused:
-        yield from (how.operand(code, weights) for weights in decoded)
-        return
-    for low in decoded:
-        yield how.operand(code, low, next(decoded))

@@ -6,7 +6,15 @@ import torch
 
 from kernels.dispatch import pick
 from kernels.linear import fixed_blocks, naive, on_cuda, with_torch
-from kernels.linear.blocks import Blocks, beside, linear_blocks, pack_blocks, stays_in_blocks
+from kernels.linear.blocks import (
+    Blocks,
+    beside,
+    linear_blocks,
+    pack_blocks,
+    pack_plain,
+    stays_in_blocks,
+    stays_plain,
+)
 from kernels.linear.packed import INTEGER_MODES, MODES, Packed
 
 __all__ = ["MODES", "Packed", "beside", "linear", "pack", "pack_blocks", "stays_in_blocks"]
@@ -32,7 +40,7 @@ def pack(weight: torch.Tensor, mode: str, device: torch.device = _CPU) -> Packed
     if mode not in MODES:
         raise ValueError(f"compute mode {mode!r} is not one of {', '.join(MODES)}")
     if device.type == "cpu":
-        return _pack(weight, mode)
+        return pack_plain(weight) if stays_plain(weight, mode) else _pack(weight, mode)
     if mode in INTEGER_MODES:
         raise ValueError(f"compute mode {mode} has no product on {device}")
     if mode == "bf16":

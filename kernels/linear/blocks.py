@@ -16,6 +16,9 @@ from kernels.block_linear import TYPES, block_linear
 from kernels.dispatch import uses_llvm
 from kernels.linear.packed import Packed
 
+# plain numbers come in groups of this many
+GROUP = 32
+
 
 class Blocks(NamedTuple):
     """The data of such a matrix: uint8 [out, bytes per row] of a GGML type."""
@@ -30,10 +33,22 @@ def stays_in_blocks(type: str, mode: str, device: torch.device) -> bool:
     return here and type in TYPES
 
 
+def stays_plain(weight: torch.Tensor, mode: str) -> bool:
+    """Whether a weight f32 is multiplied as it is, as if its numbers were blocks: products of few
+    rows then read it as fast as memory allows, and one row's bits are the same beside others."""
+    fits = weight.shape[1] % GROUP == 0 and weight.device.type == "cpu"
+    return mode == "f32" and fits and uses_llvm()
+
+
+def pack_plain(weight: torch.Tensor) -> Packed:
+    """A weight f32 [out, in] that stays where it is."""
+    return pack_blocks(weight.contiguous().view(torch.uint8), "F32", "f32")
+
+
 def pack_blocks(blocks: torch.Tensor, type: str, mode: str = "blocks") -> Packed:
     """A weight that stays in its blocks, uint8 [out, bytes per row], kept where they are.
 
-    type: one of kernels.block_linear.TYPES. mode: "blocks" or "bf16".
+    type: one of kernels.block_linear.TYPES, or F32. mode: "blocks" or "bf16"; "f32" for F32.
     """
     elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
     n_in = blocks.shape[1] // n_bytes * elements

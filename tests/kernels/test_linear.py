@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels import linear as op
+from kernels.dispatch import uses_llvm
 from kernels.linear import fixed_blocks, naive, with_torch
 from kernels.linear.packed import quantise_rows
 from tests.support.closeness import nmse
@@ -33,6 +34,18 @@ def test_f32(ops, n_out, n_in, leading):
     y = ops.linear(x, packed)
     assert nmse(y, x.double() @ weight.double().T) < 1e-12
     assert (packed.mode, packed.shape, packed.n_bytes) == ("f32", (n_out, n_in), 4 * n_out * n_in)
+
+
+@pytest.mark.parametrize("n_rows", [1, 5, 40])
+def test_plain_matrices_are_taken_as_they_are(n_rows):
+    x, weight = torch.randn(2, n_rows, 256), torch.randn(300, 256)
+    packed = op.pack(weight, "f32")
+    assert (packed.mode, packed.shape, packed.n_bytes) == ("f32", (300, 256), weight.nbytes)
+    assert nmse(op.linear(x, packed), x.double() @ weight.double().T) < 1e-12
+    if uses_llvm():
+        assert packed.data.bytes.data_ptr() == weight.data_ptr()
+    together = op.linear(x, packed, invariant=True)
+    assert torch.equal(op.linear(x[:1, :3], packed, invariant=True), together[:1, :3])
 
 
 @IMPLEMENTATIONS
