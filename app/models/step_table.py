@@ -24,7 +24,7 @@ COLUMNS = (
     ("target_best", "its p", "Probability of the target's most probable token"),
     ("target_entropy", "H, nats", "Entropy of the target's softmax here"),
     ("rule_p", "rule p", "Target's probability after bias, penalties, filters and temperature"),
-    ("rule_q", "rule q", "Drafter's probability as rejection used it; empty for match"),
+    ("rule_q", "rule q", "Drafter's probability as rejection used it; match uses none"),
 )
 SIGNS = {
     "accepted": "✓", "rejected": "✗", "ignored": "·", "replacement": "↻", "bonus": "+",
@@ -43,13 +43,18 @@ def cell_text(step: Step, token: Facts, name: str) -> str:
     if name == "target":
         best = token["target_top_id"][0]
         return NOT_OBSERVED if best is None else step.text(best)
-    value = token["target_top_p"][0] if name == "target_best" else token[name]
+    value = figure(token, name)
     if value is None:
         is_own = token["draft_index"] is None and name in ("draft_p", "rule_q")
         return "" if is_own else NOT_OBSERVED
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.{_DIGITS.get(name, 3)}f}"
+
+
+def figure(token: Facts, name: str) -> Any:
+    """What a cell is rounded from; None: not observed, or the cell holds no figure."""
+    return token["target_top_p"][0] if name == "target_best" else token.get(name)
 
 
 def default_row(step: Step) -> int:
@@ -121,7 +126,7 @@ class StepTable(QAbstractTableModel):
         if role == Qt.ItemDataRole.ToolTipRole:
             if name == "decision":
                 return MEANING[token["kind"]]
-            value = token.get(name)
+            value = figure(token, name)
             return f"{value:.9g}" if isinstance(value, float) else None
         return None
 
@@ -130,7 +135,8 @@ class StepTable(QAbstractTableModel):
             kind = token["kind"]
             role = f"{kind}.line"
             return self._theme.color(role if role in self._theme.roles else f"{kind}.text")
-        if name in ("target", "target_best") and token["target_top_id"][0] != token["token_id"]:
+        best = token["target_top_id"][0]
+        if name in ("target", "target_best") and best not in (None, token["token_id"]):
             return self._theme.color("replacement.line")
         return None
 

@@ -13,6 +13,7 @@ from pytestqt.qtbot import QtBot
 from app.models.position import Position
 from app.models.step import Step, neighbour, newest_round, read_step
 from app.models.step_facts import outcome, step_facts
+from app.models.step_line import step_line, step_line_tip
 from app.models.step_markdown import step_markdown
 from app.models.step_table import COLUMNS
 from app.models.step_tops import alternatives
@@ -72,6 +73,11 @@ def step_of(store: TraceStore, seq_id: int = 1, round_: int = 1) -> Step:
     return step
 
 
+def plain(text: str) -> str:
+    """With spaces where the line must not break."""
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
 def facts_of(step: Step) -> dict[str, str]:
     return {fact.label: fact.value for fact in step_facts(step)}
 
@@ -125,6 +131,40 @@ def test_alternatives_are_the_union_of_both_sides() -> None:
     assert found[0][1] is None
     assert found[1][1:] == (pytest.approx(0.6), 0.25)
     assert found[3][2] is None
+
+
+def test_the_line_below_the_table_in_words() -> None:
+    step = step_of(judged())
+    rejected, ignored, replacement = step.tokens
+    assert plain(step_line(step, rejected, NAMES)) == (
+        "pos 1 · token “ middle” · decision ✗ rejected · draft q 0.600 · target p 0.250 · rank 2"
+        " · argmax “ right” p 0.500 · entropy 1.50 nats · rule p 0.125 · rule q 0.700"
+    )
+    rest = NAMES[NAMES.index("target_best") :]
+    assert plain(step_line(step, rejected, rest)).startswith("argmax p 0.500 · entropy 1.50 nats")
+    rest = NAMES[NAMES.index("target") :]
+    assert plain(step_line(step, ignored, rest)) == "argmax – · entropy – · rule p – · rule q –"
+    own = plain(step_line(step, replacement, NAMES))
+    assert "draft q" not in own, "the target's own token was not drafted"
+    assert "rule q" not in own
+    figures = NAMES[NAMES.index("target_best") :]
+    assert all(" " not in part for part in step_line(step, rejected, figures).split(" · "))
+    assert step_line(step, rejected, []) == ""
+
+
+def test_the_tip_of_the_line_has_a_meaning_and_all_digits_for_each_part() -> None:
+    step = step_of(judged())
+    token = {**step.tokens[0], "target_top_p": [1 / 3], "rule_p": None}
+    tips = {name: tip for name, _, tip in COLUMNS}
+    lines = plain(step_line_tip(step, token, NAMES[NAMES.index("target_rank") :])).splitlines()
+    assert lines == [
+        f"rank: {tips['target_rank']}",
+        f"argmax: {tips['target']}",
+        f"argmax p 0.333333333: {tips['target_best']}",
+        f"entropy 1.5 nats: {tips['target_entropy']}",
+        f"rule p: {tips['rule_p']}",
+        f"rule q {step.tokens[0]['rule_q']:.9g}: {tips['rule_q']}",
+    ]
 
 
 def test_markdown_is_a_table_that_no_token_breaks() -> None:
@@ -182,11 +222,15 @@ def test_the_round_under_the_cursor(shown: MainWindow) -> None:
         "target_entropy": "1.50", "rule_p": "0.125", "rule_q": "0.700",
     }  # fmt: skip
     assert cells(view, 1)["target"] == "–"
+    best = view.tokens_model.index(0, NAMES.index("target_best"))
+    assert best.data(Qt.ItemDataRole.ToolTipRole) == "0.5"
     assert cells(view, 2)["draft_p"] == "", "the target's own token was not drafted"
     colours = [
-        view.tokens_model.index(0, NAMES.index("decision")).data(Qt.ItemDataRole.ForegroundRole)
+        view.tokens_model.index(row, NAMES.index(name)).data(Qt.ItemDataRole.ForegroundRole)
+        for row, name in ((0, "decision"), (0, "target"), (1, "target"), (2, "target"))
     ]
-    assert colours == [shown.theme.color("rejected.line")]
+    other = shown.theme.color("replacement.line")
+    assert colours == [shown.theme.color("rejected.line"), other, None, None]
 
 
 def test_a_row_moves_the_cursor_and_shows_its_alternatives(shown: MainWindow) -> None:
@@ -287,10 +331,12 @@ def test_what_the_table_has_no_room_for_is_told_below(
     assert (len(seen) == len(NAMES)) is (width == 1100)
     assert view.rest.isHidden() is (width == 1100)
     if width == 330:
-        assert view.rest.text().endswith("argmax  right · with p 0.500 · H, nats 1.50 "
-                                         "· rule p 0.125 · rule q 0.700")  # fmt: skip
+        assert plain(view.rest.text()).endswith("argmax “ right” p 0.500 · entropy 1.50 nats "
+                                                "· rule p 0.125 · rule q 0.700")  # fmt: skip
+        assert "entropy 1.5 nats: Entropy of" in plain(view.rest.toolTip())
         view.tokens.selectRow(1)
-        assert "rule q –" in view.rest.text()
+        assert "rule q –" in plain(view.rest.text())
+        assert "nats" not in view.rest.toolTip(), "no unit without a figure"
 
 
 def test_facts_stay_together_in_a_wide_panel(shown: MainWindow, qtbot: QtBot) -> None:
