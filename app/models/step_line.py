@@ -51,7 +51,7 @@ def step_line_tip(step: Step, token: Facts, names: Sequence[str]) -> str:
 def _told(step: Step, token: Facts, names: Sequence[str]) -> list[tuple[str, str, str]]:
     return [
         (name, _WORDS.get(name, title), tip)
-        for name, title, tip in COLUMNS
+        for name, title, tip, _ in COLUMNS
         if name in names and cell_text(step, token, name)
     ]
 

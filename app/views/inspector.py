@@ -173,7 +173,7 @@ class InspectorView(QStackedWidget):
         for table in (self.tops, self.facts):
             table.setFocusPolicy(Qt.FocusPolicy.NoFocus)
             table.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self._columns = FittedColumns(self.tokens, [_SAMPLES.get(n, _FIGURE) for n, *_ in COLUMNS])
+        self._columns = FittedColumns(self.tokens, [_SAMPLES.get(c.name, _FIGURE) for c in COLUMNS])
         self._columns.changed.connect(self._show_rest)
         most = _FACT_CHARACTERS * self.facts.fontMetrics().averageCharWidth()
         self.facts.setMaximumWidth(most)
@@ -272,7 +272,7 @@ class InspectorView(QStackedWidget):
         row = self.tokens.currentIndex().row() if row is None else row
         line = tip = ""
         if self.step is not None and 0 <= row < len(self.step.tokens):
-            names = [COLUMNS[column][0] for column in self._columns.left_out]
+            names = [COLUMNS[column].name for column in self._columns.left_out]
             token = self.step.tokens[row]
             line = step_line(self.step, token, names)
             tip = step_line_tip(self.step, token, names)

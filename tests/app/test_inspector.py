@@ -24,7 +24,7 @@ from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from tests.support.trace_builder import TraceBuilder, sample_trace
 
-NAMES = [name for name, _, _ in COLUMNS]
+NAMES = [column.name for column in COLUMNS]
 
 
 def judged() -> TraceStore:
@@ -155,7 +155,7 @@ def test_the_line_below_the_table_in_words() -> None:
 def test_the_tip_of_the_line_has_a_meaning_and_all_digits_for_each_part() -> None:
     step = step_of(judged())
     token = {**step.tokens[0], "target_top_p": [1 / 3], "rule_p": None}
-    tips = {name: tip for name, _, tip in COLUMNS}
+    tips = {column.name: column.tip for column in COLUMNS}
     lines = plain(step_line_tip(step, token, NAMES[NAMES.index("target_rank") :])).splitlines()
     assert lines == [
         f"rank: {tips['target_rank']}",
