@@ -6,16 +6,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtCore import QModelIndex, QObject, Qt
 
+from app.models.column_table import ColumnTable, TableColumn
 from app.theme import Theme, icon
 from engine.trace.store import TraceStore
 
-_Index = QModelIndex | QPersistentModelIndex
-_NOWHERE = QModelIndex()
 SEVERITIES = ("error", "warning", "info")
-COLUMNS = ("severity", "rule", "round", "seq", "lane", "message", "evidence", "suggestion")
-_NUMBERS = ("round", "seq")
+_COLUMNS = (
+    TableColumn("severity", "severity", "error, warning or info", True),
+    TableColumn("rule", "rule", "Rule that found it", True),
+    TableColumn("round", "round", "Round it was found in; empty: the whole run"),
+    TableColumn("seq", "seq", "Sequence; empty: all of them"),
+    TableColumn("lane", "lane", "Lane of the comparison", True),
+    TableColumn("message", "message", "What was found", True),
+    TableColumn("evidence", "evidence", "The figures that show it", True),
+    TableColumn("suggestion", "suggestion", "What to do about it", True),
+)
 _LONG = ("lane", "message", "evidence", "suggestion")
 """What may be cut in the table, and is whole in a tooltip."""
 
@@ -35,11 +42,11 @@ class Finding:
     lane: str
 
 
-class FindingTable(QAbstractTableModel):
+class FindingTable(ColumnTable):
     """Findings in the order of their recording."""
 
     def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+        super().__init__(_COLUMNS, parent)
         self.findings: list[Finding] = []
         self._store: TraceStore | None = None
         self._run_ids: tuple[int, ...] = ()
@@ -80,22 +87,11 @@ class FindingTable(QAbstractTableModel):
         self._icons = {name: icon(name, theme, f"status.{name}") for name in SEVERITIES}
         self.layoutChanged.emit()
 
-    def rowCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else len(self.findings)
+    def n_rows(self) -> int:
+        return len(self.findings)
 
-    def columnCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else len(COLUMNS)
-
-    def headerData(
-        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
-    ) -> Any:
-        horizontal = orientation is Qt.Orientation.Horizontal
-        return COLUMNS[section] if horizontal and role == Qt.ItemDataRole.DisplayRole else None
-
-    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if not index.isValid():
-            return None
-        finding, name = self.findings[index.row()], COLUMNS[index.column()]
+    def cell(self, row: int, name: str, role: int) -> Any:
+        finding = self.findings[row]
         value = getattr(finding, name)
         if role == Qt.ItemDataRole.DisplayRole:
             return "" if value is None else str(value)
@@ -103,10 +99,6 @@ class FindingTable(QAbstractTableModel):
             return str(value) if name in _LONG else None
         if role == Qt.ItemDataRole.DecorationRole and name == "severity":
             return self._icons.get(finding.severity)
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            right = name in _NUMBERS
-            side = Qt.AlignmentFlag.AlignRight if right else Qt.AlignmentFlag.AlignLeft
-            return side | Qt.AlignmentFlag.AlignVCenter
         return None
 
     def _finding(self, row: int) -> Finding:

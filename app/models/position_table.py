@@ -6,40 +6,41 @@ from bisect import bisect_left
 from typing import Any
 
 import numpy as np
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtCore import QModelIndex, QObject, Qt
 from PySide6.QtGui import QColor
 
+from app.models.column_table import ColumnTable, TableColumn
 from app.models.compared_lanes import ComparedLanes
 from app.models.error_text import error_text
 from app.models.live_numbers import NOT_OBSERVED
 from engine.trace.records import MISSING
 
-_Index = QModelIndex | QPersistentModelIndex
-_NOWHERE = QModelIndex()
 _COLUMNS = (
-    ("pos", "pos", "Position of the token that these logits choose"),
-    ("round", "round", "Round in which they were computed"),
-    ("token_id", "token", "What the reference lane chose there"),
-    ("", "verdict", "Against the bound on the NMSE"),
-    ("max_abs", "max |Δ|", "Largest difference of a logit"),
-    ("nmse", "NMSE", "Mean squared difference of the logits over their mean square"),
-    ("kl", "KL, nats", "KL(reference || lane)"),
-    ("top1_equal", "top-1", "Whether both have the same most probable token"),
-    ("rank", "rank", "Rank of the chosen token among this lane's logits, from 1"),
-    ("top2_gap", "top-2 gap", "The reference's largest logit minus its second largest"),
-    ("state_error", "state S", "Worst layer's relative error behind the round"),
-    ("conv_error", "conv", "The same of the convolution window"),
-    ("cells_differ", "cells", "Attention cells in one lane only, or beyond one per position"),
+    TableColumn("pos", "pos", "Position of the token that these logits choose"),
+    TableColumn("round", "round", "Round in which they were computed"),
+    TableColumn("token_id", "token", "What the reference lane chose there", True),
+    TableColumn("", "verdict", "Against the bound on the NMSE", True),
+    TableColumn("max_abs", "max |Δ|", "Largest difference of a logit"),
+    TableColumn("nmse", "NMSE", "Mean squared difference of the logits over their mean square"),
+    TableColumn("kl", "KL, nats", "KL(reference || lane)"),
+    TableColumn("top1_equal", "top-1", "Whether both have the same most probable token"),
+    TableColumn("rank", "rank", "Rank of the chosen token among this lane's logits, from 1"),
+    TableColumn("top2_gap", "top-2 gap", "The reference's largest logit minus its second largest"),
+    TableColumn("state_error", "state S", "Worst layer's relative error behind the round"),
+    TableColumn("conv_error", "conv", "The same of the convolution window"),
+    TableColumn(
+        "cells_differ", "cells", "Attention cells in one lane only, or beyond one per position"
+    ),
 )
-TEXT = frozenset(("token_id", ""))
-_NAMES = tuple(name for name, _, _ in _COLUMNS if name)
+_TEXT = tuple(column.name for column in _COLUMNS if column.is_text)
+_NAMES = tuple(column.name for column in _COLUMNS if column.name)
 
 
-class PositionTable(QAbstractTableModel):
+class PositionTable(ColumnTable):
     """Rows are positions. Those beyond the bound say so and have the colour `beyond`."""
 
     def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+        super().__init__(_COLUMNS, parent)
         self.beyond_colour = QColor()
         self._lanes: ComparedLanes | None = None
         self._run_id = -1
@@ -74,35 +75,16 @@ class PositionTable(QAbstractTableModel):
         """The position in a row."""
         return int(self._values["pos"][row])
 
-    def rowCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else self._n
+    def n_rows(self) -> int:
+        return self._n
 
-    def columnCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else len(_COLUMNS)
-
-    def headerData(
-        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
-    ) -> Any:
-        if orientation is Qt.Orientation.Horizontal and section < len(_COLUMNS):
-            if role == Qt.ItemDataRole.DisplayRole:
-                return _COLUMNS[section][1]
-            if role == Qt.ItemDataRole.ToolTipRole:
-                return _COLUMNS[section][2]
-        return None
-
-    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if not index.isValid():
-            return None
-        name = _COLUMNS[index.column()][0]
+    def cell(self, row: int, name: str, role: int) -> Any:
         if role == Qt.ItemDataRole.DisplayRole:
-            return self._text(name, index.row())
+            return self._text(name, row)
         if role == Qt.ItemDataRole.ToolTipRole:
-            value = self._values[name][index.row()] if name not in TEXT else None
+            value = self._values[name][row] if name not in _TEXT else None
             return f"{value:.9g}" if isinstance(value, float) else None
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            side = Qt.AlignmentFlag.AlignLeft if name in TEXT else Qt.AlignmentFlag.AlignRight
-            return side | Qt.AlignmentFlag.AlignVCenter
-        if role == Qt.ItemDataRole.ForegroundRole and self._is_beyond(index.row()):
+        if role == Qt.ItemDataRole.ForegroundRole and self._is_beyond(row):
             return self.beyond_colour
         return None
 

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QFont
 
+from app.models.column_table import ColumnTable, TableColumn
 from app.models.live_numbers import significant
 from app.models.run_facts import RunRow, run_row
 from app.theme import Theme, icon
 from engine.trace.store import TraceStore
 
-_Index = QModelIndex | QPersistentModelIndex
-_NOWHERE = QModelIndex()
-COLUMNS = ("run", "lane or drafters", "tokens", "acceptance", "tok/s", "stop", "marks")
-_NUMBERS = ("run", "tokens", "acceptance", "tok/s")
+_COLUMNS = (
+    TableColumn("run", "run", "Number of the run, in the order of starting"),
+    TableColumn("title", "lane or drafters", "Lane of a comparison, else what drafts", True),
+    TableColumn("tokens", "tokens", "Tokens generated, all sequences"),
+    TableColumn("acceptance", "acceptance", "Accepted / drafted"),
+    TableColumn("speed", "tok/s", "Tokens generated a second, prompts left out"),
+    TableColumn("stop", "stop", "Why the run ended", True),
+    TableColumn("marks", "marks", "Why the output is not the model's own", True),
+)
 
 
-class RunTable(QAbstractTableModel):
+class RunTable(ColumnTable):
     """Runs in the order of starting; those that the user hid are left out."""
 
     def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+        super().__init__(_COLUMNS, parent)
         self.rows: list[RunRow] = []
         self._store: TraceStore | None = None
         self._hidden: set[int] = set()
@@ -80,7 +86,7 @@ class RunTable(QAbstractTableModel):
             if not row.ended:
                 self.rows[i] = run_row(store, row.run_id)
         if self.rows:
-            last = self.index(len(self.rows) - 1, len(COLUMNS) - 1)
+            last = self.index(len(self.rows) - 1, len(_COLUMNS) - 1)
             self.dataChanged.emit(self.index(0, 0), last)
 
     def hide_run(self, run_id: int) -> None:
@@ -105,49 +111,32 @@ class RunTable(QAbstractTableModel):
         self._overlaid_icon = icon("overlay", theme, "plot.overlay")
         self.layoutChanged.emit()
 
-    def rowCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else len(self.rows)
+    def n_rows(self) -> int:
+        return len(self.rows)
 
-    def columnCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else len(COLUMNS)
-
-    def headerData(
-        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
-    ) -> Any:
-        horizontal = orientation is Qt.Orientation.Horizontal
-        return COLUMNS[section] if horizontal and role == Qt.ItemDataRole.DisplayRole else None
-
-    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if not index.isValid():
-            return None
-        row, name = self.rows[index.row()], COLUMNS[index.column()]
-        if role == Qt.ItemDataRole.DisplayRole:
-            return _text(row, name)
-        if role == Qt.ItemDataRole.ToolTipRole:
-            return _text(row, name)
+    def cell(self, row: int, name: str, role: int) -> Any:
+        run = self.rows[row]
+        if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole):
+            return _text(run, name)
         if role == Qt.ItemDataRole.DecorationRole and name == "run":
             icons = {self._overlaid: self._overlaid_icon, self._shown: self._shown_icon}
-            return icons.get(row.run_id)
-        if role == Qt.ItemDataRole.FontRole and row.run_id == self._shown:
+            return icons.get(run.run_id)
+        if role == Qt.ItemDataRole.FontRole and run.run_id == self._shown:
             font = QFont()
             font.setBold(True)
             return font
-        if role == Qt.ItemDataRole.ForegroundRole and row.marks:
+        if role == Qt.ItemDataRole.ForegroundRole and run.marks:
             return self._theme.color("status.error")
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            right = name in _NUMBERS
-            side = Qt.AlignmentFlag.AlignRight if right else Qt.AlignmentFlag.AlignLeft
-            return side | Qt.AlignmentFlag.AlignVCenter
         return None
 
 
 def _text(row: RunRow, name: str) -> str:
     return {
         "run": str(row.run_id),
-        "lane or drafters": row.title,
+        "title": row.title,
         "tokens": f"{row.tokens:,}",
         "acceptance": significant(row.acceptance),
-        "tok/s": significant(row.tokens_per_second),
+        "speed": significant(row.tokens_per_second),
         "stop": row.stop,
         "marks": ", ".join(row.marks),
     }[name]

@@ -6,7 +6,6 @@ from app.models.step import Step
 from app.models.step_facts import outcome, step_facts
 from app.models.step_table import COLUMNS, cell_text
 
-_LEFT = ("token", "decision", "target")
 _ESCAPED = str.maketrans({"|": "\\|", "`": "\\`", "\\": "\\\\", "*": "\\*", "<": "&lt;"})
 
 
@@ -14,10 +13,10 @@ def step_markdown(step: Step) -> str:
     """Title, outcome, the judged tokens as a table, and the facts as a list per section."""
     lines = [f"### {step.title}", "", outcome(step).translate(_ESCAPED), ""]
     if step.tokens:
-        lines.append(_row([title for _, title, _ in COLUMNS]))
-        lines.append(_row([":--" if name in _LEFT else "--:" for name, _, _ in COLUMNS]))
+        lines.append(_row([column.title for column in COLUMNS]))
+        lines.append(_row([":--" if column.is_text else "--:" for column in COLUMNS]))
         for token in step.tokens:
-            cells = [cell_text(step, token, name) for name, _, _ in COLUMNS]
+            cells = [cell_text(step, token, column.name) for column in COLUMNS]
             lines.append(_row([cell.translate(_ESCAPED) for cell in cells]))
         lines.append("")
     for fact in step_facts(step):

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtCore import QObject, Qt
 
+from app.models.column_table import ColumnTable, TableColumn
 from app.models.live_numbers import NOT_OBSERVED
 from app.models.step import Facts, Step
 from app.theme import Theme
 from app.widgets.token_tip import MEANING
 
-_Index = QModelIndex | QPersistentModelIndex
-_NOWHERE = QModelIndex()
 COLUMNS = (
-    ("pos", "pos", "Position that the token has, or would have had"),
-    ("token", "token", "Token that was drafted, or that the target chose itself"),
-    ("decision", "decision", "What became of it"),
-    ("draft_p", "q", "Drafter's confidence in the drafted token"),
-    ("target_p", "p", "The target's probability of the token in this row"),
-    ("target_rank", "rank", "Rank of the token among the target's logits, from 1"),
-    ("target", "argmax", "The target's most probable token here"),
-    ("target_best", "its p", "Probability of the target's most probable token"),
-    ("target_entropy", "H, nats", "Entropy of the target's softmax here"),
-    ("rule_p", "rule p", "Target's probability after bias, penalties, filters and temperature"),
-    ("rule_q", "rule q", "Drafter's probability as rejection used it; empty for match"),
+    TableColumn("pos", "pos", "Position that the token has, or would have had"),
+    TableColumn("token", "token", "Token that was drafted, or that the target chose itself", True),
+    TableColumn("decision", "decision", "What became of it", True),
+    TableColumn("draft_p", "q", "Drafter's confidence in the drafted token"),
+    TableColumn("target_p", "p", "The target's probability of the token in this row"),
+    TableColumn("target_rank", "rank", "Rank of the token among the target's logits, from 1"),
+    TableColumn("target", "argmax", "The target's most probable token here", True),
+    TableColumn("target_best", "its p", "Probability of the target's most probable token"),
+    TableColumn("target_entropy", "H, nats", "Entropy of the target's softmax here"),
+    TableColumn(
+        "rule_p", "rule p", "Target's probability after bias, penalties, filters and temperature"
+    ),
+    TableColumn("rule_q", "rule q", "Drafter's probability as rejection used it; match uses none"),
 )
 SIGNS = {
     "accepted": "✓", "rejected": "✗", "ignored": "·", "replacement": "↻", "bonus": "+",
     "target": "→",
 }  # fmt: skip
-_LEFT = ("token", "decision", "target")
 _DIGITS = {"target_entropy": 2}
 
 
@@ -43,7 +43,7 @@ def cell_text(step: Step, token: Facts, name: str) -> str:
     if name == "target":
         best = token["target_top_id"][0]
         return NOT_OBSERVED if best is None else step.text(best)
-    value = token["target_top_p"][0] if name == "target_best" else token[name]
+    value = figure(token, name)
     if value is None:
         is_own = token["draft_index"] is None and name in ("draft_p", "rule_q")
         return "" if is_own else NOT_OBSERVED
@@ -52,17 +52,22 @@ def cell_text(step: Step, token: Facts, name: str) -> str:
     return f"{value:.{_DIGITS.get(name, 3)}f}"
 
 
+def figure(token: Facts, name: str) -> Any:
+    """What a cell is rounded from; None: not observed, or the cell holds no figure."""
+    return token["target_top_p"][0] if name == "target_best" else token.get(name)
+
+
 def default_row(step: Step) -> int:
     """The row worth a look first: the rejection, else the last token; -1 without any row."""
     kinds = [token["kind"] for token in step.tokens]
     return kinds.index("rejected") if "rejected" in kinds else len(kinds) - 1
 
 
-class StepTable(QAbstractTableModel):
+class StepTable(ColumnTable):
     """`Step.tokens`, a row each."""
 
     def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+        super().__init__(COLUMNS, parent)
         self.step: Step | None = None
         self._theme = theme
 
@@ -90,38 +95,21 @@ class StepTable(QAbstractTableModel):
             return False
         return bool(self.step.tokens[row]["pos"] == pos)
 
-    def rowCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() or self.step is None else len(self.step.tokens)
+    def n_rows(self) -> int:
+        return 0 if self.step is None else len(self.step.tokens)
 
-    def columnCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else len(COLUMNS)
-
-    def headerData(
-        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
-    ) -> Any:
-        if orientation is not Qt.Orientation.Horizontal or section >= len(COLUMNS):
+    def cell(self, row: int, name: str, role: int) -> Any:
+        if self.step is None:
             return None
-        name, title, tip = COLUMNS[section]
-        if role == Qt.ItemDataRole.DisplayRole:
-            return title
-        if role == Qt.ItemDataRole.ToolTipRole:
-            return tip
-        return _side(name) if role == Qt.ItemDataRole.TextAlignmentRole else None
-
-    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if not index.isValid() or self.step is None:
-            return None
-        token, name = self.step.tokens[index.row()], COLUMNS[index.column()][0]
+        token = self.step.tokens[row]
         if role == Qt.ItemDataRole.DisplayRole:
             return cell_text(self.step, token, name)
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _side(name)
         if role == Qt.ItemDataRole.ForegroundRole:
             return self._colour(token, name)
         if role == Qt.ItemDataRole.ToolTipRole:
             if name == "decision":
                 return MEANING[token["kind"]]
-            value = token.get(name)
+            value = figure(token, name)
             return f"{value:.9g}" if isinstance(value, float) else None
         return None
 
@@ -130,11 +118,7 @@ class StepTable(QAbstractTableModel):
             kind = token["kind"]
             role = f"{kind}.line"
             return self._theme.color(role if role in self._theme.roles else f"{kind}.text")
-        if name in ("target", "target_best") and token["target_top_id"][0] != token["token_id"]:
+        best = token["target_top_id"][0]
+        if name in ("target", "target_best") and best not in (None, token["token_id"]):
             return self._theme.color("replacement.line")
         return None
-
-
-def _side(name: str) -> Qt.AlignmentFlag:
-    side = Qt.AlignmentFlag.AlignLeft if name in _LEFT else Qt.AlignmentFlag.AlignRight
-    return side | Qt.AlignmentFlag.AlignVCenter

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QColor, QFont
 
+from app.models.column_table import ColumnTable, TableColumn
 from app.models.live_numbers import NOT_OBSERVED
 from app.models.position_detail import BAR_ROLE, DIFFERS_ROLE
 from app.models.step import Facts, Step
 
-_Index = QModelIndex | QPersistentModelIndex
-_NOWHERE = QModelIndex()
-_TITLES = ("token", "draft q", "target p")
-_TIPS = (
-    "The target's order first",
-    "The drafter's probability; a dash: not among those recorded",
-    "The target's raw softmax probability; a dash: not among those recorded",
+_COLUMNS = (
+    TableColumn("token", "token", "The target's order first", True),
+    TableColumn("q", "draft q", "The drafter's probability; a dash: not among those recorded"),
+    TableColumn(
+        "p", "target p", "The target's raw softmax probability; a dash: not among those recorded"
+    ),
 )
 
 
@@ -44,11 +44,11 @@ def _tops(token: Facts, side: str) -> dict[int, float]:
     return {i: p for i, p in pairs if i is not None and p is not None}
 
 
-class TopTable(QAbstractTableModel):
+class TopTable(ColumnTable):
     """`alternatives` of one token; the token of the row chosen is bold."""
 
     def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+        super().__init__(_COLUMNS, parent)
         self.muted_colour = QColor()
         self.rows: list[Alternative] = []
         self._step: Step | None = None
@@ -63,49 +63,35 @@ class TopTable(QAbstractTableModel):
             self.rows, self._token_id = alternatives(token), token["token_id"]
         self.endResetModel()
 
-    def rowCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else len(self.rows)
+    def n_rows(self) -> int:
+        return len(self.rows)
 
-    def columnCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else len(_TITLES)
-
-    def headerData(
-        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
-    ) -> Any:
-        if orientation is not Qt.Orientation.Horizontal or section >= len(_TITLES):
+    def cell(self, row: int, name: str, role: int) -> Any:
+        if self._step is None:
             return None
+        one = self.rows[row]
+        if name == "token":
+            return self._token_cell(self._step, one, role)
+        value = one.q if name == "q" else one.p
         if role == Qt.ItemDataRole.DisplayRole:
-            return _TITLES[section]
-        if role == Qt.ItemDataRole.ToolTipRole:
-            return _TIPS[section]
-        return _side(section) if role == Qt.ItemDataRole.TextAlignmentRole else None
-
-    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if not index.isValid() or self._step is None:
-            return None
-        one, column = self.rows[index.row()], index.column()
-        value = (None, one.q, one.p)[column]
-        if role == Qt.ItemDataRole.DisplayRole:
-            if column == 0:
-                return self._step.text(one.token_id)
             return NOT_OBSERVED if value is None else f"{value:.3f}"
         if role == BAR_ROLE:
             return value
         if role == DIFFERS_ROLE:
-            return column == 1  # the draft's bars in the other colour
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _side(column)
+            return name == "q"  # the draft's bars in the other colour
         if role == Qt.ItemDataRole.ToolTipRole:
-            return f"token {one.token_id}" if column == 0 else value and f"{value:.9g}"
-        if role == Qt.ItemDataRole.ForegroundRole and column and value is None:
+            return None if value is None else f"{value:.9g}"
+        if role == Qt.ItemDataRole.ForegroundRole and value is None:
             return self.muted_colour
-        if role == Qt.ItemDataRole.FontRole and column == 0 and one.token_id == self._token_id:
+        return None
+
+    def _token_cell(self, step: Step, one: Alternative, role: int) -> Any:
+        if role == Qt.ItemDataRole.DisplayRole:
+            return step.text(one.token_id)
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return f"token {one.token_id}"
+        if role == Qt.ItemDataRole.FontRole and one.token_id == self._token_id:
             font = QFont()
             font.setBold(True)
             return font
         return None
-
-
-def _side(column: int) -> Qt.AlignmentFlag:
-    side = Qt.AlignmentFlag.AlignRight if column else Qt.AlignmentFlag.AlignLeft
-    return side | Qt.AlignmentFlag.AlignVCenter

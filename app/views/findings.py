@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QItemSelectionModel, QModelIndex, QObject, Qt, Signal
 from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QHeaderView,
     QLabel,
     QSplitter,
     QStackedWidget,
-    QTableView,
     QWidget,
 )
 
 from app.models.compared_lanes import lanes_of
-from app.models.findings import COLUMNS, FindingTable
+from app.models.findings import FindingTable
 from app.models.position import Position
-from app.theme import Theme, figures_font
+from app.theme import Theme
 from app.widgets.empty_state import EmptyState
+from app.widgets.plain_table import plain_table
 from engine.trace.store import TraceStore
 
 _EMPTY, _NOTHING, _TABLE = range(3)
-_ROW_PAD = 6
 _IN_DETAIL = ("evidence", "suggestion")
 """Columns that the text below the table has room for and the table has not."""
 _LEAST_MESSAGE = 36
@@ -41,17 +38,7 @@ class FindingsView(QStackedWidget):
         super().__init__(parent)
         self._has_run = False
         self.model = FindingTable(theme, self)
-        self.table = QTableView()
-        self.table.setModel(self.model)
-        self.table.setAccessibleName("Findings")
-        self.table.setFont(figures_font())
-        self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-        self.table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-        self.table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
-        self.table.setTabKeyNavigation(False)
-        self.table.setShowGrid(False)
-        self.table.setWordWrap(False)
-        self.table.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.table = plain_table(self.model, "Findings")
         self.table.selectionModel().selectionChanged.connect(self._on_selected)
         self._set_up_headers()
         self.detail = QLabel()
@@ -88,7 +75,7 @@ class FindingsView(QStackedWidget):
         if not self.model.shows(store, run_ids):
             self.model.show_runs(store, run_ids)
             self.detail.clear()
-        self.table.setColumnHidden(COLUMNS.index("lane"), len(run_ids) < 2)
+        self.table.setColumnHidden(self.model.column_of("lane"), len(run_ids) < 2)
         self._show_page()
         self._fit_columns()
 
@@ -161,20 +148,14 @@ class FindingsView(QStackedWidget):
 
     def _set_up_headers(self) -> None:
         for name in _IN_DETAIL:
-            self.table.setColumnHidden(COLUMNS.index(name), True)
-        rows, columns = self.table.verticalHeader(), self.table.horizontalHeader()
-        rows.hide()
-        rows.setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
-        rows.setDefaultSectionSize(self.table.fontMetrics().height() + _ROW_PAD)
-        columns.setHighlightSections(False)
-        columns.setResizeContentsPrecision(_FITTED_ROWS)
-        columns.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
+            self.table.setColumnHidden(self.model.column_of(name), True)
+        self.table.horizontalHeader().setResizeContentsPrecision(_FITTED_ROWS)
         self.table.viewport().installEventFilter(self)
 
     def _fit_columns(self) -> None:
         """Every column as wide as what is in it, and the message has the rest."""
         table, character = self.table, self.fontMetrics().averageCharWidth()
-        lane, message = COLUMNS.index("lane"), COLUMNS.index("message")
+        lane, message = self.model.column_of("lane"), self.model.column_of("message")
         for column in range(message):
             if not table.isColumnHidden(column):
                 table.resizeColumnToContents(column)

@@ -13,7 +13,6 @@ from PySide6.QtWidgets import (
     QScrollArea,
     QSizePolicy,
     QStackedWidget,
-    QTableView,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -24,6 +23,7 @@ from app.models.fact_table import FactTable
 from app.models.position import Position
 from app.models.step import Step, neighbour, newest_round, read_step
 from app.models.step_facts import outcome, step_facts
+from app.models.step_line import step_line, step_line_tip
 from app.models.step_markdown import step_markdown
 from app.models.step_table import COLUMNS, StepTable
 from app.models.step_tops import TopTable
@@ -31,7 +31,7 @@ from app.pacer import Pacer
 from app.theme import Theme
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_columns import FittedColumns
-from app.widgets.plain_table import plain_table
+from app.widgets.plain_table import fit_height, plain_table
 from app.widgets.probability_delegate import ProbabilityDelegate
 from engine.trace.store import TraceStore
 
@@ -45,8 +45,6 @@ _SAMPLES = {
     "target": " continue",
 }
 _FIGURE = "0.000"
-_TITLES = {"target_best": "with p"}
-"""In a line, where another title than that of the column says it better."""
 _FACT_CHARACTERS = 56
 """Most width of the facts: a value stands near its label however wide the panel is."""
 _TOOLS = ("go.previous_round", "go.next_round", "file.copy_step")
@@ -175,7 +173,7 @@ class InspectorView(QStackedWidget):
         for table in (self.tops, self.facts):
             table.setFocusPolicy(Qt.FocusPolicy.NoFocus)
             table.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self._columns = FittedColumns(self.tokens, [_SAMPLES.get(n, _FIGURE) for n, *_ in COLUMNS])
+        self._columns = FittedColumns(self.tokens, [_SAMPLES.get(c.name, _FIGURE) for c in COLUMNS])
         self._columns.changed.connect(self._show_rest)
         most = _FACT_CHARACTERS * self.facts.fontMetrics().averageCharWidth()
         self.facts.setMaximumWidth(most)
@@ -242,8 +240,8 @@ class InspectorView(QStackedWidget):
         self.sentence.setText("" if step is None else outcome(step))
         self._show_title()
         self.tokens.setVisible(self.tokens_model.rowCount() > 0)
-        _fit_height(self.tokens, _MOST_ROWS)
-        _fit_height(self.facts)
+        fit_height(self.tokens, _MOST_ROWS)
+        fit_height(self.facts)
         self._select_row(self.tokens_model.row_of(self._cursor.pos if self._cursor else None))
 
     def _show_title(self) -> None:
@@ -267,18 +265,20 @@ class InspectorView(QStackedWidget):
         if shown and step is not None:
             token = step.tokens[row]
             self._tops_title.setText(f"Position {token['pos']:,}: {token['kind']}")
-        _fit_height(self.tops)
+        fit_height(self.tops)
         self._show_rest(row)
 
     def _show_rest(self, row: int | None = None) -> None:
         row = self.tokens.currentIndex().row() if row is None else row
-        parts = []
-        for column in self._columns.left_out if row >= 0 else ():
-            name, title, _ = COLUMNS[column]
-            text = self.tokens_model.index(row, column).data()
-            parts += [f"{_TITLES.get(name, title)} {text}"] if text else []
-        self.rest.setText(" · ".join(parts))
-        self.rest.setVisible(bool(parts))
+        line = tip = ""
+        if self.step is not None and 0 <= row < len(self.step.tokens):
+            names = [COLUMNS[column].name for column in self._columns.left_out]
+            token = self.step.tokens[row]
+            line = step_line(self.step, token, names)
+            tip = step_line_tip(self.step, token, names)
+        self.rest.setText(line)
+        self.rest.setToolTip(tip)
+        self.rest.setVisible(bool(line))
 
     def _on_selected(self) -> None:
         rows = self.tokens.selectionModel().selectedRows()
@@ -296,12 +296,3 @@ class InspectorView(QStackedWidget):
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self._pacer.ask()
-
-
-def _fit_height(table: QTableView, most: int | None = None) -> None:
-    """As high as its rows, so that the panel scrolls and not the table."""
-    n = table.model().rowCount()
-    shown = n if most is None else min(n, most)
-    header = table.horizontalHeader()
-    height = header.sizeHint().height() if not header.isHidden() else 0
-    table.setFixedHeight(height + shown * table.verticalHeader().defaultSectionSize() + 2)

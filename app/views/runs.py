@@ -5,13 +5,10 @@ from __future__ import annotations
 from PySide6.QtCore import QModelIndex, QPoint, Qt, Signal
 from PySide6.QtGui import QKeySequence, QShortcut, QShowEvent
 from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QHeaderView,
     QLabel,
     QMenu,
     QPushButton,
     QStackedWidget,
-    QTableView,
     QVBoxLayout,
     QWidget,
 )
@@ -20,15 +17,15 @@ from app.actions import Actions
 from app.models.position import Position
 from app.models.run_facts import effective
 from app.models.run_overlay import RunOverlay
-from app.models.run_table import COLUMNS, RunTable
-from app.theme import Theme, figures_font
+from app.models.run_table import RunTable
+from app.theme import Theme
 from app.widgets.empty_state import EmptyState
+from app.widgets.plain_table import plain_table
 from app.widgets.run_pair import RunPair
 from engine.trace.store import TraceStore
 
-_ROW_PAD = 6
 _CHARACTERS = {
-    "run": 6, "lane or drafters": 28, "tokens": 8, "acceptance": 13, "tok/s": 8, "stop": 12,
+    "run": 6, "title": 28, "tokens": 8, "acceptance": 13, "speed": 8, "stop": 12,
 }  # fmt: skip
 
 
@@ -44,17 +41,7 @@ class RunsView(QStackedWidget):
         super().__init__(parent)
         self._store: TraceStore | None = None
         self.model = RunTable(theme, self)
-        self.table = QTableView()
-        self.table.setModel(self.model)
-        self.table.setAccessibleName("Runs")
-        self.table.setFont(figures_font())
-        self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-        self.table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-        self.table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
-        self.table.setTabKeyNavigation(False)
-        self.table.setShowGrid(False)
-        self.table.setWordWrap(False)
-        self.table.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.table = plain_table(self.model, "Runs")
         self.table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.table.customContextMenuRequested.connect(self._ask)
         self.table.clicked.connect(self._show)
@@ -180,12 +167,6 @@ class RunsView(QStackedWidget):
 
     def _fit_columns(self) -> None:
         character = self.fontMetrics().averageCharWidth()
-        for column, name in enumerate(COLUMNS):
-            self.table.setColumnWidth(column, _CHARACTERS.get(name, 30) * character)
-        rows = self.table.verticalHeader()
-        rows.hide()
-        rows.setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
-        rows.setDefaultSectionSize(self.table.fontMetrics().height() + _ROW_PAD)
-        header = self.table.horizontalHeader()
-        header.setHighlightSections(False)
-        header.setStretchLastSection(True)
+        for name, n_characters in _CHARACTERS.items():
+            self.table.setColumnWidth(self.model.column_of(name), n_characters * character)
+        self.table.horizontalHeader().setStretchLastSection(True)

@@ -31,3 +31,12 @@ def plain_table(model: QAbstractItemModel, name: str) -> QTableView:
     rows.setMinimumSectionSize(1)
     rows.setDefaultSectionSize(table.fontMetrics().height() + _ROW_PAD)
     return table
+
+
+def fit_height(table: QTableView, most_rows: int | None = None) -> None:
+    """As high as its rows, or the first of them, so that the panel scrolls and not the table."""
+    n = table.model().rowCount()
+    shown = n if most_rows is None else min(n, most_rows)
+    header = table.horizontalHeader()
+    height = header.sizeHint().height() if not header.isHidden() else 0
+    table.setFixedHeight(height + shown * table.verticalHeader().defaultSectionSize() + 2)

@@ -84,3 +84,13 @@ def window(make_window: Callable[..., MainWindow], engine: FakeEngine) -> MainWi
     return make_window(
         Bridge(open_session=engine.open, inspect=engine.inspect, compare=engine.compare)
     )
+
+
+@pytest.fixture
+def loaded(window: MainWindow, model_file: Path, qtbot: QtBot) -> MainWindow:
+    """The main window with a model open."""
+    from app.events import State
+
+    window.open_model(model_file)
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=5000)
+    return window

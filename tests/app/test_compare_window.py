@@ -31,11 +31,10 @@ def wait(qtbot: QtBot, window: MainWindow, state: State) -> None:
 
 
 @pytest.fixture
-def loaded(window: MainWindow, model_file: Path, qtbot: QtBot) -> MainWindow:
-    window.open_model(model_file)
-    wait(qtbot, window, State.READY)
-    window.run_panel.prompt.setPlainText("def f")
-    return window
+def loaded(loaded: MainWindow) -> MainWindow:
+    """With a prompt."""
+    loaded.run_panel.prompt.setPlainText("def f")
+    return loaded
 
 
 def press_compare(qtbot: QtBot, window: MainWindow) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QPoint, Qt
@@ -20,18 +19,14 @@ from app.window import MainWindow
 from engine.trace.breaks import EXAMPLES, BreakRule
 from resources import DEMO_DRAFT
 from tests.support.fake_session import FakeEngine
-
-
-def wait(qtbot: QtBot, window: MainWindow, state: State) -> None:
-    qtbot.waitUntil(lambda: window.bridge.state is state, timeout=5000)
+from tests.support.window_acts import wait
 
 
 @pytest.fixture
-def loaded(window: MainWindow, model_file: Path, qtbot: QtBot) -> MainWindow:
-    window.open_model(model_file)
-    wait(qtbot, window, State.READY)
-    window.run_panel.prompt.setPlainText("start")
-    return window
+def loaded(loaded: MainWindow) -> MainWindow:
+    """With a prompt."""
+    loaded.run_panel.prompt.setPlainText("start")
+    return loaded
 
 
 @pytest.fixture

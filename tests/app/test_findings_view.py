@@ -7,7 +7,6 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
-from app.models.findings import COLUMNS
 from app.models.position import Position
 from app.theme import load_theme
 from app.views.findings import FindingsView
@@ -33,7 +32,7 @@ def find(store: TraceStore, run_id: int, round_: int | None, severity: str = "wa
 
 
 def cell(view: FindingsView, row: int, name: str) -> str:
-    return str(view.model.index(row, COLUMNS.index(name)).data())
+    return str(view.model.index(row, view.model.column_of(name)).data())
 
 
 def headings(view: FindingsView) -> str:
@@ -66,7 +65,7 @@ def test_findings_of_the_run_on_show_arrive(view: FindingsView, qtbot: QtBot) ->
     icon = view.model.index(1, 0).data(Qt.ItemDataRole.DecorationRole)
     assert not icon.isNull()
     assert counts == [1, 2]
-    assert view.table.isColumnHidden(COLUMNS.index("lane"))
+    assert view.table.isColumnHidden(view.model.column_of("lane"))
 
 
 def test_choosing_jumps_to_the_round(view: FindingsView, qtbot: QtBot) -> None:
@@ -77,7 +76,7 @@ def test_choosing_jumps_to_the_round(view: FindingsView, qtbot: QtBot) -> None:
     assert [cell(view, row, "lane") for row in range(2)] == [
         "ring,fault=no-conv-rollback", "checkpoint",
     ]  # fmt: skip
-    assert not view.table.isColumnHidden(COLUMNS.index("lane"))
+    assert not view.table.isColumnHidden(view.model.column_of("lane"))
     with qtbot.assertNotEmitted(view.position_selected):
         view.table.setFocus()  # passing by with Tab moves nothing
     with qtbot.waitSignal(view.position_selected) as signal:
@@ -118,14 +117,14 @@ def test_columns_are_as_wide_as_what_is_in_them(
     qtbot.wait(10)
     table = view.table
     for name in ("severity", "rule", "round", "seq", *(["lane"] if width > 1000 else [])):
-        column = COLUMNS.index(name)
+        column = view.model.column_of(name)
         assert table.columnWidth(column) >= table.sizeHintForColumn(column), name
-    message = COLUMNS.index("message")
+    message = view.model.column_of("message")
     right = table.columnViewportPosition(message) + table.columnWidth(message)
     if width >= 640:
         assert right == table.viewport().width(), "the message ends with the table"
         assert table.columnWidth(message) >= 36 * view.fontMetrics().averageCharWidth()
-    lane = view.model.index(0, COLUMNS.index("lane"))
+    lane = view.model.index(0, view.model.column_of("lane"))
     assert lane.data(Qt.ItemDataRole.ToolTipRole) == lane.data(), "where it is cut"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from app.docks import TITLES
 from app.settings import Settings
 from app.window import MainWindow
 from tests.support.fake_session import FakeEngine
+
+ROOT = Path(__file__).parents[2]
 
 _PAINTS = """
 import json, sys
@@ -38,6 +41,39 @@ FirstPaint(window).done.connect(painted)
 window.show()
 app.exec()
 """
+
+_SHOWS = """
+import sys, time
+started = time.monotonic()
+from PySide6.QtCore import QTimer
+from PySide6.QtWidgets import QApplication
+from app.gui import run_window
+app = QApplication([])
+def look():
+    window = next(w for w in app.topLevelWidgets() if w.objectName() == "main")
+    print(window.isVisible(), "torch" in sys.modules, round(time.monotonic() - started, 2))
+    window.close()
+QTimer.singleShot(0, look)
+print(run_window([], None, False))
+"""
+
+
+def test_window_is_visible_before_torch_is_imported(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _SHOWS],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "QT_QPA_PLATFORM": "offscreen",
+            "XDG_DATA_HOME": str(tmp_path),
+            "XDG_CONFIG_HOME": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.split()[:2] == ["True", "False"], done.stderr
+    assert done.stdout.split()[-1] == "0"
 
 
 def test_the_first_painting_waits_for_no_plot(tmp_path: Path) -> None:

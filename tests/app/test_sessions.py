@@ -20,6 +20,7 @@ from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from tests.support.fake_session import FakeEngine
 from tests.support.trace_builder import TraceBuilder
+from tests.support.window_acts import enabled, messages
 
 
 @pytest.fixture
@@ -47,14 +48,6 @@ def folder(tmp_path: Path) -> Path:
 def shown(window: MainWindow, qtbot: QtBot, folder: Path) -> None:
     with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):
         window.sessions.open(folder)
-
-
-def messages(window: MainWindow) -> list[str]:
-    return [f"{b.severity}: {b.message} {b.remedy}".strip() for b in window.banners.banners]
-
-
-def enabled(window: MainWindow) -> set[str]:
-    return {a.objectName() for a in window.actions_by_id if a.isEnabled()}
 
 
 def test_a_trace_opens_without_a_model(window: MainWindow, qtbot: QtBot, folder: Path) -> None:

@@ -1,0 +1,85 @@
+"""What leaves the window: exported traces and copied text, with a fake engine."""
+
+from __future__ import annotations
+
+import csv
+import time
+from pathlib import Path
+
+import pytest
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QFileDialog, QPushButton
+from pytestqt.qtbot import QtBot
+
+from app.dialogs.export import ExportDialog, new_folder
+from app.events import State
+from app.window import MainWindow
+from tests.support.window_acts import enabled, messages, trigger, wait
+
+
+def test_export_and_read_back(
+    loaded: MainWindow, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *a, **k: str(tmp_path))
+    trigger(loaded, "file.export")
+    (dialog,) = loaded.findChildren(ExportDialog)
+    assert not dialog.isModal()
+    dialog.findChild(QPushButton).click()
+    with qtbot.waitSignal(loaded.bridge.exported, timeout=5000) as exported:
+        dialog.accept()
+    folder = exported.args[0]
+    assert folder.parent == tmp_path
+    with (folder / "rounds.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(loaded.bridge.store.rounds)
+    qtbot.waitUntil(lambda: bool(messages(loaded)), timeout=5000)
+    assert messages(loaded) == [f"info: Trace exported to {folder}."]
+
+
+def test_export_that_fails_is_a_banner(loaded: MainWindow, qtbot: QtBot, tmp_path: Path) -> None:
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    (file := tmp_path / "file").write_text("x")
+    trigger(loaded, "file.export")
+    (dialog,) = loaded.findChildren(ExportDialog)
+    with qtbot.waitSignal(loaded.bridge.export_ended, timeout=5000):
+        dialog.chosen.emit(file, False)
+    dialog.reject()
+    assert messages(loaded)[0].startswith("error: ")
+    assert "file.export" in enabled(loaded)
+
+
+def test_runs_of_the_model_before_can_still_be_exported(
+    loaded: MainWindow, qtbot: QtBot, tmp_path: Path, model_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    old = loaded.bridge.store
+    with qtbot.waitSignal(loaded.bridge.loaded, timeout=5000):
+        loaded.open_model(model_file.with_name("other.gguf"))
+    assert loaded.tokens.copy_text() == ""
+    exported: list[object] = []
+    monkeypatch.setattr(loaded.bridge, "export", lambda store, *a, **k: exported.append(store))
+    loaded.banners.banners[0].offer_buttons[0].click()
+    (dialog,) = loaded.findChildren(ExportDialog)
+    dialog.folder.setText(str(tmp_path))
+    dialog.accept()
+    assert exported == [old]
+
+
+def test_export_folder_names_are_free(tmp_path: Path) -> None:
+    now = time.struct_time((2026, 3, 4, 5, 6, 7, 0, 0, 0))
+    first = new_folder(tmp_path, now)
+    assert first.name == "draftscope-trace-20260304-050607"
+    first.mkdir()
+    assert new_folder(tmp_path, now).name == "draftscope-trace-20260304-050607-2"
+
+
+def test_copy_goes_to_the_clipboard(loaded: MainWindow, qtbot: QtBot) -> None:
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    trigger(loaded, "file.copy_text")
+    assert QGuiApplication.clipboard().text() == loaded.tokens.copy_text() != ""
