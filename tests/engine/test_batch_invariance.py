@@ -19,6 +19,7 @@ from engine.options import COMPUTE_MODES, ROLLBACK_POLICIES
 from engine.run import Run
 from engine.session import Session
 from engine.trace.records import EMITTED_KINDS
+from kernels.dispatch import uses_llvm
 from resources import DEMO_TARGET
 from tests.support.golden_runs import DATA, decode, golden, options_of, prompt_of, tokens_of
 
@@ -173,10 +174,12 @@ def emitted_p(run: Run, seq_id: int) -> list[float]:
 
 
 @pytest.mark.parametrize("name", ["qwen35-a-f32", "qwen3-f-f32"])
-def test_the_normal_mode_does_not(name: str) -> None:
-    cuts = range(8, N_TOKENS, 8)
-    normal = logits_in(name, "f32", cuts, batch_invariant=False)
-    assert not torch.equal(
-        normal, logits_in(name, "f32", range(1, N_TOKENS), batch_invariant=False)
-    )
-    torch.testing.assert_close(normal, alone(name, "f32"), rtol=1e-3, atol=1e-3)
+def test_the_normal_mode_does_so_for_few_tokens_only(name: str) -> None:
+    """Up to eight rows share a product whose order of sums is that of one row; more do not."""
+    one_by_one = logits_in(name, "f32", range(1, N_TOKENS), batch_invariant=False)
+    if uses_llvm():
+        by_eight = logits_in(name, "f32", range(8, N_TOKENS, 8), batch_invariant=False)
+        assert torch.equal(by_eight, one_by_one)
+    together = logits_in(name, "f32", [], batch_invariant=False)
+    assert not torch.equal(together, one_by_one)
+    torch.testing.assert_close(together, alone(name, "f32"), rtol=1e-3, atol=1e-3)
