@@ -147,7 +147,7 @@ def test_the_width_control_measures_gap_and_noise() -> None:
     opened, prompt, options = session(name), prompt_of(name), options_of(n)
     tokens = decode(opened, [prompt], options).results()[0].tokens
     other = tokens[-1] + 1
-    control = width_control(opened, prompt, tokens, n - 1, other, 4, options)
+    control = width_control(opened, prompt, tokens, n - 1, other, 12, options)
     logits = opened.logits([*prompt.tokens, *tokens[:-1]])[-1]
     assert control.gap == pytest.approx(logits[tokens[-1]] - logits[other], abs=1e-3)
     assert 0 < control.noise < 1e-3

@@ -18,6 +18,7 @@ from engine.errors import ContextFullError, OptionError
 from engine.options import FAULTS, ROLLBACK_POLICIES, Prompt
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
+from tests.support.clean import PASSED
 from tests.support.comparisons import finish, rounds_of, specs, verdicts
 from tests.support.golden_runs import (
     MTP_MODELS,
@@ -97,14 +98,14 @@ def test_clean_lanes_are_within_the_noise(name: str) -> None:
     assert found["reference"].verdict == "reference"
     for lane in ("noise", *CLEAN):
         verdict = found[lane]
-        assert verdict.verdict == "within", lane
+        assert verdict.verdict in PASSED, lane
         assert verdict.n_positions == N
         assert verdict.worst_nmse < 1e-10
         assert (verdict.first_pos, verdict.n_forks, verdict.duplicates) == (None, 0, 0)
         assert not verdict.is_beyond
         if lane != "noise":
-            assert 0 < verdict.state_error < 1e-5
-            assert 0 < verdict.conv_error < 1e-5
+            assert 0 <= verdict.state_error < 1e-5
+            assert 0 <= verdict.conv_error < 1e-5
 
 
 @pytest.mark.parametrize("name", MTP_MODELS)
@@ -219,7 +220,7 @@ def test_models_without_head_follow_a_script(name: str, sampler) -> None:
     assert 0 < counters["n_acc_tokens"] < counters["n_gen_tokens"]
     assert comparison.tokens == plain
     for lane, verdict in verdicts(comparison).items():
-        assert verdict.verdict in ("reference", "within"), lane
+        assert verdict.verdict in ("reference", *PASSED), lane
         assert lane == "reference" or verdict.n_positions == N
     if opened.config.ssm is not None:
         assert {"none", "restore"} == set(rounds_of(comparison, "checkpoint")["path"])
@@ -264,11 +265,13 @@ def test_noise_of_the_width_is_not_a_wrong_state(monkeypatch: pytest.MonkeyPatch
 def test_a_bound_of_ones_own() -> None:
     def verdict(bound: float) -> str:
         comparison = Comparison(
-            session(MTP), prompt_of(MTP), options_of(20, "draft-mtp"), specs("planes"), bound=bound
-        )
+            session(MTP), prompt_of(MTP), options_of(20, "draft-mtp", n_max=12),
+            specs("planes"), bound=bound,
+        )  # fmt: skip
         assert comparison.bound == bound
         return verdicts(finish(comparison))["planes"].verdict
 
+    # passes of so many tokens do not sum in the order of one
     assert (verdict(1e-20), verdict(1e-6)) == ("suspect", "within")
 
 
@@ -282,7 +285,7 @@ def test_a_lane_without_room_stops_and_the_others_go_on() -> None:
     assert full.is_beyond
     assert "free cells" in full.error
     assert full.n_positions < clean.n_positions == 60
-    assert clean.verdict == "within"
+    assert clean.verdict in PASSED
 
 
 def test_an_opened_trace_is_judged_the_same(tmp_path) -> None:

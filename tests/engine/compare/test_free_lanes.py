@@ -15,6 +15,7 @@ from engine.options import Prompt
 from engine.trace.export import export_csv
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.reopen import open_trace
+from tests.support.clean import PASSED
 from tests.support.comparisons import differences_of, finish, rounds_of, specs, verdicts
 from tests.support.golden_runs import (
     MTP_MODELS,
@@ -45,14 +46,15 @@ def test_a_clean_lane_never_forks(lane: str, sampler) -> None:
         options = options_of(60, "draft-mtp", n_max=4, ignore_eos=True, sampler=sampler)
     comparison = finish(Comparison(session(MTP), prompt_of(MTP), options, specs(lane)))
     verdict = verdicts(comparison)[lane]
-    assert (verdict.verdict, verdict.fork, verdict.n_positions) == ("within", None, 60)
+    assert verdict.verdict in PASSED
+    assert (verdict.fork, verdict.n_positions) == (None, 60)
     assert list(emitted_by(comparison, lane).values()) == comparison.tokens
     rows = differences_of(comparison, lane)
     first = len(prompt_of(MTP).tokens)
     assert rows["pos"].tolist() == list(range(first, first + 60))
     assert rows["token_id"].tolist() == comparison.tokens
     assert (rows["rank"] == 1).all() or sampler
-    assert 0 < verdict.state_error < 1e-5
+    assert 0 <= verdict.state_error < 1e-5
 
 
 def test_a_free_lane_is_the_run_that_its_options_give() -> None:
@@ -132,7 +134,7 @@ def test_sequences_fork_one_by_one(tmp_path) -> None:
         session(MTP), prompts, options, lanes, draft_accept=(0, 3, 1)
     ))  # fmt: skip
     clean, faulty = comparison.results()[2:]
-    assert (clean.verdict, clean.n_positions) == ("within", 150)
+    assert clean.verdict in PASSED and clean.n_positions == 150
     assert faulty.verdict == "suspect"
     rows = differences_of(comparison, faulty.lane)
     for seq_id in range(3):

@@ -10,6 +10,7 @@ import pytest
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE
 from engine.options import Prompt
+from tests.support.clean import PASSED
 from tests.support.comparisons import differences_of, finish, rounds_of, specs, verdicts
 from tests.support.golden_runs import (
     MTP_MODELS,
@@ -58,7 +59,7 @@ def test_the_reference_decodes_each_sequence_as_if_alone(n: int, parallel: int) 
 def test_clean_lanes_are_within_and_faults_are_not(n: int, parallel: int) -> None:
     found = verdicts(compared(n, parallel))
     for lane in ("noise", *LANES):
-        assert found[lane].verdict == "within", lane
+        assert found[lane].verdict in PASSED, lane
         assert (found[lane].n_positions, found[lane].duplicates) == (n * N, 0)
     for lane in FAULTS:
         assert found[lane].verdict == "suspect", lane
