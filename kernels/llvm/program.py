@@ -28,10 +28,13 @@ class Program:
     def __init__(self, body: Body, n_args: int) -> None:
         self._engine = _compile(_module(body, n_args))
         address = self._engine.get_function_address("run")
-        # ctypes takes as long over every argument as over all of them packed; it lets other
-        # threads run
+        # ctypes takes as long over every argument as over all of them packed
         self._pack = struct.Struct(f"{_HEADER + n_args}q").pack
-        self._run = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int32)(address)
+        types = ctypes.c_char_p, ctypes.c_int32
+        self._run = ctypes.CFUNCTYPE(None, *types)(address)
+        # other Python threads do not run meanwhile: asked to hand over every few microseconds, this
+        # one would wait for them longer than it computes
+        self._run_briefly = ctypes.PYFUNCTYPE(None, *types)(address)
 
     def __call__(self, *args: int, tasks: int, chunk: int, threads: int) -> None:
         """Runs `tasks` tasks, `chunk` at a time, on up to so many threads.
@@ -41,8 +44,9 @@ class Program:
         self._run(self._pack(0, tasks, chunk, *args), threads if tasks > chunk else 1)
 
     def alone(self, tasks: int, *args: int) -> None:
-        """All tasks on the calling thread, with as little in front of them as there can be."""
-        self._run(self._pack(0, tasks, tasks, *args), 1)
+        """All tasks on the calling thread, for some microseconds; as little in front of them as
+        there can be."""
+        self._run_briefly(self._pack(0, tasks, tasks, *args), 1)
 
 
 def _module(body: Body, n_args: int) -> ir.Module:
