@@ -13,18 +13,23 @@ import functools
 
 import torch
 
+from kernels.attention import with_torch
 from kernels.attention.chunks_with_llvm import add_up, attend_chunks, block_tokens
 from kernels.attention.steps_with_llvm import CHUNK
 from kernels.llvm import Program
 
 # tokens at a time, which bounds what several chunks leave
 TOKENS = 64
+# query heads that share a key/value head; no model comes near
+WIDEST_GROUP = 512
 # multiplications below which other threads are not worth waking
 LEAST_WORK = 1 << 17
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """See kernels.attention.attend. A query that sees no cell gives zeros."""
+    if _is_wide(q, k):
+        return with_torch.attend(q, k, v, mask)
     return attend_invariant(q, k, v, mask)
 
 
@@ -32,10 +37,17 @@ def attend_invariant(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
     """The same, whose bits depend on the query and its visible cells alone."""
+    if _is_wide(q, k):
+        return with_torch.attend_invariant(q, k, v, mask)
     if q.shape[1] <= TOKENS:
         return _some(q, k, v, mask)
     parts = zip(q.split(TOKENS, 1), mask.split(TOKENS, 1), strict=True)
     return torch.cat([_some(some, k, v, seen) for some, seen in parts], 1)
+
+
+def _is_wide(q: torch.Tensor, k: torch.Tensor) -> bool:
+    """Whether the scores of a group of heads have no room on the stack of a thread."""
+    return q.shape[2] // k.shape[1] > WIDEST_GROUP
 
 
 def _some(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ def block_linear(
     rounded: bool = False,
     invariant: bool = False,
 ) -> torch.Tensor:
-    """See kernels.block_linear.block_linear. A row by itself has no company in any case."""
+    """See kernels.block_linear.block_linear. Sums in f64, whose order f32 does not show."""
     n_out, n_in = blocks.shape[0], x.shape[-1]
     weight = dequantise(blocks.reshape(-1), type, n_out * n_in).view(n_out, n_in)
     if rounded:

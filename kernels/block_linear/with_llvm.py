@@ -7,7 +7,7 @@ import torch
 from kernels.block_linear.arithmetic import arithmetic
 from kernels.block_linear.panels_with_llvm import multiply_panels
 from kernels.block_linear.rows_with_llvm import ROWS, multiply_rows
-from kernels.llvm.panels import TOGETHER
+from kernels.llvm.panels import TOGETHER, WIDEST
 
 
 def block_linear(
@@ -24,7 +24,8 @@ def block_linear(
     n_rows = rows.shape[0]
     y = torch.empty(*x.shape[:-1], n_out)
     flat = y.view(n_rows, n_out)
-    if n_out >= TOGETHER and (n_rows > ROWS or invariant):
+    in_panels = n_out >= TOGETHER and n_in * how.size <= WIDEST
+    if in_panels and (n_rows > ROWS or invariant):
         multiply_panels(rows, blocks, type, how, flat)
     elif n_rows <= ROWS:
         multiply_rows(rows, blocks, type, how, flat)

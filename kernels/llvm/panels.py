@@ -21,6 +21,9 @@ TOGETHER = 32
 TILES = ((3, 8), (2, 8), (1, 16))
 # bytes between prepared rows, against all of them falling into the same few lines of the cache
 GAP = 64
+WIDEST = 1 << 17
+"""Bytes of the longest row that has room on the stack of a thread, TOGETHER of them."""
+
 # bytes of a vector, and of what a product takes of a row
 LINE, PART = 64, 4
 

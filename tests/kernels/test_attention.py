@@ -138,6 +138,13 @@ def test_chunks_of_cells_and_tokens(n_tokens, n_cells, heads):
     assert nmse(o, naive.attend(q.double(), k.double(), v.double(), mask)) < F32
 
 
+def test_more_heads_than_a_stack_has_room_for():
+    q, k, v, mask = make(1, 2, (5000, 1, 4), 30)
+    exact = naive.attend(q.double(), k.double(), v.double(), mask)
+    for attend in (with_llvm.attend, with_llvm.attend_invariant):
+        assert nmse(attend(q, k, v, mask), exact) < F32
+
+
 @pytest.mark.parametrize("n_cells", [9, 1300])
 def test_a_query_that_sees_nothing_gives_zeros(n_cells):
     q, k, v, mask = make(1, 3, (4, 2, 16), n_cells)

@@ -70,6 +70,13 @@ def test_llvm_at_every_edge(n_rows, n_out, rounded):
     assert nmse(y, naive.block_linear(x, blocks, "Q8_0", rounded=rounded)) < 1e-12
 
 
+def test_rows_longer_than_a_stack_has_room_for():
+    blocks, x = random_blocks("Q4_0", 40, 1 << 19), torch.randn(10, 1 << 19)
+    for invariant in (False, True):
+        y = with_llvm.block_linear(x, blocks, "Q4_0", invariant=invariant)
+        assert nmse(y, naive.block_linear(x, blocks, "Q4_0")) < 1e-10
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_processors_with_and_without_products_in_bfloat16(monkeypatch, fused):
     """Without them, rounded numbers are multiplied in f32."""
