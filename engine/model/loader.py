@@ -10,6 +10,7 @@ from engine.device import CPU
 from engine.errors import OptionError, OutOfMemoryError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import Progress, TensorReader
+from engine.huge_pages import use_huge_pages
 from engine.model.attention import Attention
 from engine.model.config import ModelConfig
 from engine.model.delta_net import DeltaNet
@@ -31,6 +32,9 @@ from engine.model.weights import Projection, Weights
 from engine.options import COMPUTE_MODES
 from kernels.dispatch import uses_llvm
 from kernels.linear import stays_in_blocks
+
+# bytes of weights that processors' caches hold, at most: memory's speed matters beyond
+_CACHED = 64 << 20
 
 
 def resolve_compute(
@@ -84,12 +88,15 @@ def load_model(
     reader = TensorReader(file, progress, cancelled)
     try:
         with torch.inference_mode():
-            return _Loading(file, reader, config, mode, device).model()
+            model = _Loading(file, reader, config, mode, device).model()
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
             f"The weights of {file.path.name} do not fit on {device} as {mode}.",
             "Close other programs on it, use a smaller model, or --device cpu.",
         ) from error
+    if device.type == "cpu" and model.weight_bytes >= _CACHED:
+        use_huge_pages()
+    return model
 
 
 class _Loading:

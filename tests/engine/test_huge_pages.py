@@ -1,0 +1,53 @@
+"""Pages are joined without touching what lies on them."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.huge_pages import use_huge_pages, whole_pages
+
+MAPPINGS = """\
+55e0c0a01000-55e0c4e00000 rw-p 00000000 00:00 0                          [heap]
+7f0000100000-7f0000a00000 rw-p 00000000 00:00 0
+7f0000b00000-7f0000cff000 rw-p 00000000 00:00 0
+7f0001000000-7f0003000000 r--p 00000000 fe:00 1234      /models/a name.gguf
+7f0004000000-7f0006000000 rw-p 00000000 fe:00 1235      /usr/lib/libx.so
+7f0006000000-7f0008000000 rw-s 00000000 00:01 1236
+7f0008000000-7f000a000000 ---p 00000000 00:00 0
+7ffc00000000-7ffc00800000 rw-p 00000000 00:00 0                          [stack]
+"""
+
+
+def huge_kib(address: int) -> int:
+    """KiB of huge pages in the mapping that holds an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            start, stop = (int(x, 16) for x in found.groups())
+            inside = start <= address < stop
+        elif inside and line.startswith("AnonHugePages:"):
+            return int(line.split()[1])
+    return 0
+
+
+def test_only_whole_pages_of_private_memory_are_taken() -> None:
+    size = 2 << 20
+    found = list(whole_pages(MAPPINGS.splitlines(), size))
+    assert found == [(0x55E0C0C00000, 0x55E0C4E00000), (0x7F0000200000, 0x7F0000A00000)]
+
+
+def test_contents_and_addresses_stay() -> None:
+    x = torch.arange(16 << 20, dtype=torch.int32)
+    address = x.data_ptr()
+    before = huge_kib(address)
+    use_huge_pages()
+    assert x.data_ptr() == address
+    assert torch.equal(x, torch.arange(16 << 20, dtype=torch.int32))
+    if not Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").exists():
+        pytest.skip("this system has no huge pages")
+    after = huge_kib(address)
+    if after == before:
+        pytest.skip("this system did not join pages, as Linux before 6.1 does not")
+    assert after >= 60 << 10
