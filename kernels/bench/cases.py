@@ -40,6 +40,7 @@ def all_cases(sizes: Sizes, device: torch.device) -> dict[str, Callable[[], Iter
 
     cases = {
         "delta_rule": of(delta_cases.rule),
+        "delta_slots": of(delta_cases.slots),
         "delta_log": of(delta_cases.log),
         "fold": of(delta_cases.fold_log),
         "conv": of(_conv),

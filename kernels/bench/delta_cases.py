@@ -1,4 +1,4 @@
-"""The cases of the gated delta rule: decoding, verifying, prompts, the replay log."""
+"""The cases of the gated delta rule: decoding, verifying, prompts, a ring, the replay log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from kernels.bench import sizes as count
 from kernels.bench.case import Case, Run
 from kernels.bench.sizes import Sizes
-from kernels.delta_rule import fold, gated_delta_log, gated_delta_rule, naive
+from kernels.delta_rule import fold, gated_delta_log, gated_delta_rule, gated_delta_slots, naive
 
 FEW = 16
 Inputs = tuple[torch.Tensor, ...]
@@ -30,6 +30,24 @@ def rule(sizes: Sizes, device: torch.device) -> Iterator[Case]:
                 count.delta_operations(sizes, n_batch, n_tokens),
                 n_batch * n_tokens * sizes.n_v_heads,
                 fla=_fla(inputs) if kept == 1 and sizes.n_k_heads == sizes.n_v_heads else None,
+            )  # fmt: skip
+
+
+def slots(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    """Few tokens from a row of a pool, each state to another row, as verifying with a ring does."""
+    for n_batch, n_tokens, inputs in _every(sizes, device):
+        if n_tokens <= FEW:
+            numbers = torch.arange(n_batch * (n_tokens + 1), device=device).view(n_batch, -1)
+            pool = torch.zeros(numbers.numel(), *inputs[5].shape[1:], device=device)
+            arguments = *inputs[:5], pool, numbers[:, 0], numbers[:, 1:]
+            yield Case(
+                "delta_slots", f"B={n_batch} T={n_tokens}",
+                partial(gated_delta_slots, *arguments, grouped=False),
+                partial(naive.gated_delta_slots, *arguments, grouped=False),
+                # and 8 bytes for the number of each row
+                count.delta_bytes(sizes, n_batch, n_tokens, n_tokens) + 8 * numbers.numel(),
+                count.delta_operations(sizes, n_batch, n_tokens),
+                n_batch * n_tokens * sizes.n_v_heads,
             )  # fmt: skip
 
 

@@ -10,7 +10,14 @@ from kernels.delta_rule import log_with_torch, naive, with_torch
 from kernels.delta_rule.log import DeltaLog
 from kernels.dispatch import F, pick
 
-__all__ = ["DeltaLog", "fold", "gated_delta_into", "gated_delta_log", "gated_delta_rule"]
+__all__ = [
+    "DeltaLog",
+    "fold",
+    "gated_delta_into",
+    "gated_delta_log",
+    "gated_delta_rule",
+    "gated_delta_slots",
+]
 
 _TRITON, _LLVM = "kernels.delta_rule.with_triton", "kernels.delta_rule.with_llvm"
 
@@ -22,6 +29,7 @@ def _pick_invariant(with_torch: F) -> F:
 
 _run = pick(naive.gated_delta_rule, with_torch.gated_delta_rule, _TRITON, _LLVM)
 _into = pick(naive.gated_delta_into, with_torch.gated_delta_into, _TRITON, _LLVM)
+_slots = pick(naive.gated_delta_slots, with_torch.gated_delta_slots, _TRITON)
 _log = pick(naive.gated_delta_log, log_with_torch.gated_delta_log, _TRITON, _LLVM)
 _fold = pick(naive.fold, log_with_torch.fold, _TRITON, _LLVM)
 _into_invariant = _pick_invariant(with_torch.gated_delta_into_invariant)
@@ -82,6 +90,39 @@ def gated_delta_into(
     """
     run = _into_invariant if invariant else _into
     return run(q, k, v, g, beta, state, grouped=grouped, slots=slots)
+
+
+def gated_delta_slots(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    pool: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    *,
+    grouped: bool,
+) -> torch.Tensor:
+    """gated_delta_rule from and to rows of one pool, whose numbers are on the device.
+
+    The host learns nothing of `read` and `write` and waits for nothing, so that a call can be
+    recorded in a CUDA graph and repeated with other numbers in them. For few tokens: on a GPU all
+    run through the recurrence, with the bits that gated_delta_into gives them there.
+
+    q, k, v, g, beta: as for gated_delta_rule, T >= n. pool: f32 [n_rows, H_v, d_k, d_v], each row
+    strided as a slot of gated_delta_into, at any distance from the next: such as planes of cells,
+    flattened. read: int64 [B], the row whose state row b of the batch starts from. write: int64
+    [B, n], n >= 1, any strides; row write[b, s] receives the state s tokens before the last one.
+    All other rows of the pool keep their bits. Returns o [B, T, H_v, d_v].
+
+    The numbers in them are the caller's promise, not looked at: 0 .. n_rows - 1; write[b] names n
+    rows, of which one may be read[b]; what b writes no other b' reads or writes. Raises ValueError
+    for n > T.
+    """
+    if write.shape[1] > v.shape[1]:
+        raise ValueError(f"{v.shape[1]} tokens leave no {write.shape[1]} states to write")
+    return _slots(q, k, v, g, beta, pool, read, write, grouped=grouped)
 
 
 def gated_delta_log(

@@ -62,6 +62,28 @@ def gated_delta_into(
     return o
 
 
+def gated_delta_slots(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    pool: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    *,
+    grouped: bool,
+) -> torch.Tensor:
+    """See kernels.delta_rule.gated_delta_slots."""
+    o, states = gated_delta_rule(
+        q, k, v, g, beta, pool[read], grouped=grouped, n_snapshots=write.shape[1]
+    )
+    for rows, newest_first in zip(write.tolist(), states, strict=True):
+        for row, S in zip(rows, newest_first, strict=True):
+            pool[row] = S
+    return o
+
+
 def gated_delta_log(
     q: torch.Tensor,
     k: torch.Tensor,

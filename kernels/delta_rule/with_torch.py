@@ -88,6 +88,25 @@ def gated_delta_into_invariant(
     return o.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2)
 
 
+def gated_delta_slots(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    pool: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    *,
+    grouped: bool,
+) -> torch.Tensor:
+    """See kernels.delta_rule.gated_delta_slots."""
+    state = pool.index_select(0, read)
+    o, kept = gated_delta_rule(q, k, v, g, beta, state, grouped=grouped, n_snapshots=write.shape[1])
+    pool.index_put_((write,), kept)
+    return o
+
+
 def _any_length(rows: Rows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
     """The outputs [N, T, d_v] and the last state."""
     if rows.n_tokens == 1:

@@ -41,6 +41,7 @@ def tensor_bytes(values: object, seen: dict[int, int]) -> None:
     "name",
     [
         "delta_rule",
+        "delta_slots",
         "delta_log",
         "fold",
         "conv",
@@ -151,7 +152,10 @@ def test_slow_laws_are_not_timed(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--only", "delta"], "--only delta: on cpu there are delta_rule, delta_log, fold, conv"),
+        (
+            ["--only", "delta"],
+            "--only delta: on cpu there are delta_rule, delta_slots, delta_log, fold",
+        ),
         (["--repeats", "0"], "--repeats must be at least 1"),
         (["--device", "cuda"], "PyTorch sees no CUDA device; use --device cpu"),
     ],

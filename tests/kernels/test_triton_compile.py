@@ -24,6 +24,7 @@ from kernels.norm import with_triton as norm
 from kernels.rope import with_triton as rope
 from kernels.swiglu import with_triton as swiglu
 from tests.support.delta_inputs import make
+from tests.support.delta_pool import scattered
 from tests.support.random_blocks import random_blocks
 from tests.support.triton_compiler import Compiled, compiling
 
@@ -68,6 +69,26 @@ def test_the_delta_rule(compiled, n_tokens, n_snapshots, n_batch, kda):
     # four numbers of a row in one access, both ways
     assert "ld.global.v4" in kernel.ptx
     assert "st.global.v4" in kernel.ptx
+
+
+@pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
+@pytest.mark.parametrize(("n_tokens", "n", "n_batch"), [(1, 1, 1), (4, 4, 2), (16, 8, 1)])
+def test_the_delta_rule_between_rows_of_a_pool(compiled, n_tokens, n, n_batch, kda):
+    inputs = make(16, 128, n_tokens, n_batch, repeat=2, kda=kda)
+    pool = scattered(inputs.state, n, over=0)
+    delta.gated_delta_slots(*inputs[:5], pool.rows, pool.read, pool.write, grouped=True)
+    (kernel,) = compiled
+    assert kernel.name == "_recurrence"
+    assert "ld.global.v4" in kernel.ptx
+    assert "st.global.v4" in kernel.ptx
+
+
+def test_any_number_of_rows_of_a_pool_is_one_kernel(compiled):
+    inputs = make(2, 64, 40, 2)
+    for n in (3, 10, 40):
+        pool = scattered(inputs.state, n, over=None)
+        delta.gated_delta_slots(*inputs[:5], pool.rows, pool.read, pool.write, grouped=True)
+    assert [kernel.name for kernel in compiled] == ["_recurrence"]
 
 
 def test_a_long_prompt_with_a_gate_per_channel(compiled):

@@ -6,20 +6,21 @@ import pytest
 import torch
 
 from kernels.delta_rule import DeltaLog, naive, with_triton
+from kernels.delta_rule import recurrence_with_triton as recurrence
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import UPSTREAM, Inputs, make, strided
 
 # what upstream asks for is 1e-7
 F32 = 1e-11
-REAL_WIDTHS = with_triton.NARROW, with_triton.WIDE
+REAL_WIDTHS = recurrence.NARROW, recurrence.WIDE
 
 
 @pytest.fixture(autouse=True)
 def _wide_programs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter pays for each program: there one holds a whole state."""
     if device == "cpu":
-        monkeypatch.setattr(with_triton, "NARROW", 128)
-        monkeypatch.setattr(with_triton, "WIDE", 128)
+        monkeypatch.setattr(recurrence, "NARROW", 128)
+        monkeypatch.setattr(recurrence, "WIDE", 128)
 
 
 def assert_near(result: torch.Tensor, truth: torch.Tensor) -> None:
@@ -52,7 +53,7 @@ def test_upstream_shapes(device, heads, d, n_tokens, n_batch, repeat, kda, n_sna
 def test_states_in_several_programs(device, monkeypatch, width, kda, d):
     """Also with sides that are no powers of two, and d_v unlike d_k."""
     for name in ("NARROW", "WIDE"):
-        monkeypatch.setattr(with_triton, name, width)
+        monkeypatch.setattr(recurrence, name, width)
     inputs = make(2, d, 3, 2, repeat=2, kda=kda, d_v=d + 8)
     o, kept = with_triton.gated_delta_rule(*inputs.to(device), grouped=True, n_snapshots=2)
     truth = naive.gated_delta_rule(*inputs.double(), grouped=True, n_snapshots=2)
@@ -62,9 +63,9 @@ def test_states_in_several_programs(device, monkeypatch, width, kda, d):
 
 def test_programs_widen_once_there_are_enough(monkeypatch):
     for name, width in zip(("NARROW", "WIDE"), REAL_WIDTHS, strict=True):
-        monkeypatch.setattr(with_triton, name, width)
-    assert with_triton.columns_per_program(32, 128) == 8
-    assert with_triton.columns_per_program(32 * 32, 128) == 16
+        monkeypatch.setattr(recurrence, name, width)
+    assert recurrence.columns_per_program(32, 128) == 8
+    assert recurrence.columns_per_program(32 * 32, 128) == 16
 
 
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
