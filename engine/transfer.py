@@ -1,4 +1,4 @@
-"""Between host and device: one upload that does not wait, and the one place that does."""
+"""Between host and device: uploads that do not wait, and the one place that does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from itertools import accumulate
 
 import numpy as np
 import torch
+
+_ALIGNED = 8
 
 Values = np.ndarray | torch.Tensor | Sequence[int] | Sequence[Sequence[int]]
 
@@ -21,6 +23,28 @@ def upload(values: Values, device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return host
     return pinned(host).to(device, non_blocking=True)
+
+
+def upload_together(
+    arrays: Sequence[np.ndarray], device: torch.device
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Arrays on a device in one upload: the bytes of all, uint8 [n], and each as a view of them."""
+    parts = [np.ascontiguousarray(array) for array in arrays]
+    # each begins where numbers of 8 bytes may
+    starts = [0, *accumulate(-(-part.nbytes // _ALIGNED) * _ALIGNED for part in parts)]
+    whole = np.zeros(starts[-1], np.uint8)
+    for part, start in zip(parts, starts, strict=False):
+        whole[start : start + part.nbytes] = part.view(np.uint8).ravel()
+    there = upload(whole, device)
+    views = [
+        there[start : start + part.nbytes].view(_dtype(part)).view(part.shape)
+        for part, start in zip(parts, starts, strict=False)
+    ]
+    return there, views
+
+
+def _dtype(array: np.ndarray) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, array.dtype)).dtype
 
 
 def pinned(host: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.transfer import upload
+from engine.transfer import upload_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,7 @@ class UBatch:
         parts = self.tokens, self.positions, self.outputs
         if device.type == "cpu":
             return UBatchTensors(*(torch.from_numpy(part) for part in parts))
-        n, flat = self.tokens.size, [part.ravel() for part in parts]
-        there = upload(np.concatenate(flat), device)
-        return UBatchTensors(
-            there[:n].view(self.tokens.shape),
-            there[n : 2 * n].view(self.tokens.shape),
-            there[2 * n :],
-        )
+        return UBatchTensors(*upload_together(parts, device)[1])
 
 
 class UBatchTensors(NamedTuple):

@@ -48,7 +48,7 @@ class CursorMemory(RecurrentMemory):
     def prepare(self, ubatches: Sequence[UBatch]) -> bool:
         return all(self._can_decode(ubatch) for ubatch in ubatches)
 
-    def begin(self, ubatch: UBatch) -> None:
+    def begin(self, ubatch: UBatch, *, by_index: bool = False) -> None:
         """Raises ValueError, and changes nothing, if a sequence is unknown or listed twice."""
         if not self._can_decode(ubatch):
             seqs = ubatch.seq_ids

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine.errors import OptionError
+from engine.graphs import MOST_TOKENS, Fixed, StepGraphs, graphs_for
 from engine.memory.batch import Span, UBatch, make_ubatch, split_equal, split_seq, split_simple
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.policies import POLICIES
@@ -42,6 +43,8 @@ class HybridMemory:
     """Attention cells and recurrent states of n_seqs sequences. recurrent is None if dense.
 
     batch_invariant: what is decoded with this memory has the same bits in batches of every shape.
+    graphs: recordings of forward passes, if they are to be recorded. The kernels of batch_invariant
+    wait for the device, so then none is.
 
     Every operation asks the recurrent part first, because only that one can refuse.
     """
@@ -53,6 +56,7 @@ class HybridMemory:
         faults: Collection[str] = (),
         *,
         batch_invariant: bool = False,
+        graphs: StepGraphs | None = None,
     ) -> None:
         self.attention = attention
         self.recurrent = recurrent
@@ -60,6 +64,7 @@ class HybridMemory:
         if recurrent:
             recurrent.batch_invariant = batch_invariant
         self._faults = frozenset(faults)
+        self._graphs = None if batch_invariant else graphs
 
     @classmethod
     def for_model(
@@ -84,13 +89,18 @@ class HybridMemory:
         )  # fmt: skip
         ssm = config.ssm
         if ssm is None or not any(kinds):
-            return cls(attention, None, faults, batch_invariant=batch_invariant)
+            return cls(
+                attention, None, faults, batch_invariant=batch_invariant, graphs=graphs_for(device)
+            )
         shape = RecurrentShape(
             tuple(i for i, recurrent in enumerate(kinds) if recurrent),
             ssm.n_v_heads, ssm.d_state, ssm.d_conv, ssm.conv_dim, ssm.grouped,
         )  # fmt: skip
         recurrent = POLICIES[policy](shape, n_seqs, n_rs_seq, device, faults)
-        return cls(attention, recurrent, faults, batch_invariant=batch_invariant)
+        return cls(
+            attention, recurrent, faults, batch_invariant=batch_invariant,
+            graphs=graphs_for(device),
+        )  # fmt: skip
 
     @classmethod
     def for_head(
@@ -101,7 +111,7 @@ class HybridMemory:
         attention = AttentionKV(
             [0], n_seqs, config.n_head_kv, config.head_dim, n_ctx, device, in_order=batch_invariant
         )
-        return cls(attention, None, batch_invariant=batch_invariant)
+        return cls(attention, None, batch_invariant=batch_invariant, graphs=graphs_for(device))
 
     def split(self, spans: Sequence[Span], n_ubatch: int, mode: str) -> list[UBatch]:
         """The ubatches of a batch. `equal` keeps as many tokens together as a rollback needs, if it
@@ -130,9 +140,32 @@ class HybridMemory:
 
     def begin(self, ubatch: UBatch) -> None:
         """Prepare one forward pass. ContextFullError leaves everything as it was."""
-        self.attention.begin(ubatch)
+        by_index = self._graphs is not None and ubatch.tokens.size <= MOST_TOKENS
+        self.attention.begin(ubatch, by_index=by_index)
         if self.recurrent:
-            self.recurrent.begin(ubatch)
+            self.recurrent.begin(ubatch, by_index=by_index)
+
+    def run(
+        self,
+        key: Hashable,
+        arguments: tuple[torch.Tensor, ...],
+        compute: Callable[..., tuple[torch.Tensor, ...]],
+    ) -> tuple[torch.Tensor, ...]:
+        """compute(*arguments), or a recording of an earlier pass like the one that has begun.
+
+        key: what else than this memory and the shapes of the arguments the computation depends on.
+        """
+        if self._graphs is None:
+            return compute(*arguments)
+        parts = [self.attention.fixed()]
+        if self.recurrent:
+            parts.append(self.recurrent.fixed())
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return compute(*arguments)
+        inputs = tuple(x for part in known for x in part.inputs)
+        fixed = Fixed((key, *(part.key for part in known)), inputs)
+        return self._graphs.run(fixed, arguments, compute)
 
     def commit(self) -> None:
         """Finish the forward pass that `begin` prepared."""

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from engine.errors import OptionError
+from engine.graphs import Fixed
 from engine.memory.batch import UBatch
 from engine.memory.kv_cells import CellTable
 from engine.memory.kv_storage import Index, KVStorage, Strided
 from engine.memory.rotation import Rotate
-from engine.transfer import upload
+from engine.transfer import upload, upload_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,26 +89,46 @@ class AttentionKV:
         self._place: Strided | tuple[Index, Index] = (0, slice(0, 0))
         self._view: Strided | None = None
         self._mask = torch.empty(0)
+        self._fixed: Fixed | None = None
 
     def prepare(self, ubatches: Sequence[UBatch]) -> bool:
         """Whether these ubatches would find their cells in turn; changes nothing."""
         return self._table.fits((seq, u.n_seq_tokens) for u in ubatches for seq in u.seq_ids)
 
-    def begin(self, ubatch: UBatch) -> None:
-        """Find cells for the ubatch and build its mask. ContextFullError changes nothing."""
+    def begin(self, ubatch: UBatch, *, by_index: bool = False) -> None:
+        """Find cells for the ubatch and build its mask. ContextFullError changes nothing.
+
+        by_index: name cells by numbers on the device, and look at all that storage has, so that
+        the pass can be recorded.
+        """
         table, seqs = self._table, ubatch.seq_ids
         positions = ubatch.positions
         cells = table.find(seqs, ubatch.n_seq_tokens)
         n_view = self._take(seqs, cells, positions)
         streams = [table.stream(seq) for seq in seqs]
         storage = self._storage
-        self._place = storage.cells_at(streams, cells) or storage.place(streams, cells)
+        if by_index:
+            n_view = storage.capacity
+            storage.reserve(streams, n_view)
         self._rows = rows = slice(0, 1) if table.unified else storage.index(np.array(streams))
         self._view = storage.view(rows, len(seqs), n_view) if isinstance(rows, slice) else None
         visible = table.visible(seqs, positions, n_view)
         if self._in_order:
             visible = self._order(seqs, visible, n_view)
-        self._mask = upload(visible, self.device)
+        self._fixed = None
+        if by_index:
+            where = np.repeat(np.array(streams), cells.shape[1]), cells.ravel(), visible
+            together, (stream_of, cell_of, self._mask) = upload_together(where, self.device)
+            self._place = stream_of, cell_of
+            if self._view and self._gathered is None:
+                self._fixed = Fixed(self._view, (together,))
+        else:
+            self._place = storage.cells_at(streams, cells) or storage.place(streams, cells)
+            self._mask = upload(visible, self.device)
+
+    def fixed(self) -> Fixed | None:
+        """What a recording of the pass would rest on; None if it cannot be recorded."""
+        return self._fixed
 
     def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> AttentionView:
         """Write this ubatch's keys and values [n_seqs, n_seq_tokens, n_head_kv, head_dim]."""

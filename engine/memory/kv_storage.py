@@ -48,6 +48,11 @@ class KVStorage:
         self.keys = {layer: self._allocate(self._capacity) for layer in layers}
         self.values = {layer: self._allocate(self._capacity) for layer in layers}
 
+    @property
+    def capacity(self) -> int:
+        """Cells of a stream that are allocated; the tensors are others when it grows."""
+        return self._capacity
+
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Keys of all layers, then values of all layers."""
         return (*self.keys.values(), *self.values.values())

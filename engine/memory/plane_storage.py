@@ -8,13 +8,15 @@ carries on. A rollback only records the plane that the next pass reads.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from engine.graphs import Fixed
 from engine.memory.batch import UBatch
 from engine.memory.cells import NONE, Cells, Slot
+from engine.memory.pool import PoolRows, conv_in_pool, delta_in_pool
 from engine.memory.recurrent import RecurrentMemory, RecurrentShape, SlotState
 from engine.transfer import upload
 from kernels.conv import causal_conv
@@ -36,6 +38,7 @@ class _Step:
     states. depths, n_carried: by row, the depth it will have and how many older states move on.
     states, windows: rows read as input. carried: rows that move on, None if there are none.
     moves: rows from and to which the states of idle cells move; moved: their sequences.
+    numbers: in place of these rows, if the pass goes by numbers on the device.
     """
 
     cells: Cells
@@ -47,11 +50,12 @@ class _Step:
     n_carried: list[int]
     here: slice
     zero: int
-    states: Rows
-    windows: Rows
+    states: Rows | None
+    windows: Rows | None
     carried: Rows | None
     moves: tuple[torch.Tensor, torch.Tensor] | None
     moved: list[int]
+    numbers: PoolRows | None
 
 
 class PlaneMemory(RecurrentMemory):
@@ -88,7 +92,7 @@ class PlaneMemory(RecurrentMemory):
         cells = self.cells.copy()
         return all(cells.find_slot(ubatch.seq_ids) is not None for ubatch in ubatches)
 
-    def begin(self, ubatch: UBatch) -> None:
+    def begin(self, ubatch: UBatch, *, by_index: bool = False) -> None:
         """Raises ValueError, and changes nothing, if a sequence is unknown or listed twice."""
         cells, seqs = self.cells.copy(), ubatch.seq_ids
         slot = cells.find_slot(seqs)
@@ -98,18 +102,30 @@ class PlaneMemory(RecurrentMemory):
         depths = [self.guaranteed_depth(seq, n) for seq in seqs]
         n_carried = [max(0, depth - n + 1) for depth in depths]
         read = [self._idx[seq] for seq in seqs]
-        states = self._rows(slot, read)
-        newest = "no-conv-rollback" in self.faults
+        newest = [0] * len(seqs) if "no-conv-rollback" in self.faults else read
         moves, moved = self._moves(cells, slot)
+        at_home = slot.sources == tuple(range(slot.first, slot.first + len(seqs)))
+        numbers = states = windows = carried = None
+        if by_index and at_home and slot.zero == NONE and not moves:
+            numbers = self._numbers(slot.sources, read, newest, n, n_carried)
+        else:
+            states = self._rows(slot, read)
+            windows = states if newest is read else self._rows(slot, newest)
+            carried = self._carried_rows(slot, read, n_carried, n)
         self._step = _Step(
             cells, seqs, ubatch.positions[:, -1].tolist(), n, min(n, self._n_planes),
             depths, n_carried, slice(slot.first, slot.first + len(seqs)), slot.zero,
-            states, self._rows(slot, [0] * len(seqs)) if newest else states,
-            self._carried_rows(slot, read, n_carried, n), moves, moved,
+            states, windows, carried, moves, moved, numbers,
         )  # fmt: skip
+
+    def fixed(self) -> Fixed | None:
+        numbers = self._running().numbers
+        return numbers.fixed() if numbers else None
 
     def conv(self, layer: int, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         step, planes = self._running(), self._windows[layer]
+        if step.numbers:
+            return conv_in_pool(planes.flatten(0, 1), step.numbers, x, weight)
         window, carried = self._collect(step, planes, step.windows)
         y, history = causal_conv(x, weight, window, invariant=self.batch_invariant)
         n, width = x.shape[1], self.shape.d_conv - 1
@@ -129,6 +145,9 @@ class PlaneMemory(RecurrentMemory):
         beta: torch.Tensor,
     ) -> torch.Tensor:
         step, planes = self._running(), self._states[layer]
+        if step.numbers:
+            pool, grouped = planes.flatten(0, 1), self.shape.grouped
+            return delta_in_pool(pool, step.numbers, q, k, v, g, beta, grouped=grouped)
         state, carried = self._collect(step, planes, step.states)
         o = gated_delta_into(
             q, k, v, g, beta, state, grouped=self.shape.grouped,
@@ -251,6 +270,28 @@ class PlaneMemory(RecurrentMemory):
         ]  # a sequence with less to carry keeps what its deeper planes held
         return self._row_numbers(rows).view(n_planes, len(read))
 
+    def _numbers(
+        self, cells: Sequence[int], states: Sequence[int], windows: Sequence[int], n: int,
+        n_carried: Sequence[int],
+    ) -> PoolRows:  # fmt: skip
+        """A pass whose sequences stay in these cells and read these planes."""
+
+        def rows(planes: Iterable[int], cells: Iterable[int]) -> list[int]:
+            return [plane * self.n_seqs + cell for plane, cell in zip(planes, cells, strict=True)]
+
+        fresh = range(min(n, self._n_planes))
+        carried = [
+            (plane + i, n + i, cell)
+            for plane, cell, count in zip(states, cells, n_carried, strict=True)
+            for i in range(count)
+        ]
+        start, to, where = zip(*carried, strict=True) if carried else ((), (), ())
+        return PoolRows.on(
+            self.device, rows(states, cells), rows(windows, cells),
+            [rows(fresh, [cell] * len(fresh)) for cell in cells],
+            rows(start, where), rows(to, where),
+        )  # fmt: skip
+
     def _moves(
         self, cells: Cells, slot: Slot
     ) -> tuple[tuple[torch.Tensor, torch.Tensor] | None, list[int]]:
@@ -273,7 +314,7 @@ class PlaneMemory(RecurrentMemory):
         return upload(rows, self.device)
 
     def _collect(
-        self, step: _Step, planes: torch.Tensor, rows: Rows
+        self, step: _Step, planes: torch.Tensor, rows: Rows | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Read all that is read before anything is written, then move the idle states.
 
@@ -281,6 +322,7 @@ class PlaneMemory(RecurrentMemory):
         """
         if step.zero != NONE:
             planes[0, step.zero] = 0.0
+        assert rows is not None  # a pass by numbers does not come here
         taken = _pick(planes, rows)
         carried = None
         if step.carried is not None:

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import torch
 
+from engine.graphs import Fixed
 from engine.memory.batch import UBatch
 
 
@@ -117,8 +118,16 @@ class RecurrentMemory(ABC):
         """Whether these ubatches could be decoded in turn; changes nothing (a dry run)."""
 
     @abstractmethod
-    def begin(self, ubatch: UBatch) -> None:
-        """Choose the rows to read; a pending rollback is consumed here."""
+    def begin(self, ubatch: UBatch, *, by_index: bool = False) -> None:
+        """Choose the rows to read; a pending rollback is consumed here.
+
+        by_index: leave rows to numbers on the device where that is possible, so that the pass
+        can be recorded.
+        """
+
+    @abstractmethod
+    def fixed(self) -> Fixed | None:
+        """What a recording of the pass would rest on; None if it cannot be recorded."""
 
     @abstractmethod
     def conv(self, layer: int, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

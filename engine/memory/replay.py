@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.graphs import Fixed
 from engine.memory.batch import UBatch
 from engine.memory.cursor import CursorMemory
 from engine.memory.recurrent import RecurrentShape, SlotState
@@ -32,7 +33,8 @@ class _Plan:
     row_of: every sequence's row afterwards. src, dst: rows to read and to write. moved: per
     sequence, whether these differ. new: rows that start from nothing. cursors: per sequence, the
     logged tokens to fold into the base; n_folded and window_at are one number where all agree.
-    n_kept: tokens that go to the log.
+    n_kept: tokens that go to the log. n_read: logged tokens to look at. fixed: whether counts are
+    on the device and all else is the same in every pass of these rows.
     """
 
     row_of: np.ndarray
@@ -44,6 +46,8 @@ class _Plan:
     n_folded: int | torch.Tensor
     window_at: int | torch.Tensor
     n_kept: int
+    n_read: int
+    fixed: bool
 
 
 class ReplayMemory(CursorMemory):
@@ -75,7 +79,7 @@ class ReplayMemory(CursorMemory):
         self._n_logged = np.zeros(n_seqs, np.int64)
         self._plan: _Plan  # begin() makes it
 
-    def begin(self, ubatch: UBatch) -> None:
+    def begin(self, ubatch: UBatch, *, by_index: bool = False) -> None:
         super().begin(ubatch)
         row_of, src, dst, new = self._row.copy(), [], [], []
         for seq in self._seqs:
@@ -93,6 +97,11 @@ class ReplayMemory(CursorMemory):
         window_at = cursors
         if "no-conv-rollback" in self.faults:
             window_at = [int(self._n_logged[seq]) for seq in self._seqs]
+        # a row that moves, a new one and tokens too long ago for the log take steps of their own
+        fixed = by_index and src == dst and as_views and not new and self._n_new <= self._n_log
+        n_folded = starts = self._counts(cursors, fixed)
+        if window_at is not cursors:
+            starts = self._counts(window_at, fixed)
         self._plan = _Plan(
             row_of,
             self._rows(src, as_views),
@@ -100,10 +109,20 @@ class ReplayMemory(CursorMemory):
             [a != b for a, b in zip(src, dst, strict=True)],
             self._rows(new, False) if new else None,
             cursors,
-            self._counts(cursors),
-            self._counts(window_at),
+            n_folded,
+            starts,
             min(self._n_new, self._n_log),
+            self._n_log if fixed else max(cursors),
+            fixed,
         )
+
+    def fixed(self) -> Fixed | None:
+        plan = self._plan
+        if not plan.fixed:
+            return None
+        counts = (plan.n_folded, plan.window_at)[: 1 + (plan.window_at is not plan.n_folded)]
+        first = plan.dst.start if isinstance(plan.dst, slice) else None
+        return Fixed((first, self._n_new), tuple(x for x in counts if isinstance(x, torch.Tensor)))
 
     def conv(self, layer: int, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         columns, width, plan = self._columns[layer], self.shape.d_conv - 1, self._plan
@@ -163,10 +182,9 @@ class ReplayMemory(CursorMemory):
         in_storage = isinstance(plan.dst, slice)
         state = bases[plan.src]
         target = bases[plan.dst] if in_storage else state
-        longest = max(plan.cursors)
-        if longest == 0:
+        if plan.n_read == 0:
             return target.copy_(state) if any(plan.moved) and not temporary else state
-        read = DeltaLog(*(rows[:, :longest][plan.src] for rows in log))
+        read = DeltaLog(*(rows[:, : plan.n_read][plan.src] for rows in log))
         out = None if temporary and in_storage else target
         return self._fold(state, read, plan.n_folded, out)
 
@@ -252,9 +270,9 @@ class ReplayMemory(CursorMemory):
             return slice(rows[0], rows[0] + len(rows))
         return upload(rows, self.device)
 
-    def _counts(self, counts: list[int]) -> int | torch.Tensor:
+    def _counts(self, counts: list[int], on_device: bool) -> int | torch.Tensor:
         """One number where all sequences agree: it saves a mask."""
-        if min(counts) == max(counts):
+        if min(counts) == max(counts) and not on_device:
             return counts[0]
         return upload(counts, self.device)
 

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.graphs import Fixed
 from engine.memory.batch import UBatch
 from engine.memory.cursor import CursorMemory
+from engine.memory.pool import PoolRows, conv_in_pool, delta_in_pool
 from engine.memory.recurrent import RecurrentShape, SlotState
 from engine.transfer import upload
 from kernels.conv import causal_conv
@@ -29,15 +31,17 @@ from kernels.delta_rule import gated_delta_into
 class _Plan:
     """What one ubatch does. Per row: slots held afterwards, new ones, and where to read.
 
-    index: the new ones as a tensor [n_seqs, n_new].
+    rows: all of these as numbers on the device, if the pass goes by them; else index: the new ones
+    as a tensor [n_seqs, n_new].
     """
 
     n_refs: np.ndarray
     held: list[list[int]]
     new: list[list[int]]
-    index: torch.Tensor
     read: Sequence[int | None]
     read_windows: Sequence[int | None]
+    rows: PoolRows | None
+    index: torch.Tensor
 
 
 class RingMemory(CursorMemory):
@@ -68,7 +72,7 @@ class RingMemory(CursorMemory):
         self._n_stale = [0] * n_seqs
         self._plan: _Plan  # begin() makes it
 
-    def begin(self, ubatch: UBatch) -> None:
+    def begin(self, ubatch: UBatch, *, by_index: bool = False) -> None:
         super().begin(ubatch)
         n_new, n_refs = min(self._n_new, self._n_lanes), self._n_refs.copy()
         choices = [self._choose(n_refs, seq, n_new) for seq in self._seqs]
@@ -77,18 +81,40 @@ class RingMemory(CursorMemory):
         if "no-conv-rollback" in self.faults:
             windows = [self._newest_written[s] if self._held[s] else None for s in self._seqs]
         held, new = [choice[0] for choice in choices], [choice[1] for choice in choices]
-        index = upload(new, self.device)
-        self._plan = _Plan(n_refs, held, new, index, read, windows)
+        rows = self._numbers(read, windows, new) if by_index else None
+        index = rows.in_order if rows else upload(new, self.device)
+        self._plan = _Plan(n_refs, held, new, read, windows, rows, index)
+
+    def fixed(self) -> Fixed | None:
+        return self._plan.rows.fixed() if self._plan.rows else None
+
+    def _numbers(
+        self,
+        read: Sequence[int | None],
+        windows: Sequence[int | None],
+        new: Sequence[Sequence[int]],
+    ) -> PoolRows | None:
+        """None where a sequence has no state yet, or writes what another one reads: all of them
+        run at once then, not in the order of the plan."""
+        known = [slot for slot in read if slot is not None]
+        starts = [slot for slot in windows if slot is not None]
+        if len(known) < len(read) or len(starts) < len(windows):
+            return None
+        for row, slots in enumerate(new):
+            if set(slots) & {*known[:row], *known[row + 1 :]}:
+                return None
+        return PoolRows.on(self.device, known, starts, [slots[::-1] for slots in new])
 
     def conv(self, layer: int, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         windows, width = self._windows[layer], self.shape.d_conv - 1
+        if self._plan.rows:
+            return conv_in_pool(windows, self._plan.rows, x, weight)
         zeros = windows.new_zeros(1, *windows.shape[1:])
         read = [zeros if i is None else windows[i : i + 1] for i in self._plan.read_windows]
         window = read[0] if len(read) == 1 else torch.cat(read)
         y, history = causal_conv(x, weight, window, invariant=self.batch_invariant)
         index = self._plan.index
         windows[index] = history.unfold(1, width, 1)[:, -index.shape[1] :].transpose(2, 3)
-        self.traffic.written += index.numel() * zeros.numel() * zeros.element_size()
         return y
 
     def delta(
@@ -101,6 +127,9 @@ class RingMemory(CursorMemory):
         beta: torch.Tensor,
     ) -> torch.Tensor:
         slots, plan, outputs = self._slots[layer], self._plan, []
+        if plan.rows:
+            pool, grouped = self._states[layer], self.shape.grouped
+            return delta_in_pool(pool, plan.rows, q, k, v, g, beta, grouped=grouped)
         # One by one, because only then can states be written where they stay. The order is that
         # of the plan: a slot is free for a later sequence when all earlier ones have read it.
         for row, (read, new) in enumerate(zip(plan.read, plan.new, strict=True)):
@@ -112,13 +141,13 @@ class RingMemory(CursorMemory):
                 invariant=self.batch_invariant,
             )  # fmt: skip
             outputs.append(o)
-        self.traffic.written += plan.index.numel() * slots[0].numel() * slots[0].element_size()
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def commit(self) -> None:
         super().commit()
         plan = self._plan
         self._n_refs = plan.n_refs
+        self.traffic.written += plan.index.numel() * self.shape.n_bytes
         for seq, held, new in zip(self._seqs, plan.held, plan.new, strict=True):
             self._held[seq] = held
             self._newest_written[seq] = held[-1]

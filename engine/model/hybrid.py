@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -51,12 +52,21 @@ class HybridModel:
     def forward(self, ubatch: UBatch, memory: Memory) -> StepOutput:
         """Decode the tokens of `ubatch` and leave them in `memory`."""
         memory.begin(ubatch)
+        reach = self._rope.reach(int(ubatch.positions.max()))
         there = ubatch.on(self.device)
-        cos, sin = self._rope.at(there.positions, int(ubatch.positions.max()))
-        around = Surroundings(cos, sin, memory)
-        x = self._embedding(there.tokens)
+        logits, hidden = memory.run(reach, there, partial(self._layers, memory))
+        memory.commit()
+        return StepOutput(logits, hidden)
+
+    def _layers(
+        self,
+        memory: Memory,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        outputs: torch.Tensor,
+    ) -> StepOutput:
+        around = Surroundings(*self._rope.at(positions), memory)
+        x = self._embedding(tokens)
         for block in self._blocks:
             x = block(x, around)
-        result = self._output(x, there.outputs, invariant=around.invariant)
-        memory.commit()
-        return result
+        return self._output(x, outputs, invariant=around.invariant)

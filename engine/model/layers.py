@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,7 @@ from kernels.rope import rope_table
 from kernels.swiglu import swiglu
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
+class StepOutput(NamedTuple):
     """Result of one forward pass over a ubatch.
 
     logits: f32 [n_outputs, n_vocab]. hidden: f32 [n_seqs, n_seq_tokens, n_embd], after the
@@ -67,11 +66,14 @@ class RopeTables:
         self._inv_freq = torch.tensor(config.inverse_frequencies(), dtype=torch.float64)
         self._table = torch.empty(0, config.n_rot)
 
-    def at(self, positions: torch.Tensor, highest: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions int64 [B, T], none above `highest`, on the device -> cos, sin f32
-        [B, T, n_rot/2]."""
+    def reach(self, highest: int) -> int:
+        """Make the tables reach the position `highest`; how many positions they have."""
         if highest >= self._table.shape[0]:
             self._extend(highest)
+        return self._table.shape[0]
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions int64 [B, T], within reach, on the device -> cos, sin f32 [B, T, n_rot/2]."""
         cos, sin = F.embedding(positions, self._table).chunk(2, -1)
         return cos, sin
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
 import torch
@@ -58,6 +59,15 @@ class Memory(Protocol):
 
     def begin(self, ubatch: UBatch) -> None:
         """Get ready for the tokens of `ubatch`."""
+
+    def run(
+        self,
+        key: Hashable,
+        arguments: tuple[torch.Tensor, ...],
+        compute: Callable[..., tuple[torch.Tensor, ...]],
+    ) -> tuple[torch.Tensor, ...]:
+        """compute(*arguments): all layer calls of this pass, or a recording of an earlier pass
+        like it (engine.graphs). key: what else the computation depends on."""
 
     def commit(self) -> None:
         """All layers have run; the tokens are part of their sequences now."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from engine.memory.batch import UBatch
@@ -41,12 +43,22 @@ class MtpHead:
         (zeros for p = 0): the trunk's after its final norm, or this head's own while drafting.
         """
         memory.begin(ubatch)
+        reach = self._rope.reach(int(ubatch.positions.max()))
         there = ubatch.on(self._embedding.device)
-        cos, sin = self._rope.at(there.positions, int(ubatch.positions.max()))
-        embedded = rms_norm(self._embedding(there.tokens), self._enorm, self._eps)
-        carried = rms_norm(hidden, self._hnorm, self._eps)
-        around = Surroundings(cos, sin, memory)
-        x = self._join(torch.cat((embedded, carried), -1), invariant=around.invariant)
-        result = self._output(self._block(x, around), there.outputs, invariant=around.invariant)
+        logits, own = memory.run(reach, (*there, hidden), partial(self._layers, memory))
         memory.commit()
-        return result
+        return StepOutput(logits, own)
+
+    def _layers(
+        self,
+        memory: Memory,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        outputs: torch.Tensor,
+        hidden: torch.Tensor,
+    ) -> StepOutput:
+        embedded = rms_norm(self._embedding(tokens), self._enorm, self._eps)
+        carried = rms_norm(hidden, self._hnorm, self._eps)
+        around = Surroundings(*self._rope.at(positions), memory)
+        x = self._join(torch.cat((embedded, carried), -1), invariant=around.invariant)
+        return self._output(self._block(x, around), outputs, invariant=around.invariant)

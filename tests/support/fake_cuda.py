@@ -77,7 +77,7 @@ def fake_cuda(
 ) -> Iterator[Seen]:
     """Within the context `cuda:0` exists. values: what `read` finds for a tensor on it."""
     seen = Seen()
-    from engine import transfer
+    from engine import graphs, transfer
     from engine.decode import sampler, verify
     from engine.draft import model_drafter
 
@@ -95,6 +95,8 @@ def fake_cuda(
     monkeypatch.setattr(transfer, "pinned", _without_value)
     # tensors on the processor have no memory here either
     monkeypatch.setattr("kernels.dequant.uses_llvm", lambda: False)
+    # a replay would compute the same shapes again
+    monkeypatch.setattr(graphs, "_RecordOnCuda", lambda: lambda run: (run(), lambda: None))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "synchronize", wait)

@@ -122,6 +122,9 @@ class NaiveMemory:
         if self.recurrent:
             self.recurrent.ubatch = ubatch
 
+    def run(self, key, arguments, compute):
+        return compute(*arguments)
+
     def commit(self) -> None:
         self.n_commits += 1
 

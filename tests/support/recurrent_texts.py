@@ -70,11 +70,14 @@ def ubatch_of(texts: dict[int, list[int]], memory: RecurrentMemory) -> UBatch:
 
 
 @torch.inference_mode()
-def decode(memory: RecurrentMemory, new: dict[int, list[int]]) -> list[torch.Tensor]:
+def decode(
+    memory: RecurrentMemory, new: dict[int, list[int]], *, by_index: bool = False
+) -> list[torch.Tensor]:
     """One ubatch; per layer y [n_seqs, T, C] and o [n_seqs, T, H_v, d]."""
     ubatch = ubatch_of(new, memory)
     assert memory.prepare([ubatch])
-    memory.begin(ubatch)
+    memory.begin(ubatch, by_index=by_index)
+    assert by_index or memory.fixed() is None
     out = []
     for layer in SHAPE.layers:
         rows = [[layer_inputs(layer, token) for token in tokens] for tokens in new.values()]
@@ -146,7 +149,7 @@ def walk(
             tokens = st.lists(st.integers(0, 60), min_size=n, max_size=n)
             new = {one: data.draw(tokens) for one in sorted(touched, key=lambda s: (s * 7) % 4)}
             promised = [memory.guaranteed_depth(one, n) for one in new]
-            out = decode(memory, new)
+            out = decode(memory, new, by_index=data.draw(st.booleans()))
             for row, one in enumerate(new):
                 texts[one] = texts[one] + new[one]
                 depths[one] = after_decode(depths[one], n, bound)

@@ -89,7 +89,8 @@ class Walk:
             )
             self.dry_run(chosen, n)
             promised = [self.memory.guaranteed_depth(seq, n) for seq in chosen]
-            out = decode(self.memory, {seq: left[seq][:n] for seq in chosen})
+            new = {seq: left[seq][:n] for seq in chosen}
+            out = decode(self.memory, new, by_index=self.data.draw(st.booleans()))
             for row, seq in enumerate(chosen):
                 self.texts[seq] = self.texts[seq] + left[seq][:n]
                 left[seq] = left[seq][n:]

@@ -97,8 +97,10 @@ def test_tables_grow_and_keep_their_values():
     config = RopeConfig(8, 10000.0, scaling="yarn", factor=4.0, n_ctx_orig=64)
     tables = RopeTables(config)
     positions = torch.tensor([[0, 1, 255, 256], [70000, 3, 2, 1]])
-    cos, sin = tables.at(positions, 70000)
-    before, _ = RopeTables(config).at(positions[:, :2].remainder(100), 99)
+    assert tables.reach(99) == 256
+    before, _ = tables.at(positions[:, :2].remainder(100))
+    assert tables.reach(70000) > 70000
+    cos, sin = tables.at(positions)
     assert cos.shape == sin.shape == (2, 4, 4)
     assert before.shape == (2, 2, 4)
     for row in range(2):
@@ -112,5 +114,5 @@ def test_tables_grow_and_keep_their_values():
                 assert sin[row, column, pair] == pytest.approx(
                     math.sin(angle) * config.magnitude, abs=1e-6
                 )
-    again, _ = tables.at(torch.tensor([[1]]), 1)
+    again, _ = tables.at(torch.tensor([[1]]))
     assert torch.equal(again[0, 0], cos[0, 1])

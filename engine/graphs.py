@@ -1,0 +1,126 @@
+"""Forward passes of few tokens as CUDA graphs: recorded once, then started by one call.
+
+Such a pass is hundreds of kernels of some microseconds each, and the host takes longer to start
+them than a GPU takes to run them. A graph repeats the kernels with the very addresses and numbers
+they were recorded with. So whatever changes from pass to pass has to be values in tensors that
+stay where they are; where a pass differs in anything else, its key differs too, and it is
+recorded for itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+VARIABLE = "DRAFTSCOPE_CUDA_GRAPHS"
+"""Environment variable; "off" makes every pass start its kernels one by one."""
+
+MOST_TOKENS = 64
+"""Tokens of a pass that is worth recording, at most: longer ones keep a GPU busy by themselves."""
+
+MOST_GRAPHS = 64
+
+Tensors = tuple[torch.Tensor, ...]
+Record = Callable[[Callable[[], Tensors]], tuple[Tensors, Callable[[], None]]]
+"""Takes a computation; returns the tensors that hold its results, and what runs it again."""
+
+log = logging.getLogger("draftscope.graphs")
+
+
+class Fixed(NamedTuple):
+    """What a pass looks at beside weights and storage.
+
+    key: all that cannot change without another recording. inputs: tensors, used for this pass
+    alone, whose values may change; of one number, shapes and dtypes for equal keys.
+    """
+
+    key: Hashable
+    inputs: Tensors = ()
+
+
+class _Graph(NamedTuple):
+    """inputs: the tensors that the recorded kernels read. outputs: those that they write."""
+
+    inputs: Tensors
+    outputs: Tensors
+    replay: Callable[[], None]
+
+
+class StepGraphs:
+    """The recorded passes of one model over one memory.
+
+    A pass whose key is new runs as it is, which compiles its kernels; the second one is recorded,
+    and those behind it are replayed. The oldest of MOST_GRAPHS recordings is given up for a new
+    one. If recording fails, every pass runs as it is from then on.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._record: Record | None = record
+        self._seen: set[Hashable] = set()
+        self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
+
+    def run(self, fixed: Fixed, arguments: Tensors, compute: Callable[..., Tensors]) -> Tensors:
+        """compute(*arguments), which reads `fixed.inputs` by itself.
+
+        It must not wait for the device, nor change anything on the host. What it returns is
+        copied, so that the next pass does not overwrite it.
+        """
+        key = fixed.key, tuple((x.shape, x.dtype) for x in arguments)
+        graph = self._graphs.get(key)
+        if graph is None:
+            if self._record is None or key not in self._seen:
+                self._seen.add(key)
+                return compute(*arguments)
+            graph = self._recorded(self._record, fixed, arguments, compute)
+            if graph is None:
+                return compute(*arguments)
+            self._graphs[key] = graph
+            if len(self._graphs) > MOST_GRAPHS:
+                self._graphs.popitem(last=False)
+        else:
+            self._graphs.move_to_end(key)
+            for mine, new in zip(graph.inputs, (*fixed.inputs, *arguments), strict=True):
+                mine.copy_(new)
+        graph.replay()
+        return tuple(x.clone() for x in graph.outputs)
+
+    def _recorded(
+        self, record: Record, fixed: Fixed, arguments: Tensors, compute: Callable[..., Tensors]
+    ) -> _Graph | None:
+        # arguments may be somebody's own, which no later pass may overwrite
+        mine = tuple(x.clone() for x in arguments)
+        try:
+            outputs, replay = record(partial(compute, *mine))
+        except RuntimeError as error:
+            log.warning("CUDA graphs are off, because recording one failed: %s", error)
+            self._record = None
+            return None
+        return _Graph((*fixed.inputs, *mine), outputs, replay)
+
+
+def graphs_for(device: torch.device) -> StepGraphs | None:
+    """Recordings for a memory on this device, None where passes are run as they are."""
+    if device.type != "cuda" or os.environ.get(VARIABLE, "").lower() in ("off", "0", "no"):
+        return None
+    return StepGraphs(_RecordOnCuda())
+
+
+class _RecordOnCuda:
+    """Recordings that share one pool of memory, as they never run side by side."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def __call__(self, compute: Callable[[], Tensors]) -> tuple[Tensors, Callable[[], None]]:
+        graph = torch.cuda.CUDAGraph()
+        # other threads of the process may use the device meanwhile
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            outputs = compute()
+        self._pool = graph.pool()
+        return outputs, graph.replay
