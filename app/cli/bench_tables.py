@@ -72,7 +72,7 @@ def split_lines(facts: dict[str, Any], result: SplitComparison) -> Iterator[str]
 def step_lines(facts: dict[str, Any], rows: Sequence[StepRow]) -> Iterator[str]:
     """One line per width."""
     yield (
-        f"{_model(facts)}: empty context, logits of {facts['outputs']}, "
+        f"{_model(facts)}: behind one token, logits of {facts['outputs']}, "
         f"{facts['repeat']} repetitions"
     )
     yield ""

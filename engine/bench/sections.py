@@ -84,7 +84,10 @@ class SectionClock:
 def sections_timed(
     model: HybridModel, memories: list[HybridMemory], clock: SectionClock
 ) -> Iterator[None]:
-    """Within the context, forward passes of `model` over these memories switch the clock."""
+    """Within the context, forward passes of `model` over these memories switch the clock.
+
+    They are not recorded: a CUDA graph runs without the calls that are timed here.
+    """
     with ExitStack() as undo:
 
         def wrap(owner: object, name: str, section: str) -> None:
@@ -101,6 +104,8 @@ def sections_timed(
                 wrap(block, "_ffn", "linears")
         wrap(model, "_output", "head")
         for memory in memories:
+            undo.callback(setattr, memory, "_graphs", memory._graphs)
+            memory._graphs = None
             if memory.recurrent is not None:
                 for name in ("begin", "conv", "delta", "commit"):
                     wrap(memory.recurrent, name, "recurrent core")

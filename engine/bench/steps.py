@@ -1,4 +1,4 @@
-"""Plain forward steps of several widths, each from an empty context."""
+"""Plain forward steps of several widths, each behind a context of one token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from engine.model.hybrid import HybridModel
 OUTPUTS = ("last", "all")
 """Rows whose logits are computed: the last one, as for a prompt, or all, as for a draft."""
 
-_WARM_UP = 1
+# on a CUDA device the first compiles kernels, the second records a graph
+_WARM_UP = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +40,30 @@ def bench_steps(
     outputs: str = "last",
     batch_invariant: bool = False,
 ) -> list[StepRow]:
-    """Time one sequence's first step of every width; the widths take turns in each repetition.
+    """Time one sequence's step of every width; the widths take turns in each repetition.
 
     outputs: one of OUTPUTS. batch_invariant: as in RunOptions.
     """
     memory = HybridMemory.for_model(
-        model.config, 1, max(widths), model.device, batch_invariant=batch_invariant
+        model.config, 1, max(widths) + 1, model.device, batch_invariant=batch_invariant
     )
     random = torch.Generator().manual_seed(0)
-    tokens = torch.randint(model.config.n_vocab, (max(widths),), generator=random).tolist()
+    first, *tokens = torch.randint(
+        model.config.n_vocab, (max(widths) + 1,), generator=random
+    ).tolist()
+    (ubatch,) = memory.split([Span(0, 0, [first], [])], 1, "seq")
+    model.forward(ubatch, memory)
+    start_of_all = memory.save(0)
     taken: dict[int, list[float]] = {width: [] for width in widths}
     for _ in range(_WARM_UP + repeats):
         for width, times in taken.items():
             wanted = range(width) if outputs == "all" else [width - 1]
-            (ubatch,) = memory.split([Span(0, 0, tokens[:width], wanted)], width, "seq")
+            (ubatch,) = memory.split([Span(0, 1, tokens[:width], wanted)], width, "seq")
             start = perf_counter()
             model.forward(ubatch, memory)
             wait_for(model.device)
             times.append(1000 * (perf_counter() - start))
-            memory.clear(0)
+            memory.restore(0, start_of_all)
     return [_row(width, times[_WARM_UP:]) for width, times in taken.items()]
 
 

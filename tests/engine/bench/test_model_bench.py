@@ -11,7 +11,7 @@ from engine.bench.sections import SECTIONS, SectionClock, sections_timed
 from engine.bench.splits import bench_splits
 from engine.bench.steps import bench_steps
 from engine.gguf.file import GgufFile
-from engine.memory.batch import Span
+from engine.memory.batch import Span, UBatch
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.layers import StepOutput
@@ -117,9 +117,12 @@ def test_steps_have_every_width_once(monkeypatch: pytest.MonkeyPatch, outputs: s
     shapes: set[tuple[int, int, int]] = set()
     forward = model.forward
 
-    def spy(ubatch: object, memory: object) -> StepOutput:
-        shapes.add((*ubatch.tokens.shape, len(ubatch.outputs)))
-        assert int(ubatch.positions[0, 0]) == 0
+    def spy(ubatch: UBatch, memory: HybridMemory) -> StepOutput:
+        pos = int(ubatch.positions[0, 0])
+        assert pos == memory.seq_pos_max(0) + 1
+        if pos:
+            assert pos == 1
+            shapes.add((*ubatch.tokens.shape, len(ubatch.outputs)))
         return forward(ubatch, memory)
 
     monkeypatch.setattr(model, "forward", spy)
