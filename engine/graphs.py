@@ -119,8 +119,8 @@ class _RecordOnCuda:
 
     def __call__(self, compute: Callable[[], Tensors]) -> tuple[Tensors, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
-        # other threads of the process may use the device meanwhile
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        # A kernel may still be compiled and loaded meanwhile, by this thread or another one
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="relaxed"):
             outputs = compute()
         self._pool = graph.pool()
         return outputs, graph.replay

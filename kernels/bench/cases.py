@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -18,6 +19,7 @@ from kernels.block_linear import TYPES, block_linear
 from kernels.block_linear import naive as block_law
 from kernels.conv import causal_conv
 from kernels.conv import naive as conv_law
+from kernels.dispatch import uses_llvm
 from kernels.gates import delta_gates
 from kernels.gates import naive as gates_law
 from kernels.linear import MODES, linear, pack
@@ -30,6 +32,9 @@ from kernels.rope import apply_rope, rope_table
 from kernels.rope import naive as rope_law
 from kernels.swiglu import naive as swiglu_law
 from kernels.swiglu import swiglu
+
+# numbers in a block of a K-quant
+LARGEST_BLOCK = 256
 
 
 def all_cases(sizes: Sizes, device: torch.device) -> dict[str, Callable[[], Iterator[Case]]]:
@@ -53,8 +58,8 @@ def all_cases(sizes: Sizes, device: torch.device) -> dict[str, Callable[[], Iter
         "route": of(_route),
         "moe": of(_moe),
     }
-    if device.type == "cuda":
-        # elsewhere it expands the whole weight on every call
+    if device.type == "cuda" or uses_llvm():
+        # torch would expand the whole weight on every call
         cases["block_linear"] = of(_block_linear)
     return cases
 
@@ -149,20 +154,23 @@ def _linear(sizes: Sizes, device: torch.device) -> Iterator[Case]:
 
 
 def _block_linear(sizes: Sizes, device: torch.device) -> Iterator[Case]:
-    n_in, n_out = sizes.n_embd, sizes.n_ff
+    on_cpu = device.type == "cpu"
+    n_in, n_out = -(-sizes.n_embd // LARGEST_BLOCK) * LARGEST_BLOCK, sizes.n_ff
+    tokens = [n for n in sizes.tokens if on_cpu or n <= 16]
     for name in TYPES:
         elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
-        # blocks of zeros take as long as others
-        host = torch.zeros(n_out, n_in // elements * n_bytes, dtype=torch.uint8)
+        # alike blocks take as long as others
+        host = torch.full((n_out, n_in // elements * n_bytes), 0x11, dtype=torch.uint8)
         blocks = host.to(device)
-        for n in (n for n in sizes.tokens if n <= 16):
+        for n, rounded in product(tokens, (False, True) if on_cpu else (False,)):
             x = torch.randn(n, n_in)
             on_device = x.to(device)
             yield Case(
-                "block_linear", f"{name} {n}x{n_in}x{n_out}",
-                partial(block_linear, on_device, blocks, name),
-                partial(block_law.block_linear, x, host, name),
+                "block_linear", f"{name}{' bf16' * rounded} {n}x{n_in}x{n_out}",
+                partial(block_linear, on_device, blocks, name, rounded=rounded),
+                partial(block_law.block_linear, x, host, name, rounded=rounded),
                 count.linear_bytes(host.numel(), n, n_in, n_out), 2 * n * n_in * n_out,
+                rate="bf16" if rounded else "f32",
             )  # fmt: skip
 
 
