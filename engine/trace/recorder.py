@@ -220,10 +220,10 @@ class Recorder:
     def _held(self, round_: int, facts: RoundFacts, memory: HybridMemory) -> dict[str, int]:
         """What the memory holds of a sequence: its slots as rows, the rest as columns."""
         attention, recurrent = memory.attention, memory.recurrent
+        cells = attention.holding(facts.seq)
         held = {
-            "attention_pos_max": attention.seq_pos_max(facts.seq),
-            "kv_cells_used": attention.used(facts.seq),
-            "kv_cells_duplicate": attention.duplicates(facts.seq),
+            "attention_pos_max": cells.pos_max, "kv_cells_used": cells.used,
+            "kv_cells_duplicate": cells.duplicates,
             "memory_bytes_held": memory.n_bytes(),
         }
         if recurrent:
