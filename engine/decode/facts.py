@@ -6,7 +6,7 @@ import torch
 
 from engine.decode.rollback import Undone
 from engine.decode.slot import Slot
-from engine.decode.verify import Acceptance, TargetFacts, target_facts
+from engine.decode.verify import Acceptance, TargetFacts, TargetRows
 from engine.draft.drafter import Draft
 from engine.memory.batch import Span
 from engine.trace.recorder import RoundFacts
@@ -39,7 +39,7 @@ def verified_facts(
         kinds.append("bonus")
     return RoundFacts(
         slot.seq_id, slot.index, span.pos0, span.pos0 + 1, width, draft,
-        final[:n_emitted], len(final) - len(kinds), kinds, target_facts(rows, asked, at),
+        final[:n_emitted], len(final) - len(kinds), kinds, TargetRows(rows, asked, at),
         rollback_depth=width - len(accepted), memory_rollback=len(span.tokens) - len(accepted),
         rollback_path=undone.path, n_replays=undone.n_replays,
         rule_p=[*acceptance.judged_p, *undone.own_p], rule_q=acceptance.judged_q,
@@ -53,9 +53,10 @@ def prompt_facts(
     n = len(span.tokens)
     tokens: list[int] = []
     rule_p: list[float] = []
-    target = TargetFacts([], [], [], [], [])
+    target: TargetFacts | TargetRows = TargetFacts([], [], [], [], [])
     if first is not None and logits is not None:
-        tokens, target, rule_p = first.tokens, target_facts(logits, first.tokens), [first.own_p]
+        tokens, rule_p = first.tokens, [first.own_p]
+        target = TargetRows(logits, tokens, [0])
     return RoundFacts(
         slot.seq_id, slot.index, span.pos0, span.pos0 + n, n, None, tokens, None,
         ["target"] * len(tokens), target, rule_p=rule_p,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
@@ -81,6 +82,22 @@ class TargetFacts:
     top_ids: list[list[int]]
     top_probs: list[list[float]]
 
+    def part(self, start: int, stop: int) -> TargetFacts:
+        """The facts at positions start..stop."""
+        return TargetFacts(
+            self.prob[start:stop], self.rank[start:stop], self.entropy[start:stop],
+            self.top_ids[start:stop], self.top_probs[start:stop],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRows:
+    """What `target_facts` works facts out from, its arguments."""
+
+    logits: torch.Tensor
+    tokens: Sequence[int]
+    rows: Sequence[int]
+
 
 def target_facts(
     logits: torch.Tensor, tokens: Sequence[int], rows: Sequence[int] | None = None
@@ -123,3 +140,16 @@ def target_facts(
             facts.rank[i] = 1 + n
             facts.prob[i] = float(w / totals[rows[i], 0])
     return facts
+
+
+def all_target_facts(asked: Sequence[TargetRows]) -> list[TargetFacts]:
+    """`target_facts` of each, for all rows at once: the same values."""
+    if not asked:
+        return []
+    starts = [0, *accumulate(len(one.logits) for one in asked)]
+    rows = [start + row for start, one in zip(starts, asked, strict=False) for row in one.rows]
+    tokens = [token for one in asked for token in one.tokens]
+    logits = asked[0].logits if len(asked) == 1 else torch.cat([one.logits for one in asked])
+    found = target_facts(logits, tokens, rows)
+    ends = list(accumulate(len(one.tokens) for one in asked))
+    return [found.part(end - len(one.tokens), end) for one, end in zip(asked, ends, strict=True)]
