@@ -29,7 +29,7 @@ class SequenceResult:
     acceptance: dict[str, Any]
 
 
-LOOK_S = 1 / 30
+LOOK_S = 1 / 20
 """Time between two looks at a trace that grows, seconds."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -214,6 +215,11 @@ class RecurrentMemory(ABC):
 
     def n_bytes(self) -> int:
         """Bytes of storage held."""
+        return self._n_bytes
+
+    @cached_property
+    def _n_bytes(self) -> int:
+        # no policy allocates later than in its constructor
         return sum(t.nbytes for t in self.storage())
 
     def poison(self, value: float) -> None:

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from engine.decode.verify import TargetFacts, TargetRows, all_target_facts
-from engine.trace.records import MISSING, PHASES
+from engine.trace.records import PHASES
 from engine.trace.store import Table, TraceStore
 from engine.trace.token_rows import token_rows
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from engine.draft.drafter import Draft
     from engine.memory.batch import UBatch
     from engine.memory.hybrid import HybridMemory
-    from engine.memory.recurrent import SlotState
+    from engine.memory.recurrent import RecurrentMemory, SlotState
 
 
 @dataclass(slots=True)
@@ -83,18 +83,12 @@ class PhaseClock:
         self._since = now
         return ms
 
-    def share(self, seq: int, n_seqs: int) -> dict[str, float]:
+    def columns(self, seq: int, n_seqs: int) -> dict[str, float]:
         """What a memory sequence spent per phase, with its part of what n_seqs had in common."""
         own = self._own.get(seq, {})
-        return {phase: ms / n_seqs + own.get(phase, 0.0) for phase, ms in self._common.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """What the memory held of a sequence behind a round: columns, and its snapshot slots."""
-
-    columns: Mapping[str, int]
-    slots: Sequence[SlotState]
+        return {
+            f"{phase}_ms": ms / n_seqs + own.get(phase, 0.0) for phase, ms in self._common.items()
+        }
 
 
 class Recorder:
@@ -169,17 +163,16 @@ class Recorder:
         self._elapsed_ms += (now - self._resumed) * 1e3
         self._resumed = now
         n = len(all_facts)
-        common = {
-            "round": round_, "t_ms": self._elapsed_ms,
-            "ubatch_ids": " ".join(map(str, self._round_ubatches)),
-        }  # fmt: skip
-        self._round_ubatches = []
-        moved = self._traffic(memory, n) if memory else [(None, None)] * n
+        ubatch_ids, self._round_ubatches = self._round_ubatches, []
+        traffic = self._traffic(memory.recurrent, n) if memory else []
         self._unanswered.extend(all_facts)
-        for facts, (written, copied) in zip(all_facts, moved, strict=True):
-            held = _held(memory, facts.seq) if memory else _Held({}, ())
-            traffic = {"state_bytes_written": written, "state_bytes_copied": copied}
-            self._record(partial(self._round, common | traffic, facts, held, clock, n))
+        for i, facts in enumerate(all_facts):
+            columns: dict[str, Any] = {"round": round_, "t_ms": self._elapsed_ms}
+            slots: Sequence[SlotState] = ()
+            if memory:
+                columns |= traffic[i]
+                slots = _look(memory, facts.seq, columns)
+            self._record(partial(self._round, facts, columns, slots, ubatch_ids, clock, n))
 
     def _append(self, table: Table, **row: Any) -> None:
         self._record(partial(table.append, run_id=self._run_id, **row))
@@ -208,14 +201,14 @@ class Recorder:
         })  # fmt: skip
 
     def _round(
-        self, common: Mapping[str, Any], facts: RoundFacts, held: _Held, clock: PhaseClock, n: int
-    ) -> None:
-        """The rows of one sequence, out of n in this round."""
-        share = {f"{phase}_ms": ms for phase, ms in clock.share(facts.seq, n).items()}
-        ids = {"run_id": self._run_id, "round": common["round"], "seq_id": facts.seq_id}
+        self, facts: RoundFacts, columns: Mapping[str, Any], slots: Sequence[SlotState],
+        ubatch_ids: Sequence[int], clock: PhaseClock, n: int,
+    ) -> None:  # fmt: skip
+        """The rows of one sequence, out of n in this round. columns: others of its round row."""
+        ids = {"run_id": self._run_id, "round": columns["round"], "seq_id": facts.seq_id}
         self._tokens(ids, facts)
-        if held.slots:
-            self._slots(ids, held.slots)
+        for slot in slots:
+            self._store.memory.append(**ids, slot=slot.slot, state=slot.state, age=slot.age)
         self._store.rounds.append(
             run_id=self._run_id, seq_id=facts.seq_id,
             pos0=facts.pos0, drafter=facts.draft.drafter if facts.draft else "",
@@ -227,7 +220,9 @@ class Recorder:
             valid_depth=facts.valid_depth, rs_idx_before=facts.rs_idx_before,
             rs_idx_after=facts.rs_idx_after, replay_index=facts.n_replays,
             verify_width=facts.verify_width, state_bytes_restored=facts.restored_bytes,
-            checkpoint_bytes=facts.checkpoint_bytes, **common, **held.columns, **share,
+            checkpoint_bytes=facts.checkpoint_bytes,
+            ubatch_ids=" ".join(map(str, ubatch_ids)),
+            **columns, **clock.columns(facts.seq, n),
         )  # fmt: skip
 
     def _tokens(self, ids: Mapping[str, int], facts: RoundFacts) -> None:
@@ -239,23 +234,20 @@ class Recorder:
         for row in token_rows(facts, target):
             self._store.tokens.append(**ids, **row)
 
-    def _slots(self, ids: Mapping[str, int], slots: Sequence[SlotState]) -> None:
-        n = len(slots)
-        self._store.memory.extend({
-            **{name: [value] * n for name, value in ids.items()},
-            "slot": [s.slot for s in slots], "state": [s.state for s in slots],
-            "age": [MISSING if s.age is None else s.age for s in slots],
-        })  # fmt: skip
-
-    def _traffic(self, memory: HybridMemory, n_rows: int) -> list[tuple[int | None, int | None]]:
-        """State written and copied since the last round, in parts that add up, one per row."""
-        if memory.recurrent is None:
-            return [(0, 0)] * n_rows
-        traffic, before = memory.recurrent.traffic, self._moved
+    def _traffic(self, recurrent: RecurrentMemory | None, n: int) -> list[dict[str, int]]:
+        """State written and copied since the last round, in n parts that add up."""
+        if recurrent is None:
+            return [{"state_bytes_written": 0, "state_bytes_copied": 0}] * n
+        traffic = recurrent.traffic
+        written, copied = traffic.written - self._moved[0], traffic.copied - self._moved[1]
         self._moved = (traffic.written, traffic.copied)
-        written = _parts(traffic.written - before[0], n_rows)
-        copied = _parts(traffic.copied - before[1], n_rows)
-        return list(zip(written, copied, strict=True))
+        return [
+            {
+                "state_bytes_written": written // n + (i < written % n),
+                "state_bytes_copied": copied // n + (i < copied % n),
+            }
+            for i in range(n)
+        ]
 
     def _learn(self, tokens: Sequence[int]) -> None:
         pieces = self._store.pieces
@@ -264,21 +256,18 @@ class Recorder:
                 pieces[token] = self._piece(token)
 
 
-def _held(memory: HybridMemory, seq: int) -> _Held:
+def _look(memory: HybridMemory, seq: int, columns: dict[str, Any]) -> Sequence[SlotState]:
+    """Add to the columns what the memory holds of a sequence; returns its snapshot slots."""
     cells, recurrent = memory.attention.holding(seq), memory.recurrent
-    columns = {
-        "attention_pos_max": cells.pos_max, "kv_cells_used": cells.used,
-        "kv_cells_duplicate": cells.duplicates, "memory_bytes_held": memory.n_bytes(),
-    }  # fmt: skip
+    columns["attention_pos_max"] = cells.pos_max
+    columns["kv_cells_used"] = cells.used
+    columns["kv_cells_duplicate"] = cells.duplicates
+    columns["memory_bytes_held"] = memory.n_bytes()
     if not recurrent:
-        return _Held(columns, ())
+        return ()
     columns["n_rs_seq"] = recurrent.n_rs_seq
     columns["recurrent_pos_max"] = recurrent.seq_pos_max(seq)
-    return _Held(columns, recurrent.slots(seq))
-
-
-def _parts(total: int, n: int) -> list[int]:
-    return [total // n + (i < total % n) for i in range(n)]
+    return recurrent.slots(seq)
 
 
 def _stop_kind(facts: RoundFacts) -> str:
