@@ -27,19 +27,19 @@ def verified_facts(
     accepted, final, drafted = acceptance.tokens, undone.accepted, span.tokens[1:width]
     n_judged = min(len(drafted), len(accepted))
     # a replacement is chosen from the row that judged the token it replaces
-    rows, at = logits[: len(accepted)], [*range(n_judged), len(accepted) - 1]
+    at = [*range(n_judged), len(accepted) - 1]
     asked = [*drafted[:n_judged], final[min(len(accepted), len(final)) - 1]]
     kinds = ["target" if draft is None else "replacement"]
     if draft is not None and len(accepted) > len(drafted):
         kinds = ["bonus"]
     if undone.extra is not None:
-        rows = torch.cat((rows, undone.extra))
-        at.append(len(accepted))
+        at.append(len(logits))
+        logits = torch.cat((logits, undone.extra))
         asked.append(final[-1])
         kinds.append("bonus")
     return RoundFacts(
         slot.seq_id, slot.index, span.pos0, span.pos0 + 1, width, draft,
-        final[:n_emitted], len(final) - len(kinds), kinds, TargetRows(rows, asked, at),
+        final[:n_emitted], len(final) - len(kinds), kinds, TargetRows(logits, asked, at),
         rollback_depth=width - len(accepted), memory_rollback=len(span.tokens) - len(accepted),
         rollback_path=undone.path, n_replays=undone.n_replays,
         rule_p=[*acceptance.judged_p, *undone.own_p], rule_q=acceptance.judged_q,

@@ -146,10 +146,11 @@ def all_target_facts(asked: Sequence[TargetRows]) -> list[TargetFacts]:
     """`target_facts` of each, for all rows at once: the same values."""
     if not asked:
         return []
-    starts = [0, *accumulate(len(one.logits) for one in asked)]
+    # rows behind the last one asked about are not looked at
+    used = [one.logits[: max(one.rows) + 1] for one in asked]
+    starts = [0, *accumulate(map(len, used))]
     rows = [start + row for start, one in zip(starts, asked, strict=False) for row in one.rows]
     tokens = [token for one in asked for token in one.tokens]
-    logits = asked[0].logits if len(asked) == 1 else torch.cat([one.logits for one in asked])
-    found = target_facts(logits, tokens, rows)
+    found = target_facts(used[0] if len(used) == 1 else torch.cat(used), tokens, rows)
     ends = list(accumulate(len(one.tokens) for one in asked))
     return [found.part(end - len(one.tokens), end) for one, end in zip(asked, ends, strict=True)]

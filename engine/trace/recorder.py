@@ -183,11 +183,11 @@ class Recorder:
             self._write()
 
     def _write(self) -> None:
-        asked = [facts for facts in self._unanswered if isinstance(facts.target, TargetRows)]
-        targets = all_target_facts([facts.target for facts in asked])
-        for facts, target in zip(asked, targets, strict=True):
+        unanswered, self._unanswered = self._unanswered, []
+        asked = [(f, f.target) for f in unanswered if isinstance(f.target, TargetRows)]
+        targets = all_target_facts([rows for _, rows in asked])
+        for (facts, _), target in zip(asked, targets, strict=True):
             facts.target = target
-        self._unanswered = []
         waiting, self._waiting = self._waiting, []
         for write in waiting:
             write()

@@ -188,7 +188,7 @@ def _empty(column: Column, capacity: int) -> np.ndarray:
 
 def _cells(arrays: Mapping[str, np.ndarray]) -> dict[str, memoryview]:
     """The same memory, flat: single values are written in a third of the time."""
-    return {name: memoryview(array.reshape(-1)) for name, array in arrays.items()}
+    return {name: array.reshape(-1).data for name, array in arrays.items()}
 
 
 def _observed(value: int | float) -> int | float | None:
