@@ -58,6 +58,13 @@ class Job(Protocol):
 
 
 @runtime_checkable
+class Advances(Protocol):
+    """A job that can do as many rounds at once as fit between two looks at the trace."""
+
+    def advance(self) -> bool: ...
+
+
+@runtime_checkable
 class HasSequences(Protocol):
     """A job of several sequences, each of which can be ended for itself."""
 

@@ -30,6 +30,7 @@ from app.events import (
     throttled,
 )
 from app.jobs import (
+    Advances,
     CompareRequest,
     HasSequences,
     Job,
@@ -250,7 +251,9 @@ class EngineWorker:
                     self._post(StateChanged(State.PAUSED))
                     return
                 self._cancel_sequences()
-                more = job.step()
+                # whoever counts rounds, or wants to stop behind one, sees every single one
+                at_once = rounds is None and not self._break_rules
+                more = job.advance() if at_once and isinstance(job, Advances) else job.step()
                 hit = self._watch.check(self._break_rules)
                 if hit is not None:
                     self._post(Broke(hit))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 from engine.decode.prompt_cache import Kept, PromptCache
@@ -28,8 +29,12 @@ class SequenceResult:
     acceptance: dict[str, Any]
 
 
+LOOK_S = 1 / 20
+"""Time between two looks at a trace that grows, seconds."""
+
+
 class Run:
-    """One run: `step` until it returns False; everything that happened is in `trace`.
+    """One run: `step` or `advance` until it returns False; what happened is in `trace`.
 
     cache: where `kept` goes at the end, unless the run fails.
     """
@@ -54,6 +59,18 @@ class Run:
                 raise
             if self.done:
                 self._close()
+        return not self.done
+
+    def advance(self, seconds: float = LOOK_S) -> bool:
+        """Steps for so long, one at least. Their rows are in the trace at the end, all together,
+        which costs less than row by row."""
+        until = perf_counter() + seconds
+        self._scheduler.may_wait = not self.done
+        try:
+            while self.step() and perf_counter() < until:
+                pass
+        finally:
+            self._scheduler.settle()
         return not self.done
 
     def cancel(self, seq_id: int) -> None:
@@ -96,6 +113,7 @@ class Run:
         return summary(self.trace, self.run_id)
 
     def _close(self) -> None:
+        self._scheduler.settle()
         if self._cache and self._kept:
             self._cache.put(self._kept)
         record_findings(self.trace, [self.run_id])

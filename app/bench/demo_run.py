@@ -49,7 +49,7 @@ def _headless(n: int) -> tuple[TraceStore, int]:
     store = TraceStore()
     for length in (WARM_UP, n):
         run = session.start([prompt], options(length), store)
-        while run.step():
+        while run.advance():
             pass
         run.stop()
     return store, run.run_id

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         if streaming:
             _stream(job, trace, session, "" if args.chat else prompts[0].text)
         else:
-            while job.step():
+            while job.advance():
                 pass
     finally:
         job.stop()
@@ -121,7 +121,7 @@ def _stream(job: Run, trace: TraceStore, session: Session, prompt: str) -> None:
     seen = 0
     more = True
     while more:
-        more = job.step()
+        more = job.advance()
         n = len(trace.tokens)
         kinds = trace.tokens.texts("kind", seen, n)
         ids = trace.tokens.column("token_id", seen, n).tolist()

@@ -166,7 +166,7 @@ class MatchTest:
     def _run(self, prompts: list[Prompt], options: RunOptions) -> Run:
         run = self._session.start(prompts, options)
         try:
-            while run.step():
+            while run.advance():
                 pass
         finally:
             run.stop()

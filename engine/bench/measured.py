@@ -74,7 +74,7 @@ def measure(
     run = session.start([prompt], replace(configuration.options, parallel=1), cache=cache)
     start = perf_counter()
     try:
-        while run.step():
+        while run.advance():
             pass
     finally:
         run.stop()

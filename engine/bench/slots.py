@@ -76,7 +76,7 @@ def _run(session: Session, prompts: Sequence[Prompt], configuration: Configurati
     run = session.start(prompts, replace(configuration.options, parallel=len(prompts)))
     start = perf_counter()
     try:
-        while run.step():
+        while run.advance():
             pass
     finally:
         run.stop()

@@ -83,11 +83,12 @@ class PolicyLane(EngineFollower):
         kind = "target" if part.draft is None else "replacement"
         if part.draft is not None and len(chosen) > len(drafted):
             kind = "bonus"
-        rows = torch.cat((rows[:n_judged], rows[-1:]))
         facts = RoundFacts(
             part.seq_id, part.seq, part.pos0, part.first_pos, len(part.tokens), part.draft,
             chosen[: part.n_emitted], len(chosen) - 1, [kind],
-            target_facts(rows, [*drafted[:n_judged], chosen[-1]]),
+            target_facts(
+                rows, [*drafted[:n_judged], chosen[-1]], [*range(n_judged), len(chosen) - 1]
+            ),
             rollback_depth=len(part.tokens) - len(chosen),
             memory_rollback=len(part.tokens) - len(chosen), rollback_path=undone.path,
             n_replays=undone.n_replays,

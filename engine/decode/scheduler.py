@@ -67,11 +67,13 @@ class Scheduler:
         rates = options.spec.synthetic
         self._synthetic = SyntheticAcceptance(rates, options.sampler.seed) if rates else None
         self._round = 0
+        self.may_wait = False
+        """Whether the rows of the next rounds may wait until `settle`."""
 
     @torch.inference_mode()
     def step(self) -> bool:
         """Do one round. False when every sequence has stopped."""
-        self._recorder.resume()
+        self._recorder.resume(may_wait=self.may_wait)
         self._slots.admit()
         running = self._slots.running
         clock = PhaseClock()
@@ -85,6 +87,12 @@ class Scheduler:
             self._round += 1
         self._release()
         return self._slots.is_busy
+
+    @torch.inference_mode()
+    def settle(self) -> None:
+        """Write the rows that wait; later ones do not."""
+        self.may_wait = False
+        self._recorder.resume()
 
     def cancel(self, seq_id: int) -> None:
         """End one sequence between two rounds, whether it waits, is in its prompt or decodes."""

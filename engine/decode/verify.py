@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
@@ -81,29 +82,75 @@ class TargetFacts:
     top_ids: list[list[int]]
     top_probs: list[list[float]]
 
+    def part(self, start: int, stop: int) -> TargetFacts:
+        """The facts at positions start..stop."""
+        return TargetFacts(
+            self.prob[start:stop], self.rank[start:stop], self.entropy[start:stop],
+            self.top_ids[start:stop], self.top_probs[start:stop],
+        )  # fmt: skip
 
-def target_facts(logits: torch.Tensor, tokens: Sequence[int]) -> TargetFacts:
-    """Facts about `tokens`, one per row of logits [n, n_vocab]."""
-    wanted = upload(tokens, logits.device).unsqueeze(1)
+
+@dataclass(frozen=True, slots=True)
+class TargetRows:
+    """What `target_facts` works facts out from, its arguments."""
+
+    logits: torch.Tensor
+    tokens: Sequence[int]
+    rows: Sequence[int]
+
+
+def target_facts(
+    logits: torch.Tensor, tokens: Sequence[int], rows: Sequence[int] | None = None
+) -> TargetFacts:
+    """Facts about `tokens`. logits: [n, n_vocab]. rows: where each token is asked about, one after
+    the other if None."""
+    rows = range(len(tokens)) if rows is None else rows
     top, ids = top_k(logits, min(N_TOP, logits.shape[1]))
-    own, largest = logits.gather(1, wanted), top[:, :1]
     # relative to the largest; a banned or infinitely unlikely token stays finite and adds nothing
-    shifted = (logits - largest).clamp_min_(_UNLIKELY)
+    shifted = (logits - top[:, :1]).clamp_min_(_UNLIKELY)
     weights = shifted.exp()
     total = weights.sum(1, keepdim=True)
-    entropy = total.log().squeeze(1) - torch.linalg.vecdot(weights, shifted) / total.squeeze(1)
-    prob, n_larger, *others = (
-        values.tolist()
-        for values in read(
-            ((own - largest).exp() / total).squeeze(1), (top > own).sum(1), entropy, ids,
-            (top - largest).exp() / total,
-        )
-    )  # fmt: skip
-    # a row is counted whole only where more than the top are larger
-    beyond = [row for row, n in enumerate(n_larger) if n == top.shape[1]]
+    on_host = read(
+        ids, top, weights.gather(1, ids), total, total.log(), torch.linalg.vecdot(weights, shifted)
+    )
+    top_ids, largest = on_host[0].tolist(), on_host[1].tolist()
+    totals = on_host[3]
+    top_probs = (on_host[2] / totals).tolist()
+    entropy = (on_host[4][:, 0] - on_host[5] / totals[:, 0]).tolist()
+    facts = TargetFacts([], [], [], [], [])
+    beyond = []  # only there a row is looked through again
+    for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+        if token in top_ids[row]:
+            place = top_ids[row].index(token)
+            facts.prob.append(top_probs[row][place])
+            facts.rank.append(1 + largest[row].index(largest[row][place]))  # the first equal one
+        else:
+            beyond.append(i)
+            facts.prob.append(0.0)
+            facts.rank.append(0)
+        facts.entropy.append(entropy[row])
+        facts.top_ids.append(top_ids[row])
+        facts.top_probs.append(top_probs[row])
     if beyond:
-        rows = upload(beyond, logits.device)
-        (counts,) = read((logits[rows] > own[rows]).sum(1))
-        for row, n in zip(beyond, counts.tolist(), strict=True):
-            n_larger[row] = n
-    return TargetFacts(prob, [n + 1 for n in n_larger], *others)
+        at, wanted = upload([[rows[i] for i in beyond], [tokens[i] for i in beyond]], logits.device)
+        n_larger, weight = read(
+            (logits[at] > logits[at, wanted].unsqueeze(1)).sum(1), weights[at, wanted]
+        )
+        for i, n, w in zip(beyond, n_larger.tolist(), weight, strict=True):
+            facts.rank[i] = 1 + n
+            facts.prob[i] = float(w / totals[rows[i], 0])
+    return facts
+
+
+def all_target_facts(asked: Sequence[TargetRows]) -> list[TargetFacts]:
+    """`target_facts` of each, for all rows at once: the same values."""
+    if not asked:
+        return []
+    # rows behind the last one asked about are not looked at
+    used = [one.logits[: max(one.rows) + 1] for one in asked]
+    starts = [0, *accumulate(map(len, used))]
+    rows = [start + row for start, one in zip(starts, asked, strict=False) for row in one.rows]
+    tokens = [token for one in asked for token in one.tokens]
+    found = target_facts(used[0] if len(used) == 1 else torch.cat(used), tokens, rows)
+    ends = list(accumulate(len(one.tokens) for one in asked))
+    return [found.part(end - len(one.tokens), end) for one, end in zip(asked, ends, strict=True)]

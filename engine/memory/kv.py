@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -50,6 +51,14 @@ class AttentionState:
     @property
     def n_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (self.positions, *self.k, *self.v))
+
+
+class Holding(NamedTuple):
+    """Cells of a sequence, those of them beyond one per position, and its highest position."""
+
+    used: int
+    duplicates: int
+    pos_max: int
 
 
 class AttentionKV:
@@ -229,12 +238,20 @@ class AttentionKV:
 
     def duplicates(self, seq: int) -> int:
         """Cells beyond one per position of a sequence."""
+        return self.holding(seq).duplicates
+
+    def holding(self, seq: int) -> Holding:
+        """`used`, `duplicates` and `seq_pos_max` in one look."""
         held = self._table.positions(seq)
-        return int(held.size - np.unique(held).size)
+        if held.size == 0:
+            return Holding(0, 0, -1)
+        if not np.count_nonzero(held[1:] <= held[:-1]):  # as a sequence is written
+            return Holding(held.size, 0, int(held[-1]))
+        return Holding(held.size, held.size - np.unique(held).size, int(held.max()))
 
     def n_bytes(self) -> int:
         """Bytes of storage held."""
-        return sum(t.numel() * t.element_size() for t in self._storage.tensors())
+        return self._storage.n_bytes()
 
     def poison(self, value: float) -> None:
         """Fill storage, before anything is decoded: a read of unwritten memory then shows."""

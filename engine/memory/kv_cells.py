@@ -93,8 +93,16 @@ class CellTable:
         return np.flatnonzero(wanted)
 
     def positions(self, seq: int, cells: np.ndarray | None = None) -> np.ndarray:
-        """Positions in these cells of a sequence's stream (None: in all that it holds)."""
-        return self._pos[self.stream(seq), self.holding(seq) if cells is None else cells]
+        """Positions in these cells of a sequence's stream (None: in all that it holds).
+
+        It may be a view: look at it before anything changes.
+        """
+        stream = self.stream(seq)
+        if cells is not None:
+            return self._pos[stream, cells]
+        if not self.unified and self.used[stream] == self.end[stream]:  # no gaps, no others
+            return self._pos[stream, : self.end[stream]]
+        return self._pos[stream, self.holding(seq)]
 
     def shared(self, seq: int, cells: np.ndarray) -> np.ndarray:
         """Those of a sequence's cells that belong to another sequence too."""

@@ -61,6 +61,12 @@ class KVStorage:
         """The same tensors, seen as [n_streams, capacity, n_head_kv, head_dim]."""
         return tuple(t.transpose(1, 2) for t in self.tensors())
 
+    def n_bytes(self) -> int:
+        """Bytes held: all tensors are of one size."""
+        n_streams, n_head_kv, head_dim = self._shape
+        n_tensors = len(self.keys) + len(self.values)
+        return 4 * n_tensors * n_streams * n_head_kv * self._capacity * head_dim
+
     def reserve(self, streams: Iterable[int], n: int) -> None:
         """Make the first n cells of these streams readable."""
         if n > self._capacity:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -49,8 +50,7 @@ class RecurrentShape:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SlotState:
+class SlotState(NamedTuple):
     """One snapshot slot as the trace shows it. age: tokens behind the newest state written."""
 
     slot: int
@@ -224,7 +224,12 @@ class RecurrentMemory(ABC):
 
     def n_bytes(self) -> int:
         """Bytes of storage held."""
-        return sum(t.numel() * t.element_size() for t in self.storage())
+        return self._n_bytes
+
+    @cached_property
+    def _n_bytes(self) -> int:
+        # no policy allocates later than in its constructor
+        return sum(t.nbytes for t in self.storage())
 
     def poison(self, value: float) -> None:
         """Fill storage, before any sequence is decoded: a read of unwritten memory then shows."""

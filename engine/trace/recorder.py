@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from engine.trace.records import MISSING, PHASES
-from engine.trace.store import TraceStore
+from engine.decode.verify import TargetFacts, TargetRows, all_target_facts
+from engine.trace.records import PHASES
+from engine.trace.store import Table, TraceStore
+from engine.trace.token_rows import token_rows
 
 if TYPE_CHECKING:
-    from engine.decode.verify import TargetFacts
     from engine.draft.chain import Asked
     from engine.draft.drafter import Draft
     from engine.memory.batch import UBatch
     from engine.memory.hybrid import HybridMemory
-    from engine.memory.recurrent import RecurrentMemory
+    from engine.memory.recurrent import RecurrentMemory, SlotState
 
 
 @dataclass(slots=True)
@@ -26,7 +28,8 @@ class RoundFacts:
     pos_next: position of the first emitted token. tokens: the accepted list (matching draft
     prefix and the target's own tokens), cut at a stop. n_accepted: drafted tokens confirmed, None
     for a prompt. own_kinds: kinds of the target's own tokens, none behind a part of a prompt.
-    target, rule_p: facts about each judged draft token, then about each of the target's own.
+    target, rule_p: facts about each judged draft token, then about each of the target's own;
+    target may still be what they are worked out from.
     rule_q: of each judged draft token. accept_rule: the rule that judged, empty without a draft.
     """
 
@@ -39,7 +42,7 @@ class RoundFacts:
     tokens: Sequence[int]
     n_accepted: int | None
     own_kinds: Sequence[str]
-    target: TargetFacts
+    target: TargetFacts | TargetRows
     rollback_depth: int = 0
     memory_rollback: int = 0
     rollback_path: str = "none"
@@ -80,14 +83,20 @@ class PhaseClock:
         self._since = now
         return ms
 
-    def share(self, seq: int, n_seqs: int) -> dict[str, float]:
+    def columns(self, seq: int, n_seqs: int) -> dict[str, float]:
         """What a memory sequence spent per phase, with its part of what n_seqs had in common."""
         own = self._own.get(seq, {})
-        return {phase: ms / n_seqs + own.get(phase, 0.0) for phase, ms in self._common.items()}
+        return {
+            f"{phase}_ms": ms / n_seqs + own.get(phase, 0.0) for phase, ms in self._common.items()
+        }
 
 
 class Recorder:
-    """Writes the rows of one run. `piece` gives the bytes of a token."""
+    """Writes the rows of one run. `piece` gives the bytes of a token.
+
+    Rows may wait until several rounds are written together: behind a forward pass, no code and no
+    table is in the processor's caches any more, and the second round takes a third of the time.
+    """
 
     def __init__(self, store: TraceStore, run_id: int, piece: Callable[[int], bytes]) -> None:
         self._store, self._run_id, self._piece = store, run_id, piece
@@ -96,17 +105,26 @@ class Recorder:
         self._n_ubatches = 0
         self._moved = (0, 0)
         self._round_ubatches: list[int] = []
+        self._may_wait = False
+        self._waiting: list[Callable[[], object]] = []
+        self._unanswered: list[RoundFacts] = []
 
-    def resume(self) -> None:
-        """The run goes on: time since its last round was a pause and does not count."""
+    def resume(self, *, may_wait: bool = False) -> None:
+        """The run goes on: time since its last round was a pause and does not count.
+
+        may_wait: rows from here on wait for the next call without it, which writes them.
+        """
+        self._may_wait = may_wait
+        if not may_wait:
+            self._write()
         self._resumed = perf_counter()
 
     def ubatch(
         self, round_: int, ubatch: UBatch, seq_ids: Sequence[int], purpose: str, ms: float
     ) -> None:
         """One forward pass of the target."""
-        self._store.ubatches.append(
-            run_id=self._run_id, round=round_, ubatch=self._n_ubatches, n_seqs=ubatch.n_seqs,
+        self._append(
+            self._store.ubatches, round=round_, ubatch=self._n_ubatches, n_seqs=ubatch.n_seqs,
             n_seq_tokens=ubatch.n_seq_tokens, seq_ids=" ".join(map(str, seq_ids)),
             n_padding=ubatch.n_padding, purpose=purpose, reason=ubatch.reason, ms=ms,
         )  # fmt: skip
@@ -117,20 +135,15 @@ class Recorder:
         """Every drafter that was asked. seq_ids: the number of each memory sequence's prompt."""
         for answer in asked:
             draft = answer.draft
-            self._store.drafts.append(
-                run_id=self._run_id, round=round_, seq_id=seq_ids[answer.seq],
+            self._append(
+                self._store.drafts, round=round_, seq_id=seq_ids[answer.seq],
                 drafter=draft.drafter, match_pos=draft.match_pos, num_raw=draft.n_raw,
                 num_draft_tokens=len(draft.tokens), reason=draft.reason, draft_ms=answer.ms,
             )  # fmt: skip
 
     def prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
         """Tokens of a prompt, or of a part of it."""
-        n = len(tokens)
-        self._learn(tokens)
-        self._store.tokens.extend({
-            "run_id": [self._run_id] * n, "round": [round_] * n, "seq_id": [seq_id] * n,
-            "pos": list(range(pos0, pos0 + n)), "kind": ["prompt"] * n, "token_id": list(tokens),
-        })  # fmt: skip
+        self._record(partial(self._prompt, round_, seq_id, pos0, tokens))
 
     def round(
         self,
@@ -149,97 +162,92 @@ class Recorder:
         now = perf_counter()
         self._elapsed_ms += (now - self._resumed) * 1e3
         self._resumed = now
-        ubatch_ids = " ".join(map(str, self._round_ubatches))
-        self._round_ubatches = []
         n = len(all_facts)
-        moved = self._traffic(memory, n) if memory else [(None, None)] * n
-        for facts, (written, copied) in zip(all_facts, moved, strict=True):
-            share = {f"{phase}_ms": ms for phase, ms in clock.share(facts.seq, n).items()}
-            self._tokens(round_, facts)
-            held = {} if memory is None else self._held(round_, facts, memory)
-            self._store.rounds.append(
-                run_id=self._run_id, round=round_, seq_id=facts.seq_id, t_ms=self._elapsed_ms,
-                pos0=facts.pos0, drafter=facts.draft.drafter if facts.draft else "",
-                accept_rule=facts.accept_rule,
-                num_draft_tokens=_n_drafted(facts), num_accepted_draft_tokens=facts.n_accepted,
-                num_target_tokens=len(facts.own_kinds), num_emitted=len(facts.tokens),
-                stop_kind=_stop_kind(facts), rollback_depth=facts.rollback_depth,
-                memory_rollback=facts.memory_rollback, rollback_path=facts.rollback_path,
-                valid_depth=facts.valid_depth, rs_idx_before=facts.rs_idx_before,
-                rs_idx_after=facts.rs_idx_after, replay_index=facts.n_replays,
-                verify_width=facts.verify_width, ubatch_ids=ubatch_ids,
-                state_bytes_written=written, state_bytes_copied=copied,
-                state_bytes_restored=facts.restored_bytes,
-                checkpoint_bytes=facts.checkpoint_bytes, **held, **share,
-            )  # fmt: skip
+        ubatch_ids, self._round_ubatches = self._round_ubatches, []
+        traffic = self._traffic(memory.recurrent, n) if memory else []
+        self._unanswered.extend(all_facts)
+        for i, facts in enumerate(all_facts):
+            columns: dict[str, Any] = {"round": round_, "t_ms": self._elapsed_ms}
+            slots: Sequence[SlotState] = ()
+            if memory:
+                columns |= traffic[i]
+                slots = _look(memory, facts.seq, columns)
+            self._record(partial(self._round, facts, columns, slots, ubatch_ids, clock, n))
 
-    def _tokens(self, round_: int, facts: RoundFacts) -> None:
-        draft, target = facts.draft, facts.target
-        self._learn([*facts.tokens, *(draft.tokens if draft else ())])
-        for ids in (*target.top_ids, *(draft.top_ids if draft else ())):
-            self._learn(ids)
-        base = {"run_id": self._run_id, "round": round_, "seq_id": facts.seq_id}
-        append = self._store.tokens.append
-        n_kept = min(facts.n_accepted or 0, len(facts.tokens))
-        own = list(zip(facts.own_kinds, facts.tokens[n_kept:], strict=False))
-        n_judged = len(target.prob) - len(facts.own_kinds)
-        for i in range(len(draft.tokens) if draft else 0):
-            assert draft is not None
-            kind = "accepted" if i < n_kept else "ignored"
-            if i == facts.n_accepted and i < n_judged:
-                kind = "rejected"
-                if own and draft.tokens[i] == own[0][1]:
-                    # an end token inside the draft counts as the target's own (llama.cpp)
-                    kind = own.pop(0)[0]
-            append(
-                **base, pos=facts.pos_next + i, kind=kind, token_id=draft.tokens[i], draft_index=i,
-                **_drafted(draft, i), **_target(facts, i if i < n_judged else None),
-            )  # fmt: skip
-        if facts.n_replays:
-            for i in range(n_kept):
-                append(
-                    **base, pos=facts.pos_next + i, kind="replayed", token_id=facts.tokens[i],
-                    draft_index=i,
-                )  # fmt: skip
-        for i, (kind, token) in enumerate(own):
-            append(
-                **base, pos=facts.pos_next + n_kept + i, kind=kind, token_id=token,
-                **_target(facts, n_judged + i),
-            )  # fmt: skip
+    def _append(self, table: Table, **row: Any) -> None:
+        self._record(partial(table.append, run_id=self._run_id, **row))
 
-    def _traffic(self, memory: HybridMemory, n_rows: int) -> list[tuple[int | None, int | None]]:
-        """State written and copied since the last round, in parts that add up, one per row."""
-        if memory.recurrent is None:
-            return [(0, 0)] * n_rows
-        traffic, before = memory.recurrent.traffic, self._moved
-        self._moved = (traffic.written, traffic.copied)
-        written = _parts(traffic.written - before[0], n_rows)
-        copied = _parts(traffic.copied - before[1], n_rows)
-        return list(zip(written, copied, strict=True))
+    def _record(self, write: Callable[[], object]) -> None:
+        self._waiting.append(write)
+        if not self._may_wait:
+            self._write()
 
-    def _held(self, round_: int, facts: RoundFacts, memory: HybridMemory) -> dict[str, int]:
-        """What the memory holds of a sequence: its slots as rows, the rest as columns."""
-        attention, recurrent = memory.attention, memory.recurrent
-        held = {
-            "attention_pos_max": attention.seq_pos_max(facts.seq),
-            "kv_cells_used": attention.used(facts.seq),
-            "kv_cells_duplicate": attention.duplicates(facts.seq),
-            "memory_bytes_held": memory.n_bytes(),
-        }
-        if recurrent:
-            held["n_rs_seq"] = recurrent.n_rs_seq
-            held["recurrent_pos_max"] = recurrent.seq_pos_max(facts.seq)
-            self._slots(round_, facts, recurrent)
-        return held
+    def _write(self) -> None:
+        unanswered, self._unanswered = self._unanswered, []
+        asked = [(f, f.target) for f in unanswered if isinstance(f.target, TargetRows)]
+        targets = all_target_facts([rows for _, rows in asked])
+        for (facts, _), target in zip(asked, targets, strict=True):
+            facts.target = target
+        waiting, self._waiting = self._waiting, []
+        for write in waiting:
+            write()
 
-    def _slots(self, round_: int, facts: RoundFacts, recurrent: RecurrentMemory) -> None:
-        slots = recurrent.slots(facts.seq)
-        n = len(slots)
-        self._store.memory.extend({
-            "run_id": [self._run_id] * n, "round": [round_] * n, "seq_id": [facts.seq_id] * n,
-            "slot": [s.slot for s in slots], "state": [s.state for s in slots],
-            "age": [MISSING if s.age is None else s.age for s in slots],
+    def _prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
+        n = len(tokens)
+        self._learn(tokens)
+        self._store.tokens.extend({
+            "run_id": [self._run_id] * n, "round": [round_] * n, "seq_id": [seq_id] * n,
+            "pos": list(range(pos0, pos0 + n)), "kind": ["prompt"] * n, "token_id": list(tokens),
         })  # fmt: skip
+
+    def _round(
+        self, facts: RoundFacts, columns: Mapping[str, Any], slots: Sequence[SlotState],
+        ubatch_ids: Sequence[int], clock: PhaseClock, n: int,
+    ) -> None:  # fmt: skip
+        """The rows of one sequence, out of n in this round. columns: others of its round row."""
+        ids = {"run_id": self._run_id, "round": columns["round"], "seq_id": facts.seq_id}
+        self._tokens(ids, facts)
+        for slot in slots:
+            self._store.memory.append(**ids, slot=slot.slot, state=slot.state, age=slot.age)
+        self._store.rounds.append(
+            run_id=self._run_id, seq_id=facts.seq_id,
+            pos0=facts.pos0, drafter=facts.draft.drafter if facts.draft else "",
+            accept_rule=facts.accept_rule,
+            num_draft_tokens=_n_drafted(facts), num_accepted_draft_tokens=facts.n_accepted,
+            num_target_tokens=len(facts.own_kinds), num_emitted=len(facts.tokens),
+            stop_kind=_stop_kind(facts), rollback_depth=facts.rollback_depth,
+            memory_rollback=facts.memory_rollback, rollback_path=facts.rollback_path,
+            valid_depth=facts.valid_depth, rs_idx_before=facts.rs_idx_before,
+            rs_idx_after=facts.rs_idx_after, replay_index=facts.n_replays,
+            verify_width=facts.verify_width, state_bytes_restored=facts.restored_bytes,
+            checkpoint_bytes=facts.checkpoint_bytes,
+            ubatch_ids=" ".join(map(str, ubatch_ids)),
+            **columns, **clock.columns(facts.seq, n),
+        )  # fmt: skip
+
+    def _tokens(self, ids: Mapping[str, int], facts: RoundFacts) -> None:
+        draft, target = facts.draft, facts.target
+        assert isinstance(target, TargetFacts)  # worked out before rows are written
+        self._learn([*facts.tokens, *(draft.tokens if draft else ())])
+        for best in (*target.top_ids, *(draft.top_ids if draft else ())):
+            self._learn(best)
+        for row in token_rows(facts, target):
+            self._store.tokens.append(**ids, **row)
+
+    def _traffic(self, recurrent: RecurrentMemory | None, n: int) -> list[dict[str, int]]:
+        """State written and copied since the last round, in n parts that add up."""
+        if recurrent is None:
+            return [{"state_bytes_written": 0, "state_bytes_copied": 0}] * n
+        traffic = recurrent.traffic
+        written, copied = traffic.written - self._moved[0], traffic.copied - self._moved[1]
+        self._moved = (traffic.written, traffic.copied)
+        return [
+            {
+                "state_bytes_written": written // n + (i < written % n),
+                "state_bytes_copied": copied // n + (i < copied % n),
+            }
+            for i in range(n)
+        ]
 
     def _learn(self, tokens: Sequence[int]) -> None:
         pieces = self._store.pieces
@@ -248,8 +256,18 @@ class Recorder:
                 pieces[token] = self._piece(token)
 
 
-def _parts(total: int, n: int) -> list[int]:
-    return [total // n + (i < total % n) for i in range(n)]
+def _look(memory: HybridMemory, seq: int, columns: dict[str, Any]) -> Sequence[SlotState]:
+    """Add to the columns what the memory holds of a sequence; returns its snapshot slots."""
+    cells, recurrent = memory.attention.holding(seq), memory.recurrent
+    columns["attention_pos_max"] = cells.pos_max
+    columns["kv_cells_used"] = cells.used
+    columns["kv_cells_duplicate"] = cells.duplicates
+    columns["memory_bytes_held"] = memory.n_bytes()
+    if not recurrent:
+        return ()
+    columns["n_rs_seq"] = recurrent.n_rs_seq
+    columns["recurrent_pos_max"] = recurrent.seq_pos_max(seq)
+    return recurrent.slots(seq)
 
 
 def _stop_kind(facts: RoundFacts) -> str:
@@ -265,29 +283,3 @@ def _n_drafted(facts: RoundFacts) -> int | None:
     if facts.n_accepted is None:
         return None
     return len(facts.draft.tokens) if facts.draft else 0
-
-
-def _drafted(draft: Draft, i: int) -> dict[str, object]:
-    if not draft.probs:  # looked up: the drafter has no confidence in it
-        return {}
-    return {
-        "draft_p": draft.probs[i],
-        "draft_top_id": draft.top_ids[i],
-        "draft_top_p": draft.top_probs[i],
-    }
-
-
-def _target(facts: RoundFacts, row: int | None) -> dict[str, object]:
-    """Columns about the token that a row of the target's logits was asked about."""
-    if row is None:
-        return {}
-    target = facts.target
-    return {
-        "target_p": target.prob[row],
-        "rule_p": facts.rule_p[row] if row < len(facts.rule_p) else None,
-        "rule_q": facts.rule_q[row] if row < len(facts.rule_q) else None,
-        "target_rank": target.rank[row],
-        "target_entropy": target.entropy[row],
-        "target_top_id": target.top_ids[row],
-        "target_top_p": target.top_probs[row],
-    }

@@ -8,7 +8,7 @@ import torch
 
 from engine.decode.distribution import Distribution
 from engine.decode.sampler import Sampler
-from engine.decode.verify import match, target_facts
+from engine.decode.verify import TargetRows, all_target_facts, match, target_facts
 from engine.draft.drafter import Draft
 from engine.options import SamplerOptions
 
@@ -67,3 +67,31 @@ def test_impossible_tokens_do_not_poison_the_entropy():
     facts = target_facts(logits, [2])
     assert facts.entropy[0] == pytest.approx(np.log(2))
     assert facts.prob[0] == 0.0
+
+
+def test_tokens_may_be_asked_about_in_the_same_row():
+    logits = torch.randn(2, 5000, generator=torch.Generator().manual_seed(3)) * 3
+    best, worst = int(logits[1].argmax()), int(logits[1].argmin())
+    facts = target_facts(logits, [worst, 7, best], [1, 0, 1])
+    assert facts == target_facts(logits[[1, 0, 1]], [worst, 7, best])
+    assert (facts.rank[0], facts.rank[2]) == (5000, 1)
+
+
+def test_equal_logits_share_a_rank():
+    facts = target_facts(torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 0.0, 0.0]]), [4, 3, 6], [0, 0, 0])
+    assert facts.rank == [3, 1, 6]
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_many_questions_are_answered_like_single_ones(n):
+    """Bit by bit: rows behind the last one asked about are not looked at."""
+    generator = torch.Generator().manual_seed(n)
+    asked = []
+    for width in range(1, n + 1):
+        logits = torch.randn(width + 1, 4096, generator=generator) * 3
+        logits[width] = torch.nan
+        rows = [*range(width), width - 1]
+        tokens = [*logits[:width].argmax(1).tolist(), 17 * width]
+        asked.append(TargetRows(logits, tokens, rows))
+    assert all_target_facts(asked) == [target_facts(a.logits, a.tokens, a.rows) for a in asked]
+    assert all_target_facts([]) == []

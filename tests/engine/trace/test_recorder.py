@@ -1,0 +1,75 @@
+"""Rows that wait for one another are those that do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.errors import RollbackRefusedError
+from engine.run import Run
+from engine.trace.records import TABLES
+from tests.support.golden_runs import options_of, prompt_of, session
+
+NAME = "qwen35-c-v2x-mtp-f32"
+OPTIONS = options_of(30, "draft-mtp", "ngram-simple", parallel=2)
+
+
+def started() -> Run:
+    return session(NAME).start([prompt_of(NAME)] * 3, OPTIONS)
+
+
+def assert_same_rows(ours: Run, theirs: Run) -> None:
+    for name, columns in TABLES.items():
+        if name == "findings":  # they speak of measured times
+            continue
+        one, other = ours.trace.tables[name], theirs.trace.tables[name]
+        assert len(one) == len(other)
+        for column in columns:
+            if column.kind == "text":
+                assert one.texts(column.name) == other.texts(column.name)
+            elif not column.name.endswith("ms"):
+                np.testing.assert_array_equal(one.column(column.name), other.column(column.name))
+    assert ours.trace.pieces == theirs.trace.pieces
+
+
+def test_a_run_that_goes_on_records_what_single_steps_record() -> None:
+    stepped, advanced = started(), started()
+    while stepped.step():
+        pass
+    while advanced.advance(60):
+        pass
+    assert len(advanced.trace.rounds) > 20
+    assert_same_rows(advanced, stepped)
+
+
+def test_every_row_is_there_behind_an_advance_and_a_step() -> None:
+    run, twin = started(), started()
+    for call in (lambda: run.advance(0), run.step, lambda: run.advance(0), run.step):
+        call()
+        twin.step()
+        assert_same_rows(run, twin)
+
+
+def test_rows_of_whole_rounds_outlive_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, twin = started(), started()
+    real, calls = Run.step, []
+
+    def step(self: Run) -> bool:
+        calls.append(1)
+        if len(calls) == 4:
+            raise RollbackRefusedError("Refused.", "Try again.")
+        return real(self)
+
+    for _ in range(3):
+        twin.step()
+    monkeypatch.setattr(Run, "step", step)
+    with pytest.raises(RollbackRefusedError):
+        run.advance(60)
+    assert_same_rows(run, twin)
+
+
+def test_a_run_that_is_over_does_not_advance() -> None:
+    run = started()
+    run.stop()
+    assert not run.advance()
+    assert len(run.trace.rounds) == 0
