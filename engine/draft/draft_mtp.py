@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.drafter import DraftRequest
 from engine.draft.model_drafter import ModelDrafter, single_tokens
 from engine.draft.token_draws import TokenDraws
 from engine.memory.batch import Span, UBatch
@@ -101,12 +101,17 @@ class DraftMtp(ModelDrafter):
         return torch.stack([logits[request.seq] for request in requests])
 
     def _next(
-        self, requests: Sequence[DraftRequest], drafts: Sequence[Draft], rows: Sequence[int]
+        self,
+        requests: Sequence[DraftRequest],
+        n_drafted: int,
+        tokens: torch.Tensor,
+        rows: Sequence[int],
     ) -> torch.Tensor:
         if len(rows) < self._hidden.shape[0]:
             self._hidden = self._hidden[upload(rows, self._device)]
-        ubatch = single_tokens(requests, drafts)
-        out = self._head.forward(ubatch, self._hidden.unsqueeze(1), self._memory)
+        ubatch = single_tokens(requests, n_drafted)
+        hidden = self._hidden.unsqueeze(1)
+        out = self._head.forward(ubatch, hidden, self._memory, tokens.unsqueeze(1))
         self._hidden = out.hidden.squeeze(1)
         return out.logits
 

@@ -6,7 +6,7 @@ guesses one by one, and those that did not come true are taken back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,12 +25,13 @@ class _Progress:
     """How far the draft model is.
 
     tokens: what the target has decoded. n_decoded: how many of them are in memory here too.
-    guessed: tokens decoded here beyond them, starting with `last`.
+    guessed: tokens decoded here beyond them, starting with `last`; n_guessed: how many.
     """
 
     tokens: list[int] = field(default_factory=list)
     n_decoded: int = 0
     guessed: list[int] = field(default_factory=list)
+    n_guessed: int = 0
 
 
 class DraftSimple(ModelDrafter):
@@ -85,7 +86,7 @@ class DraftSimple(ModelDrafter):
             tokens = [*progress.tokens[progress.n_decoded :], request.last]
             spans.append(Span(request.seq, progress.n_decoded, tokens, [len(tokens) - 1]))
             progress.n_decoded = len(progress.tokens)
-            progress.guessed = [request.last]
+            progress.guessed, progress.n_guessed = [request.last], 1
         logits = {}
         for ubatch in self._memory.split(spans, self._n_ubatch, "equal"):
             out = self._model.forward(ubatch, self._memory)
@@ -94,9 +95,18 @@ class DraftSimple(ModelDrafter):
         return torch.stack([logits[request.seq] for request in requests])
 
     def _next(
-        self, requests: Sequence[DraftRequest], drafts: Sequence[Draft], rows: Sequence[int]
+        self,
+        requests: Sequence[DraftRequest],
+        n_drafted: int,
+        tokens: torch.Tensor,
+        rows: Sequence[int],
     ) -> torch.Tensor:
-        for request, draft in zip(requests, drafts, strict=True):
-            self._progress[request.seq].guessed.append(draft.tokens[-1])
-        ubatch = single_tokens(requests, drafts)
-        return self._model.forward(ubatch, self._memory).logits
+        for request in requests:
+            self._progress[request.seq].n_guessed = 1 + n_drafted
+        ubatch = single_tokens(requests, n_drafted)
+        return self._model.forward(ubatch, self._memory, tokens.unsqueeze(1)).logits
+
+    def _drafted(self, drafts: Mapping[int, Draft]) -> None:
+        for seq, draft in drafts.items():
+            progress = self._progress[seq]
+            progress.guessed = [*progress.guessed, *draft.tokens][: progress.n_guessed]

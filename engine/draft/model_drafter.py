@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,10 +14,20 @@ from engine.draft.token_draws import TokenDraws
 from engine.memory.batch import UBatch
 from engine.options import SpecOptions
 from engine.trace.records import N_TOP
-from engine.transfer import read
+from engine.transfer import read, upload
 from kernels.top_k import top_k
 
 _N_CANDIDATES = 10
+
+
+class _Step(NamedTuple):
+    """What one step found for the sequences still drafting: ids int64, values (raw logits) and
+    probs float32 [n, k] of the best candidates, the best first."""
+
+    requests: Sequence[DraftRequest]
+    ids: torch.Tensor
+    values: torch.Tensor
+    probs: torch.Tensor
 
 
 class ModelDrafter(ABC):
@@ -42,41 +53,75 @@ class ModelDrafter(ABC):
         """What is observed afterwards is enough."""
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One draft per request."""
+        """One draft per request.
+
+        Where no step depends on what the one before found, by p_min or a draw, tokens go from step
+        to step on the device, and all of them come to the host together.
+        """
         drafts = {request.seq: Draft(drafter=self.name) for request in requests}
-        alive = list(requests)
-        logits = self._first(alive)
-        while True:
-            largest, where = top_k(logits, min(_N_CANDIDATES, logits.shape[-1]))
-            on_host = read(where, largest, torch.softmax(largest, -1))
-            ids, values, probs = (each.tolist() for each in on_host)
-            rows = []
-            for row, request in enumerate(alive):
-                draft, rank = drafts[request.seq], 0
-                if self._draws:
-                    rank = self._draws.rank(request.seq, values[row])
-                if probs[row][rank] < self._p_min:
-                    draft.reason = "p_min"
-                    continue
-                if self._draws:
-                    passed = np.array(probs[row]) >= self._p_min
-                    draft.q.append(self._draws.q(ids[row], values[row], passed))
-                draft.tokens.append(ids[row][rank])
-                draft.probs.append(probs[row][rank])
-                draft.top_ids.append(ids[row][:N_TOP])
-                draft.top_probs.append(probs[row][:N_TOP])
-                if len(draft.tokens) < min(request.n_max, self.n_max):
-                    rows.append(row)
-                elif len(draft.tokens) < self.n_max:
-                    draft.reason = "limit"
+        looks = self._p_min > 0 or self._draws is not None
+        step, waiting = self._step(requests, self._first(requests)), []
+        for n in range(1, self.n_max + 1):
+            if looks:
+                rows = self._take(step.requests, *_on_host([step])[0], drafts)
+            else:
+                waiting.append(step)
+                rows = [i for i, request in enumerate(step.requests) if n < self._limit(request)]
             if not rows:
                 break
-            alive = [alive[row] for row in rows]
-            logits = self._next(alive, [drafts[request.seq] for request in alive], rows)
+            alive = [step.requests[row] for row in rows]
+            if looks:
+                newest = [drafts[request.seq].tokens[-1] for request in alive]
+                tokens = upload(newest, step.ids.device)
+            else:
+                tokens = step.ids[:, 0]
+                if len(rows) < len(step.requests):
+                    tokens = tokens[upload(rows, step.ids.device)]
+            step = self._step(alive, self._next(alive, n, tokens, rows))
+        for done, found in zip(waiting, _on_host(waiting), strict=True):
+            self._take(done.requests, *found, drafts)
+        self._drafted(drafts)
         for draft in drafts.values():
             if len(draft.tokens) < self._n_min:
                 draft.cut(0, "n_min")
         return [drafts[request.seq] for request in requests]
+
+    def _step(self, requests: Sequence[DraftRequest], logits: torch.Tensor) -> _Step:
+        values, ids = top_k(logits, min(_N_CANDIDATES, logits.shape[-1]))
+        return _Step(requests, ids, values, torch.softmax(values, -1))
+
+    def _take(
+        self,
+        requests: Sequence[DraftRequest],
+        ids: list[list[int]],
+        values: list[list[float]],
+        probs: list[list[float]],
+        drafts: Mapping[int, Draft],
+    ) -> list[int]:
+        """Put the candidates of a step into the drafts; the rows that go on drafting."""
+        rows = []
+        for row, request in enumerate(requests):
+            draft, rank = drafts[request.seq], 0
+            if self._draws:
+                rank = self._draws.rank(request.seq, values[row])
+            if probs[row][rank] < self._p_min:
+                draft.reason = "p_min"
+                continue
+            if self._draws:
+                passed = np.array(probs[row]) >= self._p_min
+                draft.q.append(self._draws.q(ids[row], values[row], passed))
+            draft.tokens.append(ids[row][rank])
+            draft.probs.append(probs[row][rank])
+            draft.top_ids.append(ids[row][:N_TOP])
+            draft.top_probs.append(probs[row][:N_TOP])
+            if len(draft.tokens) < self._limit(request):
+                rows.append(row)
+            elif len(draft.tokens) < self.n_max:
+                draft.reason = "limit"
+        return rows
+
+    def _limit(self, request: DraftRequest) -> int:
+        return min(request.n_max, self.n_max)
 
     def resume(self, seq: int, n_tokens: int) -> None:
         """Cut memory to these tokens; a new sequence draws random numbers of its own."""
@@ -94,18 +139,39 @@ class ModelDrafter(ABC):
 
     @abstractmethod
     def _next(
-        self, requests: Sequence[DraftRequest], drafts: Sequence[Draft], rows: Sequence[int]
+        self,
+        requests: Sequence[DraftRequest],
+        n_drafted: int,
+        tokens: torch.Tensor,
+        rows: Sequence[int],
     ) -> torch.Tensor:
-        """Decode the newest drafted token of each; `rows` are their rows in the step before."""
+        """Decode the newest drafted token of each, the n_drafted-th: logits [n, n_vocab].
+
+        tokens: int64 [n], on the device. rows: their rows in the step before.
+        """
+
+    def _drafted(self, drafts: Mapping[int, Draft]) -> None:  # noqa: B027 - a hook
+        """All steps are done, and none of the drafts is cut yet."""
 
 
-def single_tokens(requests: Sequence[DraftRequest], drafts: Sequence[Draft]) -> UBatch:
-    """The newest drafted token of every sequence as one ubatch, all with outputs."""
-    tokens = [[draft.tokens[-1]] for draft in drafts]
-    positions = [[r.pos0 + len(d.tokens)] for r, d in zip(requests, drafts, strict=True)]
+def single_tokens(requests: Sequence[DraftRequest], n_drafted: int) -> UBatch:
+    """A token for every sequence, n_drafted positions behind `pos0`, as one ubatch with outputs.
+
+    Which tokens these are, only the device knows.
+    """
+    n = len(requests)
+    positions = [[request.pos0 + n_drafted] for request in requests]
     return UBatch(
-        np.array(tokens),
+        np.zeros((n, 1), np.int64),
         np.array(positions),
         tuple(request.seq for request in requests),
-        np.arange(len(tokens)),
+        np.arange(n),
     )
+
+
+def _on_host(steps: Sequence[_Step]) -> list[tuple[list[Any], list[Any], list[Any]]]:
+    """ids, values and probs of each step, all in one transfer."""
+    if not steps:
+        return []
+    found = [x.tolist() for x in read(*(x for step in steps for x in step[1:]))]
+    return list(zip(found[::3], found[1::3], found[2::3], strict=True))

@@ -49,11 +49,18 @@ class HybridModel:
         self._rope = rope
 
     @torch.inference_mode()
-    def forward(self, ubatch: UBatch, memory: Memory) -> StepOutput:
-        """Decode the tokens of `ubatch` and leave them in `memory`."""
+    def forward(
+        self, ubatch: UBatch, memory: Memory, tokens: torch.Tensor | None = None
+    ) -> StepOutput:
+        """Decode the tokens of `ubatch` and leave them in `memory`.
+
+        tokens: int64 [n_seqs, n_seq_tokens] on the device, in place of those of `ubatch`.
+        """
         memory.begin(ubatch)
         reach = self._rope.reach(int(ubatch.positions.max()))
         there = ubatch.on(self.device)
+        if tokens is not None:
+            there = there._replace(tokens=tokens)
         logits, hidden = memory.run(reach, there, partial(self._layers, memory))
         memory.commit()
         return StepOutput(logits, hidden)

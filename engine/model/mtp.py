@@ -36,15 +36,24 @@ class MtpHead:
         self._join = weights.project("nextn.eh_proj.weight")
 
     @torch.inference_mode()
-    def forward(self, ubatch: UBatch, hidden: torch.Tensor, memory: Memory) -> StepOutput:
+    def forward(
+        self,
+        ubatch: UBatch,
+        hidden: torch.Tensor,
+        memory: Memory,
+        tokens: torch.Tensor | None = None,
+    ) -> StepOutput:
         """Run the head over `ubatch`; its attention is layer 0 of `memory`.
 
         hidden: f32 [n_seqs, n_seq_tokens, n_embd], at each position p the hidden state of p - 1
         (zeros for p = 0): the trunk's after its final norm, or this head's own while drafting.
+        tokens: int64 [n_seqs, n_seq_tokens] on the device, in place of those of `ubatch`.
         """
         memory.begin(ubatch)
         reach = self._rope.reach(int(ubatch.positions.max()))
         there = ubatch.on(self._embedding.device)
+        if tokens is not None:
+            there = there._replace(tokens=tokens)
         logits, own = memory.run(reach, (*there, hidden), partial(self._layers, memory))
         memory.commit()
         return StepOutput(logits, own)

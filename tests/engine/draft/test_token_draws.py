@@ -30,7 +30,11 @@ class SameLogits(ModelDrafter):
         return LOGITS.expand(len(requests), -1)
 
     def _next(
-        self, requests: Sequence[DraftRequest], drafts: Sequence[Draft], rows: Sequence[int]
+        self,
+        requests: Sequence[DraftRequest],
+        n_drafted: int,
+        tokens: torch.Tensor,
+        rows: Sequence[int],
     ) -> torch.Tensor:
         return LOGITS.expand(len(requests), -1)
 
