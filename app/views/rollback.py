@@ -153,8 +153,8 @@ class RollbackView(BarView):
         self.plot.box.setYRange(0, height, padding=0)
         label = self.plot.fontMetrics().height() * height / max(1.0, self.plot.box.height())
         step = max(-(-top // 4), math.ceil(label))
-        ticks = [(value, str(value)) for value in range(0, top + 1, step)]
-        self.plot.getPlotItem().getAxis("left").setTicks([ticks])
+        ticks = [(float(value), str(value)) for value in range(0, top + 1, step)]
+        self.plot.set_ticks("left", ticks)
 
     def _recolour(self, theme: Theme) -> None:
         blue, orange, red = (theme.color(f"path.{group}") for group in _GROUPS)
