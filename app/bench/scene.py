@@ -63,9 +63,7 @@ def shown_window(
             assert app is not None
 
 
-def spin(
-    done: Callable[[], bool], patience: float = PATIENCE, check_ms: int = _CHECK_MS
-) -> None:
+def spin(done: Callable[[], bool], patience: float = PATIENCE, check_ms: int = _CHECK_MS) -> None:
     """Let the window work until something is so; every look takes Python from the engine. Raises
     TimeoutError."""
     if done():

@@ -84,15 +84,16 @@ class WhatIfView(QStackedWidget):
     @property
     def has_rounds(self) -> bool:
         """Whether there is anything to see."""
-        return self.currentWidget() is self.page
+        return self._sums.n_steps > 0
 
     def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
         """Estimate from this run, or nothing."""
         self._store, self._run_id = (None, None) if run_id is None else (store, run_id)
         self._pacer.stop()
         self._reset()
-        self.setCurrentIndex(_EMPTY)
         self._refresh()
+        if not self.has_rounds:
+            self.setCurrentIndex(_EMPTY)
 
     def refresh(self) -> None:
         """Take in what has joined the trace since the last call, now or a little later; out of

@@ -45,6 +45,7 @@ class RoundView(QStackedWidget):
         self._run_id: int | None = None
         self._cursor: Position | None = None
         self._stale = False
+        self._has_rounds = False
         self._group = RoundGroup(self, self)
         self.plot = RoundPlot(theme, y_label)
         self.plot.setAccessibleName(name)
@@ -74,9 +75,11 @@ class RoundView(QStackedWidget):
         self.set_cursor(None)
         self.plot.show_rounds(0)
         self.plot.set_follow(True)
-        self.setCurrentIndex(_EMPTY)
+        self._stale = self._has_rounds = False
         if self.take_in():
             self.show_new()
+        else:
+            self.setCurrentIndex(_EMPTY)  # not before: a page that goes and comes costs layouts
 
     def refresh(self) -> None:
         """Draw what has joined the trace since the last call, now or a little later, together
@@ -100,6 +103,7 @@ class RoundView(QStackedWidget):
 
     def show_new(self) -> None:
         """Draw what has been read, if it is in sight."""
+        self._has_rounds = True
         self.setCurrentIndex(_PLOT)
         self.plot.setAccessibleDescription(self._words())
         if not self.in_sight:
@@ -139,7 +143,7 @@ class RoundView(QStackedWidget):
     @property
     def has_rounds(self) -> bool:
         """Whether there is anything to see."""
-        return self.currentWidget() is self.page
+        return self._has_rounds
 
     @abstractmethod
     def table(self) -> tuple[list[str], list[list[object]]]:
