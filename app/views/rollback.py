@@ -153,7 +153,7 @@ class RollbackView(BarView):
         self.plot.box.setYRange(0, height, padding=0)
         label = self.plot.fontMetrics().height() * height / max(1.0, self.plot.box.height())
         step = max(-(-top // 4), math.ceil(label))
-        ticks = [(float(value), str(value)) for value in range(0, top + 1, step)]
+        ticks = [(value, str(value)) for value in range(0, top + 1, step)]
         self.plot.set_ticks("left", ticks)
 
     def _recolour(self, theme: Theme) -> None:

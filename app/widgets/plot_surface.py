@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pyqtgraph as pg
 from PySide6.QtCore import QEvent, Qt, Signal
@@ -24,7 +24,7 @@ class PlotSurface(pg.PlotWidget):
         """Text of the tooltip for an x and a y, empty for none."""
         self.menu: QMenu | None = None
         """What a right click and the menu key open."""
-        self._ticks: dict[str, list[tuple[float, str]]] = {}
+        self._ticks: dict[str, Sequence[tuple[float, str]]] = {}
         self.setFrameShape(QFrame.Shape.NoFrame)
         plot = self.getPlotItem()
         plot.setMenuEnabled(False)
@@ -55,7 +55,7 @@ class PlotSurface(pg.PlotWidget):
         plot.getAxis("left").setLabel(left, color=theme.color("plot.text").name())
         plot.getAxis("bottom").setLabel(bottom, color=theme.color(role).name())
 
-    def set_ticks(self, side: str, ticks: list[tuple[float, str]]) -> None:
+    def set_ticks(self, side: str, ticks: Sequence[tuple[float, str]]) -> None:
         """Label an axis at these places; pyqtgraph would draw it anew for the same ones too."""
         if self._ticks.get(side) != ticks:
             self._ticks[side] = ticks

@@ -23,8 +23,8 @@ _LEGEND_BESIDE = 480
 
 
 class RoundView(QStackedWidget):
-    """A RoundPlot with its legend, fed from one table of the trace. Once it has anything to show, it
-    neither reads nor draws while it is out of sight."""
+    """A RoundPlot with its legend, fed from one table of the trace. Once it has anything to show,
+    it neither reads nor draws while it is out of sight."""
 
     position_selected = Signal(object)  # Position
     widest_label: ClassVar[str] = "n_rs_seq = 64"

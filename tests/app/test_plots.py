@@ -196,11 +196,10 @@ def test_behind_another_tab_nothing_is_read_until_it_comes_to_the_front(
     window.resize(1280, 800)
     window.docks["ring"].raise_()
     QApplication.processEvents()
-    store, builder, run_id = timed_trace(60)
-    window.feed.show_run(store, run_id)
+    store, run_id = filled(window)
     timing, estimate = window.plots.views["timing"], window.plots.what_if
     before = [timing.plot.n_rounds, estimate._sums.n_steps]
-    add_rounds(builder, range(60, 90))
+    add_rounds(store, run_id, 60, 90)
     window.feed.refresh()
     qtbot.waitUntil(lambda: window.rollback.plot.n_rounds == 90, timeout=3000)
     assert [timing.plot.n_rounds, estimate._sums.n_steps] == before
