@@ -45,6 +45,7 @@ class RoundView(QStackedWidget):
         self._run_id: int | None = None
         self._cursor: Position | None = None
         self._stale = False
+        self._is_behind = False
         self._has_rounds = False
         self._group = RoundGroup(self, self)
         self.plot = RoundPlot(theme, y_label)
@@ -91,8 +92,8 @@ class RoundView(QStackedWidget):
         draw."""
         if self._store is None or self._run_id is None:
             return False
-        if self.has_rounds and not self.in_sight:
-            self._stale = True
+        self._is_behind = self.has_rounds and not self.in_sight
+        if self._is_behind:
             return False
         self.plot.run_axis.read(self._store, self._run_id)
         n_rounds = self._read(self._store, self._run_id)
@@ -211,7 +212,7 @@ class RoundView(QStackedWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
-        if self._stale and self.has_rounds:  # it has come into sight
+        if (self._is_behind or self._stale) and self.has_rounds:  # it has come into sight
             self._group.now()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
