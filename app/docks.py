@@ -92,7 +92,7 @@ class Docks:
         window.setDockNestingEnabled(True)
         window.setTabPosition(_RIGHT, QTabWidget.TabPosition.North)
         self._shares = DockShares(window, self._docks)
-        DockLines(window)
+        DockLines(window, self._docks.values())
 
     def __getitem__(self, name: str) -> QDockWidget:
         return self._docks[name]

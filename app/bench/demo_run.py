@@ -14,6 +14,7 @@ from engine.trace.store import TraceStore
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
 
 WARM_UP = 32
+_SELDOM_MS = 500
 
 
 def main() -> int:
@@ -65,7 +66,7 @@ def _with_window(n: int) -> tuple[TraceStore, int]:
         spin(lambda: bridge.state is State.READY)
         for length in (WARM_UP, n):
             bridge.start([demo_prompts()[0].text], options(length))
-            spin(lambda: bridge.state is State.READY)
+            spin(lambda: bridge.state is State.READY, check_ms=_SELDOM_MS)
         assert bridge.run_id is not None
         return bridge.store, bridge.run_id
 

@@ -63,8 +63,9 @@ def shown_window(
             assert app is not None
 
 
-def spin(done: Callable[[], bool], patience: float = PATIENCE) -> None:
-    """Let the window work until something is so. Raises TimeoutError."""
+def spin(done: Callable[[], bool], patience: float = PATIENCE, check_ms: int = _CHECK_MS) -> None:
+    """Let the window work until something is so; every look takes Python from the engine. Raises
+    TimeoutError."""
     if done():
         return
     loop, check, late = QEventLoop(), QTimer(), QTimer()
@@ -76,7 +77,7 @@ def spin(done: Callable[[], bool], patience: float = PATIENCE) -> None:
     check.timeout.connect(look)
     late.setSingleShot(True)
     late.timeout.connect(lambda: loop.exit(1))
-    check.start(_CHECK_MS)
+    check.start(check_ms)
     late.start(round(1e3 * patience))
     if loop.exec():
         raise TimeoutError("The window did not come to the state waited for.")

@@ -71,6 +71,8 @@ class FindingTable(ColumnTable):
             return False
         table = self._store.findings
         start, stop = self._n_read, len(table)
+        if start == stop:
+            return False
         self._n_read = stop
         mine = np.isin(table.column("run_id", start, stop), self._run_ids)
         new = [self._finding(start + int(row)) for row in np.flatnonzero(mine)]

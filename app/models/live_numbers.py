@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.trace.round_rows import RoundRows
 from engine.trace.store import TraceStore
-from engine.trace.timings import acceptance, timings
+from engine.trace.timings import timings_of
 
 NOT_OBSERVED = "–"
 _PATH_NAMES = {"restore_depth": "restore (depth > n_rs_seq)"}
@@ -27,16 +28,17 @@ class LiveNumbers:
     @classmethod
     def read(cls, store: TraceStore, run_id: int) -> LiveNumbers:
         """The figures of one run so far."""
-        figures = acceptance(store, run_id)
-        speed = float(timings(store, run_id)["predicted_per_second"])
+        rows = RoundRows.select(store.rounds, run_id, None)
+        figures, n_steps = timings_of(rows), int(rows.is_step.sum())
+        accepted, drafted = figures.get("draft_n_accepted", 0), figures.get("draft_n", 0)
         n = len(store.rounds)
         of_run = store.rounds.column("run_id", 0, n) == run_id
         rounds = store.rounds.column("round", 0, n)[of_run]
         return cls(
             rounds=int(rounds[-1]) + 1 if len(rounds) else 0,
-            acceptance=figures["draft_acceptance_rate"],
-            tokens_per_second=speed or None,
-            tokens_per_step=figures["mean_acceptance_length"],
+            acceptance=accepted / drafted if drafted else None,
+            tokens_per_second=figures["predicted_per_second"] or None,
+            tokens_per_step=1 + accepted / n_steps if n_steps else None,
             path=_last_path(store, of_run),
         )
 

@@ -208,7 +208,7 @@ class InspectorView(QStackedWidget):
     # -- showing ---------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        if self.isVisible() or self.step is None:
+        if self.isVisible():
             self._pacer.ask()
 
     def _read(self) -> Step | None:

@@ -209,7 +209,7 @@ class RingView(RoundView):
             ticks.append((row, f"seq {seq_id}" if several else "0"))
             if fits:
                 ticks += [(row + slot, str(slot)) for slot in range(1, self._n_slots[seq_id])]
-        self.plot.getPlotItem().getAxis("left").setTicks([ticks])
+        self.plot.set_ticks("left", ticks)
 
     def _recolour(self, theme: Theme) -> None:
         lut = np.zeros((256, 4), np.uint8)

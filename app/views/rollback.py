@@ -154,7 +154,7 @@ class RollbackView(BarView):
         label = self.plot.fontMetrics().height() * height / max(1.0, self.plot.box.height())
         step = max(-(-top // 4), math.ceil(label))
         ticks = [(value, str(value)) for value in range(0, top + 1, step)]
-        self.plot.getPlotItem().getAxis("left").setTicks([ticks])
+        self.plot.set_ticks("left", ticks)
 
     def _recolour(self, theme: Theme) -> None:
         blue, orange, red = (theme.color(f"path.{group}") for group in _GROUPS)

@@ -91,8 +91,9 @@ class TokensView(QStackedWidget):
         self._cursor = None
         self._run = None if store is None or run_id is None else RunStreams(store, run_id)
         self._set_followed(True)
-        self.setCurrentIndex(_EMPTY if self._run is None else _WAITING)
         self.refresh()
+        if not self._panels:
+            self.setCurrentIndex(_EMPTY if self._run is None else _WAITING)
 
     def refresh(self) -> None:
         """Show rows that have joined the trace; the rest of a long one follows by itself."""

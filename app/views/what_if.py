@@ -52,7 +52,7 @@ class WhatIfView(QStackedWidget):
         self._rows: RunRows | None = None
         self._sums = StepSums()
         self._stale = False
-        self._pacer = Pacer(self._read, _PERIOD_MS, self)
+        self._pacer = Pacer(self._refresh, _PERIOD_MS, self)
         self.headline = QLabel()
         self.headline.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.note = ElidedLabel()
@@ -84,20 +84,31 @@ class WhatIfView(QStackedWidget):
     @property
     def has_rounds(self) -> bool:
         """Whether there is anything to see."""
-        return self.currentWidget() is self.page
+        return self._sums.n_steps > 0
 
     def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
         """Estimate from this run, or nothing."""
         self._store, self._run_id = (None, None) if run_id is None else (store, run_id)
         self._pacer.stop()
         self._reset()
-        self.setCurrentIndex(_EMPTY)
-        self._read()
+        self._refresh()
+        if not self.has_rounds:
+            self.setCurrentIndex(_EMPTY)
 
     def refresh(self) -> None:
-        """Take in what has joined the trace since the last call, now or a little later."""
-        if self._store is not None:
+        """Take in what has joined the trace since the last call, now or a little later; out of
+        sight, when it comes into sight."""
+        if self._store is None:
+            return
+        if self.has_rounds and self.visibleRegion().isEmpty():
+            self._stale = True
+        else:
             self._pacer.ask()
+
+    def _refresh(self) -> None:
+        self._read()
+        if self._stale and not self.visibleRegion().isEmpty():
+            self._show()
 
     def _read(self) -> None:
         if self._store is None or self._run_id is None:
@@ -112,8 +123,6 @@ class WhatIfView(QStackedWidget):
             return
         self.setCurrentIndex(_PAGE)
         self._stale = True
-        if not self.visibleRegion().isEmpty():
-            self._show()
 
     def set_cursor(self, position: Position | None) -> None:
         """The estimates are of the whole run, so a position in it changes nothing."""
@@ -124,12 +133,13 @@ class WhatIfView(QStackedWidget):
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         """The estimates as numbers; None is not observed."""
+        self._read()
         result = what_if(self._sums)
         estimates = () if result is None else result.estimates
         return list(_HEADS), [[getattr(e, name) for name in _HEADS] for e in estimates]
 
     def _reset(self) -> None:
-        self._rows, self._sums = None, StepSums()
+        self._rows, self._sums, self._stale = None, StepSums(), False
 
     def _show(self) -> None:
         self._stale = False
@@ -153,6 +163,7 @@ class WhatIfView(QStackedWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
         if self._stale:  # it has come into sight
+            self._read()
             self._show()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pyqtgraph as pg
 from PySide6.QtCore import QEvent, Qt, Signal
@@ -24,6 +24,7 @@ class PlotSurface(pg.PlotWidget):
         """Text of the tooltip for an x and a y, empty for none."""
         self.menu: QMenu | None = None
         """What a right click and the menu key open."""
+        self._ticks: dict[str, Sequence[tuple[float, str]]] = {}
         self.setFrameShape(QFrame.Shape.NoFrame)
         plot = self.getPlotItem()
         plot.setMenuEnabled(False)
@@ -53,6 +54,12 @@ class PlotSurface(pg.PlotWidget):
         plot = self.getPlotItem()
         plot.getAxis("left").setLabel(left, color=theme.color("plot.text").name())
         plot.getAxis("bottom").setLabel(bottom, color=theme.color(role).name())
+
+    def set_ticks(self, side: str, ticks: Sequence[tuple[float, str]]) -> None:
+        """Label an axis at these places; pyqtgraph would draw it anew for the same ones too."""
+        if self._ticks.get(side) != ticks:
+            self._ticks[side] = ticks
+            self.getPlotItem().getAxis(side).setTicks([ticks])
 
     def _on_clicked(self, event: object) -> None:
         if event.button() != Qt.MouseButton.LeftButton:  # type: ignore[attr-defined]

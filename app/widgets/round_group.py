@@ -27,7 +27,7 @@ class RoundGroup:
     def __init__(self, first: GrowingView, parent: QObject) -> None:
         self._views = [first]
         self._pacer = Pacer(self._refresh, PERIOD_MS, parent)
-        self.ask, self.stop = self._pacer.ask, self._pacer.stop
+        self.ask, self.now, self.stop = self._pacer.ask, self._pacer.now, self._pacer.stop
 
     def add(self, view: GrowingView) -> None:
         """Another view over the same axis."""

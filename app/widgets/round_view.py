@@ -23,8 +23,8 @@ _LEGEND_BESIDE = 480
 
 
 class RoundView(QStackedWidget):
-    """A RoundPlot with its legend, fed from one table of the trace. While it is out of sight it
-    reads, but does not draw."""
+    """A RoundPlot with its legend, fed from one table of the trace. Once it has anything to show,
+    it neither reads nor draws while it is out of sight."""
 
     position_selected = Signal(object)  # Position
     widest_label: ClassVar[str] = "n_rs_seq = 64"
@@ -45,6 +45,8 @@ class RoundView(QStackedWidget):
         self._run_id: int | None = None
         self._cursor: Position | None = None
         self._stale = False
+        self._is_behind = False
+        self._has_rounds = False
         self._group = RoundGroup(self, self)
         self.plot = RoundPlot(theme, y_label)
         self.plot.setAccessibleName(name)
@@ -74,9 +76,11 @@ class RoundView(QStackedWidget):
         self.set_cursor(None)
         self.plot.show_rounds(0)
         self.plot.set_follow(True)
-        self.setCurrentIndex(_EMPTY)
+        self._stale = self._has_rounds = False
         if self.take_in():
             self.show_new()
+        else:
+            self.setCurrentIndex(_EMPTY)  # not before: a page that goes and comes costs layouts
 
     def refresh(self) -> None:
         """Draw what has joined the trace since the last call, now or a little later, together
@@ -84,21 +88,26 @@ class RoundView(QStackedWidget):
         self._group.ask()
 
     def take_in(self) -> bool:
-        """Read what has joined the trace; whether there is anything new to draw."""
+        """Read what has joined the trace, unless that is for later; whether there is anything to
+        draw."""
         if self._store is None or self._run_id is None:
+            return False
+        self._is_behind = self.has_rounds and not self.in_sight
+        if self._is_behind:
             return False
         self.plot.run_axis.read(self._store, self._run_id)
         n_rounds = self._read(self._store, self._run_id)
         if n_rounds is not None:
             self._stale = True
             self.plot.expect_rounds(n_rounds)
-        return n_rounds is not None
+        return n_rounds is not None or (self._stale and self.has_rounds)
 
     def show_new(self) -> None:
-        """Draw what has been read, as soon as it is in sight."""
+        """Draw what has been read, if it is in sight."""
+        self._has_rounds = True
         self.setCurrentIndex(_PLOT)
         self.plot.setAccessibleDescription(self._words())
-        if self.visibleRegion().isEmpty():
+        if not self.in_sight:
             return
         self.plot.show_rounds(self.plot.n_rounds)
         if self._stale:  # the same rounds are in sight, so nothing has drawn them
@@ -128,9 +137,14 @@ class RoundView(QStackedWidget):
         self._recolour(theme)
 
     @property
+    def in_sight(self) -> bool:
+        """Whether any of it is neither hidden nor behind a tab."""
+        return not self.visibleRegion().isEmpty()
+
+    @property
     def has_rounds(self) -> bool:
         """Whether there is anything to see."""
-        return self.currentWidget() is self.page
+        return self._has_rounds
 
     @abstractmethod
     def table(self) -> tuple[list[str], list[list[object]]]:
@@ -175,7 +189,7 @@ class RoundView(QStackedWidget):
     def _redraw(self) -> None:
         if self._store is None:
             return
-        self._stale = self.visibleRegion().isEmpty()
+        self._stale = not self.in_sight
         if not self._stale:
             self._draw()
             self.plot.box.prepareForPaint()  # while painting it would ask for a second painting
@@ -198,8 +212,8 @@ class RoundView(QStackedWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
-        if self._stale:  # it has come into sight
-            self.show_new()
+        if (self._is_behind or self._stale) and self.has_rounds:  # it has come into sight
+            self._group.now()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

@@ -49,7 +49,11 @@ def timings(
     `predicted_n - 1 == accepted + steps`, which holds where every round drafts and nothing is
     dropped: with this figure under replayed checkpoints, with draft_n_accepted elsewhere.
     """
-    rows = RoundRows.select(store.rounds, run_id, seq_id)
+    return timings_of(RoundRows.select(store.rounds, run_id, seq_id))
+
+
+def timings_of(rows: RoundRows) -> dict[str, int | float]:
+    """`timings` of rows that have been selected already."""
     runs, prompt_end = rows.run_id[rows.first], rows.t_ms[rows.prompt_end]
     prompt_n = _total(rows.verify_width[rows.is_prompt])
     prompt_ms = float(rows.verify_ms[rows.is_prompt].sum())

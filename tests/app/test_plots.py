@@ -190,6 +190,25 @@ def test_a_plot_behind_another_tab_draws_when_it_comes_to_the_front(
     qtbot.waitUntil(lambda: n_points(view) > 0, timeout=3000)
 
 
+def test_behind_another_tab_nothing_is_read_until_it_comes_to_the_front(
+    window: MainWindow, qtbot: QtBot
+) -> None:
+    window.resize(1280, 800)
+    window.docks["ring"].raise_()
+    QApplication.processEvents()
+    store, run_id = filled(window)
+    timing, estimate = window.plots.views["timing"], window.plots.what_if
+    before = [timing.plot.n_rounds, estimate._sums.n_steps]
+    add_rounds(store, run_id, 60, 90)
+    window.feed.refresh()
+    qtbot.waitUntil(lambda: window.rollback.plot.n_rounds == 90, timeout=3000)
+    assert [timing.plot.n_rounds, estimate._sums.n_steps] == before
+    window.docks["timing"].raise_()
+    qtbot.waitUntil(lambda: timing.plot.n_rounds == 90, timeout=3000)
+    window.docks["what_if"].raise_()
+    qtbot.waitUntil(lambda: estimate._sums.n_steps > before[1], timeout=3000)
+
+
 def test_one_switch_changes_the_unit_of_all_plots(window: MainWindow) -> None:
     filled(window)
     views = list(window.plots.views.values())

@@ -177,6 +177,8 @@ def test_linked_plots_share_rounds_and_following(qtbot: QtBot, view: RingView) -
 def test_linked_plots_agree_while_one_table_is_a_round_ahead(qtbot: QtBot, view: RingView) -> None:
     rollback = RollbackView(load_theme("dark"))
     qtbot.addWidget(rollback)
+    rollback.show()
+    qtbot.waitExposed(rollback)
     view.link_x(rollback)
     builder = sample_trace(rounds=300)
     for one in (rollback, view):
