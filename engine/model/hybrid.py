@@ -61,7 +61,7 @@ class HybridModel:
         there = ubatch.on(self.device)
         if tokens is not None:
             there = there._replace(tokens=tokens)
-        logits, hidden = memory.run(reach, there, partial(self._layers, memory))
+        logits, hidden = memory.run((self, reach), there, partial(self._layers, memory))
         memory.commit()
         return StepOutput(logits, hidden)
 

@@ -54,7 +54,7 @@ class MtpHead:
         there = ubatch.on(self._embedding.device)
         if tokens is not None:
             there = there._replace(tokens=tokens)
-        logits, own = memory.run(reach, (*there, hidden), partial(self._layers, memory))
+        logits, own = memory.run((self, reach), (*there, hidden), partial(self._layers, memory))
         memory.commit()
         return StepOutput(logits, own)
 
