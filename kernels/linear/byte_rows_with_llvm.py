@@ -40,11 +40,12 @@ def whole_rows(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
 
 
 def quantise(x: torch.Tensor, n_integers: int) -> torch.Tensor:
-    """x f32 [n, in] -> uint8 [n, row_bytes]."""
-    n_rows, n_in = x.shape
+    """x f32 [..., in] -> uint8 [n, row_bytes]."""
+    n_in = x.shape[-1]
+    n_rows = x.numel() // n_in
     out = torch.empty(n_rows, row_bytes(n_in, n_integers), dtype=torch.uint8)
     x, places = whole_rows(x)
-    run(_program(n_integers), n_rows, x.shape[1], *places, x.shape[1], out.data_ptr())
+    run(_program(n_integers), n_rows, x.shape[-1], *places, x.shape[-1], out.data_ptr())
     return out
 
 

@@ -33,17 +33,16 @@ def available() -> bool:
 
 def linear(x: torch.Tensor, n_integers: int, panels: BytePanels, n_out: int) -> torch.Tensor:
     """x f32 [..., in] -> f32 [..., n_out], each row as one row of integers or as two."""
-    rows = x.reshape(-1, x.shape[-1])
-    n_rows, n_in = rows.shape
+    n_in, y = x.shape[-1], torch.empty(*x.shape[:-1], n_out)
+    n_rows = x.numel() // n_in
     if n_rows * n_integers > FEW:
-        y = product(quantise(rows, n_integers), n_integers, panels, n_out)
-    else:
-        integers = torch.empty(n_rows, row_bytes(n_in, n_integers), dtype=torch.uint8)
-        y = torch.empty(n_rows, n_out)
+        _run_many(quantise(x, n_integers), n_integers, panels, y)
+    elif n_rows:
+        integers = torch.empty(n_rows * row_bytes(n_in, n_integers), dtype=torch.uint8)
         # one call for both: the rows may be ready before other threads have woken up
-        rows, places = whole_rows(rows)
-        _run_few(integers, n_integers, panels, y, places, n_rows)
-    return y.view(*x.shape[:-1], n_out)
+        x, places = whole_rows(x)
+        _run_few(n_rows, integers, n_integers, panels, y, places)
+    return y
 
 
 def product(
@@ -52,36 +51,40 @@ def product(
     """Rows that `quantise` has made [n, row_bytes] -> f32 [n, n_out]."""
     n_rows = len(integers)
     y = torch.empty(n_rows, n_out)
-    if n_rows * n_integers <= FEW:
-        _run_few(integers, n_integers, panels, y, _NO_ROWS, 0)
-        return y
-    n_tiles, threads = -(-len(panels.bytes) // WIDE), torch.get_num_threads()
-    _many(n_integers)(
-        integers.data_ptr(), n_rows, _n_in(panels),
-        panels.bytes.data_ptr(), panels.scales.data_ptr(), y.data_ptr(), n_out,
-        tasks=n_tiles, chunk=-(-n_tiles // (4 * threads)), threads=threads,
-    )  # fmt: skip
+    if n_rows * n_integers > FEW:
+        _run_many(integers, n_integers, panels, y)
+    elif n_rows:
+        _run_few(n_rows, integers, n_integers, panels, y)
     return y
 
 
 def _run_few(
+    n_rows: int,
     integers: torch.Tensor,
     n_integers: int,
     panels: BytePanels,
     y: torch.Tensor,
-    places: Rows,
-    n_new: int,
+    places: Rows | None = None,
 ) -> None:
-    """n_new: rows of x, of these `places`, that are quantised before."""
-    n_rows, n_out = y.shape
-    if not n_rows:
-        return
-    n_panels, threads = len(panels.bytes), torch.get_num_threads()
-    stretches = 1 if panels.bytes.numel() * n_rows <= ALONE else STRETCHES * threads
+    """places: of rows of x that become the integers before."""
+    weights, threads = panels.bytes, torch.get_num_threads()
+    n_panels, stretches = weights.shape[0], STRETCHES * threads
+    if weights.numel() * n_rows <= ALONE:
+        stretches = 1
     _few(n_rows, n_integers)(
-        *places, _n_in(panels), integers.data_ptr(), n_new,
-        panels.bytes.data_ptr(), panels.scales.data_ptr(), y.data_ptr(), n_out,
+        *(places or _NO_ROWS), _n_in(panels), integers.data_ptr(), n_rows if places else 0,
+        weights.data_ptr(), panels.scales.data_ptr(), y.data_ptr(), y.shape[-1],
         tasks=n_panels, chunk=-(-n_panels // stretches), threads=threads,
+    )  # fmt: skip
+
+
+def _run_many(integers: torch.Tensor, n_integers: int, panels: BytePanels, y: torch.Tensor) -> None:
+    weights, threads = panels.bytes, torch.get_num_threads()
+    n_tiles = -(-weights.shape[0] // WIDE)
+    _many(n_integers)(
+        integers.data_ptr(), integers.shape[0], _n_in(panels),
+        weights.data_ptr(), panels.scales.data_ptr(), y.data_ptr(), y.shape[-1],
+        tasks=n_tiles, chunk=-(-n_tiles // (4 * threads)), threads=threads,
     )  # fmt: skip
 
 
