@@ -21,7 +21,8 @@ def loaded_bytes(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
     """Bytes by compute mode for a whole model on a processor.
 
     bf16 counts 2 bytes for a number that does not stay in its block: a processor without products
-    in bfloat16 keeps 4.
+    in bfloat16 keeps 4. int8 may come to a little more, where a matrix is no whole number of
+    sixteens long or wide.
     """
     # the experts of a layer stay in their blocks together, or not at all
     expanded = {_block(name) for name, t in tensors.items() if "_exps." in name and not _stays(t)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.linear import fbgemm
 from kernels.linear.packed import ROW_LEVELS, Packed
 from kernels.norm import max_norm
 
@@ -36,10 +37,7 @@ def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     """The same through one product of both rows with the matrix that fbgemm has packed."""
     first, second, largest = split_rows(x)
     rows = torch.stack((first, second)).reshape(-1, x.shape[-1]) / ROW_LEVELS
-    # activations as unsigned bytes around 128, as in int8
-    sums = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-        rows, 1 / ROW_LEVELS, 128, packed.data
-    )
+    sums = fbgemm.product(rows, packed.data)
     high, low = sums.view(2, *x.shape[:-1], -1)
     # every operation by itself: fused ones might round the last numbers of a tensor otherwise
     y: torch.Tensor = (low / STEPS + high) * largest

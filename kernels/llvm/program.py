@@ -16,6 +16,8 @@ from kernels.openmp import gnu_openmp
 
 Body = Callable[[Code, Sequence[Value], Value, Value], None]
 """Writes the tasks first .. last - 1: (code, arguments as integers, first, last)."""
+Before = Callable[[Code, Sequence[Value]], None]
+"""Writes what the calling thread does before any task: (code, arguments as integers)."""
 
 _VOID, _POINTER = ir.VoidType(), ir.PointerType()
 # in front of the arguments: the next task, the number of tasks, how many are taken at a time
@@ -25,8 +27,8 @@ _HEADER = 3
 class Program:
     """A kernel of n_args arguments, integers of 64 bits or addresses."""
 
-    def __init__(self, body: Body, n_args: int) -> None:
-        self._engine = _compile(_module(body, n_args))
+    def __init__(self, body: Body, n_args: int, before: Before | None = None) -> None:
+        self._engine = _compile(_module(body, n_args, before))
         address = self._engine.get_function_address("run")
         # ctypes takes as long over every argument as over all of them packed
         self._pack = struct.Struct(f"{_HEADER + n_args}q").pack
@@ -49,11 +51,11 @@ class Program:
         self._run_briefly(self._pack(0, tasks, tasks, *args), 1)
 
 
-def _module(body: Body, n_args: int) -> ir.Module:
+def _module(body: Body, n_args: int, before: Before | None) -> ir.Module:
     module = ir.Module("kernel")
     share = _share(module, body, n_args)
     worker = _worker(module, share, n_args)
-    _entry(module, worker, n_args)
+    _entry(module, worker, n_args, before)
     return module
 
 
@@ -94,15 +96,18 @@ def _worker(module: ir.Module, share: ir.Function, n_args: int) -> ir.Function:
     return function
 
 
-def _entry(module: ir.Module, worker: ir.Function, n_args: int) -> None:
+def _entry(module: ir.Module, worker: ir.Function, n_args: int, before: Before | None) -> None:
     """void run(job, threads)"""
     function = ir.Function(module, ir.FunctionType(_VOID, [_POINTER, I32]), "run")
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     given, threads = function.args
     fields = builder.alloca(I64, size=_HEADER + n_args)
+    values = []
     for index in (ir.Constant(I64, i) for i in range(_HEADER + n_args)):
-        value = builder.load(builder.gep(given, [index], source_etype=I64), typ=I64)
-        builder.store(value, builder.gep(fields, [index]))
+        values.append(builder.load(builder.gep(given, [index], source_etype=I64), typ=I64))
+        builder.store(values[-1], builder.gep(fields, [index]))
+    if before is not None:
+        before(Code(builder), [Value(builder, value) for value in values[_HEADER:]])
     job = builder.bitcast(fields, _POINTER)
     signature = ir.FunctionType(_VOID, [_POINTER, _POINTER, I32, I32])
     parallel = ir.Function(module, signature, "GOMP_parallel")

@@ -18,8 +18,8 @@ from kernels.linear.with_torch import has_bf16
 
 CPU = torch.device("cpu")
 TINY = Sizes(
-    n_k_heads=2, n_v_heads=4, d_state=8, n_embd=16, n_ff=24, n_heads=4, n_kv_heads=2, head_dim=8,
-    n_rot=4, n_cells=20, n_experts=4, n_used=2, n_ff_expert=12, tokens=(1, 3), batches=(1, 2),
+    n_k_heads=2, n_v_heads=4, d_state=8, n_embd=16, n_ff=32, n_heads=4, n_kv_heads=2, head_dim=8,
+    n_rot=4, n_cells=20, n_experts=4, n_used=2, n_ff_expert=16, tokens=(1, 3), batches=(1, 2),
     copied_bytes=1 << 12, matrix_side=8,
 )  # fmt: skip
 
@@ -67,19 +67,19 @@ def test_bytes_are_those_of_all_tensors_in_and_out(name):
 def test_bytes_of_products():
     by_shape = {case.shape: case for case in cases("linear")}
     assert set(by_shape) == {
-        f"{mode} {n}x16x24" for mode in ("f32", "bf16", "int8", "int8x2") for n in (1, 3)
+        f"{mode} {n}x16x32" for mode in ("f32", "bf16", "int8", "int8x2") for n in (1, 3)
     }
-    assert by_shape["f32 1x16x24"].n_bytes == 4 * (16 * 24 + 16 + 24)
-    assert by_shape["int8 3x16x24"].n_bytes == 16 * 24 + 4 * 24 + 4 * 3 * (16 + 24)
-    assert by_shape["f32 3x16x24"].n_operations == 2 * 3 * 16 * 24
+    assert by_shape["f32 1x16x32"].n_bytes == 4 * (16 * 32 + 16 + 32)
+    assert by_shape["int8 3x16x32"].n_bytes == 16 * 32 + 4 * 32 + 4 * 3 * (16 + 32)
+    assert by_shape["f32 3x16x32"].n_operations == 2 * 3 * 16 * 32
     assert count.linear_bytes(340, 2, 320, 10) == 340 + 4 * 2 * 330
 
 
 def test_bytes_of_experts_count_each_matrix_once():
     # 3 rows of x and y, weights and ids of 2 experts each
     assert count.expert_bytes(TINY, 1000, 3) == 1000 + 4 * (3 * (16 + 16) + 3 * 2) + 8 * 3 * 2
-    # an expert has 3 matrices of 12x16, whole numbers also a scale for each of 2 * 12 + 16 rows
-    expert = {"f32": 4 * 576, "bf16": 2 * 576, "int8": 576 + 4 * 40}
+    # an expert has 3 matrices of 16x16, whole numbers also a scale for each of their rows
+    expert = {"f32": 4 * 768, "bf16": 2 * 768, "int8": 768 + 4 * 48}
     expert["int8x2"] = expert["int8"]
     if not has_bf16():
         expert["bf16"] = expert["f32"]

@@ -28,6 +28,24 @@ def test_every_task_runs_once_with_the_arguments(threads, chunk, tasks):
     assert torch.equal(counts, expected)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_something_is_done_once_before_all_tasks(threads):
+    def before(code, args):
+        shared, _ = args
+        code.store(code.load(shared, I64) + 7, shared)
+
+    def body(code, args, first, last):
+        shared, out = args
+        with code.loop(first, last) as task:
+            code.store(code.load(shared, I64) + task, out + task * 8)
+
+    program = Program(body, 2, before)
+    shared, out = torch.zeros(1, dtype=torch.int64), torch.zeros(20, dtype=torch.int64)
+    for run in (1, 2):
+        program(shared.data_ptr(), out.data_ptr(), tasks=20, chunk=3, threads=threads)
+        assert out.tolist() == [7 * run + task for task in range(20)]
+
+
 def test_loops_with_steps_and_variables():
     def body(code, args, first, last):
         (out,) = args
