@@ -43,6 +43,7 @@ from engine.run import Run
 from engine.trace.recorder import Recorder
 from engine.trace.store import TraceStore
 from engine.transfer import read
+from engine.warm_up import warm_up
 
 _DEFAULT_CONTEXT = 4096
 
@@ -84,7 +85,7 @@ class Session:
         VocabularyMismatchError, or Cancelled once `cancelled` returns True.
         """
         there = resolve_device(device)
-        load = partial(load_model, compute=compute, device=there, cancelled=cancelled)
+        load = partial(_loaded, compute=compute, device=there, cancelled=cancelled)
         with GgufFile.open(target) as file:
             tokenizer = Tokenizer.from_gguf(file)
             chat = ChatTemplate.from_gguf(file)
@@ -209,7 +210,7 @@ class Session:
                         self.path, "metadata", "not those of the open model any more",
                         "Open the model again.",
                     )  # fmt: skip
-                model = load_model(file, compute=compute, device=self.device)
+                model = _loaded(file, compute=compute, device=self.device)
             self._other_modes[compute] = model
         return model
 
@@ -298,6 +299,14 @@ class Session:
                     f"Token id {token} is outside the vocabulary of {self.config.n_vocab}.",
                     "Use ids of this model; `draftscope tokenize` prints them.",
                 )
+
+
+def _loaded(file: GgufFile, **options: Any) -> HybridModel:
+    """See load_model; a large model is then ready to be measured."""
+    model = load_model(file, **options)
+    if not describe(file).is_small:
+        warm_up(model)
+    return model
 
 
 def _part(progress: Progress | None, start: int, total: int) -> Progress | None:

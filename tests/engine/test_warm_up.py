@@ -1,0 +1,47 @@
+"""Large models have run once when a session is open; small ones start at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.model import info
+from engine.session import Session
+from engine.warm_up import WIDTHS, warm_up
+from tests.support.golden_runs import DATA, session
+
+NAME = "qwen35-c-v2x-mtp-f32"
+
+
+def test_every_width_runs_through_trunk_and_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = session(NAME).model
+    assert model.head is not None
+    seen: list[tuple[str, int, int]] = []
+    for name, part in (("trunk", model), ("head", model.head)):
+        forward = part.forward
+
+        def spy(ubatch, *others, name=name, forward=forward):
+            seen.append((name, ubatch.n_seq_tokens, len(ubatch.outputs)))
+            return forward(ubatch, *others)
+
+        monkeypatch.setattr(part, "forward", spy)
+    warm_up(model)
+    assert seen == [(name, n, n) for n in WIDTHS for name in ("trunk", "head")]
+
+
+@pytest.mark.parametrize("name", ["qwen35-a-f32", "qwen3-f-f32"])
+def test_models_without_a_head_or_states(name: str) -> None:
+    warm_up(session(name).model)
+
+
+@pytest.mark.parametrize(("n_params", "n_models"), [(1, 2), (1 << 40, 0)])
+def test_large_models_are_warm(
+    monkeypatch: pytest.MonkeyPatch, n_params: int, n_models: int
+) -> None:
+    warmed: list[object] = []
+    monkeypatch.setattr("engine.session.warm_up", warmed.append)
+    monkeypatch.setattr(info, "SMALL_MODEL", n_params)
+    path = DATA / "qwen35-a-f32.gguf"
+    opened = Session.open(path, path, compute="f32")
+    assert len(warmed) == n_models
+    opened.model_in("bf16")
+    assert len(warmed) == n_models + (n_models > 0)
