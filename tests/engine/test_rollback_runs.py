@@ -187,7 +187,7 @@ def test_a_replay_that_disagrees_with_itself_is_bounded(monkeypatch):
     def width_dependent(self, ubatch, memory):
         out = forward(self, ubatch, memory)
         noise = torch.Generator().manual_seed(ubatch.n_seq_tokens)
-        return replace(out, logits=out.logits + 8 * torch.randn(out.logits.shape, generator=noise))
+        return out._replace(logits=out.logits + 8 * torch.randn(out.logits.shape, generator=noise))
 
     monkeypatch.setattr(type(opened._model), "forward", width_dependent)
     options = replace(options_of(30, "draft-mtp", n_max=5), rollback="checkpoint", replay="verify")
@@ -203,7 +203,7 @@ def test_a_replay_that_never_agrees_is_a_finding(monkeypatch):
 
     def never_the_same(self, ubatch, memory):
         out = forward(self, ubatch, memory)
-        return replace(out, logits=torch.randn(out.logits.shape, generator=noise))
+        return out._replace(logits=torch.randn(out.logits.shape, generator=noise))
 
     monkeypatch.setattr(type(opened._model), "forward", never_the_same)
     options = replace(options_of(6, "draft-mtp"), rollback="checkpoint", replay="verify")
