@@ -301,10 +301,12 @@ class Session:
                 )
 
 
-def _loaded(file: GgufFile, **options: Any) -> HybridModel:
+def _loaded(file: GgufFile, progress: Progress | None = None, **options: Any) -> HybridModel:
     """See load_model; a large model is then ready to be measured."""
-    model = load_model(file, **options)
+    model = load_model(file, progress=progress, **options)
     if not describe(file).is_small:
+        if progress:
+            progress(file.n_bytes, file.n_bytes, "running once")
         warm_up(model)
     return model
 

@@ -95,6 +95,8 @@ def load_model(
             "Close other programs on it, use a smaller model, or --device cpu.",
         ) from error
     if device.type == "cpu" and model.weight_bytes >= _CACHED:
+        if progress:
+            progress(file.n_bytes, file.n_bytes, "arranging memory")
         use_huge_pages()
     return model
 

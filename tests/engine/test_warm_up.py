@@ -41,7 +41,11 @@ def test_large_models_are_warm(
     monkeypatch.setattr("engine.session.warm_up", warmed.append)
     monkeypatch.setattr(info, "SMALL_MODEL", n_params)
     path = DATA / "qwen35-a-f32.gguf"
-    opened = Session.open(path, path, compute="f32")
+    phases: list[str] = []
+    opened = Session.open(
+        path, path, compute="f32", progress=lambda done, total, phase: phases.append(phase)
+    )
+    assert phases.count("running once") == n_models
     assert len(warmed) == n_models
     opened.model_in("bf16")
     assert len(warmed) == n_models + (n_models > 0)
