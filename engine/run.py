@@ -32,6 +32,9 @@ class SequenceResult:
 LOOK_S = 1 / 20
 """Time between two looks at a trace that grows, seconds."""
 
+LOOK_STEPS = 16
+"""Steps between two looks at most: until then all their logits are kept."""
+
 
 class Run:
     """One run: `step` or `advance` until it returns False; what happened is in `trace`.
@@ -62,13 +65,14 @@ class Run:
         return not self.done
 
     def advance(self, seconds: float = LOOK_S) -> bool:
-        """Steps for so long, one at least. Their rows are in the trace at the end, all together,
-        which costs less than row by row."""
+        """Steps for so long, one at least and LOOK_STEPS at most. Their rows are in the trace at
+        the end, all together, which costs less than row by row."""
         until = perf_counter() + seconds
         self._scheduler.may_wait = not self.done
         try:
-            while self.step() and perf_counter() < until:
-                pass
+            for _ in range(LOOK_STEPS):
+                if not self.step() or perf_counter() >= until:
+                    break
         finally:
             self._scheduler.settle()
         return not self.done

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.errors import RollbackRefusedError
-from engine.run import Run
+from engine.run import LOOK_STEPS, Run
 from engine.trace.records import TABLES
 from tests.support.golden_runs import options_of, prompt_of, session
 
@@ -73,3 +73,11 @@ def test_a_run_that_is_over_does_not_advance() -> None:
     run.stop()
     assert not run.advance()
     assert len(run.trace.rounds) == 0
+
+
+def test_an_advance_ends_before_logits_pile_up() -> None:
+    run, twin = started(), started()
+    assert run.advance(60)
+    for _ in range(LOOK_STEPS):
+        assert twin.step()
+    assert_same_rows(run, twin)
