@@ -97,8 +97,8 @@ def test_one_set_of_weights_per_mode(monkeypatch: pytest.MonkeyPatch) -> None:
 def _counting(asked: list[str]):
     from engine.model.loader import load_model
 
-    def load(file, *, compute, device):
+    def load(file, *, compute, **others):
         asked.append(compute)
-        return load_model(file, compute=compute, device=device)
+        return load_model(file, compute=compute, **others)
 
     return load
