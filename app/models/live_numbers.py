@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.trace.round_rows import RoundRows
 from engine.trace.store import TraceStore
-from engine.trace.timings import timings_of
+from engine.trace.timings import acceptance_of, timings_of
 
 NOT_OBSERVED = "–"
 _PATH_NAMES = {"restore_depth": "restore (depth > n_rs_seq)"}
@@ -29,16 +29,15 @@ class LiveNumbers:
     def read(cls, store: TraceStore, run_id: int) -> LiveNumbers:
         """The figures of one run so far."""
         rows = RoundRows.select(store.rounds, run_id, None)
-        figures, n_steps = timings_of(rows), int(rows.is_step.sum())
-        accepted, drafted = figures.get("draft_n_accepted", 0), figures.get("draft_n", 0)
+        fared = acceptance_of(rows)
         n = len(store.rounds)
         of_run = store.rounds.column("run_id", 0, n) == run_id
         rounds = store.rounds.column("round", 0, n)[of_run]
         return cls(
             rounds=int(rounds[-1]) + 1 if len(rounds) else 0,
-            acceptance=accepted / drafted if drafted else None,
-            tokens_per_second=figures["predicted_per_second"] or None,
-            tokens_per_step=1 + accepted / n_steps if n_steps else None,
+            acceptance=fared["draft_acceptance_rate"],
+            tokens_per_second=timings_of(rows)["predicted_per_second"] or None,
+            tokens_per_step=fared["mean_acceptance_length"],
             path=_last_path(store, of_run),
         )
 

@@ -100,17 +100,24 @@ def acceptance(
     rows = RoundRows.select(store.rounds, run_id, seq_id)
     drafted = rows.num_drafted[rows.is_step]
     accepted = np.maximum(rows.num_accepted[rows.is_step], 0)  # a step cut short counts as 0
-    steps = len(drafted)
     counts = joint_counts(drafted, accepted)
-    n_accepted, n_drafted = int(accepted.sum()), int(drafted.sum())
+    return {
+        **acceptance_of(rows),
+        "acceptance_histogram": counts.sum(0).tolist() if len(drafted) else [],
+        **per_position(counts),
+        "per_step_drafted": drafted.tolist(),
+        "per_step_accepted": accepted.tolist(),
+    }
+
+
+def acceptance_of(rows: RoundRows) -> dict[str, Any]:
+    """The figures of `acceptance` that are one number, of rows that have been selected already."""
+    steps, n_drafted = int(rows.is_step.sum()), _total(rows.num_drafted[rows.is_step])
+    n_accepted = _total(rows.num_accepted[rows.is_step])
     return {
         "num_spec_steps": steps,
         "mean_acceptance_length": 1 + n_accepted / steps if steps else None,
         "draft_acceptance_rate": n_accepted / n_drafted if n_drafted else None,
-        "acceptance_histogram": counts.sum(0).tolist() if steps else [],
-        **per_position(counts),
-        "per_step_drafted": drafted.tolist(),
-        "per_step_accepted": accepted.tolist(),
     }
 
 
