@@ -12,7 +12,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
+from engine.batch import Span
 from engine.decode.prompt_cache import PromptCache
+from engine.decode.recorder import Recorder
 from engine.decode.scheduler import Scheduler
 from engine.device import resolve_device
 from engine.draft.chain import DrafterChain
@@ -25,7 +27,6 @@ from engine.gguf.chat import ChatTemplate
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import Progress
 from engine.gguf.tokenizer import Tokenizer
-from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.model.config import ModelConfig
 from engine.model.hybrid import HybridModel
@@ -40,7 +41,6 @@ from engine.options import (
     SpecOptions,
 )
 from engine.run import Run
-from engine.trace.recorder import Recorder
 from engine.trace.store import TraceStore
 from engine.transfer import read
 from engine.warm_up import warm_up

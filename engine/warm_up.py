@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.memory.batch import Span
+from engine.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 

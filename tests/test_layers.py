@@ -109,7 +109,7 @@ def test_engine_and_kernels_load_without_qt() -> None:
         "engine.model.info",
         "engine.trace.export",
         "engine.options",
-        "app.worker",
+        "app.engine_thread.worker",
     ],
 )
 def test_modules_of_the_first_second_load_without_torch(module: str) -> None:

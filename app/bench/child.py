@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from app.folders import DATA_VARIABLE
+from app.saved.folders import DATA_VARIABLE
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE = 300

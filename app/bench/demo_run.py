@@ -58,7 +58,7 @@ def _headless(n: int) -> tuple[TraceStore, int]:
 
 def _with_window(n: int) -> tuple[TraceStore, int]:
     from app.bench.scene import shown_window, spin
-    from app.events import State
+    from app.engine_thread.events import State
 
     with shown_window() as window:
         bridge = window.bridge

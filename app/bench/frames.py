@@ -12,9 +12,9 @@ from app.bench.figure import Figure
 from app.bench.pulse import Pulse
 from app.bench.scene import settle, shown_window
 from app.bench.synthetic import SyntheticRun
-from app.docks import TITLES
-from app.feed import FRAME_MS
-from app.window import MainWindow
+from app.engine_thread.feed import FRAME_MS
+from app.shell.docks import TITLES
+from app.shell.window import MainWindow
 from engine.trace.store import TraceStore
 
 TOKENS_PER_SECOND = 2000

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.opening import open_engine
+from app.engine_thread.opening import open_engine
 
 if TYPE_CHECKING:
     from engine.run import Run

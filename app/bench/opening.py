@@ -10,7 +10,7 @@ from app.bench.figure import Figure
 from app.bench.pulse import Pulse
 from app.bench.scene import shown_window, spin
 from app.bench.synthetic import trace_of
-from app.window import MainWindow
+from app.shell.window import MainWindow
 from engine.trace.export import export_csv
 
 GOAL_SECONDS = 3.0

@@ -12,13 +12,13 @@ from pathlib import Path
 from PySide6.QtCore import QEventLoop, QSettings, QTimer
 from PySide6.QtWidgets import QApplication
 
-from app.bridge import Bridge
 from app.cli.display import check_display
-from app.collector import Collector
-from app.jobs import OpenSession
-from app.opening import open_engine
-from app.settings import Settings
-from app.window import MainWindow
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.jobs import OpenSession
+from app.engine_thread.opening import open_engine
+from app.saved.settings import Settings
+from app.shell.collector import Collector
+from app.shell.window import MainWindow
 from engine.errors import DraftscopeError
 
 PATIENCE = 120.0

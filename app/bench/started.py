@@ -38,7 +38,7 @@ class _Witness(QObject):
         self._poll.start(_POLL_MS)
 
     def _look(self) -> None:
-        from app.window import MainWindow
+        from app.shell.window import MainWindow
 
         (window,) = (w for w in self._app.topLevelWidgets() if isinstance(w, MainWindow))
         if window.bridge.can_start and not window.bridge.store.runs:

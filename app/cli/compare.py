@@ -47,9 +47,9 @@ from engine.trace.export import check_target, export_csv
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
     from engine.compare.scenario import Scenario
-    from engine.compare.verdict import LaneVerdict
     from engine.run import Run
     from engine.session import Session
+    from engine.trace.verdict import LaneVerdict
 
 _LINE = "{:<{width}}  {:<9} {:<10} {:>9} {:>9} {:>9} {:>4} {:>6} {:>6} {:>6} {:>6} {:>6}"
 _HEADS = (

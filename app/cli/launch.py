@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if models and args.demo:
         raise OptionError("Both a model and --demo are given.", "Use one of them.")
     check_display()
-    from app.gui import run_window
+    from app.shell.gui import run_window
 
     return run_window(models, draft_path(args), args.demo, trace)
 

@@ -13,10 +13,10 @@ from app.cli.common import draft_path, loading_line, print_json, target_path, us
 from app.cli.files import check_files
 from app.cli.findings import finding_lines, findings_json
 from app.cli.run_arguments import Source, add_arguments, run_options
-from engine.draft.ngram_options import SHORT_MATCH
 from engine.errors import OptionError
 from engine.gguf.tokenizer import StreamDecoder
 from engine.options import Prompt, RunOptions
+from engine.options.ngram_options import SHORT_MATCH
 from engine.trace.export import check_target, export_csv
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.store import TraceStore

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from app.cli.common import real
-from engine.decode.bias_text import parse_bias
 from engine.errors import OptionError
 from engine.options import RunOptions, SamplerOptions
+from engine.options.bias_text import parse_bias
 
 _RUN, _SAMPLER = RunOptions(), SamplerOptions()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from app.cli.common import real
-from engine.draft.ngram_options import NgramModOptions, NgramSizes
 from engine.options import ACCEPT_RULES, DRAFTERS, SpecOptions
+from engine.options.ngram_options import NgramModOptions, NgramSizes
 
 _SPEC = SpecOptions()
 _SIZES = {

@@ -13,7 +13,7 @@ from PySide6.QtCore import Qt, qVersion
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLabel, QVBoxLayout, QWidget
 
-from app.events import ModelFiles
+from app.engine_thread.events import ModelFiles
 from engine.version import version
 
 _PACKAGES = ("torch", "numpy", "pyqtgraph", "gguf", "tokenizers")

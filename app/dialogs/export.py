@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.settings import Settings
+from app.saved.settings import Settings
 from engine.trace.store import TraceStore
 
 _EXCEL_TIP = (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QFileDialog, QWidget
 
-from app.settings import Settings
+from app.saved.settings import Settings
 from engine.trace.export import SESSION_FILE
 
 MODEL_FILTER = "GGUF models (*.gguf);;All files (*)"

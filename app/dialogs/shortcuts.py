@@ -15,8 +15,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.action_specs import SPECS
-from app.actions import Actions
+from app.actions import SPECS
+from app.actions.actions import Actions
 
 
 class ShortcutsDialog(QDialog):

@@ -6,10 +6,10 @@ import numpy as np
 
 from app.models.row_index import RowIndex
 from app.models.token_text import line_text
-from engine.compare.lane_spec import NOISE, REFERENCE
-from engine.compare.verdict import LaneVerdict, judge_lanes
+from engine.trace.lane_kinds import NOISE, REFERENCE
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import TraceStore
+from engine.trace.verdict import LaneVerdict, judge_lanes
 
 
 def lanes_of(store: TraceStore, run_id: int) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from PySide6.QtCore import QModelIndex, QObject, Qt
 
+from app.looks.theme import Theme, icon
 from app.models.column_table import ColumnTable, TableColumn
-from app.theme import Theme, icon
 from engine.trace.store import TraceStore
 
 SEVERITIES = ("error", "warning", "info")

@@ -7,10 +7,10 @@ from typing import Any
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QFont
 
+from app.looks.theme import Theme, icon
 from app.models.column_table import ColumnTable, TableColumn
 from app.models.live_numbers import significant
 from app.models.run_facts import RunRow, run_row
-from app.theme import Theme, icon
 from engine.trace.store import TraceStore
 
 _COLUMNS = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from app.models.live_numbers import NOT_OBSERVED, significant
 from app.models.step import Facts, Step
-from app.widgets.size_bars import format_bytes
+from app.models.units import format_bytes
 from engine.trace.records import DRAFT_REASONS, PHASES
 
 _PATH_TIPS = {

@@ -6,11 +6,11 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Qt
 
+from app.looks.theme import Theme
 from app.models.column_table import ColumnTable, TableColumn
 from app.models.live_numbers import NOT_OBSERVED
 from app.models.step import Facts, Step
-from app.theme import Theme
-from app.widgets.token_tip import MEANING
+from app.models.token_text import MEANING
 
 COLUMNS = (
     TableColumn("pos", "pos", "Position that the token has, or would have had"),

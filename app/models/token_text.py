@@ -10,6 +10,18 @@ _TAB = " " * 4
 _JOINERS = ("\u200c", "\u200d")
 _UNSEEN = ("Cc", "Zl", "Zp")
 
+MEANING = {
+    "prompt": "part of the prompt",
+    "target": "chosen by the target, nothing was drafted here",
+    "accepted": "drafted and confirmed by the target",
+    "rejected": "drafted, the target chose another token",
+    "ignored": "drafted after the first rejection, never compared",
+    "replacement": "the target's token at the rejection",
+    "bonus": "the target's token after a fully accepted draft",
+    "replayed": "decoded again after a restore",
+}
+"""What each kind of token in the trace is."""
+
 
 def display_text(piece: bytes, token_id: int) -> str:
     """The token as visible text; the only control character left in it is the line feed.

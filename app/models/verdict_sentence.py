@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.models.error_text import error_text
-from engine.compare.verdict import SUSPECT, LaneVerdict
+from engine.trace.verdict import SUSPECT, LaneVerdict
 
 
 def verdict_sentence(verdict: LaneVerdict, bound: float) -> str:

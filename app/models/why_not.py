@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.compare.lane_spec import NOISE, REFERENCE
+from engine.trace.lane_kinds import NOISE, REFERENCE
 from engine.trace.records import DRAFT_REASONS, MISSING
 from engine.trace.store import TraceStore
 

@@ -7,13 +7,13 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QPen, QResizeEvent
 from PySide6.QtWidgets import QWidget
 
+from app.looks.theme import Theme
 from app.models.live_numbers import significant
 from app.models.pixel_columns import envelope
 from app.models.run_axis import RunAxis
 from app.models.run_overlay import RunOverlay
 from app.models.run_rows import RunRows
 from app.models.step_curves import WINDOW, StepCurves
-from app.theme import Theme
 from app.widgets.draft_histogram import DraftHistogram
 from app.widgets.legend import Swatch
 from app.widgets.overlaid_view import OverlaidView

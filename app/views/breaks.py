@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.theme import Theme, fixed_font, icon
+from app.looks.theme import Theme, fixed_font, icon
 from engine.errors import OptionError
 from engine.trace.breaks import EXAMPLES, BreakHit, BreakRule
 

@@ -8,10 +8,10 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QSplitter, QStackedWidget, QVBoxLayout, QWidget
 
-from app.actions import Actions
+from app.actions.actions import Actions
+from app.looks.theme import Theme
 from app.models.compared_lanes import ComparedLanes, lanes_of, latest_lanes, run_to_show
 from app.models.position import Position
-from app.theme import Theme
 from app.widgets.comparison_header import ComparisonHeader
 from app.widgets.empty_state import EmptyState
 from app.widgets.lane_plots import LanePlots

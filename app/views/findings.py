@@ -10,10 +10,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.looks.theme import Theme
 from app.models.compared_lanes import lanes_of
 from app.models.findings import FindingTable
 from app.models.position import Position
-from app.theme import Theme
 from app.widgets.empty_state import EmptyState
 from app.widgets.plain_table import plain_table
 from engine.trace.store import TraceStore

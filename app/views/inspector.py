@@ -18,7 +18,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.actions import Actions
+from app.actions.actions import Actions
+from app.looks.pacer import Pacer
+from app.looks.theme import Theme
 from app.models.fact_table import FactTable
 from app.models.position import Position
 from app.models.step import Step, neighbour, newest_round, read_step
@@ -27,8 +29,6 @@ from app.models.step_line import step_line, step_line_tip
 from app.models.step_markdown import step_markdown
 from app.models.step_table import COLUMNS, StepTable
 from app.models.step_tops import TopTable
-from app.pacer import Pacer
-from app.theme import Theme
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_columns import FittedColumns
 from app.widgets.plain_table import fit_height, plain_table

@@ -19,13 +19,14 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.events import ModelFiles
+from app.engine_thread.events import ModelFiles
+from app.looks.theme import Theme
 from app.models.memory_estimate import estimate
-from app.theme import Theme
+from app.models.units import format_bytes
 from app.widgets.empty_state import EmptyState
 from app.widgets.layer_strip import LayerStrip
 from app.widgets.policy_costs import PolicyCosts
-from app.widgets.size_bars import SizeBars, format_bytes
+from app.widgets.size_bars import SizeBars
 from engine.options import RunOptions
 
 if TYPE_CHECKING:

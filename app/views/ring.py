@@ -8,7 +8,7 @@ from PySide6.QtCore import QRect, QRectF, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPen
 from PySide6.QtWidgets import QWidget
 
-from app.theme import Theme
+from app.looks.theme import Theme
 from app.widgets.legend import Swatch
 from app.widgets.round_view import RoundView
 from engine.trace.records import MISSING, SLOT_STATES

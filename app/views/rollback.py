@@ -12,9 +12,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QBrush, QColor, QPen
 from PySide6.QtWidgets import QWidget
 
+from app.looks.theme import Theme
 from app.models.pixel_columns import PixelColumns
 from app.models.run_rows import RunRows
-from app.theme import Theme
 from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
 from app.widgets.samples import draw_bar, draw_cross, draw_dashes, draw_hatched

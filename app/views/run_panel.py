@@ -14,8 +14,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.events import ModelFiles
-from app.jobs import ChatWrap
+from app.engine_thread.events import ModelFiles
+from app.engine_thread.jobs import ChatWrap
 from app.widgets.draft_group import DraftGroup
 from app.widgets.faults_group import FaultsGroup
 from app.widgets.fields import WheelGuard, add_row, choice, new_form, whole

@@ -13,12 +13,12 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.actions import Actions
+from app.actions.actions import Actions
+from app.looks.theme import Theme
 from app.models.position import Position
 from app.models.run_facts import effective
 from app.models.run_overlay import RunOverlay
 from app.models.run_table import RunTable
-from app.theme import Theme
 from app.widgets.empty_state import EmptyState
 from app.widgets.plain_table import plain_table
 from app.widgets.run_pair import RunPair

@@ -6,12 +6,12 @@ import numpy as np
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
 from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QVBoxLayout, QWidget
 
+from app.looks.pacer import Pacer
+from app.looks.theme import Theme
 from app.models.position import Position
 from app.models.token_filter import Term
 from app.models.token_hits import find_hits, neighbour_hit
 from app.models.token_stream import RunStreams, TokenStream
-from app.pacer import Pacer
-from app.theme import Theme
 from app.widgets.empty_state import EmptyState
 from app.widgets.find_bar import FindBar
 from app.widgets.legend import TokenLegend

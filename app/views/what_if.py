@@ -16,11 +16,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.looks.pacer import Pacer
+from app.looks.theme import Theme, figures_font
 from app.models.live_numbers import significant
 from app.models.position import Position
 from app.models.run_rows import RunRows
-from app.pacer import Pacer
-from app.theme import Theme, figures_font
 from app.widgets.elided_label import ElidedLabel
 from app.widgets.empty_state import EmptyState
 from app.widgets.speed_plot import SpeedPlot

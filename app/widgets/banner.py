@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.theme import Theme, icon
+from app.looks.theme import Theme, icon
 from app.widgets.clamped_label import ClampedLabel
 
 Offer = tuple[str, Callable[[], object]]

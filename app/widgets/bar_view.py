@@ -9,11 +9,11 @@ from typing import ClassVar
 import numpy as np
 from PySide6.QtWidgets import QWidget
 
+from app.looks.theme import Theme
 from app.models.per_round import per_round
 from app.models.pixel_columns import PixelColumns
 from app.models.run_overlay import RunOverlay
 from app.models.run_rows import RunRows
-from app.theme import Theme
 from app.widgets.legend import Swatch
 from app.widgets.overlaid_view import OverlaidView
 from app.widgets.overlay_style import ROLE, OverlayLine, draw_overlay

@@ -13,9 +13,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.looks.theme import Theme
 from app.models.compared_lanes import ComparedLanes
 from app.models.verdict_sentence import verdict_sentence
-from app.theme import Theme
 from app.widgets.lane_cards import LaneCards
 from app.widgets.lane_editor import LaneEditor
 from engine.compare.lane_spec import LaneSpec

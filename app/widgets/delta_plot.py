@@ -10,10 +10,10 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QPen, QResizeEvent
 from PySide6.QtWidgets import QWidget
 
+from app.looks.theme import Theme
 from app.models.compared_lanes import ComparedLanes
 from app.models.error_text import error_text
 from app.models.log_axis import LogAxis
-from app.theme import Theme
 from app.widgets.lane_style import lane_pen
 from app.widgets.legend import Swatch
 from app.widgets.round_plot import RoundPlot

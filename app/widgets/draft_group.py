@@ -7,9 +7,9 @@ from PySide6.QtWidgets import QSpinBox, QWidget
 
 from app.widgets.fields import choice, real, side_by_side, text, whole
 from app.widgets.form_group import FormGroup
-from engine.draft.ngram_options import NgramModOptions, NgramSizes
 from engine.errors import OptionError
 from engine.options import ACCEPT_RULES, MODEL_DRAFTERS, SpecOptions
+from engine.options.ngram_options import NgramModOptions, NgramSizes
 
 _DEFAULTS = SpecOptions()
 _SIZED = {"ngram-simple": "ngram_simple", "ngram-map-k": "ngram_map_k"}

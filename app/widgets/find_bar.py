@@ -6,8 +6,8 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent, QPalette
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QToolButton, QVBoxLayout, QWidget
 
+from app.looks.theme import Theme, icon
 from app.models.token_filter import CHOICES, FIELDS, FilterError, Term, parse_filter
-from app.theme import Theme, icon
 from engine.trace.records import TOKEN_KINDS
 
 _EXAMPLES = "rejected   depth>2   path:restore   seq:1   p<0.1   text"

@@ -6,12 +6,12 @@ from PySide6.QtCore import QPointF, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QIcon, QKeyEvent, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QAbstractButton, QGridLayout, QSizePolicy, QWidget
 
+from app.looks.theme import Theme, icon
 from app.models.compared_lanes import ComparedLanes
 from app.models.error_text import error_text
-from app.theme import Theme, icon
 from app.widgets.lane_style import lane_pen
-from engine.compare.lane_spec import NOISE, REFERENCE
-from engine.compare.verdict import SUSPECT, LaneVerdict
+from engine.trace.lane_kinds import NOISE, REFERENCE
+from engine.trace.verdict import SUSPECT, LaneVerdict
 
 _ABOUT = {
     REFERENCE: "token by token, no drafts",

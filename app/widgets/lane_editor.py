@@ -15,10 +15,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.theme import Theme, fixed_font, icon
-from engine.compare.lane_spec import DEFAULT_LANES, NOISE, NOISE_LANE, REFERENCE, LaneSpec
+from app.looks.theme import Theme, fixed_font, icon
+from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
 from engine.options import FAULTS, ROLLBACK_POLICIES
+from engine.trace.lane_kinds import NOISE, REFERENCE
 
 _SHOWN_LINES = 4
 _HINT = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QSplitter, QVBoxLayout, QWidget
 
+from app.looks.theme import Theme
 from app.models.compared_lanes import ComparedLanes
-from app.theme import Theme
 from app.widgets.delta_plot import METRICS, SWATCHES, DeltaPlot
 from app.widgets.legend import SwatchLegend
 from app.widgets.log_scale import LogScale

@@ -5,8 +5,8 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QPen
 
+from app.looks.theme import Theme
 from app.models.compared_lanes import ComparedLanes
-from app.theme import Theme
 
 _ROLES = ("first", "second", "third", "fourth", "fifth", "sixth")
 _DASHES: tuple[list[float], ...] = ([], [6, 3], [1.5, 2.5], [8, 3, 1.5, 3], [3, 3])

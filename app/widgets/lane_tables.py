@@ -6,10 +6,10 @@ from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QSplitter, QTabWidget, QWidget
 
+from app.looks.theme import Theme
 from app.models.compared_lanes import ComparedLanes
 from app.models.position_detail import PositionDetail
 from app.models.position_table import PositionTable
-from app.theme import Theme
 from app.widgets.plain_table import plain_table
 from app.widgets.probability_delegate import ProbabilityDelegate
 

@@ -8,7 +8,7 @@ from PySide6.QtCore import QEvent, QRect, QSize, Qt
 from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
-from app.theme import Theme
+from app.looks.theme import Theme
 
 if TYPE_CHECKING:
     from engine.model.info import LayerInfo

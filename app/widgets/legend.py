@@ -10,10 +10,10 @@ from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Qt
 from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
+from app.looks.theme import Theme, fixed_font
 from app.models.token_stream import KIND
-from app.theme import Theme, fixed_font
+from app.models.token_text import MEANING
 from app.widgets.token_paint import Mark, TokenMetrics, TokenPainter
-from app.widgets.token_tip import MEANING
 
 _GAP = 12
 _SWATCH = 10

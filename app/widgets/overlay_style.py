@@ -9,7 +9,7 @@ import pyqtgraph as pg
 from PySide6.QtCore import QRect
 from PySide6.QtGui import QColor, QPainter, QPen
 
-from app.theme import Theme
+from app.looks.theme import Theme
 
 ROLE = "plot.overlay"
 DASHES = (5.0, 3.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QAbstractItemModel
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView
 
-from app.theme import figures_font
+from app.looks.theme import figures_font
 
 _ROW_PAD = 5
 

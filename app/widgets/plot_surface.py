@@ -9,7 +9,7 @@ from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QContextMenuEvent, QHelpEvent, QPen
 from PySide6.QtWidgets import QFrame, QMenu, QToolTip, QWidget
 
-from app.theme import Theme
+from app.looks.theme import Theme
 
 
 class PlotSurface(pg.PlotWidget):

@@ -8,9 +8,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QPalette
 from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
 
+from app.looks.theme import figures_font
 from app.models.memory_estimate import PolicyCost
-from app.theme import figures_font
-from app.widgets.size_bars import format_bytes
+from app.models.units import format_bytes
 from engine.options import ROLLBACK_POLICIES
 
 _NAME, _PRODUCT, _TOTAL = range(3)

@@ -6,7 +6,7 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QToolButton, QWidget
 
-from app.actions import Actions
+from app.actions.actions import Actions
 from app.models.compared_lanes import ComparedLanes
 
 _ICON = 16

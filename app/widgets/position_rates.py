@@ -10,8 +10,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QBrush, QPen
 from PySide6.QtWidgets import QWidget
 
+from app.looks.theme import Theme
 from app.models.live_numbers import significant
-from app.theme import Theme
 from app.widgets.legend import Swatch
 from app.widgets.overlay_style import overlay_pen
 from app.widgets.plot_surface import PlotSurface

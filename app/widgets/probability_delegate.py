@@ -6,8 +6,8 @@ from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QRect
 from PySide6.QtGui import QPainter
 from PySide6.QtWidgets import QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
+from app.looks.theme import Theme
 from app.models.position_detail import BAR_ROLE, DIFFERS_ROLE
-from app.theme import Theme
 
 _BAR_HEIGHT = 6
 _PAD = 4

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.jobs import ChatWrap
+from app.engine_thread.jobs import ChatWrap
 from app.widgets.fields import text, whole
 from engine.errors import OptionError
 from resources import demo_prompts

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from PySide6.QtCore import QObject
 
-from app.pacer import Pacer
+from app.looks.pacer import Pacer
 
 PERIOD_MS = 400
 """Plots move at most so often: nobody reads them faster, and the engine needs the time."""

@@ -9,9 +9,9 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QWidget
 
+from app.looks.theme import Theme
 from app.models.run_axis import UNITS, RunAxis
 from app.models.run_overlay import RunOverlay
-from app.theme import Theme
 from app.widgets.chip import Chip
 from app.widgets.plot_surface import PlotSurface
 

@@ -10,8 +10,8 @@ from PySide6.QtCore import Signal
 from PySide6.QtGui import QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
 
+from app.looks.theme import Theme
 from app.models.position import Position
-from app.theme import Theme
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.round_group import RoundGroup

@@ -7,8 +7,8 @@ from PySide6.QtWidgets import QCheckBox, QWidget
 
 from app.widgets.fields import real, text, whole
 from app.widgets.form_group import FormGroup
-from engine.decode.bias_text import parse_bias
 from engine.options import SamplerOptions
+from engine.options.bias_text import parse_bias
 
 
 class SamplerGroup(FormGroup):

@@ -8,7 +8,8 @@ from PySide6.QtCore import QRect, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QPalette
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.theme import Theme
+from app.looks.theme import Theme
+from app.models.units import format_bytes
 
 _BAR_HEIGHT = 6
 _ROW_GAP = 4
@@ -65,13 +66,3 @@ class SizeBars(QWidget):
 
     def _row(self) -> int:
         return self.fontMetrics().height() + _ROW_GAP
-
-
-def format_bytes(n: int) -> str:
-    """Three significant digits with a decimal unit: 0 B, 512 kB, 9.41 MB."""
-    value = float(n)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 999.5:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"

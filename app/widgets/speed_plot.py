@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QBrush, QPen
 from PySide6.QtWidgets import QWidget
 
-from app.theme import Theme
+from app.looks.theme import Theme
 from app.widgets.plot_surface import PlotSurface
 from engine.trace.what_if import WhatIf
 

@@ -6,10 +6,10 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QPalette
 from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QStatusBar, QWidget
 
-from app.events import Progress
+from app.engine_thread.events import Progress
 from app.models.live_numbers import NOT_OBSERVED, LiveNumbers, significant
 from app.models.run_overlay import RunOverlay
-from app.widgets.size_bars import format_bytes
+from app.models.units import format_bytes
 
 _CHIPS = {
     "acceptance": ("acceptance", "0.888", "Accepted of all drafted tokens"),

@@ -19,11 +19,11 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QToolTip, QWidget
 
+from app.looks.theme import Theme, fixed_font
 from app.models import token_walk
 from app.models.position import Position
 from app.models.token_stream import KIND, TokenStream
 from app.models.token_walk import NOWHERE
-from app.theme import Theme, fixed_font
 from app.widgets.token_marks import paint_cursor, paint_hits, paint_selection
 from app.widgets.token_paint import Mark, TokenMetrics, TokenPainter
 from app.widgets.token_scroll import MARGIN, TokenScroll

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from PySide6.QtCore import QLine, QPoint, QPointF, QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPen, QStaticText
 
+from app.looks.theme import Theme
 from app.models.token_stream import KIND
-from app.theme import Theme
 from engine.trace.records import TOKEN_KINDS
 
 _ABOVE = 2

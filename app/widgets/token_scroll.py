@@ -9,9 +9,9 @@ from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
 
+from app.looks.theme import Theme, fixed_font
 from app.models.token_stream import GHOSTS, TokenStream
 from app.models.token_walk import NOWHERE
-from app.theme import Theme, fixed_font
 from app.widgets.chip import Chip
 from app.widgets.token_layout import Span, TokenLayout
 from app.widgets.token_paint import TokenMetrics

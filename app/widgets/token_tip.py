@@ -6,17 +6,7 @@ from html import escape
 from typing import Any
 
 from app.models.token_stream import TokenStream
-
-MEANING = {
-    "prompt": "part of the prompt",
-    "target": "chosen by the target, nothing was drafted here",
-    "accepted": "drafted and confirmed by the target",
-    "rejected": "drafted, the target chose another token",
-    "ignored": "drafted after the first rejection, never compared",
-    "replacement": "the target's token at the rejection",
-    "bonus": "the target's token after a fully accepted draft",
-    "replayed": "decoded again after a restore",
-}
+from app.models.token_text import MEANING
 
 
 def token_tip(stream: TokenStream, index: int) -> str:

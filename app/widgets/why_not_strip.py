@@ -6,10 +6,10 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QToolButton, QWidget
 
+from app.looks.pacer import Pacer
+from app.looks.theme import Theme, icon
 from app.models.position import Position
 from app.models.why_not import Reason, why_not
-from app.pacer import Pacer
-from app.theme import Theme, icon
 from engine.trace.store import TraceStore
 
 _PERIOD_MS = 500

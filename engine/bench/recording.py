@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import engine.decode.scheduler as scheduler
 from engine.bench.measured import Configuration, measure
 from engine.bench.sections import SectionClock
+from engine.decode.recorder import Recorder
 from engine.options import Prompt
-from engine.trace.recorder import Recorder
 
 if TYPE_CHECKING:
     from engine.session import Session

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from engine.batch import UBatch
 from engine.errors import OptionError
-from engine.memory.batch import UBatch
 from engine.memory.policies import POLICIES
 from engine.memory.recurrent import RecurrentCheckpoint, RecurrentMemory, RecurrentShape, Traffic
 from kernels.conv import causal_conv

@@ -8,8 +8,8 @@ from statistics import median
 
 import torch
 
+from engine.batch import Span
 from engine.bench.sections import SectionClock, sections_timed
-from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import SPLITS, RunOptions

@@ -9,8 +9,8 @@ from time import perf_counter
 
 import torch
 
+from engine.batch import Span
 from engine.device import wait_for
-from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.memory.batch import Span
+from engine.batch import Span
 from engine.options import Prompt, RunOptions
 
 if TYPE_CHECKING:

@@ -7,24 +7,15 @@ from dataclasses import replace
 
 import torch
 
+from engine.batch import Span
 from engine.compare.free_lane import FreeLane
 from engine.compare.lane import Follower, Leader, Setting
-from engine.compare.lane_spec import (
-    DEFAULT_LANES,
-    NOISE,
-    PEER,
-    REFERENCE,
-    LaneSpec,
-    with_mode_lanes,
-)
+from engine.compare.lane_spec import DEFAULT_LANES, LaneSpec, with_mode_lanes
 from engine.compare.lanes import ModeLane, NoiseLane, ReferenceLane
 from engine.compare.peer_lane import PeerLane
 from engine.compare.policy_lane import PolicyLane
 from engine.compare.rounds import Round, SequenceRound
-from engine.compare.verdict import LaneVerdict, judge_lanes, noise_against
-from engine.decode.distribution import Distribution
 from engine.decode.rules import RULES
-from engine.decode.sampler import Sampler
 from engine.decode.slot import Slot
 from engine.decode.slots import Slots
 from engine.decode.verify import match
@@ -33,10 +24,13 @@ from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.scripted import ScriptedDrafter
 from engine.errors import OptionError
 from engine.findings.check import record_findings
-from engine.memory.batch import Span
 from engine.options import Prompt, RunOptions
+from engine.sampling.distribution import Distribution
+from engine.sampling.sampler import Sampler
 from engine.session import Session
+from engine.trace.lane_kinds import NOISE, PEER, REFERENCE
 from engine.trace.store import TraceStore
+from engine.trace.verdict import LaneVerdict, judge_lanes, noise_against
 
 
 class Comparison:

@@ -13,18 +13,18 @@ from typing import Protocol
 
 import torch
 
+from engine.batch import Span
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import Round, SequenceRound
 from engine.compare.rows import DivergenceRows
 from engine.decode.forward import Forward, Rows
+from engine.decode.recorder import PhaseClock, Recorder, RoundFacts
 from engine.decode.verify import target_facts
 from engine.errors import ContextFullError, RollbackRefusedError
-from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
 from engine.session import Session
-from engine.trace.recorder import PhaseClock, Recorder, RoundFacts
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from engine.errors import OptionError
 from engine.options import COMPUTE_MODES, ROLLBACK_POLICIES, RunOptions
+from engine.trace.lane_kinds import NOISE, PEER, POLICY, REFERENCE
 
-REFERENCE, NOISE, PEER, POLICY = "reference", "noise", "peer", "policy"
 LANE_MODES = tuple(mode for mode in COMPUTE_MODES if mode != "auto")
 _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "n_rs_seq": ("n_rs_seq", int),

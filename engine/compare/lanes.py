@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
+from engine.batch import Span
 from engine.compare.lane import EngineFollower, EngineLane
 from engine.compare.rounds import Round, SequenceRound
 from engine.draft.chain import Asked
-from engine.memory.batch import Span
 
 
 class ReferenceLane(EngineLane):

@@ -7,13 +7,13 @@ import torch
 from engine.compare.lane import EngineFollower, Leader, Setting
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import Round, SequenceRound
+from engine.decode.recorder import RoundFacts
 from engine.decode.rollback import Rollback, Undone
-from engine.decode.sampler import Sampler
 from engine.decode.verify import Acceptance, target_facts
 from engine.memory.hybrid import Checkpoint
 from engine.model.hybrid import HybridModel
 from engine.options import RunOptions
-from engine.trace.recorder import RoundFacts
+from engine.sampling.sampler import Sampler
 
 
 class PolicyLane(EngineFollower):

@@ -8,9 +8,9 @@ from functools import cached_property
 
 import torch
 
+from engine.batch import Span
 from engine.compare.divergence import ReferenceLogits, ReferenceMemory
 from engine.draft.drafter import Draft
-from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from engine.batch import Span, UBatch
 from engine.decode.forward import Forward
-from engine.memory.batch import Span, UBatch
 from engine.memory.hybrid import HybridMemory
 
 PASS_COST = 16

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from engine.batch import Span
+from engine.decode.recorder import RoundFacts
 from engine.decode.rollback import Undone
 from engine.decode.slot import Slot
 from engine.decode.verify import Acceptance, TargetFacts, TargetRows
 from engine.draft.drafter import Draft
-from engine.memory.batch import Span
-from engine.trace.recorder import RoundFacts
 
 
 def verified_facts(

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from engine.batch import Span, UBatch
+from engine.decode.recorder import PhaseClock, Recorder
 from engine.device import wait_for
-from engine.memory.batch import Span, UBatch
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import RunOptions
-from engine.trace.recorder import PhaseClock, Recorder
 
 Rows = dict[int, torch.Tensor]
 """Per memory sequence: logits [n_outputs, n_vocab] or hidden rows [n_tokens, n_embd]."""

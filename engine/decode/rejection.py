@@ -11,10 +11,10 @@ from collections.abc import Collection
 
 import numpy as np
 
-from engine.decode.distribution import Distribution
-from engine.decode.sampler import Rows, Sampler
 from engine.decode.verify import Acceptance, closes, with_bonus
 from engine.draft.drafter import Draft
+from engine.sampling.distribution import Distribution
+from engine.sampling.sampler import Rows, Sampler
 
 
 def reject(draft: Draft, rows: Rows, sampler: Sampler, end_tokens: Collection[int]) -> Acceptance:

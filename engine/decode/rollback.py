@@ -17,16 +17,16 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.batch import Span, UBatch
 from engine.decode.forward import Forward
-from engine.decode.sampler import Sampler
+from engine.decode.recorder import PhaseClock
 from engine.decode.synthetic import keep
 from engine.decode.verify import Acceptance, match
 from engine.draft.drafter import Draft
 from engine.errors import RollbackRefusedError
-from engine.memory.batch import Span, UBatch
 from engine.memory.hybrid import Checkpoint
 from engine.options import MAX_REPLAYS, RunOptions
-from engine.trace.recorder import PhaseClock
+from engine.sampling.sampler import Sampler
 
 
 @dataclass(slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from engine.decode.rejection import reject
-from engine.decode.sampler import Rows, Sampler
 from engine.decode.verify import Acceptance, match
 from engine.draft.drafter import Draft
+from engine.sampling.sampler import Rows, Sampler
 
 Rule = Callable[[Draft, Rows, Sampler, Collection[int]], Acceptance]
 

@@ -11,24 +11,24 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
+from engine.batch import Span
 from engine.decode.batching import verify_batches
 from engine.decode.facts import prompt_facts, verified_facts
 from engine.decode.forward import Forward
 from engine.decode.held_sequences import HeldSequences
+from engine.decode.recorder import PhaseClock, Recorder, RoundFacts
 from engine.decode.rollback import Rollback, Undone
 from engine.decode.rules import RULES
-from engine.decode.sampler import Sampler
 from engine.decode.slot import Slot
 from engine.decode.slots import Slots
 from engine.decode.synthetic import SyntheticAcceptance
 from engine.decode.verify import Acceptance, match
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
-from engine.memory.batch import Span
 from engine.memory.hybrid import Checkpoint, HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
-from engine.trace.recorder import PhaseClock, Recorder, RoundFacts
+from engine.sampling.sampler import Sampler
 
 Watch = Callable[[int, int, int, Sequence[int], torch.Tensor], None]
 """Called with round, seq_id, position of the first token, the tokens that were emitted, and the

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from engine.decode.sampler import Sampler
 from engine.options import Prompt, RunOptions
+from engine.sampling.sampler import Sampler
 
 
 @dataclass(slots=True)

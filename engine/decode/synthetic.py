@@ -10,9 +10,9 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from engine.decode.sampler import Rows, Sampler
 from engine.decode.verify import Acceptance, with_bonus
 from engine.draft.drafter import Draft
+from engine.sampling.sampler import Rows, Sampler
 
 _STREAM = 1  # beside the seed: other numbers than the sampler draws
 
@@ -20,7 +20,7 @@ _STREAM = 1  # beside the seed: other numbers than the sampler draws
 class SyntheticAcceptance:
     """Decides for every sequence with random numbers of its own, seeded like its sampler.
 
-    rates: as engine.decode.acceptance_rates gives them.
+    rates: as engine.options.acceptance_rates gives them.
     """
 
     def __init__(self, rates: Sequence[float], seed: int) -> None:

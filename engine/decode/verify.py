@@ -9,8 +9,8 @@ from itertools import accumulate
 
 import torch
 
-from engine.decode.sampler import Rows, Sampler
 from engine.draft.drafter import Draft
+from engine.sampling.sampler import Rows, Sampler
 from engine.trace.records import N_TOP
 from engine.transfer import read, upload
 from kernels.top_k import top_k

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.batch import Span, UBatch
 from engine.draft.drafter import DraftRequest
 from engine.draft.model_drafter import ModelDrafter, single_tokens
 from engine.draft.token_draws import TokenDraws
-from engine.memory.batch import Span, UBatch
 from engine.memory.hybrid import HybridMemory
 from engine.model.mtp import MtpHead
 from engine.options import SpecOptions

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.batch import Span
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter, single_tokens
 from engine.draft.token_draws import TokenDraws
-from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import SpecOptions

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from engine.decode.distribution import Distribution
+from engine.sampling.distribution import Distribution
 
 
 @dataclass(frozen=True, slots=True)

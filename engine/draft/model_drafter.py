@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from engine.batch import UBatch
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.token_draws import TokenDraws
-from engine.memory.batch import UBatch
 from engine.options import SpecOptions
 from engine.trace.records import N_TOP
 from engine.transfer import read, upload

@@ -12,7 +12,6 @@ from engine.draft.drafter import Draft
 from engine.draft.history import History
 from engine.draft.ngram_cache_file import LookupCache
 from engine.draft.ngram_drafter import NgramDrafter, nothing
-from engine.draft.ngram_options import LOOKUP_CACHE_N_MAX
 from engine.draft.ngram_table import (
     LAX,
     N_LONGEST,
@@ -23,6 +22,7 @@ from engine.draft.ngram_table import (
     most_frequent,
     most_likely,
 )
+from engine.options.ngram_options import LOOKUP_CACHE_N_MAX
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from engine.draft.drafter import Draft
 from engine.draft.history import History
 from engine.draft.ngram_drafter import NgramDrafter, nothing
 from engine.draft.ngram_hash import FirstOccurrences
-from engine.draft.ngram_options import NgramSizes
+from engine.options.ngram_options import NgramSizes
 
 MOST_HITS = 16380
 MOST_VALUES = 4

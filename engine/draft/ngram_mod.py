@@ -14,7 +14,7 @@ import numpy as np
 from engine.draft.drafter import Draft
 from engine.draft.history import History
 from engine.draft.ngram_drafter import NgramDrafter, nothing
-from engine.draft.ngram_options import NgramModOptions
+from engine.options.ngram_options import NgramModOptions
 
 N_ENTRIES = 4 << 20
 EMPTY = -1

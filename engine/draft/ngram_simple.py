@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.draft.drafter import Draft
 from engine.draft.history import History
 from engine.draft.ngram_drafter import NgramDrafter, nothing
-from engine.draft.ngram_options import NgramSizes
+from engine.options.ngram_options import NgramSizes
 
 
 class NgramSimple(NgramDrafter):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.decode.distribution import Distribution, softmax
+from engine.sampling.distribution import Distribution, softmax
 
 _STREAM = 1
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from engine.compare.lane_spec import NOISE, REFERENCE
-from engine.compare.verdict import noise_bound
+from engine.trace.lane_kinds import NOISE, REFERENCE
 from engine.trace.records import MISSING
 from engine.trace.round_rows import RoundRows
 from engine.trace.store import Table, TextPool, TraceStore
+from engine.trace.verdict import noise_bound
 
 POLICY = "policy"
 """Kind of the lanes that verify drafts and roll back."""

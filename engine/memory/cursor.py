@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import torch
 
-from engine.memory.batch import UBatch
+from engine.batch import UBatch
 from engine.memory.recurrent import RecurrentMemory, RecurrentShape
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.batch import Span, UBatch, make_ubatch, split_equal, split_seq, split_simple
 from engine.errors import OptionError
 from engine.graphs import MOST_TOKENS, Fixed, StepGraphs, graphs_for
-from engine.memory.batch import Span, UBatch, make_ubatch, split_equal, split_seq, split_simple
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.policies import POLICIES
 from engine.memory.recurrent import RecurrentCheckpoint, RecurrentMemory, RecurrentShape

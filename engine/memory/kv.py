@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.batch import UBatch
 from engine.errors import OptionError
 from engine.graphs import Fixed
-from engine.memory.batch import UBatch
 from engine.memory.kv_cells import CellTable
 from engine.memory.kv_storage import Index, KVStorage, Strided
 from engine.memory.rotation import Rotate

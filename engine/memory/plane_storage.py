@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.batch import UBatch
 from engine.graphs import Fixed
-from engine.memory.batch import UBatch
 from engine.memory.cells import NONE, Cells, Slot
 from engine.memory.pool import PoolRows, conv_in_pool, delta_in_pool
 from engine.memory.recurrent import RecurrentMemory, RecurrentShape, SlotState

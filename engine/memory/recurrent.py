@@ -15,8 +15,8 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
+from engine.batch import UBatch
 from engine.graphs import Fixed
-from engine.memory.batch import UBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.batch import UBatch
 from engine.graphs import Fixed
-from engine.memory.batch import UBatch
 from engine.memory.cursor import CursorMemory
 from engine.memory.pool import PoolRows, conv_in_pool, delta_in_pool
 from engine.memory.recurrent import RecurrentShape, SlotState

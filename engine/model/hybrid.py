@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from engine.memory.batch import UBatch
+from engine.batch import UBatch
 from engine.model.config import ModelConfig
 from engine.model.embedding import Embedding
 from engine.model.layers import Block, OutputHead, RopeTables, StepOutput, Surroundings

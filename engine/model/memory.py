@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from engine.memory.batch import UBatch
+from engine.batch import UBatch
 
 
 class AttentionView(Protocol):

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from engine.memory.batch import UBatch
+from engine.batch import UBatch
 from engine.model.embedding import Embedding
 from engine.model.layers import Block, OutputHead, RopeTables, StepOutput, Surroundings
 from engine.model.memory import Memory

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.compare.lane_spec import NOISE
 from engine.errors import OptionError
+from engine.trace.lane_kinds import NOISE
 from engine.trace.records import MISSING, ROLLBACK_PATHS
 from engine.trace.store import TraceStore
 

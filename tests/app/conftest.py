@@ -16,12 +16,12 @@ from PySide6.QtCore import QCoreApplication, QEvent, QSettings, QTimer
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.bridge import Bridge
-from app.settings import Settings
+from app.engine_thread.bridge import Bridge
+from app.saved.settings import Settings
 from tests.support.fake_session import FakeEngine
 
 if TYPE_CHECKING:
-    from app.window import MainWindow
+    from app.shell.window import MainWindow
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def engine() -> Iterator[FakeEngine]:
 @pytest.fixture
 def make_window(qtbot: QtBot) -> Iterator[Callable[..., MainWindow]]:
     """Shows windows, with a data folder if one is given; afterwards nothing of them may be left."""
-    from app.window import MainWindow
+    from app.shell.window import MainWindow
 
     threads = set(threading.enumerate())
     widgets = set(QApplication.topLevelWidgets())
@@ -89,7 +89,7 @@ def window(make_window: Callable[..., MainWindow], engine: FakeEngine) -> MainWi
 @pytest.fixture
 def loaded(window: MainWindow, model_file: Path, qtbot: QtBot) -> MainWindow:
     """The main window with a model open."""
-    from app.events import State
+    from app.engine_thread.events import State
 
     window.open_model(model_file)
     qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=5000)

@@ -6,9 +6,9 @@ from collections import Counter
 
 from PySide6.QtGui import QAction, QKeySequence
 
-from app.action_specs import SPECS
-from app.actions import MENUS, SEPARATOR, TOOLBAR
-from app.window import MainWindow
+from app.actions import SPECS
+from app.actions.actions import MENUS, SEPARATOR, TOOLBAR
+from app.shell.window import MainWindow
 from resources import ICONS
 
 

@@ -14,8 +14,8 @@ import pytest
 from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
-from app import autosave
-from app.autosave import Autosave, adopt, discard, leftovers
+from app.saved import autosave
+from app.saved.autosave import Autosave, adopt, discard, leftovers
 from engine.trace.export import SESSION_FILE, export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
@@ -103,7 +103,7 @@ def test_a_killed_process_leaves_an_autosave(tmp_path: Path) -> None:
 import os, signal, sys
 from pathlib import Path
 from PySide6.QtCore import QCoreApplication, QObject
-from app.autosave import Autosave
+from app.saved.autosave import Autosave
 from tests.support.trace_builder import TraceBuilder
 app = QCoreApplication([])
 builder = TraceBuilder(); builder.prompt(["a"]); builder.plain(" b")

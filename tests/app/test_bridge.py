@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app import events
-from app.bridge import Bridge
-from app.events import State
+from app.engine_thread import events
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
 from engine.errors import Cancelled
 from engine.options import RunOptions, SpecOptions
 from engine.trace.store import TraceStore
@@ -298,7 +298,7 @@ def test_export_that_is_cancelled_says_only_that_it_ended(
             time.sleep(0.001)
         raise Cancelled
 
-    monkeypatch.setattr("app.trace_jobs.export_csv", export_csv)
+    monkeypatch.setattr("app.engine_thread.trace_jobs.export_csv", export_csv)
     exported: list[object] = []
     bridge.exported.connect(exported.append)
     bridge.export(bridge.store, tmp_path / "out")

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app import collector
-from app.collector import Collector
+from app.shell import collector
+from app.shell.collector import Collector
 
 
 class Loop:

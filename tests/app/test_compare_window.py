@@ -11,12 +11,12 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QTabBar
 from pytestqt.qtbot import QtBot
 
-from app.bridge import Bridge
-from app.events import State
-from app.jobs import CompareRequest
-from app.settings import Settings
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
+from app.engine_thread.jobs import CompareRequest
+from app.saved.settings import Settings
+from app.shell.window import MainWindow
 from app.widgets.scroll_page import ScrollPage
-from app.window import MainWindow
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.options import RunOptions, SpecOptions
 from engine.trace.export import export_csv

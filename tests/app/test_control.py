@@ -9,13 +9,13 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QApplication, QMenu, QToolButton
 from pytestqt.qtbot import QtBot
 
-from app.bridge import Bridge
-from app.events import State
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
+from app.looks.theme import load_theme
 from app.models.run_facts import effective, run_marks, run_title
-from app.settings import Settings
-from app.theme import load_theme
+from app.saved.settings import Settings
+from app.shell.window import MainWindow
 from app.views.breaks import BreaksView
-from app.window import MainWindow
 from engine.trace.breaks import EXAMPLES, BreakRule
 from resources import DEMO_DRAFT
 from tests.support.fake_session import FakeEngine

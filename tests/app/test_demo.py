@@ -12,10 +12,10 @@ import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
-from app.bridge import Bridge
 from app.dialogs.export import ExportDialog
-from app.events import State
-from app.window import MainWindow
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
+from app.shell.window import MainWindow
 from engine.trace.records import EMITTED_KINDS
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
 

@@ -11,10 +11,10 @@ from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QApplication, QLabel, QPushButton
 from pytestqt.qtbot import QtBot
 
-from app.actions import Actions
+from app.actions.actions import Actions
+from app.looks.theme import Theme, load_theme
 from app.models.position import Position
 from app.models.position_detail import BAR_ROLE
-from app.theme import Theme, load_theme
 from app.views.divergence import DivergenceView
 from app.widgets.lane_cards import verdict_text
 from app.widgets.log_scale import gradient

@@ -8,9 +8,9 @@ from PySide6.QtGui import QImage, QMouseEvent
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.docks import LAYOUTS
-from app.theme import THEME_NAMES
-from app.window import MainWindow
+from app.looks.theme import THEME_NAMES
+from app.shell.docks import LAYOUTS
+from app.shell.window import MainWindow
 
 SIZES = ((1280, 800), (2560, 1440), (1280, 1000), (1700, 1200))
 

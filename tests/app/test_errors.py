@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import qWarning
 
-from app.errors import ErrorCatcher, log
+from app.saved.errors import ErrorCatcher, log
 
 
 @pytest.fixture
@@ -108,7 +108,8 @@ def test_each_process_has_its_own_crash_note(tmp_path: Path) -> None:
 
 def test_hard_crash_is_told_at_the_next_start(tmp_path: Path) -> None:
     code = (
-        "import sys, os, signal; from pathlib import Path; from app.errors import ErrorCatcher;"
+        "import sys, os, signal; from pathlib import Path;"
+        "from app.saved.errors import ErrorCatcher;"
         "ErrorCatcher(Path(sys.argv[1]), print).install(); os.kill(os.getpid(), signal.SIGSEGV)"
     )
     done = subprocess.run(

@@ -7,7 +7,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.window import MainWindow
+from app.shell.window import MainWindow
 from tests.support.trace_builder import TraceBuilder, sample_trace
 
 

@@ -7,8 +7,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
+from app.looks.theme import load_theme
 from app.models.position import Position
-from app.theme import load_theme
 from app.views.findings import FindingsView
 from engine.trace.store import TraceStore
 from tests.support.lane_traces import faulty_comparison

@@ -12,10 +12,10 @@ from PySide6.QtCore import QRect
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.bridge import Bridge
-from app.docks import TITLES
-from app.settings import Settings
-from app.window import MainWindow
+from app.engine_thread.bridge import Bridge
+from app.saved.settings import Settings
+from app.shell.docks import TITLES
+from app.shell.window import MainWindow
 from tests.support.fake_session import FakeEngine
 
 ROOT = Path(__file__).parents[2]
@@ -26,10 +26,10 @@ from PySide6.QtCore import QSettings
 from PySide6.QtWidgets import QApplication
 QSettings.setPath(QSettings.Format.IniFormat, QSettings.Scope.UserScope, sys.argv[1])
 app = QApplication([])
-from app.bridge import Bridge
-from app.gui import FirstPaint
-from app.settings import Settings
-from app.window import MainWindow
+from app.engine_thread.bridge import Bridge
+from app.shell.gui import FirstPaint
+from app.saved.settings import Settings
+from app.shell.window import MainWindow
 window = MainWindow(Bridge(), Settings(), whole=False)
 def painted():
     heavy = [name for name in ("pyqtgraph", "torch", "gguf") if name in sys.modules]
@@ -47,7 +47,7 @@ import sys, time
 started = time.monotonic()
 from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QApplication
-from app.gui import run_window
+from app.shell.gui import run_window
 app = QApplication([])
 def look():
     window = next(w for w in app.topLevelWidgets() if w.objectName() == "main")

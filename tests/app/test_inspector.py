@@ -13,8 +13,8 @@ from pytestqt.qtbot import QtBot
 from app.models.position import Position
 from app.models.step_markdown import step_markdown
 from app.models.step_table import COLUMNS
+from app.shell.window import MainWindow
 from app.views.inspector import InspectorView
-from app.window import MainWindow
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore

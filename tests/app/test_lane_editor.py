@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
-from app.theme import load_theme
+from app.looks.theme import load_theme
 from app.widgets.lane_editor import LaneEditor, parse_lanes
 from engine.compare.lane_spec import DEFAULT_LANES, LaneSpec
 from engine.errors import OptionError

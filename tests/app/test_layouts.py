@@ -9,10 +9,10 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QPushButton, QTabBar
 from pytestqt.qtbot import QtBot
 
-from app.bridge import Bridge
-from app.docks import LAYOUTS, TITLES
+from app.engine_thread.bridge import Bridge
+from app.shell.docks import LAYOUTS, TITLES
+from app.shell.window import MainWindow
 from app.widgets.empty_state import EmptyState
-from app.window import MainWindow
 from tests.support.fake_session import FakeEngine
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.events import ModelFiles
+from app.engine_thread.events import ModelFiles
+from app.looks.theme import load_theme
 from app.models.memory_estimate import estimate
-from app.theme import load_theme
 from app.views.model_map import ModelMapView
 from engine.gguf.file import GgufFile
 from engine.model.info import ModelInfo, describe

@@ -13,10 +13,10 @@ from pytestqt.qtbot import QtBot
 
 import app.widgets.run_pair
 from app.models.step_curves import WINDOW
+from app.shell.window import MainWindow
 from app.views.acceptance import AcceptanceView
 from app.widgets.bar_view import BarView
 from app.widgets.overlaid_view import OverlaidView
-from app.window import MainWindow
 from engine.trace.export import export_csv
 from engine.trace.records import PHASES
 from engine.trace.store import TraceStore

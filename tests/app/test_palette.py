@@ -7,10 +7,10 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QTableWidgetItem
 from pytestqt.qtbot import QtBot
 
-from app.action_specs import SPECS
+from app.actions import SPECS
 from app.dialogs.palette import CommandPalette
 from app.dialogs.shortcuts import ShortcutsDialog
-from app.window import MainWindow
+from app.shell.window import MainWindow
 
 CTRL_SHIFT = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier
 

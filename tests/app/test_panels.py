@@ -17,10 +17,10 @@ from PySide6.QtWidgets import (
 )
 from pytestqt.qtbot import QtBot
 
-from app.docks import LAYOUTS, TITLES
-from app.events import State
+from app.engine_thread.events import State
+from app.shell.docks import LAYOUTS, TITLES
+from app.shell.window import MainWindow
 from app.widgets.title_button import TitleButton
-from app.window import MainWindow
 
 _LEAST = 60
 """A panel that is smaller than this shows nothing."""

@@ -14,16 +14,16 @@ from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QApplication, QFileDialog
 from pytestqt.qtbot import QtBot
 
+from app.looks.theme import load_theme
 from app.models.position import Position
-from app.plot_export import write_plot
-from app.theme import load_theme
+from app.shell.plot_export import write_plot
+from app.shell.window import MainWindow
 from app.views.acceptance import AcceptanceView
 from app.views.kv_cells import KvCellsView
 from app.views.timing import NO_BASELINE, TimingView
 from app.views.verify_width import VerifyWidthView
 from app.widgets.round_view import RoundView
 from app.widgets.stacked_bars import StackedBars
-from app.window import MainWindow
 from engine.errors import TraceFileError
 from engine.trace.records import PHASES
 from engine.trace.store import TraceStore

@@ -9,8 +9,8 @@ from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
+from app.looks.theme import Theme, load_theme
 from app.models.position import Position
-from app.theme import Theme, load_theme
 from app.views.ring import RingView
 from app.views.rollback import RollbackView
 from engine.trace.records import SLOT_STATES

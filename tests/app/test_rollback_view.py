@@ -9,8 +9,8 @@ from PySide6.QtGui import QWheelEvent
 from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
+from app.looks.theme import Theme, load_theme
 from app.models.position import Position
-from app.theme import Theme, load_theme
 from app.views.rollback import RollbackView
 from tests.support.trace_builder import TraceBuilder, sample_trace
 

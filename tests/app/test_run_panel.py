@@ -12,13 +12,13 @@ from PySide6.QtGui import QPalette, QWheelEvent
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.events import ModelFiles
-from app.jobs import ChatWrap
-from app.theme import apply_theme, load_theme
+from app.engine_thread.events import ModelFiles
+from app.engine_thread.jobs import ChatWrap
+from app.looks.theme import apply_theme, load_theme
 from app.views.run_panel import RunPanel
-from engine.draft.ngram_options import NgramSizes
 from engine.errors import OptionError
 from engine.options import RunOptions, SamplerOptions, SpecOptions
+from engine.options.ngram_options import NgramSizes
 from resources import demo_prompts
 from tests.support.fake_session import FakeInfo, FakeLayer
 

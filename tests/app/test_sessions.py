@@ -11,10 +11,10 @@ from PySide6.QtGui import QDragEnterEvent, QDropEvent, QGuiApplication
 from PySide6.QtWidgets import QApplication, QFileDialog
 from pytestqt.qtbot import QtBot
 
-from app.bridge import Bridge
-from app.events import State
-from app.settings import Settings
-from app.window import MainWindow
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
+from app.saved.settings import Settings
+from app.shell.window import MainWindow
 from engine.trace.export import SESSION_FILE, export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QByteArray, QSettings
 
-from app.settings import N_RECENT, Settings
-from app.settings_steps import STEPS, VERSION
+from app.saved.settings import N_RECENT, Settings
+from app.saved.settings_steps import STEPS, VERSION
 
 
 def raw() -> QSettings:

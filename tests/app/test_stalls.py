@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 from app.bench.frames import spread_out
 from app.bench.pulse import Pulse
 from app.bench.synthetic import SyntheticRun
-from app.window import MainWindow
+from app.shell.window import MainWindow
 
 N_TOKENS = 100_000
 STALL = 0.1

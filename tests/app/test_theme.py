@@ -11,8 +11,8 @@ from PySide6.QtGui import QColor, QIcon, QPalette
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-import app.theme
-from app.theme import THEME_NAMES, apply_theme, icon, load_theme
+import app.looks.theme
+from app.looks.theme import THEME_NAMES, apply_theme, icon, load_theme
 from resources import ICONS
 
 ICON_NAMES = sorted(path.stem for path in ICONS.glob("*.svg"))
@@ -96,7 +96,7 @@ def test_a_value_that_is_no_colour_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "odd.toml").write_text('name = "odd"\n[base]\n[ui]\ntext = "blurple"\n')
-    monkeypatch.setattr(app.theme, "THEMES", tmp_path)
+    monkeypatch.setattr(app.looks.theme, "THEMES", tmp_path)
     with pytest.raises(ValueError, match=r"ui\.text = 'blurple'"):
         load_theme("odd")
 

@@ -10,9 +10,9 @@ from PySide6.QtGui import QGuiApplication, QHelpEvent, QImage, QPaintEvent
 from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
+from app.looks.theme import Theme, load_theme
 from app.models.position import Position
 from app.models.token_stream import KIND, RunStreams
-from app.theme import Theme, load_theme
 from app.widgets.token_area import TokenArea
 from app.widgets.token_tip import token_tip
 from tests.support.trace_builder import TraceBuilder, repeated, sample_trace

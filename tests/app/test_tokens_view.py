@@ -6,8 +6,8 @@ import pytest
 from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
+from app.looks.theme import load_theme
 from app.models.position import Position
-from app.theme import load_theme
 from app.views.tokens import TokensView
 from engine.trace.store import TraceStore
 from tests.support.trace_builder import TraceBuilder, repeated, sample_trace

@@ -9,9 +9,9 @@ import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
+from app.looks.theme import load_theme
 from app.models.position import Position
 from app.models.why_not import why_not
-from app.theme import load_theme
 from app.widgets.why_not_strip import WhyNotStrip
 from engine.options import RunOptions, SpecOptions
 from engine.trace.store import TraceStore

@@ -12,10 +12,10 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication, QDialog, QLabel
 from pytestqt.qtbot import QtBot
 
-from app.bridge import Bridge
-from app.docks import LAYOUTS, TITLES
-from app.events import State
-from app.window import MainWindow
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
+from app.shell.docks import LAYOUTS, TITLES
+from app.shell.window import MainWindow
 from tests.support.fake_session import FakeEngine
 from tests.support.window_acts import messages, trigger, wait
 
@@ -82,7 +82,7 @@ def test_spoilt_layout_gives_the_first_one(
 ) -> None:
     from PySide6.QtCore import QByteArray
 
-    from app.settings import Settings
+    from app.saved.settings import Settings
 
     Settings().set_geometry(QByteArray(b"junk"))
     Settings().set_layout("stream", QByteArray(b"junk"))

@@ -8,8 +8,8 @@ import pytest
 from PySide6.QtWidgets import QFileDialog
 from pytestqt.qtbot import QtBot
 
-from app.events import State
-from app.window import MainWindow
+from app.engine_thread.events import State
+from app.shell.window import MainWindow
 from engine.errors import ModelFileError
 from tests.support.fake_session import FakeEngine
 from tests.support.window_acts import drop, enabled, messages, trigger, wait

@@ -8,9 +8,9 @@ import pytest
 from PySide6.QtCore import QPoint, Qt
 from pytestqt.qtbot import QtBot
 
-from app.events import State
-from app.feed import SLOWEST_FRAME_MS
-from app.window import MainWindow
+from app.engine_thread.events import State
+from app.engine_thread.feed import SLOWEST_FRAME_MS
+from app.shell.window import MainWindow
 from tests.support.fake_session import FakeEngine
 from tests.support.window_acts import enabled, messages, trigger, wait
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.memory.batch import Span
+from engine.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import COMPUTE_MODES, ROLLBACK_POLICIES

@@ -8,7 +8,6 @@ from functools import cache
 import numpy as np
 import pytest
 
-from engine.draft.ngram_options import NgramModOptions, NgramSizes
 from engine.errors import LookupCacheError
 from engine.options import (
     DRAFTERS,
@@ -18,6 +17,7 @@ from engine.options import (
     SamplerOptions,
     SpecOptions,
 )
+from engine.options.ngram_options import NgramModOptions, NgramSizes
 from engine.session import Session
 from engine.trace.export import export_csv
 from engine.trace.records import DRAFT_REASONS

@@ -11,9 +11,9 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from engine.batch import Span
 from engine.decode.prompt_cache import Kept, PromptCache
 from engine.decode.scheduler import Scheduler
-from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions

@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
-from engine.compare.verdict import LaneVerdict
+from engine.trace.verdict import LaneVerdict
 
 
 def finish(comparison: Comparison) -> Comparison:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.events import ModelFiles
-from app.jobs import CompareRequest, OpenRequest
+from app.engine_thread.events import ModelFiles
+from app.engine_thread.jobs import CompareRequest, OpenRequest
 from engine.errors import Cancelled, ModelFileError, OptionError
 from engine.options import Prompt, RunOptions
 from engine.trace.store import TraceStore

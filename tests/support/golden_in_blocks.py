@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine.batch import Span
 from engine.gguf.file import GgufFile
-from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.model.loader import load_model
 

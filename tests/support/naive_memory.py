@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from engine.memory.batch import UBatch
+from engine.batch import UBatch
 from engine.model.config import ModelConfig, SsmConfig
 from kernels.conv import causal_conv
 from kernels.delta_rule import gated_delta_rule

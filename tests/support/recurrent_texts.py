@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from engine.memory.batch import UBatch
+from engine.batch import UBatch
 from engine.memory.recurrent import RecurrentCheckpoint, RecurrentMemory, RecurrentShape
 from tests.support.closeness import nmse
 

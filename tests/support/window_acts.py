@@ -9,8 +9,8 @@ from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.events import State
-from app.window import MainWindow
+from app.engine_thread.events import State
+from app.shell.window import MainWindow
 
 
 def wait(qtbot: QtBot, window: MainWindow, state: State) -> None:

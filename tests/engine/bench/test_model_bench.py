@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.batch import Span, UBatch
 from engine.bench.sections import SECTIONS, SectionClock, sections_timed
 from engine.bench.splits import bench_splits
 from engine.bench.steps import bench_steps
 from engine.gguf.file import GgufFile
-from engine.memory.batch import Span, UBatch
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.layers import StepOutput

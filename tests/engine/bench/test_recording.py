@@ -12,7 +12,7 @@ from engine.bench.measured import Configuration
 from engine.bench.recording import SECTIONS, bench_recording, recording_timed
 from engine.bench.sections import SectionClock
 from engine.decode.forward import Forward
-from engine.trace.recorder import Recorder
+from engine.decode.recorder import Recorder
 from engine.trace.store import TraceStore
 from tests.support.golden_runs import decode, options_of, prompt_of, session, tokens_of
 

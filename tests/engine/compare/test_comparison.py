@@ -12,12 +12,12 @@ import torch
 
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import DEFAULT_LANES
-from engine.compare.verdict import judge, noise_bound
 from engine.draft.drafter import Draft, DraftRequest
 from engine.errors import ContextFullError, OptionError
 from engine.options import FAULTS, ROLLBACK_POLICIES, Prompt
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
+from engine.trace.verdict import judge, noise_bound
 from tests.support.clean import PASSED
 from tests.support.comparisons import finish, rounds_of, specs, verdicts
 from tests.support.golden_runs import (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from engine.batch import Span
 from engine.compare.divergence import ReferenceLogits, ReferenceMemory, cells_that_differ
-from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 from tests.support.golden_runs import prompt_of, session
 

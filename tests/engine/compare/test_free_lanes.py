@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from engine.compare.comparison import Comparison
-from engine.compare.verdict import judge
 from engine.draft.drafter import Draft
 from engine.errors import OptionError
 from engine.options import Prompt
 from engine.trace.export import export_csv
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.reopen import open_trace
+from engine.trace.verdict import judge
 from tests.support.clean import PASSED
 from tests.support.comparisons import differences_of, finish, rounds_of, specs, verdicts
 from tests.support.golden_runs import (

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from engine.batch import Span
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, PEER_LANE
 from engine.compare.llama_cpp import LlamaCpp
 from engine.errors import OptionError, UnsupportedModelError
-from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.options import Prompt
 from engine.session import Session

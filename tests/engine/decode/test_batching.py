@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.batch import Span
 from engine.compare.divergence import ReferenceMemory
 from engine.decode.batching import (
     CONTEXT,
@@ -22,10 +23,9 @@ from engine.decode.batching import (
     verify_batches,
 )
 from engine.decode.forward import Forward
-from engine.memory.batch import Span
+from engine.decode.recorder import PhaseClock, Recorder
 from engine.memory.hybrid import HybridMemory
 from engine.options import ROLLBACK_POLICIES, RunOptions
-from engine.trace.recorder import PhaseClock, Recorder
 from engine.trace.store import TraceStore
 from tests.support.golden_runs import session
 

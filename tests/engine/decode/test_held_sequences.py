@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.batch import Span
 from engine.decode.held_sequences import HeldSequences, n_common
-from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.options import ROLLBACK_POLICIES, CacheOptions, Prompt
 from tests.support.golden_runs import session

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from engine.decode import rejection
-from engine.decode.distribution import Distribution
 from engine.decode.rejection import reject, residual
-from engine.decode.sampler import Sampler
 from engine.decode.verify import match
 from engine.draft.drafter import Draft
 from engine.options import SamplerOptions
+from engine.sampling.distribution import Distribution
+from engine.sampling.sampler import Sampler
 from tests.support.chi_square import chi_square
 
 N = 10_000

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.decode.sampler import Sampler
 from engine.options import SamplerOptions
+from engine.sampling.sampler import Sampler
 from tests.support import naive_sampler as naive
 
 LOGITS = torch.log(torch.tensor([[0.02, 0.5, 0.08, 0.3, 0.1]]))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.decode.sampler import Sampler
 from engine.decode.slot import Slot
 from engine.decode.slots import Slots
 from engine.options import Prompt, SamplerOptions
+from engine.sampling.sampler import Sampler
 
 
 def slots(n: int, n_slots: int) -> Slots:

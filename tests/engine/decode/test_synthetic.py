@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.decode.acceptance_rates import acceptance_rates
-from engine.decode.sampler import Sampler
 from engine.decode.synthetic import SyntheticAcceptance, keep
 from engine.draft.drafter import Draft
 from engine.errors import OptionError
 from engine.options import SamplerOptions, SpecOptions
+from engine.options.acceptance_rates import acceptance_rates
+from engine.sampling.sampler import Sampler
 from tests.support.golden_runs import decode, options_of, prompt_of, session, tokens_of
 
 MTP = "qwen35-c-v2x-mtp-f32"

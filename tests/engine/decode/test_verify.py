@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.decode.distribution import Distribution
-from engine.decode.sampler import Sampler
 from engine.decode.verify import TargetRows, all_target_facts, match, target_facts
 from engine.draft.drafter import Draft
 from engine.options import SamplerOptions
+from engine.sampling.distribution import Distribution
+from engine.sampling.sampler import Sampler
 
 END = {99}
 

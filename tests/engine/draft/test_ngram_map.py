@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.ngram_hash import N_SLOTS, slot_of
 from engine.draft.ngram_map import MOST_HITS, NgramMap
-from engine.draft.ngram_options import NgramSizes
+from engine.options.ngram_options import NgramSizes
 
 A, B, X, Y, Z = 1, 2, 7, 8, 9
 

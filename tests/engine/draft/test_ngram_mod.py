@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.draft import ngram_mod
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.ngram_mod import EMPTY, N_ENTRIES, NgramMod, Pool, entry_of
-from engine.draft.ngram_options import NgramModOptions
+from engine.options.ngram_options import NgramModOptions
 
 
 def entry(ngram: list[int]) -> int:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.decode.distribution import Distribution, softmax
 from engine.decode.rejection import reject
-from engine.decode.sampler import Sampler
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter
 from engine.draft.token_draws import TokenDraws
 from engine.options import SamplerOptions, SpecOptions
+from engine.sampling.distribution import Distribution, softmax
+from engine.sampling.sampler import Sampler
 from tests.support.chi_square import chi_square
 
 N = 6000

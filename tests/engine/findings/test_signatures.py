@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from engine.batch import Span
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.decode.forward import Forward
+from engine.decode.recorder import PhaseClock, Recorder, RoundFacts
 from engine.decode.verify import target_facts
 from engine.draft.scripted import ScriptedDrafter
 from engine.findings.check import find, record_findings, recorded
-from engine.memory.batch import Span
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
-from engine.trace.recorder import PhaseClock, Recorder, RoundFacts
 from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
 from tests.support.golden_runs import decode, options_of, prompt_of, session, tokens_of

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.memory.batch import Piece, Span, make_ubatch, split_equal, split_seq, split_simple
+from engine.batch import Piece, Span, make_ubatch, split_equal, split_seq, split_simple
 
 
 def spans_of(lengths: list[int], seqs: list[int] | None = None) -> list[Span]:

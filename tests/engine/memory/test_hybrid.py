@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.batch import Span
 from engine.errors import OptionError
-from engine.memory.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.memory.state_file import SequenceState, load_state, save_state
 from engine.options import ROLLBACK_POLICIES

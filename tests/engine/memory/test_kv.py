@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from engine.batch import Piece, Span, make_ubatch
 from engine.errors import ContextFullError, OptionError
-from engine.memory.batch import Piece, Span, make_ubatch
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.rotation import key_rotation
 from engine.model.rope import RopeConfig

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.batch import Piece, Span, UBatch, make_ubatch
 from engine.errors import ContextFullError
-from engine.memory.batch import Piece, Span, UBatch, make_ubatch
 from engine.memory.kv import AttentionKV, AttentionState, AttentionView
 
 CPU = torch.device("cpu")

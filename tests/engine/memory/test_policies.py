@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.memory.batch import UBatch
+from engine.batch import UBatch
 from engine.memory.policies import POLICIES
 from engine.memory.recurrent import RecurrentCheckpoint, RecurrentMemory
 from engine.trace.records import SLOT_STATES

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.memory.batch import UBatch
+from engine.batch import UBatch
 from engine.memory.planes import PlanesMemory
 from engine.memory.recurrent import RecurrentMemory, RecurrentShape
 from engine.memory.replay import ReplayMemory

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.memory.batch import UBatch
+from engine.batch import UBatch
 from engine.memory.recurrent import RecurrentMemory
 from engine.memory.ring import RingMemory
 from tests.support.recurrent_texts import (

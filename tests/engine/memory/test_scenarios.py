@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
+from engine.batch import Span, make_ubatch, split_equal
 from engine.gguf.file import GgufFile
-from engine.memory.batch import Span, make_ubatch, split_equal
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.loader import load_model

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.memory.batch import UBatch
+from engine.batch import UBatch
 from tests.support.naive_memory import NaiveMemory, ubatch_of
 
 MODELS = ["qwen35-b-v2x-tied-f32", "qwen35moe-d-v2x-mtp-f32", "qwen3next-e-v2x-f32", "qwen3-f-f32"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.decode.samplers.filters import min_p, top_p, typical
+from engine.sampling.filters import min_p, top_p, typical
 
 P = np.array([0.4, 0.3, 0.2, 0.06, 0.04])
 LOGITS = np.log(P)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.decode.samplers.penalties import Penalties
 from engine.options import SamplerOptions
+from engine.sampling.penalties import Penalties
 
 LOGITS = torch.tensor([3.0, -2.0, 1.0, 0.0])
 

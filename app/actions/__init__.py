@@ -1,0 +1,14 @@
+"""Every action of the window, registered once: one module for each menu."""
+
+from app.actions.file import FILE
+from app.actions.go import GO
+from app.actions.help import HELP
+from app.actions.panels import PANELS
+from app.actions.plot import PLOT
+from app.actions.run import RUN
+from app.actions.spec import ActionSpec
+from app.actions.view import VIEW
+
+__all__ = ["PANELS", "SPECS", "ActionSpec"]
+
+SPECS: tuple[ActionSpec, ...] = (*FILE, *RUN, *GO, *VIEW, *PANELS, *PLOT, *HELP)

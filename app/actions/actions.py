@@ -1,0 +1,91 @@
+"""The actions of `app.actions` as Qt has them, and which menu each of them is in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from PySide6.QtCore import QObject
+from PySide6.QtGui import QAction, QActionGroup, QKeySequence
+
+from app.actions import SPECS, ActionSpec
+from app.looks.theme import Theme, icon
+
+SEPARATOR = ""
+
+MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "&File",
+        (
+            "file.open", "file.open_draft", "file.open_demo", "menu.recent", SEPARATOR,
+            "file.open_trace", "file.close_trace", "file.export", SEPARATOR, "file.copy_text",
+            "file.copy_step", "file.copy_issue", SEPARATOR, "file.quit",
+        ),
+    ),
+    (
+        "&Run",
+        (
+            "run.start", "run.pause", "run.step", "run.stop", "run.add_break", SEPARATOR,
+            "run.compare", "run.measure_fidelity", "menu.scenarios", SEPARATOR,
+            "go.first_divergence", "go.next_divergence", "go.previous_divergence",
+        ),
+    ),
+    (
+        "&Go",
+        (
+            "go.previous_round", "go.next_round", "go.inspect", SEPARATOR, "go.find",
+            "go.find_next", "go.find_previous",
+        ),
+    ),
+    (
+        "&View",
+        (
+            "view.palette", SEPARATOR, "view.ghosts", "view.follow", "view.tabs", SEPARATOR,
+            "menu.panels", "menu.plots",
+            "menu.layout", "view.reset_layout", SEPARATOR,
+            "menu.theme",
+        ),
+    ),
+    ("&Help", ("help.shortcuts", "help.copy_environment", "help.copy_report", "help.about")),
+)  # fmt: skip
+"""Menu titles and their entries; "menu.…" stands for a submenu that the window fills."""
+
+TOOLBAR = (
+    "file.open", SEPARATOR, "run.start", "run.pause", "run.step", "run.stop", "run.compare",
+    SEPARATOR, "view.ghosts", "view.follow",
+)  # fmt: skip
+
+
+class Actions:
+    """The QActions of SPECS by id."""
+
+    def __init__(self, parent: QObject) -> None:
+        self._actions: dict[str, QAction] = {}
+        self._groups: dict[str, QActionGroup] = {}
+        for spec in SPECS:
+            self._actions[spec.id] = self._make(spec, parent)
+
+    def __getitem__(self, action_id: str) -> QAction:
+        return self._actions[action_id]
+
+    def __iter__(self) -> Iterator[QAction]:
+        return iter(self._actions.values())
+
+    def retheme(self, theme: Theme) -> None:
+        """Draw the icons in the theme's colour."""
+        for spec in SPECS:
+            if spec.icon:
+                self._actions[spec.id].setIcon(icon(spec.icon, theme))
+
+    def _make(self, spec: ActionSpec, parent: QObject) -> QAction:
+        action = QAction(parent)
+        action.setText(spec.text)
+        action.setObjectName(spec.id)
+        action.setShortcut(QKeySequence(spec.keys))
+        action.setCheckable(spec.checkable)
+        keys = action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
+        action.setToolTip(f"{spec.tip} ({keys})" if keys else spec.tip)
+        if spec.group:
+            if spec.group not in self._groups:
+                self._groups[spec.group] = QActionGroup(parent)
+            self._groups[spec.group].addAction(action)
+        return action

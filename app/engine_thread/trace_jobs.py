@@ -1,0 +1,81 @@
+"""Traces written and read on threads of their own, beside whatever the engine does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.engine_thread.events import Exported, Progress, failure, throttled
+from engine.errors import Cancelled
+from engine.trace.export import export_csv
+from engine.trace.reopen import open_trace
+from engine.trace.store import TraceStore
+
+
+@dataclass(frozen=True)
+class TraceRead:
+    """Reading a folder ended; `store` is None when it was cancelled or failed."""
+
+    folder: Path
+    store: TraceStore | None
+
+
+class TraceJob:
+    """One thread that writes or reads a trace; it may be cancelled and joined."""
+
+    def __init__(self, name: str, work: Callable[[Callable[[], bool]], None]) -> None:
+        self._cancelled = threading.Event()
+        self._thread = threading.Thread(
+            target=work, args=(self._cancelled.is_set,), name=name, daemon=True
+        )
+        self._thread.start()
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the end; False if it did not come in time."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+
+Post = Callable[[Any], None]
+
+
+def start_export(store: TraceStore, folder: Path, excel_safe: bool, post: Post) -> TraceJob:
+    """Write the tables; posts Progress, perhaps Failed, and Exported at the end."""
+
+    def work(cancelled: Callable[[], bool]) -> None:
+        written: Path | None = None
+        try:
+            export_csv(
+                store, folder, progress=throttled(post), cancelled=cancelled, excel_safe=excel_safe
+            )
+            written = folder
+        except Cancelled:
+            pass
+        except Exception as error:
+            post(failure(error))
+        post(Exported(written))
+
+    return TraceJob("export", work)
+
+
+def start_reading(folder: Path, post: Post) -> TraceJob:
+    """Read an exported trace; posts Progress, perhaps Failed, and TraceRead at the end."""
+
+    def work(cancelled: Callable[[], bool]) -> None:
+        store: TraceStore | None = None
+        try:
+            post(Progress(0, 1, "reading the trace"))
+            store = open_trace(folder, progress=throttled(post), cancelled=cancelled)
+        except Cancelled:
+            pass
+        except Exception as error:
+            post(failure(error))
+        post(TraceRead(folder, store))
+
+    return TraceJob("read trace", work)

@@ -1,0 +1,1 @@
+"""Colours, icons and the pace of painting."""

@@ -1,0 +1,1 @@
+"""What outlives a session: settings, unexported runs, the log, reports."""

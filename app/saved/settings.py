@@ -1,0 +1,179 @@
+"""What the window remembers between starts: a typed view of an INI file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import QByteArray, QSettings
+
+from app.saved.settings_steps import bring_up_to_date
+from app.shell.docks import LAYOUTS
+
+N_RECENT = 10
+THEME_CHOICES = ("system", "light", "dark")
+
+
+class Settings:
+    """Typed access with defaults; a value of the wrong kind in the file reads as its default.
+
+    `note`: a sentence for the user about a file that could not be taken over, mostly empty.
+    """
+
+    def __init__(self) -> None:
+        self._store = QSettings(
+            QSettings.Format.IniFormat, QSettings.Scope.UserScope, "Draftscope", "draftscope"
+        )
+        self.note = bring_up_to_date(self._store)
+
+    # -- appearance ------------------------------------------------------------------------
+
+    @property
+    def theme(self) -> str:
+        """One of THEME_CHOICES."""
+        value = self._text("window/theme")
+        return value if value in THEME_CHOICES else "system"
+
+    @theme.setter
+    def theme(self, value: str) -> None:
+        self._store.setValue("window/theme", value)
+
+    @property
+    def ghosts(self) -> bool:
+        """Whether rejected and ignored draft tokens are shown in the text."""
+        return self._flag("view/ghosts", default=True)
+
+    @ghosts.setter
+    def ghosts(self, value: bool) -> None:
+        self._store.setValue("view/ghosts", value)
+
+    @property
+    def tabs(self) -> bool:
+        """Whether sequences are shown as tabs instead of tiles."""
+        return self._flag("view/tabs", default=False)
+
+    @tabs.setter
+    def tabs(self, value: bool) -> None:
+        self._store.setValue("view/tabs", value)
+
+    @property
+    def open_groups(self) -> list[str]:
+        """Names of the groups of the Run panel that are unfolded."""
+        return self._text("run/open_groups").split()
+
+    @open_groups.setter
+    def open_groups(self, names: list[str]) -> None:
+        self._store.setValue("run/open_groups", " ".join(names))
+
+    # -- break rules -----------------------------------------------------------------------
+
+    @property
+    def break_rules(self) -> list[tuple[str, bool]]:
+        """Rules as text and whether each is in use, kept as lines that begin with + or -."""
+        lines = self._text("run/break_rules").splitlines()
+        return [(line[1:].strip(), line[0] == "+") for line in lines if line[:1] in ("+", "-")]
+
+    @break_rules.setter
+    def break_rules(self, entries: list[tuple[str, bool]]) -> None:
+        lines = [f"{'+' if used else '-'} {text}" for text, used in entries]
+        self._store.setValue("run/break_rules", "\n".join(lines))
+
+    # -- layout ----------------------------------------------------------------------------
+
+    @property
+    def geometry(self) -> QByteArray:
+        return self._bytes("window/geometry")
+
+    @property
+    def layout_name(self) -> str:
+        """The layout in use last, one of LAYOUTS."""
+        value = self._text("window/layout_name")
+        return value if value in LAYOUTS else next(iter(LAYOUTS))
+
+    def layout(self, name: str) -> QByteArray:
+        """Where the docks of a named layout were left, empty before its first use."""
+        return self._bytes(f"layouts/{name}")
+
+    def set_layout(self, name: str, layout: QByteArray) -> None:
+        """Keep the docks' places of a named layout, which is the one in use."""
+        self._store.setValue("window/layout_name", name)
+        self._store.setValue(f"layouts/{name}", layout)
+
+    def set_geometry(self, geometry: QByteArray) -> None:
+        """Keep the window's place."""
+        self._store.setValue("window/geometry", geometry)
+
+    # -- files -----------------------------------------------------------------------------
+
+    @property
+    def excel_safe(self) -> bool:
+        """Whether the last export was the variant for spreadsheets."""
+        return self._flag("export/excel_safe", default=False)
+
+    @excel_safe.setter
+    def excel_safe(self, value: bool) -> None:
+        self._store.setValue("export/excel_safe", value)
+
+    @property
+    def recent_models(self) -> list[Path]:
+        """Models opened last, the newest first; some may no longer exist."""
+        return self._paths("files/recent_models")
+
+    def add_recent_model(self, path: Path) -> None:
+        """Put a model at the top of its list."""
+        self._add_path("files/recent_models", path)
+
+    @property
+    def recent_traces(self) -> list[Path]:
+        """Folders of traces opened last, the newest first; some may no longer exist."""
+        return self._paths("files/recent_traces")
+
+    def add_recent_trace(self, folder: Path) -> None:
+        """Put a trace at the top of its list."""
+        self._add_path("files/recent_traces", folder)
+
+    def clear_recent(self) -> None:
+        """Forget the models and traces opened lately."""
+        for key in ("files/recent_models", "files/recent_traces"):
+            self._store.remove(key)
+
+    def folder(self, purpose: str) -> Path:
+        """Where a file dialog of this purpose was last used; the home folder at first."""
+        value = self._text(f"folders/{purpose}")
+        return Path(value) if value and Path(value).is_dir() else Path.home()
+
+    def set_folder(self, purpose: str, folder: Path) -> None:
+        self._store.setValue(f"folders/{purpose}", str(folder.absolute()))
+
+    # -- internals -------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Write to disk now."""
+        self._store.sync()
+
+    def _paths(self, key: str) -> list[Path]:
+        value = self._store.value(key)
+        names = [value] if isinstance(value, str) else value
+        if not isinstance(names, list):
+            return []
+        return [Path(name) for name in names if isinstance(name, str) and name][:N_RECENT]
+
+    def _add_path(self, key: str, path: Path) -> None:
+        path = path.absolute()
+        kept = [path, *(p for p in self._paths(key) if p != path)][:N_RECENT]
+        self._store.setValue(key, [str(p) for p in kept])
+
+    def _text(self, key: str) -> str:
+        value = self._store.value(key)
+        return value if isinstance(value, str) else ""
+
+    def _flag(self, key: str, *, default: bool) -> bool:
+        value = self._store.value(key)
+        return (
+            value
+            if isinstance(value, bool)
+            else {"true": True, "false": False}.get(str(value), default)
+        )
+
+    def _bytes(self, key: str) -> QByteArray:
+        value = self._store.value(key)
+        return value if isinstance(value, QByteArray) else QByteArray()

@@ -1,0 +1,213 @@
+"""The docks around the token stream, and the named layouts that place them."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from PySide6.QtCore import QByteArray, Qt
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
+
+from app.shell.dock_lines import DockLines
+from app.shell.dock_shares import DockShares
+
+TITLES = {
+    "model": "Model",
+    "run": "Run",
+    "rollback": "Rollback depth",
+    "ring": "Ring occupancy",
+    "divergence": "Divergence",
+    "findings": "Findings",
+    "inspector": "Step inspector",
+    "runs": "Runs",
+    "breaks": "Break rules",
+    "acceptance": "Acceptance",
+    "timing": "Time per round",
+    "verify": "Verify width",
+    "kv": "KV cells",
+    "what_if": "What if",
+}
+_PLOTS = ("acceptance", "timing", "verify", "kv", "what_if")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """First places of the docks, and which of them are open.
+
+    left and bottom: docks one under the other; the further plots are tabs of the last of them,
+    every other dock is a tab at the right. bottom_share and right_share: part of the window that
+    an open dock there takes. wide: the bottom docks reach from edge to edge.
+    """
+
+    title: str
+    left: tuple[str, ...]
+    bottom: tuple[str, ...]
+    shown: tuple[str, ...]
+    bottom_share: float
+    right_share: float = 0.5
+    wide: bool = False
+
+
+LAYOUTS = {
+    "stream": Layout(
+        "Stream", ("model", "run"), ("rollback", "ring"),
+        ("model", "run", "rollback", "ring", *_PLOTS), 0.17,
+    ),
+    "rollback": Layout(
+        "Rollback", ("run", "model"), ("rollback", "ring"),
+        ("run", "rollback", "ring", *_PLOTS), 0.33,
+    ),
+    "divergence": Layout(
+        "Divergence", ("run", "model"), ("divergence",), ("divergence", "findings"), 0.68,
+        wide=True,
+    ),
+}  # fmt: skip
+"""The text keeps the centre in all of them; what a layout is named after gets the room."""
+
+LAYOUT_VERSION = zlib.crc32(" ".join(sorted(TITLES)).encode()) >> 1
+"""Other docks are another version: a layout saved with those is then ignored."""
+
+_FIRST_SIZE = (1280, 800)
+_LEFT_CHARACTERS = 52
+_RUN_SHARE = 0.5
+_INSPECTOR_CHARACTERS = 60
+_INSPECTOR_SHARE = 0.26
+
+_LEFT, _RIGHT = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDockWidgetArea
+_BOTTOM = Qt.DockWidgetArea.BottomDockWidgetArea
+
+
+class Docks:
+    """All docks of a window. Their widgets are set later, with `fill`."""
+
+    def __init__(self, window: QMainWindow) -> None:
+        self._window = window
+        self._docks: dict[str, QDockWidget] = {}
+        self.layout_name = next(iter(LAYOUTS))
+        for name, title in TITLES.items():
+            dock = QDockWidget(title, window)
+            dock.setObjectName(f"dock.{name}")
+            self._docks[name] = dock
+        window.setDockNestingEnabled(True)
+        window.setTabPosition(_RIGHT, QTabWidget.TabPosition.North)
+        self._shares = DockShares(window, self._docks)
+        DockLines(window, self._docks.values())
+
+    def __getitem__(self, name: str) -> QDockWidget:
+        return self._docks[name]
+
+    def fill(self, name: str, widget: QWidget) -> None:
+        """Put a view into its dock."""
+        self._docks[name].setWidget(widget)
+
+    def connect_action(self, name: str, action: QAction) -> None:
+        """Let a checkable action bring a dock into sight and close it. It is checked while the
+        dock is in sight; Qt's own would also be while it is behind another tab, and then close
+        what the user asked to see."""
+        dock = self._docks[name]
+        action.triggered.connect(lambda wanted: self.reveal(name) if wanted else dock.close())
+        dock.visibilityChanged.connect(action.setChecked)
+
+    def apply(self, name: str, saved: QByteArray | None = None) -> None:
+        """Take a named layout, as it was saved or else in its first places."""
+        self.layout_name = name
+        self._take_down()
+        self._place(LAYOUTS[name])
+        if saved is not None and not saved.isEmpty():
+            self._take_down()
+            if self._window.restoreState(saved, LAYOUT_VERSION):
+                self._shares.restored()
+            else:
+                self._take_down()
+                self._place(LAYOUTS[name])
+
+    def reset(self) -> None:
+        """Every dock of the layout in use in its first place."""
+        self.apply(self.layout_name)
+
+    def _take_down(self) -> None:
+        """Remove every dock. Qt leaves the bars of earlier tabs behind, in sight."""
+        for dock in self._docks.values():
+            dock.setFloating(False)
+            self._window.removeDockWidget(dock)
+        for bar in self._window.findChildren(
+            QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly
+        ):
+            bar.hide()
+
+    def _place(self, layout: Layout) -> None:
+        window, docks = self._window, self._docks
+        for corner, area in (
+            (Qt.Corner.BottomLeftCorner, _LEFT),
+            (Qt.Corner.BottomRightCorner, _RIGHT),
+        ):
+            window.setCorner(corner, _BOTTOM if layout.wide else area)
+        for names, area in ((layout.left, _LEFT), (layout.bottom, _BOTTOM)):
+            for above, name in zip(("", *names), names, strict=False):
+                if above:
+                    window.splitDockWidget(docks[above], docks[name], Qt.Orientation.Vertical)
+                else:
+                    window.addDockWidget(area, docks[name])
+        for name in _PLOTS:
+            window.addDockWidget(_BOTTOM, docks[name])
+            window.tabifyDockWidget(docks[layout.bottom[-1]], docks[name])
+        tabs = [name for name in TITLES if name not in (*layout.left, *layout.bottom, *_PLOTS)]
+        for first, name in zip(("", *tabs[:1] * len(tabs)), tabs, strict=False):
+            window.addDockWidget(_RIGHT, docks[name])
+            if first:
+                window.tabifyDockWidget(docks[first], docks[name])
+        for name, dock in docks.items():
+            dock.setVisible(name in layout.shown)
+        docks[layout.bottom[-1]].raise_()
+        self._share_out(layout, [name for name in tabs if name in layout.shown])
+
+    def _share_out(self, layout: Layout, tabs: list[str]) -> None:
+        window, docks = self._window, self._docks
+        width = _LEFT_CHARACTERS * window.fontMetrics().averageCharWidth()
+        columns = [(docks[name], width) for name in layout.left if name in layout.shown][:1]
+        columns += [(docks[name], round(window.width() * layout.right_share)) for name in tabs[:1]]
+        if columns:
+            window.resizeDocks(
+                [dock for dock, _ in columns], [w for _, w in columns], Qt.Orientation.Horizontal
+            )
+        shown = [docks[name] for name in layout.left if name in layout.shown]
+        if shown:
+            height = round(window.height() * _RUN_SHARE)
+            window.resizeDocks(shown, [height] * len(shown), Qt.Orientation.Vertical)
+        self._shares.placed(dict.fromkeys(layout.bottom, layout.bottom_share))
+
+    def reveal(self, *names: str) -> None:
+        """Open docks, the first of them on top; tabs at the right that were all closed get half
+        the window, and the panels at the left keep their width."""
+        window, first, left = self._window, self._docks[names[0]], self._docks["model"]
+        opens = not any(self._stands_at_right(dock) for dock in self._docks.values())
+        for name in names:
+            self._docks[name].show()
+        first.raise_()
+        if opens and self._stands_at_right(first):
+            wide = round(window.width() * LAYOUTS[self.layout_name].right_share)
+            if names == ("inspector",):
+                least = _INSPECTOR_CHARACTERS * window.fontMetrics().averageCharWidth()
+                wide = max(least, round(window.width() * _INSPECTOR_SHARE))
+            widths = [left.width(), wide]
+            window.resizeDocks([left, first], widths, Qt.Orientation.Horizontal)
+
+    def count(self, name: str, n: int) -> None:
+        """Say in a panel's title how many entries it has."""
+        self._docks[name].setWindowTitle(f"{TITLES[name]} ({n:,})" if n else TITLES[name])
+
+    def _stands_at_right(self, dock: QDockWidget) -> bool:
+        open_here = not dock.isHidden() and not dock.isFloating()
+        return open_here and self._window.dockWidgetArea(dock) is _RIGHT
+
+    def restore(self, geometry: QByteArray, name: str, layout: QByteArray) -> None:
+        """The window's place and the docks' of the last time, or the first ones."""
+        window = self._window
+        if geometry.isEmpty() or not window.restoreGeometry(geometry):
+            window.resize(*_FIRST_SIZE)
+        self.apply(name, layout)
+
+    def save(self) -> QByteArray:
+        """The docks' places for `apply`."""
+        return self._window.saveState(LAYOUT_VERSION)

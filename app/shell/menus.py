@@ -1,0 +1,169 @@
+"""Menus and toolbar, made from the lists in `app.actions.actions`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QPaintEvent
+from PySide6.QtWidgets import QMainWindow, QMenu, QToolBar
+
+from app.actions import PANELS
+from app.actions.actions import MENUS, SEPARATOR, TOOLBAR, Actions
+from app.models.run_axis import UNITS
+from app.saved.settings import THEME_CHOICES, Settings
+from app.shell.docks import LAYOUTS
+from engine.compare.lane_spec import LaneSpec
+from engine.options import RunOptions
+
+_PLOTS = (
+    *(f"plot.x_{unit}" for unit in UNITS), SEPARATOR, "plot.show_all", "plot.reset", SEPARATOR,
+    "plot.overlay", "plot.no_overlay", SEPARATOR, "plot.export", "plot.copy_image",
+)  # fmt: skip
+
+
+class RecentMenu(QMenu):
+    """The models and traces opened last; those that are gone are greyed."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        actions: Actions,
+        open_model: Callable[[Path], None],
+        open_trace: Callable[[Path], None],
+    ) -> None:
+        super().__init__("Open &Recent")
+        self._settings, self._open_model, self._open_trace = settings, open_model, open_trace
+        self._clear_action = actions["file.clear_recent"]
+        self.setToolTipsVisible(True)
+        self.aboutToShow.connect(self.fill)
+
+    def fill(self) -> None:
+        """List the files as they are now."""
+        self.clear()
+        for paths, open_path in (
+            (self._settings.recent_models, self._open_model),
+            (self._settings.recent_traces, self._open_trace),
+        ):
+            for path in paths:
+                action = self.addAction(path.name)
+                action.setToolTip(str(path) if path.exists() else f"{path} is no longer there")
+                action.setEnabled(path.exists())
+                action.triggered.connect(lambda _=False, at=path, run=open_path: run(at))
+            self.addSeparator()
+        self.addAction(self._clear_action)
+
+
+class PlotsMenu(QMenu):
+    """What all plots share; their titles and a right click in them open it too."""
+
+    def __init__(self, actions: Actions) -> None:
+        super().__init__("Pl&ots")
+        self.setToolTipsVisible(True)
+        for entry in _PLOTS:
+            if entry == SEPARATOR:
+                self.addSeparator()
+            else:
+                self.addAction(actions[entry])
+
+
+class Scenario(Protocol):
+    """Settings that provoke a failure: what a comparison is made of, and words about it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def about(self) -> str: ...
+
+    @property
+    def prompts(self) -> tuple[str, ...]: ...
+
+    @property
+    def options(self) -> RunOptions: ...
+
+    @property
+    def lanes(self) -> tuple[LaneSpec, ...]: ...
+
+    @property
+    def draft_accept(self) -> tuple[int, ...]: ...
+
+
+class ScenarioMenu(QMenu):
+    """Scenarios by title, each with what it is about as its tooltip; hidden without any."""
+
+    def __init__(
+        self, scenarios: Sequence[Scenario], open_scenario: Callable[[Scenario], None]
+    ) -> None:
+        super().__init__("Sc&enarios")
+        self.setToolTipsVisible(True)
+        self.menuAction().setVisible(bool(scenarios))
+        for scenario in scenarios:
+            action = self.addAction(scenario.title.replace("&", "&&"))
+            action.setObjectName(f"scenario.{scenario.name}")
+            action.setToolTip(scenario.about)
+            action.triggered.connect(lambda _=False, chosen=scenario: open_scenario(chosen))
+
+
+def make_menus(
+    window: QMainWindow,
+    actions: Actions,
+    recent: RecentMenu,
+    scenarios: ScenarioMenu,
+    plots: PlotsMenu,
+) -> list[QMenu]:
+    """Fill the menu bar; returns its menus and their submenus."""
+    for submenu in (recent, scenarios, plots):
+        submenu.setParent(window, submenu.windowFlags())
+    themes = QMenu("&Theme", window)
+    themes.addActions([actions[f"view.theme_{name}"] for name in THEME_CHOICES])
+    layouts = QMenu("&Layout", window)
+    layouts.addActions([actions[f"view.layout_{name}"] for name in LAYOUTS])
+    panels = QMenu("Pa&nels", window)
+    panels.addActions([actions[spec.id] for spec in PANELS])
+    for menu in (themes, layouts, panels):
+        menu.setToolTipsVisible(True)
+    submenus = {
+        "menu.panels": panels, "menu.recent": recent, "menu.theme": themes, "menu.layout": layouts,
+        "menu.scenarios": scenarios, "menu.plots": plots,
+    }  # fmt: skip
+    menus: list[QMenu] = [*submenus.values()]
+    for title, entries in MENUS:
+        menu = window.menuBar().addMenu(title)
+        menus.append(menu)
+        menu.setToolTipsVisible(True)
+        for entry in entries:
+            if entry == SEPARATOR:
+                menu.addSeparator()
+            elif entry in submenus:
+                menu.addMenu(submenus[entry])
+            else:
+                menu.addAction(actions[entry])
+    return menus
+
+
+class FlatToolBar(QToolBar):
+    """Without the lines that Fusion draws around a tool bar."""
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        pass  # buttons and separators paint themselves
+
+
+def make_toolbar(window: QMainWindow, actions: Actions) -> None:
+    """Add the one toolbar."""
+    bar = FlatToolBar("Main", window)
+    bar.setObjectName("toolbar.main")
+    bar.setMovable(False)
+    bar.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+    bar.toggleViewAction().setEnabled(False)
+    for entry in TOOLBAR:
+        if entry == SEPARATOR:
+            bar.addSeparator()
+        else:
+            bar.addAction(actions[entry])
+    window.addToolBar(bar)

@@ -1,0 +1,139 @@
+"""All that the window shows of the trace, the model and the options, made and put in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from PySide6.QtWidgets import QStackedWidget, QVBoxLayout, QWidget
+
+from app.actions.actions import Actions
+from app.looks.theme import Theme
+from app.saved.settings import Settings
+from app.shell.docks import Docks
+from app.shell.menus import PlotsMenu
+from app.views.breaks import BreaksView
+from app.views.findings import FindingsView
+from app.views.inspector import InspectorView
+from app.views.model_map import ModelMapView
+from app.views.run_panel import RunPanel
+from app.views.runs import RunsView
+from app.views.tokens import TokensView
+from app.widgets.banner import BannerArea
+from app.widgets.empty_state import EmptyState
+from app.widgets.status_line import StatusLine
+from app.widgets.title_button import TitleButton
+from app.widgets.why_not_strip import WhyNotStrip
+
+if TYPE_CHECKING:
+    from app.widgets.round_view import RoundView
+
+_FIRST, _TOKENS = range(2)
+
+
+class Panels:
+    """The views by name. `text_views`: those of the trace that are made at once, `drawn_views`:
+    those that `complete` makes."""
+
+    def __init__(self, theme: Theme, actions: Actions) -> None:
+        self._actions = actions
+        self._is_complete = False
+        opening = [actions["file.open"], actions["file.open_demo"]]
+        self.tokens = TokensView(theme)
+        self.findings = FindingsView(theme)
+        self.inspector = InspectorView(theme, actions)
+        self.why_not = WhyNotStrip(theme)
+        self.runs = RunsView(theme, actions)
+        self.breaks = BreaksView(theme)
+        self.model_map = ModelMapView(theme, opening)
+        self.run_panel = RunPanel()
+        self.banners = BannerArea(theme)
+        self.status = StatusLine()
+        self.text_views = (self.tokens, self.findings, self.inspector, self.why_not, self.runs)
+        self._offer_run(self.text_views)
+        self._centre = QStackedWidget()
+        self._centre.addWidget(
+            EmptyState(
+                "Watch a model speculate",
+                "Open a hybrid GGUF model or an exported trace, or drop one here; the bundled "
+                "demo needs no download.",
+                [*opening, actions["file.open_trace"]],
+            )
+        )
+        self._centre.addWidget(self.tokens)
+
+    def complete(
+        self,
+        theme: Theme,
+        settings: Settings,
+        menu: PlotsMenu,
+        report: Callable[[str, str, str], None],
+        docks: Docks,
+    ) -> None:
+        """Make what draws with pyqtgraph and put it into its docks. To import it and to build the
+        plots takes half as long as everything else, so it may come behind the first painting.
+
+        report: takes severity, message and remedy of what a user should know.
+        """
+        from app.shell.plot_group import PlotGroup
+        from app.views.divergence import DivergenceView
+
+        self.plots = PlotGroup(theme, self._actions, settings, menu, report)
+        self.divergence = DivergenceView(theme, self._actions)
+        self.drawn_views: tuple[RoundView | DivergenceView, ...] = (
+            *self.plots.views.values(), self.divergence,
+        )  # fmt: skip
+        self._offer_run((*self.drawn_views, self.plots.what_if))
+        for name, view in {**self.plots.widgets, "divergence": self.divergence}.items():
+            docks.fill(name, view)
+        for name, plot in self.plots.targets.items():
+            TitleButton(docks[name], "Plot", menu, plot)
+        self._is_complete = True
+
+    @property
+    def has_divergences(self) -> bool:
+        """Whether the comparison on show has any."""
+        return self._is_complete and self.divergence.has_divergences
+
+    def fill(self, docks: Docks) -> None:
+        """Put the views made so far into their docks."""
+        for name, view in (
+            ("model", self.model_map),
+            ("run", self.run_panel),
+            ("findings", self.findings),
+            ("inspector", self.inspector),
+            ("runs", self.runs),
+            ("breaks", self.breaks),
+        ):
+            docks.fill(name, view)
+
+    def centre(self) -> QWidget:
+        """What stands between the docks: messages, the text, and why it is not as asked."""
+        column = QVBoxLayout(middle := QWidget())
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.banners)
+        column.addWidget(self._centre, 1)
+        column.addWidget(self.why_not)
+        return middle
+
+    def show_tokens(self, shown: bool) -> None:
+        """The text in the centre, or what there is to open."""
+        self._centre.setCurrentIndex(_TOKENS if shown else _FIRST)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        for view in (
+            self.tokens, self.findings, self.inspector, self.why_not, self.runs, self.model_map,
+            self.banners, self.breaks,
+        ):  # fmt: skip
+            view.retheme(theme)
+        if self._is_complete:
+            self.plots.retheme(theme)
+            self.divergence.retheme(theme)
+
+    def _offer_run(self, views: Iterable[QWidget]) -> None:
+        for view in views:
+            for empty in view.findChildren(EmptyState):
+                if empty.waits_for_run:
+                    empty.offer([self._actions["run.start"], self._actions["file.open_demo"]])

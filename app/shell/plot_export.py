@@ -1,0 +1,120 @@
+"""Plots as pictures and as tables. Pictures are made in the light colours, whatever is shown."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from PySide6.QtCore import QPoint, QRect, QSize
+from PySide6.QtGui import QImage, QPainter, QPalette, QRegion
+from PySide6.QtSvg import QSvgGenerator
+from PySide6.QtWidgets import QWidget
+
+from app.looks.theme import Theme
+from engine.errors import TraceFileError
+
+SUFFIXES = (".png", ".svg", ".csv")
+_SCALE = 2.0
+
+
+class Picturable(Protocol):
+    """A view that can be written to a file."""
+
+    page: QWidget
+
+    def retheme(self, theme: Theme) -> None: ...
+
+    def table(self) -> tuple[list[str], list[list[object]]]: ...
+
+
+def picture(view: Picturable, light: Theme, shown: Theme) -> QImage:
+    """The page of a view at twice its size in pixels; `shown` are the colours to go back to."""
+    size = view.page.size()
+    image = QImage(size * _SCALE, QImage.Format.Format_RGB32)
+    image.setDevicePixelRatio(_SCALE)
+    image.fill(light.color("plot.background"))
+    with _in_colours(view, light, shown):
+        painter = QPainter(image)
+        _render(view, painter)
+    return image
+
+
+def write_plot(view: Picturable, path: Path, light: Theme, shown: Theme) -> None:
+    """Write a view as the suffix says: .png and .svg as it looks, .csv the numbers in sight.
+
+    An existing file is replaced once the new one is complete. Raises TraceFileError.
+    """
+    stage = path.with_name(f".part-{path.name}")  # the suffix says the format
+    try:
+        if path.suffix == ".csv":
+            _write_csv(view, stage)
+        elif path.suffix == ".svg":
+            _write_svg(view, stage, light, shown)
+        elif not picture(view, light, shown).save(str(stage)):
+            raise OSError("it is not writable")
+        os.replace(stage, path)
+    except OSError as error:
+        stage.unlink(missing_ok=True)
+        raise TraceFileError(
+            f"{path} cannot be written: {error.strerror or error}.",
+            "Choose another folder, or free some space.",
+        ) from error
+
+
+def _write_csv(view: Picturable, path: Path) -> None:
+    names, rows = view.table()
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(names)
+        writer.writerows([_field(value) for value in row] for row in rows)
+
+
+def _field(value: object) -> object:
+    return "" if value is None else f"{value:.9g}" if isinstance(value, float) else value
+
+
+def _write_svg(view: Picturable, path: Path, light: Theme, shown: Theme) -> None:
+    path.touch()  # the generator tells of no failure
+    size = view.page.size()
+    generator = QSvgGenerator()
+    generator.setFileName(str(path))
+    generator.setSize(size)
+    generator.setViewBox(QRect(QPoint(), QSize(size)))
+    generator.setResolution(view.page.logicalDpiX())  # else the axes come out too small
+    generator.setTitle(view.page.accessibleName())
+    with _in_colours(view, light, shown):
+        painter = QPainter(generator)
+        painter.fillRect(QRect(QPoint(), size), light.color("plot.background"))
+        _render(view, painter)
+
+
+def _render(view: Picturable, painter: QPainter) -> None:
+    view.page.render(painter, QPoint(), QRegion(), QWidget.RenderFlag.DrawChildren)
+    painter.end()
+
+
+@contextmanager
+def _in_colours(view: Picturable, light: Theme, shown: Theme) -> Iterator[None]:
+    """The view in the light colours for as long as it takes to draw it."""
+    palette, role = QPalette(), QPalette.ColorRole
+    for target, source in (
+        (role.Window, "plot.background"),
+        (role.Base, "plot.background"),
+        (role.Button, "ui.raised"),
+        (role.WindowText, "ui.text"),
+        (role.Text, "ui.text"),
+        (role.ButtonText, "ui.text"),
+        (role.PlaceholderText, "ui.muted"),
+    ):
+        palette.setColor(target, light.color(source))
+    view.retheme(light)
+    view.page.setPalette(palette)
+    try:
+        yield
+    finally:
+        view.page.setPalette(QPalette())
+        view.retheme(shown)

@@ -1,0 +1,150 @@
+"""The plots of a run: one x-axis for all of them, and what their menu does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QApplication, QFileDialog, QMenu, QWidget
+
+from app.actions.actions import Actions
+from app.looks.theme import Theme, load_theme
+from app.models.run_axis import UNITS
+from app.models.run_overlay import RunOverlay
+from app.saved.settings import Settings
+from app.shell.plot_export import SUFFIXES, picture, write_plot
+from app.views.acceptance import AcceptanceView
+from app.views.kv_cells import KvCellsView
+from app.views.ring import RingView
+from app.views.rollback import RollbackView
+from app.views.timing import TimingView
+from app.views.verify_width import VerifyWidthView
+from app.views.what_if import WhatIfView
+from app.widgets.overlaid_view import OverlaidView
+from app.widgets.round_view import RoundView
+from engine.errors import TraceFileError
+
+_FILTERS = ("PNG picture (*.png)", "SVG drawing (*.svg)", "CSV of what is in sight (*.csv)")
+
+
+class PlotGroup:
+    """Makes the plots. `views` and `what_if` by the names of their docks.
+
+    menu: what a right click in a plot opens.
+    report: takes severity, message and remedy of what a user should know.
+    """
+
+    def __init__(
+        self,
+        theme: Theme,
+        actions: Actions,
+        settings: Settings,
+        menu: QMenu,
+        report: Callable[[str, str, str], None],
+    ) -> None:
+        self._theme, self._actions, self._settings = theme, actions, settings
+        self._report = report
+        self.menu = menu
+        self.rollback, self.ring = RollbackView(theme), RingView(theme)
+        self.views: dict[str, RoundView] = {
+            "rollback": self.rollback,
+            "ring": self.ring,
+            "acceptance": AcceptanceView(theme),
+            "timing": TimingView(theme),
+            "verify": VerifyWidthView(theme),
+            "kv": KvCellsView(theme),
+        }
+        self.what_if = WhatIfView(theme)
+        for view in self.views.values():
+            view.plot.menu = self.menu
+            if view is not self.rollback:
+                view.link_x(self.rollback)
+        handlers: dict[str, Callable[[], None]] = {
+            "plot.show_all": self.rollback.plot.show_all,
+            "plot.reset": self.rollback.plot.reset_zoom,
+            "plot.export": self.export,
+            "plot.copy_image": self.copy_image,
+        }
+        for action_id, handler in handlers.items():
+            actions[action_id].triggered.connect(lambda _=False, run=handler: run())
+        for unit in UNITS:
+            actions[f"plot.x_{unit}"].triggered.connect(
+                lambda _=False, chosen=unit: self.rollback.plot.set_unit(chosen)
+            )
+        actions["plot.x_round"].setChecked(True)
+
+    @property
+    def widgets(self) -> dict[str, QWidget]:
+        """Every view with the name of its dock."""
+        return {**self.views, "what_if": self.what_if}
+
+    def set_overlay(self, overlay: RunOverlay | None) -> None:
+        """Draw a second run over the one on show, or none. Slots and estimates stay those of the
+        run on show."""
+        for view in self.views.values():
+            view.plot.overlay = overlay
+            if isinstance(view, OverlaidView):
+                view.set_overlay(overlay)
+
+    @property
+    def targets(self) -> dict[str, QWidget]:
+        """What takes the focus in each view, so that the menu is about it."""
+        return {**{name: v.plot for name, v in self.views.items()}, "what_if": self.what_if.plot}
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._theme = theme
+        for view in self.views.values():
+            view.retheme(theme)
+        self.what_if.retheme(theme)
+
+    def chosen(self) -> RoundView | WhatIfView | None:
+        """The plot that has the focus, else the first in sight that shows anything."""
+        every: list[RoundView | WhatIfView] = [*self.views.values(), self.what_if]
+        views = [view for view in every if view.has_rounds]
+        focus = QApplication.focusWidget()
+        for view in views:
+            if focus is not None and view.isAncestorOf(focus):
+                return view
+        return next((v for v in views if not v.visibleRegion().isEmpty()), None)
+
+    def export(self) -> None:
+        """Ask for a file and write the chosen plot to it."""
+        view = self._chosen_or_told()
+        if view is None:
+            return
+        title = view.accessibleName()
+        folder = self._settings.folder("plot")
+        name, chosen = QFileDialog.getSaveFileName(
+            view.page,
+            f"Export plot: {title}",
+            str(folder / f"{title.lower().replace(' ', '-')}.png"),
+            ";;".join(_FILTERS),
+            options=QFileDialog.Option.DontUseNativeDialog,
+        )
+        if not name:
+            return
+        path = Path(name)
+        if path.suffix not in SUFFIXES:
+            suffix = SUFFIXES[_FILTERS.index(chosen) if chosen in _FILTERS else 0]
+            path = path.with_name(path.name + suffix)
+        self._settings.set_folder("plot", path.parent)
+        try:
+            write_plot(view, path, load_theme("light"), self._theme)
+        except TraceFileError as error:
+            self._report("error", error.message, error.remedy)
+        else:
+            self._report("info", f"Plot written to {path}.", "")
+
+    def copy_image(self) -> None:
+        """Put a picture of the chosen plot on the clipboard."""
+        view = self._chosen_or_told()
+        if view is not None:
+            QGuiApplication.clipboard().setImage(picture(view, load_theme("light"), self._theme))
+
+    def _chosen_or_told(self) -> RoundView | WhatIfView | None:
+        view = self.chosen()
+        if view is None:
+            self._report("info", "There is no plot with data in sight.", "Open one and press Run.")
+        return view

@@ -1,0 +1,127 @@
+"""What a user asks of the engine: a model, a run, a comparison, a rule to pause at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtWidgets import QWidget
+
+from app.dialogs.open_files import ask_model
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
+from app.engine_thread.jobs import CompareRequest
+from app.saved.settings import Settings
+from app.shell.docks import Docks
+from app.shell.menus import Scenario
+from app.shell.panels import Panels
+from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
+
+
+class RunControl:
+    """Takes what stands in the panels to the bridge. `window`: over which dialogs open."""
+
+    def __init__(
+        self, bridge: Bridge, panels: Panels, docks: Docks, settings: Settings, window: QWidget
+    ) -> None:
+        self._bridge, self._panels, self._docks = bridge, panels, docks
+        self._settings, self._window = settings, window
+
+    # -- models ----------------------------------------------------------------------------
+
+    def open_model(self, target: Path, draft: Path | None = None) -> None:
+        """Inspect and load a model; the session in use stays until the new one is complete."""
+        self._panels.banners.clear()
+        self._bridge.open(target, draft, self._panels.run_panel.compute.currentText())
+
+    def open_demo(self) -> None:
+        """The bundled models, with a prompt ready."""
+        self._panels.run_panel.use_first_prompt()
+        self.open_model(DEMO_TARGET, DEMO_DRAFT)
+
+    def ask_target(self) -> None:
+        """Let the user choose a model."""
+        path = ask_model(self._window, self._settings, "Open model")
+        if path is not None:
+            self.open_model(path)
+
+    def ask_draft(self) -> None:
+        """Let the user choose a model that drafts for the one in use."""
+        path = ask_model(self._window, self._settings, "Open draft model")
+        if path is not None and self._bridge.files is not None:
+            self.open_model(self._bridge.files.target, path)
+
+    def reload(self) -> None:
+        """The same files again, as another compute mode asks for."""
+        files = self._bridge.files
+        if files is not None:
+            self.open_model(files.target, files.draft)
+
+    # -- runs ------------------------------------------------------------------------------
+
+    def run(self, rounds: int | None) -> None:
+        """Start a run, or go on with the paused one, for so many rounds or to its end."""
+        self._panels.banners.clear()
+        if self._bridge.state is State.PAUSED:
+            self._bridge.resume(rounds)
+        elif self._options_are_sound():
+            panel = self._panels.run_panel
+            self._bridge.start(panel.texts(), panel.options(), rounds, panel.chat())
+
+    def compare_chosen(self) -> None:
+        """Compare the lanes that are written in the divergence view."""
+        lanes = self._panels.divergence.chosen_lanes()
+        if lanes is None:
+            self._docks.reveal("divergence", "findings")
+        elif self._options_are_sound():
+            panel = self._panels.run_panel
+            texts = tuple(panel.texts())
+            self.compare(CompareRequest(texts, panel.options(), lanes, chat=panel.chat()))
+
+    def compare(self, request: CompareRequest) -> None:
+        """Run lanes side by side, and bring them into sight."""
+        self._docks.reveal("divergence", "findings")
+        self._panels.banners.clear()
+        self._bridge.compare(request)
+
+    def open_scenario(self, scenario: Scenario) -> None:
+        """Compare what a scenario asks for on the model in use, or just run it without lanes."""
+        if not scenario.lanes:
+            self._docks.reveal("findings")
+            self._panels.banners.clear()
+            self._bridge.start(list(scenario.prompts), scenario.options)
+            return
+        self.compare(
+            CompareRequest(
+                scenario.prompts, scenario.options, scenario.lanes, scenario.draft_accept
+            )
+        )
+
+    def measure_fidelity(self) -> None:
+        """Compare the compute mode with f32."""
+        self._bridge.measure(demo_prompts()[0].text)
+
+    def cancel_sequence(self, seq_id: int) -> None:
+        """End one sequence of the run in progress."""
+        self._bridge.cancel_sequence(seq_id)
+        self._panels.banners.add("info", f"Sequence {seq_id} ends before the next round.")
+
+    # -- break rules -----------------------------------------------------------------------
+
+    def write_break(self) -> None:
+        """Let the user write a rule."""
+        self._docks.reveal("breaks")
+        self._panels.breaks.begin_typing()
+
+    def use_break_rules(self) -> None:
+        """Obey the rules as they are listed, and keep them for the next time."""
+        breaks = self._panels.breaks
+        self._settings.break_rules = breaks.entries()
+        self._bridge.set_break_rules(breaks.rules())
+
+    def _options_are_sound(self) -> bool:
+        """If they are not, what is wrong stands in the Run panel, which comes into sight."""
+        problem = self._panels.run_panel.problem
+        if problem:
+            self._docks.reveal("run")
+            self._panels.banners.add("warning", problem)
+        return not problem

@@ -1,0 +1,266 @@
+"""The main window: made of its parts, and every action connected to the one that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from PySide6.QtGui import QCloseEvent, QGuiApplication
+from PySide6.QtWidgets import QMainWindow
+
+from app.actions import SPECS
+from app.actions.actions import Actions
+from app.dialogs.about import AboutDialog
+from app.dialogs.palette import Command, CommandPalette
+from app.dialogs.shortcuts import ShortcutsDialog
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.feed import Feed
+from app.looks.theme import Theme
+from app.saved.errors import log
+from app.saved.settings import Settings
+from app.shell.appearance import Appearance, first_theme
+from app.shell.availability import enable_actions
+from app.shell.copies import Copies
+from app.shell.docks import TITLES, Docks
+from app.shell.dropping import Dropped, DropTarget
+from app.shell.engine_news import EngineNews
+from app.shell.menus import PlotsMenu, RecentMenu, Scenario, ScenarioMenu, make_menus, make_toolbar
+from app.shell.panels import Panels
+from app.shell.run_control import RunControl
+from app.shell.sessions import Sessions
+
+
+class MainWindow(QMainWindow):
+    """Everything on screen. The bridge is given, so that a test can put a fake engine behind it.
+
+    `log_lines` gives the end of the log for reports. `scenarios` fill the menu of that name.
+    `data`: folder for autosaved traces; without one nothing is saved by itself. `whole`: with
+    all views; otherwise `complete` must be called before anything is opened.
+    """
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        settings: Settings,
+        log_lines: Callable[[], list[str]] = list,
+        scenarios: Sequence[Scenario] = (),
+        data: Path | None = None,
+        *,
+        whole: bool = True,
+    ) -> None:
+        super().__init__()
+        self.setObjectName("main")
+        self.setWindowTitle("Draftscope")
+        self.bridge, self.settings = bridge, settings
+        bridge.setParent(self)
+        self.docks = Docks(self)
+        self.actions_by_id = Actions(self)
+        for name in TITLES:
+            self.docks.connect_action(name, self.actions_by_id[f"view.panel_{name}"])
+        self._make_panels()
+        self.sessions = Sessions(bridge, settings, self.banners, data, self)
+        self.control = RunControl(bridge, self.panels, self.docks, settings, self)
+        self.copies = Copies(bridge, self.panels, self.feed, log_lines)
+        self._make_menus(scenarios)
+        self.palette_box = CommandPalette(self._commands, self)
+        self.appearance = Appearance(settings, self.actions_by_id, self.docks, self.panels, self)
+        self.news = EngineNews(bridge, self.panels, self.feed, settings, self.sessions.export, self)
+        self._connect_actions()
+        self._connect_panels()
+        if whole:
+            self.complete()
+        drops = DropTarget(self)
+        drops.hovers.connect(self.status.showMessage)
+        drops.dropped.connect(self._open_dropped)
+        self.appearance.set_theme(settings.theme)
+        name = settings.layout_name
+        self.docks.restore(settings.geometry, name, settings.layout(name))
+        self.actions_by_id[f"view.layout_{name}"].setChecked(True)
+        if settings.note:
+            self.banners.add("warning", settings.note)
+        self.news.show_state(bridge.state)
+
+    # -- what the start of the program and tests ask for -----------------------------------
+
+    def complete(self) -> None:
+        """Make what the first painting does not wait for: everything with a plot in it."""
+        panels = self.panels
+        panels.complete(self.theme, self.settings, self.plots_menu, self.show_message, self.docks)
+        self.plots, self.divergence = panels.plots, panels.divergence
+        self.rollback, self.ring = self.plots.rollback, self.plots.ring
+        self.feed.add((*panels.drawn_views, self.plots.what_if))
+        self._connect_drawn()
+
+    @property
+    def theme(self) -> Theme:
+        """The colours in use."""
+        return self.appearance.theme
+
+    def set_theme(self, choice: str) -> None:
+        """system, light or dark."""
+        self.appearance.set_theme(choice)
+
+    def open_model(self, target: Path, draft: Path | None = None) -> None:
+        """Inspect and load a model; the session in use stays until the new one is complete."""
+        self.control.open_model(target, draft)
+
+    def open_demo(self) -> None:
+        """The bundled models, with a prompt ready."""
+        self.control.open_demo()
+
+    def show_message(self, severity: str, message: str, remedy: str = "") -> None:
+        """A banner above the text."""
+        self.banners.add(severity, message, remedy)
+
+    def show_unexpected(self, summary: str) -> None:
+        """A banner for an error that nobody foresaw."""
+        self.banners.add(
+            "error",
+            f"Something unexpected happened: {summary}.",
+            "The log has the details.",
+            ("Copy report", self.copies.report),
+        )
+
+    def show_crash(self, trace: str) -> None:
+        """A banner for the stack that an earlier run left behind when it died."""
+        self.banners.add(
+            "warning",
+            "Draftscope ended abnormally the last time.",
+            "",
+            ("Copy what it left", lambda: QGuiApplication.clipboard().setText(trace)),
+        )
+
+    # -- building --------------------------------------------------------------------------
+
+    def _make_panels(self) -> None:
+        panels = self.panels = Panels(first_theme(self.settings), self.actions_by_id)
+        self.tokens, self.runs, self.breaks = panels.tokens, panels.runs, panels.breaks
+        self.findings, self.inspector = panels.findings, panels.inspector
+        self.model_map, self.run_panel = panels.model_map, panels.run_panel
+        self.banners, self.status, self.why_not = panels.banners, panels.status, panels.why_not
+        panels.fill(self.docks)
+        self.setCentralWidget(panels.centre())
+        self.setStatusBar(self.status)
+        self.feed = Feed(self)
+        self.feed.add(panels.text_views)
+
+    def _make_menus(self, scenarios: Sequence[Scenario]) -> None:
+        actions = self.actions_by_id
+        self.recent_menu = RecentMenu(self.settings, actions, self.open_model, self.sessions.open)
+        self.scenario_menu = ScenarioMenu(scenarios, self.control.open_scenario)
+        self.plots_menu = PlotsMenu(actions)
+        self.menus = make_menus(
+            self, actions, self.recent_menu, self.scenario_menu, self.plots_menu
+        )
+        make_toolbar(self, actions)
+
+    def _connect_actions(self) -> None:
+        control, copies, bridge = self.control, self.copies, self.bridge
+        handlers: dict[str, Callable[[], object]] = {
+            "file.open": control.ask_target,
+            "file.open_draft": control.ask_draft,
+            "file.open_demo": self.open_demo,
+            "file.open_trace": self.sessions.ask,
+            "file.close_trace": bridge.close_trace,
+            "file.clear_recent": self.settings.clear_recent,
+            "file.export": lambda: self.sessions.export(bridge.store),
+            "file.copy_text": copies.text,
+            "file.copy_step": copies.step,
+            "file.copy_issue": copies.issue,
+            "file.quit": self.close,
+            "run.start": lambda: control.run(None),
+            "run.pause": bridge.pause,
+            "run.step": lambda: control.run(1),
+            "run.stop": bridge.stop,
+            "run.compare": control.compare_chosen,
+            "run.add_break": control.write_break,
+            "run.measure_fidelity": control.measure_fidelity,
+            "go.previous_round": lambda: self.inspector.step_round(-1),
+            "go.next_round": lambda: self.inspector.step_round(+1),
+            "go.inspect": lambda: self.docks.reveal("inspector"),
+            "go.find": self.tokens.open_find,
+            "go.find_next": lambda: self.tokens.step_hit(+1),
+            "go.find_previous": lambda: self.tokens.step_hit(-1),
+            "view.palette": self.palette_box.open,
+            "view.reset_layout": self.docks.reset,
+            "help.shortcuts": lambda: ShortcutsDialog(self.actions_by_id, self).show(),
+            "help.copy_environment": copies.environment,
+            "help.copy_report": copies.report,
+            "help.about": lambda: AboutDialog(self).show(),
+        }
+        self._connect(handlers)
+
+    def _connect(self, handlers: dict[str, Callable[[], object]]) -> None:
+        for action_id, handler in handlers.items():
+            self.actions_by_id[action_id].triggered.connect(lambda _=False, run=handler: run())
+
+    def _connect_panels(self) -> None:
+        feed, control = self.feed, self.control
+        self.news.changed.connect(self._enable_actions)
+        self.news.named.connect(
+            lambda name: self.setWindowTitle(f"{name} — Draftscope" if name else "Draftscope")
+        )
+        self.model_map.load_asked.connect(control.reload)
+        self.run_panel.compute_changed.connect(control.reload)
+        feed.numbers_changed.connect(self.status.set_numbers)
+        for view in self.panels.text_views:
+            view.position_selected.connect(feed.move_cursor)
+        self.findings.run_selected.connect(feed.select_run)
+        self.runs.overlay_asked.connect(feed.set_overlay)
+        for shows in (self.runs, self.status):
+            feed.overlay_changed.connect(shows.set_overlay)
+        self.findings.count_changed.connect(lambda n: self.docks.count("findings", n))
+        self.tokens.inspect_asked.connect(self.actions_by_id["go.inspect"].trigger)
+        self.tokens.cancel_asked.connect(control.cancel_sequence)
+        self.breaks.rules_changed.connect(control.use_break_rules)
+        self.breaks.set_entries(self.settings.break_rules)
+
+    def _connect_drawn(self) -> None:
+        feed, divergence = self.feed, self.divergence
+        for view in self.panels.drawn_views:
+            view.position_selected.connect(feed.move_cursor)
+        feed.overlay_changed.connect(self.plots.set_overlay)
+        divergence.lane_selected.connect(feed.select_run)
+        divergence.divergences_changed.connect(self._enable_actions)
+        self._connect(
+            {
+                "go.first_divergence": divergence.go_first,
+                "go.next_divergence": divergence.go_next,
+                "go.previous_divergence": divergence.go_previous,
+            }
+        )
+
+    def _commands(self) -> list[Command]:
+        """What the palette offers: every action but the palette itself, and the scenarios."""
+        actions = self.actions_by_id
+        registered = [
+            Command(actions[spec.id], spec.tip, spec.needs)
+            for spec in SPECS
+            if spec.id != "view.palette"
+        ]
+        if not self.scenario_menu.isEnabled():
+            return registered
+        scenarios = self.scenario_menu.actions()
+        return registered + [Command(action, action.toolTip()) for action in scenarios]
+
+    def _enable_actions(self) -> None:
+        enable_actions(self.actions_by_id, self.bridge, self.panels, self.scenario_menu)
+
+    def _open_dropped(self, found: Dropped) -> None:
+        if found.trace is not None:
+            self.sessions.open(found.trace)
+        else:
+            self.open_model(*found.models)
+
+    # -- Qt --------------------------------------------------------------------------------
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        self.feed.clear()
+        self.status.clearMessage()  # and with it, its timer
+        self.settings.set_geometry(self.saveGeometry())
+        self.settings.set_layout(self.docks.layout_name, self.docks.save())
+        self.settings.sync()
+        self.sessions.close()
+        if not self.bridge.close():
+            log.warning("the engine did not stop in time")
+        event.accept()

@@ -1,0 +1,285 @@
+"""Turns what a round did into rows of the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from engine.decode.token_rows import token_rows
+from engine.decode.verify import TargetFacts, TargetRows, all_target_facts
+from engine.trace.records import PHASES
+from engine.trace.store import Table, TraceStore
+
+if TYPE_CHECKING:
+    from engine.batch import UBatch
+    from engine.draft.chain import Asked
+    from engine.draft.drafter import Draft
+    from engine.memory.hybrid import HybridMemory
+    from engine.memory.recurrent import RecurrentMemory, SlotState
+
+
+@dataclass(slots=True)
+class RoundFacts:
+    """What one round did to one sequence; most fields are columns of the rounds table.
+
+    pos_next: position of the first emitted token. tokens: the accepted list (matching draft
+    prefix and the target's own tokens), cut at a stop. n_accepted: drafted tokens confirmed, None
+    for a prompt. own_kinds: kinds of the target's own tokens, none behind a part of a prompt.
+    target, rule_p: facts about each judged draft token, then about each of the target's own;
+    target may still be what they are worked out from.
+    rule_q: of each judged draft token. accept_rule: the rule that judged, empty without a draft.
+    """
+
+    seq_id: int
+    seq: int
+    pos0: int
+    pos_next: int
+    verify_width: int
+    draft: Draft | None
+    tokens: Sequence[int]
+    n_accepted: int | None
+    own_kinds: Sequence[str]
+    target: TargetFacts | TargetRows
+    rollback_depth: int = 0
+    memory_rollback: int = 0
+    rollback_path: str = "none"
+    valid_depth: int | None = None
+    rs_idx_before: int | None = None
+    rs_idx_after: int | None = None
+    n_replays: int = 0
+    checkpoint_bytes: int = 0
+    restored_bytes: int = 0
+    accept_rule: str = ""
+    rule_p: Sequence[float] = ()
+    rule_q: Sequence[float] = ()
+
+
+@dataclass(slots=True)
+class PhaseClock:
+    """Milliseconds spent per phase of a round, by all sequences together or by single ones."""
+
+    _common: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    _own: dict[int, dict[str, float]] = field(default_factory=dict)
+    _since: float = 0.0
+
+    def start(self) -> None:
+        """Begin timing."""
+        self._since = perf_counter()
+
+    def stop(self, phase: str, seqs: Sequence[int] = ()) -> float:
+        """Book the time since `start` under a phase and begin anew; returns its milliseconds.
+
+        seqs: memory sequences that it was spent on, an equal part for each entry; none = all.
+        """
+        now = perf_counter()
+        ms = (now - self._since) * 1e3
+        if not seqs:
+            self._common[phase] += ms
+        for seq in seqs:
+            self._own.setdefault(seq, dict.fromkeys(PHASES, 0.0))[phase] += ms / len(seqs)
+        self._since = now
+        return ms
+
+    def columns(self, seq: int, n_seqs: int) -> dict[str, float]:
+        """What a memory sequence spent per phase, with its part of what n_seqs had in common."""
+        own = self._own.get(seq, {})
+        return {
+            f"{phase}_ms": ms / n_seqs + own.get(phase, 0.0) for phase, ms in self._common.items()
+        }
+
+
+class Recorder:
+    """Writes the rows of one run. `piece` gives the bytes of a token.
+
+    Rows may wait until several rounds are written together: behind a forward pass, no code and no
+    table is in the processor's caches any more, and the second round takes a third of the time.
+    """
+
+    def __init__(self, store: TraceStore, run_id: int, piece: Callable[[int], bytes]) -> None:
+        self._store, self._run_id, self._piece = store, run_id, piece
+        self._elapsed_ms = 0.0
+        self._resumed = perf_counter()
+        self._n_ubatches = 0
+        self._moved = (0, 0)
+        self._round_ubatches: list[int] = []
+        self._may_wait = False
+        self._waiting: list[Callable[[], object]] = []
+        self._unanswered: list[RoundFacts] = []
+
+    def resume(self, *, may_wait: bool = False) -> None:
+        """The run goes on: time since its last round was a pause and does not count.
+
+        may_wait: rows from here on wait for the next call without it, which writes them.
+        """
+        self._may_wait = may_wait
+        if not may_wait:
+            self._write()
+        self._resumed = perf_counter()
+
+    def ubatch(
+        self, round_: int, ubatch: UBatch, seq_ids: Sequence[int], purpose: str, ms: float
+    ) -> None:
+        """One forward pass of the target."""
+        self._append(
+            self._store.ubatches, round=round_, ubatch=self._n_ubatches, n_seqs=ubatch.n_seqs,
+            n_seq_tokens=ubatch.n_seq_tokens, seq_ids=" ".join(map(str, seq_ids)),
+            n_padding=ubatch.n_padding, purpose=purpose, reason=ubatch.reason, ms=ms,
+        )  # fmt: skip
+        self._round_ubatches.append(self._n_ubatches)
+        self._n_ubatches += 1
+
+    def drafts(self, round_: int, asked: Sequence[Asked], seq_ids: Mapping[int, int]) -> None:
+        """Every drafter that was asked. seq_ids: the number of each memory sequence's prompt."""
+        for answer in asked:
+            draft = answer.draft
+            self._append(
+                self._store.drafts, round=round_, seq_id=seq_ids[answer.seq],
+                drafter=draft.drafter, match_pos=draft.match_pos, num_raw=draft.n_raw,
+                num_draft_tokens=len(draft.tokens), reason=draft.reason, draft_ms=answer.ms,
+            )  # fmt: skip
+
+    def prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
+        """Tokens of a prompt, or of a part of it."""
+        self._record(partial(self._prompt, round_, seq_id, pos0, tokens))
+
+    def round(
+        self,
+        round_: int,
+        all_facts: Sequence[RoundFacts],
+        memory: HybridMemory | None,
+        clock: PhaseClock,
+    ) -> None:
+        """Close a round: token, memory and round rows of every sequence in it.
+
+        Without a memory, as of another program, nothing is observed of it.
+
+        Each row carries the time spent on its sequence; what was spent on several is divided
+        among them, so that the sum over rows is the time that passed.
+        """
+        now = perf_counter()
+        self._elapsed_ms += (now - self._resumed) * 1e3
+        self._resumed = now
+        n = len(all_facts)
+        ubatch_ids, self._round_ubatches = self._round_ubatches, []
+        traffic = self._traffic(memory.recurrent, n) if memory else []
+        self._unanswered.extend(all_facts)
+        for i, facts in enumerate(all_facts):
+            columns: dict[str, Any] = {"round": round_, "t_ms": self._elapsed_ms}
+            slots: Sequence[SlotState] = ()
+            if memory:
+                columns |= traffic[i]
+                slots = _look(memory, facts.seq, columns)
+            self._record(partial(self._round, facts, columns, slots, ubatch_ids, clock, n))
+
+    def _append(self, table: Table, **row: Any) -> None:
+        self._record(partial(table.append, run_id=self._run_id, **row))
+
+    def _record(self, write: Callable[[], object]) -> None:
+        self._waiting.append(write)
+        if not self._may_wait:
+            self._write()
+
+    def _write(self) -> None:
+        unanswered, self._unanswered = self._unanswered, []
+        asked = [(f, f.target) for f in unanswered if isinstance(f.target, TargetRows)]
+        targets = all_target_facts([rows for _, rows in asked])
+        for (facts, _), target in zip(asked, targets, strict=True):
+            facts.target = target
+        waiting, self._waiting = self._waiting, []
+        for write in waiting:
+            write()
+
+    def _prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
+        n = len(tokens)
+        self._learn(tokens)
+        self._store.tokens.extend({
+            "run_id": [self._run_id] * n, "round": [round_] * n, "seq_id": [seq_id] * n,
+            "pos": list(range(pos0, pos0 + n)), "kind": ["prompt"] * n, "token_id": list(tokens),
+        })  # fmt: skip
+
+    def _round(
+        self, facts: RoundFacts, columns: Mapping[str, Any], slots: Sequence[SlotState],
+        ubatch_ids: Sequence[int], clock: PhaseClock, n: int,
+    ) -> None:  # fmt: skip
+        """The rows of one sequence, out of n in this round. columns: others of its round row."""
+        ids = {"run_id": self._run_id, "round": columns["round"], "seq_id": facts.seq_id}
+        self._tokens(ids, facts)
+        for slot in slots:
+            self._store.memory.append(**ids, slot=slot.slot, state=slot.state, age=slot.age)
+        self._store.rounds.append(
+            run_id=self._run_id, seq_id=facts.seq_id,
+            pos0=facts.pos0, drafter=facts.draft.drafter if facts.draft else "",
+            accept_rule=facts.accept_rule,
+            num_draft_tokens=_n_drafted(facts), num_accepted_draft_tokens=facts.n_accepted,
+            num_target_tokens=len(facts.own_kinds), num_emitted=len(facts.tokens),
+            stop_kind=_stop_kind(facts), rollback_depth=facts.rollback_depth,
+            memory_rollback=facts.memory_rollback, rollback_path=facts.rollback_path,
+            valid_depth=facts.valid_depth, rs_idx_before=facts.rs_idx_before,
+            rs_idx_after=facts.rs_idx_after, replay_index=facts.n_replays,
+            verify_width=facts.verify_width, state_bytes_restored=facts.restored_bytes,
+            checkpoint_bytes=facts.checkpoint_bytes,
+            ubatch_ids=" ".join(map(str, ubatch_ids)),
+            **columns, **clock.columns(facts.seq, n),
+        )  # fmt: skip
+
+    def _tokens(self, ids: Mapping[str, int], facts: RoundFacts) -> None:
+        draft, target = facts.draft, facts.target
+        assert isinstance(target, TargetFacts)  # worked out before rows are written
+        self._learn([*facts.tokens, *(draft.tokens if draft else ())])
+        for best in (*target.top_ids, *(draft.top_ids if draft else ())):
+            self._learn(best)
+        for row in token_rows(facts, target):
+            self._store.tokens.append(**ids, **row)
+
+    def _traffic(self, recurrent: RecurrentMemory | None, n: int) -> list[dict[str, int]]:
+        """State written and copied since the last round, in n parts that add up."""
+        if recurrent is None:
+            return [{"state_bytes_written": 0, "state_bytes_copied": 0}] * n
+        traffic = recurrent.traffic
+        written, copied = traffic.written - self._moved[0], traffic.copied - self._moved[1]
+        self._moved = (traffic.written, traffic.copied)
+        return [
+            {
+                "state_bytes_written": written // n + (i < written % n),
+                "state_bytes_copied": copied // n + (i < copied % n),
+            }
+            for i in range(n)
+        ]
+
+    def _learn(self, tokens: Sequence[int]) -> None:
+        pieces = self._store.pieces
+        for token in tokens:
+            if token not in pieces:
+                pieces[token] = self._piece(token)
+
+
+def _look(memory: HybridMemory, seq: int, columns: dict[str, Any]) -> Sequence[SlotState]:
+    """Add to the columns what the memory holds of a sequence; returns its snapshot slots."""
+    cells, recurrent = memory.attention.holding(seq), memory.recurrent
+    columns["attention_pos_max"] = cells.pos_max
+    columns["kv_cells_used"] = cells.used
+    columns["kv_cells_duplicate"] = cells.duplicates
+    columns["memory_bytes_held"] = memory.n_bytes()
+    if not recurrent:
+        return ()
+    columns["n_rs_seq"] = recurrent.n_rs_seq
+    columns["recurrent_pos_max"] = recurrent.seq_pos_max(seq)
+    return recurrent.slots(seq)
+
+
+def _stop_kind(facts: RoundFacts) -> str:
+    """How the round ended: with the last of the target's own tokens, or at a stop before it.
+    Empty for a part of a prompt, behind which nothing is chosen."""
+    if not facts.own_kinds:
+        return ""
+    n_own = len(facts.tokens) - min(facts.n_accepted or 0, len(facts.tokens))
+    return facts.own_kinds[n_own - 1] if n_own else "end"
+
+
+def _n_drafted(facts: RoundFacts) -> int | None:
+    if facts.n_accepted is None:
+        return None
+    return len(facts.draft.tokens) if facts.draft else 0

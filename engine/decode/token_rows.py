@@ -1,0 +1,62 @@
+"""The rows of `tokens` that a round brings: drafted, decoded again, and the target's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.decode.recorder import RoundFacts
+    from engine.decode.verify import TargetFacts
+    from engine.draft.drafter import Draft
+
+
+def token_rows(facts: RoundFacts, target: TargetFacts) -> Iterator[dict[str, Any]]:
+    """Columns of each row but run_id, round and seq_id, in the order they are written."""
+    draft = facts.draft
+    n_kept = min(facts.n_accepted or 0, len(facts.tokens))
+    own = list(zip(facts.own_kinds, facts.tokens[n_kept:], strict=False))
+    n_judged = len(target.prob) - len(facts.own_kinds)
+    for i in range(len(draft.tokens) if draft else 0):
+        assert draft is not None
+        kind = "accepted" if i < n_kept else "ignored"
+        if i == facts.n_accepted and i < n_judged:
+            kind = "rejected"
+            if own and draft.tokens[i] == own[0][1]:
+                # an end token inside the draft counts as the target's own (llama.cpp)
+                kind = own.pop(0)[0]
+        row = {
+            "pos": facts.pos_next + i, "kind": kind, "token_id": draft.tokens[i], "draft_index": i
+        }  # fmt: skip
+        _add_drafted(row, draft, i)
+        if i < n_judged:
+            _add_target(row, facts, target, i)
+        yield row
+    if facts.n_replays:
+        for i in range(n_kept):
+            yield {
+                "pos": facts.pos_next + i, "kind": "replayed", "token_id": facts.tokens[i],
+                "draft_index": i,
+            }  # fmt: skip
+    for i, (kind, token) in enumerate(own):
+        row = {"pos": facts.pos_next + n_kept + i, "kind": kind, "token_id": token}
+        _add_target(row, facts, target, n_judged + i)
+        yield row
+
+
+def _add_drafted(row: dict[str, Any], draft: Draft, i: int) -> None:
+    if draft.probs:  # else looked up: the drafter has no confidence in it
+        row["draft_p"] = draft.probs[i]
+        row["draft_top_id"] = draft.top_ids[i]
+        row["draft_top_p"] = draft.top_probs[i]
+
+
+def _add_target(row: dict[str, Any], facts: RoundFacts, target: TargetFacts, i: int) -> None:
+    """Columns about the token that a row of the target's logits was asked about."""
+    row["target_p"] = target.prob[i]
+    row["rule_p"] = facts.rule_p[i] if i < len(facts.rule_p) else None
+    row["rule_q"] = facts.rule_q[i] if i < len(facts.rule_q) else None
+    row["target_rank"] = target.rank[i]
+    row["target_entropy"] = target.entropy[i]
+    row["target_top_id"] = target.top_ids[i]
+    row["target_top_p"] = target.top_probs[i]

@@ -1,0 +1,109 @@
+"""The sampler chain and the random numbers of one sequence.
+
+The order is llama.cpp's: logit bias, penalties, top-k, typical, top-p, min-p, temperature.
+Speculation examines positions one by one with the same sampler, so a run draws as many random
+numbers as plain decoding does, in the same order. A temperature of 0 or less takes the most
+probable token after bias and penalties; the filters then have no say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+import torch
+
+from engine.options import SamplerOptions
+from engine.sampling import filters
+from engine.sampling.distribution import Distribution, softmax
+from engine.sampling.logit_bias import LogitBias
+from engine.sampling.penalties import Penalties
+from engine.transfer import read
+from kernels.top_k import top_k
+
+Rows = Callable[[int], Distribution]
+"""The target's distribution at a row of a batch. Where penalties are in force it depends on the
+tokens accepted so far: rows must be asked for in order, each before its token is accepted."""
+
+
+class Sampler:
+    """Samples one sequence. The generator is seeded per sequence, as a server does per request.
+
+    banned: token ids that are never chosen (--ignore-eos bans the end-of-generation tokens).
+    history: tokens that the penalties already look at, a prompt.
+    """
+
+    def __init__(
+        self, options: SamplerOptions, banned: Collection[int] = (), history: Sequence[int] = ()
+    ) -> None:
+        self._options = options
+        self._bias = LogitBias(options.logit_bias, banned)
+        self._penalties = Penalties(options, history)
+        self._random = np.random.Generator(np.random.PCG64(options.seed))
+
+    def clone(self) -> Sampler:
+        """A sampler that will draw the same tokens."""
+        other = Sampler(self._options)
+        other._bias = self._bias
+        other.copy_from(self)
+        return other
+
+    def copy_from(self, other: Sampler) -> None:
+        """Draw from here on what `other` would draw."""
+        self._random.bit_generator.state = other._random.bit_generator.state
+        self._penalties.copy_from(other._penalties)
+
+    def rows(self, logits: torch.Tensor) -> Rows:
+        """The distributions at the rows of logits [n, n_vocab].
+
+        Without penalties all rows come to the host at once; with them one at a time.
+        """
+        logits = self._bias.apply(logits)
+        if self._penalties.active:
+            return lambda row: self._filter(*self._largest(self._penalties.apply(logits[row])))
+        ids, values = self._largest(logits)
+        return lambda row: self._filter(ids[row], values[row])
+
+    def uniform(self) -> float:
+        """The next random number, in [0, 1)."""
+        return float(self._random.random())
+
+    def draw(self, distribution: Distribution) -> int:
+        """Draw a token with one random number and accept it."""
+        token = distribution.at(self.uniform())
+        self.accept(token)
+        return token
+
+    def accept(self, token: int) -> None:
+        """A token was chosen: the penalties of the next position know it."""
+        self._penalties.accept(token)
+
+    def retract(self) -> None:
+        """Take the newest accepted token back; the random number stays used."""
+        self._penalties.retract()
+
+    def _largest(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """top-k: ids and logits [..., k], the largest first; the only host transfer."""
+        k = logits.shape[-1]
+        if self._options.temp <= 0:
+            k = 1
+        elif self._options.top_k:
+            k = min(k, self._options.top_k)
+        values, ids = top_k(logits, k)
+        on_host = read(ids, values)
+        return on_host[0], on_host[1]
+
+    def _filter(self, ids: np.ndarray, values: np.ndarray) -> Distribution:
+        options = self._options
+        if options.temp <= 0:
+            return Distribution.certain(int(ids[0]))
+        logits = values.astype(np.float64)
+        for keep, parameter, off in (
+            (filters.typical, options.typical_p, 1.0),
+            (filters.top_p, options.top_p, 1.0),
+            (filters.min_p, options.min_p, 0.0),
+        ):
+            if parameter != off:
+                kept = keep(logits, parameter)
+                ids, logits = ids[kept], logits[kept]
+        return Distribution.of_weights(ids, softmax(logits, options.temp))

@@ -1,0 +1,250 @@
+"""Judging lanes by what the trace holds of them, so that an opened trace can be judged too.
+
+Two words describe a lane, and only the second one judges:
+
+- The *band* names the size of its worst NMSE and nothing else: exact (0), <= 1e-6, <= 1e-4,
+  > 1e-4, or not finite.
+- The *verdict* compares that error with what the lane is allowed:
+  reference  what the others are measured against
+  exact      all logits equal bit by bit
+  within     no more than batch shapes explain (the bound)
+  suspect    beyond the bound: look for a wrong state
+  failed     the lane had to stop; its error says why
+  forked     a free lane emitted another token although its logits were within: a near tie
+  mode       a reference lane of another compute mode; its band is the distance of that mode
+  agrees     a peer lane within the tolerance for other kernels
+
+The bound: logits of a lane are never those of the reference lane, because kernels add in another
+order for another width of the batch. The noise lane decodes the same widths from the reference's
+own state, so its worst error is what widths alone can do. A lane with a state of its own carries
+such errors from round to round, and gates let them fade rather than grow: ten times the noise
+leaves room for that, and wrong states are several orders above. Where the noise is (almost)
+nothing, as in a run without drafts, _LEAST stands for it; float32 rounding is two orders below.
+In bf16 and int8 the last bit of a sum now and then rounds an activation the other way, which costs
+far more than the bit and may befall a lane and not the noise lane: _LEAST is what a few of those
+were measured to come to. Errors smaller than that can only be told from rounding in f32.
+
+Lanes of another compute mode are measured against that mode's own reference lane and judged by
+that mode's noise, so a rollback is right or wrong whatever the mode costs. How far the mode
+itself is from the reference lane stands in the row of its reference lane.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.trace.lane_kinds import NOISE, PEER, POLICY, REFERENCE
+from engine.trace.records import EMITTED_KINDS, MISSING
+from engine.trace.store import Table, TraceStore
+
+_MARGIN = 10.0
+_LEAST = {"bf16": 1e-4, "int8": 1e-3, "int8x2": 1e-6, "blocks": 1e-4}
+_LEAST_F32 = 1e-9
+BANDS = ((0.0, "exact"), (1e-6, "<= 1e-6"), (1e-4, "<= 1e-4"), (math.inf, "> 1e-4"))
+NOT_FINITE = "not finite"
+SUSPECT, FAILED = "suspect", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """The first token that a free lane emitted and the reference lane did not.
+
+    round: of the lane, in which it chose the token. after_round: the last earlier round in which
+    it rolled this sequence back. top2_gap: between the reference's two largest logits there.
+    """
+
+    seq_id: int
+    pos: int
+    round: int
+    after_round: int | None
+    token_id: int
+    reference_id: int
+    top2_gap: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneVerdict:
+    """One lane in short. Positions are those of the chosen tokens, None = there is none.
+
+    verdict and band: as the module says; `error` of a failed lane. first_pos, first_round,
+    first_seq: where the NMSE is beyond the bound for the first time. after_round: the last earlier
+    round in which this lane rolled that sequence back, whose state the diverging logits come from.
+    n_forks: positions where the most probable token differs; first_fork the first of them.
+    duplicates: most attention cells beyond one per position. state_error, conv_error: worst
+    relative errors. bound: NMSE that the lane may reach, infinite for reference lanes. fork: of a
+    free lane.
+    """
+
+    lane: str
+    run_id: int
+    verdict: str
+    band: str
+    n_positions: int
+    worst_nmse: float
+    worst_pos: int | None
+    max_abs: float
+    max_kl: float
+    first_pos: int | None
+    first_round: int | None
+    after_round: int | None
+    n_forks: int
+    first_fork: int | None
+    duplicates: int
+    state_error: float | None
+    conv_error: float | None
+    error: str
+    first_seq: int | None = None
+    bound: float = math.inf
+    compute: str = ""
+    fork: Fork | None = None
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether this lane fails the comparison."""
+        return self.verdict in (SUSPECT, FAILED)
+
+
+def band(nmse: float) -> str:
+    """The band of an NMSE."""
+    if not math.isfinite(nmse):
+        return NOT_FINITE
+    return next(name for limit, name in BANDS if nmse <= limit)
+
+
+def noise_bound(trace: TraceStore, noise_runs: Sequence[int]) -> float:
+    """Largest NMSE that noise lanes with these run ids, all of one compute mode, explain."""
+    modes = {str(trace.runs[run].get("compute", "")) for run in noise_runs}
+    least = max((_LEAST.get(mode, _LEAST_F32) for mode in modes), default=_LEAST_F32)
+    worst = (_Rows(trace.divergence, run)["nmse"].max(initial=0.0) for run in noise_runs)
+    return max(least, *(_MARGIN * float(nmse) for nmse in worst), 0.0)
+
+
+def judge_lanes(
+    trace: TraceStore, run_ids: Sequence[int], bound: float | None = None
+) -> list[LaneVerdict]:
+    """Verdicts on the lanes with these run ids.
+
+    bound: NMSE that a lane may reach; None = what the noise lanes measured against the same
+    reference explain, and of a peer lane its tolerance. Reference lanes have no bound.
+    """
+    return [judge(trace, run, bound_of(trace, run, bound)) for run in run_ids]
+
+
+def bound_of(trace: TraceStore, run_id: int, bound: float | None = None) -> float:
+    """The bound that `judge_lanes` judges a lane by."""
+    facts = trace.runs[run_id]
+    kind, against = facts.get("lane_kind"), facts.get("lane_against")
+    if kind == REFERENCE:
+        return math.inf
+    if bound is not None:
+        return bound
+    if kind == PEER:
+        return float(facts["lane_tolerance"])
+    return noise_against(trace, against)
+
+
+def noise_against(trace: TraceStore, leader: int | None) -> float:
+    """Largest NMSE that the noise lanes measured against a leading lane explain."""
+    noise = [
+        run for run, facts in trace.runs.items()
+        if facts.get("lane_kind") == NOISE and facts.get("lane_against") == leader
+    ]  # fmt: skip
+    return noise_bound(trace, noise)
+
+
+def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
+    """The verdict on one lane against an NMSE bound."""
+    facts = trace.runs[run_id]
+    error = str(facts.get("lane_error", ""))
+    rows, rounds = _Rows(trace.divergence, run_id), _Rows(trace.rounds, run_id)
+    nmse, pos = rows["nmse"], rows["pos"]
+    beyond = np.flatnonzero(~(nmse <= bound))  # NaN is beyond any bound
+    forks = np.flatnonzero(rows["top1_equal"] == 0)
+    worst = int(np.argmax(np.where(np.isnan(nmse), np.inf, nmse))) if nmse.size else None
+    worst_nmse = 0.0 if worst is None else float(nmse[worst])
+    first = int(beyond[0]) if beyond.size else None
+    first_round = None if first is None else int(rows["round"][first])
+    first_seq = None if first is None else int(rows["seq_id"][first])
+    fork = _fork(trace, run_id, rows, rounds) if facts.get("lane_free") else None
+    return LaneVerdict(
+        facts["lane"], run_id, _verdict(trace, run_id, error, first, worst_nmse, fork),
+        band(worst_nmse), len(pos), worst_nmse,
+        None if worst is None else int(pos[worst]),
+        float(rows["max_abs"].max(initial=0.0)), float(rows["kl"].max(initial=0.0)),
+        None if first is None else int(pos[first]), first_round,
+        _undone_before(rounds, first_seq, first_round),
+        len(forks), int(pos[forks[0]]) if forks.size else None,
+        int(rounds.observed("kv_cells_duplicate").max(initial=0)),
+        _largest(rows["state_error"]), _largest(rows["conv_error"]), error,
+        first_seq, bound, str(facts.get("compute", "")), fork,
+    )  # fmt: skip
+
+
+def _verdict(
+    trace: TraceStore, run_id: int, error: str, first: int | None, worst: float, fork: Fork | None
+) -> str:
+    facts = trace.runs[run_id]
+    kind = facts.get("lane_kind", REFERENCE if facts["lane"] == REFERENCE else POLICY)
+    if kind == REFERENCE and facts.get("lane_against") is None:
+        return REFERENCE
+    if error:
+        return FAILED
+    if first is not None:
+        return SUSPECT
+    if kind == REFERENCE:
+        return "mode"
+    if fork is not None:
+        return "forked"
+    if worst == 0:
+        return "exact"
+    return "agrees" if kind == PEER else "within"
+
+
+def _fork(trace: TraceStore, run_id: int, rows: _Rows, rounds: _Rows) -> Fork | None:
+    """Compare what the lane emitted with what the reference chose at the same positions."""
+    tokens = _Rows(trace.tokens, run_id)
+    kinds = [trace.text_pool.find(kind) for kind in EMITTED_KINDS]
+    emitted = np.isin(tokens["kind"], kinds)
+    keys = zip(tokens["seq_id"][emitted].tolist(), tokens["pos"][emitted].tolist(), strict=True)
+    own = dict(zip(keys, tokens["token_id"][emitted].tolist(), strict=True))
+    columns = (rows[name].tolist() for name in ("seq_id", "pos", "token_id", "round", "top2_gap"))
+    for seq_id, pos, expected, number, gap in zip(*columns, strict=True):
+        token = own.get((seq_id, pos), expected)
+        if token != expected:
+            after = _undone_before(rounds, seq_id, number)
+            return Fork(seq_id, pos, number, after, token, expected, gap)
+    return None
+
+
+def _undone_before(rounds: _Rows, seq_id: int | None, number: int | None) -> int | None:
+    """The last round before `number` that rolled a sequence back."""
+    if number is None:
+        return None
+    undone = (rounds["rollback_depth"] > 0) & (rounds["seq_id"] == seq_id)
+    earlier = rounds["round"][undone & (rounds["round"] < number)]
+    return int(earlier[-1]) if earlier.size else None
+
+
+class _Rows:
+    """The rows of one run in a table."""
+
+    def __init__(self, table: Table, run_id: int) -> None:
+        self._table, self._n = table, len(table)
+        self._mine = np.flatnonzero(table.column("run_id", 0, self._n) == run_id)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._table.column(name, 0, self._n)[self._mine]
+
+    def observed(self, name: str) -> np.ndarray:
+        """An integer column without the values that were not observed."""
+        values = self[name]
+        return values[values != MISSING]
+
+
+def _largest(values: np.ndarray) -> float | None:
+    observed = values[~np.isnan(values)]
+    return float(observed.max()) if observed.size else None
