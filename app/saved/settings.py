@@ -7,7 +7,6 @@ from pathlib import Path
 from PySide6.QtCore import QByteArray, QSettings
 
 from app.saved.settings_steps import bring_up_to_date
-from app.shell.docks import LAYOUTS
 
 N_RECENT = 10
 THEME_CHOICES = ("system", "light", "dark")
@@ -85,9 +84,8 @@ class Settings:
 
     @property
     def layout_name(self) -> str:
-        """The layout in use last, one of LAYOUTS."""
-        value = self._text("window/layout_name")
-        return value if value in LAYOUTS else next(iter(LAYOUTS))
+        """The layout in use last, empty before one was chosen."""
+        return self._text("window/layout_name")
 
     def layout(self, name: str) -> QByteArray:
         """Where the docks of a named layout were left, empty before its first use."""

@@ -78,6 +78,11 @@ _LEFT, _RIGHT = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDoc
 _BOTTOM = Qt.DockWidgetArea.BottomDockWidgetArea
 
 
+def known_layout(name: str) -> str:
+    """The layout of this name, the first one if there is none."""
+    return name if name in LAYOUTS else next(iter(LAYOUTS))
+
+
 class Docks:
     """All docks of a window. Their widgets are set later, with `fill`."""
 

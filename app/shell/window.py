@@ -21,7 +21,7 @@ from app.saved.settings import Settings
 from app.shell.appearance import Appearance, first_theme
 from app.shell.availability import enable_actions
 from app.shell.copies import Copies
-from app.shell.docks import TITLES, Docks
+from app.shell.docks import TITLES, Docks, known_layout
 from app.shell.dropping import Dropped, DropTarget
 from app.shell.engine_news import EngineNews
 from app.shell.menus import PlotsMenu, RecentMenu, Scenario, ScenarioMenu, make_menus, make_toolbar
@@ -73,7 +73,7 @@ class MainWindow(QMainWindow):
         drops.hovers.connect(self.status.showMessage)
         drops.dropped.connect(self._open_dropped)
         self.appearance.set_theme(settings.theme)
-        name = settings.layout_name
+        name = known_layout(settings.layout_name)
         self.docks.restore(settings.geometry, name, settings.layout(name))
         self.actions_by_id[f"view.layout_{name}"].setChecked(True)
         if settings.note:

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QPushButton, QTabBar
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.shell.docks import LAYOUTS, TITLES
+from app.shell.docks import LAYOUTS, TITLES, known_layout
 from app.shell.window import MainWindow
 from app.widgets.empty_state import EmptyState
 from tests.support.fake_session import FakeEngine
@@ -22,6 +22,14 @@ def shown(window: MainWindow) -> set[str]:
 
 def choose(window: MainWindow, name: str) -> None:
     window.actions_by_id[f"view.layout_{name}"].trigger()
+
+
+def test_an_unknown_layout_is_the_first() -> None:
+    assert [known_layout(name) for name in ("rollback", "pile", "")] == [
+        "rollback",
+        "stream",
+        "stream",
+    ]
 
 
 def test_layouts_name_known_docks_once() -> None:

@@ -28,7 +28,7 @@ def test_defaults() -> None:
     assert settings.recent_models == []
     assert settings.geometry.isEmpty()
     assert settings.layout("stream").isEmpty()
-    assert settings.layout_name == "stream"
+    assert settings.layout_name == ""
     assert settings.excel_safe is False
     assert settings.note == ""
     assert settings.folder("model") == Path.home()
@@ -86,7 +86,6 @@ def test_one_recent_model_is_a_list_too(tmp_path: Path) -> None:
         ("view/ghosts", "perhaps", "ghosts", True),
         ("files/recent_models", 3.5, "recent_models", []),
         ("window/geometry", "text", "geometry", QByteArray()),
-        ("window/layout_name", "pile", "layout_name", "stream"),
         ("export/excel_safe", 4, "excel_safe", False),
     ],
 )
