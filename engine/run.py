@@ -43,9 +43,14 @@ class Run:
     """
 
     def __init__(
-        self, run_id: int, trace: TraceStore, scheduler: Scheduler, tokenizer: Tokenizer,
-        cache: PromptCache | None = None, kept: Kept | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        run_id: int,
+        trace: TraceStore,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        cache: PromptCache | None = None,
+        kept: Kept | None = None,
+    ) -> None:
         self.run_id, self.trace = run_id, trace
         self.done = False
         self._scheduler, self._tokenizer = scheduler, tokenizer
@@ -104,13 +109,16 @@ class Run:
         """What each prompt was continued with, so far."""
         return [
             SequenceResult(
-                slot.seq_id, list(slot.prompt.tokens), list(slot.emitted),
-                self._tokenizer.decode(slot.emitted), slot.stop,
+                slot.seq_id,
+                list(slot.prompt.tokens),
+                list(slot.emitted),
+                self._tokenizer.decode(slot.emitted),
+                slot.stop,
                 timings(self.trace, self.run_id, slot.seq_id),
                 acceptance(self.trace, self.run_id, slot.seq_id),
             )
             for slot in self._scheduler.sequences
-        ]  # fmt: skip
+        ]
 
     def summary(self) -> dict[str, Any]:
         """Figures over all sequences (engine.trace.timings)."""

@@ -32,14 +32,7 @@ from engine.model.config import ModelConfig
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model
-from engine.options import (
-    DRAFTERS,
-    MODEL_DRAFTERS,
-    Prompt,
-    RunOptions,
-    SamplerOptions,
-    SpecOptions,
-)
+from engine.options import DRAFTERS, MODEL_DRAFTERS, Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
 from engine.trace.store import TraceStore
 from engine.transfer import read
@@ -173,9 +166,15 @@ class Session:
         chain = DrafterChain(drafters)
         trace.runs[run_id]["drafters"] = chain.statistics
         scheduler = Scheduler(
-            self._model, memory, chain, prompts, options, self.tokenizer.eog_ids, recorder,
+            self._model,
+            memory,
+            chain,
+            prompts,
+            options,
+            self.tokenizer.eog_ids,
+            recorder,
             held=kept.held if kept else None,
-        )  # fmt: skip
+        )
         return Run(run_id, trace, scheduler, self.tokenizer, cache, kept)
 
     def _cache_key(self, options: RunOptions) -> tuple[object, ...]:
@@ -207,9 +206,11 @@ class Session:
                 mine = {name: self.identity.get(name) for name in file.identity()}
                 if file.identity() != mine:
                     raise ModelFileError(
-                        self.path, "metadata", "not those of the open model any more",
+                        self.path,
+                        "metadata",
+                        "not those of the open model any more",
                         "Open the model again.",
-                    )  # fmt: skip
+                    )
                 model = _loaded(file, compute=compute, device=self.device)
             self._other_modes[compute] = model
         return model
@@ -217,9 +218,15 @@ class Session:
     def continuation(self, prompt: Prompt, options: RunOptions) -> Iterator[int]:
         """Tokens of plain decoding of one prompt, decoded one by one as they are asked for."""
         plain = replace(
-            options, parallel=1, spec=SpecOptions(), rollback="checkpoint", n_rs_seq=None,
-            split="equal", kv="per-seq", faults=(),
-        )  # fmt: skip
+            options,
+            parallel=1,
+            spec=SpecOptions(),
+            rollback="checkpoint",
+            n_rs_seq=None,
+            split="equal",
+            kv="per-seq",
+            faults=(),
+        )
         run, n = self.start([prompt], plain), 0
         while not run.done:
             run.step()
@@ -249,31 +256,51 @@ class Session:
     ) -> HybridMemory:
         """Memory for the target as the options ask for it."""
         return HybridMemory.for_model(
-            self.config, n_slots, n_ctx, self.device, policy=options.rollback, n_rs_seq=n_rs_seq,
-            unified=options.kv == "unified", faults=options.faults,
+            self.config,
+            n_slots,
+            n_ctx,
+            self.device,
+            policy=options.rollback,
+            n_rs_seq=n_rs_seq,
+            unified=options.kv == "unified",
+            faults=options.faults,
             batch_invariant=options.batch_invariant,
-        )  # fmt: skip
+        )
 
     def begin_run(
-        self, trace: TraceStore, options: RunOptions, memory: HybridMemory, n_rs_seq: int,
+        self,
+        trace: TraceStore,
+        options: RunOptions,
+        memory: HybridMemory,
+        n_rs_seq: int,
         model: HybridModel | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Register a run with what is known of it before its first row; None: the open model."""
         model = model or self._model
-        return trace.begin_run({
-            "options": asdict(options), "compute": model.compute,
-            "device": str(model.device), "model": self.identity,
-            "architecture": self.config.architecture, "n_ctx": memory.attention.n_ctx,
-            "n_rs_seq": n_rs_seq, "memory_bytes": memory.n_bytes(),
-            "synthetic": bool(options.spec.synthetic), "weight_bytes": model.weight_bytes,
-            "snapshot_bytes": memory.snapshot_bytes(),
-            "banned_tokens": sorted(self.tokenizer.eog_ids) if options.ignore_eos else [],
-        })  # fmt: skip
+        return trace.begin_run(
+            {
+                "options": asdict(options),
+                "compute": model.compute,
+                "device": str(model.device),
+                "model": self.identity,
+                "architecture": self.config.architecture,
+                "n_ctx": memory.attention.n_ctx,
+                "n_rs_seq": n_rs_seq,
+                "memory_bytes": memory.n_bytes(),
+                "synthetic": bool(options.spec.synthetic),
+                "weight_bytes": model.weight_bytes,
+                "snapshot_bytes": memory.snapshot_bytes(),
+                "banned_tokens": sorted(self.tokenizer.eog_ids) if options.ignore_eos else [],
+            }
+        )
 
     def make_drafters(
-        self, options: RunOptions, n_slots: int, n_ctx: int,
+        self,
+        options: RunOptions,
+        n_slots: int,
+        n_ctx: int,
         kept: Mapping[str, Drafter] | None = None,
-    ) -> list[Drafter]:  # fmt: skip
+    ) -> list[Drafter]:
         """The drafters that the options name, in order of priority. kept: those that are there
         already, by name.
 

@@ -42,12 +42,7 @@ FILE = (
         needs="a recorded run",
     ),
     ActionSpec(
-        "file.copy_text",
-        "&Copy Text",
-        "Copy the generated text",
-        _Key.Copy,
-        "copy",
-        needs=_RUN,
+        "file.copy_text", "&Copy Text", "Copy the generated text", _Key.Copy, "copy", needs=_RUN
     ),
     ActionSpec(
         "file.copy_step",

@@ -60,19 +60,10 @@ GO = (
         needs=_RUN,
     ),
     ActionSpec(
-        "go.find",
-        "&Find Tokens…",
-        "Find tokens by text or filter",
-        _Key.Find,
-        "find",
-        needs=_RUN,
+        "go.find", "&Find Tokens…", "Find tokens by text or filter", _Key.Find, "find", needs=_RUN
     ),
     ActionSpec("go.find_next", "Find &Next", "Go to the next token found", "F3", needs=_RUN),
     ActionSpec(
-        "go.find_previous",
-        "Find &Previous",
-        "Go to the token found before",
-        "Shift+F3",
-        needs=_RUN,
+        "go.find_previous", "Find &Previous", "Go to the token found before", "Shift+F3", needs=_RUN
     ),
 )

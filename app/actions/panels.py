@@ -55,11 +55,7 @@ PANELS = (
         checkable=True,
     ),
     ActionSpec(
-        "view.panel_runs",
-        "R&uns",
-        "Show or hide the list of runs",
-        "Ctrl+8",
-        checkable=True,
+        "view.panel_runs", "R&uns", "Show or hide the list of runs", "Ctrl+8", checkable=True
     ),
     ActionSpec(
         "view.panel_breaks",
@@ -87,10 +83,7 @@ PANELS = (
         checkable=True,
     ),
     ActionSpec(
-        "view.panel_kv",
-        "&KV Cells",
-        "Show or hide the attention cells in use",
-        checkable=True,
+        "view.panel_kv", "&KV Cells", "Show or hide the attention cells in use", checkable=True
     ),
     ActionSpec(
         "view.panel_what_if",

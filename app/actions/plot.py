@@ -48,10 +48,7 @@ PLOT = (
         needs="a run laid over the one on show",
     ),
     ActionSpec(
-        "plot.export",
-        "&Export Plot…",
-        "Write the plot in use as PNG, SVG or CSV",
-        icon="export",
+        "plot.export", "&Export Plot…", "Write the plot in use as PNG, SVG or CSV", icon="export"
     ),
     ActionSpec(
         "plot.copy_image", "&Copy as Image", "Copy a picture of the plot in use", icon="copy"

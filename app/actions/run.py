@@ -48,11 +48,7 @@ RUN = (
         needs=_IDLE_MODEL,
     ),
     ActionSpec(
-        "run.add_break",
-        "&Break Rule…",
-        "Write a condition at which the run pauses",
-        "F9",
-        "break",
+        "run.add_break", "&Break Rule…", "Write a condition at which the run pauses", "F9", "break"
     ),
     ActionSpec(
         "run.measure_fidelity",

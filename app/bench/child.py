@@ -28,8 +28,12 @@ def run_child(module: str, *arguments: str) -> dict[str, Any]:
         }
         done = subprocess.run(
             [sys.executable, "-m", module, *arguments],
-            env=environment, capture_output=True, text=True, timeout=_PATIENCE, check=False,
-        )  # fmt: skip
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            check=False,
+        )
     if done.returncode or not done.stdout.strip():
         raise RuntimeError(f"{module} ended with status {done.returncode}: {done.stderr}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

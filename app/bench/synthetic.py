@@ -17,10 +17,40 @@ PROMPT = 16
 _PERIOD = 1024
 """Rounds after which drafts repeat."""
 _WORDS = (
-    "def", "return", "if", "else", "for", "in", "while", "self", "None", "True", "import", "from",
-    "class", "value", "index", "result", "left", "right", "total", "count", "name", "items", "key",
-    "print", "range", "len", "append", "sorted", "not", "and", "is", "or", "lambda",
-)  # fmt: skip
+    "def",
+    "return",
+    "if",
+    "else",
+    "for",
+    "in",
+    "while",
+    "self",
+    "None",
+    "True",
+    "import",
+    "from",
+    "class",
+    "value",
+    "index",
+    "result",
+    "left",
+    "right",
+    "total",
+    "count",
+    "name",
+    "items",
+    "key",
+    "print",
+    "range",
+    "len",
+    "append",
+    "sorted",
+    "not",
+    "and",
+    "is",
+    "or",
+    "lambda",
+)
 _SIGNS = ("(", ")", ":", ",", " =", " ==", " +", "\n    ", "\n        ", "\n", ".", "[", "]", " 0")
 _PIECES = tuple(f"{space}{word}" for word in _WORDS for space in (" ", "", "_")) + _SIGNS * 3
 
@@ -36,11 +66,15 @@ class SyntheticRun:
         emitted = np.cumsum(self._accepted + 1, axis=0)
         self._before = np.vstack([np.zeros(n_seqs, int), emitted])
         self._words = draw.integers(0, len(_PIECES), 8191)
-        self.run_id = store.begin_run({
-            "options": {"parallel": n_seqs, "spec": {"types": ["draft-mtp"], "n_max": N_MAX}},
-            "compute": "f32", "architecture": "qwen35", "n_rs_seq": N_MAX,
-            "model": {"name": "synthetic", "size": 1, "sha256": "0" * 64},
-        })  # fmt: skip
+        self.run_id = store.begin_run(
+            {
+                "options": {"parallel": n_seqs, "spec": {"types": ["draft-mtp"], "n_max": N_MAX}},
+                "compute": "f32",
+                "architecture": "qwen35",
+                "n_rs_seq": N_MAX,
+                "model": {"name": "synthetic", "size": 1, "sha256": "0" * 64},
+            }
+        )
         store.pieces.update({i: piece.encode() for i, piece in enumerate(_PIECES)})
         self.n_rounds = 0
         self._prompt()
@@ -94,22 +128,33 @@ class SyntheticRun:
 
     def _ubatches(self, rounds: np.ndarray, drafted: np.ndarray) -> None:
         n, width = len(rounds), drafted.max(axis=1) + 1
-        self.store.ubatches.extend({
-            "run_id": np.full(n, self.run_id), "round": rounds, "ubatch": rounds,
-            "n_seqs": np.full(n, self.n_seqs), "n_seq_tokens": width,
-            "seq_ids": [" ".join(map(str, range(self.n_seqs)))] * n,
-            "n_padding": (width[:, None] - 1 - drafted).sum(axis=1),
-            "purpose": ["verify" if r else "prompt" for r in rounds.tolist()],
-            "reason": ["all tokens"] * n, "ms": 5.0 + 0.4 * width,
-        })  # fmt: skip
+        self.store.ubatches.extend(
+            {
+                "run_id": np.full(n, self.run_id),
+                "round": rounds,
+                "ubatch": rounds,
+                "n_seqs": np.full(n, self.n_seqs),
+                "n_seq_tokens": width,
+                "seq_ids": [" ".join(map(str, range(self.n_seqs)))] * n,
+                "n_padding": (width[:, None] - 1 - drafted).sum(axis=1),
+                "purpose": ["verify" if r else "prompt" for r in rounds.tolist()],
+                "reason": ["all tokens"] * n,
+                "ms": 5.0 + 0.4 * width,
+            }
+        )
 
     def _drafts(self, number: np.ndarray, seq: np.ndarray, drafted: np.ndarray) -> None:
         n = len(number)
-        self.store.drafts.extend(self._base(number, seq) | {
-            "drafter": ["draft-mtp"] * n, "num_raw": np.full(n, N_MAX),
-            "num_draft_tokens": drafted, "draft_ms": 0.4 + 0.9 * drafted,
-            "reason": ["" if d == N_MAX else "p_min" for d in drafted.tolist()],
-        })  # fmt: skip
+        self.store.drafts.extend(
+            self._base(number, seq)
+            | {
+                "drafter": ["draft-mtp"] * n,
+                "num_raw": np.full(n, N_MAX),
+                "num_draft_tokens": drafted,
+                "draft_ms": 0.4 + 0.9 * drafted,
+                "reason": ["" if d == N_MAX else "p_min" for d in drafted.tolist()],
+            }
+        )
 
     def _tokens(
         self,
@@ -128,34 +173,44 @@ class SyntheticRun:
         whole = np.repeat(accepted == drafted, each)
         kind = np.select(
             [own & np.repeat(drafted == 0, each), own & whole, own, right, index == taken],
-            ["target", "bonus", "replacement", "accepted", "rejected"], "ignored",
-        )  # fmt: skip
+            ["target", "bonus", "replacement", "accepted", "rejected"],
+            "ignored",
+        )
         at = np.repeat(pos, each) + np.where(own, taken, index)
         sure = 0.35 + (at * 37 % 61) / 100
         ids = self._token(at * 3 + np.repeat(seq, each) + ~(right | own))
         ranks = np.arange(N_TOP)
         tops = ((ids[:, None] + ranks) % len(_PIECES)).astype(np.int32)
         shares = (sure[:, None] * 0.4**ranks).astype(np.float32)
-        self.store.tokens.extend(self._base(np.repeat(number, each), np.repeat(seq, each)) | {
-            "pos": at, "kind": kind.tolist(), "token_id": ids,
-            "draft_index": np.where(own, MISSING, index),
-            "draft_p": np.where(own, np.nan, sure),
-            "target_p": np.where(judged, np.where(right | own, sure, 0.1), np.nan),
-            "target_rank": np.where(judged, np.where(right | own, 1, 3), MISSING),
-            "target_entropy": np.where(judged, 2 - 2 * sure, np.nan),
-            "target_top_id": np.where(judged[:, None], tops, MISSING),
-            "target_top_p": np.where(judged[:, None], shares, np.nan),
-            "draft_top_id": np.where(own[:, None], MISSING, tops),
-            "draft_top_p": np.where(own[:, None], np.nan, shares),
-        })  # fmt: skip
+        self.store.tokens.extend(
+            self._base(np.repeat(number, each), np.repeat(seq, each))
+            | {
+                "pos": at,
+                "kind": kind.tolist(),
+                "token_id": ids,
+                "draft_index": np.where(own, MISSING, index),
+                "draft_p": np.where(own, np.nan, sure),
+                "target_p": np.where(judged, np.where(right | own, sure, 0.1), np.nan),
+                "target_rank": np.where(judged, np.where(right | own, 1, 3), MISSING),
+                "target_entropy": np.where(judged, 2 - 2 * sure, np.nan),
+                "target_top_id": np.where(judged[:, None], tops, MISSING),
+                "target_top_p": np.where(judged[:, None], shares, np.nan),
+                "draft_top_id": np.where(own[:, None], MISSING, tops),
+                "draft_top_p": np.where(own[:, None], np.nan, shares),
+            }
+        )
 
     def _slots(self, number: np.ndarray, seq: np.ndarray) -> None:
         n, n_slots = len(number), N_MAX + 1
         states = np.array(["live", "fresh", "fresh", "carried"])
-        self.store.memory.extend(self._base(np.repeat(number, n_slots), np.repeat(seq, n_slots)) | {
-            "slot": np.tile(np.arange(n_slots), n), "state": np.tile(states, n).tolist(),
-            "age": np.tile(np.arange(n_slots), n),
-        })  # fmt: skip
+        self.store.memory.extend(
+            self._base(np.repeat(number, n_slots), np.repeat(seq, n_slots))
+            | {
+                "slot": np.tile(np.arange(n_slots), n),
+                "state": np.tile(states, n).tolist(),
+                "age": np.tile(np.arange(n_slots), n),
+            }
+        )
 
     def _rounds(
         self,
@@ -169,28 +224,42 @@ class SyntheticRun:
         steps, right = np.maximum(drafted, 0), np.maximum(accepted, 0)
         undone = steps - right
         held = np.where(prompt, PROMPT, pos + right + 1)
-        stop = np.select(
-            [steps == 0, undone == 0], ["target", "bonus"], "replacement"
-        )  # fmt: skip
+        stop = np.select([steps == 0, undone == 0], ["target", "bonus"], "replacement")
         share = self.n_seqs
-        self.store.rounds.extend(self._base(number, seq) | {
-            "t_ms": 12.0 * (number + 1), "pos0": pos,
-            "drafter": ["draft-mtp" if d > 0 else "" for d in drafted.tolist()],
-            "accept_rule": ["match" if d > 0 else "" for d in drafted.tolist()],
-            "num_draft_tokens": drafted, "num_accepted_draft_tokens": accepted,
-            "num_target_tokens": np.ones(n, int), "num_emitted": np.where(prompt, 0, right + 1),
-            "stop_kind": stop.tolist(), "rollback_depth": undone, "memory_rollback": undone,
-            "rollback_path": ["seq_rm" if u else "none" for u in undone.tolist()],
-            "n_rs_seq": np.full(n, N_MAX), "valid_depth": np.full(n, N_MAX),
-            "rs_idx_after": undone, "verify_width": np.where(prompt, PROMPT, steps + 1),
-            "ubatch_ids": [str(r) for r in number.tolist()], "attention_pos_max": held - 1,
-            "recurrent_pos_max": held - 1, "kv_cells_used": held,
-            "kv_cells_duplicate": np.zeros(n, int), "memory_bytes_held": np.full(n, 1 << 21),
-            "draft_ms": (0.4 + 0.9 * steps) / share, "verify_ms": (5.0 + 0.4 * steps) / share,
-            "sample_ms": np.full(n, 0.7), "save_ms": np.zeros(n),
-            "rollback_ms": np.where(undone > 0, 0.1, 0.0), "restore_ms": np.zeros(n),
-            "replay_ms": np.zeros(n),
-        })  # fmt: skip
+        self.store.rounds.extend(
+            self._base(number, seq)
+            | {
+                "t_ms": 12.0 * (number + 1),
+                "pos0": pos,
+                "drafter": ["draft-mtp" if d > 0 else "" for d in drafted.tolist()],
+                "accept_rule": ["match" if d > 0 else "" for d in drafted.tolist()],
+                "num_draft_tokens": drafted,
+                "num_accepted_draft_tokens": accepted,
+                "num_target_tokens": np.ones(n, int),
+                "num_emitted": np.where(prompt, 0, right + 1),
+                "stop_kind": stop.tolist(),
+                "rollback_depth": undone,
+                "memory_rollback": undone,
+                "rollback_path": ["seq_rm" if u else "none" for u in undone.tolist()],
+                "n_rs_seq": np.full(n, N_MAX),
+                "valid_depth": np.full(n, N_MAX),
+                "rs_idx_after": undone,
+                "verify_width": np.where(prompt, PROMPT, steps + 1),
+                "ubatch_ids": [str(r) for r in number.tolist()],
+                "attention_pos_max": held - 1,
+                "recurrent_pos_max": held - 1,
+                "kv_cells_used": held,
+                "kv_cells_duplicate": np.zeros(n, int),
+                "memory_bytes_held": np.full(n, 1 << 21),
+                "draft_ms": (0.4 + 0.9 * steps) / share,
+                "verify_ms": (5.0 + 0.4 * steps) / share,
+                "sample_ms": np.full(n, 0.7),
+                "save_ms": np.zeros(n),
+                "rollback_ms": np.where(undone > 0, 0.1, 0.0),
+                "restore_ms": np.zeros(n),
+                "replay_ms": np.zeros(n),
+            }
+        )
 
 
 def trace_of(n_rows: int, n_seqs: int = 2) -> TraceStore:

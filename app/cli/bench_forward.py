@@ -40,9 +40,12 @@ def steps(args: argparse.Namespace) -> int:
     from engine.bench.steps import bench_steps
 
     rows = bench_steps(
-        model, args.steps, repeats=args.repeat, outputs=args.outputs,
+        model,
+        args.steps,
+        repeats=args.repeat,
+        outputs=args.outputs,
         batch_invariant=args.batch_invariant,
-    )  # fmt: skip
+    )
     facts |= {"outputs": args.outputs, "batch_invariant": args.batch_invariant}
     if args.json:
         print_json({**facts, "rows": [asdict(row) for row in rows]})

@@ -74,9 +74,14 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     for one in configurations:
         for number, run in enumerate(one["runs"], 1):
             yield _LINE.format(
-                one["name"], number, run["predicted_n"], f"{run['wall_s']:.3f}",
-                f"{run['recording_s']:.4f}", _percent(run["share"]), width=width,
-            )  # fmt: skip
+                one["name"],
+                number,
+                run["predicted_n"],
+                f"{run['wall_s']:.3f}",
+                f"{run['recording_s']:.4f}",
+                _percent(run["share"]),
+                width=width,
+            )
         share = _percent(one["median_share"])
         yield _LINE.format(one["name"], "median", "", "", "", share, width=width)
     yield ""

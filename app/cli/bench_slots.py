@@ -32,9 +32,12 @@ def run(args: argparse.Namespace) -> int:
     n_all = len(opened.configurations) * len(args.slots)
     try:
         for row in bench_slots(
-            session, [session.prompt(prompt.text) for prompt in prompts], opened.configurations,
-            args.slots, repeats=args.repeat or 1,
-        ):  # fmt: skip
+            session,
+            [session.prompt(prompt.text) for prompt in prompts],
+            opened.configurations,
+            args.slots,
+            repeats=args.repeat or 1,
+        ):
             rows.append(row)
             progress(len(rows), n_all, f"{row.configuration}, {row.n_slots} slots")
     finally:
@@ -61,8 +64,13 @@ def _lines(rows: list[SlotRow]) -> Iterator[str]:
     for row in rows:
         accepted = "" if row.acceptance is None else f"{row.acceptance:.3f}"
         yield _LINE.format(
-            row.configuration, row.n_slots, row.predicted_n, accepted,
-            f"{row.tokens_per_second:.1f}", f"{row.wall_s:.2f}", f"{row.ratio:.2f}",
-        )  # fmt: skip
+            row.configuration,
+            row.n_slots,
+            row.predicted_n,
+            accepted,
+            f"{row.tokens_per_second:.1f}",
+            f"{row.wall_s:.2f}",
+            f"{row.ratio:.2f}",
+        )
     yield ""
     yield "tok/s: of all slots together, behind the prompts; seconds: prompts included"

@@ -6,14 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from app.cli.bench_requests import (
-    facts,
-    headline,
-    open_session,
-    progress,
-    prompt_set,
-    write_out,
-)
+from app.cli.bench_requests import facts, headline, open_session, progress, prompt_set, write_out
 from app.cli.common import print_json
 from app.cli.run import make_prompt
 from app.cli.suite_tables import diff_lines, suite_lines
@@ -41,10 +34,11 @@ def run(args: argparse.Namespace) -> int:
         for done in suite.requests():
             n_done += 1
             progress(
-                n_done, suite.n_requests,
+                n_done,
+                suite.n_requests,
                 f"{done.prompt}, {done.configuration}: {done.predicted_n} tokens, "
                 f"{done.predicted_per_second:.1f} tok/s",
-            )  # fmt: skip
+            )
     finally:
         if n_done:
             report: dict[str, Any] = {

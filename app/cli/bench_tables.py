@@ -32,21 +32,35 @@ def rollback_lines(facts: dict[str, Any], rows: Iterable[RollbackRow]) -> Iterat
     yield "min: fastest total; x none: total over none; beyond: held beyond one live state"
     yield ""
     yield _ROLLBACK.format(
-        "T", "kept", "policy", *_PHASES, "min", "x none", "written", "copied", "saved", "restored",
-        "held", "beyond", "error",
-    )  # fmt: skip
+        "T",
+        "kept",
+        "policy",
+        *_PHASES,
+        "min",
+        "x none",
+        "written",
+        "copied",
+        "saved",
+        "restored",
+        "held",
+        "beyond",
+        "error",
+    )
     width = None
     for row in rows:
         if width not in (None, row.width):
             yield ""
         width = row.width
         yield _ROLLBACK.format(
-            row.width, row.kept, row.policy,
+            row.width,
+            row.kept,
+            row.policy,
             *(f"{row.ms[phase]:.2f}" if row.ms[phase] else "-" for phase in _PHASES),
-            f"{row.min_ms:.2f}", f"{row.over_none:.2f}",
+            f"{row.min_ms:.2f}",
+            f"{row.over_none:.2f}",
             *map(_mib, (row.written, row.copied, row.saved, row.restored, row.held, row.beyond)),
             "-" if row.state_nmse is None else f"{row.state_nmse:.0e}",
-        )  # fmt: skip
+        )
 
 
 def split_lines(facts: dict[str, Any], result: SplitComparison) -> Iterator[str]:
@@ -62,9 +76,12 @@ def split_lines(facts: dict[str, Any], result: SplitComparison) -> Iterator[str]
     yield line.format("split", "passes", "ms", "tokens/s", *sections)
     for mode, figures in result.figures.items():
         yield line.format(
-            mode, figures.n_ubatches, f"{figures.ms:.2f}", f"{figures.tokens_per_second:.1f}",
+            mode,
+            figures.n_ubatches,
+            f"{figures.ms:.2f}",
+            f"{figures.tokens_per_second:.1f}",
             *(f"{figures.sections[name]:.2f}" for name in sections),
-        )  # fmt: skip
+        )
     yield ""
     yield f"equal is {result.ratio:.2f} times as fast as seq (median of the rounds' ratios)"
 

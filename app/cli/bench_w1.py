@@ -7,14 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import (
-    facts,
-    headline,
-    open_session,
-    progress,
-    prompt_set,
-    write_out,
-)
+from app.cli.bench_requests import facts, headline, open_session, progress, prompt_set, write_out
 from app.cli.cache_arguments import cache_options
 from app.cli.common import print_json
 from engine.errors import OptionError
@@ -25,13 +18,31 @@ if TYPE_CHECKING:
 
 _LINE = "{:<12} {:>7} {:>7} {:>9} {:>7} {:>7} {:>7} {:>8} {:>8} {:>8} {:>6} {:>7}"
 _COUNTERS = (
-    "prompt_tokens", "cache_n", "prompt_n", "tokens", "drafts", "drafted", "accepted", "rejected",
-    "restores", "duplicate_cells",
-)  # fmt: skip
+    "prompt_tokens",
+    "cache_n",
+    "prompt_n",
+    "tokens",
+    "drafts",
+    "drafted",
+    "accepted",
+    "rejected",
+    "restores",
+    "duplicate_cells",
+)
 _HEADS = (
-    "turn", "prompt", "cached", "processed", "tokens", "drafts", "drafted", "accepted", "rejected",
-    "restores", "dupl.", "tok/s",
-)  # fmt: skip
+    "turn",
+    "prompt",
+    "cached",
+    "processed",
+    "tokens",
+    "drafts",
+    "drafted",
+    "accepted",
+    "rejected",
+    "restores",
+    "dupl.",
+    "tok/s",
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,12 +60,15 @@ def run(args: argparse.Namespace) -> int:
 
     conversations = [
         Workload(
-            session, messages, configuration, chat=args.chat,
+            session,
+            messages,
+            configuration,
+            chat=args.chat,
             template_values=args.chat_template_kwargs,
             cache=PromptCache(cached) if cached else None,
         )
         for configuration in opened.configurations
-    ]  # fmt: skip
+    ]
     n_done, n_all = 0, len(conversations) * len(messages)
     try:
         for conversation in conversations:

@@ -24,20 +24,9 @@ from app.cli.common import (
 from app.cli.files import check_files
 from app.cli.findings import finding_lines, findings_json
 from app.cli.run import draft_model, headline, make_prompt
-from app.cli.run_arguments import (
-    add_draft_model,
-    add_prompts,
-    add_sizes,
-    run_options,
-)
+from app.cli.run_arguments import add_draft_model, add_prompts, add_sizes, run_options
 from app.cli.sampling_arguments import add_sampling
-from app.cli.scenarios import (
-    add_scenarios,
-    chosen_scenario,
-    heading,
-    list_scenarios,
-    outcome,
-)
+from app.cli.scenarios import add_scenarios, chosen_scenario, heading, list_scenarios, outcome
 from app.cli.spec_arguments import add_speculation
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
@@ -53,9 +42,19 @@ if TYPE_CHECKING:
 
 _LINE = "{:<{width}}  {:<9} {:<10} {:>9} {:>9} {:>9} {:>4} {:>6} {:>6} {:>6} {:>6} {:>6}"
 _HEADS = (
-    "lane", "verdict", "band", "max NMSE", "max |Δ|", "max KL", "seq", "pos", "round", "after",
-    "forks", "dupl.",
-)  # fmt: skip
+    "lane",
+    "verdict",
+    "band",
+    "max NMSE",
+    "max |Δ|",
+    "max KL",
+    "seq",
+    "pos",
+    "round",
+    "after",
+    "forks",
+    "dupl.",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,10 +125,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     plain = RunOptions()
     parser.set_defaults(
-        rollback=plain.rollback, n_rs_seq=None, split=plain.split, kv=plain.kv,
-        checkpoint_device=plain.checkpoint_device, replay=plain.replay, fault=[],
-        spec_synth_rates=(), spec_synth_len=None,
-    )  # fmt: skip
+        rollback=plain.rollback,
+        n_rs_seq=None,
+        split=plain.split,
+        kv=plain.kv,
+        checkpoint_device=plain.checkpoint_device,
+        replay=plain.replay,
+        fault=[],
+        spec_synth_rates=(),
+        spec_synth_len=None,
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -176,15 +181,18 @@ def run(args: argparse.Namespace) -> int:
     _finish(job, args)
     verdicts = job.results()
     if args.json:
-        print_json({
-            "lanes": [_finite(asdict(verdict)) for verdict in verdicts], "bound": job.bound,
-            "sequences": [
-                {"prompt_tokens": list(prompt.tokens), "tokens": tokens, "text": text}
-                for prompt, tokens, text in zip(prompts, job.emitted, job.texts, strict=True)
-            ],
-            "options": {**asdict(options), **_loaded(session), "model": str(target)},
-            "findings": findings_json(job.trace),
-        })  # fmt: skip
+        print_json(
+            {
+                "lanes": [_finite(asdict(verdict)) for verdict in verdicts],
+                "bound": job.bound,
+                "sequences": [
+                    {"prompt_tokens": list(prompt.tokens), "tokens": tokens, "text": text}
+                    for prompt, tokens, text in zip(prompts, job.emitted, job.texts, strict=True)
+                ],
+                "options": {**asdict(options), **_loaded(session), "model": str(target)},
+                "findings": findings_json(job.trace),
+            }
+        )
     else:
         for line in (*(heading(scenario) if scenario else ()), *_lines(job, verdicts)):
             print(line)
@@ -200,11 +208,14 @@ def _run_scenario(args: argparse.Namespace, session: Session, scenario: Scenario
     job = start_run(session, scenario)
     _finish(job, args)
     if args.json:
-        print_json({
-            "sequences": [asdict(result) for result in job.results()],
-            "options": {**asdict(scenario.options), **_loaded(session)},
-            "totals": job.summary(), "findings": findings_json(job.trace),
-        })  # fmt: skip
+        print_json(
+            {
+                "sequences": [asdict(result) for result in job.results()],
+                "options": {**asdict(scenario.options), **_loaded(session)},
+                "totals": job.summary(),
+                "findings": findings_json(job.trace),
+            }
+        )
         return 0
     found = finding_lines(job.trace)
     for line in (*heading(scenario), headline(job.summary()), "", *found):
@@ -234,9 +245,7 @@ def _lines(job: Comparison, verdicts: list[LaneVerdict]) -> Iterator[str]:
     yield _LINE.format(*_HEADS, width=width)
     for v in verdicts:
         measured = (f"{v.worst_nmse:.1e}", f"{v.max_abs:.1e}", f"{v.max_kl:.1e}")
-        numbers = (
-            v.first_seq, v.first_pos, v.first_round, v.after_round, v.n_forks, v.duplicates
-        )  # fmt: skip
+        numbers = (v.first_seq, v.first_pos, v.first_round, v.after_round, v.n_forks, v.duplicates)
         cells = (v.band, *measured, *("-" if n is None else n for n in numbers))
         if not v.n_positions:
             cells = ("-",) * len(cells)

@@ -19,12 +19,7 @@ from app.cli.common import (
 )
 from app.cli.files import check_files
 from app.cli.run import draft_model, make_prompt
-from app.cli.run_arguments import (
-    add_chat,
-    add_draft_model,
-    add_memory,
-    run_options,
-)
+from app.cli.run_arguments import add_chat, add_draft_model, add_memory, run_options
 from app.cli.sampling_arguments import add_sampling
 from app.cli.spec_arguments import add_speculation
 from resources import MATCHES
@@ -96,11 +91,15 @@ def run(args: argparse.Namespace) -> int:
         print(line, file=sys.stderr, flush=True)
     passed = test.passed and not (args.exact and test.differing)
     if args.json:
-        print_json({
-            "passed": passed, "all_match": not test.differing,
-            "steps": [asdict(step) for step in test.done], "options": asdict(options),
-            **facts(args, session, set_name),
-        })  # fmt: skip
+        print_json(
+            {
+                "passed": passed,
+                "all_match": not test.differing,
+                "steps": [asdict(step) for step in test.done],
+                "options": asdict(options),
+                **facts(args, session, set_name),
+            }
+        )
     else:
         print("\n".join(_lines(test, session)))
         print(_verdict(test, passed))

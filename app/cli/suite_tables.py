@@ -32,10 +32,15 @@ def suite_lines(report: dict[str, Any]) -> Iterator[str]:
     for one in configurations:
         split, total = one["split"] or {}, one["aggregate"]
         yield _OVERVIEW.format(
-            one["name"], _number(one["tokens_per_second"], 1), _number(one["speed_up"], 2),
-            _number(total["aggregate_accept_rate"], 3), _number(split.get("tokens_per_round"), 2),
-            _number(total["wall_s_total"], 2), f"{one['num_same']}/{len(one['rows'])}", width=width,
-        )  # fmt: skip
+            one["name"],
+            _number(one["tokens_per_second"], 1),
+            _number(one["speed_up"], 2),
+            _number(total["aggregate_accept_rate"], 3),
+            _number(split.get("tokens_per_round"), 2),
+            _number(total["wall_s_total"], 2),
+            f"{one['num_same']}/{len(one['rows'])}",
+            width=width,
+        )
     if not report["complete"]:
         yield ""
         yield "not complete: the suite was stopped"
@@ -91,9 +96,13 @@ def diff_lines(a: str, b: str, diff: SuiteDiff) -> Iterator[str]:
         yield _DIFF.format("prompt", "A tok/s", "B tok/s", "B/A", "A rate", "B rate")
         for row in pair.prompts:
             yield _DIFF.format(
-                row.name, f"{row.a_tok_s:.1f}", f"{row.b_tok_s:.1f}", _number(row.ratio, 2),
-                _number(row.a_rate, 3), _number(row.b_rate, 3),
-            )  # fmt: skip
+                row.name,
+                f"{row.a_tok_s:.1f}",
+                f"{row.b_tok_s:.1f}",
+                _number(row.ratio, 2),
+                _number(row.a_rate, 3),
+                _number(row.b_rate, 3),
+            )
     for file, names in (("A", diff.only_a), ("B", diff.only_b)):
         if names:
             yield f"only in {file}: {', '.join(names)}"

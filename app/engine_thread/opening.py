@@ -60,6 +60,10 @@ def open_comparison(session: Session, request: CompareRequest, trace: TraceStore
 
     prompts = [make_prompt(session, text, request.chat) for text in request.texts]
     return Comparison(
-        session, prompts, request.options, request.lanes, trace,
+        session,
+        prompts,
+        request.options,
+        request.lanes,
+        trace,
         draft_accept=request.draft_accept or None,
-    )  # fmt: skip
+    )

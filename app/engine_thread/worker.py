@@ -205,9 +205,12 @@ class EngineWorker:
             reference = session
             if session.compute != request.compute:
                 reference = self._open_session(
-                    request.target, None, compute=request.compute, progress=report,
+                    request.target,
+                    None,
+                    compute=request.compute,
+                    progress=report,
                     cancelled=cancelled,
-                )  # fmt: skip
+                )
             report(0, 1, "comparing logits with f32")
             self._fidelity = measure_fidelity(session, reference, tokens)
         except Cancelled:
@@ -222,10 +225,7 @@ class EngineWorker:
         self._post(StateChanged(State.READY))
 
     def _start(
-        self,
-        begin: Callable[[Session], tuple[Job, int]],
-        control: RunControl,
-        rounds: int | None,
+        self, begin: Callable[[Session], tuple[Job, int]], control: RunControl, rounds: int | None
     ) -> None:
         self._end_run()
         if self._session is None:

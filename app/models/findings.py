@@ -108,7 +108,13 @@ class FindingTable(ColumnTable):
         facts = self._store.findings.row(row)
         run = self._store.runs.get(facts["run_id"], {})
         return Finding(
-            facts["run_id"], facts["round"], facts["seq_id"], facts["rule"], facts["severity"],
-            facts["message"], facts["evidence"], facts.get("suggestion", ""),
+            facts["run_id"],
+            facts["round"],
+            facts["seq_id"],
+            facts["rule"],
+            facts["severity"],
+            facts["message"],
+            facts["evidence"],
+            facts.get("suggestion", ""),
             str(run.get("lane", "")),
-        )  # fmt: skip
+        )

@@ -33,9 +33,15 @@ def run_row(store: TraceStore, run_id: int) -> RunRow:
     stops = facts.get("stops")
     tokens = int(timings(store, run_id)["predicted_n"])
     return RunRow(
-        run_id, run_title(facts), tokens, numbers.acceptance, numbers.tokens_per_second,
-        _stop(stops, str(facts.get("lane_error", ""))), run_marks(facts), stops is not None,
-    )  # fmt: skip
+        run_id,
+        run_title(facts),
+        tokens,
+        numbers.acceptance,
+        numbers.tokens_per_second,
+        _stop(stops, str(facts.get("lane_error", ""))),
+        run_marks(facts),
+        stops is not None,
+    )
 
 
 def run_title(facts: dict[str, Any]) -> str:

@@ -28,9 +28,13 @@ COLUMNS = (
     TableColumn("rule_q", "rule q", "Drafter's probability as rejection used it; match uses none"),
 )
 SIGNS = {
-    "accepted": "✓", "rejected": "✗", "ignored": "·", "replacement": "↻", "bonus": "+",
+    "accepted": "✓",
+    "rejected": "✗",
+    "ignored": "·",
+    "replacement": "↻",
+    "bonus": "+",
     "target": "→",
-}  # fmt: skip
+}
 _DIGITS = {"target_entropy": 2}
 
 

@@ -44,12 +44,17 @@ def issue_text(
     model = facts.get("model")
     known = {"model", "options", "environment", "summary"}
     parts = [
-        "### Environment", _bullets(_mapping(facts.get("environment")) or environment),
-        "### Model", _bullets(_mapping(model)) if model else "not recorded",
-        "### Run", _bullets({k: v for k, v in facts.items() if k not in known}),
-        "### Options in effect", _block(facts.get("options", {})),
-        "### Figures", _block(facts.get("summary") or summary(store, run_id)),
-    ]  # fmt: skip
+        "### Environment",
+        _bullets(_mapping(facts.get("environment")) or environment),
+        "### Model",
+        _bullets(_mapping(model)) if model else "not recorded",
+        "### Run",
+        _bullets({k: v for k, v in facts.items() if k not in known}),
+        "### Options in effect",
+        _block(facts.get("options", {})),
+        "### Figures",
+        _block(facts.get("summary") or summary(store, run_id)),
+    ]
     place = round_in_question(store, run_id, cursor)
     if place is not None:
         parts += [f"### Round {place[0]}, sequence {place[1]}", _round(store, run_id, *place)]

@@ -10,9 +10,14 @@ from app.shell.menus import ScenarioMenu
 from app.shell.panels import Panels
 
 _NEED_RUN = (
-    "file.copy_step", "go.previous_round", "go.next_round", "go.inspect",
-    "go.find", "go.find_next", "go.find_previous",
-)  # fmt: skip
+    "file.copy_step",
+    "go.previous_round",
+    "go.next_round",
+    "go.inspect",
+    "go.find",
+    "go.find_next",
+    "go.find_previous",
+)
 
 
 def enable_actions(

@@ -51,18 +51,23 @@ class Layout:
 
 LAYOUTS = {
     "stream": Layout(
-        "Stream", ("model", "run"), ("rollback", "ring"),
-        ("model", "run", "rollback", "ring", *_PLOTS), 0.17,
+        "Stream",
+        ("model", "run"),
+        ("rollback", "ring"),
+        ("model", "run", "rollback", "ring", *_PLOTS),
+        0.17,
     ),
     "rollback": Layout(
-        "Rollback", ("run", "model"), ("rollback", "ring"),
-        ("run", "rollback", "ring", *_PLOTS), 0.33,
+        "Rollback",
+        ("run", "model"),
+        ("rollback", "ring"),
+        ("run", "rollback", "ring", *_PLOTS),
+        0.33,
     ),
     "divergence": Layout(
-        "Divergence", ("run", "model"), ("divergence",), ("divergence", "findings"), 0.68,
-        wide=True,
+        "Divergence", ("run", "model"), ("divergence",), ("divergence", "findings"), 0.68, wide=True
     ),
-}  # fmt: skip
+}
 """The text keeps the centre in all of them; what a layout is named after gets the room."""
 
 LAYOUT_VERSION = zlib.crc32(" ".join(sorted(TITLES)).encode()) >> 1

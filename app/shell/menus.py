@@ -19,9 +19,17 @@ from engine.compare.lane_spec import LaneSpec
 from engine.options import RunOptions
 
 _PLOTS = (
-    *(f"plot.x_{unit}" for unit in UNITS), SEPARATOR, "plot.show_all", "plot.reset", SEPARATOR,
-    "plot.overlay", "plot.no_overlay", SEPARATOR, "plot.export", "plot.copy_image",
-)  # fmt: skip
+    *(f"plot.x_{unit}" for unit in UNITS),
+    SEPARATOR,
+    "plot.show_all",
+    "plot.reset",
+    SEPARATOR,
+    "plot.overlay",
+    "plot.no_overlay",
+    SEPARATOR,
+    "plot.export",
+    "plot.copy_image",
+)
 
 
 class RecentMenu(QMenu):
@@ -129,9 +137,13 @@ def make_menus(
     for menu in (themes, layouts, panels):
         menu.setToolTipsVisible(True)
     submenus = {
-        "menu.panels": panels, "menu.recent": recent, "menu.theme": themes, "menu.layout": layouts,
-        "menu.scenarios": scenarios, "menu.plots": plots,
-    }  # fmt: skip
+        "menu.panels": panels,
+        "menu.recent": recent,
+        "menu.theme": themes,
+        "menu.layout": layouts,
+        "menu.scenarios": scenarios,
+        "menu.plots": plots,
+    }
     menus: list[QMenu] = [*submenus.values()]
     for title, entries in MENUS:
         menu = window.menuBar().addMenu(title)

@@ -81,8 +81,9 @@ class Panels:
         self.plots = PlotGroup(theme, self._actions, settings, menu, report)
         self.divergence = DivergenceView(theme, self._actions)
         self.drawn_views: tuple[RoundView | DivergenceView, ...] = (
-            *self.plots.views.values(), self.divergence,
-        )  # fmt: skip
+            *self.plots.views.values(),
+            self.divergence,
+        )
         self._offer_run((*self.drawn_views, self.plots.what_if))
         for name, view in {**self.plots.widgets, "divergence": self.divergence}.items():
             docks.fill(name, view)
@@ -124,9 +125,15 @@ class Panels:
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
         for view in (
-            self.tokens, self.findings, self.inspector, self.why_not, self.runs, self.model_map,
-            self.banners, self.breaks,
-        ):  # fmt: skip
+            self.tokens,
+            self.findings,
+            self.inspector,
+            self.why_not,
+            self.runs,
+            self.model_map,
+            self.banners,
+            self.breaks,
+        ):
             view.retheme(theme)
         if self._is_complete:
             self.plots.retheme(theme)

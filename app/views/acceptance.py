@@ -128,14 +128,16 @@ class AcceptanceView(OverlaidView):
         over = f"of {name}, over those of run {overlay.over}"
         return [
             Swatch(
-                f"{name}, last {WINDOW}", ROLE,
+                f"{name}, last {WINDOW}",
+                ROLE,
                 f"Accepted / drafted over the last {WINDOW} steps {over}; "
-                "by index in the draft, its marks are hollow", draw_overlay,
+                "by index in the draft, its marks are hollow",
+                draw_overlay,
             ),
             Swatch(
                 f"{name}, lifetime", ROLE, f"Accepted / drafted so far {over}", draw_overlay_dots
             ),
-        ]  # fmt: skip
+        ]
 
     def _overlay_words(self, overlay: RunOverlay, round_: int) -> str:
         return _rates_words(self._read_over(overlay), round_)

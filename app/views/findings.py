@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QItemSelectionModel, QModelIndex, QObject, Qt, Signal
-from PySide6.QtWidgets import (
-    QLabel,
-    QSplitter,
-    QStackedWidget,
-    QWidget,
-)
+from PySide6.QtWidgets import QLabel, QSplitter, QStackedWidget, QWidget
 
 from app.looks.theme import Theme
 from app.models.compared_lanes import lanes_of

@@ -6,13 +6,7 @@ from collections.abc import Collection
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QPalette
-from PySide6.QtWidgets import (
-    QAbstractSpinBox,
-    QComboBox,
-    QLabel,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QAbstractSpinBox, QComboBox, QLabel, QVBoxLayout, QWidget
 
 from app.engine_thread.events import ModelFiles
 from app.engine_thread.jobs import ChatWrap
@@ -27,13 +21,7 @@ from app.widgets.prompt_box import PromptBox
 from app.widgets.sampler_group import SamplerGroup
 from app.widgets.scroll_page import ScrollPage
 from engine.errors import OptionError
-from engine.options import (
-    COMPUTE_MODES,
-    DRAFTERS,
-    MODEL_DRAFTERS,
-    ROLLBACK_POLICIES,
-    RunOptions,
-)
+from engine.options import COMPUTE_MODES, DRAFTERS, MODEL_DRAFTERS, ROLLBACK_POLICIES, RunOptions
 
 
 class RunPanel(QWidget):
@@ -192,8 +180,13 @@ class RunPanel(QWidget):
         self.rollback.currentTextChanged.connect(self._changed)
         self.drafter.changed.connect(self._changed)
         for part in (
-            self.prompts, self.draft, self.sampling, self.memory, self.limits, self.faults,
-        ):  # fmt: skip
+            self.prompts,
+            self.draft,
+            self.sampling,
+            self.memory,
+            self.limits,
+            self.faults,
+        ):
             part.changed.connect(self._judge)
         for group in self._groups.values():
             group.folded.connect(self.folded)

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QModelIndex, QPoint, Qt, Signal
 from PySide6.QtGui import QKeySequence, QShortcut, QShowEvent
-from PySide6.QtWidgets import (
-    QLabel,
-    QMenu,
-    QPushButton,
-    QStackedWidget,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QStackedWidget, QVBoxLayout, QWidget
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme
@@ -24,9 +17,7 @@ from app.widgets.plain_table import plain_table
 from app.widgets.run_pair import RunPair
 from engine.trace.store import TraceStore
 
-_CHARACTERS = {
-    "run": 6, "title": 28, "tokens": 8, "acceptance": 13, "speed": 8, "stop": 12,
-}  # fmt: skip
+_CHARACTERS = {"run": 6, "title": 28, "tokens": 8, "acceptance": 13, "speed": 8, "stop": 12}
 
 
 class RunsView(QStackedWidget):

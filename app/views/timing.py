@@ -60,10 +60,7 @@ class TimingView(BarView):
             theme,
             "Time per round",
             "ms",
-            [
-                Swatch(NO_BASELINE, "plot.limit", _BASELINE_TIP, draw_dashes),
-                *reversed(swatches),
-            ],
+            [Swatch(NO_BASELINE, "plot.limit", _BASELINE_TIP, draw_dashes), *reversed(swatches)],
             "Shows what the time of every round was spent on. Press Run (F5).",
             parent,
         )

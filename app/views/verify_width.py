@@ -48,9 +48,11 @@ class VerifyWidthView(BarView):
             for part, role, tip, pattern in zip(_PARTS, _ROLES, _TIPS, _PATTERNS, strict=True)
         ]
         border = Swatch(
-            "ubatch border", "plot.limit", "One ubatch ends, the next begins; hover for the reason",
+            "ubatch border",
+            "plot.limit",
+            "One ubatch ends, the next begins; hover for the reason",
             draw_dashes,
-        )  # fmt: skip
+        )
         super().__init__(
             theme,
             "Verify width",
@@ -145,9 +147,14 @@ class VerifyWidthView(BarView):
         self.plot.box.setYRange(0, top * 1.15, padding=0)
 
     def _draw_borders(
-        self, start: int, stop: int, firsts: np.ndarray, lane: np.ndarray,
-        starts: np.ndarray, ends: np.ndarray,
-    ) -> None:  # fmt: skip
+        self,
+        start: int,
+        stop: int,
+        firsts: np.ndarray,
+        lane: np.ndarray,
+        starts: np.ndarray,
+        ends: np.ndarray,
+    ) -> None:
         """A line across the bar where an ubatch ends below another."""
         assert self._rows is not None
         tops = np.cumsum(self._heights(self._rows, start, stop))
@@ -191,9 +198,16 @@ class VerifyWidthView(BarView):
     def table(self) -> tuple[list[str], list[list[object]]]:
         assert self._rows is not None
         names = [
-            "round", "ubatch", "n_seqs", "n_seq_tokens", "seq_ids", "n_padding", "purpose",
-            "reason", "ms",
-        ]  # fmt: skip
+            "round",
+            "ubatch",
+            "n_seqs",
+            "n_seq_tokens",
+            "seq_ids",
+            "n_padding",
+            "purpose",
+            "reason",
+            "ms",
+        ]
         return names, self._rows.listed(names, *self.plot.rounds_in_sight)
 
     def _summary(self) -> str:

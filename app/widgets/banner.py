@@ -128,12 +128,7 @@ class BannerArea(QWidget):
         return [w for item in items if item and isinstance(w := item.widget(), Banner)]
 
     def add(
-        self,
-        severity: str,
-        message: str,
-        remedy: str = "",
-        *offers: Offer,
-        sticky: bool = False,
+        self, severity: str, message: str, remedy: str = "", *offers: Offer, sticky: bool = False
     ) -> Banner:
         """Show a message. The same message again replaces the first; the oldest makes room."""
         shown = self.banners

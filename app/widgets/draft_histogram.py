@@ -33,11 +33,13 @@ class DraftHistogram(QWidget):
         lengths = [d for d in range(1, len(counts)) if counts[d].any()]
         self.setAccessibleDescription(
             "; ".join(
-                f"{d} drafted: " + ", ".join(f"{n} steps accepted {a}"
-                for a, n in enumerate(counts[d].tolist()) if n)
+                f"{d} drafted: "
+                + ", ".join(
+                    f"{n} steps accepted {a}" for a, n in enumerate(counts[d].tolist()) if n
+                )
                 for d in lengths
             )
-        )  # fmt: skip
+        )
         self.update()
 
     def retheme(self, theme: Theme) -> None:
@@ -130,6 +132,8 @@ class DraftHistogram(QWidget):
         area, n = self._area(), len(self._counts) - 1
         width, height = area.width() / n, area.height() / (n + 1)
         return QRectF(
-            area.left() + (drafted - 1) * width, area.bottom() - (accepted + 1) * height,
-            width, height,
-        )  # fmt: skip
+            area.left() + (drafted - 1) * width,
+            area.bottom() - (accepted + 1) * height,
+            width,
+            height,
+        )

@@ -40,8 +40,10 @@ class FindBar(QWidget):
         self.error.setAccessibleName("What is wrong with the query")
         self.error.hide()
         self.previous_button, self.next_button, self.close_button = (
-            QToolButton(), QToolButton(), QToolButton(),
-        )  # fmt: skip
+            QToolButton(),
+            QToolButton(),
+            QToolButton(),
+        )
         row = QHBoxLayout()
         row.setSpacing(4)
         row.addWidget(self.line, 1)

@@ -18,9 +18,14 @@ _SIDE_BY_SIDE = 150
 _TOKEN_CHARACTERS = 14
 _LEAST_ROWS = 6
 _SAMPLES = {
-    "pos": "12,345", "round": "1,234", "token": " continue", "verdict": "✗ beyond",
-    "top-1": "≠ other", "rank": "4,096", "cells": "1,234",
-}  # fmt: skip
+    "pos": "12,345",
+    "round": "1,234",
+    "token": " continue",
+    "verdict": "✗ beyond",
+    "top-1": "≠ other",
+    "rank": "4,096",
+    "cells": "1,234",
+}
 _ERROR = "1.5e-12"
 _CELL_PAD = 12
 

@@ -23,19 +23,21 @@ _ROLES = ("lane.first", "lane.second", "lane.third")
 _DASHES = (Qt.PenStyle.SolidLine, Qt.PenStyle.DashLine, Qt.PenStyle.DotLine)
 SWATCHES = (
     Swatch(
-        "unconditional", _ROLES[0],
-        "unconditional: accepted at this index / all steps", draw_bar,
+        "unconditional", _ROLES[0], "unconditional: accepted at this index / all steps", draw_bar
     ),
     Swatch(
-        "given drafted", _ROLES[1],
+        "given drafted",
+        _ROLES[1],
         "unconditional_given_drafted: accepted at this index / steps that drafted so far",
         draw_triangle,
     ),
     Swatch(
-        "conditional", _ROLES[2],
-        "conditional: accepted at this index / accepted at the index before", draw_diamond,
+        "conditional",
+        _ROLES[2],
+        "conditional: accepted at this index / accepted at the index before",
+        draw_diamond,
     ),
-)  # fmt: skip
+)
 
 
 class PositionRates(PlotSurface):

@@ -38,12 +38,7 @@ class RoundPlot(PlotSurface):
     unit_changed = Signal()
 
     def __init__(
-        self,
-        theme: Theme,
-        y_label: str,
-        parent: QWidget | None = None,
-        *,
-        unit: str = "round",
+        self, theme: Theme, y_label: str, parent: QWidget | None = None, *, unit: str = "round"
     ) -> None:
         super().__init__(_WIDEST_LABEL, parent)
         self.overlay: RunOverlay | None = None

@@ -46,10 +46,17 @@ class SamplerGroup(FormGroup):
             self.add(label, field, option)
         self.add("", self.ignore_eos, "--ignore-eos: go on after the end token", "end of text")
         for number in (
-            self.temp, self.top_p, self.typical_p, self.min_p, self.repeat_penalty,
-            self.presence_penalty, self.frequency_penalty, self.top_k, self.seed,
+            self.temp,
+            self.top_p,
+            self.typical_p,
+            self.min_p,
+            self.repeat_penalty,
+            self.presence_penalty,
+            self.frequency_penalty,
+            self.top_k,
+            self.seed,
             self.repeat_last_n,
-        ):  # fmt: skip
+        ):
             number.valueChanged.connect(self._on_changed)
         self.logit_bias.textChanged.connect(self._on_changed)
         self.ignore_eos.toggled.connect(self._on_changed)
@@ -77,9 +84,10 @@ class SamplerGroup(FormGroup):
         for field in (self.top_k, self.typical_p, self.top_p, self.min_p, self.seed):
             self.set_relevant(field, draws)
         penalised = (
-            self.repeat_penalty.value(), self.presence_penalty.value(),
+            self.repeat_penalty.value(),
+            self.presence_penalty.value(),
             self.frequency_penalty.value(),
-        ) != (1.0, 0.0, 0.0)  # fmt: skip
+        ) != (1.0, 0.0, 0.0)
         self.set_relevant(self.repeat_last_n, penalised)
         self.summarise()
         self.changed.emit()

@@ -179,9 +179,16 @@ class MatchTest:
         if lane == CONTROL:
             self._control[step, name] = differs
         return MatchResult(
-            name, lane, step, self._kinds[step], len(output.tokens), len(output.text), difference,
-            differs and self._control[step, name], self._width_control(index, difference),
-        )  # fmt: skip
+            name,
+            lane,
+            step,
+            self._kinds[step],
+            len(output.tokens),
+            len(output.text),
+            difference,
+            differs and self._control[step, name],
+            self._width_control(index, difference),
+        )
 
     def _width_control(self, index: int, difference: Difference | None) -> WidthControl | None:
         options = self._lanes[CONTROL]
@@ -192,9 +199,14 @@ class MatchTest:
         key = index, difference.index, difference.got
         if key not in self._widths:
             self._widths[key] = width_control(
-                self._session, self._prompts[index][1], self._baseline[index].tokens,
-                difference.index, difference.got, self.options.spec.n_max + 1, options,
-            )  # fmt: skip
+                self._session,
+                self._prompts[index][1],
+                self._baseline[index].tokens,
+                difference.index,
+                difference.got,
+                self.options.spec.n_max + 1,
+                options,
+            )
         return self._widths[key]
 
 

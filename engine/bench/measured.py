@@ -67,9 +67,12 @@ class Measured:
 
 
 def measure(
-    session: Session, prompt: Prompt, name: str, configuration: Configuration,
+    session: Session,
+    prompt: Prompt,
+    name: str,
+    configuration: Configuration,
     cache: PromptCache | None = None,
-) -> Measured:  # fmt: skip
+) -> Measured:
     """Decode a prompt in one slot. Raises what Session.start raises."""
     run = session.start([prompt], replace(configuration.options, parallel=1), cache=cache)
     start = perf_counter()

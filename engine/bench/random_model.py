@@ -160,9 +160,11 @@ def _add_sizes(writer: GGUFWriter, config: ModelConfig) -> None:
     writer.add_uint32(f"{config.architecture}.full_attention_interval", INTERVAL)
     recurrent = [*config.recurrent_layers, *[False] * config.n_mtp]
     writer.add_key_value(
-        f"{config.architecture}.attention.recurrent_layers", recurrent, GGUFValueType.ARRAY,
+        f"{config.architecture}.attention.recurrent_layers",
+        recurrent,
+        GGUFValueType.ARRAY,
         GGUFValueType.BOOL,
-    )  # fmt: skip
+    )
 
 
 def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:

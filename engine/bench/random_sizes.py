@@ -23,14 +23,23 @@ def _config(
     d_state, n_heads = ssm
     moe = n_ff if isinstance(n_ff, MoeConfig) else None
     return ModelConfig(
-        architecture="qwen35" if moe is None else "qwen35moe", name="", n_layer=n_layer, n_mtp=1,
-        n_embd=n_embd, n_vocab=n_vocab, n_ctx_train=_N_CTX, n_head=n_head, n_head_kv=n_head_kv,
-        head_dim=head_dim, eps=1e-6,
+        architecture="qwen35" if moe is None else "qwen35moe",
+        name="",
+        n_layer=n_layer,
+        n_mtp=1,
+        n_embd=n_embd,
+        n_vocab=n_vocab,
+        n_ctx_train=_N_CTX,
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        head_dim=head_dim,
+        eps=1e-6,
         recurrent_layers=tuple((i + 1) % INTERVAL != 0 for i in range(n_layer)),
         n_ff=0 if isinstance(n_ff, MoeConfig) else n_ff,
         rope=RopeConfig(head_dim // 4, 1e7, sections, n_ctx_orig=_N_CTX),
-        ssm=SsmConfig(4, d_state, n_heads, n_heads, grouped=False), moe=moe,
-    )  # fmt: skip
+        ssm=SsmConfig(4, d_state, n_heads, n_heads, grouped=False),
+        moe=moe,
+    )
 
 
 _LARGE = 151_936, (8, 2, 256), (11, 11, 10, 0), (128, 16)

@@ -49,11 +49,7 @@ def recording_timed(clock: SectionClock) -> Iterator[None]:
 
 
 def bench_recording(
-    session: Session,
-    prompt: Prompt,
-    configurations: Sequence[Configuration],
-    *,
-    repeats: int = 1,
+    session: Session, prompt: Prompt, configurations: Sequence[Configuration], *, repeats: int = 1
 ) -> Iterator[RecordedRun]:
     """Decode a prompt in one slot, so many times in every configuration; nothing warms up.
 
@@ -67,6 +63,9 @@ def bench_recording(
                 done = measure(session, prompt, "", configuration)
                 recording_s = clock.ms()["recording"] / 1000
             yield RecordedRun(
-                configuration.name, done.predicted_n, done.wall_s, recording_s,
+                configuration.name,
+                done.predicted_n,
+                done.wall_s,
+                recording_s,
                 recording_s / done.wall_s,
-            )  # fmt: skip
+            )

@@ -204,11 +204,20 @@ class _Runner:
         held = self._memory.n_bytes()
         held += self._checkpoint.n_bytes if self._checkpoint else 0
         return RollbackRow(
-            self.label, self._width, self._kept,
+            self.label,
+            self._width,
+            self._kept,
             {phase: median(ms[phase] for ms in times) for phase in (*PHASES, "total")},
-            min(ms["total"] for ms in times), median(ratios), written, copied, saved, restored,
-            held, held - self._memory.shape.n_bytes, nmse,
-        )  # fmt: skip
+            min(ms["total"] for ms in times),
+            median(ratios),
+            written,
+            copied,
+            saved,
+            restored,
+            held,
+            held - self._memory.shape.n_bytes,
+            nmse,
+        )
 
     def _decode(self, ubatch: UBatch) -> None:
         self._memory.begin(ubatch)

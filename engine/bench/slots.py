@@ -59,9 +59,14 @@ def bench_slots(
             speed = median(run.speed for run in done)
             first = first or speed
             yield SlotRow(
-                configuration.name, n, done[0].predicted_n, speed,
-                median(run.wall_s for run in done), done[0].acceptance, speed / first,
-            )  # fmt: skip
+                configuration.name,
+                n,
+                done[0].predicted_n,
+                speed,
+                median(run.wall_s for run in done),
+                done[0].acceptance,
+                speed / first,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,8 @@ def _run(session: Session, prompts: Sequence[Prompt], configuration: Configurati
     wall_s = perf_counter() - start
     figures = summary(run.trace, run.run_id)
     return _Run(
-        figures["predicted_n"], figures["predicted_per_second"], wall_s,
+        figures["predicted_n"],
+        figures["predicted_per_second"],
+        wall_s,
         figures["draft_acceptance_rate"] if figures.get("draft_n") else None,
-    )  # fmt: skip
+    )

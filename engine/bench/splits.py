@@ -54,11 +54,15 @@ def bench_splits(
     n_turns = _WARM_UP + rounds
     memories = {
         mode: HybridMemory.for_model(
-            model.config, n_seqs, n_turns * n_tokens, model.device,
-            policy=options.rollback, n_rs_seq=n_draft,
+            model.config,
+            n_seqs,
+            n_turns * n_tokens,
+            model.device,
+            policy=options.rollback,
+            n_rs_seq=n_draft,
         )
         for mode in SPLITS
-    }  # fmt: skip
+    }
     random = torch.Generator().manual_seed(0)
     clock = SectionClock(model.device)
     taken: dict[str, list[dict[str, float]]] = {mode: [] for mode in SPLITS}

@@ -12,9 +12,13 @@ from engine.errors import OptionError
 KIND = "draftscope bench suite"
 VERSION = 1
 AGGREGATE = (
-    "n_requests", "total_predicted", "total_draft", "total_draft_accepted",
-    "aggregate_accept_rate", "wall_s_total",
-)  # fmt: skip
+    "n_requests",
+    "total_predicted",
+    "total_draft",
+    "total_draft_accepted",
+    "aggregate_accept_rate",
+    "wall_s_total",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +96,14 @@ def _pair(a: dict[str, Any], b: dict[str, Any]) -> ConfigurationDiff:
         speed, other_speed = row["predicted_per_second"], other["predicted_per_second"]
         prompts.append(
             PromptDiff(
-                row["name"], speed, other_speed, other_speed / speed if speed else None,
-                row["accept_rate"], other["accept_rate"],
+                row["name"],
+                speed,
+                other_speed,
+                other_speed / speed if speed else None,
+                row["accept_rate"],
+                other["accept_rate"],
             )
-        )  # fmt: skip
+        )
     fields = {name: (a["aggregate"][name], b["aggregate"][name]) for name in AGGREGATE}
     return ConfigurationDiff(a["name"], b["name"], fields, prompts)
 

@@ -67,9 +67,13 @@ def width_control(
 
 
 def _rows(
-    session: Session, prompt: Prompt, tokens: list[int], width: int, offset: int,
+    session: Session,
+    prompt: Prompt,
+    tokens: list[int],
+    width: int,
+    offset: int,
     options: RunOptions,
-) -> Iterator[torch.Tensor]:  # fmt: skip
+) -> Iterator[torch.Tensor]:
     """Logits [n_vocab] that choose each of the tokens: the prompt as it comes in a run, then
     `offset` tokens in one batch, then batches of `width`."""
     memory = session.make_memory(options, 1, session.context([prompt], options), 0)

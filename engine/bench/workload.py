@@ -122,7 +122,16 @@ def _turn(measured: Measured) -> Turn:
 def totals(turns: Sequence[Turn]) -> dict[str, int]:
     """Sums of the counters over the turns; of duplicate_cells, the most."""
     facts = [asdict(turn) for turn in turns]
-    names = ("prompt_tokens", "cache_n", "prompt_n", "tokens", "drafts", "drafted", "accepted",
-             "rejected", "restores")  # fmt: skip
+    names = (
+        "prompt_tokens",
+        "cache_n",
+        "prompt_n",
+        "tokens",
+        "drafts",
+        "drafted",
+        "accepted",
+        "rejected",
+        "restores",
+    )
     sums = {name: sum(fact[name] for fact in facts) for name in names}
     return {**sums, "duplicate_cells": max((turn.duplicate_cells for turn in turns), default=0)}

@@ -164,10 +164,14 @@ class Comparison:
                 raise OptionError(
                     "--draft-accept is given together with a drafter.", "Leave one of them out."
                 )
-            return [ScriptedDrafter(
-                self._draft_accept, options.spec.n_max, session.config.n_vocab,
-                lambda tokens: session.continuation(Prompt(tuple(tokens)), options),
-            )]  # fmt: skip
+            return [
+                ScriptedDrafter(
+                    self._draft_accept,
+                    options.spec.n_max,
+                    session.config.n_vocab,
+                    lambda tokens: session.continuation(Prompt(tuple(tokens)), options),
+                )
+            ]
         if self._drafter:
             return [self._drafter]
         drafters = session.make_drafters(options, setting.n_seqs, setting.n_ctx)
@@ -250,9 +254,15 @@ class Comparison:
         return self._chosen(slot, tokens, draft, chosen, torch.cat(rows)), torch.cat(hidden)
 
     def _chosen(
-        self, slot: Slot, tokens: Sequence[int], draft: Draft | None, chosen: list[int],
-        logits: torch.Tensor, *, is_prompt: bool = False,
-    ) -> SequenceRound:  # fmt: skip
+        self,
+        slot: Slot,
+        tokens: Sequence[int],
+        draft: Draft | None,
+        chosen: list[int],
+        logits: torch.Tensor,
+        *,
+        is_prompt: bool = False,
+    ) -> SequenceRound:
         """Emit what the reference lane chose."""
         pos0 = slot.n_tokens
         n_decoded = pos0 + (len(tokens) if is_prompt else 1)

@@ -36,17 +36,28 @@ class FreeLane(EngineFollower):
     """
 
     def __init__(
-        self, setting: Setting, spec: LaneSpec, options: RunOptions, model: HybridModel,
-        leader: Leader, n_rs_seq: int,
+        self,
+        setting: Setting,
+        spec: LaneSpec,
+        options: RunOptions,
+        model: HybridModel,
+        leader: Leader,
+        n_rs_seq: int,
         drafters: Sequence[Drafter],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(setting, spec, options, model, leader, n_rs_seq)
         self.facts["lane_free"] = True
         end_tokens = setting.session.tokenizer.eog_ids
         self._scheduler = Scheduler(
-            model, self.memory, DrafterChain(drafters), setting.prompts, options, end_tokens,
-            self._recorder, self._watch,
-        )  # fmt: skip
+            model,
+            self.memory,
+            DrafterChain(drafters),
+            setting.prompts,
+            options,
+            end_tokens,
+            self._recorder,
+            self._watch,
+        )
         self._mine: dict[int, dict[int, _Row]] = {}
         self._theirs: dict[int, dict[int, _Row]] = {}
         self._forked: set[int] = set()

@@ -18,7 +18,8 @@ from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import Round, SequenceRound
 from engine.compare.rows import DivergenceRows
 from engine.decode.forward import Forward, Rows
-from engine.decode.recorder import PhaseClock, Recorder, RoundFacts
+from engine.decode.recorder import PhaseClock, Recorder
+from engine.decode.round_facts import RoundFacts
 from engine.decode.verify import target_facts
 from engine.errors import ContextFullError, RollbackRefusedError
 from engine.memory.hybrid import HybridMemory
@@ -83,13 +84,21 @@ class Lane:
                 self._recorder.prompt(round_.number, part.seq_id, part.pos0, part.tokens)
             tokens = part.chosen[: part.n_emitted]
             recurrent = memory.recurrent if memory else None
-            rounds.append(RoundFacts(
-                part.seq_id, part.seq, part.pos0, part.first_pos,
-                len(part.tokens) if wide or part.is_prompt else 1, None, tokens,
-                None if part.is_prompt else 0, ["target"] * len(tokens),
-                target_facts(logits[part.seq][: len(tokens)], tokens),
-                valid_depth=recurrent.valid_depth(part.seq) if recurrent else None,
-            ))  # fmt: skip
+            rounds.append(
+                RoundFacts(
+                    part.seq_id,
+                    part.seq,
+                    part.pos0,
+                    part.first_pos,
+                    len(part.tokens) if wide or part.is_prompt else 1,
+                    None,
+                    tokens,
+                    None if part.is_prompt else 0,
+                    ["target"] * len(tokens),
+                    target_facts(logits[part.seq][: len(tokens)], tokens),
+                    valid_depth=recurrent.valid_depth(part.seq) if recurrent else None,
+                )
+            )
         self._recorder.round(round_.number, rounds, memory, self._clock)
 
 
@@ -97,9 +106,13 @@ class EngineLane(Lane):
     """A lane with a memory, decoding with the session's model in some compute mode."""
 
     def __init__(
-        self, setting: Setting, spec: LaneSpec, options: RunOptions, model: HybridModel,
+        self,
+        setting: Setting,
+        spec: LaneSpec,
+        options: RunOptions,
+        model: HybridModel,
         n_rs_seq: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         session = setting.session
         self.options = options
         self.memory = session.make_memory(options, setting.n_seqs, setting.n_ctx, n_rs_seq)
@@ -147,9 +160,12 @@ class Follower(Lane):
         raise NotImplementedError
 
     def _compare(
-        self, round_: Round, part: SequenceRound, logits: torch.Tensor,
+        self,
+        round_: Round,
+        part: SequenceRound,
+        logits: torch.Tensor,
         memory: HybridMemory | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Append a row per chosen token; the last carries the difference of the memories."""
         held = round_.held(part.seq).difference(memory, part.seq) if memory else None
         measured = part.measure.difference(logits)
@@ -160,9 +176,14 @@ class EngineFollower(EngineLane, Follower):
     """A following lane with a memory."""
 
     def __init__(
-        self, setting: Setting, spec: LaneSpec, options: RunOptions, model: HybridModel,
-        leader: Leader, n_rs_seq: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        setting: Setting,
+        spec: LaneSpec,
+        options: RunOptions,
+        model: HybridModel,
+        leader: Leader,
+        n_rs_seq: int = 0,
+    ) -> None:
         super().__init__(setting, spec, options, model, n_rs_seq)
         self._led_by(leader)
 

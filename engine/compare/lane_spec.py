@@ -29,8 +29,12 @@ _KEYS = {
 _WORDS = ("batch-invariant", "free")
 """Keys without a value."""
 _PLAIN: dict[str, Any] = {
-    "rollback": "checkpoint", "faults": (), "n_rs_seq": None, "split": "equal", "kv": "per-seq",
-}  # fmt: skip
+    "rollback": "checkpoint",
+    "faults": (),
+    "n_rs_seq": None,
+    "split": "equal",
+    "kv": "per-seq",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +161,10 @@ def _setting(text: str, kind: str, setting: str) -> tuple[str, str]:
             f"Lane {text!r}: {setting!r} is no setting.",
             f"Write key=value with one of {keys}; {' and '.join(words)} without a value."
             if (words := [word for word in _WORDS if word in _KEYS[kind]])
-            else f"Write key=value with one of {keys}." if keys
+            else f"Write key=value with one of {keys}."
+            if keys
             else "This lane has no settings.",
-        )  # fmt: skip
+        )
     return key, value
 
 

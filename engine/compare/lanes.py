@@ -59,9 +59,9 @@ class ModeLane(EngineFollower):
     def _alone(self, number: int, part: SequenceRound) -> torch.Tensor:
         """Decode one sequence as the reference lane does: logits [len(chosen), n_vocab]."""
         spans = part.spans_alone
-        return torch.cat([
-            self._run(number, [span], is_prompt=part.is_prompt)[0][part.seq] for span in spans
-        ])  # fmt: skip
+        return torch.cat(
+            [self._run(number, [span], is_prompt=part.is_prompt)[0][part.seq] for span in spans]
+        )
 
 
 class NoiseLane(EngineFollower):

@@ -36,11 +36,17 @@ class PeerLane(Follower):
                 "Open the model from a GGUF file.",
             )
         self._peer = LlamaCpp(session.path, setting.n_seqs, setting.n_ctx, options.n_ubatch)
-        run_id = setting.trace.begin_run({
-            "options": asdict(options), "compute": f"llama-cpp-python {self._peer.version}",
-            "model": session.identity, "architecture": session.config.architecture,
-            "n_ctx": setting.n_ctx, "n_rs_seq": 0, "weight_bytes": self._peer.n_bytes,
-        })  # fmt: skip
+        run_id = setting.trace.begin_run(
+            {
+                "options": asdict(options),
+                "compute": f"llama-cpp-python {self._peer.version}",
+                "model": session.identity,
+                "architecture": session.config.architecture,
+                "n_ctx": setting.n_ctx,
+                "n_rs_seq": 0,
+                "weight_bytes": self._peer.n_bytes,
+            }
+        )
         super().__init__(setting, spec, run_id)
         self._led_by(leader)
         is_float = set(session.info.quant_mix) == {"F32"} and session.compute == "f32"

@@ -7,8 +7,8 @@ import torch
 from engine.compare.lane import EngineFollower, Leader, Setting
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import Round, SequenceRound
-from engine.decode.recorder import RoundFacts
 from engine.decode.rollback import Rollback, Undone
+from engine.decode.round_facts import RoundFacts
 from engine.decode.verify import Acceptance, target_facts
 from engine.memory.hybrid import Checkpoint
 from engine.model.hybrid import HybridModel
@@ -24,9 +24,14 @@ class PolicyLane(EngineFollower):
     """
 
     def __init__(
-        self, setting: Setting, spec: LaneSpec, options: RunOptions, model: HybridModel,
-        leader: Leader, n_rs_seq: int,
-    ) -> None:  # fmt: skip
+        self,
+        setting: Setting,
+        spec: LaneSpec,
+        options: RunOptions,
+        model: HybridModel,
+        leader: Leader,
+        n_rs_seq: int,
+    ) -> None:
         super().__init__(setting, spec, options, model, leader, n_rs_seq)
         self._rollback = Rollback(self._forward, options, ())
         self._sampler = Sampler(options.sampler)
@@ -59,9 +64,15 @@ class PolicyLane(EngineFollower):
         self, number: int, part: SequenceRound, hidden: torch.Tensor, save: Checkpoint | None
     ) -> Undone:
         return self._rollback.undo(
-            part.span, Acceptance(list(part.chosen)), hidden, save, self._sampler, self._sampler,
-            number, self._clock,
-        )  # fmt: skip
+            part.span,
+            Acceptance(list(part.chosen)),
+            hidden,
+            save,
+            self._sampler,
+            self._sampler,
+            number,
+            self._clock,
+        )
 
     def _valid_depth(self, seq: int) -> int | None:
         return self.memory.recurrent.valid_depth(seq) if self.memory.recurrent else None
@@ -84,16 +95,24 @@ class PolicyLane(EngineFollower):
         if part.draft is not None and len(chosen) > len(drafted):
             kind = "bonus"
         facts = RoundFacts(
-            part.seq_id, part.seq, part.pos0, part.first_pos, len(part.tokens), part.draft,
-            chosen[: part.n_emitted], len(chosen) - 1, [kind],
+            part.seq_id,
+            part.seq,
+            part.pos0,
+            part.first_pos,
+            len(part.tokens),
+            part.draft,
+            chosen[: part.n_emitted],
+            len(chosen) - 1,
+            [kind],
             target_facts(
                 rows, [*drafted[:n_judged], chosen[-1]], [*range(n_judged), len(chosen) - 1]
             ),
             rollback_depth=len(part.tokens) - len(chosen),
-            memory_rollback=len(part.tokens) - len(chosen), rollback_path=undone.path,
+            memory_rollback=len(part.tokens) - len(chosen),
+            rollback_path=undone.path,
             n_replays=undone.n_replays,
             accept_rule=self.options.spec.accept if part.draft else "",
-        )  # fmt: skip
+        )
         if save:
             facts.checkpoint_bytes = save.n_bytes
             facts.restored_bytes = save.n_bytes * undone.n_replays

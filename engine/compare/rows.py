@@ -40,23 +40,37 @@ class DivergenceRows:
                 self._states(number, seq_id, first_pos + n - 2, memories)
         no_state = [math.nan] * (n - 1)
         columns: dict[str, list[Any]] = {
-            **self._key(n, number, seq_id), "pos": list(range(first_pos, first_pos + n)),
-            "token_id": list(chosen), "max_abs": logits.max_abs, "nmse": logits.nmse,
-            "kl": logits.kl, "top1_equal": logits.top1_equal, "rank": logits.rank,
-            "top2_gap": logits.top2_gap, "state_error": [*no_state, state],
-            "conv_error": [*no_state, conv], "cells_differ": [*[MISSING] * (n - 1), cells],
-        }  # fmt: skip
+            **self._key(n, number, seq_id),
+            "pos": list(range(first_pos, first_pos + n)),
+            "token_id": list(chosen),
+            "max_abs": logits.max_abs,
+            "nmse": logits.nmse,
+            "kl": logits.kl,
+            "top1_equal": logits.top1_equal,
+            "rank": logits.rank,
+            "top2_gap": logits.top2_gap,
+            "state_error": [*no_state, state],
+            "conv_error": [*no_state, conv],
+            "cells_differ": [*[MISSING] * (n - 1), cells],
+        }
         self._trace.divergence.extend(columns)
 
     def _states(self, number: int, seq_id: int, pos: int, memories: MemoryDifference) -> None:
         n = len(memories.layers)
-        self._trace.states.extend({
-            **self._key(n, number, seq_id), "pos": [pos] * n, "layer": list(memories.layers),
-            "state_error": memories.state, "conv_error": memories.conv,
-        })  # fmt: skip
+        self._trace.states.extend(
+            {
+                **self._key(n, number, seq_id),
+                "pos": [pos] * n,
+                "layer": list(memories.layers),
+                "state_error": memories.state,
+                "conv_error": memories.conv,
+            }
+        )
 
     def _key(self, n: int, number: int, seq_id: int) -> dict[str, list[Any]]:
         return {
-            "run_id": [self._run_id] * n, "lane": [self._lane] * n, "round": [number] * n,
+            "run_id": [self._run_id] * n,
+            "lane": [self._lane] * n,
+            "round": [number] * n,
             "seq_id": [seq_id] * n,
-        }  # fmt: skip
+        }

@@ -83,9 +83,15 @@ def read_scenario(path: Path) -> Scenario:
     except OptionError as error:
         raise _wrong(path, "lanes", f"is wrong: {error.message}") from error
     return Scenario(
-        path.stem, file.title, file.about, file.prompts, file.options,
-        (NOISE_LANE, *lanes) if lanes else (), file.draft_accept, file.expects,
-    )  # fmt: skip
+        path.stem,
+        file.title,
+        file.about,
+        file.prompts,
+        file.options,
+        (NOISE_LANE, *lanes) if lanes else (),
+        file.draft_accept,
+        file.expects,
+    )
 
 
 def _filled(cls: type[_T], table: dict[str, Any], path: Path, prefix: str) -> _T:

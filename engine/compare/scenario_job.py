@@ -19,9 +19,14 @@ def start_comparison(
     """The comparison of a scenario with lanes. Raises OptionError and what Comparison raises."""
     prompts = [session.prompt(text) for text in scenario.prompts]
     return Comparison(
-        session, prompts, scenario.options, scenario.lanes, trace, bound=bound,
+        session,
+        prompts,
+        scenario.options,
+        scenario.lanes,
+        trace,
+        bound=bound,
         draft_accept=scenario.draft_accept or None,
-    )  # fmt: skip
+    )
 
 
 def start_run(session: Session, scenario: Scenario, trace: TraceStore | None = None) -> Run:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from engine.batch import Span
-from engine.decode.recorder import RoundFacts
 from engine.decode.rollback import Undone
+from engine.decode.round_facts import RoundFacts
 from engine.decode.slot import Slot
 from engine.decode.verify import Acceptance, TargetFacts, TargetRows
 from engine.draft.drafter import Draft
@@ -38,12 +38,23 @@ def verified_facts(
         asked.append(final[-1])
         kinds.append("bonus")
     return RoundFacts(
-        slot.seq_id, slot.index, span.pos0, span.pos0 + 1, width, draft,
-        final[:n_emitted], len(final) - len(kinds), kinds, TargetRows(logits, asked, at),
-        rollback_depth=width - len(accepted), memory_rollback=len(span.tokens) - len(accepted),
-        rollback_path=undone.path, n_replays=undone.n_replays,
-        rule_p=[*acceptance.judged_p, *undone.own_p], rule_q=acceptance.judged_q,
-    )  # fmt: skip
+        slot.seq_id,
+        slot.index,
+        span.pos0,
+        span.pos0 + 1,
+        width,
+        draft,
+        final[:n_emitted],
+        len(final) - len(kinds),
+        kinds,
+        TargetRows(logits, asked, at),
+        rollback_depth=width - len(accepted),
+        memory_rollback=len(span.tokens) - len(accepted),
+        rollback_path=undone.path,
+        n_replays=undone.n_replays,
+        rule_p=[*acceptance.judged_p, *undone.own_p],
+        rule_q=acceptance.judged_q,
+    )
 
 
 def prompt_facts(
@@ -58,6 +69,15 @@ def prompt_facts(
         tokens, rule_p = first.tokens, [first.own_p]
         target = TargetRows(logits, tokens, [0])
     return RoundFacts(
-        slot.seq_id, slot.index, span.pos0, span.pos0 + n, n, None, tokens, None,
-        ["target"] * len(tokens), target, rule_p=rule_p,
-    )  # fmt: skip
+        slot.seq_id,
+        slot.index,
+        span.pos0,
+        span.pos0 + n,
+        n,
+        None,
+        tokens,
+        None,
+        ["target"] * len(tokens),
+        target,
+        rule_p=rule_p,
+    )

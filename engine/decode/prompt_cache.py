@@ -50,9 +50,12 @@ class PromptCache:
         return kept
 
     def keep(
-        self, key: tuple[object, ...], memory: HybridMemory, drafters: Sequence[Drafter],
+        self,
+        key: tuple[object, ...],
+        memory: HybridMemory,
+        drafters: Sequence[Drafter],
         options: RunOptions,
-    ) -> Kept:  # fmt: skip
+    ) -> Kept:
         """What to `put` back at the end of a run that begins with a new memory."""
         device = torch.device("cpu") if options.checkpoint_device == "host" else None
         n_ubatch = min(options.n_ubatch, options.n_batch)

@@ -8,6 +8,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from engine.decode.round_facts import RoundFacts
 from engine.decode.token_rows import token_rows
 from engine.decode.verify import TargetFacts, TargetRows, all_target_facts
 from engine.trace.records import PHASES
@@ -16,45 +17,8 @@ from engine.trace.store import Table, TraceStore
 if TYPE_CHECKING:
     from engine.batch import UBatch
     from engine.draft.chain import Asked
-    from engine.draft.drafter import Draft
     from engine.memory.hybrid import HybridMemory
     from engine.memory.recurrent import RecurrentMemory, SlotState
-
-
-@dataclass(slots=True)
-class RoundFacts:
-    """What one round did to one sequence; most fields are columns of the rounds table.
-
-    pos_next: position of the first emitted token. tokens: the accepted list (matching draft
-    prefix and the target's own tokens), cut at a stop. n_accepted: drafted tokens confirmed, None
-    for a prompt. own_kinds: kinds of the target's own tokens, none behind a part of a prompt.
-    target, rule_p: facts about each judged draft token, then about each of the target's own;
-    target may still be what they are worked out from.
-    rule_q: of each judged draft token. accept_rule: the rule that judged, empty without a draft.
-    """
-
-    seq_id: int
-    seq: int
-    pos0: int
-    pos_next: int
-    verify_width: int
-    draft: Draft | None
-    tokens: Sequence[int]
-    n_accepted: int | None
-    own_kinds: Sequence[str]
-    target: TargetFacts | TargetRows
-    rollback_depth: int = 0
-    memory_rollback: int = 0
-    rollback_path: str = "none"
-    valid_depth: int | None = None
-    rs_idx_before: int | None = None
-    rs_idx_after: int | None = None
-    n_replays: int = 0
-    checkpoint_bytes: int = 0
-    restored_bytes: int = 0
-    accept_rule: str = ""
-    rule_p: Sequence[float] = ()
-    rule_q: Sequence[float] = ()
 
 
 @dataclass(slots=True)
@@ -124,10 +88,17 @@ class Recorder:
     ) -> None:
         """One forward pass of the target."""
         self._append(
-            self._store.ubatches, round=round_, ubatch=self._n_ubatches, n_seqs=ubatch.n_seqs,
-            n_seq_tokens=ubatch.n_seq_tokens, seq_ids=" ".join(map(str, seq_ids)),
-            n_padding=ubatch.n_padding, purpose=purpose, reason=ubatch.reason, ms=ms,
-        )  # fmt: skip
+            self._store.ubatches,
+            round=round_,
+            ubatch=self._n_ubatches,
+            n_seqs=ubatch.n_seqs,
+            n_seq_tokens=ubatch.n_seq_tokens,
+            seq_ids=" ".join(map(str, seq_ids)),
+            n_padding=ubatch.n_padding,
+            purpose=purpose,
+            reason=ubatch.reason,
+            ms=ms,
+        )
         self._round_ubatches.append(self._n_ubatches)
         self._n_ubatches += 1
 
@@ -136,10 +107,16 @@ class Recorder:
         for answer in asked:
             draft = answer.draft
             self._append(
-                self._store.drafts, round=round_, seq_id=seq_ids[answer.seq],
-                drafter=draft.drafter, match_pos=draft.match_pos, num_raw=draft.n_raw,
-                num_draft_tokens=len(draft.tokens), reason=draft.reason, draft_ms=answer.ms,
-            )  # fmt: skip
+                self._store.drafts,
+                round=round_,
+                seq_id=seq_ids[answer.seq],
+                drafter=draft.drafter,
+                match_pos=draft.match_pos,
+                num_raw=draft.n_raw,
+                num_draft_tokens=len(draft.tokens),
+                reason=draft.reason,
+                draft_ms=answer.ms,
+            )
 
     def prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
         """Tokens of a prompt, or of a part of it."""
@@ -195,35 +172,56 @@ class Recorder:
     def _prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
         n = len(tokens)
         self._learn(tokens)
-        self._store.tokens.extend({
-            "run_id": [self._run_id] * n, "round": [round_] * n, "seq_id": [seq_id] * n,
-            "pos": list(range(pos0, pos0 + n)), "kind": ["prompt"] * n, "token_id": list(tokens),
-        })  # fmt: skip
+        self._store.tokens.extend(
+            {
+                "run_id": [self._run_id] * n,
+                "round": [round_] * n,
+                "seq_id": [seq_id] * n,
+                "pos": list(range(pos0, pos0 + n)),
+                "kind": ["prompt"] * n,
+                "token_id": list(tokens),
+            }
+        )
 
     def _round(
-        self, facts: RoundFacts, columns: Mapping[str, Any], slots: Sequence[SlotState],
-        ubatch_ids: Sequence[int], clock: PhaseClock, n: int,
-    ) -> None:  # fmt: skip
+        self,
+        facts: RoundFacts,
+        columns: Mapping[str, Any],
+        slots: Sequence[SlotState],
+        ubatch_ids: Sequence[int],
+        clock: PhaseClock,
+        n: int,
+    ) -> None:
         """The rows of one sequence, out of n in this round. columns: others of its round row."""
         ids = {"run_id": self._run_id, "round": columns["round"], "seq_id": facts.seq_id}
         self._tokens(ids, facts)
         for slot in slots:
             self._store.memory.append(**ids, slot=slot.slot, state=slot.state, age=slot.age)
         self._store.rounds.append(
-            run_id=self._run_id, seq_id=facts.seq_id,
-            pos0=facts.pos0, drafter=facts.draft.drafter if facts.draft else "",
+            run_id=self._run_id,
+            seq_id=facts.seq_id,
+            pos0=facts.pos0,
+            drafter=facts.draft.drafter if facts.draft else "",
             accept_rule=facts.accept_rule,
-            num_draft_tokens=_n_drafted(facts), num_accepted_draft_tokens=facts.n_accepted,
-            num_target_tokens=len(facts.own_kinds), num_emitted=len(facts.tokens),
-            stop_kind=_stop_kind(facts), rollback_depth=facts.rollback_depth,
-            memory_rollback=facts.memory_rollback, rollback_path=facts.rollback_path,
-            valid_depth=facts.valid_depth, rs_idx_before=facts.rs_idx_before,
-            rs_idx_after=facts.rs_idx_after, replay_index=facts.n_replays,
-            verify_width=facts.verify_width, state_bytes_restored=facts.restored_bytes,
+            num_draft_tokens=_n_drafted(facts),
+            num_accepted_draft_tokens=facts.n_accepted,
+            num_target_tokens=len(facts.own_kinds),
+            num_emitted=len(facts.tokens),
+            stop_kind=_stop_kind(facts),
+            rollback_depth=facts.rollback_depth,
+            memory_rollback=facts.memory_rollback,
+            rollback_path=facts.rollback_path,
+            valid_depth=facts.valid_depth,
+            rs_idx_before=facts.rs_idx_before,
+            rs_idx_after=facts.rs_idx_after,
+            replay_index=facts.n_replays,
+            verify_width=facts.verify_width,
+            state_bytes_restored=facts.restored_bytes,
             checkpoint_bytes=facts.checkpoint_bytes,
             ubatch_ids=" ".join(map(str, ubatch_ids)),
-            **columns, **clock.columns(facts.seq, n),
-        )  # fmt: skip
+            **columns,
+            **clock.columns(facts.seq, n),
+        )
 
     def _tokens(self, ids: Mapping[str, int], facts: RoundFacts) -> None:
         draft, target = facts.draft, facts.target

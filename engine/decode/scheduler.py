@@ -16,8 +16,9 @@ from engine.decode.batching import verify_batches
 from engine.decode.facts import prompt_facts, verified_facts
 from engine.decode.forward import Forward
 from engine.decode.held_sequences import HeldSequences
-from engine.decode.recorder import PhaseClock, Recorder, RoundFacts
+from engine.decode.recorder import PhaseClock, Recorder
 from engine.decode.rollback import Rollback, Undone
+from engine.decode.round_facts import RoundFacts
 from engine.decode.rules import RULES
 from engine.decode.slot import Slot
 from engine.decode.slots import Slots
@@ -197,9 +198,14 @@ class Scheduler:
             for span in batch.spans:
                 seq = span.seq
                 facts = self._judge(
-                    holders[seq], span, drafts.get(seq), logits[seq], hidden[seq],
-                    saves.get(seq), clock,
-                )  # fmt: skip
+                    holders[seq],
+                    span,
+                    drafts.get(seq),
+                    logits[seq],
+                    hidden[seq],
+                    saves.get(seq),
+                    clock,
+                )
                 facts.rs_idx_before = pending[seq]
                 rounds.append(facts)
         return rounds

@@ -32,12 +32,7 @@ class SyntheticAcceptance:
         self._random: dict[int, np.random.Generator] = {}
 
     def accept(
-        self,
-        seq_id: int,
-        draft: Draft,
-        rows: Rows,
-        sampler: Sampler,
-        end_tokens: Collection[int],
+        self, seq_id: int, draft: Draft, rows: Rows, sampler: Sampler, end_tokens: Collection[int]
     ) -> Acceptance:
         """As engine.decode.verify.match, but chance decides. It never accepts an end token."""
         random = self._random.setdefault(seq_id, np.random.default_rng((self._seed, _STREAM)))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.decode.recorder import RoundFacts
+    from engine.decode.round_facts import RoundFacts
     from engine.decode.verify import TargetFacts
     from engine.draft.drafter import Draft
 
@@ -26,8 +26,11 @@ def token_rows(facts: RoundFacts, target: TargetFacts) -> Iterator[dict[str, Any
                 # an end token inside the draft counts as the target's own (llama.cpp)
                 kind = own.pop(0)[0]
         row = {
-            "pos": facts.pos_next + i, "kind": kind, "token_id": draft.tokens[i], "draft_index": i
-        }  # fmt: skip
+            "pos": facts.pos_next + i,
+            "kind": kind,
+            "token_id": draft.tokens[i],
+            "draft_index": i,
+        }
         _add_drafted(row, draft, i)
         if i < n_judged:
             _add_target(row, facts, target, i)
@@ -35,9 +38,11 @@ def token_rows(facts: RoundFacts, target: TargetFacts) -> Iterator[dict[str, Any
     if facts.n_replays:
         for i in range(n_kept):
             yield {
-                "pos": facts.pos_next + i, "kind": "replayed", "token_id": facts.tokens[i],
+                "pos": facts.pos_next + i,
+                "kind": "replayed",
+                "token_id": facts.tokens[i],
                 "draft_index": i,
-            }  # fmt: skip
+            }
     for i, (kind, token) in enumerate(own):
         row = {"pos": facts.pos_next + n_kept + i, "kind": kind, "token_id": token}
         _add_target(row, facts, target, n_judged + i)

@@ -85,9 +85,12 @@ class TargetFacts:
     def part(self, start: int, stop: int) -> TargetFacts:
         """The facts at positions start..stop."""
         return TargetFacts(
-            self.prob[start:stop], self.rank[start:stop], self.entropy[start:stop],
-            self.top_ids[start:stop], self.top_probs[start:stop],
-        )  # fmt: skip
+            self.prob[start:stop],
+            self.rank[start:stop],
+            self.entropy[start:stop],
+            self.top_ids[start:stop],
+            self.top_probs[start:stop],
+        )
 
 
 @dataclass(frozen=True, slots=True)

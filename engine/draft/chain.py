@@ -14,9 +14,14 @@ Statistics = dict[str, float]
 """What one drafter did, llama.cpp's counters: see DrafterChain.statistics."""
 
 _COUNTERS = (
-    "n_call_begin", "n_call_draft", "n_call_accept",
-    "n_gen_drafts", "n_acc_drafts", "n_gen_tokens", "n_acc_tokens",
-)  # fmt: skip
+    "n_call_begin",
+    "n_call_draft",
+    "n_call_accept",
+    "n_gen_drafts",
+    "n_acc_drafts",
+    "n_gen_tokens",
+    "n_acc_tokens",
+)
 _TIMES = ("begin_ms", "draft_ms", "accept_ms")
 
 

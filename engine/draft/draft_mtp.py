@@ -51,9 +51,14 @@ class DraftMtp(ModelDrafter):
     name = "draft-mtp"
 
     def __init__(
-        self, head: MtpHead, memory: HybridMemory, n_embd: int, n_ubatch: int, options: SpecOptions,
+        self,
+        head: MtpHead,
+        memory: HybridMemory,
+        n_embd: int,
+        n_ubatch: int,
+        options: SpecOptions,
         draws: TokenDraws | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(options, draws)
         self._head, self._memory, self._n_ubatch = head, memory, n_ubatch
         self._device = memory.attention.device

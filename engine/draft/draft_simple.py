@@ -40,9 +40,13 @@ class DraftSimple(ModelDrafter):
     name = "draft-simple"
 
     def __init__(
-        self, model: HybridModel, memory: HybridMemory, n_ubatch: int, options: SpecOptions,
+        self,
+        model: HybridModel,
+        memory: HybridMemory,
+        n_ubatch: int,
+        options: SpecOptions,
         draws: TokenDraws | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(options, draws)
         self._model, self._memory, self._n_ubatch = model, memory, n_ubatch
         self._progress: dict[int, _Progress] = {}

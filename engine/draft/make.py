@@ -31,9 +31,14 @@ def make_drafter(
         if draft_model is None:
             raise OptionError("draft-simple needs a draft model.", "Give one with -md or open one.")
         memory = HybridMemory.for_model(
-            draft_model.config, n_slots, n_ctx, target.device, policy="ring",
-            n_rs_seq=options.spec.n_max, batch_invariant=options.batch_invariant,
-        )  # fmt: skip
+            draft_model.config,
+            n_slots,
+            n_ctx,
+            target.device,
+            policy="ring",
+            n_rs_seq=options.spec.n_max,
+            batch_invariant=options.batch_invariant,
+        )
         return DraftSimple(draft_model, memory, options.n_ubatch, options.spec, draws)
     if name == "draft-mtp":
         config = target.config

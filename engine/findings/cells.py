@@ -18,11 +18,12 @@ def _duplicate_kv_cells(run: RunRows) -> Iterator[Hit]:
     for seq, rows in rounds.by_sequence(rounds["kv_cells_duplicate"] > 0):
         surplus, path = rounds["kv_cells_duplicate"][rows], rounds.texts("rollback_path", rows[:1])
         yield Hit(
-            int(rounds["round"][rows[0]]), seq,
+            int(rounds["round"][rows[0]]),
+            seq,
             f"Attention holds up to {surplus.max()} cells beyond one per position.",
             f"{rounds_text(rounds['round'][rows])}; {surplus[0]} at first, behind the rollback "
             f"path {path[0]}; {rounds['kv_cells_used'][rows[-1]]} cells used at the end",
-        )  # fmt: skip
+        )
 
 
 def _attention_ahead(run: RunRows) -> Iterator[Hit]:
@@ -34,11 +35,12 @@ def _attention_ahead(run: RunRows) -> Iterator[Hit]:
     for seq, rows in rounds.by_sequence(alone):
         ahead = attention[rows] - recurrent[rows]
         yield Hit(
-            int(rounds["round"][rows[0]]), seq,
+            int(rounds["round"][rows[0]]),
+            seq,
             f"Attention cells reach {ahead.max()} positions beyond the recurrent state.",
             f"{rounds_text(rounds['round'][rows])}; attention at {attention[rows[0]]}, "
             f"recurrent state at {recurrent[rows[0]]}",
-        )  # fmt: skip
+        )
 
 
 def _acceptance_rises(run: RunRows) -> Iterator[Hit]:
@@ -57,34 +59,41 @@ def _acceptance_rises(run: RunRows) -> Iterator[Hit]:
         if late > early + _RISE:
             first = rows[np.argmax(surplus > 0)]
             yield Hit(
-                int(rounds["round"][first]), seq,
+                int(rounds["round"][first]),
+                seq,
                 f"Acceptance rose from {early:.2f} to {late:.2f} while duplicate cells grew to "
                 f"{surplus[-1]}.",
                 f"{len(rows)} drafts, halves compared; {surplus[half - 1]} duplicates in the "
                 f"middle, {surplus[-1]} at the end",
-            )  # fmt: skip
+            )
 
 
 RULES = (
     Rule(
-        "duplicate-kv-cells", ERROR, "Duplicate KV cells",
+        "duplicate-kv-cells",
+        ERROR,
+        "Duplicate KV cells",
         "A restore rewound the recurrent state and left attention cells above the checkpoint. "
         "Replaying their positions makes second cells, and keys of rejected tokens get weight.",
         "After a restore remove the cells above the checkpoint: seq_rm(seq, pos_max + 1, -1).",
         _duplicate_kv_cells,
     ),
     Rule(
-        "attention-ahead", ERROR, "Attention ahead of the recurrent state",
+        "attention-ahead",
+        ERROR,
+        "Attention ahead of the recurrent state",
         "After a round both parts of a hybrid memory have to end at the same position; later "
         "attention cells become duplicates as soon as generation reaches them.",
         "Roll back both parts together, the recurrent one first because only it can refuse.",
         _attention_ahead,
     ),
     Rule(
-        "acceptance-rises-with-duplicates", WARNING, "Acceptance rises with duplicates",
+        "acceptance-rises-with-duplicates",
+        WARNING,
+        "Acceptance rises with duplicates",
         "Ghost keys favour text that repeats, which drafts foresee well: a high acceptance rate "
         "is no evidence of a right state.",
         "Judge by the divergence from plain decoding, not by acceptance.",
         _acceptance_rises,
     ),
-)  # fmt: skip
+)

@@ -44,11 +44,17 @@ def find(trace: TraceStore, run_ids: Iterable[int] | None = None) -> list[Findin
         for rule in RULES.values():
             found += [
                 Finding(
-                    run_id, hit.round, hit.seq_id, rule.id, rule.severity, hit.message,
-                    hit.evidence, rule.suggestion,
+                    run_id,
+                    hit.round,
+                    hit.seq_id,
+                    rule.id,
+                    rule.severity,
+                    hit.message,
+                    hit.evidence,
+                    rule.suggestion,
                 )
                 for hit in rule.check(run)
-            ]  # fmt: skip
+            ]
     return sorted(found, key=_order)
 
 

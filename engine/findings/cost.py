@@ -31,10 +31,11 @@ def _concurrency_lost(run: RunRows) -> Iterator[Hit]:
     rows = np.flatnonzero(verify & np.isin(ubatches["round"], serial))
     reasons = Counter(ubatches.texts("reason", rows)).most_common()
     yield Hit(
-        int(serial[0]), None,
+        int(serial[0]),
+        None,
         f"In {len(serial)} of {len(shared)} rounds of several sequences each ubatch held one.",
         "reasons of the splits: " + ", ".join(f"{name} {n}" for name, n in reasons),
-    )  # fmt: skip
+    )
 
 
 def _checkpoint_dominates(run: RunRows) -> Iterator[Hit]:
@@ -47,46 +48,54 @@ def _checkpoint_dominates(run: RunRows) -> Iterator[Hit]:
     if share > _DOMINATES:
         saved = rounds["checkpoint_bytes"]
         yield Hit(
-            int(rounds["round"][np.argmax(restored)]), None,
+            int(rounds["round"][np.argmax(restored)]),
+            None,
             f"Checkpoints take {share:.0%} of the target's time.",
             ", ".join(f"{name} {ms[name]:.1f} ms" for name in _OF_CHECKPOINTS)
             + f", verify {ms['verify']:.1f} ms; {int((saved > 0).sum())} saved with up to "
             f"{saved.max()} bytes, {int(restored.sum())} rounds restored",
-        )  # fmt: skip
+        )
 
 
 def _planes_exceed_weights(run: RunRows) -> Iterator[Hit]:
     planes, weights = run.facts.get("snapshot_bytes"), run.facts.get("weight_bytes")
     if planes and weights and planes > weights:
         yield Hit(
-            None, None,
+            None,
+            None,
             f"Snapshots take {planes / weights:.1f} times the memory of the weights.",
             f"{planes} bytes of snapshots for n_rs_seq {run.facts.get('n_rs_seq')} and "
             f"{run.option('parallel')} sequences, {weights} bytes of weights",
-        )  # fmt: skip
+        )
 
 
 RULES = (
     Rule(
-        "concurrency-lost", WARNING, "Concurrency lost",
+        "concurrency-lost",
+        WARNING,
+        "Concurrency lost",
         "Sequences run at the same time but are decoded one after the other, so that N of them "
         "are hardly faster than one.",
         "Use --split equal, equal draft lengths, and an -ub above the sum of the verify batches.",
         _concurrency_lost,
     ),
     Rule(
-        "checkpoint-dominates", INFO, "Checkpoints dominate",
+        "checkpoint-dominates",
+        INFO,
+        "Checkpoints dominate",
         "Saving, restoring and decoding accepted tokens again costs as much as verification.",
         "Use a policy with snapshots (--rollback ring or replay), keep checkpoints on the device, "
         "or draft less.",
         _checkpoint_dominates,
     ),
     Rule(
-        "planes-exceed-weights", INFO, "More memory in snapshots than in weights",
+        "planes-exceed-weights",
+        INFO,
+        "More memory in snapshots than in weights",
         "Every snapshot holds all recurrent layers of a sequence, (1 + n_rs_seq) times the "
         "number of sequences.",
         "Lower --n-rs-seq or --spec-draft-n-max, or use --rollback replay, which logs tokens "
         "instead of states.",
         _planes_exceed_weights,
     ),
-)  # fmt: skip
+)

@@ -33,11 +33,12 @@ def _in_lane(run: RunRows) -> Iterator[Hit]:
                 continue
             first = wrong[0]
             yield Hit(
-                int(rows["round"][first]), seq,
+                int(rows["round"][first]),
+                seq,
                 "With unified cells this sequence has other logits than with cells of its own.",
                 f"NMSE {rows['nmse'][first]:.1e} at position {rows['pos'][first]}, lane "
                 f"{twin.lane!r} is within the bound",
-            )  # fmt: skip
+            )
             break
 
 
@@ -60,11 +61,12 @@ def _between_runs(run: RunRows) -> Iterator[Hit]:
             if differ.size:
                 found.add(seq)
                 yield Hit(
-                    int(rounds[differ[0]]), seq,
+                    int(rounds[differ[0]]),
+                    seq,
                     f"With unified cells this sequence continues otherwise than in run {other}.",
                     f"same prompt as sequence {twin} of run {other}; token {differ[0]} behind the "
                     f"prompt is {tokens[differ[0]]} instead of {expected[differ[0]]}",
-                )  # fmt: skip
+                )
 
 
 def _is_twin(run: RunRows, other: int) -> bool:
@@ -99,11 +101,13 @@ def _texts(run: RunRows) -> dict[int, tuple[tuple[int, ...], np.ndarray, np.ndar
 
 RULES = (
     Rule(
-        "unified-kv-crosstalk", WARNING, "Cross-talk through unified KV",
+        "unified-kv-crosstalk",
+        WARNING,
+        "Cross-talk through unified KV",
         "In one pool every query spans the cells of all sequences, the others masked. Other "
         "occupancy and other batches then change sums, or a mask is wrong.",
         "Use --kv per-seq to isolate sequences, and look whether the first difference is a near "
         "tie.",
         _crosstalk,
     ),
-)  # fmt: skip
+)

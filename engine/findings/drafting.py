@@ -34,11 +34,12 @@ def _n_min_never_met(run: RunRows) -> Iterator[Hit]:
     for seq, rows in _never_drafted(run):
         rounds = run.rounds["round"][rows]
         yield Hit(
-            int(rounds[0]), seq,
+            int(rounds[0]),
+            seq,
             f"No draft reached n_min = {n_min}: nothing was ever verified.",
             f"{rounds_text(rounds)}; n_max {run.option('spec', 'n_max')}, p_min "
             f"{run.option('spec', 'p_min')}, drafters {_names(run)}",
-        )  # fmt: skip
+        )
 
 
 def _drafter_mute(run: RunRows) -> Iterator[Hit]:
@@ -56,11 +57,12 @@ def _drafter_mute(run: RunRows) -> Iterator[Hit]:
             continue
         longest = long[np.argmax((stops - starts)[long])]
         yield Hit(
-            int(rounds["round"][rows[starts[long[0]]]]), seq,
+            int(rounds["round"][rows[starts[long[0]]]]),
+            seq,
             f"No drafter proposed anything for {stops[longest] - starts[longest]} rounds in a row.",
             f"{int(silent.sum())} of {len(rows)} rounds without a draft; drafters {_names(run)}, "
             f"p_min {run.option('spec', 'p_min')}, n_min {n_min}{_why_not(run, seq)}",
-        )  # fmt: skip
+        )
 
 
 def _why_not(run: RunRows, seq: int) -> str:
@@ -83,10 +85,12 @@ def _defaults_surprise(run: RunRows) -> Iterator[Hit]:
     said = [text for text in (_n_max_is_short(run), _p_min_is_low(run)) if text]
     if said:
         yield Hit(
-            None, None, " ".join(said),
+            None,
+            None,
+            " ".join(said),
             f"n_max {run.option('spec', 'n_max')}, n_min {run.option('spec', 'n_min')}, p_min "
             f"{run.option('spec', 'p_min')} in effect; drafters {_names(run)}",
-        )  # fmt: skip
+        )
 
 
 def _n_max_is_short(run: RunRows) -> str:
@@ -136,12 +140,13 @@ def _acceptance_counting(run: RunRows) -> Iterator[Hit]:
         first = rows[0]
         of_seq = (rounds["seq_id"] == seq) & run.is_later & observed(accepted)
         yield Hit(
-            int(rounds["round"][first]), seq,
+            int(rounds["round"][first]),
+            seq,
             f"{accepted[first]} tokens count as accepted in a round that drafted {drafted[first]}, "
             f"emitted {emitted[first]} and undid {depth[first]}.",
             f"{rounds_text(rounds['round'][rows])}; predicted - 1 = {emitted[of_seq].sum()}, "
             f"accepted + rounds = {accepted[of_seq].sum()} + {int(of_seq.sum())}",
-        )  # fmt: skip
+        )
 
 
 def _names(run: RunRows) -> str:
@@ -150,30 +155,38 @@ def _names(run: RunRows) -> str:
 
 RULES = (
     Rule(
-        "n-min-never-met", WARNING, "n_min never met",
+        "n-min-never-met",
+        WARNING,
+        "n_min never met",
         "A draft shorter than n_min is thrown away. If all are, speculation costs time and does "
         "nothing.",
         "Lower --spec-draft-n-min, or lower p_min so that drafts get longer.",
         _n_min_never_met,
     ),
     Rule(
-        "drafter-mute", WARNING, "Drafter mute",
+        "drafter-mute",
+        WARNING,
+        "Drafter mute",
         "No draft for many rounds: confidence below p_min, no n-gram match, or a drafter that "
         "gave up after rejections.",
         "Lower p_min or n_min, or choose a drafter that suits the text.",
         _drafter_mute,
     ),
     Rule(
-        "defaults-surprise", INFO, "Defaults that may surprise",
+        "defaults-surprise",
+        INFO,
+        "Defaults that may surprise",
         "The defaults of llama.cpp fell from 16 to 3 (n_max) and from 0.75 to 0 (p_min, silently).",
         "Try --spec-draft-n-max and --spec-draft-p-min of your own.",
         _defaults_surprise,
     ),
     Rule(
-        "acceptance-counting", WARNING, "Acceptance counted wrongly",
+        "acceptance-counting",
+        WARNING,
+        "Acceptance counted wrongly",
         "Replacement and bonus tokens are the target's own. Counting a replayed correction as "
         "accepted makes checkpoints look better than partial rollback.",
         "On a replay count the list less two, and recompute rates from the rounds.",
         _acceptance_counting,
     ),
-)  # fmt: skip
+)

@@ -38,12 +38,13 @@ def _stale_in_lane(run: RunRows) -> Iterator[Hit]:
             continue
         first = wrong[0]
         yield Hit(
-            int(rows["round"][first]), seq,
+            int(rows["round"][first]),
+            seq,
             "Behind a rejection the logits are not those of the position, though the memory is "
             "right.",
             f"{rounds_text(rows['round'][wrong])}; NMSE {rows['nmse'][first]:.1e} at position "
             f"{rows['pos'][first]}, rank {rows['rank'][first]} for the target's choice",
-        )  # fmt: skip
+        )
 
 
 def _stale_in_run(run: RunRows) -> Iterator[Hit]:
@@ -56,12 +57,13 @@ def _stale_in_run(run: RunRows) -> Iterator[Hit]:
     for seq, rows in tokens.by_sequence(impossible):
         first = rows[0]
         yield Hit(
-            int(tokens["round"][first]), seq,
+            int(tokens["round"][first]),
+            seq,
             "The replacement of a rejected token is not the target's choice at its position.",
             f"{len(rows)} of {int((replacement & (tokens['seq_id'] == seq)).sum())} replacements; "
             f"at position {tokens['pos'][first]} rank {tokens['target_rank'][first]}, "
             f"p {tokens['target_p'][first]:.3g}",
-        )  # fmt: skip
+        )
 
 
 def _impossible(run: RunRows) -> np.ndarray | None:
@@ -118,17 +120,20 @@ def _near_ties(run: RunRows) -> Iterator[Hit]:
     for seq, chosen in rows.by_sequence(tie):
         first = chosen[0]
         yield Hit(
-            int(rows["round"][first]), seq,
+            int(rows["round"][first]),
+            seq,
             f"The most probable token differs at {len(chosen)} of {rows.n} positions, near ties.",
             f"{rounds_text(rows['round'][chosen])}; at position {rows['pos'][first]} a gap of "
             f"{rows['top2_gap'][first]:.1e} between the two best logits, noise moves a logit by "
             f"up to {noise:.1e}",
-        )  # fmt: skip
+        )
 
 
 RULES = (
     Rule(
-        "stale-logits", ERROR, "Stale logits",
+        "stale-logits",
+        ERROR,
+        "Stale logits",
         "The token behind a rejection was chosen from the last row of the rejected batch instead "
         "of the row at which the draft was rejected.",
         "Sample from the logits at the index of the first mismatch, and read them before the "
@@ -136,10 +141,12 @@ RULES = (
         _stale_logits,
     ),
     Rule(
-        "noise-near-ties", INFO, "Forks at near ties",
+        "noise-near-ties",
+        INFO,
+        "Forks at near ties",
         "Kernels add in another order for another width of the batch. Where two tokens are "
         "almost equally probable that is enough to swap them: noise, not a wrong state.",
         "Nothing to repair; judge lanes by logits, not by equal text.",
         _near_ties,
     ),
-)  # fmt: skip
+)

@@ -124,9 +124,10 @@ class RunRows:
         """The noise lanes of that comparison that are measured as this lane is."""
         mine = self.facts.get("lane_against")
         return [
-            i for i in self.lanes
+            i
+            for i in self.lanes
             if _kind(facts := self.trace.runs[i]) == NOISE and facts.get("lane_against") == mine
-        ]  # fmt: skip
+        ]
 
     @cached_property
     def bound(self) -> float | None:

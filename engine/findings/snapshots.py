@@ -27,11 +27,12 @@ def _plane_off_by_one(run: RunRows) -> Iterator[Hit]:
     for seq, rows in rounds.by_sequence(_wrong_index(run)):
         first = rows[0]
         yield Hit(
-            int(rounds["round"][first]), seq,
+            int(rounds["round"][first]),
+            seq,
             f"Behind a rollback of {_tokens(rounds['memory_rollback'][first])} the next batch "
             f"reads the state of {_tokens(rounds['rs_idx_after'][first])} ago.",
             rounds_text(rounds["round"][rows]) + _state_error(run, seq, first),
-        )  # fmt: skip
+        )
 
 
 def _stale_plane(run: RunRows) -> Iterator[Hit]:
@@ -52,13 +53,14 @@ def _stale_plane(run: RunRows) -> Iterator[Hit]:
         if observed(age[first]):
             found = f"of {_tokens(age[first])} ago"
         yield Hit(
-            int(rounds["round"][first]), seq,
+            int(rounds["round"][first]),
+            seq,
             f"A rollback of {_tokens(depth[first])} was accepted, but its plane holds a state "
             f"{found}.",
             f"{rounds_text(rounds['round'][rows])}; verify width "
             f"{rounds['verify_width'][first]}, n_rs_seq {rounds['n_rs_seq'][first]}"
             + _state_error(run, seq, first),
-        )  # fmt: skip
+        )
 
 
 def _depth_beyond_truth(run: RunRows) -> Iterator[Hit]:
@@ -67,11 +69,12 @@ def _depth_beyond_truth(run: RunRows) -> Iterator[Hit]:
     for seq, rows in rounds.by_sequence(_partial(run) & observed(valid) & (depth > valid)):
         first = rows[0]
         yield Hit(
-            int(rounds["round"][first]), seq,
+            int(rounds["round"][first]),
+            seq,
             f"A rollback of {_tokens(depth[first])} was accepted where {valid[first]} is the "
             "truthful depth.",
             rounds_text(rounds["round"][rows]) + _state_error(run, seq, first),
-        )  # fmt: skip
+        )
 
 
 def _conv_not_rolled_back(run: RunRows) -> Iterator[Hit]:
@@ -86,12 +89,13 @@ def _conv_not_rolled_back(run: RunRows) -> Iterator[Hit]:
         # later on everything that is computed from a wrong window is wrong as well
         if errors.first_wrong(seq) == first:
             yield Hit(
-                int(rows["round"][first]), seq,
+                int(rows["round"][first]),
+                seq,
                 "The convolution window is wrong behind a rollback that left the state right.",
                 f"relative error {rows['conv_error'][first]:.1e} of the window, "
                 f"{rows['state_error'][first]:.1e} of the state; "
                 + rounds_text(rows["round"][chosen]),
-            )  # fmt: skip
+            )
 
 
 def _replay_livelock(run: RunRows) -> Iterator[Hit]:
@@ -99,11 +103,12 @@ def _replay_livelock(run: RunRows) -> Iterator[Hit]:
     for seq, rows in rounds.by_sequence(rounds["replay_index"] > MAX_REPLAYS):
         first = rows[0]
         yield Hit(
-            int(rounds["round"][first]), seq,
+            int(rounds["round"][first]),
+            seq,
             f"Replaying the accepted tokens disagreed with itself {MAX_REPLAYS} times.",
             f"{rounds_text(rounds['round'][rows])}; position {rounds['pos0'][first]}, "
             f"{rounds['replay_index'][first]} restores",
-        )  # fmt: skip
+        )
 
 
 def _tokens(n: int) -> str:
@@ -120,7 +125,9 @@ def _state_error(run: RunRows, seq: int, row: int) -> str:
 
 RULES = (
     Rule(
-        "stale-plane", ERROR, "Stale snapshot plane used",
+        "stale-plane",
+        ERROR,
+        "Stale snapshot plane used",
         "A batch writes only as many planes as it has tokens, and deeper ones keep what they "
         "held. A bound of n_rs_seq alone accepts rollbacks to them.",
         "Bound rollbacks by min(tokens of the last ubatch, n_rs_seq + 1) - 1, or carry older "
@@ -128,29 +135,37 @@ RULES = (
         _stale_plane,
     ),
     Rule(
-        "depth-beyond-truth", ERROR, "Rollback deeper than the snapshots reach",
+        "depth-beyond-truth",
+        ERROR,
+        "Rollback deeper than the snapshots reach",
         "The memory knew its truthful depth, and a deeper partial removal was accepted.",
         "Refuse it and restore a checkpoint, or raise --n-rs-seq.",
         _depth_beyond_truth,
     ),
     Rule(
-        "plane-off-by-one", ERROR, "Wrong snapshot plane",
+        "plane-off-by-one",
+        ERROR,
+        "Wrong snapshot plane",
         "Plane r holds the state r tokens ago, so undoing r tokens has to read plane r.",
         "Set the pending index to pos - (p0 - 1), counted from the last decoded token.",
         _plane_off_by_one,
     ),
     Rule(
-        "conv-not-rolled-back", ERROR, "Convolution window not rolled back",
+        "conv-not-rolled-back",
+        ERROR,
+        "Convolution window not rolled back",
         "The recurrent layers keep two tensors. The delta-net state was taken from the right "
         "snapshot and the convolution window from the newest one.",
         "Read both tensors by the same snapshot index.",
         _conv_not_rolled_back,
     ),
     Rule(
-        "replay-livelock", ERROR, "Replay disagrees with itself",
+        "replay-livelock",
+        ERROR,
+        "Replay disagrees with itself",
         "Where logits depend on the width of the batch, a replayed list that is sampled again "
         "can be rejected again and again (llama.cpp #28061).",
         "Use --replay trust, which decodes accepted tokens without sampling them again.",
         _replay_livelock,
     ),
-)  # fmt: skip
+)

@@ -84,9 +84,15 @@ class HybridMemory:
         kinds = config.recurrent_layers
         attention = AttentionKV(
             [i for i, recurrent in enumerate(kinds) if not recurrent],
-            n_seqs, config.n_head_kv, config.head_dim, n_ctx, device,
-            unified=unified, in_order=batch_invariant, rotate=key_rotation(config.rope),
-        )  # fmt: skip
+            n_seqs,
+            config.n_head_kv,
+            config.head_dim,
+            n_ctx,
+            device,
+            unified=unified,
+            in_order=batch_invariant,
+            rotate=key_rotation(config.rope),
+        )
         ssm = config.ssm
         if ssm is None or not any(kinds):
             return cls(
@@ -94,19 +100,27 @@ class HybridMemory:
             )
         shape = RecurrentShape(
             tuple(i for i, recurrent in enumerate(kinds) if recurrent),
-            ssm.n_v_heads, ssm.d_state, ssm.d_conv, ssm.conv_dim, ssm.grouped,
-        )  # fmt: skip
+            ssm.n_v_heads,
+            ssm.d_state,
+            ssm.d_conv,
+            ssm.conv_dim,
+            ssm.grouped,
+        )
         recurrent = POLICIES[policy](shape, n_seqs, n_rs_seq, device, faults)
         return cls(
-            attention, recurrent, faults, batch_invariant=batch_invariant,
-            graphs=graphs_for(device),
-        )  # fmt: skip
+            attention, recurrent, faults, batch_invariant=batch_invariant, graphs=graphs_for(device)
+        )
 
     @classmethod
     def for_head(
-        cls, config: ModelConfig, n_seqs: int, n_ctx: int, device: torch.device,
-        *, batch_invariant: bool = False,
-    ) -> HybridMemory:  # fmt: skip
+        cls,
+        config: ModelConfig,
+        n_seqs: int,
+        n_ctx: int,
+        device: torch.device,
+        *,
+        batch_invariant: bool = False,
+    ) -> HybridMemory:
         """Memory for the MTP block: one attention layer of its own."""
         attention = AttentionKV(
             [0], n_seqs, config.n_head_kv, config.head_dim, n_ctx, device, in_order=batch_invariant

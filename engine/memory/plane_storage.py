@@ -113,10 +113,22 @@ class PlaneMemory(RecurrentMemory):
             windows = states if newest is read else self._rows(slot, newest)
             carried = self._carried_rows(slot, read, n_carried, n)
         self._step = _Step(
-            cells, seqs, ubatch.positions[:, -1].tolist(), n, min(n, self._n_planes),
-            depths, n_carried, slice(slot.first, slot.first + len(seqs)), slot.zero,
-            states, windows, carried, moves, moved, numbers,
-        )  # fmt: skip
+            cells,
+            seqs,
+            ubatch.positions[:, -1].tolist(),
+            n,
+            min(n, self._n_planes),
+            depths,
+            n_carried,
+            slice(slot.first, slot.first + len(seqs)),
+            slot.zero,
+            states,
+            windows,
+            carried,
+            moves,
+            moved,
+            numbers,
+        )
 
     def fixed(self) -> Fixed | None:
         numbers = self._running().numbers
@@ -150,9 +162,16 @@ class PlaneMemory(RecurrentMemory):
             return delta_in_pool(pool, step.numbers, q, k, v, g, beta, grouped=grouped)
         state, carried = self._collect(step, planes, step.states)
         o = gated_delta_into(
-            q, k, v, g, beta, state, grouped=self.shape.grouped,
-            slots=planes[: step.n_fresh, step.here].unbind(0), invariant=self.batch_invariant,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            g,
+            beta,
+            state,
+            grouped=self.shape.grouped,
+            slots=planes[: step.n_fresh, step.here].unbind(0),
+            invariant=self.batch_invariant,
+        )
         if carried is not None:
             planes[step.n_tokens : step.n_tokens + len(carried), step.here] = carried
         return o
@@ -271,9 +290,13 @@ class PlaneMemory(RecurrentMemory):
         return self._row_numbers(rows).view(n_planes, len(read))
 
     def _numbers(
-        self, cells: Sequence[int], states: Sequence[int], windows: Sequence[int], n: int,
+        self,
+        cells: Sequence[int],
+        states: Sequence[int],
+        windows: Sequence[int],
+        n: int,
         n_carried: Sequence[int],
-    ) -> PoolRows:  # fmt: skip
+    ) -> PoolRows:
         """A pass whose sequences stay in these cells and read these planes."""
 
         def rows(planes: Iterable[int], cells: Iterable[int]) -> list[int]:
@@ -287,10 +310,13 @@ class PlaneMemory(RecurrentMemory):
         ]
         start, to, where = zip(*carried, strict=True) if carried else ((), (), ())
         return PoolRows.on(
-            self.device, rows(states, cells), rows(windows, cells),
+            self.device,
+            rows(states, cells),
+            rows(windows, cells),
             [rows(fresh, [cell] * len(fresh)) for cell in cells],
-            rows(start, where), rows(to, where),
-        )  # fmt: skip
+            rows(start, where),
+            rows(to, where),
+        )
 
     def _moves(
         self, cells: Cells, slot: Slot

@@ -189,13 +189,20 @@ class ReplayMemory(CursorMemory):
         return self._fold(state, read, plan.n_folded, out)
 
     def _fold(
-        self, state: torch.Tensor, log: DeltaLog, n_tokens: int | torch.Tensor,
+        self,
+        state: torch.Tensor,
+        log: DeltaLog,
+        n_tokens: int | torch.Tensor,
         out: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         return fold(
-            state, log, n_tokens, grouped=self.shape.grouped, out=out,
+            state,
+            log,
+            n_tokens,
+            grouped=self.shape.grouped,
+            out=out,
             invariant=self.batch_invariant,
-        )  # fmt: skip
+        )
 
     def commit(self) -> None:
         super().commit()

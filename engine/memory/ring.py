@@ -136,10 +136,16 @@ class RingMemory(CursorMemory):
             one = slice(row, row + 1)
             state = torch.zeros_like(slots[0]) if read is None else slots[read]
             o = gated_delta_into(
-                q[one], k[one], v[one], g[one], beta[one], state,
-                grouped=self.shape.grouped, slots=[slots[i] for i in reversed(new)],
+                q[one],
+                k[one],
+                v[one],
+                g[one],
+                beta[one],
+                state,
+                grouped=self.shape.grouped,
+                slots=[slots[i] for i in reversed(new)],
                 invariant=self.batch_invariant,
-            )  # fmt: skip
+            )
             outputs.append(o)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 

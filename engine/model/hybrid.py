@@ -66,11 +66,7 @@ class HybridModel:
         return StepOutput(logits, hidden)
 
     def _layers(
-        self,
-        memory: Memory,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        outputs: torch.Tensor,
+        self, memory: Memory, tokens: torch.Tensor, positions: torch.Tensor, outputs: torch.Tensor
     ) -> StepOutput:
         around = Surroundings(*self._rope.at(positions), memory)
         x = self._embedding(tokens)

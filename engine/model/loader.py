@@ -17,14 +17,7 @@ from engine.model.delta_net import DeltaNet
 from engine.model.embedding import Embedding
 from engine.model.hybrid import HybridModel
 from engine.model.info import SMALL_MODEL
-from engine.model.layers import (
-    Block,
-    DenseFeedForward,
-    FeedForward,
-    Mixer,
-    OutputHead,
-    RopeTables,
-)
+from engine.model.layers import Block, DenseFeedForward, FeedForward, Mixer, OutputHead, RopeTables
 from engine.model.moe import MixtureOfExperts
 from engine.model.mtp import MtpHead
 from engine.model.tensors import block_shapes, check_tensors, ffn_norm_name, global_shapes

@@ -117,10 +117,7 @@ def _delta_net(config: ModelConfig, ssm: SsmConfig, present: Container[str]) -> 
         shapes |= {"ssm_alpha.weight": (n_v, d), "ssm_beta.weight": (n_v, d)}
     if config.architecture == "qwen3next" and "ssm_in.weight" in present:
         return shapes | {"ssm_in.weight": (ssm.conv_dim + ssm.value_dim, d)}
-    return shapes | {
-        "attn_qkv.weight": (ssm.conv_dim, d),
-        "attn_gate.weight": (ssm.value_dim, d),
-    }
+    return shapes | {"attn_qkv.weight": (ssm.conv_dim, d), "attn_gate.weight": (ssm.value_dim, d)}
 
 
 def _swiglu(suffix: str, d: int, width: int) -> Shapes:

@@ -11,8 +11,13 @@ from engine.options.ngram_options import LOOKUP_CACHE_N_MAX, NgramModOptions, Ng
 COMPUTE_MODES = ("auto", "f32", "bf16", "int8", "int8x2", "blocks")
 MODEL_DRAFTERS = ("draft-simple", "draft-mtp")
 DRAFTERS = (
-    "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", *MODEL_DRAFTERS,
-)  # fmt: skip
+    "ngram-simple",
+    "ngram-map-k",
+    "ngram-map-k4v",
+    "ngram-mod",
+    "ngram-cache",
+    *MODEL_DRAFTERS,
+)
 """All drafters, in the order in which a chain asks them."""
 ROLLBACK_POLICIES = ("planes", "carry", "ring", "replay", "checkpoint")
 SPLITS = ("equal", "seq")

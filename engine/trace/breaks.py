@@ -65,9 +65,11 @@ class BreakRule:
         parts = found.groupdict(default="")
         try:
             rule = cls(
-                kind, float(parts.get("value") or 0), parts.get("name", ""),
+                kind,
+                float(parts.get("value") or 0),
+                parts.get("name", ""),
                 int(parts.get("steps") or 0),
-            )  # fmt: skip
+            )
         except ValueError as error:
             raise OptionError(
                 f"Break rule {line!r} has no number.", f"Write it like: {example}"
@@ -96,8 +98,7 @@ class BreakRule:
         if self.kind == "acceptance":
             if not 1 <= self.steps <= MOST_STEPS:
                 raise OptionError(
-                    f"Break rule {line!r} looks at {self.steps} steps.",
-                    f"Use 1 to {MOST_STEPS}.",
+                    f"Break rule {line!r} looks at {self.steps} steps.", f"Use 1 to {MOST_STEPS}."
                 )
             if not 0.0 < self.value <= 1.0:
                 raise OptionError(

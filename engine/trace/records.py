@@ -188,8 +188,15 @@ TABLES: dict[str, tuple[Column, ...]] = {
 }
 
 TOKEN_KINDS = (
-    "prompt", "target", "accepted", "rejected", "ignored", "replacement", "bonus", "replayed",
-)  # fmt: skip
+    "prompt",
+    "target",
+    "accepted",
+    "rejected",
+    "ignored",
+    "replacement",
+    "bonus",
+    "replayed",
+)
 EMITTED_KINDS = ("target", "accepted", "replacement", "bonus")
 GHOST_KINDS = ("rejected", "ignored")
 SLOT_STATES = ("free", "live", "fresh", "carried", "stale", "pending")

@@ -64,10 +64,7 @@ def find_trace(path: Path) -> Path | None:
 
 
 def open_trace(
-    folder: Path,
-    *,
-    progress: Progress | None = None,
-    cancelled: Callable[[], bool] | None = None,
+    folder: Path, *, progress: Progress | None = None, cancelled: Callable[[], bool] | None = None
 ) -> TraceStore:
     """Fill a new store from a folder written by export_csv, in either variant.
 
@@ -161,8 +158,11 @@ def _fill(store: TraceStore, table: Table, path: Path, variant: str) -> Iterator
         expected = header(table.name)
         try:
             if next(reader, None) != expected:
-                raise TraceFileError(f"{path} line 1: the header row is not the one of schema "
-                                     f"version {SCHEMA_VERSION}.", _REMEDY)  # fmt: skip
+                raise TraceFileError(
+                    f"{path} line 1: the header row is not the one of schema "
+                    f"version {SCHEMA_VERSION}.",
+                    _REMEDY,
+                )
             for lines, rows in _blocks(reader, len(expected), path):
                 if variant == EXCEL:
                     rows = [unguard(row) for row in rows]
@@ -226,10 +226,7 @@ class _Block:
             return self._numbers(column.name, np.dtype(np.float64))
         dtype = np.dtype(np.int32 if column.name.endswith("_id") else np.float32)
         ranks = range(1, N_TOP + 1)
-        return np.stack(
-            [self._numbers(f"{column.name}_{r}", dtype) for r in ranks],
-            axis=1,
-        )
+        return np.stack([self._numbers(f"{column.name}_{r}", dtype) for r in ranks], axis=1)
 
     def _texts(self, name: str) -> tuple[str, ...]:
         values = self._fields[name]

@@ -150,9 +150,10 @@ def bound_of(trace: TraceStore, run_id: int, bound: float | None = None) -> floa
 def noise_against(trace: TraceStore, leader: int | None) -> float:
     """Largest NMSE that the noise lanes measured against a leading lane explain."""
     noise = [
-        run for run, facts in trace.runs.items()
+        run
+        for run, facts in trace.runs.items()
         if facts.get("lane_kind") == NOISE and facts.get("lane_against") == leader
-    ]  # fmt: skip
+    ]
     return noise_bound(trace, noise)
 
 
@@ -171,17 +172,29 @@ def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
     first_seq = None if first is None else int(rows["seq_id"][first])
     fork = _fork(trace, run_id, rows, rounds) if facts.get("lane_free") else None
     return LaneVerdict(
-        facts["lane"], run_id, _verdict(trace, run_id, error, first, worst_nmse, fork),
-        band(worst_nmse), len(pos), worst_nmse,
+        facts["lane"],
+        run_id,
+        _verdict(trace, run_id, error, first, worst_nmse, fork),
+        band(worst_nmse),
+        len(pos),
+        worst_nmse,
         None if worst is None else int(pos[worst]),
-        float(rows["max_abs"].max(initial=0.0)), float(rows["kl"].max(initial=0.0)),
-        None if first is None else int(pos[first]), first_round,
+        float(rows["max_abs"].max(initial=0.0)),
+        float(rows["kl"].max(initial=0.0)),
+        None if first is None else int(pos[first]),
+        first_round,
         _undone_before(rounds, first_seq, first_round),
-        len(forks), int(pos[forks[0]]) if forks.size else None,
+        len(forks),
+        int(pos[forks[0]]) if forks.size else None,
         int(rounds.observed("kv_cells_duplicate").max(initial=0)),
-        _largest(rows["state_error"]), _largest(rows["conv_error"]), error,
-        first_seq, bound, str(facts.get("compute", "")), fork,
-    )  # fmt: skip
+        _largest(rows["state_error"]),
+        _largest(rows["conv_error"]),
+        error,
+        first_seq,
+        bound,
+        str(facts.get("compute", "")),
+        fork,
+    )
 
 
 def _verdict(

@@ -126,9 +126,13 @@ def _estimate(sums: StepSums, n_max: int, length: float) -> Estimate:
     total_ms = draft_ms + verify_ms + rest_ms + plain_ms
     tokens = n_steps * length + sums.n_plain
     return Estimate(
-        n_max, length, draft_ms / n_steps, verify_ms / n_steps, rest_ms / n_steps,
+        n_max,
+        length,
+        draft_ms / n_steps,
+        verify_ms / n_steps,
+        rest_ms / n_steps,
         1e3 * tokens / total_ms if total_ms else None,
-    )  # fmt: skip
+    )
 
 
 def _n_undone(counts: np.ndarray, n_max: int) -> int:

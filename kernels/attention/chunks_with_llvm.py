@@ -31,9 +31,29 @@ def attend_chunks(
     no sums. Strides are in bytes.
     """
     (
-        q, k, v, mask, o, sums, n_batch, n_tokens, n_kv_heads, n_cells, n_chunks,
-        q_b, q_t, q_h, k_b, k_h, k_n, v_b, v_h, v_n, m_b, m_t,
-    ) = args  # fmt: skip
+        q,
+        k,
+        v,
+        mask,
+        o,
+        sums,
+        n_batch,
+        n_tokens,
+        n_kv_heads,
+        n_cells,
+        n_chunks,
+        q_b,
+        q_t,
+        q_h,
+        k_b,
+        k_h,
+        k_n,
+        v_b,
+        v_h,
+        v_n,
+        m_b,
+        m_t,
+    ) = args
     block = block_tokens(repeat)
     n_blocks = (n_tokens + (block - 1)) // block
     scores, lists = code.stack(4 * block * repeat * ROW), code.stack(4 * block * LIST)

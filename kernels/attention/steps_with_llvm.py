@@ -114,9 +114,16 @@ def weigh(code: Code, row: Value, count: Value) -> tuple[Value, Value]:
 
 
 def add_values(
-    code: Code, head_dim: int, n_rows: int, span: tuple[Value, Value], cells: Value, row: Value,
-    values: Value, v_n: Value, out: Value,
-) -> None:  # fmt: skip
+    code: Code,
+    head_dim: int,
+    n_rows: int,
+    span: tuple[Value, Value],
+    cells: Value,
+    row: Value,
+    values: Value,
+    v_n: Value,
+    out: Value,
+) -> None:
     """out += weights times values of the listed cells `span`, for rows side by side."""
     vectors = list(columns(head_dim))
     for start in range(0, len(vectors), COLUMNS):

@@ -67,16 +67,43 @@ def _some(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor)
         o, sums = torch.empty(n_chunks, n_rows, head_dim), torch.empty(n_chunks, n_rows, 2)
     n_blocks = -(-n_tokens // block_tokens(repeat))
     _chunks(head_dim, repeat)(
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), mask.data_ptr(), o.data_ptr(), sums.data_ptr(),
-        n_batch, n_tokens, n_kv_heads, n_cells, n_chunks,
-        4 * q_b, 4 * q_t, 4 * q_h, 4 * k_b, 4 * k_h, 4 * k_n, 4 * v_b, 4 * v_h, 4 * v_n, m_b, m_t,
-        tasks=n_batch * n_kv_heads * n_blocks * n_chunks, chunk=1, threads=threads,
-    )  # fmt: skip
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        mask.data_ptr(),
+        o.data_ptr(),
+        sums.data_ptr(),
+        n_batch,
+        n_tokens,
+        n_kv_heads,
+        n_cells,
+        n_chunks,
+        4 * q_b,
+        4 * q_t,
+        4 * q_h,
+        4 * k_b,
+        4 * k_h,
+        4 * k_n,
+        4 * v_b,
+        4 * v_h,
+        4 * v_n,
+        m_b,
+        m_t,
+        tasks=n_batch * n_kv_heads * n_blocks * n_chunks,
+        chunk=1,
+        threads=threads,
+    )
     if n_chunks > 1:
         _total(head_dim)(
-            o.data_ptr(), sums.data_ptr(), y.data_ptr(), n_rows, n_chunks,
-            tasks=n_rows, chunk=max(1, n_rows // 16), threads=threads,
-        )  # fmt: skip
+            o.data_ptr(),
+            sums.data_ptr(),
+            y.data_ptr(),
+            n_rows,
+            n_chunks,
+            tasks=n_rows,
+            chunk=max(1, n_rows // 16),
+            threads=threads,
+        )
     return y
 
 

@@ -71,12 +71,14 @@ def _conv(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         x = torch.randn(1, n_tokens, channels, device=device)
         window = torch.randn(1, n_taps - 1, channels, device=device)
         yield Case(
-            "conv", f"T={n_tokens} C={channels}",
+            "conv",
+            f"T={n_tokens} C={channels}",
             partial(causal_conv, x, weight, window),
             partial(conv_law.causal_conv, x, weight, window),
             count.conv_bytes(channels, 1, n_tokens, n_taps),
-            2 * n_taps * n_tokens * channels, n_tokens,
-        )  # fmt: skip
+            2 * n_taps * n_tokens * channels,
+            n_tokens,
+        )
 
 
 def _norm(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -86,19 +88,29 @@ def _norm(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         x, gate = torch.randn(n, d, device=device), torch.randn(n, d, device=device)
         operations = 4 * n * d
         yield Case(
-            "norm", f"rms {n}x{d}", partial(rms_norm, x, weight, 1e-6),
+            "norm",
+            f"rms {n}x{d}",
+            partial(rms_norm, x, weight, 1e-6),
             partial(norm_law.rms_norm, x, weight, 1e-6),
-            count.norm_bytes(n, d, 1), operations,
-        )  # fmt: skip
+            count.norm_bytes(n, d, 1),
+            operations,
+        )
         yield Case(
-            "norm", f"l2 {n}x{d}", partial(l2_norm, x, 1e-6),
-            partial(norm_law.l2_norm, x, 1e-6), count.norm_bytes(n, d, 0), operations,
-        )  # fmt: skip
+            "norm",
+            f"l2 {n}x{d}",
+            partial(l2_norm, x, 1e-6),
+            partial(norm_law.l2_norm, x, 1e-6),
+            count.norm_bytes(n, d, 0),
+            operations,
+        )
         yield Case(
-            "norm", f"gated {n}x{d}", partial(gated_rms_norm, x, gate, weight, 1e-6),
+            "norm",
+            f"gated {n}x{d}",
+            partial(gated_rms_norm, x, gate, weight, 1e-6),
             partial(norm_law.gated_rms_norm, x, gate, weight, 1e-6),
-            count.norm_bytes(n, d, 1, gates=1), 2 * operations,
-        )  # fmt: skip
+            count.norm_bytes(n, d, 1, gates=1),
+            2 * operations,
+        )
 
 
 def _rope(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -108,11 +120,14 @@ def _rope(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         x = torch.randn(1, n, n_heads, head_dim, device=device)
         cos, sin = rope_table(torch.arange(n, device=device).unsqueeze(0), n_rot, frequencies)
         yield Case(
-            "rope", f"T={n} H={n_heads} hd={head_dim}",
+            "rope",
+            f"T={n} H={n_heads} hd={head_dim}",
             partial(apply_rope, x, cos, sin),
             partial(rope_law.apply_rope, x, cos, sin),
-            count.rope_bytes(n, n_heads, head_dim, n_rot), 3 * n * n_heads * n_rot, n_rot,
-        )  # fmt: skip
+            count.rope_bytes(n, n_heads, head_dim, n_rot),
+            3 * n * n_heads * n_rot,
+            n_rot,
+        )
 
 
 def _swiglu(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -120,9 +135,13 @@ def _swiglu(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     for n in sizes.tokens:
         gate, up = torch.randn(2, n, d, device=device).unbind(0)
         yield Case(
-            "swiglu", f"{n}x{d}", partial(swiglu, gate, up), partial(swiglu_law.swiglu, gate, up),
-            count.norm_bytes(n, d, 0, gates=1), 5 * n * d,
-        )  # fmt: skip
+            "swiglu",
+            f"{n}x{d}",
+            partial(swiglu, gate, up),
+            partial(swiglu_law.swiglu, gate, up),
+            count.norm_bytes(n, d, 0, gates=1),
+            5 * n * d,
+        )
 
 
 def _gates(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -131,10 +150,13 @@ def _gates(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     for n in sizes.tokens:
         decay, beta = torch.randn(2, n, n_heads, device=device).unbind(0)
         yield Case(
-            "gates", f"{n}x{n_heads}", partial(delta_gates, decay, dt, a, beta),
+            "gates",
+            f"{n}x{n_heads}",
+            partial(delta_gates, decay, dt, a, beta),
             partial(gates_law.delta_gates, decay, dt, a, beta),
-            2 * count.norm_bytes(n, n_heads, 1), 12 * n * n_heads,
-        )  # fmt: skip
+            2 * count.norm_bytes(n, n_heads, 1),
+            12 * n * n_heads,
+        )
 
 
 def _linear(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -146,11 +168,14 @@ def _linear(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         for n in sizes.tokens:
             x = torch.randn(n, n_in, device=device)
             yield Case(
-                "linear", f"{mode} {n}x{n_in}x{n_out}", partial(linear, x, packed),
+                "linear",
+                f"{mode} {n}x{n_in}x{n_out}",
+                partial(linear, x, packed),
                 partial(linear_law.linear, x, law),
-                count.linear_bytes(packed.n_bytes, n, n_in, n_out), 2 * n * n_in * n_out,
+                count.linear_bytes(packed.n_bytes, n, n_in, n_out),
+                2 * n * n_in * n_out,
                 rate="f32" if mode == "f32" else "bf16",
-            )  # fmt: skip
+            )
 
 
 def _block_linear(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -166,12 +191,14 @@ def _block_linear(sizes: Sizes, device: torch.device) -> Iterator[Case]:
             x = torch.randn(n, n_in)
             on_device = x.to(device)
             yield Case(
-                "block_linear", f"{name}{' bf16' * rounded} {n}x{n_in}x{n_out}",
+                "block_linear",
+                f"{name}{' bf16' * rounded} {n}x{n_in}x{n_out}",
                 partial(block_linear, on_device, blocks, name, rounded=rounded),
                 partial(block_law.block_linear, x, host, name, rounded=rounded),
-                count.linear_bytes(host.numel(), n, n_in, n_out), 2 * n * n_in * n_out,
+                count.linear_bytes(host.numel(), n, n_in, n_out),
+                2 * n * n_in * n_out,
                 rate="bf16" if rounded else "f32",
-            )  # fmt: skip
+            )
 
 
 def _attention(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -181,11 +208,14 @@ def _attention(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         q = torch.randn(1, n, n_heads, head_dim, device=device)
         mask = torch.ones(1, n, n_cells, dtype=torch.bool, device=device).tril(n_cells - n)
         yield Case(
-            "attention", f"T={n} N={n_cells} H={n_heads}/{sizes.n_kv_heads} hd={head_dim}",
+            "attention",
+            f"T={n} N={n_cells} H={n_heads}/{sizes.n_kv_heads} hd={head_dim}",
             partial(attend, q, k, v, mask),
             partial(attention_law.attend, q, k, v, mask),
-            count.attention_bytes(sizes, n), 4 * n * n_heads * n_cells * head_dim, n * n_heads,
-        )  # fmt: skip
+            count.attention_bytes(sizes, n),
+            4 * n * n_heads * n_cells * head_dim,
+            n * n_heads,
+        )
 
 
 def _route(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -193,10 +223,14 @@ def _route(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     for n in sizes.tokens:
         logits = torch.randn(n, n_experts, device=device)
         yield Case(
-            "route", f"{n} rows, {n_used} of {n_experts} experts",
-            partial(route, logits, n_used), partial(moe_law.route, logits, n_used),
-            count.route_bytes(sizes, n), n * n_experts * (3 + n_used), n,
-        )  # fmt: skip
+            "route",
+            f"{n} rows, {n_used} of {n_experts} experts",
+            partial(route, logits, n_used),
+            partial(moe_law.route, logits, n_used),
+            count.route_bytes(sizes, n),
+            n * n_experts * (3 + n_used),
+            n,
+        )
 
 
 def _moe(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -213,10 +247,12 @@ def _moe(sizes: Sizes, device: torch.device) -> Iterator[Case]:
             weights, ids = route(torch.randn(n, n_experts, device=device), n_used)
             chosen = packed.n_bytes // n_experts * len(ids.unique())
             yield Case(
-                "moe", f"{mode} {n} rows, {n_used} of {n_experts} experts",
+                "moe",
+                f"{mode} {n} rows, {n_used} of {n_experts} experts",
                 partial(experts, x, weights, ids, packed),
                 partial(moe_law.experts, x, weights, ids, law),
                 count.expert_bytes(sizes, chosen, n),
-                6 * n * n_used * sizes.n_ff_expert * sizes.n_embd, n * n_used,
+                6 * n * n_used * sizes.n_ff_expert * sizes.n_embd,
+                n * n_used,
                 rate="f32" if mode == "f32" else "bf16",
-            )  # fmt: skip
+            )

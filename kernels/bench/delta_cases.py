@@ -23,14 +23,15 @@ def rule(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     for n_batch, n_tokens, inputs in _every(sizes, device):
         for kept in sorted({1, n_tokens}) if n_tokens <= FEW else [1]:
             yield Case(
-                "delta_rule", f"B={n_batch} T={n_tokens} K={kept}",
+                "delta_rule",
+                f"B={n_batch} T={n_tokens} K={kept}",
                 partial(gated_delta_rule, *inputs, grouped=False, n_snapshots=kept),
                 partial(naive.gated_delta_rule, *inputs, grouped=False, n_snapshots=kept),
                 count.delta_bytes(sizes, n_batch, n_tokens, kept),
                 count.delta_operations(sizes, n_batch, n_tokens),
                 n_batch * n_tokens * sizes.n_v_heads,
                 fla=_fla(inputs) if kept == 1 and sizes.n_k_heads == sizes.n_v_heads else None,
-            )  # fmt: skip
+            )
 
 
 def slots(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -41,27 +42,29 @@ def slots(sizes: Sizes, device: torch.device) -> Iterator[Case]:
             pool = torch.zeros(numbers.numel(), *inputs[5].shape[1:], device=device)
             arguments = *inputs[:5], pool, numbers[:, 0], numbers[:, 1:]
             yield Case(
-                "delta_slots", f"B={n_batch} T={n_tokens}",
+                "delta_slots",
+                f"B={n_batch} T={n_tokens}",
                 partial(gated_delta_slots, *arguments, grouped=False),
                 partial(naive.gated_delta_slots, *arguments, grouped=False),
                 # and 8 bytes for the number of each row
                 count.delta_bytes(sizes, n_batch, n_tokens, n_tokens) + 8 * numbers.numel(),
                 count.delta_operations(sizes, n_batch, n_tokens),
                 n_batch * n_tokens * sizes.n_v_heads,
-            )  # fmt: skip
+            )
 
 
 def log(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     for n_batch, n_tokens, inputs in _every(sizes, device):
         if n_tokens <= FEW:
             yield Case(
-                "delta_log", f"B={n_batch} T={n_tokens}",
+                "delta_log",
+                f"B={n_batch} T={n_tokens}",
                 partial(gated_delta_log, *inputs, grouped=False),
                 partial(naive.gated_delta_log, *inputs, grouped=False),
                 count.delta_bytes(sizes, n_batch, n_tokens, 0, log=True),
                 count.delta_operations(sizes, n_batch, n_tokens),
                 2 * n_batch * n_tokens * sizes.n_v_heads,
-            )  # fmt: skip
+            )
 
 
 def fold_log(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -69,13 +72,14 @@ def fold_log(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         if n_tokens <= FEW:
             _, rows = gated_delta_log(*inputs, grouped=False)
             yield Case(
-                "fold", f"B={n_batch} T={n_tokens}",
+                "fold",
+                f"B={n_batch} T={n_tokens}",
                 partial(fold, inputs[5], rows, n_tokens, grouped=False),
                 partial(naive.fold, inputs[5], rows, n_tokens, grouped=False),
                 count.fold_bytes(sizes, n_batch, n_tokens),
                 2 * n_batch * n_tokens * sizes.n_v_heads * sizes.d_state**2,
                 n_batch * n_tokens * sizes.n_v_heads,
-            )  # fmt: skip
+            )
 
 
 def _every(sizes: Sizes, device: torch.device) -> Iterator[tuple[int, int, Inputs]]:
@@ -98,6 +102,12 @@ def _fla(inputs: Inputs) -> Run | None:
     run: Callable[..., object] = module.fused_recurrent_gated_delta_rule
     q, k, v, g, beta, state = inputs
     return lambda: run(
-        q, k, v, g=g, beta=beta, scale=k.shape[3] ** -0.5,
-        initial_state=state, output_final_state=True,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        g=g,
+        beta=beta,
+        scale=k.shape[3] ** -0.5,
+        initial_state=state,
+        output_final_state=True,
+    )

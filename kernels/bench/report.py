@@ -52,9 +52,16 @@ def measure(case: Case, limits: Limits, evict: torch.Tensor, repeats: int) -> Ro
     naive = seconds(case.naive, evict, 1) if case.n_steps <= NAIVE_STEPS else None
     fla = seconds(case.fla, evict, repeats) if case.fla else None
     return Row(
-        case.name, case.shape, 1000 * taken, case.n_bytes, case.n_operations, bound, share,
-        None if naive is None else 1000 * naive, None if fla is None else 1000 * fla,
-    )  # fmt: skip
+        case.name,
+        case.shape,
+        1000 * taken,
+        case.n_bytes,
+        case.n_operations,
+        bound,
+        share,
+        None if naive is None else 1000 * naive,
+        None if fla is None else 1000 * fla,
+    )
 
 
 def bound_and_share(case: Case, limits: Limits, taken: float) -> tuple[str, float]:

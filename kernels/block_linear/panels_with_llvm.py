@@ -26,9 +26,17 @@ def multiply_panels(
         x.data_ptr(), n_rows, n_in, packed.data_ptr(), tasks=n_panels, chunk=1, threads=threads
     )
     _program(type, panels.room_for(n_in * how.size), how)(
-        blocks.data_ptr(), row_bytes, packed.data_ptr(), n_in, y.data_ptr(), n_out, n_rows,
-        tasks=-(-n_out // TOGETHER), chunk=1, threads=threads,
-    )  # fmt: skip
+        blocks.data_ptr(),
+        row_bytes,
+        packed.data_ptr(),
+        n_in,
+        y.data_ptr(),
+        n_out,
+        n_rows,
+        tasks=-(-n_out // TOGETHER),
+        chunk=1,
+        threads=threads,
+    )
 
 
 @functools.cache
@@ -77,6 +85,5 @@ def _multiply(
 
     with code.loop(first, last) as tile:
         panels.multiply(
-            code, tile, n_in * how.size, room, packed, n_rows, y, n_out,
-            write=write, add=add,
-        )  # fmt: skip
+            code, tile, n_in * how.size, room, packed, n_rows, y, n_out, write=write, add=add
+        )

@@ -40,9 +40,16 @@ def multiply_rows(
         inputs = torch.empty(_input_bytes(n_in, how) * n_rows, dtype=torch.uint8)
         _prepare(how)(x.data_ptr(), inputs.data_ptr(), n_in, tasks=n_rows, chunk=n_rows, threads=1)
     _program(type, n_rows, how)(
-        blocks.data_ptr(), row_bytes, inputs.data_ptr(), n_in, y.data_ptr(), n_out,
-        tasks=n_out, chunk=min(CHUNK, -(-n_out // (4 * threads))), threads=threads,
-    )  # fmt: skip
+        blocks.data_ptr(),
+        row_bytes,
+        inputs.data_ptr(),
+        n_in,
+        y.data_ptr(),
+        n_out,
+        tasks=n_out,
+        chunk=min(CHUNK, -(-n_out // (4 * threads))),
+        threads=threads,
+    )
 
 
 @functools.cache
@@ -144,9 +151,16 @@ class _Stretch:
     """So many neighbouring blocks of a weight row that x's numbers for them stay in the cache."""
 
     def __init__(
-        self, type: str, how: Arithmetic, code: Code, args: Sequence[Value], row: Value,
-        begin: Value, end: Value, ahead: Value | int,
-    ) -> None:  # fmt: skip
+        self,
+        type: str,
+        how: Arithmetic,
+        code: Code,
+        args: Sequence[Value],
+        row: Value,
+        begin: Value,
+        end: Value,
+        ahead: Value | int,
+    ) -> None:
         """ahead: bytes to what will be read some time after a block."""
         blocks, row_bytes, self._x, n_in, self._y, self._n_out = args
         self._code, self._row, self._begin, self._end, self._ahead = code, row, begin, end, ahead

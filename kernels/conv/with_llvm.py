@@ -24,11 +24,20 @@ def causal_conv(
     x_batch, x_token, _ = x.stride()
     window_batch, window_token, _ = window.stride()
     run(
-        _program(n_channels, n_taps), n_batch * n_tokens, n_channels,
-        n_tokens, x.data_ptr(), 4 * x_batch, 4 * x_token,
-        window.data_ptr(), 4 * window_batch, 4 * window_token,
-        taps.data_ptr(), y.data_ptr(), history.data_ptr(),
-    )  # fmt: skip
+        _program(n_channels, n_taps),
+        n_batch * n_tokens,
+        n_channels,
+        n_tokens,
+        x.data_ptr(),
+        4 * x_batch,
+        4 * x_token,
+        window.data_ptr(),
+        4 * window_batch,
+        4 * window_token,
+        taps.data_ptr(),
+        y.data_ptr(),
+        history.data_ptr(),
+    )
     return y, history
 
 

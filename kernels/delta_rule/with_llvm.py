@@ -99,11 +99,23 @@ def _run(
     n_k_heads, d_k = k.shape[2:]
     sides = Sides(d_k, d_v, channels)
     programs.recurrence(sides, grouped, u is not None)(
-        *_where(q), *_where(k), *_where(v), *_where(g), *_where(beta), *_where(state), *slots,
-        o.data_ptr(), 0 if u is None else u.data_ptr(), n_slots, n_tokens, n_heads, n_k_heads,
-        tasks=n_batch * n_heads * (d_v // sides.width), chunk=_chunk(sides, n_tokens),
+        *_where(q),
+        *_where(k),
+        *_where(v),
+        *_where(g),
+        *_where(beta),
+        *_where(state),
+        *slots,
+        o.data_ptr(),
+        0 if u is None else u.data_ptr(),
+        n_slots,
+        n_tokens,
+        n_heads,
+        n_k_heads,
+        tasks=n_batch * n_heads * (d_v // sides.width),
+        chunk=_chunk(sides, n_tokens),
         threads=torch.get_num_threads(),
-    )  # fmt: skip
+    )
 
 
 def fold(
@@ -122,11 +134,18 @@ def fold(
     counts = n_tokens if isinstance(n_tokens, int) else n_tokens.contiguous()
     sides = Sides(d_k, d_v)
     programs.fold(sides, grouped, not isinstance(counts, int))(
-        *_where(state), *_where(k), *_where(u), *_where(log.g), *_where(out),
-        counts if isinstance(counts, int) else counts.data_ptr(), n_heads, k.shape[2],
-        tasks=n_batch * n_heads * (d_v // sides.width), chunk=_chunk(sides, k.shape[1]),
+        *_where(state),
+        *_where(k),
+        *_where(u),
+        *_where(log.g),
+        *_where(out),
+        counts if isinstance(counts, int) else counts.data_ptr(),
+        n_heads,
+        k.shape[2],
+        tasks=n_batch * n_heads * (d_v // sides.width),
+        chunk=_chunk(sides, k.shape[1]),
         threads=torch.get_num_threads(),
-    )  # fmt: skip
+    )
     return out
 
 

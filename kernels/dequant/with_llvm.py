@@ -19,9 +19,12 @@ def fill(type: str, blocks: Tensor, out: Tensor) -> None:
     """blocks uint8 [n, bytes per block] -> out f32 [n, elements per block], both contiguous."""
     n_blocks = len(blocks)
     _program(type)(
-        blocks.data_ptr(), out.data_ptr(),
-        tasks=n_blocks, chunk=CHUNK, threads=torch.get_num_threads(),
-    )  # fmt: skip
+        blocks.data_ptr(),
+        out.data_ptr(),
+        tasks=n_blocks,
+        chunk=CHUNK,
+        threads=torch.get_num_threads(),
+    )
 
 
 def has(type: str) -> bool:

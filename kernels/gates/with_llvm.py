@@ -22,9 +22,16 @@ def delta_gates(
     decay, decay_rows = rows(decay)
     beta, beta_rows = rows(beta)
     run(
-        _program(n_heads), g.numel() // n_heads, n_heads,
-        *decay_rows, dt.data_ptr(), a.data_ptr(), g.data_ptr(), *beta_rows, opened.data_ptr(),
-    )  # fmt: skip
+        _program(n_heads),
+        g.numel() // n_heads,
+        n_heads,
+        *decay_rows,
+        dt.data_ptr(),
+        a.data_ptr(),
+        g.data_ptr(),
+        *beta_rows,
+        opened.data_ptr(),
+    )
     return g, opened
 
 

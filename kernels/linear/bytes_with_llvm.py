@@ -72,20 +72,35 @@ def _run_few(
     if weights.numel() * n_rows <= ALONE:
         stretches = 1
     _few(n_rows, n_integers)(
-        *(places or _NO_ROWS), _n_in(panels), integers.data_ptr(), n_rows if places else 0,
-        weights.data_ptr(), panels.scales.data_ptr(), y.data_ptr(), y.shape[-1],
-        tasks=n_panels, chunk=-(-n_panels // stretches), threads=threads,
-    )  # fmt: skip
+        *(places or _NO_ROWS),
+        _n_in(panels),
+        integers.data_ptr(),
+        n_rows if places else 0,
+        weights.data_ptr(),
+        panels.scales.data_ptr(),
+        y.data_ptr(),
+        y.shape[-1],
+        tasks=n_panels,
+        chunk=-(-n_panels // stretches),
+        threads=threads,
+    )
 
 
 def _run_many(integers: torch.Tensor, n_integers: int, panels: BytePanels, y: torch.Tensor) -> None:
     weights, threads = panels.bytes, torch.get_num_threads()
     n_tiles = -(-weights.shape[0] // WIDE)
     _many(n_integers)(
-        integers.data_ptr(), integers.shape[0], _n_in(panels),
-        weights.data_ptr(), panels.scales.data_ptr(), y.data_ptr(), y.shape[-1],
-        tasks=n_tiles, chunk=-(-n_tiles // (4 * threads)), threads=threads,
-    )  # fmt: skip
+        integers.data_ptr(),
+        integers.shape[0],
+        _n_in(panels),
+        weights.data_ptr(),
+        panels.scales.data_ptr(),
+        y.data_ptr(),
+        y.shape[-1],
+        tasks=n_tiles,
+        chunk=-(-n_tiles // (4 * threads)),
+        threads=threads,
+    )
 
 
 def _n_in(panels: BytePanels) -> int:

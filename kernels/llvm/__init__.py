@@ -9,5 +9,13 @@ from kernels.llvm.program import Program, has_feature
 from kernels.llvm.values import F32, F32X16, I8X16, Value, transposed, vector
 
 __all__ = [
-    "F32", "F32X16", "I8X16", "Code", "Program", "Value", "has_feature", "transposed", "vector",
-]  # fmt: skip
+    "F32",
+    "F32X16",
+    "I8X16",
+    "Code",
+    "Program",
+    "Value",
+    "has_feature",
+    "transposed",
+    "vector",
+]

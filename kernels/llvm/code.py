@@ -165,9 +165,7 @@ class Code:
             return self.load(address, type)
         pointer, align = Value(self.builder, self._pointer(address)), self.constant(I32, 1)
         mask, rest = self._first(type, count), self.constant(type, 0)
-        return self.call(
-            f"llvm.masked.load.{mangled(type)}.p0", type, pointer, align, mask, rest
-        )  # fmt: skip
+        return self.call(f"llvm.masked.load.{mangled(type)}.p0", type, pointer, align, mask, rest)
 
     def store_first(self, value: Value, address: Value, count: int) -> None:
         """Only the first `count` elements of a vector."""

@@ -89,10 +89,7 @@ def multiply(
     zero, begin = code.constant(F32X16, 0.0), code.integer(0)
     for wide, tall in TILES:
         end = n_panels - (n_panels - begin) % wide
-        with (
-            code.loop(begin, end, wide) as panel,
-            code.loop(0, code.integer(TOGETHER), tall) as r,
-        ):
+        with code.loop(begin, end, wide) as panel, code.loop(0, code.integer(TOGETHER), tall) as r:
             columns = [packed + (panel + i) * row_bytes * PANEL for i in range(wide)]
             sums = [[code.variable(zero) for _ in range(tall)] for _ in columns]
             with code.loop(0, row_bytes, PART) as at:

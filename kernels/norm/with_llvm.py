@@ -33,9 +33,14 @@ def gated_rms_norm(
     x, x_rows = rows(x)
     gate, gate_rows = rows(gate)
     run(
-        _program(d, eps, True, True), y.numel() // d, d,
-        *x_rows, y.data_ptr(), weight.data_ptr(), *gate_rows,
-    )  # fmt: skip
+        _program(d, eps, True, True),
+        y.numel() // d,
+        d,
+        *x_rows,
+        y.data_ptr(),
+        weight.data_ptr(),
+        *gate_rows,
+    )
     return y
 
 
@@ -56,9 +61,13 @@ def _norm(x: torch.Tensor, eps: float, weight: torch.Tensor | None = None) -> to
     x, x_rows = rows(x)
     scales = () if weight is None else (weight.data_ptr(),)
     run(
-        _program(d, eps, weight is not None, False), y.numel() // d, d,
-        *x_rows, y.data_ptr(), *scales,
-    )  # fmt: skip
+        _program(d, eps, weight is not None, False),
+        y.numel() // d,
+        d,
+        *x_rows,
+        y.data_ptr(),
+        *scales,
+    )
     return y
 
 
@@ -95,9 +104,15 @@ def _program(d: int, eps: float, weighted: bool, gated: bool) -> Program:
 
 
 def _body(
-    d: int, eps: float, weighted: bool, gated: bool,
-    code: Code, args: Sequence[Value], first: Value, last: Value,
-) -> None:  # fmt: skip
+    d: int,
+    eps: float,
+    weighted: bool,
+    gated: bool,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
+) -> None:
     """Arguments: x in Rows, y, the weight if there is one, a gate in Rows if there is one."""
     x, y, weight, gates = args[:4], args[4], args[5:6], args[6:]
     zero = code.constant(F32X16, 0.0)

@@ -19,9 +19,14 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     cos, cos_rows = rows(cos)
     sin, sin_rows = rows(sin)
     run(
-        _program(n_heads, head_dim, cos.shape[-1]), y.numel() // head_dim, head_dim,
-        *x_rows, *cos_rows, *sin_rows, y.data_ptr(),
-    )  # fmt: skip
+        _program(n_heads, head_dim, cos.shape[-1]),
+        y.numel() // head_dim,
+        head_dim,
+        *x_rows,
+        *cos_rows,
+        *sin_rows,
+        y.data_ptr(),
+    )
     return y
 
 
@@ -31,9 +36,14 @@ def _program(n_heads: int, head_dim: int, half: int) -> Program:
 
 
 def _body(
-    n_heads: int, head_dim: int, half: int,
-    code: Code, args: Sequence[Value], first: Value, last: Value,
-) -> None:  # fmt: skip
+    n_heads: int,
+    head_dim: int,
+    half: int,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
+) -> None:
     """A task is one head of a token. Arguments: x, cos and sin in Rows, y."""
     with code.loop(first, last) as row:
         token = row // n_heads

@@ -17,10 +17,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     d, y = gate.shape[-1], gate.new_empty(*gate.shape)
     gate, gate_rows = rows(gate)
     up, up_rows = rows(up)
-    run(
-        _program(d), y.numel() // d, d,
-        *gate_rows, *up_rows, y.data_ptr(),
-    )  # fmt: skip
+    run(_program(d), y.numel() // d, d, *gate_rows, *up_rows, y.data_ptr())
     return y
 
 

@@ -15,9 +15,23 @@ from resources.demo.tokenizer import EOT, entries
 
 # installed with torch, numpy, pyqtgraph, gguf and jinja2, or with Python itself
 PACKAGES = (
-    "jinja2", "networkx", "numpy", "packaging", "pip", "pyqtgraph", "setuptools", "sympy",
-    "torch", "mpmath", "fsspec", "filelock", "gguf", "yaml", "requests", "tqdm",
-)  # fmt: skip
+    "jinja2",
+    "networkx",
+    "numpy",
+    "packaging",
+    "pip",
+    "pyqtgraph",
+    "setuptools",
+    "sympy",
+    "torch",
+    "mpmath",
+    "fsspec",
+    "filelock",
+    "gguf",
+    "yaml",
+    "requests",
+    "tqdm",
+)
 MAX_PACKAGE_CHARS = 2_000_000
 GROUPS = ("library", "packages", "tests")
 _GOLDEN = 0.6180339887498949

@@ -200,16 +200,20 @@ class Stage:
         prompts = cut_prompts(self.corpus, self.step, 48, ("library", "packages"), self.newline)
         parts = threads.map(
             lambda p: generate_repaired(
-                self.model, p, WINDOW + 1 - p.shape[1], self.layout,
+                self.model,
+                p,
+                WINDOW + 1 - p.shape[1],
+                self.layout,
                 np.random.default_rng((self.step, p.shape[1])),
             ),
             prompts,
-        )  # fmt: skip
+        )
         made = list(parts)
         self.pool = Repaired(
-            torch.cat([p.ids for p in made]), torch.cat([p.avoided for p in made]),
+            torch.cat([p.ids for p in made]),
+            torch.cat([p.avoided for p in made]),
             torch.cat([p.better for p in made]),
-        )  # fmt: skip
+        )
 
     def _repair_job(self, micro: int) -> Callable[[], tuple[Tensor, dict[str, float]]]:
         assert self.pool is not None

@@ -35,9 +35,7 @@ def train(texts: Iterable[str]) -> Tokenizer:
     """Train N_VOCAB entries, the last three special, on `texts`."""
     tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
-        vocab_size=EOT,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=EOT, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens(list(SPECIALS))

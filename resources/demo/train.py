@@ -29,13 +29,28 @@ from resources.demo.tokenizer import load_or_train
 
 WORK = Path(__file__).resolve().parent / "work"
 TARGET_PLAN = Plan(
-    "target", 1800, 0.02, 0.004, decay_from=0.45, mtp_from=0.65, repair_from=0.8, large_from=0.75,
+    "target",
+    1800,
+    0.02,
+    0.004,
+    decay_from=0.45,
+    mtp_from=0.65,
+    repair_from=0.8,
+    large_from=0.75,
     repair_weight=1.0,
-)  # fmt: skip
+)
 REPAIR_PLAN = Plan(
-    "repair", 400, 0.005, 0.001, decay_from=0.4, large_from=0.0, repair_from=0.0, n_repair=2,
-    repair_weight=1.0, refresh=15,
-)  # fmt: skip
+    "repair",
+    400,
+    0.005,
+    0.001,
+    decay_from=0.4,
+    large_from=0.0,
+    repair_from=0.0,
+    n_repair=2,
+    repair_weight=1.0,
+    refresh=15,
+)
 # the MTP block and the draft have to guess the target's text, not their library's
 MTP_PLAN = Plan("mtp", 80, 0.004, 0.001, decay_from=0.2, large_from=2.0, mtp_from=0.0, own_text=0.5)
 DRAFT_PLAN = Plan("draft", 1100, 0.02, 0.005)
@@ -163,9 +178,8 @@ def main() -> None:
     log(", ".join(f"{group} {len(s.ids)} tokens" for group, s in corpus.train.items()))
     with workers(args.threads) as threads:
         shop = Workshop(
-            corpus, tokenizer, args.work, args.seed,
-            has_compiler() and not args.eager, threads, log,
-        )  # fmt: skip
+            corpus, tokenizer, args.work, args.seed, has_compiler() and not args.eager, threads, log
+        )
         make(shop, stages)
 
 

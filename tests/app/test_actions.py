@@ -54,9 +54,14 @@ def test_every_action_is_in_a_menu_once(window: MainWindow) -> None:
 
 def test_lists_name_only_known_actions() -> None:
     known = {spec.id for spec in SPECS} | {
-        SEPARATOR, "menu.recent", "menu.theme", "menu.layout", "menu.scenarios", "menu.plots",
+        SEPARATOR,
+        "menu.recent",
+        "menu.theme",
+        "menu.layout",
+        "menu.scenarios",
+        "menu.plots",
         "menu.panels",
-    }  # fmt: skip
+    }
     assert set(TOOLBAR) <= known
     assert {entry for _, entries in MENUS for entry in entries} <= known
 

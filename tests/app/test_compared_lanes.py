@@ -30,8 +30,14 @@ def test_lanes_are_the_runs_between_two_reference_lanes() -> None:
     LaneBuilder(store).lane("ring", CLEAN)
     store.begin_run({})
     assert [lanes_of(store, run) for run in range(7)] == [
-        (), (1, 2, 3), (1, 2, 3), (1, 2, 3), (4, 5), (4, 5), (),
-    ]  # fmt: skip
+        (),
+        (1, 2, 3),
+        (1, 2, 3),
+        (1, 2, 3),
+        (4, 5),
+        (4, 5),
+        (),
+    ]
     assert latest_lanes(store) == (4, 5)
     assert [run_to_show(store, run) for run in (0, 1, 2, 4, 6)] == [0, 3, 3, 5, 6]
 
@@ -55,8 +61,11 @@ def test_rows_are_found_by_run_and_sequence_as_they_come() -> None:
 def test_verdicts_bounds_and_positions_beyond() -> None:
     lanes = ComparedLanes(faulty_comparison().store, (0, 1, 2, 3))
     assert [lanes.verdicts[run].verdict for run in range(4)] == [
-        "reference", "within", "within", "suspect",
-    ]  # fmt: skip
+        "reference",
+        "within",
+        "within",
+        "suspect",
+    ]
     assert lanes.bounds[3] == 1e-9, "ten times the noise is less than the least bound"
     assert lanes.beyond(3).tolist() == [14, 15, 17]
     assert lanes.beyond(2).tolist() == []
@@ -88,8 +97,11 @@ def test_values_of_one_position() -> None:
     assert lanes.measure(3, "state_error", 14) == 1.0, "measured behind the round, at 16"
     assert lanes.measure(1, "state_error", 14) is None
     assert lanes.measure(3, "nmse", 99) is None
-    assert lanes.tops(3, 15) == [(7, pytest.approx(0.46)), (5, pytest.approx(0.22)),
-                                 (6, pytest.approx(0.1))]  # fmt: skip
+    assert lanes.tops(3, 15) == [
+        (7, pytest.approx(0.46)),
+        (5, pytest.approx(0.22)),
+        (6, pytest.approx(0.1)),
+    ]
     assert lanes.tops(0, 15) == [(5, 0.5), (6, 0.25)]
     assert lanes.tops(0, 99) is None
     assert lanes.token_at(15) == 5
@@ -139,9 +151,16 @@ def test_an_opened_trace_gives_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "–"), (0.0, "exact"), (1.26e-13, "1.3e-13"), (0.25, "0.25"), (1234.0, "1.2e+03"),
-     (math.nan, "not finite"), (math.inf, "not finite")],
-)  # fmt: skip
+    [
+        (None, "–"),
+        (0.0, "exact"),
+        (1.26e-13, "1.3e-13"),
+        (0.25, "0.25"),
+        (1234.0, "1.2e+03"),
+        (math.nan, "not finite"),
+        (math.inf, "not finite"),
+    ],
+)
 def test_errors_are_short_and_zero_is_exact(value: float | None, text: str) -> None:
     assert error_text(value) == text
 

@@ -192,9 +192,15 @@ def test_a_run_is_taken_off_the_list_and_comes_back(loaded: MainWindow, qtbot: Q
 def test_what_a_run_is_in_words() -> None:
     spec = {"types": ("draft-mtp",), "n_max": 3, "n_min": 0, "p_min": 0.0, "accept": "match"}
     options = {
-        "spec": spec, "rollback": "ring", "faults": ("stale-plane",), "sampler": {"temp": 0.0},
-        "replay": "trust", "checkpoint_device": "host", "n_batch": 2048, "n_ubatch": 512,
-    }  # fmt: skip
+        "spec": spec,
+        "rollback": "ring",
+        "faults": ("stale-plane",),
+        "sampler": {"temp": 0.0},
+        "replay": "trust",
+        "checkpoint_device": "host",
+        "n_batch": 2048,
+        "n_ubatch": 512,
+    }
     facts = {"options": options, "synthetic": True, "n_ctx": 2048, "n_rs_seq": 3}
     assert run_title(facts) == "draft-mtp · ring"
     assert run_title({**facts, "lane": "planes,split=seq"}) == "lane planes,split=seq"

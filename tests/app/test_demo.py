@@ -113,8 +113,10 @@ def test_every_drafter_and_policy_gives_the_same_text(
     panel.n_predict.setValue(24)
     texts = []
     for drafter, policy in (
-        ("none", "planes"), ("draft-mtp", "planes"), ("draft-simple", "checkpoint"),
-    ):  # fmt: skip
+        ("none", "planes"),
+        ("draft-mtp", "planes"),
+        ("draft-simple", "checkpoint"),
+    ):
         panel.drafter.set_names([drafter])
         panel.rollback.setCurrentText(policy)
         window.actions_by_id["run.start"].trigger()

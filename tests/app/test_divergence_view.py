@@ -260,8 +260,11 @@ def test_first_next_and_previous_divergence(faulty: DivergenceView, qtbot: QtBot
     for go in (faulty.go_next, faulty.go_next, faulty.go_next, faulty.go_previous):
         go()
     assert [(p.run_id, p.round, p.pos) for p in found] == [
-        (3, 2, 14), (3, 2, 15), (3, 3, 17), (3, 2, 15),
-    ]  # fmt: skip
+        (3, 2, 14),
+        (3, 2, 15),
+        (3, 3, 17),
+        (3, 2, 15),
+    ]
     assert faulty.tables.shown == 15
     assert faulty.plots.delta.cursor_line.value() == 15
 
@@ -305,8 +308,11 @@ def test_top_k_side_by_side(faulty: DivergenceView) -> None:
     faulty.select(15)
     model = faulty.tables.detail_model
     assert [model.headerData(c, Qt.Orientation.Horizontal) for c in range(4)] == [
-        "reference", "noise", "checkpoint", "ring\nfault=no-conv-rollback",
-    ]  # fmt: skip
+        "reference",
+        "noise",
+        "checkpoint",
+        "ring\nfault=no-conv-rollback",
+    ]
     assert model.headerData(0, Qt.Orientation.Vertical) == "› ⏎"
     assert model.index(0, 3).data() == "▼ 0.220"
     assert model.index(0, 3).data(BAR_ROLE) == pytest.approx(0.22)

@@ -57,10 +57,14 @@ def test_a_dragged_height_is_the_share_from_then_on(
     QApplication.sendEvent(
         window,
         QMouseEvent(
-            QEvent.Type.MouseButtonRelease, QPointF(1, 1), QPointF(1, 1), left,
-            Qt.MouseButton.NoButton, Qt.KeyboardModifier.NoModifier,
+            QEvent.Type.MouseButtonRelease,
+            QPointF(1, 1),
+            QPointF(1, 1),
+            left,
+            Qt.MouseButton.NoButton,
+            Qt.KeyboardModifier.NoModifier,
         ),
-    )  # fmt: skip
+    )
     assert dock.height() == height
     for after in (1400, 1200):
         grow(window, qtbot, (1280, after))

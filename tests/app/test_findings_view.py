@@ -26,9 +26,14 @@ def view(qtbot: QtBot) -> FindingsView:
 
 def find(store: TraceStore, run_id: int, round_: int | None, severity: str = "warning") -> None:
     store.findings.append(
-        run_id=run_id, round=round_, seq_id=0, rule="replay-livelock", severity=severity,
-        message=f"Round {round_} is replayed again and again.", evidence="3 replays",
-    )  # fmt: skip
+        run_id=run_id,
+        round=round_,
+        seq_id=0,
+        rule="replay-livelock",
+        severity=severity,
+        message=f"Round {round_} is replayed again and again.",
+        evidence="3 replays",
+    )
 
 
 def cell(view: FindingsView, row: int, name: str) -> str:
@@ -74,8 +79,9 @@ def test_choosing_jumps_to_the_round(view: FindingsView, qtbot: QtBot) -> None:
     find(store, 2, None)
     view.set_trace(store, 1)
     assert [cell(view, row, "lane") for row in range(2)] == [
-        "ring,fault=no-conv-rollback", "checkpoint",
-    ]  # fmt: skip
+        "ring,fault=no-conv-rollback",
+        "checkpoint",
+    ]
     assert not view.table.isColumnHidden(view.model.column_of("lane"))
     with qtbot.assertNotEmitted(view.position_selected):
         view.table.setFocus()  # passing by with Tab moves nothing

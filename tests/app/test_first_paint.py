@@ -79,8 +79,11 @@ def test_window_is_visible_before_torch_is_imported(tmp_path: Path) -> None:
 def test_the_first_painting_waits_for_no_plot(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _PAINTS, str(tmp_path)],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert json.loads(done.stdout) == [[], [], True]
 
 

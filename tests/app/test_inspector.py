@@ -57,10 +57,18 @@ def test_the_round_under_the_cursor(shown: MainWindow) -> None:
     assert view.title.text() == "Round 1 · sequence 1"
     assert view.tokens.currentIndex().row() == 1
     assert cells(view, 0) == {
-        "pos": "1", "token": " middle", "decision": "✗ rejected", "draft_p": "0.600",
-        "target_p": "0.250", "target_rank": "2", "target": " right", "target_best": "0.500",
-        "target_entropy": "1.50", "rule_p": "0.125", "rule_q": "0.700",
-    }  # fmt: skip
+        "pos": "1",
+        "token": " middle",
+        "decision": "✗ rejected",
+        "draft_p": "0.600",
+        "target_p": "0.250",
+        "target_rank": "2",
+        "target": " right",
+        "target_best": "0.500",
+        "target_entropy": "1.50",
+        "rule_p": "0.125",
+        "rule_q": "0.700",
+    }
     assert cells(view, 1)["target"] == "–"
     best = view.tokens_model.index(0, NAMES.index("target_best"))
     assert best.data(Qt.ItemDataRole.ToolTipRole) == "0.5"
@@ -171,8 +179,9 @@ def test_what_the_table_has_no_room_for_is_told_below(
     assert (len(seen) == len(NAMES)) is (width == 1100)
     assert view.rest.isHidden() is (width == 1100)
     if width == 330:
-        assert breakable(view.rest.text()).endswith("argmax “ right” p 0.500 · entropy 1.50 nats "
-                                                "· rule p 0.125 · rule q 0.700")  # fmt: skip
+        assert breakable(view.rest.text()).endswith(
+            "argmax “ right” p 0.500 · entropy 1.50 nats · rule p 0.125 · rule q 0.700"
+        )
         assert "entropy 1.5 nats: Entropy of" in breakable(view.rest.toolTip())
         view.tokens.selectRow(1)
         assert "rule q –" in breakable(view.rest.text())

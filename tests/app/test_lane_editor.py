@@ -29,8 +29,10 @@ def test_a_line_is_a_lane(editor: LaneEditor) -> None:
     lanes = editor.lanes()
     assert lanes is not None
     assert [lane.name for lane in lanes] == [
-        "noise", "ring,n_rs_seq=2", "planes,split=seq,fault=stale-plane",
-    ]  # fmt: skip
+        "noise",
+        "ring,n_rs_seq=2",
+        "planes,split=seq,fault=stale-plane",
+    ]
     assert lanes[1] == LaneSpec.parse("ring,n_rs_seq=2")
 
 

@@ -38,9 +38,11 @@ def test_every_policy_is_a_product(info: ModelInfo) -> None:
     assert costs["checkpoint"].total == info.state_bytes * 2
     cell = info.kv_bytes_per_token + info.mtp_kv_bytes_per_token
     assert found.sizes == {
-        "weights": info.weight_bytes, "KV": 200 * cell, "state": 2 * info.state_bytes,
+        "weights": info.weight_bytes,
+        "KV": 200 * cell,
+        "state": 2 * info.state_bytes,
         "planes": 6 * info.state_bytes,
-    }  # fmt: skip
+    }
 
 
 def test_without_snapshots_checkpoints_are_taken(info: ModelInfo) -> None:

@@ -69,9 +69,15 @@ def test_size_bars_share_one_scale(qtbot: QtBot, theme: Theme) -> None:
 
 @pytest.mark.parametrize(
     ("n", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (9_412_000, "9.41 MB"), (2 * 10**12, "2 TB"),
-     (999_900, "1 MB")],
-)  # fmt: skip
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (9_412_000, "9.41 MB"),
+        (2 * 10**12, "2 TB"),
+        (999_900, "1 MB"),
+    ],
+)
 def test_sizes_are_short(n: int, text: str) -> None:
     assert format_bytes(n) == text
 
@@ -135,9 +141,11 @@ def test_status_line_shows_figures_or_progress(qtbot: QtBot) -> None:
     status.show()
     status.set_numbers(LiveNumbers(3, 0.70512, 412.25, 2.93, "seq_rm"))
     assert {k: c.text for k, c in status.chips.items()} == {
-        "acceptance": "0.705", "tokens_per_step": "2.93", "tokens_per_second": "412",
+        "acceptance": "0.705",
+        "tokens_per_step": "2.93",
+        "tokens_per_second": "412",
         "path": "seq_rm",
-    }  # fmt: skip
+    }
     assert "0.70512" in status.chips["acceptance"].toolTip()
     status.show_progress(Progress(5, 10, "dequantising blk.3"))
     assert status.progress_shown

@@ -106,9 +106,7 @@ def test_the_speed_up_is_against_the_plain_run(
     assert "clear the drafters" in view.legend.entry_tip(0)
 
 
-def test_acceptance_says_what_the_engine_says(
-    make: Callable[[type[RoundView]], RoundView],
-) -> None:
+def test_acceptance_says_what_the_engine_says(make: Callable[[type[RoundView]], RoundView]) -> None:
     store, _, run_id = timed_trace(80)
     view = make(AcceptanceView)
     assert isinstance(view, AcceptanceView)
@@ -128,9 +126,7 @@ def test_acceptance_says_what_the_engine_says(
     assert "4 drafted" in view.histogram.accessibleDescription()
 
 
-def test_ubatches_show_padding_and_the_reason(
-    make: Callable[[type[RoundView]], RoundView],
-) -> None:
+def test_ubatches_show_padding_and_the_reason(make: Callable[[type[RoundView]], RoundView]) -> None:
     store, _, run_id = timed_trace(60, n_seqs=2)
     view = make(VerifyWidthView)
     view.set_trace(store, run_id)
@@ -285,8 +281,11 @@ def test_export_as_picture_drawing_and_table(
     image, light = QImage(str(tmp_path / "a.png")), load_theme("light")
     assert image.width() == 2 * view.page.width()
     assert image.pixelColor(3, 3) == light.color("plot.background")
-    colours = {image.pixelColor(x, y).name() for x in range(0, image.width(), 3)
-               for y in range(0, image.height(), 3)}  # fmt: skip
+    colours = {
+        image.pixelColor(x, y).name()
+        for x in range(0, image.width(), 3)
+        for y in range(0, image.height(), 3)
+    }
     assert light.color("phase.verify").name() in colours
     assert QSvgRenderer(str(tmp_path / "b.svg")).isValid()
     assert view.plot._theme.name == "dark"

@@ -196,10 +196,15 @@ def test_the_wheel_zooms_at_the_cursor(view: RollbackView) -> None:
     place = QPointF(pixel_of(view, 250.0, 1.0))
     viewport = view.plot.viewport()
     wheel = QWheelEvent(
-        place, viewport.mapToGlobal(place), QPoint(0, 0), QPoint(0, 120),
-        Qt.MouseButton.NoButton, Qt.KeyboardModifier.NoModifier,
-        Qt.ScrollPhase.NoScrollPhase, False,
-    )  # fmt: skip
+        place,
+        viewport.mapToGlobal(place),
+        QPoint(0, 0),
+        QPoint(0, 120),
+        Qt.MouseButton.NoButton,
+        Qt.KeyboardModifier.NoModifier,
+        Qt.ScrollPhase.NoScrollPhase,
+        False,
+    )
     QApplication.sendEvent(viewport, wheel)
     after = view.plot.x_range
     assert after[1] - after[0] < before[1] - before[0]

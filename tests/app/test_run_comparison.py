@@ -47,11 +47,20 @@ def test_bytes_moved_are_copies_restores_and_checkpoints() -> None:
     for run_id, factor in ((builder.run_id, 1), (other.run_id, 2)):
         for number in range(2):
             builder.store.rounds.append(
-                run_id=run_id, round=number, seq_id=0, num_emitted=1, rollback_path="restore",
-                state_bytes_copied=1000 * factor, state_bytes_restored=200 * factor,
-                checkpoint_bytes=30 * factor * number or None, state_bytes_written=7_000_000,
-                rollback_depth=0, verify_width=1, pos0=number, t_ms=1.0 + number,
-            )  # fmt: skip
+                run_id=run_id,
+                round=number,
+                seq_id=0,
+                num_emitted=1,
+                rollback_path="restore",
+                state_bytes_copied=1000 * factor,
+                state_bytes_restored=200 * factor,
+                checkpoint_bytes=30 * factor * number or None,
+                state_bytes_written=7_000_000,
+                rollback_depth=0,
+                verify_width=1,
+                pos0=number,
+                t_ms=1.0 + number,
+            )
     moved = values(builder.store, 1, 0)["bytes moved"]
     assert moved.values == (4860, 2430)
     assert (moved.text(0), moved.text(1), moved.ratio) == ("4.86 kB", "2.43 kB", 2.0)

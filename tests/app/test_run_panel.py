@@ -204,10 +204,15 @@ def test_the_wheel_does_not_change_a_field_without_focus(panel: RunPanel) -> Non
     value = field.value()
     centre = QPointF(field.rect().center())
     wheel = QWheelEvent(
-        centre, QPointF(field.mapToGlobal(QPoint(5, 5))), QPoint(0, 120), QPoint(0, 120),
-        Qt.MouseButton.NoButton, Qt.KeyboardModifier.NoModifier, Qt.ScrollPhase.NoScrollPhase,
+        centre,
+        QPointF(field.mapToGlobal(QPoint(5, 5))),
+        QPoint(0, 120),
+        QPoint(0, 120),
+        Qt.MouseButton.NoButton,
+        Qt.KeyboardModifier.NoModifier,
+        Qt.ScrollPhase.NoScrollPhase,
         False,
-    )  # fmt: skip
+    )
     QApplication.sendEvent(field, wheel)
     assert field.value() == value
 
@@ -218,11 +223,22 @@ def test_tab_goes_through_the_fields_in_reading_order(panel: RunPanel) -> None:
     while widget is not None and widget not in order:
         order.append(widget)
         widget = widget.nextInFocusChain()
-    fields = [w for w in order if w in (
-        panel.prompts.examples, panel.prompt, panel.drafter, panel.n_max, panel.rollback,
-        panel.n_predict,
-        panel.compute, panel.sampling.temp, panel.ignore_eos,
-    )]  # fmt: skip
+    fields = [
+        w
+        for w in order
+        if w
+        in (
+            panel.prompts.examples,
+            panel.prompt,
+            panel.drafter,
+            panel.n_max,
+            panel.rollback,
+            panel.n_predict,
+            panel.compute,
+            panel.sampling.temp,
+            panel.ignore_eos,
+        )
+    ]
     tops = [field.mapTo(panel, QPoint(0, 0)).y() for field in fields]
     assert tops == sorted(tops)
     assert len(fields) == 9

@@ -15,8 +15,10 @@ def test_every_state_theme_and_size_has_a_file_of_its_own() -> None:
     shots = screenshots.all_shots()
     assert len(shots) == len({shot.name for shot in shots}) == 16
     assert {shot.name for shot in screenshots.readme_shots()} == {
-        "window-dark.png", "window-light.png", "divergence-dark.png",
-    }  # fmt: skip
+        "window-dark.png",
+        "window-light.png",
+        "divergence-dark.png",
+    }
 
 
 def test_pictures_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,9 +38,14 @@ def folder(tmp_path: Path) -> Path:
     builder.slots(("live", "fresh", "free"), number)
     builder.plain(" time")
     builder.store.findings.append(
-        run_id=1, round=2, seq_id=0, rule="stale-plane", severity="error", message="It is stale.",
+        run_id=1,
+        round=2,
+        seq_id=0,
+        rule="stale-plane",
+        severity="error",
+        message="It is stale.",
         evidence="depth 1 > 0",
-    )  # fmt: skip
+    )
     export_csv(builder.store, tmp_path / "mine")
     return tmp_path / "mine"
 
@@ -163,10 +168,15 @@ def test_issue_has_everything_about_the_failing_round(
     shown(window, qtbot, folder)
     text = copied(window)
     for part in (
-        "### Environment", "- sha256: cafe", '"n_predict": 7', "### Round 2, sequence 0",
-        "| rejected |", "**error** stale-plane, round 2: It is stale. (depth 1 > 0)",
-        "- rollback_depth: 1", r"a\|\x60b",
-    ):  # fmt: skip
+        "### Environment",
+        "- sha256: cafe",
+        '"n_predict": 7',
+        "### Round 2, sequence 0",
+        "| rejected |",
+        "**error** stale-plane, round 2: It is stale. (depth 1 > 0)",
+        "- rollback_depth: 1",
+        r"a\|\x60b",
+    ):
         assert part in text, part
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.replace(r"\|", "").count("|") for line in table}) == 1

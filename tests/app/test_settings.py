@@ -123,9 +123,11 @@ def test_there_is_a_step_from_every_version() -> None:
 
 def test_a_file_of_version_1_keeps_what_it_knew(tmp_path: Path) -> None:
     write(
-        version=1, window__theme="dark", window__layout=QByteArray(b"old"),
+        version=1,
+        window__theme="dark",
+        window__layout=QByteArray(b"old"),
         files__recent=[str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf")],
-    )  # fmt: skip
+    )
     settings = Settings()
     assert settings.note == ""
     assert settings.theme == "dark"

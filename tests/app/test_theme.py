@@ -116,10 +116,7 @@ def test_the_palette_follows_the_theme(qtbot: QtBot, qapp: QApplication) -> None
 @pytest.mark.parametrize("name", ICON_NAMES)
 def test_icons_take_the_colour_of_the_theme(qtbot: QtBot, name: str) -> None:
     theme = load_theme("dark")
-    for mode, role in (
-        (QIcon.Mode.Normal, "status.warning"),
-        (QIcon.Mode.Disabled, "ui.disabled"),
-    ):
+    for mode, role in ((QIcon.Mode.Normal, "status.warning"), (QIcon.Mode.Disabled, "ui.disabled")):
         picture = icon(name, theme, "status.warning").pixmap(QSize(48, 48), mode).toImage()
         solid = [
             picture.pixelColor(x, y)

@@ -9,12 +9,7 @@ import pytest
 from app.models.position import Position
 from app.models.token_stream import GHOSTS, KIND, RunStreams, TokenStream
 from app.models.token_text import NEWLINE_MARK
-from app.models.token_walk import (
-    NOWHERE,
-    find,
-    next_rejection,
-    next_shown,
-)
+from app.models.token_walk import NOWHERE, find, next_rejection, next_shown
 from engine.trace.records import TOKEN_KINDS
 from engine.trace.store import TraceStore
 from tests.support.trace_builder import TraceBuilder, sample_trace
@@ -46,12 +41,29 @@ def stream() -> TokenStream:
 
 def test_tokens_come_in_reading_order(stream: TokenStream) -> None:
     assert kinds(stream) == [
-        "prompt", "prompt", "target", "accepted", "rejected", "ignored", "replacement",
-        "accepted", "accepted", "bonus",
-    ]  # fmt: skip
+        "prompt",
+        "prompt",
+        "target",
+        "accepted",
+        "rejected",
+        "ignored",
+        "replacement",
+        "accepted",
+        "accepted",
+        "bonus",
+    ]
     assert stream.texts == [
-        "def", " f", "(", " x", ",", " y", "):", f"{NEWLINE_MARK}\n   ", " return", " x",
-    ]  # fmt: skip
+        "def",
+        " f",
+        "(",
+        " x",
+        ",",
+        " y",
+        "):",
+        f"{NEWLINE_MARK}\n   ",
+        " return",
+        " x",
+    ]
     assert stream.rounds == array("q", [0, 0, 1, 2, 2, 2, 2, 3, 3, 3])
     assert stream.facts(4)["draft_p"] == pytest.approx(0.44)
     assert [stream.position(i) for i in range(10)] == [0, 1, 2, 3, 4, 5, 4, 5, 6, 7]
@@ -70,8 +82,12 @@ def test_line_feeds_are_marked_only_where_a_style_needs_them() -> None:
     builder.plain("\n")
     builder.draft(["\n"], "x", ["\n  "])
     assert read(builder).by_seq[0].texts == [
-        "\n", "\n", f"{NEWLINE_MARK}\n", f"{NEWLINE_MARK}  ", "x",
-    ]  # fmt: skip
+        "\n",
+        "\n",
+        f"{NEWLINE_MARK}\n",
+        f"{NEWLINE_MARK}  ",
+        "x",
+    ]
 
 
 def test_a_replay_marks_the_tokens_it_repeats() -> None:

@@ -89,9 +89,13 @@ def test_dialog_left_without_a_choice_does_nothing(
 
 
 def test_draft_model_joins_the_target(
-    loaded: MainWindow, engine: FakeEngine, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path, model_file: Path,
-) -> None:  # fmt: skip
+    loaded: MainWindow,
+    engine: FakeEngine,
+    qtbot: QtBot,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    model_file: Path,
+) -> None:
     draft = tmp_path / "draft.gguf"
     monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *a, **k: (str(draft), ""))
     with qtbot.waitSignal(loaded.bridge.loaded, timeout=5000):

@@ -52,9 +52,12 @@ def test_export_that_fails_is_a_banner(loaded: MainWindow, qtbot: QtBot, tmp_pat
 
 
 def test_runs_of_the_model_before_can_still_be_exported(
-    loaded: MainWindow, qtbot: QtBot, tmp_path: Path, model_file: Path,
+    loaded: MainWindow,
+    qtbot: QtBot,
+    tmp_path: Path,
+    model_file: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     trigger(loaded, "run.start")
     wait(qtbot, loaded, State.READY)
     old = loaded.bridge.store

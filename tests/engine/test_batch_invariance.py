@@ -75,8 +75,10 @@ def logits_in(
         ]
         for ubatch in memory.split(spans, n_ubatch, "equal"):
             out = model(name, mode).forward(ubatch, memory).logits
-            sizes = [sum(1 for r in ubatch.outputs if int(r) // ubatch.n_seq_tokens == i)
-                     for i in range(ubatch.n_seqs)]  # fmt: skip
+            sizes = [
+                sum(1 for r in ubatch.outputs if int(r) // ubatch.n_seq_tokens == i)
+                for i in range(ubatch.n_seqs)
+            ]
             parts = out.split(sizes)
             rows += [part for seq, part in zip(ubatch.seq_ids, parts, strict=True) if seq == 0]
     return torch.cat(rows)
@@ -115,10 +117,14 @@ def test_two_threads() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(
-    st.sampled_from(NAMES), st.sampled_from(MODES),
-    st.sets(st.integers(1, N_TOKENS - 1), max_size=8), st.integers(1, 3), st.integers(3, 20),
-    st.sampled_from(ROLLBACK_POLICIES), st.booleans(),
-)  # fmt: skip
+    st.sampled_from(NAMES),
+    st.sampled_from(MODES),
+    st.sets(st.integers(1, N_TOKENS - 1), max_size=8),
+    st.integers(1, 3),
+    st.integers(3, 20),
+    st.sampled_from(ROLLBACK_POLICIES),
+    st.booleans(),
+)
 def test_any_split_gives_the_same_bits(
     name: str, mode: str, cuts: set[int], n_seqs: int, n_ubatch: int, policy: str, unified: bool
 ) -> None:

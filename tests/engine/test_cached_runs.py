@@ -200,9 +200,12 @@ def test_the_trace_tells_what_was_saved_and_restored():
     assert 0 < written[0] <= 2 * n_bytes * (1 + options.snapshots)
     tokens = second.trace.tokens
     shown = [
-        token for token, kind in zip(tokens.column("token_id").tolist(), tokens.texts("kind"),
-                                     strict=True) if kind == "prompt"
-    ]  # fmt: skip
+        token
+        for token, kind in zip(
+            tokens.column("token_id").tolist(), tokens.texts("kind"), strict=True
+        )
+        if kind == "prompt"
+    ]
     assert shown == text
 
 
@@ -257,7 +260,7 @@ def test_rejection_draws_the_same():
         (SMALL, HYBRID_DRAFT, "draft-simple"),
         (SMALL, DENSE, "draft-simple"),
     ],
-)  # fmt: skip
+)
 def test_a_drafter_forgets_what_was_cut(target, draft, drafter):
     opened, source, cache = session(target, draft), prompt_of(target).tokens, OpenCache(CACHE)
     options = options_of(drafter, n=12)

@@ -27,10 +27,14 @@ def devices(monkeypatch):
 @pytest.mark.parametrize(
     ("n", "name", "meant"),
     [
-        (0, "auto", "cpu"), (0, "cpu", "cpu"), (1, "auto", "cuda:0"), (2, "cuda", "cuda:0"),
-        (2, "cuda:1", "cuda:1"), (2, "cpu", "cpu"),
+        (0, "auto", "cpu"),
+        (0, "cpu", "cpu"),
+        (1, "auto", "cuda:0"),
+        (2, "cuda", "cuda:0"),
+        (2, "cuda:1", "cuda:1"),
+        (2, "cpu", "cpu"),
     ],
-)  # fmt: skip
+)
 def test_names(devices, n, name, meant):
     devices(n)
     assert str(resolve_device(name)) == meant

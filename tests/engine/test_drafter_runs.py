@@ -36,9 +36,13 @@ def spec_of(*types: str, n_max: int = 3, n: int = 2, m: int = 3) -> SpecOptions:
     """Short n-grams, so that random models repeat them. m: longest draft that is looked up."""
     sizes = NgramSizes(n, m)
     return SpecOptions(
-        types=types, n_max=n_max, ngram_simple=sizes, ngram_map_k=sizes, ngram_map_k4v=sizes,
+        types=types,
+        n_max=n_max,
+        ngram_simple=sizes,
+        ngram_map_k=sizes,
+        ngram_map_k4v=sizes,
         ngram_mod=NgramModOptions(n, 1, m),
-    )  # fmt: skip
+    )
 
 
 def repeating(name: str, n_prompts: int) -> list[Prompt]:
@@ -56,17 +60,21 @@ def plain(name: str, n_prompts: int, sampler: SamplerOptions) -> list[list[int]]
 
 CASES = [
     # drafters, n-gram length, longest look-up, longest model draft, slots, policy, sampler
-    *[((name,), 1, 3, 3, 5, policy, SAMPLED)
-      for name, policy in zip(NGRAMS, ROLLBACK_POLICIES, strict=True)],
-    *[((name,), 1, 48, 3, 1, policy, GREEDY)
-      for name, policy in zip(NGRAMS, reversed(ROLLBACK_POLICIES), strict=True)],
+    *[
+        ((name,), 1, 3, 3, 5, policy, SAMPLED)
+        for name, policy in zip(NGRAMS, ROLLBACK_POLICIES, strict=True)
+    ],
+    *[
+        ((name,), 1, 48, 3, 1, policy, GREEDY)
+        for name, policy in zip(NGRAMS, reversed(ROLLBACK_POLICIES), strict=True)
+    ],
     (NGRAMS, 2, 16, 3, 5, "planes", GREEDY),
     (("draft-mtp", "ngram-map-k"), 2, 16, 3, 5, "ring", SAMPLED),
     (("draft-mtp", "ngram-cache"), 1, 3, 1, 5, "carry", GREEDY),
     (("ngram-mod", "draft-mtp", "ngram-simple"), 2, 48, 16, 1, "replay", SAMPLED),
     (("ngram-simple",), 1, 1, 3, 5, "checkpoint", GREEDY),
     (("draft-mtp",), 2, 3, 48, 1, "carry", SAMPLED),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -123,25 +131,35 @@ def test_a_draft_model_takes_over_where_nothing_is_found():
 def test_every_asked_drafter_has_a_row_and_the_counters_agree():
     types = ("draft-mtp", *NGRAMS)
     run = decode(
-        session(MTP), repeating(MTP, 3),
+        session(MTP),
+        repeating(MTP, 3),
         RunOptions(n_predict=N, spec=spec_of(*types, m=16), parallel=3),
-    )  # fmt: skip
+    )
     drafts, rounds = run.trace.drafts, run.trace.rounds
-    asked = list(zip(
-        drafts.column("round").tolist(), drafts.column("seq_id").tolist(),
-        drafts.texts("drafter"), drafts.column("num_draft_tokens").tolist(), strict=True,
-    ))  # fmt: skip
+    asked = list(
+        zip(
+            drafts.column("round").tolist(),
+            drafts.column("seq_id").tolist(),
+            drafts.texts("drafter"),
+            drafts.column("num_draft_tokens").tolist(),
+            strict=True,
+        )
+    )
     assert len({row[:3] for row in asked}) == len(asked)
     winners = {(r, s): (d, n) for r, s, d, n in asked if n}
     used = zip(
-        rounds.column("round").tolist(), rounds.column("seq_id").tolist(),
-        rounds.texts("drafter"), rounds.column("num_draft_tokens").tolist(), strict=True,
-    )  # fmt: skip
+        rounds.column("round").tolist(),
+        rounds.column("seq_id").tolist(),
+        rounds.texts("drafter"),
+        rounds.column("num_draft_tokens").tolist(),
+        strict=True,
+    )
     assert winners == {(r, s): (d, n) for r, s, d, n in used if d}
     assert (drafts.column("num_raw") >= drafts.column("num_draft_tokens")).all()
     assert set(drafts.texts("reason")) <= {"", *DRAFT_REASONS}
-    assert all(reason for reason, row in zip(drafts.texts("reason"), asked, strict=True)
-               if not row[3])  # fmt: skip
+    assert all(
+        reason for reason, row in zip(drafts.texts("reason"), asked, strict=True) if not row[3]
+    )
     assert (drafts.column("draft_ms") >= 0).all()
     accepted = rounds.column("num_accepted_draft_tokens")
     names = np.array(rounds.texts("drafter"))
@@ -161,8 +179,9 @@ def test_every_asked_drafter_has_a_row_and_the_counters_agree():
 
 
 def test_looked_up_tokens_have_no_confidence():
-    run = decode(session(MTP), repeating(MTP, 1),
-                 RunOptions(n_predict=N, spec=spec_of("ngram-simple", n=1)))  # fmt: skip
+    run = decode(
+        session(MTP), repeating(MTP, 1), RunOptions(n_predict=N, spec=spec_of("ngram-simple", n=1))
+    )
     tokens = run.trace.tokens
     drafted = tokens.column("draft_index") >= 0
     assert drafted.any()
@@ -171,8 +190,11 @@ def test_looked_up_tokens_have_no_confidence():
 
 
 def test_drafts_are_exported_and_reopened(tmp_path):
-    run = decode(session(MTP), repeating(MTP, 2),
-                 RunOptions(n_predict=12, spec=spec_of("draft-mtp", "ngram-map-k4v")))  # fmt: skip
+    run = decode(
+        session(MTP),
+        repeating(MTP, 2),
+        RunOptions(n_predict=12, spec=spec_of("draft-mtp", "ngram-map-k4v")),
+    )
     export_csv(run.trace, tmp_path / "out")
     reopened = open_trace(tmp_path / "out")
     assert len(reopened.drafts) == len(run.trace.drafts)

@@ -12,12 +12,7 @@ import pytest
 
 from engine.compare.comparison import Comparison
 from engine.decode import rejection
-from engine.options import (
-    Prompt,
-    RunOptions,
-    SamplerOptions,
-    SpecOptions,
-)
+from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.session import Session
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
@@ -52,9 +47,7 @@ def test_rejection_knows_what_the_penalties_saw(demo):
 
 def rejecting(n: int, temp: float = 0.8, drafter: str = "draft-mtp", **others: Any) -> RunOptions:
     spec = SpecOptions((drafter,), n_max=others.pop("n_max", 3), accept="rejection")
-    return RunOptions(
-        n_predict=n, sampler=SamplerOptions(temp=temp, seed=3), spec=spec, **others
-    )  # fmt: skip
+    return RunOptions(n_predict=n, sampler=SamplerOptions(temp=temp, seed=3), spec=spec, **others)
 
 
 def test_rejection_without_chance_is_match():

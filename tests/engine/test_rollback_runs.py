@@ -118,9 +118,13 @@ def test_demo_models_say_the_same(demo, policy, split, kv):
     for drafter, sampler in product(("draft-mtp", "draft-simple"), (SamplerOptions(), SAMPLED)):
         plain = demo_plain(demo, sampler)
         options = replace(
-            options_of(12, drafter), rollback=policy, split=split, kv=kv, sampler=sampler,
+            options_of(12, drafter),
+            rollback=policy,
+            split=split,
+            kv=kv,
+            sampler=sampler,
             parallel=4,
-        )  # fmt: skip
+        )
         assert tokens_of(decode(demo, prompts, options)) == plain
 
 
@@ -134,9 +138,10 @@ def demo_plain(demo, sampler):
 @pytest.mark.parametrize("n_max", [5, 16])
 def test_snapshots_reach_every_rejected_token(policy, n_max):
     run = decode(
-        session(MTP), [prompt_of(MTP)],
+        session(MTP),
+        [prompt_of(MTP)],
         replace(options_of(40, "draft-mtp", n_max=n_max), rollback=policy),
-    )  # fmt: skip
+    )
     assert tokens_of(run) == [golden(MTP)["greedy"].tolist()]
     rounds = run.trace.rounds
     assert set(rounds.texts("rollback_path")) == {"none", "seq_rm"}
@@ -162,9 +167,12 @@ def test_too_few_snapshots_fall_back_to_a_checkpoint(policy):
 def test_both_replays_give_the_tokens_of_plain_decoding(replay, device, sampler):
     plain = decode(session(MTP), [prompt_of(MTP)], replace(options_of(40), sampler=sampler))
     options = replace(
-        options_of(40, "draft-mtp"), rollback="checkpoint", replay=replay, sampler=sampler,
+        options_of(40, "draft-mtp"),
+        rollback="checkpoint",
+        replay=replay,
+        sampler=sampler,
         checkpoint_device=device,
-    )  # fmt: skip
+    )
     run = decode(session(MTP), [prompt_of(MTP)], options)
     assert tokens_of(run) == tokens_of(plain)
     rounds, kinds = run.trace.rounds, np.array(run.trace.tokens.texts("kind"))

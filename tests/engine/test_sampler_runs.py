@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 
 from engine.errors import OptionError
-from engine.options import (
-    REPLAY_MODES,
-    SamplerOptions,
-    SpecOptions,
-)
+from engine.options import REPLAY_MODES, SamplerOptions, SpecOptions
 from engine.session import Session
 from resources import DEMO_DRAFT, DEMO_TARGET
 from tests.support import naive_sampler as naive
@@ -32,9 +28,12 @@ from tests.support.sampler_runs import MTP, PAIRS, SAMPLERS, WAYS, plain, prompt
 @pytest.mark.parametrize(("name", "draft", "drafter"), PAIRS, ids=str)
 def test_matching_changes_no_token(name, draft, drafter, policy, replay, sampler):
     options = replace(
-        options_of(20, drafter, n_max=4), sampler=sampler, rollback=policy, replay=replay,
+        options_of(20, drafter, n_max=4),
+        sampler=sampler,
+        rollback=policy,
+        replay=replay,
         parallel=3,
-    )  # fmt: skip
+    )
     run = decode(session(name, draft), prompts_of(name), options)
     assert tokens_of(run) == plain(name, draft, sampler)
     assert len({tuple(tokens) for tokens in tokens_of(run)}) > 1

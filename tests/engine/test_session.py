@@ -185,7 +185,7 @@ def test_end_token_ends_the_sequence():
         end = expected[position]
         patched = Session(
             opened._model, opened.info, EndingTokenizer(opened.tokenizer, end), None, {}
-        )  # fmt: skip
+        )
         first = expected.index(end)
         for types in ((), ("draft-mtp",)):
             run = decode(patched, [prompt_of(name)], options_of(40, *types))

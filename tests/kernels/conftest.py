@@ -19,11 +19,7 @@ def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return make_poisoned
 
-    for owner, name in (
-        (torch, "empty"),
-        (torch, "empty_like"),
-        (torch.Tensor, "new_empty"),
-    ):
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, poison(getattr(owner, name)))
 
 

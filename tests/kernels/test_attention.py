@@ -174,10 +174,15 @@ def test_nan_in_what_is_seen_reaches_the_output():
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.integers(1, 3), st.integers(1, 20), st.sampled_from([(8, 2, 64), (3, 1, 24), (2, 2, 7)]),
-    st.integers(1, 1200), st.floats(0.01, 1.0), st.booleans(), st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 20),
+    st.sampled_from([(8, 2, 64), (3, 1, 24), (2, 2, 7)]),
+    st.integers(1, 1200),
+    st.floats(0.01, 1.0),
+    st.booleans(),
+    st.integers(1, 4),
     st.integers(0, 2**20),
-)  # fmt: skip
+)
 def test_bits_depend_on_the_query_and_its_visible_cells_alone(
     n_batch, n_tokens, heads, n_cells, density, in_front, n_threads, seed
 ):
@@ -199,7 +204,9 @@ def test_bits_depend_on_the_query_and_its_visible_cells_alone(
     cells = mask[b, t].nonzero().squeeze(1)
     # the query and what it sees, in memory of their own
     alone = with_llvm.attend_invariant(
-        q[b : b + 1, t : t + 1].clone(), k[b : b + 1, :, cells], v[b : b + 1, :, cells],
+        q[b : b + 1, t : t + 1].clone(),
+        k[b : b + 1, :, cells],
+        v[b : b + 1, :, cells],
         torch.ones(1, 1, len(cells), dtype=torch.bool),
-    )  # fmt: skip
+    )
     assert torch.equal(alone[0, 0], together[b, t])

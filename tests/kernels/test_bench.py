@@ -18,10 +18,24 @@ from kernels.linear.with_torch import has_bf16
 
 CPU = torch.device("cpu")
 TINY = Sizes(
-    n_k_heads=2, n_v_heads=4, d_state=8, n_embd=16, n_ff=32, n_heads=4, n_kv_heads=2, head_dim=8,
-    n_rot=4, n_cells=20, n_experts=4, n_used=2, n_ff_expert=16, tokens=(1, 3), batches=(1, 2),
-    copied_bytes=1 << 12, matrix_side=8,
-)  # fmt: skip
+    n_k_heads=2,
+    n_v_heads=4,
+    d_state=8,
+    n_embd=16,
+    n_ff=32,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=8,
+    n_rot=4,
+    n_cells=20,
+    n_experts=4,
+    n_used=2,
+    n_ff_expert=16,
+    tokens=(1, 3),
+    batches=(1, 2),
+    copied_bytes=1 << 12,
+    matrix_side=8,
+)
 
 
 def cases(name: str) -> list[Case]:

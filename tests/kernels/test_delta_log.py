@@ -33,9 +33,14 @@ class Inputs(NamedTuple):
 
 
 def make(
-    n_tokens: int, *, n_k_heads: int = 2, d: int = 16, n_batch: int = 1, repeat: int = 2,
+    n_tokens: int,
+    *,
+    n_k_heads: int = 2,
+    d: int = 16,
+    n_batch: int = 1,
+    repeat: int = 2,
     lowest_g: float = -1.0,
-) -> Inputs:  # fmt: skip
+) -> Inputs:
     """v has its own width, so that no transposed product goes unseen."""
     n_heads, d_v = n_k_heads * repeat, d + 8
     q, k = (
@@ -59,9 +64,7 @@ def first(log: DeltaLog, row: int, n: int) -> DeltaLog:
 def test_one_token_by_hand():
     q, k, v, beta = (torch.tensor(x).reshape(1, 1, 1, 1) for x in (3.0, -0.5, 1.0, 0.25))
     state, g = torch.full((1, 1, 1, 1), 8.0), torch.tensor([[[0.5]]]).log()
-    for run in (
-        naive.gated_delta_log, log_with_torch.gated_delta_log, with_llvm.gated_delta_log
-    ):  # fmt: skip
+    for run in (naive.gated_delta_log, log_with_torch.gated_delta_log, with_llvm.gated_delta_log):
         # S = 8 / 2 = 4, u = (1 + 2) / 4 = 0.75, S = 4 - 0.375 = 3.625, o = 10.875
         o, log = run(q, k, v, g, beta[..., 0], state, grouped=False)
         torch.testing.assert_close(o.flatten(), torch.tensor([10.875]))
@@ -210,8 +213,7 @@ def test_any_strides(module, n_tokens, grouped):
     ids=["naive", "torch", "llvm"],
 )
 @pytest.mark.parametrize(
-    ("n_tokens", "n_slots"),
-    [(1, 1), (3, 1), (3, 3), (17, 1), (17, 17), (40, 1), (40, 5), (70, 40)],
+    ("n_tokens", "n_slots"), [(1, 1), (3, 1), (3, 3), (17, 1), (17, 17), (40, 1), (40, 5), (70, 40)]
 )
 @pytest.mark.parametrize("over", [None, 0, -1], ids=["apart", "newest", "oldest"])
 def test_states_are_written_into_slots(run, n_tokens, n_slots, over):

@@ -58,8 +58,12 @@ def test_sequences_go_on_from_different_depths(run):
     depths = torch.tensor([0, 3, 1])
     read = pool.write[torch.arange(3), depths]
     # what is left of the first round's rows, and the row that round read, take the new states
-    free = [[x for x in [*row, start] if x != kept] for row, start, kept in
-            zip(pool.write.tolist(), pool.read.tolist(), read.tolist(), strict=True)]  # fmt: skip
+    free = [
+        [x for x in [*row, start] if x != kept]
+        for row, start, kept in zip(
+            pool.write.tolist(), pool.read.tolist(), read.tolist(), strict=True
+        )
+    ]
     write = torch.tensor(free)[:, 1:]
     o = run(*second[:5], pool.rows, read, write, grouped=True)
     for b, depth in enumerate(depths.tolist()):

@@ -121,9 +121,11 @@ def test_attention(attend, head_dim, n_cells):
         for t in range(8):
             n = int(end[b, t])
             alone = attend(
-                q[b : b + 1, t : t + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n],
+                q[b : b + 1, t : t + 1],
+                k[b : b + 1, :, :n],
+                v[b : b + 1, :, :n],
                 mask[b : b + 1, t : t + 1, :n],
-            )  # fmt: skip
+            )
             assert torch.equal(alone[0, 0], o[b, t])
 
 
@@ -171,11 +173,7 @@ def test_routing(n_used):
         ),
         tuple(
             partial(form, invariant=True)
-            for form in (
-                delta_rule.gated_delta_into,
-                delta_rule.gated_delta_log,
-                delta_rule.fold,
-            )
+            for form in (delta_rule.gated_delta_into, delta_rule.gated_delta_log, delta_rule.fold)
         ),
     ],
     ids=["torch", "llvm", "public"],

@@ -112,8 +112,11 @@ def test_attention(compiled, d):
     q, k, v = torch.ones(1, 4, 8, d), torch.ones(1, 2, 4096, d), torch.ones(1, 2, 4096, d)
     attention.attend(q, k, v, torch.ones(1, 4, 4096, dtype=torch.bool))
     # cells with the heads of a token side by side, as a cache stores them
-    attention.attend(q, *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v)),
-                     torch.ones(1, 4, 4096, dtype=torch.bool))  # fmt: skip
+    attention.attend(
+        q,
+        *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v)),
+        torch.ones(1, 4, 4096, dtype=torch.bool),
+    )
     assert {kernel.name for kernel in compiled} == {"_split", "_combine"}
     assert not any("mma" in kernel.ptx for kernel in compiled)
     # room for two programs beside one another at least

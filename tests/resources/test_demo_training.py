@@ -14,14 +14,7 @@ from tokenizers import Tokenizer
 
 from engine.session import Session
 from resources.demo import export, repair
-from resources.demo.corpus import (
-    Corpus,
-    Source,
-    Stream,
-    is_suitable,
-    layout_tokens,
-    newline_tokens,
-)
+from resources.demo.corpus import Corpus, Source, Stream, is_suitable, layout_tokens, newline_tokens
 from resources.demo.evaluate import is_indented
 from resources.demo.model import DemoConfig, DemoModel
 from resources.demo.optimiser import decay, orthogonalise
@@ -202,9 +195,11 @@ def repeated_tokens(made: repair.Repaired) -> list[int]:
     rows = made.ids.tolist()
     n_prompt = len(rows[0]) - 150
     return [
-        token for row in rows
-        for token, mark in zip(row, repair.marks(row, n_prompt), strict=True) if mark
-    ]  # fmt: skip
+        token
+        for row in rows
+        for token, mark in zip(row, repair.marks(row, n_prompt), strict=True)
+        if mark
+    ]
 
 
 def test_repair_marks_loops_and_the_ways_out_of_them(tokenizer: Tokenizer) -> None:

@@ -27,8 +27,17 @@ def rounds_of(comparison: Comparison, lane: str) -> dict[str, np.ndarray]:
     """Columns of the rounds of one lane."""
     trace = comparison.trace
     mine = trace.rounds.column("run_id") == verdicts(comparison)[lane].run_id
-    names = ("round", "seq_id", "pos0", "rollback_depth", "kv_cells_duplicate", "verify_width",
-             "num_draft_tokens", "num_accepted_draft_tokens", "kv_cells_used")  # fmt: skip
+    names = (
+        "round",
+        "seq_id",
+        "pos0",
+        "rollback_depth",
+        "kv_cells_duplicate",
+        "verify_width",
+        "num_draft_tokens",
+        "num_accepted_draft_tokens",
+        "kv_cells_used",
+    )
     columns = {name: trace.rounds.column(name)[mine] for name in names}
     return columns | {"path": np.array(trace.rounds.texts("rollback_path"))[mine]}
 

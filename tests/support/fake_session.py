@@ -175,10 +175,20 @@ class FakeRun:
         if self._round == 0:
             self._builder.prompt([self._text or " "])
             self.trace.rounds.append(
-                run_id=self.run_id, round=0, seq_id=0, pos0=0, t_ms=1.0, verify_ms=1.0,
-                verify_width=1, num_draft_tokens=0, num_accepted_draft_tokens=0, num_emitted=0,
-                stop_kind="target", rollback_depth=0, rollback_path="none",
-            )  # fmt: skip
+                run_id=self.run_id,
+                round=0,
+                seq_id=0,
+                pos0=0,
+                t_ms=1.0,
+                verify_ms=1.0,
+                verify_width=1,
+                num_draft_tokens=0,
+                num_accepted_draft_tokens=0,
+                num_emitted=0,
+                stop_kind="target",
+                rollback_depth=0,
+                rollback_path="none",
+            )
         else:
             accepted = self._round % 4
             pieces = [f" a{self._round}.{i}" for i in range(3)]

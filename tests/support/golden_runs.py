@@ -14,9 +14,13 @@ from engine.session import Session
 DATA = Path(__file__).parents[1] / "data"
 MTP_MODELS = ("qwen35-c-v2x-mtp-f32", "qwen35moe-d-v2x-mtp-f32", "qwen35-h-v2x-mtp-q8_0")
 MODELS = (
-    "qwen35-a-f32", "qwen35-b-v2x-tied-f32", "qwen3next-e-v2x-f32", "qwen3-f-f32",
-    "qwen35-g-v2x-q4_k_m", *MTP_MODELS,
-)  # fmt: skip
+    "qwen35-a-f32",
+    "qwen35-b-v2x-tied-f32",
+    "qwen3next-e-v2x-f32",
+    "qwen3-f-f32",
+    "qwen35-g-v2x-q4_k_m",
+    *MTP_MODELS,
+)
 SAMPLED = SamplerOptions(temp=0.8, seed=11)
 
 

@@ -19,31 +19,69 @@ def judged() -> TraceStore:
     base = {"run_id": 0, "round": 1, "seq_id": 1}
     top = {"target_top_id": [51, 50, 52], "target_top_p": [0.5, 0.25, 0.1], "target_entropy": 1.5}
     store.tokens.append(
-        **base, pos=1, kind="rejected", token_id=50, draft_index=0, draft_p=0.6, target_p=0.25,
-        target_rank=2, rule_p=0.125, rule_q=0.7, draft_top_id=[50, 53], draft_top_p=[0.6, 0.3],
+        **base,
+        pos=1,
+        kind="rejected",
+        token_id=50,
+        draft_index=0,
+        draft_p=0.6,
+        target_p=0.25,
+        target_rank=2,
+        rule_p=0.125,
+        rule_q=0.7,
+        draft_top_id=[50, 53],
+        draft_top_p=[0.6, 0.3],
         **top,
-    )  # fmt: skip
+    )
     store.tokens.append(**base, pos=2, kind="ignored", token_id=53, draft_index=1, draft_p=0.4)
     store.tokens.append(**base, pos=1, kind="replayed", token_id=50)
     store.tokens.append(
         **base, pos=1, kind="replacement", token_id=51, target_p=0.5, target_rank=1, **top
     )
     store.drafts.append(
-        **base, drafter="ngram-mod", match_pos=1234, num_raw=5, num_draft_tokens=2,
-        reason="limit", draft_ms=0.5,
-    )  # fmt: skip
+        **base,
+        drafter="ngram-mod",
+        match_pos=1234,
+        num_raw=5,
+        num_draft_tokens=2,
+        reason="limit",
+        draft_ms=0.5,
+    )
     for number, seq_ids in enumerate(("0 1", "0", "1")):
         store.ubatches.append(
-            run_id=0, round=1, ubatch=number, n_seqs=len(seq_ids.split()), n_seq_tokens=3,
-            seq_ids=seq_ids, n_padding=number, purpose="verify", reason="all tokens", ms=2.0,
-        )  # fmt: skip
+            run_id=0,
+            round=1,
+            ubatch=number,
+            n_seqs=len(seq_ids.split()),
+            n_seq_tokens=3,
+            seq_ids=seq_ids,
+            n_padding=number,
+            purpose="verify",
+            reason="all tokens",
+            ms=2.0,
+        )
     store.rounds.append(
-        **base, num_draft_tokens=2, num_accepted_draft_tokens=0, num_emitted=1,
-        stop_kind="replacement", accept_rule="rejection", rollback_depth=2, memory_rollback=3,
-        rollback_path="restore_depth", n_rs_seq=1, valid_depth=1, rs_idx_before=0,
-        rs_idx_after=1, replay_index=1, verify_width=3, state_bytes_written=1_500_000,
-        checkpoint_bytes=449_000, kv_cells_used=18, draft_ms=1.0, verify_ms=2.5,
-    )  # fmt: skip
+        **base,
+        num_draft_tokens=2,
+        num_accepted_draft_tokens=0,
+        num_emitted=1,
+        stop_kind="replacement",
+        accept_rule="rejection",
+        rollback_depth=2,
+        memory_rollback=3,
+        rollback_path="restore_depth",
+        n_rs_seq=1,
+        valid_depth=1,
+        rs_idx_before=0,
+        rs_idx_after=1,
+        replay_index=1,
+        verify_width=3,
+        state_bytes_written=1_500_000,
+        checkpoint_bytes=449_000,
+        kv_cells_used=18,
+        draft_ms=1.0,
+        verify_ms=2.5,
+    )
     return store
 
 

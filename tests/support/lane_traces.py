@@ -45,10 +45,14 @@ class LaneBuilder:
         positions, others have those of the reference. record: whether tokens are recorded.
         """
         kind = "noise" if name.startswith("noise") else "policy"
-        run_id = self.store.begin_run({
-            "lane": name, "lane_kind": kind, "lane_against": self.reference,
-            "options": {"n_predict": N},
-        })  # fmt: skip
+        run_id = self.store.begin_run(
+            {
+                "lane": name,
+                "lane_kind": kind,
+                "lane_against": self.reference,
+                "options": {"n_predict": N},
+            }
+        )
         for number, positions in self._rounds():
             kept = [pos for pos in positions if pos - FIRST_POS < len(nmse)]
             if not kept:
@@ -61,28 +65,52 @@ class LaneBuilder:
                 error = nmse[pos - FIRST_POS]
                 last = pos == kept[-1] and state is not None
                 self.store.divergence.append(
-                    run_id=run_id, lane=name, round=number, seq_id=0, pos=pos,
-                    token_id=pos - FIRST_POS, nmse=error, max_abs=2 * error, kl=3 * error,
-                    top1_equal=int(not error > 0.1), rank=2 if error > 0.1 else 1, top2_gap=0.5,
+                    run_id=run_id,
+                    lane=name,
+                    round=number,
+                    seq_id=0,
+                    pos=pos,
+                    token_id=pos - FIRST_POS,
+                    nmse=error,
+                    max_abs=2 * error,
+                    kl=3 * error,
+                    top1_equal=int(not error > 0.1),
+                    rank=2 if error > 0.1 else 1,
+                    top2_gap=0.5,
                     state_error=state if last else None,
                     conv_error=state / 10 if last and state is not None else None,
                     cells_differ=0 if last else None,
-                )  # fmt: skip
+                )
             for layer in LAYERS if state is not None else ():
                 assert state is not None
                 error = state if layer == 0 else state / 2
                 self.store.states.append(
-                    run_id=run_id, lane=name, round=number, seq_id=0, pos=kept[-1] - 1,
-                    layer=layer, state_error=error, conv_error=error / 10,
-                )  # fmt: skip
+                    run_id=run_id,
+                    lane=name,
+                    round=number,
+                    seq_id=0,
+                    pos=kept[-1] - 1,
+                    layer=layer,
+                    state_error=error,
+                    conv_error=error / 10,
+                )
         return run_id
 
     def row(self, run_id: int, name: str, index: int, nmse: float) -> None:
         """One more position of a lane, a round of its own."""
         self.store.divergence.append(
-            run_id=run_id, lane=name, round=index, seq_id=0, pos=FIRST_POS + index,
-            token_id=index % len(PIECES), nmse=nmse, max_abs=nmse, kl=nmse, top1_equal=1, rank=1,
-        )  # fmt: skip
+            run_id=run_id,
+            lane=name,
+            round=index,
+            seq_id=0,
+            pos=FIRST_POS + index,
+            token_id=index % len(PIECES),
+            nmse=nmse,
+            max_abs=nmse,
+            kl=nmse,
+            top1_equal=1,
+            rank=1,
+        )
 
     def end(self) -> None:
         """Close the runs, as a comparison does."""
@@ -103,15 +131,29 @@ class LaneBuilder:
             chosen = pos - FIRST_POS
             likely = (tops or {}).get(pos, [(chosen, 0.5), ((chosen + 1) % len(PIECES), 0.25)])
             self.store.tokens.append(
-                run_id=run_id, round=number, seq_id=0, pos=pos, kind="target", token_id=chosen,
-                target_top_id=[token for token, _ in likely], target_top_p=[p for _, p in likely],
-            )  # fmt: skip
+                run_id=run_id,
+                round=number,
+                seq_id=0,
+                pos=pos,
+                kind="target",
+                token_id=chosen,
+                target_top_id=[token for token, _ in likely],
+                target_top_p=[p for _, p in likely],
+            )
         self.store.rounds.append(
-            run_id=run_id, round=number, seq_id=0, pos0=positions[0] - 1,
-            num_emitted=len(positions), rollback_path=path, num_draft_tokens=len(positions),
-            num_accepted_draft_tokens=len(positions) - 1, stop_kind="target", verify_width=1,
-            rollback_depth=0 if path == "none" else 1, kv_cells_duplicate=0,
-        )  # fmt: skip
+            run_id=run_id,
+            round=number,
+            seq_id=0,
+            pos0=positions[0] - 1,
+            num_emitted=len(positions),
+            rollback_path=path,
+            num_draft_tokens=len(positions),
+            num_accepted_draft_tokens=len(positions) - 1,
+            stop_kind="target",
+            verify_width=1,
+            rollback_depth=0 if path == "none" else 1,
+            kv_cells_duplicate=0,
+        )
 
 
 NOISE = [0.0, 1e-12, 2e-12, 1e-12, 1e-12, 4e-12, 1e-12, 1e-12]
@@ -126,8 +168,10 @@ def faulty_comparison() -> LaneBuilder:
     builder.lane("noise", NOISE)
     builder.lane("checkpoint", CLEAN, states=[0.0, 1e-7, 1e-7, 1e-7])
     builder.lane(
-        "ring,fault=no-conv-rollback", FAULTY, states=[0.0, 1e-2, 1.0, 1e-4],
+        "ring,fault=no-conv-rollback",
+        FAULTY,
+        states=[0.0, 1e-2, 1.0, 1e-4],
         tops={15: [(7, 0.46), (5, 0.22), (6, 0.1)]},
-    )  # fmt: skip
+    )
     builder.end()
     return builder

@@ -122,9 +122,7 @@ def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
 
 
 def walk(
-    data: st.DataObject,
-    make: Make,
-    after_decode: Callable[[int | None, int, int], int],
+    data: st.DataObject, make: Make, after_decode: Callable[[int | None, int, int], int]
 ) -> None:
     """Random operations, every sequence compared with decoding its text after each.
 

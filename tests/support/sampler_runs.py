@@ -15,19 +15,29 @@ PAIRS = (
     ("qwen3next-e-v2x-f32", "qwen3next-e-v2x-f32", "draft-simple"),
 )
 SAMPLERS = {
-    "penalties, greedy": SamplerOptions(
-        repeat_penalty=1.3, presence_penalty=3.0, repeat_last_n=20
-    ),
+    "penalties, greedy": SamplerOptions(repeat_penalty=1.3, presence_penalty=3.0, repeat_last_n=20),
     "all": SamplerOptions(
-        temp=0.9, top_k=30, typical_p=0.95, top_p=0.9, min_p=0.02, seed=5, repeat_penalty=1.2,
-        repeat_last_n=-1, presence_penalty=0.2, frequency_penalty=0.1,
+        temp=0.9,
+        top_k=30,
+        typical_p=0.95,
+        top_p=0.9,
+        min_p=0.02,
+        seed=5,
+        repeat_penalty=1.2,
+        repeat_last_n=-1,
+        presence_penalty=0.2,
+        frequency_penalty=0.1,
         logit_bias=((11, 1.5), (300, -2.0)),
     ),
     "few tokens": SamplerOptions(
-        temp=0.7, top_k=8, repeat_penalty=1.3, frequency_penalty=0.5, repeat_last_n=9,
+        temp=0.7,
+        top_k=8,
+        repeat_penalty=1.3,
+        frequency_penalty=0.5,
+        repeat_last_n=9,
         logit_bias=tuple((token, 20.0) for token in range(40, 48)),
     ),
-}  # fmt: skip
+}
 WAYS = [(policy, "trust") for policy in ROLLBACK_POLICIES] + [("checkpoint", "verify")]
 
 

@@ -60,15 +60,27 @@ def add_rounds(
     before = store.rounds.column("t_ms")[-1] if first else 0.0
     emitted = np.maximum(accepted, 0) + 1
     held = 64 + np.cumsum(emitted) // n_seqs
-    store.rounds.extend({
-        "run_id": np.full(n, run_id), "round": number, "seq_id": seq_id,
-        "t_ms": before + np.cumsum(total), "pos0": held,
-        "num_draft_tokens": drafted, "num_accepted_draft_tokens": accepted,
-        "num_emitted": emitted, "num_target_tokens": np.ones(n, int),
-        "rollback_depth": n_drafted - np.maximum(accepted, 0), "rollback_path": path.tolist(),
-        "n_rs_seq": np.full(n, K), "verify_width": width, "attention_pos_max": held,
-        "kv_cells_used": held, "kv_cells_duplicate": np.where(number % 40 == 33, 3, 0), **phases,
-    })  # fmt: skip
+    store.rounds.extend(
+        {
+            "run_id": np.full(n, run_id),
+            "round": number,
+            "seq_id": seq_id,
+            "t_ms": before + np.cumsum(total),
+            "pos0": held,
+            "num_draft_tokens": drafted,
+            "num_accepted_draft_tokens": accepted,
+            "num_emitted": emitted,
+            "num_target_tokens": np.ones(n, int),
+            "rollback_depth": n_drafted - np.maximum(accepted, 0),
+            "rollback_path": path.tolist(),
+            "n_rs_seq": np.full(n, K),
+            "verify_width": width,
+            "attention_pos_max": held,
+            "kv_cells_used": held,
+            "kv_cells_duplicate": np.where(number % 40 == 33, 3, 0),
+            **phases,
+        }
+    )
     rounds = np.arange(first, stop)
     widest = width.reshape(-1, n_seqs).max(axis=1)
     padding = n_seqs * widest - width.reshape(-1, n_seqs).sum(axis=1)
@@ -77,11 +89,17 @@ def add_rounds(
     n_seq_tokens = np.concatenate([widest, np.full(len(replays), 2)])
     every = np.concatenate([rounds, replays])
     order = np.argsort(every, kind="stable")
-    store.ubatches.extend({
-        "run_id": np.full(len(every), run_id), "round": every[order],
-        "ubatch": np.arange(len(every)), "n_seqs": np.where(order < len(rounds), n_seqs, 1),
-        "n_seq_tokens": n_seq_tokens[order], "seq_ids": ["0"] * len(every),
-        "n_padding": np.concatenate([padding, np.zeros(len(replays), int)])[order],
-        "purpose": [purposes[i] for i in order], "reason": ["end of batch"] * len(every),
-        "ms": 6.0 + 0.9 * n_seq_tokens[order],
-    })  # fmt: skip
+    store.ubatches.extend(
+        {
+            "run_id": np.full(len(every), run_id),
+            "round": every[order],
+            "ubatch": np.arange(len(every)),
+            "n_seqs": np.where(order < len(rounds), n_seqs, 1),
+            "n_seq_tokens": n_seq_tokens[order],
+            "seq_ids": ["0"] * len(every),
+            "n_padding": np.concatenate([padding, np.zeros(len(replays), int)])[order],
+            "purpose": [purposes[i] for i in order],
+            "reason": ["end of batch"] * len(every),
+            "ms": 6.0 + 0.9 * n_seq_tokens[order],
+        }
+    )

@@ -47,16 +47,29 @@ class TraceBuilder:
         number = self._begin(seq_id)
         for i, piece in enumerate(accepted):
             self._token(
-                "accepted", piece, seq_id, number, draft_index=i, draft_p=0.8,
-                target_p=0.9, target_rank=1, target_entropy=0.4,
-            )  # fmt: skip
+                "accepted",
+                piece,
+                seq_id,
+                number,
+                draft_index=i,
+                draft_p=0.8,
+                target_p=0.9,
+                target_rank=1,
+                target_entropy=0.4,
+            )
         after = self._next_pos.get(seq_id, 0)
         for i, piece in enumerate(rejected):
             self._token(
-                "ignored" if i else "rejected", piece, seq_id, number, pos=after + i,
-                draft_index=len(accepted) + i, draft_p=0.44,
-                target_p=None if i else 0.33, target_rank=None if i else 2,
-            )  # fmt: skip
+                "ignored" if i else "rejected",
+                piece,
+                seq_id,
+                number,
+                pos=after + i,
+                draft_index=len(accepted) + i,
+                draft_p=0.44,
+                target_p=None if i else 0.33,
+                target_rank=None if i else 2,
+            )
         kind = "replacement" if rejected else "bonus"
         self._token(kind, last, seq_id, number, target_p=0.38, target_rank=1)
         path = path or ("seq_rm" if rejected else "none")
@@ -64,9 +77,13 @@ class TraceBuilder:
             for i, piece in enumerate(accepted):
                 self._token("replayed", piece, seq_id, number, pos=after - len(accepted) + i)
         self._end(
-            seq_id, number, drafted=len(accepted) + len(rejected), accepted=len(accepted),
-            stop=kind, path=path,
-        )  # fmt: skip
+            seq_id,
+            number,
+            drafted=len(accepted) + len(rejected),
+            accepted=len(accepted),
+            stop=kind,
+            path=path,
+        )
         return number
 
     def slots(self, states: Sequence[str], number: int, seq_id: int = 0) -> None:
@@ -97,19 +114,31 @@ class TraceBuilder:
             pos = self._next_pos.get(seq_id, 0)
             self._next_pos[seq_id] = pos + 1
         self.store.tokens.append(
-            run_id=self.run_id, round=number, seq_id=seq_id, pos=pos, kind=kind,
-            token_id=token_id, **values,
-        )  # fmt: skip
+            run_id=self.run_id,
+            round=number,
+            seq_id=seq_id,
+            pos=pos,
+            kind=kind,
+            token_id=token_id,
+            **values,
+        )
 
     def _end(
         self, seq_id: int, number: int, *, drafted: int, accepted: int, stop: str, path: str
     ) -> None:
         self.store.rounds.append(
-            run_id=self.run_id, round=number, seq_id=seq_id, num_draft_tokens=drafted,
-            num_accepted_draft_tokens=accepted, num_emitted=accepted + 1, stop_kind=stop,
-            rollback_depth=drafted - accepted, rollback_path=path, n_rs_seq=PLANES,
+            run_id=self.run_id,
+            round=number,
+            seq_id=seq_id,
+            num_draft_tokens=drafted,
+            num_accepted_draft_tokens=accepted,
+            num_emitted=accepted + 1,
+            stop_kind=stop,
+            rollback_depth=drafted - accepted,
+            rollback_path=path,
+            n_rs_seq=PLANES,
             pos0=self._next_pos[seq_id] - accepted - 1,
-        )  # fmt: skip
+        )
 
 
 CODE = (

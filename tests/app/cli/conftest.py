@@ -47,8 +47,12 @@ def python() -> Callable[..., subprocess.CompletedProcess[str]]:
     def call(code: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
         return subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120,
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
             env={name: value for name, value in env.items() if value is not None},
-        )  # fmt: skip
+        )
 
     return call

@@ -76,8 +76,11 @@ def test_a_random_model_can_be_written_and_looked_at(cli: Cli, tmp_path: Path) -
     words = ["bench", "--write-random-model", path, "--size", "tiny", "--quant", "q4_k"]
     report = cli(*words, "--json").json
     assert report == {
-        "path": str(path), "size": "tiny", "quant": "q4_k", "bytes": path.stat().st_size
-    }  # fmt: skip
+        "path": str(path),
+        "size": "tiny",
+        "quant": "q4_k",
+        "bytes": path.stat().st_size,
+    }
     info = cli("info", path, "--json").json
     assert info["architecture"] == "qwen35"
     kinds = ["recurrent"] * 3 + ["attention", "mtp"]

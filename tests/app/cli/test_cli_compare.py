@@ -33,9 +33,11 @@ def test_the_default_lanes_as_a_table(cli: Cli) -> None:
     assert heads.split()[:3] == ["lane", "verdict", "band"]
     verdicts = [[line.split()[0], passed(line.split()[1])] for line in lanes[:4]]
     assert verdicts == [
-        ["reference", "reference"], ["noise", "passed"], ["checkpoint", "passed"],
+        ["reference", "reference"],
+        ["noise", "passed"],
+        ["checkpoint", "passed"],
         ["planes", "passed"],
-    ]  # fmt: skip
+    ]
     assert len({len(line) for line in [heads, *lanes[:4]]}) == 1
 
 
@@ -47,8 +49,11 @@ def test_a_wrong_state_is_exit_status_1(cli: Cli) -> None:
     lanes = {lane["lane"]: lane for lane in report["lanes"]}
     assert list(lanes) == ["reference", "noise", "ring", FAULTY]
     assert [passed(lane["verdict"]) for lane in lanes.values()] == [
-        "reference", "passed", "passed", "suspect",
-    ]  # fmt: skip
+        "reference",
+        "passed",
+        "passed",
+        "suspect",
+    ]
     assert lanes[FAULTY]["first_round"] == lanes[FAULTY]["after_round"] + 1
     assert report["options"]["spec"]["types"] == ["draft-mtp"]
     (plain,) = cli("run", MTP, *QUICK, "--json").json["sequences"]

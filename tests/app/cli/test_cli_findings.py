@@ -22,8 +22,17 @@ LANE = "planes,fault=plane-off-by-one"
 
 
 def test_run_prints_and_exports_findings(cli: Cli, tmp_path: Path) -> None:
-    words = ["run", MTP, *QUICK, "--spec-type", "draft-mtp", "--rollback", "checkpoint",
-             "--fault", "keep-stale-kv"]  # fmt: skip
+    words = [
+        "run",
+        MTP,
+        *QUICK,
+        "--spec-type",
+        "draft-mtp",
+        "--rollback",
+        "checkpoint",
+        "--fault",
+        "keep-stale-kv",
+    ]
     lines = cli(*words).out.splitlines()
     (line,) = (line for line in lines if line.startswith("error: "))
     report = cli(*words, "--json", "--trace", tmp_path / "out").json
@@ -98,9 +107,7 @@ def test_a_scenario_stands_alone(cli: Cli, words: list[str], what: str) -> None:
     assert what in outcome.err
 
 
-def test_listing_needs_no_torch(
-    python: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
+def test_listing_needs_no_torch(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = python(
         "import sys\nfrom app.__main__ import main\n"
         "assert main(['compare', '--list-scenarios']) == 0\n"

@@ -110,8 +110,13 @@ def test_a_missing_system_library_names_the_packages(
     python: Python, tmp_path: Path, library: str
 ) -> None:
     (tmp_path / library).write_bytes(b"")  # found first, and no library
-    done = python(START, LD_LIBRARY_PATH=str(tmp_path), DISPLAY=":4711", WAYLAND_DISPLAY=None,
-                  QT_QPA_PLATFORM=None)  # fmt: skip
+    done = python(
+        START,
+        LD_LIBRARY_PATH=str(tmp_path),
+        DISPLAY=":4711",
+        WAYLAND_DISPLAY=None,
+        QT_QPA_PLATFORM=None,
+    )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert library.partition(".so")[0] in done.stderr

@@ -36,14 +36,30 @@ def test_no_subcommand_imports_qt(python: Python) -> None:
 @pytest.mark.parametrize(
     "argv",
     [
-        ["--help"], ["--version"], ["run", "--help"], ["logits", "--help"], ["info", "--demo"],
-        ["tokenize", "--demo", "a"], ["demo-path"], ["run", "--demo"], ["no-such-thing"],
-        ["run", "pyproject.toml", "-p", "a"], ["logits", "none", "--tokens", "1", "--out", "x"],
-        ["run", "resources/demo/demo-target.gguf", "-md", "tests/data/qwen35-a-f32.gguf", "-p", "a",
-         "--spec-type", "draft-simple"],
+        ["--help"],
+        ["--version"],
+        ["run", "--help"],
+        ["logits", "--help"],
+        ["info", "--demo"],
+        ["tokenize", "--demo", "a"],
+        ["demo-path"],
+        ["run", "--demo"],
+        ["no-such-thing"],
+        ["run", "pyproject.toml", "-p", "a"],
+        ["logits", "none", "--tokens", "1", "--out", "x"],
+        [
+            "run",
+            "resources/demo/demo-target.gguf",
+            "-md",
+            "tests/data/qwen35-a-f32.gguf",
+            "-p",
+            "a",
+            "--spec-type",
+            "draft-simple",
+        ],
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_quick_commands_import_neither_torch_nor_qt(python: Python, argv: list[str]) -> None:
     done = python(
         f"import sys\nfrom app.__main__ import main\nstatus = main({argv!r})\n"
@@ -84,10 +100,7 @@ def test_python_m_app_is_the_same_program() -> None:
 
 
 def test_demo_path_as_json(cli: Cli) -> None:
-    assert cli("demo-path", "--json").json == {
-        "target": str(DEMO_TARGET),
-        "draft": str(DEMO_DRAFT),
-    }
+    assert cli("demo-path", "--json").json == {"target": str(DEMO_TARGET), "draft": str(DEMO_DRAFT)}
     assert cli("demo-path", "--demo").status == 0
 
 
@@ -126,9 +139,12 @@ def test_a_reader_that_leaves_is_no_error_to_shout_about() -> None:
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
-        [sys.executable, "-m", "app", "info", "--demo"], cwd=ROOT, stdout=write,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "app", "info", "--demo"],
+        cwd=ROOT,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     os.close(write)
     assert done.returncode == 1
     assert done.stderr == ""
@@ -137,12 +153,29 @@ def test_a_reader_that_leaves_is_no_error_to_shout_about() -> None:
 @pytest.mark.skipif(os.name != "posix", reason="SIGINT as on POSIX")
 def test_ctrl_c_exports_what_was_recorded(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "app", "run", "--demo", "-p", "def f", "-n", "100000",
-         "--ignore-eos", "--threads", "1", "--trace", str(tmp_path / "out")],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [
+            sys.executable,
+            "-m",
+            "app",
+            "run",
+            "--demo",
+            "-p",
+            "def f",
+            "-n",
+            "100000",
+            "--ignore-eos",
+            "--threads",
+            "1",
+            "--trace",
+            str(tmp_path / "out"),
+        ],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         # a shell starts background jobs with the signal ignored
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.read(8)  # the prompt and the first token are out

@@ -16,8 +16,19 @@ DATA = ROOT / "tests" / "data"
 MTP = DATA / "qwen35-c-v2x-mtp-f32.gguf"
 NO_HEAD = DATA / "qwen35-a-f32.gguf"
 DEMO = ("match", "--demo", "--threads", 1, "-n", 8)
-FAULTY = ("match", MTP, "--threads", 1, "-n", 12, "--compute", "f32", "--ignore-eos",
-          "--fault", "stale-logits")  # fmt: skip
+FAULTY = (
+    "match",
+    MTP,
+    "--threads",
+    1,
+    "-n",
+    12,
+    "--compute",
+    "f32",
+    "--ignore-eos",
+    "--fault",
+    "stale-logits",
+)
 
 
 @pytest.fixture

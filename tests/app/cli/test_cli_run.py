@@ -74,8 +74,17 @@ def test_speculation_counts_as_llama_cpp_and_gives_the_same_tokens(
 
 def test_the_trace_opens_again_with_the_figures_of_the_report(cli: Cli, tmp_path: Path) -> None:
     words = ["--tokens", "5,6,7", "--tokens", "8,9", "--parallel", 2, "-n", 6, "--ignore-eos"]
-    report = cli("run", MTP, *words, "--spec-type", "draft-mtp", "--json", *QUICK,
-                 "--trace", tmp_path / "out").json  # fmt: skip
+    report = cli(
+        "run",
+        MTP,
+        *words,
+        "--spec-type",
+        "draft-mtp",
+        "--json",
+        *QUICK,
+        "--trace",
+        tmp_path / "out",
+    ).json
     store = open_trace(tmp_path / "out")
     assert store.runs[0]["summary"] == report["totals"]
     for sequence in report["sequences"]:
@@ -90,8 +99,20 @@ def test_the_trace_opens_again_with_the_figures_of_the_report(cli: Cli, tmp_path
 def test_prompts_of_all_kinds_keep_their_order(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text("from file\n", encoding="utf-8")
     (word,) = cli("tokenize", "--demo", "def", "--json").json["tokens"]
-    outcome = cli("run", "--demo", "--tokens", word, "-p", "def", "-f", tmp_path / "prompt.txt",
-                  "-n", 2, "--json", *QUICK)  # fmt: skip
+    outcome = cli(
+        "run",
+        "--demo",
+        "--tokens",
+        word,
+        "-p",
+        "def",
+        "-f",
+        tmp_path / "prompt.txt",
+        "-n",
+        2,
+        "--json",
+        *QUICK,
+    )
     sequences = outcome.json["sequences"]
     assert [s["seq_id"] for s in sequences] == [0, 1, 2]
     assert sequences[0]["prompt_tokens"] == sequences[1]["prompt_tokens"] == [word]
@@ -157,10 +178,18 @@ def test_every_sampler_option_arrives(cli: Cli) -> None:
     words += ["--logit-bias", "302+1.5", "--logit-bias", "7-2e1", "--spec-accept", "rejection"]
     report = cli("run", "--demo", "-p", "a", "-n", 1, "--json", *words, *QUICK).json
     assert report["options"]["sampler"] == {
-        "temp": 0.7, "top_k": 9, "top_p": 0.8, "min_p": 0.1, "seed": 3, "typical_p": 0.9,
-        "repeat_penalty": 1.3, "repeat_last_n": -1, "presence_penalty": 0.5,
-        "frequency_penalty": -0.25, "logit_bias": [[302, 1.5], [7, -20.0]],
-    }  # fmt: skip
+        "temp": 0.7,
+        "top_k": 9,
+        "top_p": 0.8,
+        "min_p": 0.1,
+        "seed": 3,
+        "typical_p": 0.9,
+        "repeat_penalty": 1.3,
+        "repeat_last_n": -1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.25,
+        "logit_bias": [[302, 1.5], [7, -20.0]],
+    }
     assert report["options"]["spec"]["accept"] == "rejection"
     plain = cli("run", "--demo", "-p", "a", "-n", 1, "--json", *QUICK).json["options"]
     assert plain["spec"]["accept"] == "match"

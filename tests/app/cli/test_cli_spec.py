@@ -18,8 +18,7 @@ Cli = Callable[..., Outcome]
 
 MTP = ROOT / "tests" / "data" / "qwen35-c-v2x-mtp-f32.gguf"
 ALL_IDS = ",".join(map(str, range(384)))
-RUN = ("run", MTP, "--tokens", ALL_IDS, "-n", 12, "--compute", "f32",
-       "--threads", 1)  # fmt: skip
+RUN = ("run", MTP, "--tokens", ALL_IDS, "-n", 12, "--compute", "f32", "--threads", 1)
 
 
 def options(*words: object) -> RunOptions:
@@ -41,9 +40,11 @@ def test_every_option_has_its_place() -> None:
     expected: dict[str, Any] = {}
     number = 10
     for name in ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod"):
-        fields = ("n-match", "n-min", "n-max") if name == "ngram-mod" else (
-            "size-n", "size-m", "min-hits",
-        )  # fmt: skip
+        fields = (
+            ("n-match", "n-min", "n-max")
+            if name == "ngram-mod"
+            else ("size-n", "size-m", "min-hits")
+        )
         for field in fields:
             number += 1
             words += [f"--spec-{name}-{field}", number]
@@ -74,8 +75,9 @@ def test_types(words: list[str], types: tuple[str, ...]) -> None:
 def test_a_chain_runs_and_is_counted(cli: Cli) -> None:
     plain = cli(*RUN, "--json").json
     words = ("--spec-type", ",".join(name for name in DRAFTERS if name != "draft-simple"))
-    outcome = cli(*RUN, *words, "--spec-ngram-simple-size-n", 1, "--spec-ngram-simple-size-m", 2,
-                  "--json")  # fmt: skip
+    outcome = cli(
+        *RUN, *words, "--spec-ngram-simple-size-n", 1, "--spec-ngram-simple-size-m", 2, "--json"
+    )
     assert outcome.err == ""
     report = outcome.json
     assert report["sequences"][0]["tokens"] == plain["sequences"][0]["tokens"]
@@ -91,8 +93,9 @@ def test_synthetic_output_is_marked(cli: Cli) -> None:
     assert "note: acceptance is synthetic" in outcome.err
     assert outcome.json["options"]["synthetic"] is True
     assert outcome.json["totals"]["draft_acceptance_rate"] == 1.0
-    as_length = cli(*RUN, "--ignore-eos", "--spec-type", "draft-mtp", "--spec-synth-len", 4,
-                    "--json").json  # fmt: skip
+    as_length = cli(
+        *RUN, "--ignore-eos", "--spec-type", "draft-mtp", "--spec-synth-len", 4, "--json"
+    ).json
     assert as_length["sequences"][0]["tokens"] == outcome.json["sequences"][0]["tokens"]
 
 

@@ -264,14 +264,27 @@ def test_neither_qt_nor_torch_before_the_arguments_are_right(
 
 def test_slots_side_by_side(cli: Cli, two: Path) -> None:
     outcome = cli(
-        "bench", MTP, "--slots", "1,3", "--spec-type", "draft-mtp", "--prompts", two, "--json",
-        "--repeat", 2, *QUICK,
-    )  # fmt: skip
+        "bench",
+        MTP,
+        "--slots",
+        "1,3",
+        "--spec-type",
+        "draft-mtp",
+        "--prompts",
+        two,
+        "--json",
+        "--repeat",
+        2,
+        *QUICK,
+    )
     assert outcome.status == 0
     rows = outcome.json["rows"]
     assert [(row["configuration"], row["n_slots"]) for row in rows] == [
-        ("plain", 1), ("plain", 3), ("draft-mtp", 1), ("draft-mtp", 3),
-    ]  # fmt: skip
+        ("plain", 1),
+        ("plain", 3),
+        ("draft-mtp", 1),
+        ("draft-mtp", 3),
+    ]
     assert [row["predicted_n"] for row in rows] == [6, 18, 6, 18]
     for one, three in (rows[:2], rows[2:]):
         assert one["ratio"] == 1
@@ -288,9 +301,17 @@ def test_slots_that_cannot_be(cli: Cli) -> None:
 
 def test_recording_as_table_and_json(cli: Cli, two: Path) -> None:
     words = [
-        "bench", MTP, "--recording", "--spec-type", "draft-mtp", "--prompts", two, *QUICK,
-        "--repeat", 3,
-    ]  # fmt: skip
+        "bench",
+        MTP,
+        "--recording",
+        "--spec-type",
+        "draft-mtp",
+        "--prompts",
+        two,
+        *QUICK,
+        "--repeat",
+        3,
+    ]
     outcome = cli(*words, "--json")
     assert outcome.status == 0
     report = outcome.json

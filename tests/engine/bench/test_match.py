@@ -32,10 +32,13 @@ def test_speculation_that_is_right_matches_in_every_step() -> None:
     test = run(OPTIONS, "seq", "seq", "par")
     assert test.passed and not test.differing
     assert [(step.lane, step.kind, step.is_baseline) for step in test.done] == [
-        (CONTROL, "seq", True), (SPECULATION, "seq", False),
-        (CONTROL, "seq", False), (SPECULATION, "seq", False),
-        (CONTROL, "par", False), (SPECULATION, "par", False),
-    ]  # fmt: skip
+        (CONTROL, "seq", True),
+        (SPECULATION, "seq", False),
+        (CONTROL, "seq", False),
+        (SPECULATION, "seq", False),
+        (CONTROL, "par", False),
+        (SPECULATION, "par", False),
+    ]
     plain = decode(session(NAME), [p for _, p in prompts()], options_of(24, ignore_eos=True))
     lengths = [len(result.text) for result in plain.results()]
     for step in test.done:
@@ -59,8 +62,10 @@ def test_a_fault_that_repeats_itself_is_found(kind: str) -> None:
         difference = result.difference
         assert difference is not None
         assert (difference.index, difference.expected, difference.got) == (
-            first, good[first], bad[first],
-        )  # fmt: skip
+            first,
+            good[first],
+            bad[first],
+        )
         logits = session(NAME).logits([*prompt.tokens, *good[:first]])[-1]
         top = np.sort(logits)[-2:]
         assert difference.top2_gap == pytest.approx(top[1] - top[0], abs=1e-4)

@@ -75,9 +75,7 @@ def test_the_clock_counts_a_section_inside_another_once() -> None:
         outer()
         work(16.0)
         ms = clock.ms()
-    assert ms == {
-        "linears": 2000, "recurrent core": 0, "attention": 5000, "head": 0, "rest": 24000,
-    }  # fmt: skip
+    assert ms == {"linears": 2000, "recurrent core": 0, "attention": 5000, "head": 0, "rest": 24000}
 
 
 def test_splits_decode_the_same_tokens_in_one_pass_and_in_one_per_sequence(

@@ -16,9 +16,17 @@ from resources import CONVERSATIONS, DEMO_TARGET, MATCHES, SUITES
 
 def test_the_suite_has_the_ten_names_in_order() -> None:
     assert [prompt.name for prompt in read_prompts(SUITES["general"])] == [
-        "code_python", "code_cpp", "explain_concept", "summarize", "qa_factual", "translation",
-        "creative_short", "stepwise_math", "high_entropy", "long_code_review",
-    ]  # fmt: skip
+        "code_python",
+        "code_cpp",
+        "explain_concept",
+        "summarize",
+        "qa_factual",
+        "translation",
+        "creative_short",
+        "stepwise_math",
+        "high_entropy",
+        "long_code_review",
+    ]
     texts = {prompt.name: prompt.text for prompt in read_prompts(SUITES["general"])}
     words = {name: len(text.split()) for name, text in texts.items()}
     assert max(words, key=words.__getitem__) == "long_code_review"

@@ -25,9 +25,13 @@ def prompts() -> list[tuple[str, Prompt]]:
 
 def test_the_plain_configuration_has_nothing_that_speculation_needs() -> None:
     options = RunOptions(
-        n_predict=7, spec=SpecOptions(("draft-mtp",), 5), rollback="ring", n_rs_seq=2, kv="unified",
+        n_predict=7,
+        spec=SpecOptions(("draft-mtp",), 5),
+        rollback="ring",
+        n_rs_seq=2,
+        kv="unified",
         faults=("stale-logits",),
-    )  # fmt: skip
+    )
     plain = Configuration.plain(options)
     assert plain.name == PLAIN
     assert plain.options == RunOptions(n_predict=7, spec=SpecOptions((), 5), kv="unified")
@@ -63,9 +67,15 @@ def test_configurations_take_turns_and_the_first_changes() -> None:
     order = [(done.prompt, done.configuration) for done in suite.requests()]
     plain, mtp = PLAIN, "draft-mtp"
     assert order == [
-        ("long", plain), ("long", mtp), ("long", mtp), ("long", plain),
-        ("short", mtp), ("short", plain), ("short", plain), ("short", mtp),
-    ]  # fmt: skip
+        ("long", plain),
+        ("long", mtp),
+        ("long", mtp),
+        ("long", plain),
+        ("short", mtp),
+        ("short", plain),
+        ("short", plain),
+        ("short", mtp),
+    ]
     assert suite.n_requests == len(order)
     done = suite.done
     assert [[m.prompt for m in done[name]] for name in (plain, mtp)] == [["long", "short"]] * 2
@@ -99,8 +109,9 @@ def test_what_is_done_stays_when_the_rest_is_interrupted(monkeypatch: pytest.Mon
     with pytest.raises(KeyboardInterrupt):
         list(suite.requests())
     assert {name: len(requests) for name, requests in suite.done.items()} == {
-        PLAIN: 1, "draft-mtp": 1,
-    }  # fmt: skip
+        PLAIN: 1,
+        "draft-mtp": 1,
+    }
 
 
 def test_the_warm_up_is_short_and_not_counted() -> None:

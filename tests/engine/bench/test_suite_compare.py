@@ -55,8 +55,9 @@ def test_the_diff_is_as_written_by_hand() -> None:
 def test_configurations_are_paired_by_name_and_a_single_rest_with_the_other() -> None:
     diff = compare_results(result("draft-mtp"), result("draft-simple"))
     assert [(p.a_name, p.b_name) for p in diff.pairs] == [
-        ("plain", "plain"), ("draft-mtp", "draft-simple"),
-    ]  # fmt: skip
+        ("plain", "plain"),
+        ("draft-mtp", "draft-simple"),
+    ]
     assert "draft-mtp (A), draft-simple (B):" in list(diff_lines("a", "b", diff))
     one = result("draft-mtp")
     one["configurations"] = one["configurations"][:1]
@@ -84,7 +85,11 @@ def broken(path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "content",
     [
-        "", "[]", "3", "{}", '{"kind": "draftscope bench w1", "version": 1, "configurations": []}',
+        "",
+        "[]",
+        "3",
+        "{}",
+        '{"kind": "draftscope bench w1", "version": 1, "configurations": []}',
         json.dumps(broken("version", 2)),
         json.dumps(broken("configurations", None)),
         json.dumps(broken("configurations/0/name", 3)),
@@ -94,7 +99,7 @@ def broken(path: str, value: Any) -> dict[str, Any]:
         json.dumps(broken("configurations/0/rows/0/accept_rate", True)),
         json.dumps(broken("configurations/0/rows", {"a": 1})),
     ],
-)  # fmt: skip
+)
 def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(content, encoding="utf-8")

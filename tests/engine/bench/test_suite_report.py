@@ -24,13 +24,33 @@ def small_report() -> dict:
     done = {
         "plain": [made_up("fox", "plain"), made_up("a_long_name", "plain")],
         "draft-mtp": [
-            made_up("fox", "draft-mtp", predicted_ms=60.0, draft_n=12, draft_n_accepted=8,
-                    num_spec_steps=4, num_rounds=4, draft_ms=12.0, verify_ms=40.0, wall_s=0.062),
-            made_up("a_long_name", "draft-mtp", predicted_ms=120.0, draft_n=30,
-                    draft_n_accepted=0, num_spec_steps=10, num_rounds=10, draft_ms=30.0,
-                    verify_ms=80.0, wall_s=0.131, tokens=(1, 2, 4)),
+            made_up(
+                "fox",
+                "draft-mtp",
+                predicted_ms=60.0,
+                draft_n=12,
+                draft_n_accepted=8,
+                num_spec_steps=4,
+                num_rounds=4,
+                draft_ms=12.0,
+                verify_ms=40.0,
+                wall_s=0.062,
+            ),
+            made_up(
+                "a_long_name",
+                "draft-mtp",
+                predicted_ms=120.0,
+                draft_n=30,
+                draft_n_accepted=0,
+                num_spec_steps=10,
+                num_rounds=10,
+                draft_ms=30.0,
+                verify_ms=80.0,
+                wall_s=0.131,
+                tokens=(1, 2, 4),
+            ),
         ],
-    }  # fmt: skip
+    }
     return {"complete": True, "configurations": suite_report([PLAIN, MTP], done)}
 
 
@@ -84,9 +104,17 @@ def test_the_table_is_as_written_by_hand() -> None:
 def test_a_drafter_that_cannot_pay_is_told_why() -> None:
     plain = [made_up("fox", "plain")]
     slow = [
-        made_up("fox", "draft-mtp", predicted_ms=400.0, draft_n=10, draft_n_accepted=5,
-                num_spec_steps=5, num_rounds=5, draft_ms=300.0)
-    ]  # fmt: skip
+        made_up(
+            "fox",
+            "draft-mtp",
+            predicted_ms=400.0,
+            draft_n=10,
+            draft_n_accepted=5,
+            num_spec_steps=5,
+            num_rounds=5,
+            draft_ms=300.0,
+        )
+    ]
     report = suite_report([PLAIN, MTP], {"plain": plain, "draft-mtp": slow})
     # 80 ms a round are 8 plain tokens: 7 accepted of 2 drafted
     assert report[1]["split"]["break_even_acceptance"] == pytest.approx(3.5)
@@ -137,9 +165,13 @@ def test_the_break_even_acceptance_breaks_even(
 ) -> None:
     plain = [made_up("p", "plain", predicted_n=101, predicted_ms=100 * step_ms)]
     one = made_up(
-        "p", "x", num_rounds=rounds, predicted_n=rounds + 1, predicted_ms=rounds * round_ms,
+        "p",
+        "x",
+        num_rounds=rounds,
+        predicted_n=rounds + 1,
+        predicted_ms=rounds * round_ms,
         draft_n=rounds * drafted,
-    )  # fmt: skip
+    )
     facts = split([one], plain)
     assert facts is not None
     # with that acceptance, a round emits as much as plain decoding does in its time

@@ -108,13 +108,17 @@ def test_a_chat_template_gets_the_messages_and_the_answers(
 
     monkeypatch.setattr(demo, "chat", Template())
     workload = Workload(
-        demo, MESSAGES, Configuration("x", OPTIONS), chat=True,
+        demo,
+        MESSAGES,
+        Configuration("x", OPTIONS),
+        chat=True,
         template_values={"enable_thinking": False},
-    )  # fmt: skip
+    )
     first, second = workload.turns()
     assert [[message["role"] for message in messages] for messages in seen] == [
-        ["user"], ["user", "assistant", "user"],
-    ]  # fmt: skip
+        ["user"],
+        ["user", "assistant", "user"],
+    ]
     assert seen[1][1]["content"] == first.text
     text = "|".join((MESSAGES[0].text, first.text, MESSAGES[1].text))
     assert second.prompt_n == len(demo.prompt(text).tokens)

@@ -34,9 +34,12 @@ from tests.support.golden_runs import (
 MTP = MTP_MODELS[0]
 N = 130
 CLEAN = (
-    *ROLLBACK_POLICIES, "planes,ubatch=3", "ring,split=seq,kv=unified", "planes,n_rs_seq=1",
+    *ROLLBACK_POLICIES,
+    "planes,ubatch=3",
+    "ring,split=seq,kv=unified",
+    "planes,n_rs_seq=1",
     "checkpoint,checkpoint_device=device",
-)  # fmt: skip
+)
 FAULTY = {
     "checkpoint,fault=keep-stale-kv": "checkpoint",
     "planes,ubatch=3,fault=stale-plane": "planes,ubatch=3",
@@ -210,9 +213,10 @@ def test_models_without_head_follow_a_script(name: str, sampler) -> None:
     drafter = Scripted([*prompt.tokens, *plain], opened.config.n_vocab)
     drafting = replace(options, spec=replace(options.spec, types=("draft-simple",)))
     comparison = finish(
-        Comparison(opened, prompt, drafting, specs("checkpoint", "planes", "replay"),
-                   drafter=drafter)
-    )  # fmt: skip
+        Comparison(
+            opened, prompt, drafting, specs("checkpoint", "planes", "replay"), drafter=drafter
+        )
+    )
     asked = comparison.trace.drafts
     assert len(asked) and set(asked.texts("drafter")) == {"scripted"}
     counters = comparison.trace.runs[0]["summary"]["drafters"]["scripted"]
@@ -265,9 +269,12 @@ def test_noise_of_the_width_is_not_a_wrong_state(monkeypatch: pytest.MonkeyPatch
 def test_a_bound_of_ones_own() -> None:
     def verdict(bound: float) -> str:
         comparison = Comparison(
-            session(MTP), prompt_of(MTP), options_of(20, "draft-mtp", n_max=12),
-            specs("planes"), bound=bound,
-        )  # fmt: skip
+            session(MTP),
+            prompt_of(MTP),
+            options_of(20, "draft-mtp", n_max=12),
+            specs("planes"),
+            bound=bound,
+        )
         assert comparison.bound == bound
         return verdicts(finish(comparison))["planes"].verdict
 
@@ -297,8 +304,10 @@ def test_an_opened_trace_is_judged_the_same(tmp_path) -> None:
     for verdict in comparison.results():
         again = judge(opened, verdict.run_id, comparison.bound)
         assert (again.lane, again.verdict, again.band) == (
-            verdict.lane, verdict.verdict, verdict.band,
-        )  # fmt: skip
+            verdict.lane,
+            verdict.verdict,
+            verdict.band,
+        )
         assert (again.first_pos, again.after_round) == (verdict.first_pos, verdict.after_round)
 
 

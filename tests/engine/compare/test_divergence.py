@@ -94,9 +94,11 @@ def test_a_pending_rollback_counts_as_done() -> None:
     assert found.n_cells == 2
     for i in range(len(found.layers)):
         for errors, mine, theirs in zip(
-            (found.state, found.conv), reference.recurrent.live(0), lane.recurrent.live(0),
+            (found.state, found.conv),
+            reference.recurrent.live(0),
+            lane.recurrent.live(0),
             strict=True,
-        ):  # fmt: skip
+        ):
             a, b = mine[i].numpy().astype(np.float64), theirs[i].numpy().astype(np.float64)
             assert errors[i] == pytest.approx(np.linalg.norm(a - b) / np.linalg.norm(a))
             assert errors[i] > 1e-2

@@ -34,8 +34,13 @@ def emitted_by(comparison: Comparison, lane: str, seq_id: int = 0) -> dict[int, 
     tokens, run = comparison.trace.tokens, verdicts(comparison)[lane].run_id
     mine = (tokens.column("run_id") == run) & (tokens.column("seq_id") == seq_id)
     mine &= np.isin(tokens.texts("kind"), EMITTED_KINDS)
-    return dict(zip(tokens.column("pos")[mine].tolist(), tokens.column("token_id")[mine].tolist(),
-                    strict=True))  # fmt: skip
+    return dict(
+        zip(
+            tokens.column("pos")[mine].tolist(),
+            tokens.column("token_id")[mine].tolist(),
+            strict=True,
+        )
+    )
 
 
 @pytest.mark.parametrize("sampler", [None, SAMPLED], ids=["greedy", "sampled"])
@@ -94,9 +99,9 @@ def test_a_wrong_state_forks_and_ends_there() -> None:
 def test_stale_logits_are_the_ones_compared() -> None:
     options = options_of(60, n_max=4, ignore_eos=True)
     lane = "checkpoint,free,fault=stale-logits"
-    comparison = finish(Comparison(
-        session(MTP), prompt_of(MTP), options, specs(lane), draft_accept=(1,)
-    ))  # fmt: skip
+    comparison = finish(
+        Comparison(session(MTP), prompt_of(MTP), options, specs(lane), draft_accept=(1,))
+    )
     verdict = verdicts(comparison)[lane]
     assert (verdict.verdict, verdict.first_round, verdict.fork.round) == ("suspect", 1, 1)
 
@@ -130,9 +135,7 @@ def test_sequences_fork_one_by_one(tmp_path) -> None:
     prompts = [Prompt(tokens[:9]), Prompt(tokens[3:20]), Prompt(tokens[5:12])]
     options = options_of(50, n_max=5, parallel=2, ignore_eos=True)
     lanes = specs("ring,free,kv=unified", "planes,free,fault=no-conv-rollback")
-    comparison = finish(Comparison(
-        session(MTP), prompts, options, lanes, draft_accept=(0, 3, 1)
-    ))  # fmt: skip
+    comparison = finish(Comparison(session(MTP), prompts, options, lanes, draft_accept=(0, 3, 1)))
     clean, faulty = comparison.results()[2:]
     assert clean.verdict in PASSED and clean.n_positions == 150
     assert faulty.verdict == "suspect"
@@ -141,8 +144,9 @@ def test_sequences_fork_one_by_one(tmp_path) -> None:
         own = emitted_by(comparison, faulty.lane, seq_id)
         first = len(prompts[seq_id].tokens)
         true = dict(enumerate(comparison.emitted[seq_id], first))
-        wrong = min((pos for pos, token in own.items() if token != true.get(pos, token)),
-                    default=first + 49)  # fmt: skip
+        wrong = min(
+            (pos for pos, token in own.items() if token != true.get(pos, token)), default=first + 49
+        )
         assert rows["pos"][rows["seq_id"] == seq_id].tolist() == list(range(first, wrong + 1))
     export_csv(comparison.trace, tmp_path / "out")
     again = judge(open_trace(tmp_path / "out"), faulty.run_id, faulty.bound)

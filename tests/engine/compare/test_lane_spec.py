@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.compare.lane_spec import (
-    DEFAULT_LANES,
-    NOISE_LANE,
-    PEER_LANE,
-    LaneSpec,
-    with_mode_lanes,
-)
+from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, PEER_LANE, LaneSpec, with_mode_lanes
 from engine.errors import OptionError
 from engine.options import RunOptions
 
@@ -43,8 +37,11 @@ def test_the_default_lanes() -> None:
     assert [spec.name for spec in DEFAULT_LANES] == ["noise", "checkpoint", "planes"]
     plain = NOISE_LANE.options(RunOptions(rollback="ring", n_rs_seq=4, kv="unified", split="seq"))
     assert (plain.rollback, plain.n_rs_seq, plain.kv, plain.split) == (
-        "checkpoint", None, "per-seq", "equal",
-    )  # fmt: skip
+        "checkpoint",
+        None,
+        "per-seq",
+        "equal",
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,12 +111,18 @@ def test_a_mode_brings_its_own_reference_and_noise() -> None:
     leaders = ["reference,compute=int8", "noise,compute=int8"]
     ours = "ring,compute=int8"
     assert names("planes", ours, "carry,compute=int8") == [
-        "planes", *leaders, ours, "carry,compute=int8",
-    ]  # fmt: skip
+        "planes",
+        *leaders,
+        ours,
+        "carry,compute=int8",
+    ]
     assert names("ring,compute=f32", "peer") == ["ring,compute=f32", "peer"]
     assert names("ring", "ring,compute=f32", compute="int8") == [
-        "ring", "reference,compute=f32", "noise,compute=f32", "ring,compute=f32",
-    ]  # fmt: skip
+        "ring",
+        "reference,compute=f32",
+        "noise,compute=f32",
+        "ring,compute=f32",
+    ]
     # given ones are used, wherever they stand
     assert names(ours, *leaders) == names(*leaders, ours) == [*leaders, ours]
     assert names("reference,compute=int8") == ["reference,compute=int8"]

@@ -26,15 +26,24 @@ def compared() -> Comparison:
 def test_a_rollback_is_right_whatever_the_mode_costs() -> None:
     found = verdicts(compared())
     assert list(found) == [
-        "reference", "noise", "planes",
-        "reference,compute=int8", "noise,compute=int8", "planes,compute=int8",
-        "reference,compute=bf16", "noise,compute=bf16", "checkpoint,compute=bf16", FAULTY,
-    ]  # fmt: skip
+        "reference",
+        "noise",
+        "planes",
+        "reference,compute=int8",
+        "noise,compute=int8",
+        "planes,compute=int8",
+        "reference,compute=bf16",
+        "noise,compute=bf16",
+        "checkpoint,compute=bf16",
+        FAULTY,
+    ]
     passed = ("within", "exact")
     assert {name: v.verdict for name, v in found.items() if v.verdict not in passed} == {
-        "reference": "reference", "reference,compute=int8": "mode",
-        "reference,compute=bf16": "mode", FAULTY: "suspect",
-    }  # fmt: skip
+        "reference": "reference",
+        "reference,compute=int8": "mode",
+        "reference,compute=bf16": "mode",
+        FAULTY: "suspect",
+    }
     for mode, least in (("bf16", 1e-4), ("int8", 1e-3)):
         # int8 noise is an activation rounded the other way or none: chance takes it over 1e-4
         noise = found[f"noise,compute={mode}"]

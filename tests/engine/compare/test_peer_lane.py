@@ -83,9 +83,13 @@ class FakeLlama:
 
     def llama_batch_init(self, n: int, embd: int, n_seq_max: int) -> SimpleNamespace:
         return SimpleNamespace(
-            n_tokens=0, token=[0] * n, pos=[0] * n, n_seq_id=[0] * n,
-            seq_id=[[0] * n_seq_max for _ in range(n)], logits=[0] * n,
-        )  # fmt: skip
+            n_tokens=0,
+            token=[0] * n,
+            pos=[0] * n,
+            n_seq_id=[0] * n,
+            seq_id=[[0] * n_seq_max for _ in range(n)],
+            logits=[0] * n,
+        )
 
     def llama_decode(self, context, batch: SimpleNamespace) -> int:
         n = batch.n_tokens
@@ -198,9 +202,9 @@ def test_without_a_file(fake: FakeLlama) -> None:
 @pytest.mark.parametrize("name", ["qwen35-c-v2x-mtp-f32", "qwen3next-e-v2x-f32", "qwen3-f-f32"])
 def test_llama_cpp_agrees_on_float_files(name: str) -> None:
     options = options_of(40, n_max=3, n_ctx=256, ignore_eos=True)
-    comparison = finish(Comparison(
-        session(name), prompt_of(name), options, [PEER_LANE], draft_accept=(1,)
-    ))  # fmt: skip
+    comparison = finish(
+        Comparison(session(name), prompt_of(name), options, [PEER_LANE], draft_accept=(1,))
+    )
     verdict = verdicts(comparison)["peer"]
     assert (verdict.verdict, verdict.n_forks, verdict.n_positions) == ("agrees", 0, 40)
     assert verdict.worst_nmse < 1e-9

@@ -67,8 +67,11 @@ def test_a_file_is_read(read: Callable[[str], Scenario]) -> None:
     plain = read(HEAD)
     assert (plain.name, plain.title, plain.prompts) == ("mine", "t", ("x",))
     assert (plain.options, plain.lanes, plain.draft_accept, plain.expects) == (
-        RunOptions(), (), (), (),
-    )  # fmt: skip
+        RunOptions(),
+        (),
+        (),
+        (),
+    )
     full = read(
         HEAD + 'lanes = ["planes,n_rs_seq=2"]\ndraft_accept = [0, 3]\nexpects = ["stale-plane"]\n'
         'options.sampler.temp = 1\noptions.n_rs_seq = 4\n[options.spec]\ntypes = ["draft-mtp"]\n'
@@ -95,7 +98,7 @@ BAD = {
     "a lane": (HEAD + 'lanes = ["gdn"]\n', r"lanes is wrong: .*'gdn' is no rollback policy"),
     "a rule": (HEAD + 'expects = ["luck"]\n', r"expects names 'luck', which is no rule"),
     "drafts, no lanes": (HEAD + "draft_accept = [1]\n", r"draft_accept needs lanes"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)

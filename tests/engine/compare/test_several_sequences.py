@@ -25,9 +25,13 @@ from tests.support.golden_runs import (
 MTP = MTP_MODELS[0]
 N = 24
 LANES = (
-    "checkpoint", "planes", "carry,split=seq", "ring,kv=unified", "replay,kv=unified,split=seq",
+    "checkpoint",
+    "planes",
+    "carry,split=seq",
+    "ring,kv=unified",
+    "replay,kv=unified,split=seq",
     "planes,kv=unified,ubatch=4",
-)  # fmt: skip
+)
 FAULTS = ("planes,fault=plane-off-by-one", "checkpoint,kv=unified,fault=keep-stale-kv")
 
 
@@ -40,15 +44,18 @@ def prompts(n: int) -> list[Prompt]:
 def compared(n: int, parallel: int) -> Comparison:
     """Drafts of unequal acceptance, so that the sequences soon stand at different positions."""
     options = options_of(N, n_max=5, parallel=parallel, ignore_eos=True)
-    return finish(Comparison(
-        session(MTP), prompts(n), options, specs(*LANES, *FAULTS), draft_accept=(0, 5, 2, 1)
-    ))  # fmt: skip
+    return finish(
+        Comparison(
+            session(MTP), prompts(n), options, specs(*LANES, *FAULTS), draft_accept=(0, 5, 2, 1)
+        )
+    )
 
 
 @pytest.mark.parametrize(("n", "parallel"), [(3, 3), (4, 2)])
 def test_the_reference_decodes_each_sequence_as_if_alone(n: int, parallel: int) -> None:
-    alone = [tokens_of(decode(session(MTP), [p], options_of(N, ignore_eos=True)))[0]
-             for p in prompts(n)]  # fmt: skip
+    alone = [
+        tokens_of(decode(session(MTP), [p], options_of(N, ignore_eos=True)))[0] for p in prompts(n)
+    ]
     assert compared(n, parallel).emitted == alone
     widths = compared(n, parallel).trace.ubatches
     mine = widths.column("run_id") == 0
@@ -99,8 +106,10 @@ def test_rows_belong_to_sequence_and_position(n: int, parallel: int) -> None:
 
 def test_waiting_prompts_take_freed_slots() -> None:
     rounds = rounds_of(compared(4, 2), "planes")
-    per_round = {number: set(rounds["seq_id"][rounds["round"] == number].tolist())
-                 for number in rounds["round"].tolist()}  # fmt: skip
+    per_round = {
+        number: set(rounds["seq_id"][rounds["round"] == number].tolist())
+        for number in rounds["round"].tolist()
+    }
     assert max(map(len, per_round.values())) == 2
     assert set.union(*per_round.values()) == {0, 1, 2, 3}
 

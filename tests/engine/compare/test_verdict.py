@@ -15,24 +15,40 @@ def lane(trace: TraceStore, name: str, nmse: list[float], rolled_back: dict[int,
     run_id = trace.begin_run({"lane": name})
     for i, value in enumerate(nmse):
         trace.divergence.append(
-            run_id=run_id, lane=name, round=i // 2, seq_id=0, pos=10 + i, nmse=value,
-            max_abs=2 * value, kl=3 * value, top1_equal=int(value < 0.5),
-        )  # fmt: skip
+            run_id=run_id,
+            lane=name,
+            round=i // 2,
+            seq_id=0,
+            pos=10 + i,
+            nmse=value,
+            max_abs=2 * value,
+            kl=3 * value,
+            top1_equal=int(value < 0.5),
+        )
     for number in range(len(nmse) // 2):
         trace.rounds.append(
-            run_id=run_id, round=number, seq_id=0, rollback_depth=rolled_back.get(number, 0),
+            run_id=run_id,
+            round=number,
+            seq_id=0,
+            rollback_depth=rolled_back.get(number, 0),
             kv_cells_duplicate=number,
-        )  # fmt: skip
+        )
     return run_id
 
 
 @pytest.mark.parametrize(
     ("nmse", "name"),
     [
-        (0.0, "exact"), (1e-12, "<= 1e-6"), (1e-6, "<= 1e-6"), (1.1e-6, "<= 1e-4"),
-        (1e-4, "<= 1e-4"), (1.1e-4, "> 1e-4"), (math.inf, "not finite"), (math.nan, "not finite"),
+        (0.0, "exact"),
+        (1e-12, "<= 1e-6"),
+        (1e-6, "<= 1e-6"),
+        (1.1e-6, "<= 1e-4"),
+        (1e-4, "<= 1e-4"),
+        (1.1e-4, "> 1e-4"),
+        (math.inf, "not finite"),
+        (math.nan, "not finite"),
     ],
-)  # fmt: skip
+)
 def test_bands(nmse: float, name: str) -> None:
     assert band(nmse) == name
 
@@ -104,16 +120,32 @@ def test_every_lane_is_judged_by_the_noise_of_its_own_leader() -> None:
     described(trace, "peer again", [3e-3, 0], "peer", lane_tolerance=1e-3)
     found = judge_lanes(trace, range(len(trace.runs)))
     assert [v.verdict for v in found] == [
-        "reference", "within", "suspect", "mode", "within", "within", "suspect", "agrees", "suspect"
-    ]  # fmt: skip
+        "reference",
+        "within",
+        "suspect",
+        "mode",
+        "within",
+        "within",
+        "suspect",
+        "agrees",
+        "suspect",
+    ]
     assert [v.bound for v in found] == pytest.approx(
         [math.inf, 1e-9, 1e-9, math.inf, 2e-4, 2e-4, 2e-4, 1e-3, 1e-3]
     )
     assert [v.is_beyond for v in found] == [v.verdict == "suspect" for v in found]
     bounded = judge_lanes(trace, range(len(trace.runs)), 2e-4)
     assert [v.verdict for v in bounded] == [
-        "reference", "within", "within", "mode", "within", "within", "suspect", "suspect", "suspect"
-    ]  # fmt: skip
+        "reference",
+        "within",
+        "within",
+        "mode",
+        "within",
+        "within",
+        "suspect",
+        "suspect",
+        "suspect",
+    ]
 
 
 def test_a_mode_that_is_not_finite_is_suspect() -> None:
@@ -129,8 +161,9 @@ def test_a_fork_is_the_first_token_that_is_not_the_references() -> None:
         trace.divergence._arrays["token_id"][i] = expected
         trace.divergence._arrays["top2_gap"][i] = i / 8
     for i, token in enumerate([5, 6, 7, 3, 4]):
-        trace.tokens.append(run_id=run, round=0, seq_id=0, pos=10 + i, kind="target",
-                            token_id=token)  # fmt: skip
+        trace.tokens.append(
+            run_id=run, round=0, seq_id=0, pos=10 + i, kind="target", token_id=token
+        )
     trace.tokens.append(run_id=run, round=0, seq_id=0, pos=11, kind="rejected", token_id=1)
     trace.rounds.append(run_id=run, round=0, seq_id=0, rollback_depth=2)
     fork = judge(trace, run, 1e-9).fork

@@ -199,8 +199,9 @@ def test_filler_does_not_go_beyond_the_snapshots(policy, n_rs_seq):
     bench = Bench(MTP, texts_of((3, 4, 5)), policy=policy, n_rs_seq=n_rs_seq)
     batches = verify_batches(bench.forward, bench.spans(drafts_of([6, 2, 4])), "equal")
     assert [(b.ubatches[0].seq_ids, b.ubatches[0].reason) for b in batches] == [
-        ((0,), SNAPSHOTS), ((1, 2), LAST)
-    ]  # fmt: skip
+        ((0,), SNAPSHOTS),
+        ((1, 2), LAST),
+    ]
     assert [b.ubatches[0].n_padding for b in batches] == [0, 2]
     assert batches[1].spans[0].tokens == [*drafts_of([6, 2])[1], *[drafts_of([6, 2])[1][-1]] * 2]
     assert batches[1].ubatches[0].outputs.tolist() == [0, 1, 4, 5, 6, 7]
@@ -210,8 +211,9 @@ def test_checkpoints_alone_allow_no_filler():
     bench = Bench(MTP, texts_of((3, 4, 5)), policy="checkpoint")
     batches = verify_batches(bench.forward, bench.spans(drafts_of([2, 3, 2])), "equal")
     assert [(b.ubatches[0].seq_ids, b.ubatches[0].reason) for b in batches] == [
-        ((1,), SNAPSHOTS), ((0, 2), LAST)
-    ]  # fmt: skip
+        ((1,), SNAPSHOTS),
+        ((0, 2), LAST),
+    ]
 
 
 @pytest.mark.parametrize("unified", [False, True])

@@ -22,9 +22,8 @@ def held(request) -> HeldSequences:
     model = session(MODEL).model
     n_rs_seq = 0 if request.param == "checkpoint" else 2
     memory = HybridMemory.for_model(
-        model.config, 3, 64, torch.device("cpu"),
-        policy=request.param, n_rs_seq=n_rs_seq,
-    )  # fmt: skip
+        model.config, 3, 64, torch.device("cpu"), policy=request.param, n_rs_seq=n_rs_seq
+    )
     memory.poison(float("nan"))
     held = HeldSequences(memory, CacheOptions(), 8, None)
     for seq, n in ((0, 12), (1, 20)):

@@ -123,9 +123,7 @@ def test_two_positions_have_the_joint_distribution(n_drafted: int, seed: int) ->
             tokens += reject(next_draft, lambda _: second_p(known[0]), sampler, ()).tokens
         return tokens[0], tokens[1]
 
-    joint = {
-        (a, b): P.of(a) * second_p(a).of(b) for a, b in product(range(5), range(5))
-    }  # fmt: skip
+    joint = {(a, b): P.of(a) * second_p(a).of(b) for a, b in product(range(5), range(5))}
     assert chi_square((pair() for _ in range(N)), joint) > UNLIKELY
 
 
@@ -154,9 +152,15 @@ def test_residual_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("draft", "target"),
-    [([], [5]), ([5, 6, 7], [5, 6, 7, 8]), ([5, 6, 7], [5, 1, 7, 8]), ([5, 99, 7], [5, 99, 7, 8]),
-     ([5, 6, 99], [5, 6, 99, 8]), ([99, 6], [99, 6, 8])],
-)  # fmt: skip
+    [
+        ([], [5]),
+        ([5, 6, 7], [5, 6, 7, 8]),
+        ([5, 6, 7], [5, 1, 7, 8]),
+        ([5, 99, 7], [5, 99, 7, 8]),
+        ([5, 6, 99], [5, 6, 99, 8]),
+        ([99, 6], [99, 6, 8]),
+    ],
+)
 def test_without_chance_it_is_match(draft: list[int], target: list[int]) -> None:
     found = [
         rule(

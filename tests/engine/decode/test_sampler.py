@@ -79,9 +79,15 @@ SWAPS = list(itertools.pairwise(naive.ORDER))
 @pytest.mark.parametrize(("first", "second"), SWAPS, ids="-".join)
 def test_the_order_matters_and_is_the_documented_one(first: str, second: str) -> None:
     options = SamplerOptions(
-        temp=0.5, top_k=9, top_p=0.8, min_p=0.2, typical_p=0.8, repeat_penalty=1.5,
-        presence_penalty=0.4, logit_bias=((1, 2.0), (2, 3.0), (5, -2.0)),
-    )  # fmt: skip
+        temp=0.5,
+        top_k=9,
+        top_p=0.8,
+        min_p=0.2,
+        typical_p=0.8,
+        repeat_penalty=1.5,
+        presence_penalty=0.4,
+        logit_bias=((1, 2.0), (2, 3.0), (5, -2.0)),
+    )
     history = [1, 2, 3, 5, 8, 13]
     swapped = [{first: second, second: first}.get(name, name) for name in naive.ORDER]
     generator = torch.Generator().manual_seed(5)

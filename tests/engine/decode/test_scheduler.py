@@ -13,25 +13,11 @@ import pytest
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft
 from engine.errors import OptionError
-from engine.options import (
-    KV_MODES,
-    ROLLBACK_POLICIES,
-    SPLITS,
-    Prompt,
-    SamplerOptions,
-    SpecOptions,
-)
+from engine.options import KV_MODES, ROLLBACK_POLICIES, SPLITS, Prompt, SamplerOptions, SpecOptions
 from engine.run import Run
 from engine.trace.records import GHOST_KINDS, MISSING
 from engine.trace.store import TraceStore
-from tests.support.golden_runs import (
-    SAMPLED,
-    decode,
-    options_of,
-    prompt_of,
-    session,
-    tokens_of,
-)
+from tests.support.golden_runs import SAMPLED, decode, options_of, prompt_of, session, tokens_of
 
 MTP, SMALL, DENSE = "qwen35-c-v2x-mtp-f32", "qwen35-a-f32", "qwen3-f-f32"
 PAIRS = ((MTP, None, "draft-mtp"), (SMALL, "qwen35-b-v2x-tied-f32", "draft-simple"))
@@ -69,9 +55,14 @@ def test_drafts_of_unequal_length_change_no_token(name, draft, drafter, policy, 
     spec = SpecOptions(types=(drafter,), n_max=4, p_min=0.2)
     for sampler, parallel in ((SamplerOptions(), 1), (SAMPLED, 4), (SamplerOptions(), 5)):
         options = replace(
-            options_of(10), spec=spec, sampler=sampler, rollback=policy, split=split, kv=kv,
+            options_of(10),
+            spec=spec,
+            sampler=sampler,
+            rollback=policy,
+            split=split,
+            kv=kv,
             parallel=parallel,
-        )  # fmt: skip
+        )
         run = decode(opened, prompts_of(name, parallel), options)
         assert tokens_of(run) == plain(name, draft, sampler, 10)[:parallel]
     trace = run.trace
@@ -109,12 +100,16 @@ def test_filler_is_neither_a_token_nor_counted(policy, monkeypatch):
     trace = run.trace
     assert tokens_of(run) == plain(MTP, None, SamplerOptions(), 12)[:3]
     first = trace.rounds.column("round") == 1
-    rows = {name: trace.rounds.column(name)[first].tolist() for name in (
-        "num_draft_tokens", "verify_width", "rollback_depth", "memory_rollback")}  # fmt: skip
+    rows = {
+        name: trace.rounds.column(name)[first].tolist()
+        for name in ("num_draft_tokens", "verify_width", "rollback_depth", "memory_rollback")
+    }
     assert rows == {
-        "num_draft_tokens": [4, 1, 0], "verify_width": [5, 2, 1],
-        "rollback_depth": [4, 1, 0], "memory_rollback": [4, 4, 4],
-    }  # fmt: skip
+        "num_draft_tokens": [4, 1, 0],
+        "verify_width": [5, 2, 1],
+        "rollback_depth": [4, 1, 0],
+        "memory_rollback": [4, 4, 4],
+    }
     ubatch = trace.ubatches.row(trace.ubatches.texts("purpose").index("verify"))
     assert (ubatch["n_seqs"], ubatch["n_seq_tokens"], ubatch["n_padding"]) == (3, 5, 7)
     kinds = np.array(trace.tokens.texts("kind"))[trace.tokens.column("round") == 1]
@@ -131,11 +126,11 @@ def test_one_long_draft_does_not_drag_the_others_along(monkeypatch):
     run.step(), run.step()
     ubatches = run.trace.ubatches
     verify = [i for i, what in enumerate(ubatches.texts("purpose")) if what == "verify"]
-    found = [(r["seq_ids"], r["n_seq_tokens"], r["n_padding"], r["reason"])
-             for r in map(ubatches.row, verify)]  # fmt: skip
-    assert found == [
-        ("1", 49, 0, "padding dearer than a pass"), ("0 2 3 4", 2, 0, "all tokens")
-    ]  # fmt: skip
+    found = [
+        (r["seq_ids"], r["n_seq_tokens"], r["n_padding"], r["reason"])
+        for r in map(ubatches.row, verify)
+    ]
+    assert found == [("1", 49, 0, "padding dearer than a pass"), ("0 2 3 4", 2, 0, "all tokens")]
 
 
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
@@ -293,9 +288,13 @@ def test_the_context_fills_up_at_each_offset_in_a_draft(policy, kv, split, monke
     monkeypatch.setattr(DrafterChain, "draft", right)
     for n_ctx in range(32, 38):
         options = replace(
-            options_of(-1, "draft-mtp", n_max=4, parallel=3), rollback=policy, kv=kv, split=split,
-            n_ctx=n_ctx, ignore_eos=True,
-        )  # fmt: skip
+            options_of(-1, "draft-mtp", n_max=4, parallel=3),
+            rollback=policy,
+            kv=kv,
+            split=split,
+            n_ctx=n_ctx,
+            ignore_eos=True,
+        )
         run = decode(session(MTP), prompts, options)
         rounds = run.trace.rounds
         for result, prompt in zip(run.results(), prompts, strict=True):

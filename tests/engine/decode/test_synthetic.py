@@ -53,8 +53,10 @@ def test_rates_are_counted_against_the_longest_draft_of_all_drafters():
     with pytest.raises(OptionError, match="Give 8"):
         SpecOptions(types=("draft-mtp", "ngram-cache"), n_max=3, synth_rates=(0.5, 0.4, 0.3))
     assert SpecOptions(types=("draft-mtp",), synth_rates=(0.5, 0.5, 0.0)).synthetic == (
-        0.5, 0.5, 0.0,
-    )  # fmt: skip
+        0.5,
+        0.5,
+        0.0,
+    )
 
 
 @given(st.integers(1, 64), st.floats(0, 1))

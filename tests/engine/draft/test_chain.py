@@ -46,12 +46,17 @@ def test_the_next_drafter_is_asked_for_what_is_missing():
     chain = DrafterChain([first, second])
     drafts = ask(chain, 0, 1, 2)
     assert {seq: (d.drafter, d.tokens) for seq, d in drafts.items()} == {
-        0: ("a", [1]), 1: ("b", [2]),
-    }  # fmt: skip
+        0: ("a", [1]),
+        1: ("b", [2]),
+    }
     assert second.asked == [[1, 2]]
     assert [(a.seq, a.draft.drafter, a.draft.tokens) for a in chain.asked] == [
-        (0, "a", [1]), (1, "a", []), (2, "a", []), (1, "b", [2]), (2, "b", []),
-    ]  # fmt: skip
+        (0, "a", [1]),
+        (1, "a", []),
+        (2, "a", []),
+        (1, "b", [2]),
+        (2, "b", []),
+    ]
     ask(chain, 0)
     assert [a.draft.drafter for a in chain.asked] == ["a"]
 
@@ -66,8 +71,11 @@ def test_a_cut_keeps_the_columns_of_a_draft_equally_long():
     draft = Draft([1, 2], [0.5, 0.4], [[1], [2]], [[0.5], [0.4]])
     draft.cut(1, "limit")
     assert (draft.tokens, draft.probs, draft.top_ids, draft.top_probs) == (
-        [1], [0.5], [[1]], [[0.5]],
-    )  # fmt: skip
+        [1],
+        [0.5],
+        [[1]],
+        [[0.5]],
+    )
 
 
 def test_the_winner_and_the_others_learn_of_the_verification():
@@ -99,9 +107,14 @@ def test_counters_follow_the_rules_of_llama_server():
         chain.accept(1, 1)
     a, b = chain.statistics["a"], chain.statistics["b"]
     assert {name: a[name] for name in a if name.startswith("n_")} == {
-        "n_call_begin": 1, "n_call_draft": 3, "n_call_accept": 3, "n_gen_drafts": 3,
-        "n_acc_drafts": 2, "n_gen_tokens": 9, "n_acc_tokens": 3,
-    }  # fmt: skip
+        "n_call_begin": 1,
+        "n_call_draft": 3,
+        "n_call_accept": 3,
+        "n_gen_drafts": 3,
+        "n_acc_drafts": 2,
+        "n_gen_tokens": 9,
+        "n_acc_tokens": 3,
+    }
     assert (b["n_gen_drafts"], b["n_acc_drafts"], b["n_acc_tokens"]) == (3, 3, 3)
     assert all(a[f"{phase}_ms"] >= 0 for phase in ("begin", "draft", "accept"))
 
@@ -113,8 +126,14 @@ def test_a_draft_from_elsewhere_has_no_winner():
 
 
 def test_the_order_is_fixed_whatever_the_options_say():
-    named = ("draft-mtp", "ngram-cache", "ngram-map-k4v", "ngram-simple", "ngram-mod",
-             "ngram-map-k")  # fmt: skip
+    named = (
+        "draft-mtp",
+        "ngram-cache",
+        "ngram-map-k4v",
+        "ngram-simple",
+        "ngram-mod",
+        "ngram-map-k",
+    )
     drafters = session("qwen35-c-v2x-mtp-f32").make_drafters(options_of(4, *named), 1, 64)
     assert [drafter.name for drafter in drafters] == [n for n in DRAFTERS if n != "draft-simple"]
 
@@ -122,9 +141,13 @@ def test_the_order_is_fixed_whatever_the_options_say():
 @pytest.mark.parametrize(
     ("types", "longest"),
     [
-        ((), 0), (("draft-mtp",), 5), (("ngram-cache",), 8), (("ngram-cache", "draft-mtp"), 8),
-        (("ngram-simple",), 48), (("ngram-mod", "ngram-map-k"), 64),
+        ((), 0),
+        (("draft-mtp",), 5),
+        (("ngram-cache",), 8),
+        (("ngram-cache", "draft-mtp"), 8),
+        (("ngram-simple",), 48),
+        (("ngram-mod", "ngram-map-k"), 64),
     ],
-)  # fmt: skip
+)
 def test_the_longest_draft_is_that_of_the_drafters_in_use(types, longest):
     assert SpecOptions(types=types, n_max=5).longest == longest

@@ -17,9 +17,11 @@ def naive(tokens, ngram, low, high):
 
 
 @given(
-    st.lists(TOKENS, max_size=40), st.lists(TOKENS, min_size=1, max_size=3),
-    st.integers(0, 10), st.integers(-3, 45),
-)  # fmt: skip
+    st.lists(TOKENS, max_size=40),
+    st.lists(TOKENS, min_size=1, max_size=3),
+    st.integers(0, 10),
+    st.integers(-3, 45),
+)
 @example([0, 0], [0], 0, -2)
 def test_searches_find_what_slices_find(tokens, ngram, low, high):
     history = History(tokens)

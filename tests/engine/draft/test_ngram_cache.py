@@ -96,9 +96,17 @@ def test_two_tokens_are_needed():
 
 @pytest.mark.parametrize(
     ("floor", "length", "samples", "percent"),
-    [(LAX, 1, 2, 66), (LAX, 2, 2, 50), (LAX, 3, 1, 50), (LAX, 4, 1, 50),
-     (STRICT, 1, 4, 75), (STRICT, 2, 3, 66), (STRICT, 3, 2, 66), (STRICT, 4, 2, 66)],
-)  # fmt: skip
+    [
+        (LAX, 1, 2, 66),
+        (LAX, 2, 2, 50),
+        (LAX, 3, 1, 50),
+        (LAX, 4, 1, 50),
+        (STRICT, 1, 4, 75),
+        (STRICT, 2, 3, 66),
+        (STRICT, 3, 2, 66),
+        (STRICT, 4, 2, 66),
+    ],
+)
 def test_evidence_by_length(floor, length, samples, percent):
     ngram = tuple(range(length))
 

@@ -115,8 +115,10 @@ def test_a_miss_before_n_min_is_no_draft():
         drafter.begin(0, prompt)
         found = ask(drafter, [*prompt, 1003, 1004], 1005)
         assert (len(found.tokens), found.n_raw, found.reason) == (
-            tokens, 4 * (reason == "n_min"), reason,
-        )  # fmt: skip
+            tokens,
+            4 * (reason == "n_min"),
+            reason,
+        )
 
 
 def test_n_min_above_n_max_counts_only_where_a_look_up_misses():

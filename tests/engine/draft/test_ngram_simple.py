@@ -71,8 +71,12 @@ def test_a_sequence_that_ended_is_forgotten():
     assert draft.reason == "no-match"
 
 
-@given(st.lists(st.integers(0, 2), max_size=40), st.integers(0, 2), st.integers(1, 4),
-       st.integers(1, 6))  # fmt: skip
+@given(
+    st.lists(st.integers(0, 2), max_size=40),
+    st.integers(0, 2),
+    st.integers(1, 4),
+    st.integers(1, 6),
+)
 def test_every_draft_follows_the_rules(history, last, n, m):
     draft = draft_of(history, last, n, m)
     length, expected = len(history), []

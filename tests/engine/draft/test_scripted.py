@@ -86,9 +86,11 @@ def test_with_a_model() -> None:
     name, options = MTP_MODELS[0], options_of(20)
     opened, prompt = session(name), prompt_of(name)
     scripted = ScriptedDrafter(
-        (3,), 5, opened.config.n_vocab,
+        (3,),
+        5,
+        opened.config.n_vocab,
         lambda tokens: opened.continuation(Prompt(tuple(tokens)), options),
-    )  # fmt: skip
+    )
     true = golden(name)["greedy"].tolist()
     n = len(prompt.tokens)
     scripted.begin(0, prompt.tokens)

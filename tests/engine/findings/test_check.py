@@ -48,18 +48,34 @@ def test_a_long_run_is_scanned_by_columns() -> None:
     depth = np.where(number % 3 == 1, 2, 0)
     index = depth.copy()
     index[-2] = depth[-2] - 1
-    store.rounds.extend({
-        "run_id": zeros, "round": number, "seq_id": seq, "num_draft_tokens": 3 * ones,
-        "num_accepted_draft_tokens": 3 - depth, "num_emitted": 4 - depth,
-        "rollback_depth": depth, "memory_rollback": depth,
-        "rollback_path": ["seq_rm" if d else "none" for d in depth.tolist()],
-        "stop_kind": ["bonus"] * (2 * n), "rs_idx_after": index, "valid_depth": 3 * ones,
-        "kv_cells_duplicate": zeros, "replay_index": zeros, "verify_width": 4 * ones,
-    })  # fmt: skip
-    store.memory.extend({
-        "run_id": np.repeat(zeros, 4), "round": np.repeat(number, 4), "seq_id": np.repeat(seq, 4),
-        "slot": np.tile(np.arange(4), 2 * n), "age": np.tile(np.arange(4), 2 * n),
-        "state": ["live", "fresh", "pending", "fresh"] * (2 * n),
-    })  # fmt: skip
+    store.rounds.extend(
+        {
+            "run_id": zeros,
+            "round": number,
+            "seq_id": seq,
+            "num_draft_tokens": 3 * ones,
+            "num_accepted_draft_tokens": 3 - depth,
+            "num_emitted": 4 - depth,
+            "rollback_depth": depth,
+            "memory_rollback": depth,
+            "rollback_path": ["seq_rm" if d else "none" for d in depth.tolist()],
+            "stop_kind": ["bonus"] * (2 * n),
+            "rs_idx_after": index,
+            "valid_depth": 3 * ones,
+            "kv_cells_duplicate": zeros,
+            "replay_index": zeros,
+            "verify_width": 4 * ones,
+        }
+    )
+    store.memory.extend(
+        {
+            "run_id": np.repeat(zeros, 4),
+            "round": np.repeat(number, 4),
+            "seq_id": np.repeat(seq, 4),
+            "slot": np.tile(np.arange(4), 2 * n),
+            "age": np.tile(np.arange(4), 2 * n),
+            "state": ["live", "fresh", "pending", "fresh"] * (2 * n),
+        }
+    )
     errors = [(f.rule, f.round, f.seq_id) for f in find(store) if f.severity == "error"]
     assert errors == [("plane-off-by-one", n - 1, 0)]

@@ -30,9 +30,15 @@ def demo() -> Session:
 def test_golden(policy: str, kv: str, sampler: SamplerOptions, ignore_eos: bool) -> None:
     tokens = prompt_of(MTP).tokens
     options = options_of(
-        40, "draft-mtp", n_max=5, rollback=policy, kv=kv, sampler=sampler, parallel=3,
+        40,
+        "draft-mtp",
+        n_max=5,
+        rollback=policy,
+        kv=kv,
+        sampler=sampler,
+        parallel=3,
         ignore_eos=ignore_eos,
-    )  # fmt: skip
+    )
     prompts = [Prompt(tokens[:n]) for n in (20, 7, 31, 20)]
     assert serious(recorded(decode(session(MTP), prompts, options).trace)) == []
     verified = replace(options, replay="verify", parallel=1)

@@ -35,8 +35,10 @@ FAULTY = {
 }
 CASES = [
     *((name, compute, sampled) for name in MTP_MODELS for compute, sampled in [("f32", False)]),
-    (MTP_MODELS[0], "f32", True), ("demo", "f32", False), ("demo", "int8", True),
-]  # fmt: skip
+    (MTP_MODELS[0], "f32", True),
+    ("demo", "f32", False),
+    ("demo", "int8", True),
+]
 
 
 @cache

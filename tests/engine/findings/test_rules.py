@@ -77,9 +77,13 @@ def slots(store: TraceStore, number: int, depth: int, age: int | None) -> None:
     for slot in range(4):
         state = "pending" if slot == depth else "live" if not slot else "fresh"
         store.memory.append(
-            run_id=0, round=number, seq_id=0, slot=slot, state=state,
+            run_id=0,
+            round=number,
+            seq_id=0,
+            slot=slot,
+            state=state,
             age=age if slot == depth else slot,
-        )  # fmt: skip
+        )
 
 
 def test_planes_and_their_age(store: TraceStore) -> None:
@@ -143,8 +147,9 @@ def test_replayed_corrections_counted_as_accepted(store: TraceStore) -> None:
 
 
 def test_all_drafted_tokens_counted_as_accepted(store: TraceStore) -> None:
-    add_draft(store, 1, 3, 3, num_emitted=4, rollback_depth=2, rollback_path="seq_rm",
-              rs_idx_after=2)  # fmt: skip
+    add_draft(
+        store, 1, 3, 3, num_emitted=4, rollback_depth=2, rollback_path="seq_rm", rs_idx_after=2
+    )
     add_draft(store, 2, 3, 3)
     (finding,) = find(store)
     assert (finding.rule, finding.round) == ("acceptance-counting", 1)
@@ -189,8 +194,15 @@ def test_defaults_that_surprise() -> None:
             add_draft(store, number, 3, accepted)
             kinds = ["accepted"] * accepted + ["rejected", "ignored", "ignored"]
             for i, kind in enumerate(kinds[:3]):
-                store.tokens.append(run_id=0, round=number, seq_id=0, kind=kind, draft_index=i,
-                                    draft_p=draft_p, token_id=1)  # fmt: skip
+                store.tokens.append(
+                    run_id=0,
+                    round=number,
+                    seq_id=0,
+                    kind=kind,
+                    draft_index=i,
+                    draft_p=draft_p,
+                    token_id=1,
+                )
         findings = found(store, "defaults-surprise")
         assert all((f.round, f.seq_id) == (None, None) for f in findings)
         return " ".join(f.message for f in findings)
@@ -212,9 +224,13 @@ def test_concurrency_lost(store: TraceStore, n_seqs: int, n_ubatches: int, fires
             add_round(store, number, seq_id=seq)
         for _ in range(n_ubatches):
             store.ubatches.append(
-                run_id=0, round=number, n_seqs=n_seqs // n_ubatches, n_seq_tokens=1,
-                purpose="verify" if number else "prompt", reason="keep-tail",
-            )  # fmt: skip
+                run_id=0,
+                round=number,
+                n_seqs=n_seqs // n_ubatches,
+                n_seq_tokens=1,
+                purpose="verify" if number else "prompt",
+                reason="keep-tail",
+            )
     findings = find(store)
     assert [f.rule for f in findings] == ["concurrency-lost"] * fires
     if fires:
@@ -224,9 +240,20 @@ def test_concurrency_lost(store: TraceStore, n_seqs: int, n_ubatches: int, fires
 @pytest.mark.parametrize(("replay_ms", "fires"), [(4.0, True), (0.5, False)])
 def test_checkpoints_that_dominate(store: TraceStore, replay_ms: float, fires: bool) -> None:
     for number in range(1, 12):
-        add_draft(store, number, 3, 1, rollback_path="restore", rs_idx_after=0, verify_ms=8.0,
-                  save_ms=0.5, restore_ms=0.5, replay_ms=replay_ms, rollback_ms=0.0,
-                  checkpoint_bytes=512)  # fmt: skip
+        add_draft(
+            store,
+            number,
+            3,
+            1,
+            rollback_path="restore",
+            rs_idx_after=0,
+            verify_ms=8.0,
+            save_ms=0.5,
+            restore_ms=0.5,
+            replay_ms=replay_ms,
+            rollback_ms=0.0,
+            checkpoint_bytes=512,
+        )
     findings = find(store)
     assert [f.rule for f in findings] == ["checkpoint-dominates"] * fires
     if fires:
@@ -245,11 +272,21 @@ def test_snapshots_larger_than_the_weights() -> None:
 
 def emitted(store: TraceStore, kind: str, rank: int, p: float, number: int, **columns) -> None:
     ids = list(range(10, 15))
-    store.tokens.append(**{
-        "run_id": 0, "round": number, "seq_id": 0, "pos": number, "kind": kind, "token_id": 9,
-        "target_rank": rank, "target_p": p, "target_top_id": ids,
-        "target_top_p": [0.5, 0.2, 0.1, 0.05, 0.01], **columns,
-    })  # fmt: skip
+    store.tokens.append(
+        **{
+            "run_id": 0,
+            "round": number,
+            "seq_id": 0,
+            "pos": number,
+            "kind": kind,
+            "token_id": 9,
+            "target_rank": rank,
+            "target_p": p,
+            "target_top_id": ids,
+            "target_top_p": [0.5, 0.2, 0.1, 0.05, 0.01],
+            **columns,
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -284,11 +321,23 @@ def lanes(store: TraceStore, *names: str, **options) -> None:
 
 
 def diverges(store: TraceStore, run_id: int, number: int, nmse: float, **columns) -> None:
-    store.divergence.append(**{
-        "run_id": run_id, "round": number, "seq_id": 0, "pos": number, "nmse": nmse,
-        "max_abs": 1e-3, "top1_equal": 1, "rank": 1, "top2_gap": 1.0, "state_error": 1e-6,
-        "conv_error": 1e-6, "cells_differ": 0, **columns,
-    })  # fmt: skip
+    store.divergence.append(
+        **{
+            "run_id": run_id,
+            "round": number,
+            "seq_id": 0,
+            "pos": number,
+            "nmse": nmse,
+            "max_abs": 1e-3,
+            "top1_equal": 1,
+            "rank": 1,
+            "top2_gap": 1.0,
+            "state_error": 1e-6,
+            "conv_error": 1e-6,
+            "cells_differ": 0,
+            **columns,
+        }
+    )
 
 
 def test_forks_at_near_ties() -> None:

@@ -12,7 +12,8 @@ from engine.batch import Span
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.decode.forward import Forward
-from engine.decode.recorder import PhaseClock, Recorder, RoundFacts
+from engine.decode.recorder import PhaseClock, Recorder
+from engine.decode.round_facts import RoundFacts
 from engine.decode.verify import target_facts
 from engine.draft.scripted import ScriptedDrafter
 from engine.findings.check import find, record_findings, recorded
@@ -103,12 +104,23 @@ def test_a_single_token_behind_a_rollback_and_then_a_deep_one(faults: tuple[str,
         valid = recurrent.valid_depth(0)
         accepted = memory.seq_rm(0, pos0 + len(new) - undo) if undo else True
         facts = RoundFacts(
-            0, 0, pos0, pos0 + len(new), len(new), None, [1], 0, ["target"],
+            0,
+            0,
+            pos0,
+            pos0 + len(new),
+            len(new),
+            None,
+            [1],
+            0,
+            ["target"],
             target_facts(logits[0], [int(logits[0].argmax())]),
-            rollback_depth=undo, memory_rollback=undo,
-            rollback_path="seq_rm" if accepted else "refused", valid_depth=valid,
-            rs_idx_before=0, rs_idx_after=recurrent.pending(0),
-        )  # fmt: skip
+            rollback_depth=undo,
+            memory_rollback=undo,
+            rollback_path="seq_rm" if accepted else "refused",
+            valid_depth=valid,
+            rs_idx_before=0,
+            rs_idx_after=recurrent.pending(0),
+        )
         recorder.round(number, [facts], memory, clock)
         return accepted
 

@@ -45,15 +45,18 @@ def test_gap_in_sequence_ids_ends_a_sequential_ubatch():
 def test_seq_split_is_one_sequence_at_a_time():
     pieces = split_seq(spans_of([5, 2]), 3)
     assert [(p.spans, p.starts, p.n_tokens) for p in pieces] == [
-        ((0,), (0,), 3), ((0,), (3,), 2), ((1,), (0,), 2),
-    ]  # fmt: skip
+        ((0,), (0,), 3),
+        ((0,), (3,), 2),
+        ((1,), (0,), 2),
+    ]
 
 
 def test_simple_split_takes_any_tokens_as_rows():
     pieces = split_simple(spans_of([2, 3]), 4)
     assert [(p.spans, p.starts, p.n_tokens, p.reason) for p in pieces] == [
-        ((0, 0, 1, 1), (0, 1, 0, 1), 1, "n_ubatch"), ((1,), (2,), 1, "all tokens"),
-    ]  # fmt: skip
+        ((0, 0, 1, 1), (0, 1, 0, 1), 1, "n_ubatch"),
+        ((1,), (2,), 1, "all tokens"),
+    ]
 
 
 @given(

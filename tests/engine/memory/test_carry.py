@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 
 from engine.memory.carry import CarryMemory
 from tests.support.closeness import nmse
-from tests.support.recurrent_texts import (
-    CPU,
-    LIMIT,
-    SHAPE,
-    assert_state,
-    decode,
-    truth,
-)
+from tests.support.recurrent_texts import CPU, LIMIT, SHAPE, assert_state, decode, truth
 
 
 def memory_of(n_rs_seq: int, n_seqs: int = 3) -> CarryMemory:

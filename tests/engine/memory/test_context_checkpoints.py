@@ -64,9 +64,10 @@ def test_a_full_list_drops_what_lies_close_behind_another_then_the_oldest():
 
 
 @given(
-    n_max=st.integers(1, 4), min_step=st.integers(0, 50),
+    n_max=st.integers(1, 4),
+    min_step=st.integers(0, 50),
     steps=st.lists(st.tuples(st.booleans(), st.integers(1, 200)), max_size=20),
-)  # fmt: skip
+)
 def test_never_more_than_allowed_and_the_newest_stays(n_max, min_step, steps):
     kept = checkpoints(n_max, min_step)
     for is_prompt, length in steps:

@@ -94,8 +94,9 @@ def test_shifted_positions_give_the_same_logits(name: str) -> None:
     torch.testing.assert_close(
         decode(name, shifted, 0, 23, TOKENS[10:13]),
         decode(name, memory, 0, 10, TOKENS[10:13]),
-        atol=2e-4, rtol=0,
-    )  # fmt: skip
+        atol=2e-4,
+        rtol=0,
+    )
 
 
 @pytest.mark.parametrize("unified", [False, True])
@@ -140,8 +141,9 @@ def test_a_mirror_is_the_source_bit_by_bit(unified: bool) -> None:
 def assert_equal(one: SequenceState, other: SequenceState) -> None:
     assert torch.equal(one.attention.positions, other.attention.positions)
     for a, b in (
-        (one.attention.k, other.attention.k), (one.attention.v, other.attention.v),
+        (one.attention.k, other.attention.k),
+        (one.attention.v, other.attention.v),
         (one.recurrent.states, other.recurrent.states),
         (one.recurrent.windows, other.recurrent.windows),
-    ):  # fmt: skip
+    ):
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

@@ -106,9 +106,15 @@ class History:
         unified = self.draw(st.booleans(), label="unified")
         n_ctx = self.draw(st.sampled_from([6, 17, 300]), label="n_ctx")
         self.kv = AttentionKV(
-            LAYERS, N_SEQS, 2, 3, n_ctx, CPU,
-            unified=unified, rotate=lambda k, shift: k + MARK * shift,
-        )  # fmt: skip
+            LAYERS,
+            N_SEQS,
+            2,
+            3,
+            n_ctx,
+            CPU,
+            unified=unified,
+            rotate=lambda k, shift: k + MARK * shift,
+        )
         self.kv.poison(poison)
         self.model = Model(n_ctx, unified)
         self.payloads = itertools.count()

@@ -9,15 +9,7 @@ import torch
 
 from engine.memory.checkpoint import CheckpointMemory
 from engine.memory.planes import PlanesMemory
-from tests.support.recurrent_texts import (
-    CPU,
-    SHAPE,
-    assert_state,
-    copies,
-    decode,
-    same,
-    ubatch_of,
-)
+from tests.support.recurrent_texts import CPU, SHAPE, assert_state, copies, decode, same, ubatch_of
 
 
 def memory_of(n_rs_seq: int, n_seqs: int = 3, faults: tuple[str, ...] = ()) -> PlanesMemory:

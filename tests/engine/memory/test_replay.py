@@ -258,8 +258,4 @@ def test_channels_that_leave_no_room_for_keys_are_refused():
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_random_operations_agree_with_decoding_from_scratch(data):
-    walk(
-        data,
-        make,
-        lambda cursor, n, bound: min(n, bound),
-    )
+    walk(data, make, lambda cursor, n, bound: min(n, bound))

@@ -47,14 +47,29 @@ class Context:
     """A model with a memory; every batch is tried out (prepare) before it is decoded."""
 
     def __init__(
-        self, name: str, policy: str, n_rs_seq: int, n_seqs: int = 1, *, poison: float = math.nan,
-        n_ubatch: int = 512, n_ctx: int = 256, unified: bool = False, faults: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        policy: str,
+        n_rs_seq: int,
+        n_seqs: int = 1,
+        *,
+        poison: float = math.nan,
+        n_ubatch: int = 512,
+        n_ctx: int = 256,
+        unified: bool = False,
+        faults: Sequence[str] = (),
+    ) -> None:
         self.model, self.n_ubatch = model_of(name), n_ubatch
         self.memory = HybridMemory.for_model(
-            self.model.config, n_seqs, n_ctx, CPU, policy=policy, n_rs_seq=n_rs_seq,
-            unified=unified, faults=faults,
-        )  # fmt: skip
+            self.model.config,
+            n_seqs,
+            n_ctx,
+            CPU,
+            policy=policy,
+            n_rs_seq=n_rs_seq,
+            unified=unified,
+            faults=faults,
+        )
         assert self.memory.recurrent is not None
         self.recurrent = self.memory.recurrent
         self.memory.poison(poison)

@@ -66,9 +66,14 @@ def test_layout(tmp_path):
     assert (magic, version) == (b"DSSEQ\r\n\x1a", 1)
     header = json.loads(data[16 : 16 + size])
     assert header == {
-        "n_cells": 2, "n_attention": 2, "n_recurrent": 3, "pos": 4,
-        "kv_shape": [2, 4], "state_shape": [4, 8, 8], "window_shape": [3, 6],
-    }  # fmt: skip
+        "n_cells": 2,
+        "n_attention": 2,
+        "n_recurrent": 3,
+        "pos": 4,
+        "kv_shape": [2, 4],
+        "state_shape": [4, 8, 8],
+        "window_shape": [3, 6],
+    }
     body = data[16 + size : -4]
     assert struct.unpack_from("<2q", body) == (3, 4)
     floats = torch.tensor(struct.unpack(f"<{len(body) // 4 - 4}f", body[16:]))
@@ -133,9 +138,14 @@ def rebuilt(tmp_path, header: object, body: bytes | None = None, *, crc: int | N
 
 
 GOOD = {
-    "n_cells": 2, "n_attention": 2, "n_recurrent": 3, "pos": 4,
-    "kv_shape": [2, 4], "state_shape": [4, 8, 8], "window_shape": [3, 6],
-}  # fmt: skip
+    "n_cells": 2,
+    "n_attention": 2,
+    "n_recurrent": 3,
+    "pos": 4,
+    "kv_shape": [2, 4],
+    "state_shape": [4, 8, 8],
+    "window_shape": [3, 6],
+}
 
 
 def test_a_rebuilt_file_is_good(tmp_path):
@@ -171,9 +181,15 @@ def test_headers_that_lie(tmp_path, change, message):
 
 @pytest.mark.parametrize(
     ("header", "message"),
-    [(b"{", "JSON"), (b"[" * 4000, "JSON"), (b"\xff", "JSON"), (b"[]", "fields"),
-     (b" " * 5000, "5000 bytes"), (b'{"n_cells": ' + b"9" * 3000 + b"}", "fields")],
-)  # fmt: skip
+    [
+        (b"{", "JSON"),
+        (b"[" * 4000, "JSON"),
+        (b"\xff", "JSON"),
+        (b"[]", "fields"),
+        (b" " * 5000, "5000 bytes"),
+        (b'{"n_cells": ' + b"9" * 3000 + b"}", "fields"),
+    ],
+)
 def test_headers_that_are_none(tmp_path, header, message):
     with pytest.raises(TraceFileError, match=message):
         load_state(rebuilt(tmp_path, header))
@@ -196,10 +212,14 @@ def test_contents_that_cannot_be(tmp_path):
 
 @pytest.mark.parametrize(
     ("start", "message"),
-    [(b"", "cut short"), (b"DSSEQ", "cut short"), (b"GGUF" * 4, "no saved sequence"),
-     (FRAME.pack(b"DSSEQ\r\n\x1a", 2, 0), "version 2"),
-     (FRAME.pack(b"DSSEQ\r\n\x1a", 1, 9), "cut short")],
-)  # fmt: skip
+    [
+        (b"", "cut short"),
+        (b"DSSEQ", "cut short"),
+        (b"GGUF" * 4, "no saved sequence"),
+        (FRAME.pack(b"DSSEQ\r\n\x1a", 2, 0), "version 2"),
+        (FRAME.pack(b"DSSEQ\r\n\x1a", 1, 9), "cut short"),
+    ],
+)
 def test_other_files(tmp_path, start, message):
     (tmp_path / "a.seq").write_bytes(start)
     with pytest.raises(TraceFileError, match=message):

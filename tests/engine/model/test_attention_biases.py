@@ -77,8 +77,10 @@ def _definition(file: GgufFile, x: np.ndarray, gated: bool, eps, theta, n_rot) -
     out = np.zeros((n, N_HEAD, HD))
     for h in range(N_HEAD):
         kv = h // (N_HEAD // N_KV)
-        keys = [_rotate(_rms(k[t, kv], tensor("attn_k_norm.weight"), eps), t, theta, n_rot)
-                for t in range(n)]  # fmt: skip
+        keys = [
+            _rotate(_rms(k[t, kv], tensor("attn_k_norm.weight"), eps), t, theta, n_rot)
+            for t in range(n)
+        ]
         for t in range(n):
             q = _rms(u[t, h, :HD], tensor("attn_q_norm.weight"), eps)
             scores = np.array([_rotate(q, t, theta, n_rot) @ keys[s] for s in range(t + 1)])

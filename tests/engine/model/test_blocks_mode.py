@@ -79,7 +79,7 @@ class _Reader:
         self.blocks = {
             name: random_blocks("Q8_0", math.prod(shape[:-1]), shape[-1], seed=i)
             for i, (name, shape) in enumerate(shapes.items())
-        }  # fmt: skip
+        }
 
     def type(self, name):
         return "Q8_0"
@@ -138,13 +138,20 @@ def test_neighbours_of_one_type_become_one_matrix():
     numbers = Rows(torch.randn(2, 64))
     packed = weights.stack([q8, q8, q4, numbers, q8]).packed
     assert [(part.mode, part.shape) for part in packed.data] == [
-        ("blocks", (10, 64)), ("blocks", (5, 64)), ("f32", (2, 64)), ("blocks", (5, 64)),
-    ]  # fmt: skip
+        ("blocks", (10, 64)),
+        ("blocks", (5, 64)),
+        ("f32", (2, 64)),
+        ("blocks", (5, 64)),
+    ]
     x = torch.randn(4, 64)
-    whole = torch.cat([
-        dequantise(part.data.flatten(), part.type, 5 * 64).view(5, 64) if part.type else part.data
-        for part in (q8, q8, q4, numbers, q8)
-    ])  # fmt: skip
+    whole = torch.cat(
+        [
+            dequantise(part.data.flatten(), part.type, 5 * 64).view(5, 64)
+            if part.type
+            else part.data
+            for part in (q8, q8, q4, numbers, q8)
+        ]
+    )
     torch.testing.assert_close(linear(x, packed), x @ whole.T, rtol=1e-5, atol=1e-3)
     assert weights.n_bytes == 15 * 68 + 5 * 36 + 4 * 128
 

@@ -100,11 +100,7 @@ CASES = {
         {"{arch}.attention.key_length": DROP, "{arch}.attention.value_length": DROP},
         None,
     ),
-    "kv heads by default": (
-        DENSE,
-        {"{arch}.attention.head_count_kv": DROP},
-        _one_kv_head_per_head,
-    ),
+    "kv heads by default": (DENSE, {"{arch}.attention.head_count_kv": DROP}, _one_kv_head_per_head),
     "rotated dimensions given": (DENSE, {"{arch}.rope.dimension_count": 32}, None),
     "scaling switched off": (
         DENSE,
@@ -161,10 +157,7 @@ CHANGES = {
             "{arch}.rope.scaling.original_context_length": 64,
         },
     ),
-    "sections that leave pairs still": (
-        HYBRID,
-        {"{arch}.rope.dimension_sections": [0, 0, 1, 3]},
-    ),
+    "sections that leave pairs still": (HYBRID, {"{arch}.rope.dimension_sections": [0, 0, 1, 3]}),
     "freq_base by default": (DENSE, {"{arch}.rope.freq_base": DROP}),
 }
 

@@ -75,18 +75,32 @@ def record(store: TraceStore, seq_id: int, parts: list[int], log: list[Event]) -
     for i, n in enumerate(parts):
         is_last = i == len(parts) - 1
         store.rounds.append(
-            run_id=run, round=number, seq_id=seq_id, t_ms=float(number), pos0=pos, verify_width=n,
-            verify_ms=1.0, num_target_tokens=int(is_last), num_emitted=int(is_last),
-        )  # fmt: skip
+            run_id=run,
+            round=number,
+            seq_id=seq_id,
+            t_ms=float(number),
+            pos0=pos,
+            verify_width=n,
+            verify_ms=1.0,
+            num_target_tokens=int(is_last),
+            num_emitted=int(is_last),
+        )
         pos, number = pos + n, number + 1
     for event in log:
         size = event.accepted + 1 + event.replayed
         store.rounds.append(
-            run_id=run, round=number, seq_id=seq_id, t_ms=float(number), pos0=pos,
-            verify_width=event.drafted + 1, num_draft_tokens=event.drafted,
-            num_accepted_draft_tokens=event.accepted, num_target_tokens=1 + event.replayed,
-            num_emitted=size - event.dropped, rollback_depth=event.drafted - event.accepted,
-        )  # fmt: skip
+            run_id=run,
+            round=number,
+            seq_id=seq_id,
+            t_ms=float(number),
+            pos0=pos,
+            verify_width=event.drafted + 1,
+            num_draft_tokens=event.drafted,
+            num_accepted_draft_tokens=event.accepted,
+            num_target_tokens=1 + event.replayed,
+            num_emitted=size - event.dropped,
+            rollback_depth=event.drafted - event.accepted,
+        )
         pos, number = pos + size, number + 1
 
 
@@ -143,9 +157,7 @@ def check(store: TraceStore, slow: SlowCounter) -> None:
         assert fared["mean_acceptance_length"] == 1 + slow.draft_n_accepted / slow.verif_steps
         assert fared["draft_acceptance_rate"] == slow.draft_n_accepted / slow.draft_n
         histogram = fared["acceptance_histogram"]
-        assert histogram == [
-            sum(n == k for _, n in slow.lists) for k in range(longest + 1)
-        ]  # fmt: skip
+        assert histogram == [sum(n == k for _, n in slow.lists) for k in range(longest + 1)]
     else:
         assert fared["mean_acceptance_length"] is None
         assert fared["draft_acceptance_rate"] is None
@@ -184,8 +196,9 @@ def test_which_rule_was_counted_shows_in_the_number_of_tokens(rollback: str, rep
 def test_figures_of_a_run_with_drops_and_refills(tmp_path: Path) -> None:
     """Tokens that a stop drops count as accepted; a reopened trace gives the same figures."""
     prompts = [Prompt(prompt_of(MTP).tokens[:n]) for n in (20, 7, 31, 3)]
-    options = options_of(11, "draft-mtp", n_max=4, parallel=2, n_batch=16, replay="verify",
-                         rollback="checkpoint")  # fmt: skip
+    options = options_of(
+        11, "draft-mtp", n_max=4, parallel=2, n_batch=16, replay="verify", rollback="checkpoint"
+    )
     run = decode(session(MTP), prompts, options)
     store = run.trace
     target, accepted, emitted = (

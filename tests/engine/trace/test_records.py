@@ -19,11 +19,24 @@ def test_names_are_unique_snake_case_and_kinds_are_known() -> None:
 def test_tables_hold_the_columns_of_the_design() -> None:
     rounds = [column.name for column in records.ROUNDS]
     for name in (
-        "t_ms", "pos0", "num_draft_tokens", "num_accepted_draft_tokens", "num_emitted",
-        "stop_kind", "accept_rule", "rollback_depth", "rollback_path", "n_rs_seq", "valid_depth",
-        "rs_idx_before", "rs_idx_after", "kv_cells_used", "kv_cells_duplicate",
-        "state_bytes_copied", "checkpoint_bytes",
-    ):  # fmt: skip
+        "t_ms",
+        "pos0",
+        "num_draft_tokens",
+        "num_accepted_draft_tokens",
+        "num_emitted",
+        "stop_kind",
+        "accept_rule",
+        "rollback_depth",
+        "rollback_path",
+        "n_rs_seq",
+        "valid_depth",
+        "rs_idx_before",
+        "rs_idx_after",
+        "kv_cells_used",
+        "kv_cells_duplicate",
+        "state_bytes_copied",
+        "checkpoint_bytes",
+    ):
         assert name in rounds
     assert [f"{phase}_ms" for phase in records.PHASES] == [
         name for name in rounds if name.endswith("_ms") and name != "t_ms"

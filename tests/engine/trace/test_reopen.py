@@ -161,7 +161,8 @@ BAD = {
     "a sequence too far": (in_csv("rounds", "0,2,0,41", "0,2,99999999,41"), "between 0 and 65535"),
     "a negative round": (in_csv("rounds", "0,2,0,41", "0,-2,0,41"), "round '-2' is not between"),
     "a field beyond all measure": (
-        in_csv("findings", "toy", "x" * 200_000), r"findings\.csv line 2: not valid CSV",
+        in_csv("findings", "toy", "x" * 200_000),
+        r"findings\.csv line 2: not valid CSV",
     ),
     "an open quote": (in_csv("findings", "toy", '"toy'), r"findings\.csv line \d: (not|\d+ f)"),
     "no UTF-8": (replaced("memory.csv", b"run_id\xff\n"), r"memory\.csv is not UTF-8"),
@@ -171,7 +172,7 @@ BAD = {
         ),
         r"rounds\.csv has 2 rows where session\.json announces 3",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -37,8 +37,8 @@ def test_a_trace_comes_back_and_holds_no_formula(small_trace: TraceStore, tmp_pa
     small_trace.pieces[7] = b"=cmd|' /C calc'!A0"
     small_trace.tokens.append(run_id=0, round=3, seq_id=0, pos=10, kind="target", token_id=7)
     small_trace.findings.append(
-        run_id=0, round=3, seq_id=0, rule="@x", severity="info", message="'quoted'", evidence="-a",
-    )  # fmt: skip
+        run_id=0, round=3, seq_id=0, rule="@x", severity="info", message="'quoted'", evidence="-a"
+    )
     export_csv(small_trace, tmp_path / "t", excel_safe=True)
     for path in (tmp_path / "t").glob("*.csv"):
         assert path.read_bytes().startswith(b"\xef\xbb\xbf")

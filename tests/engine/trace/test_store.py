@@ -68,9 +68,9 @@ def test_append_and_extend_agree_with_a_list_of_rows(
                 assert table.append(**row) == len(model)
                 model.append(row)
         else:
-            table.extend({c.name: full_column(batch, c.name) for c in COLUMNS if batch} or {
-                "number": []
-            })  # fmt: skip
+            table.extend(
+                {c.name: full_column(batch, c.name) for c in COLUMNS if batch} or {"number": []}
+            )
             model.extend(batch)
         assert len(table) == len(model)
     assert [table.row(i) for i in range(len(table))] == [expected(row) for row in model]

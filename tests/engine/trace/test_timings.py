@@ -18,9 +18,15 @@ def step(
     store: TraceStore, round_: int, t_ms: float, drafted: int, accepted: int, **more: object
 ) -> None:
     add(
-        store, round_, t_ms, num_draft_tokens=drafted, num_accepted_draft_tokens=accepted,
-        num_emitted=accepted + 1, rollback_depth=drafted - accepted, **more,
-    )  # fmt: skip
+        store,
+        round_,
+        t_ms,
+        num_draft_tokens=drafted,
+        num_accepted_draft_tokens=accepted,
+        num_emitted=accepted + 1,
+        rollback_depth=drafted - accepted,
+        **more,
+    )
 
 
 def test_timings_of_the_small_trace(small_trace: TraceStore) -> None:
@@ -58,9 +64,14 @@ def test_summary_of_the_small_trace(small_trace: TraceStore) -> None:
     }
     assert figures["rollback_depth_histogram"] == [1, 0, 1]
     assert figures["phase_ms"] == {
-        "draft": 5.0, "verify": 14.5, "sample": 0.75,
-        "save": None, "rollback": None, "restore": None, "replay": None,
-    }  # fmt: skip
+        "draft": 5.0,
+        "verify": 14.5,
+        "sample": 0.75,
+        "save": None,
+        "rollback": None,
+        "restore": None,
+        "replay": None,
+    }
 
 
 def test_the_three_rates_differ_where_drafts_differ_in_length() -> None:
@@ -85,9 +96,14 @@ def test_tokens_that_a_stop_dropped_still_count_as_accepted() -> None:
     store = TraceStore()
     add(store, 0, 1.0, num_emitted=1, verify_width=2, verify_ms=1.0)
     add(
-        store, 1, 3.0, num_draft_tokens=3, num_accepted_draft_tokens=3, num_emitted=2,
+        store,
+        1,
+        3.0,
+        num_draft_tokens=3,
+        num_accepted_draft_tokens=3,
+        num_emitted=2,
         stop_kind="end",
-    )  # fmt: skip
+    )
     figures = timings(store, 0)
     assert figures["predicted_n"] == 3
     assert figures["draft_n_accepted"] == 3

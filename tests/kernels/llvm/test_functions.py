@@ -74,8 +74,10 @@ def test_where_results_are_neither_zero_nor_infinite(name):
 @NAMES
 def test_nan_stays_nan(name):
     assert np.isnan(values(name, np.array([np.nan, -np.nan, 1.0], np.float32))).tolist() == [
-        True, True, False
-    ]  # fmt: skip
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,7 @@ def test_rows_of_nan_name_experts_that_exist(device):
 
 @pytest.mark.parametrize("mode", ["f32", "bf16"])
 @pytest.mark.parametrize(
-    ("n_rows", "n_experts", "n_used"),
-    [(1, 6, 1), (1, 6, 6), (3, 40, 8), (20, 3, 2), (33, 5, 2)],
+    ("n_rows", "n_experts", "n_used"), [(1, 6, 1), (1, 6, 6), (3, 40, 8), (20, 3, 2), (33, 5, 2)]
 )
 def test_experts(device, mode, n_rows, n_experts, n_used):
     """Also experts without rows, and with more than a tile of them."""
