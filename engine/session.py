@@ -35,6 +35,7 @@ from engine.model.loader import load_model
 from engine.options import DRAFTERS, MODEL_DRAFTERS, Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
 from engine.trace.store import TraceStore
+from engine.trace.writer import TraceWriter, this_engine
 from engine.transfer import read
 from engine.warm_up import warm_up
 
@@ -277,7 +278,9 @@ class Session:
     ) -> int:
         """Register a run with what is known of it before its first row; None: the open model."""
         model = model or self._model
-        return trace.begin_run(
+        writer = TraceWriter.begin(
+            trace,
+            this_engine(),
             {
                 "options": asdict(options),
                 "compute": model.compute,
@@ -291,8 +294,9 @@ class Session:
                 "weight_bytes": model.weight_bytes,
                 "snapshot_bytes": memory.snapshot_bytes(),
                 "banned_tokens": sorted(self.tokenizer.eog_ids) if options.ignore_eos else [],
-            }
+            },
         )
+        return writer.run_id
 
     def make_drafters(
         self,

@@ -27,7 +27,7 @@ from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
 from engine.session import Session
 from engine.trace.store import TraceStore
-from engine.trace.timings import summary
+from engine.trace.writer import TraceWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,7 @@ class Lane:
 
     def end(self, stops: Sequence[str]) -> None:
         """The comparison has ended. stops: why each sequence did."""
-        self.facts["summary"] = summary(self._trace, self.run_id)
-        self.facts["stops"] = list(stops)
+        TraceWriter(self._trace, self.run_id).end(stops)
 
     def _record_plain(
         self, round_: Round, logits: Rows, memory: HybridMemory | None, *, wide: bool
