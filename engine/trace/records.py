@@ -218,6 +218,7 @@ DRAFT_REASONS = {
     "p_min": "the next token was less probable than p_min",
     "n_min": "shorter than n_min, thrown away",
     "n_max": "drafts of no token were asked for",
+    "unknown-token": "the draft model lacks the newest token",
     "limit": "context or token limit leave no more room",
 }
 """Why a draft is empty or shorter than its drafter's longest; empty for a full draft."""
