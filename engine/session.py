@@ -23,6 +23,7 @@ from engine.draft.make import make_drafter
 from engine.draft.token_draws import TokenDraws
 from engine.draft.vocabulary import check_vocabularies
 from engine.errors import ContextFullError, ModelFileError, OptionError
+from engine.gguf.binary import never
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import Progress
@@ -78,17 +79,17 @@ class Session:
         files. Raises OptionError, ModelFileError, UnsupportedModelError, OutOfMemoryError,
         VocabularyMismatchError, or Cancelled once `cancelled` returns True.
         """
-        there = resolve_device(device)
+        there, cancelled = resolve_device(device), cancelled or never
         load = partial(_loaded, compute=compute, device=there, cancelled=cancelled)
-        with GgufFile.open(target) as file:
-            tokenizer = Tokenizer.from_gguf(file)
+        with GgufFile.open(target, cancelled) as file:
+            tokenizer = Tokenizer.from_gguf(file, cancelled)
             chat = ChatTemplate.from_gguf(file)
             info, identity = describe(file), file.identity()
             if draft is None:
                 model = load(file, progress=progress)
                 return cls(model, info, tokenizer, chat, identity, path=file.path)
-            with GgufFile.open(draft) as second:
-                check_vocabularies(tokenizer, Tokenizer.from_gguf(second))
+            with GgufFile.open(draft, cancelled) as second:
+                check_vocabularies(tokenizer, Tokenizer.from_gguf(second, cancelled))
                 total = file.n_bytes + second.n_bytes
                 model = load(file, progress=_part(progress, 0, total))
                 helper = load(second, progress=_part(progress, file.n_bytes, total))

@@ -22,11 +22,12 @@ def inspect_files(request: OpenRequest) -> ModelFiles:
     from engine.gguf.file import GgufFile
     from engine.model.info import describe
 
-    with GgufFile.open(request.target) as file:
+    cancelled = request.cancelled.is_set
+    with GgufFile.open(request.target, cancelled) as file:
         info, identity = describe(file), file.identity()
     draft_info = None
     if request.draft is not None:
-        with GgufFile.open(request.draft) as file:
+        with GgufFile.open(request.draft, cancelled) as file:
             draft_info = describe(file)
     return ModelFiles(request.target, request.draft, info, draft_info, identity)
 
