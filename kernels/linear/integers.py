@@ -12,6 +12,7 @@ from kernels.linear import byte_panels, fbgemm, naive, two_rows
 from kernels.linear.byte_panels import BytePanels
 from kernels.linear.packed import ROW_LEVELS, Packed
 from kernels.norm import max_norm
+from kernels.processor import has_feature
 
 # rows of integers that a row of x becomes
 N_INTEGERS = {"int8": 1, "int8x2": 2}
@@ -66,8 +67,4 @@ def product(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
 @functools.cache
 def has_vnni() -> bool:
     """Whether LLVM compiles products of bytes for this processor."""
-    if not uses_llvm():
-        return False
-    from kernels.linear import bytes_with_llvm
-
-    return bytes_with_llvm.available()
+    return uses_llvm() and has_feature("avx512vnni")
