@@ -10,7 +10,7 @@ import torch
 from kernels.dispatch import uses_llvm
 from kernels.linear import byte_panels, fbgemm, naive, two_rows
 from kernels.linear.byte_panels import BytePanels
-from kernels.linear.packed import ROW_LEVELS, Packed
+from kernels.linear.packed import ROW_LEVELS, WEIGHT_LEVELS, Packed
 from kernels.norm import max_norm
 from kernels.processor import has_feature
 
@@ -62,6 +62,12 @@ def product(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
         sums = (rows * ROW_LEVELS).round().double() @ integers.double().T
         return (sums * (scale.double() / ROW_LEVELS)).float()
     return fbgemm.product(rows, packed.data)
+
+
+def weight_levels() -> int:
+    """The largest integer that `pack` makes of a weight on this processor."""
+    through_fbgemm = not has_vnni() and fbgemm.available()
+    return fbgemm.levels() if through_fbgemm else WEIGHT_LEVELS
 
 
 @functools.cache
