@@ -286,6 +286,7 @@ class Session:
                 "options": asdict(options),
                 "compute": model.compute,
                 "device": str(model.device),
+                "threads": torch.get_num_threads(),
                 "model": self.identity,
                 "architecture": self.config.architecture,
                 "n_ctx": memory.attention.n_ctx,
