@@ -16,6 +16,7 @@ from app.cli.run_arguments import Source, add_arguments, run_options
 from engine.errors import OptionError
 from engine.gguf.tokenizer import StreamDecoder
 from engine.options import Prompt, RunOptions
+from engine.options.idle_faults import notes_on
 from engine.options.ngram_options import SHORT_MATCH
 from engine.trace.export import check_target, export_csv
 from engine.trace.records import EMITTED_KINDS
@@ -96,6 +97,8 @@ def _print_notes(options: RunOptions) -> None:
             "draftscope: note: acceptance is synthetic, the output is not the model's.",
             file=sys.stderr,
         )
+    for note in notes_on(options):
+        print(f"draftscope: note: {note}", file=sys.stderr)
     if "ngram-mod" in spec.types and spec.ngram_mod.n_match < SHORT_MATCH:
         print(
             f"draftscope: note: --spec-ngram-mod-n-match below {SHORT_MATCH} gives poor drafts.",

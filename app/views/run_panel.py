@@ -22,6 +22,7 @@ from app.widgets.sampler_group import SamplerGroup
 from app.widgets.scroll_page import ScrollPage
 from engine.errors import OptionError
 from engine.options import COMPUTE_MODES, DRAFTERS, MODEL_DRAFTERS, ROLLBACK_POLICIES, RunOptions
+from engine.options.idle_faults import notes_on
 
 
 class RunPanel(QWidget):
@@ -223,6 +224,7 @@ class RunPanel(QWidget):
                 notes.append("Acceptance is synthetic: the output is invalid.")
             if options.faults:
                 notes.append(f"Fault on: {', '.join(options.faults)}. The output may be wrong.")
+                notes += notes_on(options)
         text = self.problem or " ".join(notes)
         self.message.setText(text)
         self.message.setAccessibleName(text)

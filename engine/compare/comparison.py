@@ -95,8 +95,8 @@ class Comparison:
             for spec, mine in zip(specs, lane_options, strict=True):
                 self._followers.append(self._follower(spec, mine, leaders))
         except BaseException as error:
-            for lane in self._followers:
-                lane.end([])
+            for follower in self._followers:
+                follower.end([])
             for run_id in range(n_before, len(self.trace.runs)):
                 why = str(error) or type(error).__name__
                 self.trace.runs[run_id] |= {"lane_error": why, "stops": []}
