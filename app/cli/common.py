@@ -114,16 +114,6 @@ def add_threads(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_batch_invariant(group: argparse._ArgumentGroup) -> None:
-    """--batch-invariant."""
-    group.add_argument(
-        "--batch-invariant",
-        action="store_true",
-        help="give the logits behind a token the same bits whatever tokens and sequences are "
-        "decoded with it; slower",
-    )
-
-
 def use_threads(n_threads: int | None, info: ModelInfo) -> None:
     """Tell torch how many threads to use; None = as many as the model gains from."""
     import torch

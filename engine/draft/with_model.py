@@ -1,14 +1,49 @@
-"""How a model drafter draws tokens when they are judged by rejection."""
+"""What drafters with a model are set by, and how they draw; torch is not needed for it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from engine.option_fields import Row, Within, option
 from engine.sampling.distribution import Distribution, softmax
 
 _STREAM = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDraftOptions:
+    """Limits on drafts: p_min is a floor on each drafted token's own confidence, not on their
+    product; a draft shorter than n_min is thrown away."""
+
+    n_max: int = option(
+        3,
+        "--spec-draft-n-max",
+        help="longest draft of draft-*, tokens",
+        group="speculation",
+        within=Within(1, 64),
+        remedy="Choose a length from 1.",
+        row=Row("n_max", 1, 64),
+    )
+    n_min: int = option(
+        0,
+        "--spec-draft-n-min",
+        help="a shorter draft is thrown away",
+        group="speculation",
+        row=Row("n_min", 0, 64),
+    )
+    p_min: float = option(
+        0.0,
+        "--spec-draft-p-min",
+        help="a draft ends before a token whose own probability is lower",
+        group="speculation",
+        within=Within(0.0, 1.0),
+        remedy="Use 0 to switch it off.",
+        metavar="P",
+        row=Row("p_min", 0.0, 1.0),
+    )
 
 
 class TokenDraws:
