@@ -197,6 +197,8 @@ class Comparison:
         if not options.spec.types:  # somebody else drafts
             n_rs_seq = options.snapshots_for(options.spec.n_max)
         if not spec.free:
+            # the leader's tokens are decided: a replay that chose again could only leave them
+            options = replace(options, replay="trust")
             return PolicyLane(setting, spec, options, model, leader, n_rs_seq)
         if self._drafter:
             raise OptionError(

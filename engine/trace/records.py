@@ -15,6 +15,9 @@ SCHEMA_VERSION = 3
 MISSING = int(np.iinfo(np.int32).min)
 N_TOP = 5
 """Alternatives kept per position on each side (target and draft)."""
+COLUMN_STATES = ("observed", "derived", "absent")
+"""What a run may say of a column in its fact `columns`: read off the engine, computed from other
+observations, or unknown to this source."""
 
 
 @dataclass(frozen=True, slots=True)
