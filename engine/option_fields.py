@@ -19,10 +19,12 @@ _FOUND: dict[type, tuple[Setting, ...]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """A range of numbers; without is_open, `low` belongs to it. Reals show as an interval."""
+    """A range of numbers, and what to do about one that is not in it. is_open: `low` is outside.
+    Reals show as an interval."""
 
     low: float
-    high: float = math.inf
+    high: float
+    remedy: str
     is_open: bool = False
 
     def holds(self, value: float) -> bool:
@@ -62,20 +64,19 @@ class Option:
     come from the `part` that the option is in.
 
     flags: short and long; the first one names it in errors unless `named` does. group: what it is
-    listed with, on the command line and in forms. parse: reads the text of one value, raises
-    OptionError. repeats: the flag is given once per value.
+    listed with, on the command line and in forms; empty: the GROUP of its dataclass. parse: reads
+    the text of one value, raises OptionError. repeats: the flag is given once per value.
     """
 
     flags: tuple[str, ...]
     help: str
-    group: str
     within: Within | None = None
-    remedy: str = ""
+    row: Row | None = None
+    group: str = ""
     choices: Collection[str] = ()
     metavar: str = "N"
     parse: Callable[[str], Any] | None = None
     repeats: bool = False
-    row: Row | None = None
     named: str = ""
 
     @property
@@ -92,23 +93,21 @@ class Option:
     @property
     def about(self) -> str:
         """`help` with the choices, which may have become more since."""
-        return self._filled(self.help)
+        names = tuple(self.choices)
+        return self.help.format(choices=", ".join(names), either=" or ".join(names))
 
     def check(self, value: Any) -> None:
         """Raise OptionError for a value that is not allowed; None always is."""
         if value is None:
             return
         if self.within and not self.within.holds(value):
-            raise OptionError(f"{self.name} {self.within.broken()}.", self.remedy)
+            raise OptionError(f"{self.name} {self.within.broken()}.", self.within.remedy)
         if self.choices:
             for name in (value,) if isinstance(value, str) else value:
                 if name not in self.choices:
-                    remedy = self._filled(self.remedy or "Choose from {choices}.")
-                    raise OptionError(f"{self.name} {name} is unknown.", remedy)
-
-    def _filled(self, text: str) -> str:
-        names = tuple(self.choices)
-        return text.format(choices=", ".join(names), either=" or ".join(names))
+                    raise OptionError(
+                        f"{self.name} {name} is unknown.", f"Choose from {', '.join(self.choices)}."
+                    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +132,12 @@ class Setting:
         return self.option.row
 
 
-def option(default: Any, *flags: str, help: str, group: str = "", **others: Any) -> Any:
-    """A field with this default that is an option; others: see Option."""
-    return field(default=default, metadata={"option": Option(flags, help, group, **others)})
+def option(default: Any, flags: str, help: str, *shown: Within | Row, **others: Any) -> Any:
+    """A field with this default that is an option. flags: separated by spaces. shown: the range
+    and the row, either of them. others: see Option."""
+    for one in shown:
+        others["within" if isinstance(one, Within) else "row"] = one
+    return field(default=default, metadata={"option": Option((*flags.split(),), help, **others)})
 
 
 def part(kind: type, *, without: Collection[str] = (), **words: str) -> Any:
@@ -184,6 +186,7 @@ def _settings(kind: type) -> Iterator[Setting]:
             plain = [k for k in get_args(hints[one.name]) if k is not type(None)]
             is_tuple = getattr(hints[one.name], "__origin__", None) is tuple
             what = tuple if is_tuple else plain[0] if plain else hints[one.name]
+            found = replace(found, group=found.group or getattr(kind, "GROUP", ""))
             yield Setting((one.name,), found, what, one.default)
         elif "words" in one.metadata:
             for inner in settings(hints[one.name]):

@@ -35,21 +35,19 @@ class LookupCacheOptions:
 
     lookup_cache_static: str | None = option(
         None,
-        "-lcs",
-        "--lookup-cache-static",
-        help=_HELP.format("2-grams of a large corpus"),
+        "-lcs --lookup-cache-static",
+        _HELP.format("2-grams of a large corpus"),
+        Row("static cache", text="file"),
         group=GROUP,
         metavar="FILE",
-        row=Row("static cache", text="file"),
     )
     lookup_cache_dynamic: str | None = option(
         None,
-        "-lcd",
-        "--lookup-cache-dynamic",
-        help=_HELP.format("n-grams of earlier output"),
+        "-lcd --lookup-cache-dynamic",
+        _HELP.format("n-grams of earlier output"),
+        Row("dynamic cache", text="file"),
         group=GROUP,
         metavar="FILE",
-        row=Row("dynamic cache", text="file"),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.history import History
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 GROUP = "ngram"
 """Of the command line: speculation without a draft model."""
-IN_RANGE = {"within": Within(1, 1024), "remedy": "Choose a number from 1."}
+SIZE = Within(1, 1024, "Choose a number from 1.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +26,15 @@ class NgramSizes:
     min_hits: look-ups of a key before ngram-map-k4v drafts; the others do not use it.
     """
 
+    GROUP: ClassVar[str] = GROUP
     size_n: int = option(
-        12,
-        "--spec-{drafter}-size-n",
-        help="tokens looked up",
-        group=GROUP,
-        row=Row("", 1, 1024, short="n"),
-        **IN_RANGE,
+        12, "--spec-{drafter}-size-n", "tokens looked up", SIZE, Row("", 1, 1024, short="n")
     )
     size_m: int = option(
-        48,
-        "--spec-{drafter}-size-m",
-        help="longest draft",
-        group=GROUP,
-        row=Row("", 1, 1024, short="m"),
-        **IN_RANGE,
+        48, "--spec-{drafter}-size-m", "longest draft", SIZE, Row("", 1, 1024, short="m")
     )
     min_hits: int = option(
-        1,
-        "--spec-{drafter}-min-hits",
-        help="{hits}",
-        group=GROUP,
-        row=Row("", 1, 1024, short="hits"),
-        **IN_RANGE,
+        1, "--spec-{drafter}-min-hits", "{hits}", SIZE, Row("", 1, 1024, short="hits")
     )
 
 

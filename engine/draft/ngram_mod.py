@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from engine.draft.drafter import Draft
 from engine.draft.history import History
-from engine.draft.ngram_drafter import GROUP, IN_RANGE, NgramDrafter, nothing
+from engine.draft.ngram_drafter import GROUP, SIZE, NgramDrafter, nothing
 from engine.draft.spec import DrafterSpec
 from engine.option_fields import Row, Within, option
 
@@ -26,37 +27,26 @@ CHUNK = 32
 SHORT_MATCH = 16
 _FACTOR = 6364136223846793005
 _MASK = N_ENTRIES - 1
+_FROM_ZERO = Within(0, 1024, "Choose a number from 0.")
 
 
 @dataclass(frozen=True, slots=True)
 class NgramModOptions:
     """ngram-mod: look up n_match tokens, draft n_max; a find shorter than n_min is thrown away."""
 
+    GROUP: ClassVar[str] = GROUP
     n_match: int = option(
-        24,
-        "--spec-ngram-mod-n-match",
-        help="tokens looked up",
-        group=GROUP,
-        row=Row("", 1, 1024, short="n"),
-        **IN_RANGE,
+        24, "--spec-ngram-mod-n-match", "tokens looked up", SIZE, Row("", 1, 1024, short="n")
     )
     n_min: int = option(
         48,
         "--spec-ngram-mod-n-min",
-        help="a shorter find is thrown away",
-        group=GROUP,
-        within=Within(0, 1024),
-        remedy="Choose a number from 0.",
-        row=Row("", 0, 1024, short="min"),
+        "a shorter find is thrown away",
+        _FROM_ZERO,
+        Row("", 0, 1024, short="min"),
     )
     n_max: int = option(
-        64,
-        "--spec-ngram-mod-n-max",
-        help="longest draft",
-        group=GROUP,
-        within=Within(0, 1024),
-        remedy="Choose a number from 0.",
-        row=Row("", 0, 1024, short="max"),
+        64, "--spec-ngram-mod-n-max", "longest draft", _FROM_ZERO, Row("", 0, 1024, short="max")
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,31 +19,24 @@ class ModelDraftOptions:
     """Limits on drafts: p_min is a floor on each drafted token's own confidence, not on their
     product; a draft shorter than n_min is thrown away."""
 
+    GROUP: ClassVar[str] = "speculation"
     n_max: int = option(
         3,
         "--spec-draft-n-max",
-        help="longest draft of draft-*, tokens",
-        group="speculation",
-        within=Within(1, 64),
-        remedy="Choose a length from 1.",
-        row=Row("n_max", 1, 64),
+        "longest draft of draft-*, tokens",
+        Within(1, 64, "Choose a length from 1."),
+        Row("n_max", 1, 64),
     )
     n_min: int = option(
-        0,
-        "--spec-draft-n-min",
-        help="a shorter draft is thrown away",
-        group="speculation",
-        row=Row("n_min", 0, 64),
+        0, "--spec-draft-n-min", "a shorter draft is thrown away", Row("n_min", 0, 64)
     )
     p_min: float = option(
         0.0,
         "--spec-draft-p-min",
-        help="a draft ends before a token whose own probability is lower",
-        group="speculation",
-        within=Within(0.0, 1.0),
-        remedy="Use 0 to switch it off.",
+        "a draft ends before a token whose own probability is lower",
+        Within(0.0, 1.0, "Use 0 to switch it off."),
+        Row("p_min", 0.0, 1.0),
         metavar="P",
-        row=Row("p_min", 0.0, 1.0),
     )
 
 

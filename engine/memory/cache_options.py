@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from engine.option_fields import Within, check, option
@@ -15,24 +16,17 @@ class CacheOptions:
 
     ctx_checkpoints: int = option(
         32,
-        "-ctxcp",
-        "--ctx-checkpoints",
+        "-ctxcp --ctx-checkpoints",
+        "recurrent states kept along the text, to go on from its middle",
+        Within(0, math.inf, "Use 0 for none."),
         named="--ctx-checkpoints",
-        help="recurrent states kept along the text, to go on from its middle",
-        group="cache",
-        within=Within(0),
-        remedy="Use 0 for none.",
     )
     checkpoint_min_step: int = option(
         8192,
-        "-cms",
-        "--checkpoint-min-step",
+        "-cms --checkpoint-min-step",
+        "tokens between two of them, but for those at the end of a prompt and at its last message",
+        Within(0, math.inf, "Use 0 for any."),
         named="--checkpoint-min-step",
-        help="tokens between two of them, but for those at the end of a prompt and at its last "
-        "message",
-        group="cache",
-        within=Within(0),
-        remedy="Use 0 for any.",
     )
 
     def __post_init__(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
@@ -67,137 +69,118 @@ class RunOptions:
     share its batches; slower.
     """
 
+    GROUP: ClassVar[str] = "memory"
     parallel: int = option(
         1,
         "--parallel",
-        help="sequences decoded side by side; further prompts wait",
+        "sequences decoded side by side; further prompts wait",
+        Within(1, 64, "Use at least 1."),
+        Row("parallel", 0, 64, special="all sequences", start=0),
         group="slots",
-        within=Within(1, 64),
-        remedy="Use at least 1.",
-        row=Row("parallel", 0, 64, special="all sequences", start=0),
     )
     n_predict: int = option(
         128,
-        "-n",
-        "--n-predict",
-        help="tokens per sequence, -1 = no limit",
+        "-n --n-predict",
+        "tokens per sequence, -1 = no limit",
+        Row("tokens", -1, 100_000, special="no limit"),
         group="decoding",
-        row=Row("tokens", -1, 100_000, special="no limit"),
     )
     n_ctx: int = option(
         0,
-        "-c",
-        "--ctx-size",
-        help="cells per sequence, 0 = the trained context, at most 4096",
+        "-c --ctx-size",
+        "cells per sequence, 0 = the trained context, at most 4096",
+        Within(0, 2**20, "Use 0 for the model's own context."),
+        Row("n_ctx", 0, 2**20, special="automatic"),
         group="sizes",
-        within=Within(0, 2**20),
-        remedy="Use 0 for the model's own context.",
-        row=Row("n_ctx", 0, 2**20, special="automatic"),
     )
     n_batch: int = option(
         2048,
-        "-b",
-        "--batch-size",
-        help="most prompt and verified tokens in one round",
+        "-b --batch-size",
+        "most prompt and verified tokens in one round",
+        Within(1, math.inf, "Use a batch of at least one token."),
+        Row("n_batch", 1, 1 << 16),
         group="sizes",
-        within=Within(1),
-        remedy="Use a batch of at least one token.",
-        row=Row("n_batch", 1, 1 << 16),
     )
     n_ubatch: int = option(
         512,
-        "-ub",
-        "--ubatch-size",
-        help="most tokens in one forward pass",
+        "-ub --ubatch-size",
+        "most tokens in one forward pass",
+        Within(1, math.inf, "Use a batch of at least one token."),
+        Row("n_ubatch", 1, 1 << 16),
         group="sizes",
-        within=Within(1),
-        remedy="Use a batch of at least one token.",
-        row=Row("n_ubatch", 1, 1 << 16),
     )
     sampler: SamplerOptions = part(SamplerOptions)
     spec: SpecOptions = part(SpecOptions)
     rollback: str = option(
         "planes",
         "--rollback",
-        help="how rejected tokens leave the recurrent state: {choices}",
+        "how rejected tokens leave the recurrent state: {choices}",
+        Row("rollback"),
         group="rollback",
         choices=ROLLBACK_POLICIES,
         metavar="POLICY",
-        row=Row("rollback"),
     )
     n_rs_seq: int | None = option(
         None,
         "--n-rs-seq",
-        help="most tokens that can be undone without a checkpoint (default: --spec-draft-n-max "
+        "most tokens that can be undone without a checkpoint (default: --spec-draft-n-max "
         "with a draft-* drafter, else 0)",
-        group="memory",
-        within=Within(0, 64),
-        remedy="Choose 0 to 64 snapshot planes.",
-        row=Row("n_rs_seq", -1, 64, special="automatic"),
+        Within(0, 64, "Choose 0 to 64 snapshot planes."),
+        Row("n_rs_seq", -1, 64, special="automatic"),
     )
     split: str = option(
         "equal",
         "--split",
-        help="how a batch is split: {either}",
-        group="memory",
+        "how a batch is split: {either}",
+        Row("split"),
         choices=SPLITS,
         metavar="RULE",
-        row=Row("split"),
     )
     kv: str = option(
-        "per-seq",
-        "--kv",
-        help="attention cells: {either}",
-        group="memory",
-        choices=KV_MODES,
-        metavar="MODE",
-        row=Row("KV"),
+        "per-seq", "--kv", "attention cells: {either}", Row("KV"), choices=KV_MODES, metavar="MODE"
     )
     checkpoint_device: str = option(
         "host",
         "--checkpoint-device",
-        help="where checkpoints are kept: {either}",
-        group="memory",
+        "where checkpoints are kept: {either}",
+        Row("checkpoint"),
         choices=CHECKPOINT_DEVICES,
         metavar="PLACE",
-        row=Row("checkpoint"),
     )
     replay: str = option(
         "trust",
         "--replay",
-        help="accepted tokens after a restore: trust decodes them again, verify samples them "
+        "accepted tokens after a restore: trust decodes them again, verify samples them "
         "again with the sampler restored, as llama.cpp does; with --spec-accept rejection they "
         "are always trusted",
-        group="memory",
+        Row("replay"),
         choices=REPLAY_MODES,
         metavar="HOW",
-        row=Row("replay"),
     )
     faults: tuple[str, ...] = option(
         (),
         "--fault",
-        help="switch on a bug of the field to look at it; the output may be wrong. "
+        "switch on a bug of the field to look at it; the output may be wrong. "
         "Repeatable: {choices}",
+        Row("fault"),
         group="faults",
         choices=FAULTS,
         metavar="NAME",
         repeats=True,
-        row=Row("fault"),
     )
     ignore_eos: bool = option(
         False,
         "--ignore-eos",
-        help="never choose an end-of-generation token",
+        "never choose an end-of-generation token",
+        Row("ignore end of text"),
         group="decoding",
-        row=Row("ignore end of text"),
     )
     batch_invariant: bool = option(
         False,
         "--batch-invariant",
-        help="give the logits behind a token the same bits whatever tokens and sequences are "
+        "give the logits behind a token the same bits whatever tokens and sequences are "
         "decoded with it; slower",
-        group="memory",
-        row=Row("batch-invariant"),
+        Row("batch-invariant"),
     )
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 from engine.draft.ngram_cache import LookupCacheOptions
 from engine.draft.ngram_drafter import NgramSizes
@@ -43,26 +44,26 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
     by chance instead of by the target (engine.decode.synthetic); the output is then invalid.
     """
 
+    GROUP: ClassVar[str] = "speculation"
     types: tuple[str, ...] = option(
         (),
         "--spec-type",
-        help="drafters: none, {choices}; several are asked in this order, whatever order they are "
+        "drafters: none, {choices}; several are asked in this order, whatever order they are "
         "given in, until one has a draft",
+        Row("drafters"),
         choices=DRAFTERS,
-        remedy="Choose from none, {choices}.",
         metavar="A[,B]",
         parse=_names,
-        row=Row("drafters"),
+        group="drafters",
     )
     accept: str = option(
         "match",
         "--spec-accept",
-        help="how drafted tokens are accepted: {either}. match keeps the tokens of plain decoding, "
+        "how drafted tokens are accepted: {either}. match keeps the tokens of plain decoding, "
         "rejection only their distribution: the drafter draws its tokens too, and p/q decides",
-        group="speculation",
+        Row("accept"),
         choices=ACCEPT_RULES,
         metavar="RULE",
-        row=Row("accept"),
     )
     ngram_simple: NgramSizes = part(
         NgramSizes, drafter="ngram-simple", hits=_NO_EFFECT, without=["min_hits"]
@@ -77,20 +78,20 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
     synth_rates: tuple[float, ...] = option(
         (),
         "--spec-synth-rates",
-        help="probability that the first 1, 2, … drafted tokens are accepted, one value per token "
+        "probability that the first 1, 2, … drafted tokens are accepted, one value per token "
         "of the longest draft",
+        Row("synth rates", text="0.8, 0.6, 0.4"),
         group="synthetic",
         metavar="P0,P1,…",
         parse=_rates,
-        row=Row("synth rates", text="0.8, 0.6, 0.4"),
     )
     synth_len: float | None = option(
         None,
         "--spec-synth-len",
-        help="instead: mean number of tokens that a full draft brings, the target's own included",
+        "instead: mean number of tokens that a full draft brings, the target's own included",
+        Row("synth len", 0.0, 1025.0, special="off"),
         group="synthetic",
         metavar="L",
-        row=Row("synth len", 0.0, 1025.0, special="off"),
     )
 
     def __post_init__(self) -> None:

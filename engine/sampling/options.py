@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from engine.errors import OptionError
 from engine.option_fields import Row, Within, check, option
 
 _BIAS = re.compile(r"([0-9]{1,9})([+-][0-9.]+(?:[eE][+-]?[0-9]+)?)")
-_GROUP = "decoding"
 
 
 def parse_bias(text: str) -> tuple[int, float]:
@@ -38,107 +38,89 @@ class SamplerOptions:
     -1 = all. logit_bias: token ids and what is added to their logits.
     """
 
+    GROUP: ClassVar[str] = "decoding"
     temp: float = option(
         0.0,
         "--temp",
-        help="temperature, 0 = greedy",
-        group=_GROUP,
+        "temperature, 0 = greedy",
+        Row("temperature", 0.0, 5.0, special="0 (greedy)"),
         metavar="T",
-        row=Row("temperature", 0.0, 5.0, special="0 (greedy)"),
     )
     top_k: int = option(
         40,
         "--top-k",
-        help="most probable tokens kept, 0 = all",
-        group=_GROUP,
-        within=Within(0),
-        remedy="Use 0 to switch it off.",
-        row=Row("top_k", 0, 100_000, special="off"),
+        "most probable tokens kept, 0 = all",
+        Within(0, math.inf, "Use 0 to switch it off."),
+        Row("top_k", 0, 100_000, special="off"),
     )
     top_p: float = option(
         0.95,
         "--top-p",
-        help="probability mass kept, 1 = all",
-        group=_GROUP,
-        within=Within(0.0, 1.0, is_open=True),
-        remedy="Use 1 to switch it off.",
+        "probability mass kept, 1 = all",
+        Within(0.0, 1.0, "Use 1 to switch it off.", is_open=True),
+        Row("top_p", 0.01, 1.0),
         metavar="P",
-        row=Row("top_p", 0.01, 1.0),
     )
     min_p: float = option(
         0.05,
         "--min-p",
-        help="least probability kept, relative to the largest, 0 = all",
-        group=_GROUP,
-        within=Within(0.0, 1.0),
-        remedy="Use 0 to switch it off.",
+        "least probability kept, relative to the largest, 0 = all",
+        Within(0.0, 1.0, "Use 0 to switch it off."),
+        Row("min_p", 0.0, 1.0),
         metavar="P",
-        row=Row("min_p", 0.0, 1.0),
     )
     seed: int = option(
         42,
         "--seed",
-        help="seed of the sampler",
-        group=_GROUP,
-        within=Within(0),
-        remedy="Use a whole number from 0.",
-        row=Row("seed", 0, 2**31 - 1),
+        "seed of the sampler",
+        Within(0, math.inf, "Use a whole number from 0."),
+        Row("seed", 0, 2**31 - 1),
     )
     typical_p: float = option(
         1.0,
-        "--typical",
-        "--typical-p",
-        help="probability mass of locally typical tokens kept, 1 = all",
-        group=_GROUP,
-        within=Within(0.0, 1.0, is_open=True),
-        remedy="Use 1 for off.",
+        "--typical --typical-p",
+        "probability mass of locally typical tokens kept, 1 = all",
+        Within(0.0, 1.0, "Use 1 for off.", is_open=True),
+        Row("typical_p", 0.01, 1.0),
         metavar="P",
-        row=Row("typical_p", 0.01, 1.0),
     )
     repeat_penalty: float = option(
         1.0,
         "--repeat-penalty",
-        help="divides positive logits of recent tokens, 1 = off",
-        group=_GROUP,
-        within=Within(0.0, is_open=True),
-        remedy="Use 1 for off.",
+        "divides positive logits of recent tokens, 1 = off",
+        Within(0.0, math.inf, "Use 1 for off.", is_open=True),
+        Row("repeat", 0.01, 10.0),
         metavar="R",
-        row=Row("repeat", 0.01, 10.0),
     )
     repeat_last_n: int = option(
         64,
         "--repeat-last-n",
-        help="tokens that the penalties call recent, 0 = none, -1 = all",
-        group=_GROUP,
-        within=Within(-1),
-        remedy="Use 0 for off, -1 for the whole context.",
-        row=Row("last_n", -1, 100_000, special="all"),
+        "tokens that the penalties call recent, 0 = none, -1 = all",
+        Within(-1, math.inf, "Use 0 for off, -1 for the whole context."),
+        Row("last_n", -1, 100_000, special="all"),
     )
     presence_penalty: float = option(
         0.0,
         "--presence-penalty",
-        help="taken off the logit of every recent token, 0 = off",
-        group=_GROUP,
+        "taken off the logit of every recent token, 0 = off",
+        Row("presence", -10.0, 10.0),
         metavar="A",
-        row=Row("presence", -10.0, 10.0),
     )
     frequency_penalty: float = option(
         0.0,
         "--frequency-penalty",
-        help="the same for each time that it occurred, 0 = off",
-        group=_GROUP,
+        "the same for each time that it occurred, 0 = off",
+        Row("frequency", -10.0, 10.0),
         metavar="A",
-        row=Row("frequency", -10.0, 10.0),
     )
     logit_bias: tuple[tuple[int, float], ...] = option(
         (),
         "--logit-bias",
-        help="add to the logit of a token, for example 302+1 or 302-1.5; repeatable",
-        group=_GROUP,
+        "add to the logit of a token, for example 302+1 or 302-1.5; repeatable",
+        Row("logit bias", text="302+1.5, 15-100"),
         metavar="TOKEN_ID(+/-)BIAS",
         parse=parse_bias,
         repeats=True,
-        row=Row("logit bias", text="302+1.5, 15-100"),
     )
 
     def __post_init__(self) -> None:
