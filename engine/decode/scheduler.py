@@ -16,6 +16,7 @@ from engine.decode.batching import verify_batches
 from engine.decode.facts import prompt_facts, verified_facts
 from engine.decode.forward import Forward
 from engine.decode.held_sequences import HeldSequences
+from engine.decode.non_finite import OF_DRAFTER, TRUNK, note_non_finite
 from engine.decode.recorder import PhaseClock, Recorder
 from engine.decode.rollback import Rollback, Undone
 from engine.decode.round_facts import RoundFacts
@@ -139,6 +140,7 @@ class Scheduler:
             slot.n_tokens += len(span.tokens)
             if not slot.in_prompt:
                 first = match(Draft(), slot.sampler.rows(logits[seq]), slot.sampler, ())
+                self._check_finite(slot, slot.n_tokens)
                 slot.last = first.tokens[0]
                 slot.emit(first.tokens, slot.n_tokens, self._options, self._n_ctx, self._end_tokens)
             facts = prompt_facts(slot, span, first, logits.get(seq))
@@ -220,7 +222,29 @@ class Scheduler:
             return {}
         drafts = self._chain.draft(requests)
         self._recorder.drafts(self._round, self._chain.asked, self._slots.holders)
+        by_index = {slot.index: slot for slot in slots}
+        for answer in self._chain.asked:
+            if found := answer.draft.non_finite:
+                slot, name = by_index[answer.seq], answer.draft.drafter
+                where = OF_DRAFTER.get(name, name)
+                self._note_non_finite(slot, slot.n_tokens + 1, where, found)
         return drafts
+
+    def _check_finite(self, slot: Slot, first_pos: int) -> None:
+        """first_pos: of the token that row 0 of the logits chooses."""
+        if found := slot.sampler.non_finite:
+            self._note_non_finite(slot, first_pos, TRUNK, found)
+
+    def _note_non_finite(
+        self, slot: Slot, first_pos: int, where: str, found: tuple[int, float]
+    ) -> None:
+        row, largest = found
+        error = note_non_finite(
+            self._recorder.facts, self._round, slot.seq_id, first_pos + row, where, largest
+        )
+        if not self._options.allow_non_finite:
+            slot.stop = "error"
+            raise error
 
     def _judge(
         self,
@@ -240,6 +264,7 @@ class Scheduler:
         undone = self._rollback.undo(
             span, accepted, hidden, save, slot.sampler, before, self._round, clock
         )
+        self._check_finite(slot, span.pos0 + 1)
         final = undone.accepted
         n_emitted = slot.emit(
             final, slot.n_tokens + 1, self._options, self._n_ctx, self._end_tokens
