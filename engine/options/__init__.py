@@ -65,6 +65,8 @@ class RunOptions:
     replay: "trust" decodes accepted tokens again after a restore, "verify" samples them again;
     tokens accepted by rejection are always trusted.
     faults: bugs of the field switched on to be looked at (FAULTS).
+    allow_non_finite: go on where logits are NaN or infinite, with tokens that mean nothing; else
+    the run ends there with an error.
     batch_invariant: the logits behind a token have the same bits whatever tokens and sequences
     share its batches; slower.
     """
@@ -173,6 +175,13 @@ class RunOptions:
         "--ignore-eos",
         "never choose an end-of-generation token",
         Row("ignore end of text"),
+        group="decoding",
+    )
+    allow_non_finite: bool = option(
+        False,
+        "--allow-non-finite",
+        "go on where the model's logits are NaN or infinite; else the run ends there",
+        Row("go on behind NaN"),
         group="decoding",
     )
     batch_invariant: bool = option(
