@@ -40,7 +40,7 @@ def test_no_stall_while_many_tokens_arrive(window: MainWindow, qtbot: QtBot) -> 
     window.resize(2000, 1200)
     spread_out(window)
     run.add(1)
-    window.feed.show_run(store, run.run_id)
+    window.feed.show_run(RunRef(store, run.run_id))
     qtbot.wait(500)  # the views have their sizes and have been painted once
     pulse, refill = Pulse(window), QTimer(window)
     speeds: list[float] = []
