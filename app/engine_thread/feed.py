@@ -38,6 +38,7 @@ class Feed(QObject):
 
     numbers_changed = Signal(object)  # LiveNumbers
     overlay_changed = Signal(object)  # RunOverlay or None
+    run_shown = Signal(object)  # RunRef or None
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -68,6 +69,7 @@ class Feed(QObject):
             view.show_run(run)
         self.set_overlay(second)
         self.refresh()
+        self.run_shown.emit(run)
 
     @property
     def run(self) -> RunRef | None:

@@ -150,7 +150,6 @@ class EngineNews(QObject):
 
     def _show_run(self, run: RunRef) -> None:
         self._show_lanes_or_run(run)
-        self.changed.emit()
 
     def _show_lanes_or_run(self, run: RunRef | None) -> None:
         self._feed.show_run(None if run is None else run_to_show(run))
@@ -162,7 +161,6 @@ class EngineNews(QObject):
             self._feed.select_run(run)
         elif run != shown:
             self._feed.show_run(run)
-            self.changed.emit()
 
     def _refresh_runs(self, *_: object) -> None:
         self._panels.runs.refresh_numbers()

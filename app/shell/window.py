@@ -203,6 +203,7 @@ class MainWindow(QMainWindow):
         self.model_map.load_asked.connect(control.reload)
         self.run_panel.compute_changed.connect(control.reload)
         feed.numbers_changed.connect(self.status.set_numbers)
+        feed.run_shown.connect(self._enable_actions)
         for view in self.panels.text_views:
             view.position_selected.connect(feed.move_cursor)
         self.findings.run_selected.connect(feed.select_run)

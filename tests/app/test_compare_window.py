@@ -70,7 +70,7 @@ def test_compare_takes_prompt_options_and_lanes(
     assert request.options == loaded.run_panel.options()
     assert request.options.n_predict == 77
     assert request.lanes == (NOISE_LANE, LaneSpec.parse("ring,split=seq"))
-    assert engine.threads == {"engine"}
+    assert engine.threads == {"engine_0"}
     assert verdicts(loaded) == ["reference", "passed", "passed"]
     store = loaded.bridge.store
     assert [store.runs[run]["lane"] for run in range(3)] == ["reference", "noise", "ring,split=seq"]

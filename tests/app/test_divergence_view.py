@@ -115,7 +115,7 @@ def test_one_verdict_for_each_lane(faulty: DivergenceView) -> None:
 def test_choosing_a_lane_changes_every_part(faulty: DivergenceView, qtbot: QtBot) -> None:
     with qtbot.waitSignal(faulty.lane_selected) as signal:
         qtbot.mouseClick(faulty.header.cards.cards[2], Qt.MouseButton.LeftButton)
-    assert signal.args == [2]
+    assert signal.args == [lane(faulty, 2)]
     assert faulty.header.cards.cards[2].isChecked() and not faulty.header.cards.cards[3].isChecked()
     assert faulty.header.sentence.text().startswith("Within the bound 1.0e-09: worst NMSE 3.0e-12")
     assert faulty.tables.position_model.data(faulty.tables.position_model.index(4, 3)) == "within"

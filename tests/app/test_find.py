@@ -18,8 +18,6 @@ def builder() -> TraceBuilder:
 
 @pytest.fixture
 def shown(window: MainWindow, builder: TraceBuilder) -> MainWindow:
-    window.bridge.store.runs.update(builder.store.runs)
-    window._enable_actions()
     window.panels.show_tokens(True)
     window.feed.show_run(builder.run)
     QApplication.processEvents()

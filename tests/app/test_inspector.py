@@ -34,7 +34,6 @@ def shown(window: MainWindow) -> MainWindow:
 def show_trace(window: MainWindow, store: TraceStore) -> None:
     window.panels.show_tokens(True)
     window.feed.show_run(RunRef(store, 0))
-    window._enable_actions()
     window.docks.reveal("inspector")
 
 

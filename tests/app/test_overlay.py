@@ -213,7 +213,9 @@ def test_the_readout_of_rates(overlaid: MainWindow, store: TraceStore) -> None:
         assert lines.index(rate) > lines.index(f"run {run_id}, round 23")
 
 
-def test_whole_run_brings_the_longer_one_into_sight(overlaid: MainWindow) -> None:
+def test_whole_run_brings_the_longer_one_into_sight(
+    overlaid: MainWindow, store: TraceStore
+) -> None:
     overlaid.actions_by_id["plot.show_all"].trigger()
     assert overlaid.rollback.plot.x_range[1] >= LONG - 0.5
     overlaid.feed.set_overlay(RunRef(store, 0))
@@ -289,7 +291,9 @@ def test_by_the_menu_of_the_list(window: MainWindow, store: TraceStore) -> None:
     assert window.feed.overlay is None
 
 
-def test_taken_off_the_list_it_is_taken_off_the_plots(overlaid: MainWindow, qtbot: QtBot) -> None:
+def test_taken_off_the_list_it_is_taken_off_the_plots(
+    overlaid: MainWindow, store: TraceStore, qtbot: QtBot
+) -> None:
     overlaid.docks.reveal("runs")
     table = overlaid.runs.table
     table.setFocus()
@@ -337,7 +341,7 @@ def test_another_trace_or_none_takes_it_off(overlaid: MainWindow) -> None:
     overlaid.feed.show_run(RunRef(other, 1))
     assert overlaid.feed.overlay is None
     assert len(line(overlaid, "rollback")[0]) == 0
-    overlaid.feed.set_overlay(RunRef(store, 0))
+    overlaid.feed.set_overlay(RunRef(other, 0))
     assert len(line(overlaid, "rollback")[0]) == 6
     overlaid.feed.clear()
     assert overlaid.feed.overlay is None

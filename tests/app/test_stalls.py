@@ -13,6 +13,7 @@ from app.bench.frames import spread_out
 from app.bench.pulse import Pulse
 from app.bench.synthetic import SyntheticRun
 from app.shell.window import MainWindow
+from engine.trace.run_ref import RunRef
 
 N_TOKENS = 100_000
 STALL = 0.1

@@ -68,7 +68,8 @@ class FakeEngine:
 
     gate: while it is clear, loading and every round wait for it (and for a cancel).
     rounds: rounds of a run. fail_round: the round in which the engine breaks.
-    fail_at: what is raised at a stage: inspect, open, start, compare, cancel, stop, measure, close.
+    fail_at: what is raised, once, at a stage: inspect, open, start, begun (behind the run's entry
+    in the trace), round, compare (with some lanes begun), cancel, stop, measure, close.
     """
 
     gate: threading.Event = field(default_factory=threading.Event)
@@ -130,6 +131,7 @@ class FakeEngine:
         while not self.gate.wait(0.005):
             self.waits.set()
         self.waits.clear()
+        self.raise_at("round")
         self.threads.add(threading.current_thread().name)
 
 
@@ -143,8 +145,9 @@ class FakeSession:
         """A scripted run; there is no chat template."""
         if request.chat is not None:
             raise OptionError("The model has no chat template.", "Switch the chat template off.")
+        self._engine.raise_at("start")
         run = FakeRun(self._engine, request, self.compute, trace)
-        self._engine.raise_at("start")  # behind the run's entry in the trace
+        self._engine.raise_at("begun")
         return run
 
     def compare(self, request: CompareRequest, trace: TraceStore) -> Job:
@@ -179,7 +182,7 @@ class FakeComparison:
         self._lanes = []
         for name in self._names:
             self._lanes.append(self._builder.lane(name, ()))
-            engine.raise_at("compare")  # with some lanes begun
+            engine.raise_at("compare")
         self._done = False
 
     def step(self) -> bool:
