@@ -23,6 +23,7 @@ from engine.draft.make import make_drafter
 from engine.draft.token_draws import TokenDraws
 from engine.draft.vocabulary import check_vocabularies
 from engine.errors import ContextFullError, ModelFileError, OptionError
+from engine.gguf.binary import never
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import Progress
@@ -35,6 +36,7 @@ from engine.model.loader import load_model
 from engine.options import DRAFTERS, MODEL_DRAFTERS, Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
 from engine.trace.store import TraceStore
+from engine.trace.writer import TraceWriter, this_engine
 from engine.transfer import read
 from engine.warm_up import warm_up
 
@@ -77,17 +79,17 @@ class Session:
         files. Raises OptionError, ModelFileError, UnsupportedModelError, OutOfMemoryError,
         VocabularyMismatchError, or Cancelled once `cancelled` returns True.
         """
-        there = resolve_device(device)
+        there, cancelled = resolve_device(device), cancelled or never
         load = partial(_loaded, compute=compute, device=there, cancelled=cancelled)
-        with GgufFile.open(target) as file:
-            tokenizer = Tokenizer.from_gguf(file)
+        with GgufFile.open(target, cancelled) as file:
+            tokenizer = Tokenizer.from_gguf(file, cancelled)
             chat = ChatTemplate.from_gguf(file)
             info, identity = describe(file), file.identity()
             if draft is None:
                 model = load(file, progress=progress)
                 return cls(model, info, tokenizer, chat, identity, path=file.path)
-            with GgufFile.open(draft) as second:
-                check_vocabularies(tokenizer, Tokenizer.from_gguf(second))
+            with GgufFile.open(draft, cancelled) as second:
+                check_vocabularies(tokenizer, Tokenizer.from_gguf(second, cancelled))
                 total = file.n_bytes + second.n_bytes
                 model = load(file, progress=_part(progress, 0, total))
                 helper = load(second, progress=_part(progress, file.n_bytes, total))
@@ -277,11 +279,14 @@ class Session:
     ) -> int:
         """Register a run with what is known of it before its first row; None: the open model."""
         model = model or self._model
-        return trace.begin_run(
+        writer = TraceWriter.begin(
+            trace,
+            this_engine(),
             {
                 "options": asdict(options),
                 "compute": model.compute,
                 "device": str(model.device),
+                "threads": torch.get_num_threads(),
                 "model": self.identity,
                 "architecture": self.config.architecture,
                 "n_ctx": memory.attention.n_ctx,
@@ -291,8 +296,9 @@ class Session:
                 "weight_bytes": model.weight_bytes,
                 "snapshot_bytes": memory.snapshot_bytes(),
                 "banned_tokens": sorted(self.tokenizer.eog_ids) if options.ignore_eos else [],
-            }
+            },
         )
+        return writer.run_id
 
     def make_drafters(
         self,

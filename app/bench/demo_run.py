@@ -41,7 +41,7 @@ def _speed(store: TraceStore, run_id: int) -> float:
 
 
 def _headless(n: int) -> tuple[TraceStore, int]:
-    from app.cli.common import use_threads
+    from engine.model.threads import use_threads
     from engine.session import Session
 
     session = Session.open(DEMO_TARGET, DEMO_DRAFT)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import draft_path, loading_line, target_path, use_threads
+from app.cli.common import draft_path, loading_line, target_path
 from app.cli.files import check_files
 from app.cli.run import draft_model
 from app.cli.run_arguments import add_chat, run_options
@@ -84,6 +84,7 @@ def open_session(args: argparse.Namespace) -> Opened:
     draft = draft_path(args) if args.spec_type is None else draft_model(args, all_options)
     check_files(target, draft)
     check_out(args.out)
+    from engine.model.threads import use_threads
     from engine.session import Session
 
     session = Session.open(

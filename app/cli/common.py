@@ -8,14 +8,11 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.errors import OptionError
 from engine.version import version
 from resources import DEMO_DRAFT, DEMO_TARGET
-
-if TYPE_CHECKING:
-    from engine.model.info import ModelInfo
 
 SUBCOMMANDS = {
     "info": "metadata, layer map, quantisation mix, rollback capability and memory of a model",
@@ -122,16 +119,6 @@ def add_batch_invariant(group: argparse._ArgumentGroup) -> None:
         help="give the logits behind a token the same bits whatever tokens and sequences are "
         "decoded with it; slower",
     )
-
-
-def use_threads(n_threads: int | None, info: ModelInfo) -> None:
-    """Tell torch how many threads to use; None = as many as the model gains from."""
-    import torch
-
-    if n_threads is None and info.is_small:
-        n_threads = 1
-    if n_threads is not None:
-        torch.set_num_threads(n_threads)
 
 
 def positive(text: str) -> int:

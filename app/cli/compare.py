@@ -19,7 +19,6 @@ from app.cli.common import (
     print_json,
     real,
     target_path,
-    use_threads,
 )
 from app.cli.files import check_files
 from app.cli.findings import finding_lines, findings_json
@@ -162,6 +161,7 @@ def run(args: argparse.Namespace) -> int:
     check_files(target, draft)
     from engine.compare.comparison import Comparison
     from engine.compare.scenario_job import start_comparison
+    from engine.model.threads import use_threads
     from engine.session import Session
 
     session = Session.open(

@@ -15,7 +15,6 @@ from app.cli.common import (
     print_json,
     read_text,
     target_path,
-    use_threads,
 )
 from app.cli.files import check_files
 from engine.options import COMPUTE_MODES
@@ -70,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     text = args.prompt or (read_text(args.file) if args.file else demo_prompts()[0].text)
     check_files(path)
     from engine.compare.fidelity import greedy_text, measure_fidelity
+    from engine.model.threads import use_threads
     from engine.session import Session
 
     reference = Session.open(path, compute="f32", progress=loading_line())

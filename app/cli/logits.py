@@ -16,7 +16,6 @@ from app.cli.common import (
     print_json,
     target_path,
     token_ids,
-    use_threads,
 )
 from app.cli.files import check_files
 from engine.errors import OptionError
@@ -61,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if out.is_dir():
         raise OptionError(f"{out} is a folder.", "Name a file with --out.")
     check_files(path)
+    from engine.model.threads import use_threads
     from engine.session import Session
 
     session = Session.open(path, compute=args.compute, device=args.device, progress=loading_line())

@@ -9,14 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from app.cli.bench_requests import add_prompt_set, facts, prompt_set
-from app.cli.common import (
-    add_compute,
-    add_model,
-    loading_line,
-    print_json,
-    target_path,
-    use_threads,
-)
+from app.cli.common import add_compute, add_model, loading_line, print_json, target_path
 from app.cli.files import check_files
 from app.cli.run import draft_model, make_prompt
 from app.cli.run_arguments import add_chat, add_draft_model, add_memory, run_options
@@ -78,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     kinds = [kind.strip() for kind in args.steps.split(",")]
     check_files(target, draft)
     from engine.bench.match import MatchTest
+    from engine.model.threads import use_threads
     from engine.session import Session
 
     session = Session.open(

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import draft_path, loading_line, print_json, target_path, use_threads
+from app.cli.common import draft_path, loading_line, print_json, target_path
 from app.cli.files import check_files
 from app.cli.findings import finding_lines, findings_json
 from app.cli.run_arguments import Source, add_arguments, run_options
@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     _print_notes(options)
     check_files(target, draft)
+    from engine.model.threads import use_threads
     from engine.session import Session
 
     session = Session.open(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,11 +25,12 @@ def inspect_files(request: OpenRequest) -> ModelFiles:
     from engine.gguf.file import GgufFile
     from engine.model.info import describe
 
-    with GgufFile.open(request.target) as file:
+    cancelled = request.cancelled.is_set
+    with GgufFile.open(request.target, cancelled) as file:
         info, identity = describe(file), file.identity()
     draft_info = None
     if request.draft is not None:
-        with GgufFile.open(request.draft) as file:
+        with GgufFile.open(request.draft, cancelled) as file:
             draft_info = describe(file)
     return ModelFiles(request.target, request.draft, info, draft_info, identity)
 
@@ -43,19 +43,22 @@ def open_engine(
     progress: Callable[[int, int, str], None],
     cancelled: Callable[[], bool],
 ) -> Session:
-    """`Session.open` on a CUDA device if there is one, leaving one core to the window."""
+    """`Session.open` on a CUDA device if there is one, and threads as the model needs them; those
+    in use stay if it cannot be opened."""
     first = "torch" not in sys.modules
     progress(0, 1, "starting torch")
-    import torch
 
+    from engine.model.threads import all_threads, use_threads
     from engine.session import Session
 
     if first:
         gc.freeze()  # 170,000 objects that stay: a full collection takes 5 instead of 130 ms
-        torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
-    return Session.open(
-        target, draft, compute=compute, device="auto", progress=progress, cancelled=cancelled
-    )
+    with all_threads():
+        session = Session.open(
+            target, draft, compute=compute, device="auto", progress=progress, cancelled=cancelled
+        )
+    use_threads(None, session.info)
+    return session
 
 
 class LocalEngine:

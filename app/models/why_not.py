@@ -125,6 +125,12 @@ def _drafts(store: TraceStore, run_id: int, options: dict[str, Any]) -> list[Rea
                 row = empty[reasons[empty] == store.text_pool.find(reason)][0]
                 sentence = f"{reason}{bound} {verb} {what} {how}."
                 found.append(Reason(f"{name} {reason}", "info", sentence, _place(store, int(row))))
+        if times := by_reason.pop("unknown-token", 0):
+            row = empty[reasons[empty] == store.text_pool.find("unknown-token")][0]
+            what = f"{times:,} of {n_asked:,} drafts of {name} were not made"
+            sentence = f"{what}: {DRAFT_REASONS['unknown-token']}."
+            place = _place(store, int(row))
+            found.append(Reason(f"{name} unknown-token", "info", sentence, place))
         rest = {reason: n for reason, n in by_reason.items() if reason not in _ORDINARY}
         if rest and sum(rest.values()) > _MOSTLY_EMPTY * n_asked:
             most = max(rest, key=lambda reason: rest[reason])

@@ -2,6 +2,10 @@
 
 The draft model keeps its own memory, with a ring of states if it is recurrent: it decodes its
 guesses one by one, and those that did not come true are taken back.
+
+Either model may have more ids than the other (engine.draft.vocabulary). Only ids that both have
+are drafted. Behind a token that the draft model lacks there is no draft; further back in the text
+it reads STAND_IN in the place of such a token, which costs it accuracy and the output nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +23,9 @@ from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import SpecOptions
 
+STAND_IN = 0
+"""Read by the draft model for ids that it lacks; `<unk>` in vocabularies that have one."""
+
 
 @dataclass(slots=True)
 class _Progress:
@@ -35,7 +42,7 @@ class _Progress:
 
 
 class DraftSimple(ModelDrafter):
-    """Drafts with a second model of the same vocabulary."""
+    """Drafts with a second model of the same vocabulary. n_vocab: ids that the target has."""
 
     name = "draft-simple"
 
@@ -43,6 +50,7 @@ class DraftSimple(ModelDrafter):
         self,
         model: HybridModel,
         memory: HybridMemory,
+        n_vocab: int,
         n_ubatch: int,
         options: SpecOptions,
         draws: TokenDraws | None = None,
@@ -50,6 +58,19 @@ class DraftSimple(ModelDrafter):
         super().__init__(options, draws)
         self._model, self._memory, self._n_ubatch = model, memory, n_ubatch
         self._progress: dict[int, _Progress] = {}
+        self._n_own = model.config.n_vocab
+        self._n_both = min(n_vocab, self._n_own)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One draft per request; none where the draft model lacks the token to go on from."""
+        known = [request for request in requests if request.last < self._n_own]
+        drafts = iter(super().draft(known) if known else ())
+        return [
+            next(drafts)
+            if request.last < self._n_own
+            else Draft(drafter=self.name, reason="unknown-token")
+            for request in requests
+        ]
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
         """Keep the guesses that came true, rewind the others, queue what is missing."""
@@ -87,7 +108,8 @@ class DraftSimple(ModelDrafter):
         spans = []
         for request in requests:
             progress = self._progress[request.seq]
-            tokens = [*progress.tokens[progress.n_decoded :], request.last]
+            missing = progress.tokens[progress.n_decoded :]
+            tokens = [*(t if t < self._n_own else STAND_IN for t in missing), request.last]
             spans.append(Span(request.seq, progress.n_decoded, tokens, [len(tokens) - 1]))
             progress.n_decoded = len(progress.tokens)
             progress.guessed, progress.n_guessed = [request.last], 1
@@ -96,7 +118,7 @@ class DraftSimple(ModelDrafter):
             out = self._model.forward(ubatch, self._memory)
             for i, row in enumerate(ubatch.outputs.tolist()):
                 logits[ubatch.seq_ids[row // ubatch.n_seq_tokens]] = out.logits[i]
-        return torch.stack([logits[request.seq] for request in requests])
+        return torch.stack([logits[request.seq] for request in requests])[:, : self._n_both]
 
     def _next(
         self,
@@ -108,7 +130,8 @@ class DraftSimple(ModelDrafter):
         for request in requests:
             self._progress[request.seq].n_guessed = 1 + n_drafted
         ubatch = single_tokens(requests, n_drafted)
-        return self._model.forward(ubatch, self._memory, tokens.unsqueeze(1)).logits
+        logits = self._model.forward(ubatch, self._memory, tokens.unsqueeze(1)).logits
+        return logits[:, : self._n_both]
 
     def _drafted(self, drafts: Mapping[int, Draft]) -> None:
         for seq, draft in drafts.items():

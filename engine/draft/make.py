@@ -39,7 +39,9 @@ def make_drafter(
             n_rs_seq=options.spec.n_max,
             batch_invariant=options.batch_invariant,
         )
-        return DraftSimple(draft_model, memory, options.n_ubatch, options.spec, draws)
+        return DraftSimple(
+            draft_model, memory, target.config.n_vocab, options.n_ubatch, options.spec, draws
+        )
     if name == "draft-mtp":
         config = target.config
         if target.head is None:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import mmap
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from engine.errors import ModelFileError
 from engine.gguf import multipart
-from engine.gguf.binary import DAMAGED, shorten
+from engine.gguf.binary import DAMAGED, Allowance, check_cancelled, never, shorten
 from engine.gguf.directory import Directory, TensorInfo, read_directory
 from engine.gguf.metadata import REQUIRED, TypedMetadata
 
@@ -37,28 +38,30 @@ class GgufFile(TypedMetadata):
         self.n_bytes = sum(len(data) for data in maps)
         self.tensors = _join(parts, directories)
         self._maps = maps
-        digest = hashlib.sha256()
-        for data, directory in zip(maps, directories, strict=True):
-            digest.update(data[: directory.n_bytes])
-        self._sha256 = digest.hexdigest()
+        self._sha256 = _digest(maps, directories)
 
     @classmethod
-    def open(cls, path: Path | str) -> GgufFile:
+    def open(cls, path: Path | str, cancelled: Callable[[], bool] = never) -> GgufFile:
         """Read metadata and directory of a model, given its only file or part 1 of several.
 
-        Raises ModelFileError for a file that is absent, unreadable, damaged or not GGUF.
+        Raises ModelFileError for a file that is absent, unreadable, damaged or not GGUF, and
+        Cancelled soon after `cancelled` returns True.
         """
         paths = [Path(path)]
         maps = [_map(paths[0])]
+        allowance = Allowance()
         try:
-            directories = [read_directory(maps[0], paths[0], 0)]
+            directories = [read_directory(maps[0], paths[0], 0, allowance, cancelled)]
             head = TypedMetadata(paths[0], directories[0].metadata)
             count = multipart.part_count(head)
             if count > 1:
                 paths += multipart.part_paths(paths[0], count)
             for part in range(1, count):
+                check_cancelled(cancelled)
                 maps.append(_map(paths[part]))
-                directories.append(read_directory(maps[part], paths[part], part))
+                directories.append(
+                    read_directory(maps[part], paths[part], part, allowance, cancelled)
+                )
                 head_of_part = TypedMetadata(paths[part], directories[part].metadata)
                 multipart.check_part(head_of_part, part + 1, count)
             return cls(tuple(paths), maps, directories)
@@ -136,6 +139,13 @@ def _map(path: Path) -> mmap.mmap:
         raise ModelFileError(
             path, "path", f"cannot be opened ({reason})", "Check the path and the disk."
         ) from None
+
+
+def _digest(maps: list[mmap.mmap], directories: list[Directory]) -> str:
+    digest = hashlib.sha256()
+    for data, directory in zip(maps, directories, strict=True):
+        digest.update(data[: directory.n_bytes])
+    return digest.hexdigest()
 
 
 def _unmap(maps: list[mmap.mmap]) -> None:

@@ -25,6 +25,7 @@ from engine.model.weights import Projection, Weights
 from engine.options import COMPUTE_MODES
 from kernels.dispatch import uses_llvm
 from kernels.linear import stays_in_blocks
+from kernels.processor import has_feature
 
 # bytes of weights that processors' caches hold, at most: memory's speed matters beyond
 _CACHED = 64 << 20
@@ -53,7 +54,7 @@ def resolve_compute(
         return name
     if not on_cuda and n_params < SMALL_MODEL:
         return "f32"
-    if not on_cuda and _has_bf16():
+    if not on_cuda and has_feature("avx512bf16"):
         return "bf16"
     if any(stays_in_blocks(type, "blocks", device) for type in types):
         return "blocks" if on_cuda or uses_llvm() else "f32"
@@ -180,9 +181,3 @@ class _Loading:
             table = weights.project("nextn.shared_head_head.weight")
         own = OutputHead(norm, table, config.n_vocab, config.eps)
         return MtpHead(weights, embedding, block, own, rope, config.eps), weights
-
-
-def _has_bf16() -> bool:
-    """Whether this processor multiplies bf16 in hardware, as far as torch can tell."""
-    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(supported is not None and supported())

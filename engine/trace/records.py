@@ -15,6 +15,9 @@ SCHEMA_VERSION = 3
 MISSING = int(np.iinfo(np.int32).min)
 N_TOP = 5
 """Alternatives kept per position on each side (target and draft)."""
+COLUMN_STATES = ("observed", "derived", "absent")
+"""What a run may say of a column in its fact `columns`: read off the engine, computed from other
+observations, or unknown to this source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +217,9 @@ DRAFT_REASONS = {
     "low-count": "too few observations, or none dominates",
     "p_min": "the next token was less probable than p_min",
     "n_min": "shorter than n_min, thrown away",
+    "non-finite": "the drafter's logits are not finite",
     "n_max": "drafts of no token were asked for",
+    "unknown-token": "the draft model lacks the newest token",
     "limit": "context or token limit leave no more room",
 }
 """Why a draft is empty or shorter than its drafter's longest; empty for a full draft."""

@@ -55,6 +55,17 @@ def test_a_run_as_asked_has_nothing_to_explain() -> None:
     assert sentences(store) == []
 
 
+def test_tokens_that_the_draft_model_lacks() -> None:
+    store = store_of(RunOptions(spec=SpecOptions(types=("draft-simple",))))
+    for round_ in range(1, 5):
+        lacks = round_ == 3
+        draft(store, round_, 3 * (not lacks), "unknown-token" * lacks, "draft-simple")
+    assert sentences(store) == [
+        "1 of 4 drafts of draft-simple were not made: the draft model lacks the newest token."
+    ]
+    assert why_not(store, 0)[0].place == (0, 3)
+
+
 def test_speculation_off() -> None:
     assert sentences(store_of(RunOptions())) == ["Speculation is off: no drafter is chosen."]
     assert sentences(store_of(RunOptions(), lane="reference")) == []

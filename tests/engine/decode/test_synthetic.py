@@ -83,7 +83,7 @@ def decided(decide, tokens, end_tokens=(), seq_id=0):
     found = decide.accept(seq_id, Draft(list(tokens)), sampler.rows(rows), sampler, end_tokens)
     assert len(found.judged_p) == len(found.judged_q) == min(len(found.tokens), len(tokens))
     assert np.isnan(found.judged_p).all()
-    assert found.own_p == 1.0
+    assert found.own_p == [1.0]
     return found.tokens
 
 
