@@ -233,6 +233,7 @@ def run_options(args: argparse.Namespace) -> RunOptions:
         replay=args.replay,
         faults=tuple(dict.fromkeys(args.fault)),
         ignore_eos=args.ignore_eos,
+        allow_non_finite=args.allow_non_finite,
         batch_invariant=args.batch_invariant,
     )
 

@@ -13,7 +13,7 @@ _RUN, _SAMPLER = RunOptions(), SamplerOptions()
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """-n, the sampler chain and --ignore-eos."""
+    """-n, the sampler chain, --ignore-eos and --allow-non-finite."""
     group = parser.add_argument_group("decoding")
     group.add_argument(
         "-n",
@@ -70,6 +70,11 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--ignore-eos", action="store_true", help="never choose an end-of-generation token"
+    )
+    group.add_argument(
+        "--allow-non-finite",
+        action="store_true",
+        help="go on where the model's logits are NaN or infinite; else the run ends there",
     )
 
 

@@ -76,6 +76,7 @@ class RunPanel(QWidget):
             replay=memory.replay.currentText(),
             faults=self.faults.names(),
             ignore_eos=self.sampling.ignore_eos.isChecked(),
+            allow_non_finite=self.sampling.allow_non_finite.isChecked(),
             batch_invariant=memory.batch_invariant.isChecked(),
         )
 

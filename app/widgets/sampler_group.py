@@ -12,7 +12,7 @@ from engine.options.bias_text import parse_bias
 
 
 class SamplerGroup(FormGroup):
-    """A form over SamplerOptions, and whether the end token counts."""
+    """A form over SamplerOptions, whether the end token counts, and logits that are none."""
 
     changed = Signal()
 
@@ -30,6 +30,7 @@ class SamplerGroup(FormGroup):
         self.repeat_last_n = whole(-1, 100_000, 64, special="all")
         self.logit_bias = text("302+1.5, 15-100")
         self.ignore_eos = QCheckBox("ignore end of text")
+        self.allow_non_finite = QCheckBox("go on behind NaN")
         for label, field, option in (
             ("temperature", self.temp, "--temp: 0 takes the most probable token"),
             ("top_k", self.top_k, "--top-k: keep this many candidates"),
@@ -45,6 +46,12 @@ class SamplerGroup(FormGroup):
         ):
             self.add(label, field, option)
         self.add("", self.ignore_eos, "--ignore-eos: go on after the end token", "end of text")
+        self.add(
+            "",
+            self.allow_non_finite,
+            "--allow-non-finite: go on where logits are NaN or infinite",
+            "non-finite logits",
+        )
         for number in (
             self.temp,
             self.top_p,
@@ -60,6 +67,7 @@ class SamplerGroup(FormGroup):
             number.valueChanged.connect(self._on_changed)
         self.logit_bias.textChanged.connect(self._on_changed)
         self.ignore_eos.toggled.connect(self._on_changed)
+        self.allow_non_finite.toggled.connect(self._on_changed)
         self._on_changed()
 
     def options(self) -> SamplerOptions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -102,6 +103,10 @@ class ModelDrafter(ABC):
         rows = []
         for row, request in enumerate(requests):
             draft, rank = drafts[request.seq], 0
+            if draft.non_finite is None and not math.isfinite(values[row][0]):
+                draft.non_finite, draft.reason = (len(draft.tokens), values[row][0]), "non-finite"
+            if draft.non_finite is not None:
+                continue
             if self._draws:
                 rank = self._draws.rank(request.seq, values[row])
             if probs[row][rank] < self._p_min:

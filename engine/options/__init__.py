@@ -162,6 +162,8 @@ class RunOptions:
     replay: "trust" decodes accepted tokens again after a restore, "verify" samples them again;
     tokens accepted by rejection are always trusted.
     faults: bugs of the field switched on to be looked at (FAULTS).
+    allow_non_finite: go on where logits are NaN or infinite, with tokens that mean nothing; else
+    the run ends there with an error.
     batch_invariant: the logits behind a token have the same bits whatever tokens and sequences
     share its batches; slower.
     """
@@ -181,6 +183,7 @@ class RunOptions:
     replay: str = "trust"
     faults: tuple[str, ...] = ()
     ignore_eos: bool = False
+    allow_non_finite: bool = False
     batch_invariant: bool = False
 
     @property

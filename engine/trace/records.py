@@ -217,6 +217,7 @@ DRAFT_REASONS = {
     "low-count": "too few observations, or none dominates",
     "p_min": "the next token was less probable than p_min",
     "n_min": "shorter than n_min, thrown away",
+    "non-finite": "the drafter's logits are not finite",
     "n_max": "drafts of no token were asked for",
     "unknown-token": "the draft model lacks the newest token",
     "limit": "context or token limit leave no more room",

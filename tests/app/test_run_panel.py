@@ -65,6 +65,7 @@ def test_every_field_reaches_the_options(panel: RunPanel) -> None:
     panel.rollback.setCurrentText("checkpoint")
     panel.memory.split.setCurrentText("seq")
     panel.ignore_eos.setChecked(True)
+    panel.sampling.allow_non_finite.setChecked(True)
     assert panel.options() == RunOptions(
         n_predict=77,
         sampler=SamplerOptions(
@@ -83,6 +84,7 @@ def test_every_field_reaches_the_options(panel: RunPanel) -> None:
         rollback="checkpoint",
         split="seq",
         ignore_eos=True,
+        allow_non_finite=True,
     )
     panel.rollback.setCurrentText("planes")
     panel.memory.n_rs_seq.setValue(7)

@@ -29,7 +29,7 @@ def parts() -> list[object]:
 
 
 class FakeTime:
-    """Time that passes only where a test says so, for the clocks of the measurement and of the run."""
+    """Time that passes only where a test says so, for the clocks of measurement and run."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now, self._patch = 100.0, patch
