@@ -119,6 +119,11 @@ class Recorder:
                 draft_ms=answer.ms,
             )
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is known of the run as a whole."""
+        return self._writer.facts
+
     def prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
         """Tokens of a prompt, or of a part of it."""
         self._record(partial(self._prompt, round_, seq_id, pos0, tokens))

@@ -8,12 +8,14 @@ leaves context checkpoints.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import torch
 
 from engine.batch import Span
 from engine.decode.forward import Forward
 from engine.decode.held_sequences import HeldSequences
+from engine.decode.non_finite import OF_DRAFTER, TRUNK, note_non_finite
 from engine.decode.recorder import PhaseClock, Recorder
 from engine.decode.round_facts import RoundFacts, round_facts
 from engine.decode.slot import Slot
@@ -137,6 +139,7 @@ class Scheduler:
             slot.n_tokens += len(span.tokens)
             if not slot.in_prompt:
                 first = match(Draft(), slot.sampler.rows(logits[seq]), slot.sampler, ())
+                self._check_finite(slot, slot.n_tokens)
                 slot.last = first.tokens[0]
                 slot.emit(first.tokens, slot.n_tokens, self._options, self._n_ctx, self._end_tokens)
             facts = round_facts(
@@ -209,7 +212,14 @@ class Scheduler:
         return rounds
 
     def _judge_of(self, slot: Slot) -> SlotJudge:
-        return SlotJudge(slot, self._options, self._n_ctx, self._end_tokens, self._synthetic)
+        return SlotJudge(
+            slot,
+            self._options,
+            self._n_ctx,
+            self._end_tokens,
+            self._synthetic,
+            partial(self._check_finite, slot, slot.n_tokens + 1),
+        )
 
     def _draft(self, slots: list[Slot]) -> dict[int, Draft]:
         requests = [
@@ -221,7 +231,29 @@ class Scheduler:
             return {}
         drafts = self._chain.draft(requests)
         self._recorder.drafts(self._round, self._chain.asked, self._slots.holders)
+        by_index = {slot.index: slot for slot in slots}
+        for answer in self._chain.asked:
+            if found := answer.draft.non_finite:
+                slot, name = by_index[answer.seq], answer.draft.drafter
+                where = OF_DRAFTER.get(name, name)
+                self._note_non_finite(slot, slot.n_tokens + 1, where, found)
         return drafts
+
+    def _check_finite(self, slot: Slot, first_pos: int) -> None:
+        """first_pos: of the token that row 0 of the logits chooses."""
+        if found := slot.sampler.non_finite:
+            self._note_non_finite(slot, first_pos, TRUNK, found)
+
+    def _note_non_finite(
+        self, slot: Slot, first_pos: int, where: str, found: tuple[int, float]
+    ) -> None:
+        row, largest = found
+        error = note_non_finite(
+            self._recorder.facts, self._round, slot.seq_id, first_pos + row, where, largest
+        )
+        if not self._options.allow_non_finite:
+            slot.stop = "error"
+            raise error
 
     def _follow(self, slot: Slot, verified: Verified, clock: PhaseClock) -> None:
         """Tell everybody what became of a slot's tokens."""

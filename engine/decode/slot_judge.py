@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -23,6 +23,8 @@ class SlotJudge:
     Tokens that were accepted by rejection are never judged again: they are decided, with random
     numbers and a q that belong to the draft, and to draw them again could only change their
     distribution.
+
+    check: called before tokens are put out; may raise.
     """
 
     def __init__(
@@ -32,9 +34,11 @@ class SlotJudge:
         n_ctx: int,
         end_tokens: Collection[int],
         synthetic: SyntheticAcceptance | None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         self._slot, self._options, self._n_ctx = slot, options, n_ctx
         self._end_tokens, self._synthetic = end_tokens, synthetic
+        self._check = check
         self._before, self._draft = slot.sampler.clone(), Draft()
 
     @property
@@ -63,6 +67,8 @@ class SlotJudge:
 
     def emit(self, tokens: list[int]) -> int:
         """See engine.decode.verify_loop.Judge."""
+        if self._check:
+            self._check()
         slot = self._slot
         return slot.emit(tokens, slot.n_tokens + 1, self._options, self._n_ctx, self._end_tokens)
 

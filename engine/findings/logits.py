@@ -90,6 +90,16 @@ def _wrong_token(run: RunRows) -> Iterator[Hit]:
         )
 
 
+def _non_finite(run: RunRows) -> Iterator[Hit]:
+    for row in run.non_finite:
+        yield Hit(
+            row["round"],
+            row["seq_id"],
+            f"The {row['where']}'s logits contain {row['what']}.",
+            f"for the token at position {row['pos']}; compute mode {run.facts.get('compute', '')}",
+        )
+
+
 def _impossible(run: RunRows) -> np.ndarray:
     """Emitted tokens outside what top-k and min-p leave: bool [n], none if nothing can be said."""
     tokens = run.tokens
@@ -100,6 +110,7 @@ def _impossible(run: RunRows) -> np.ndarray:
     # by synthetic acceptance the target has no say in a draft
     kinds = set(EMITTED_KINDS) - ({"accepted"} if run.facts.get("synthetic") else set())
     known = tokens.is_text("kind", *kinds) & observed(tokens["target_rank"])
+    known &= ~np.isnan(tokens["target_p"])  # a rank among numbers
     if run.option("replay") == "verify":  # chosen from a replay's logits, recorded are the first
         replayed = run.rounds["round"][run.rounds["replay_index"] > 0]
         known &= ~np.isin(tokens["round"], replayed)
@@ -177,6 +188,16 @@ RULES = (
         "Compare each drafted token with what is sampled from the row before it, row i for the "
         "draft's token i, and stop at the first that differs.",
         _wrong_token,
+    ),
+    Rule(
+        "non-finite-logits",
+        ERROR,
+        "Logits that are not finite",
+        "A weight is NaN or infinite, or a sum overflowed in this compute mode. No token can be "
+        "chosen by such logits, and none behind it means anything.",
+        "Load the file anew, compare with --compute f32, and look for the first layer with "
+        "`draftscope logits`.",
+        _non_finite,
     ),
     Rule(
         "noise-near-ties",
