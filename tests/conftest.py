@@ -7,7 +7,10 @@ import os
 # before torch is imported: the tests' models are too small to gain from a second thread
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# before numpy and torch too: DRAFTSCOPE_CPU limits them where it can
 from hypothesis import HealthCheck, settings
+
+import kernels  # noqa: F401
 
 # a busy machine is slow at everything; only the results of a test count
 settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])

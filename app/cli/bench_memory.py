@@ -30,15 +30,15 @@ def run(args: argparse.Namespace) -> int:
         )
     import torch
 
-    from engine.bench.rollback import bench_rollback, bench_shape
+    from engine.bench.rollback import bench_layout, bench_rollback
 
-    shape = bench_shape(args.heads, args.dim, args.layers, args.conv_dim)
+    layout = bench_layout(args.heads, args.dim, args.layers, args.conv_dim)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     rows = bench_rollback(
         args.rollback,
         args.widths,
-        shape,
+        layout,
         keep=args.keep,
         n_rs_seq=args.n_rs_seq,
         repeats=args.repeat,
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         "dim": args.dim,
         "layers": args.layers,
         "conv_dim": args.conv_dim,
-        "state_bytes": shape.n_bytes,
+        "state_bytes": layout.n_bytes,
         "threads": torch.get_num_threads(),
         "repeat": args.repeat,
     }

@@ -9,14 +9,11 @@ import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.errors import OptionError
 from engine.version import version
 from resources import DEMO_DRAFT, DEMO_TARGET
-
-if TYPE_CHECKING:
-    from engine.model.info import ModelInfo
 
 SUBCOMMANDS = {
     "info": "metadata, layer map, quantisation mix, rollback capability and memory of a model",
@@ -124,26 +121,6 @@ def add_threads(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="CPU threads (default: all cores, one for a small model)",
     )
-
-
-def add_batch_invariant(group: argparse._ArgumentGroup) -> None:
-    """--batch-invariant."""
-    group.add_argument(
-        "--batch-invariant",
-        action="store_true",
-        help="give the logits behind a token the same bits whatever tokens and sequences are "
-        "decoded with it; slower",
-    )
-
-
-def use_threads(n_threads: int | None, info: ModelInfo) -> None:
-    """Tell torch how many threads to use; None = as many as the model gains from."""
-    import torch
-
-    if n_threads is None and info.is_small:
-        n_threads = 1
-    if n_threads is not None:
-        torch.set_num_threads(n_threads)
 
 
 def positive(text: str) -> int:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.common import (
-    add_batch_invariant,
     add_compute,
     add_model,
     loading_line,
@@ -18,19 +17,23 @@ from app.cli.common import (
     print_json,
     real,
     target_path,
-    use_threads,
 )
 from app.cli.files import check_files
 from app.cli.findings import finding_lines, findings_json
 from app.cli.recorded import check_trace_folder, decode
 from app.cli.run import draft_model, headline, make_prompt
-from app.cli.run_arguments import add_draft_model, add_prompts, add_sizes, run_options
-from app.cli.sampling_arguments import add_sampling
+from app.cli.run_arguments import (
+    add_batch_invariant,
+    add_draft_model,
+    add_prompts,
+    add_sampling,
+    add_sizes,
+    add_speculation,
+    run_options,
+)
 from app.cli.scenarios import add_scenarios, chosen_scenario, heading, list_scenarios, outcome
-from app.cli.spec_arguments import add_speculation
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
-from engine.options import RunOptions
 
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
@@ -121,18 +124,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write the trace of all lanes as CSV files; replaces an earlier export",
     )
-    plain = RunOptions()
-    parser.set_defaults(
-        rollback=plain.rollback,
-        n_rs_seq=None,
-        split=plain.split,
-        kv=plain.kv,
-        checkpoint_device=plain.checkpoint_device,
-        replay=plain.replay,
-        fault=[],
-        spec_synth_rates=(),
-        spec_synth_len=None,
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -159,6 +150,7 @@ def run(args: argparse.Namespace) -> int:
     check_files(target, draft)
     from engine.compare.comparison import Comparison
     from engine.compare.scenario_job import start_comparison
+    from engine.model.threads import use_threads
     from engine.session import Session
 
     session = Session.open(

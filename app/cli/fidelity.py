@@ -16,7 +16,6 @@ from app.cli.common import (
     print_json,
     read_text,
     target_path,
-    use_threads,
 )
 from app.cli.files import check_files
 from engine.errors import OptionError
@@ -76,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     text = args.prompt or (read_text(args.file) if args.file else demo_prompts()[0].text)
     check_files(path)
     from engine.compare.fidelity import greedy_text, measure_fidelity
+    from engine.model.threads import use_threads
     from engine.session import Session
 
     reference = Session.open(path, compute="f32", progress=loading_line())
@@ -108,6 +108,6 @@ def _line(one: Fidelity) -> str:
 def _modes(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
-        if name not in COMPUTE_MODES[1:]:
+        if name not in COMPUTE_MODES or name == "auto":
             raise argparse.ArgumentTypeError(f"{name!r} is not a compute mode")
     return names

@@ -17,7 +17,6 @@ from app.cli.common import (
     print_json,
     target_path,
     token_ids,
-    use_threads,
 )
 from app.cli.files import check_files
 from engine.errors import OptionError
@@ -57,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     path, out = target_path(args), args.out
     check_output(out, "--out")
     check_files(path)
+    from engine.model.threads import use_threads
     from engine.session import Session
 
     session = Session.open(path, compute=args.compute, device=args.device, progress=loading_line())

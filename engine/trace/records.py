@@ -15,6 +15,9 @@ SCHEMA_VERSION = 3
 MISSING = int(np.iinfo(np.int32).min)
 N_TOP = 5
 """Alternatives kept per position on each side (target and draft)."""
+COLUMN_STATES = ("observed", "derived", "absent")
+"""What a run may say of a column in its fact `columns`: read off the engine, computed from other
+observations, or unknown to this source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ DRAFTS = (
     Column("match_pos", "int", "position in the history where the looked-up n-gram starts"),
     Column("num_raw", "int", "tokens found before trimming"),
     Column("num_draft_tokens", "int", "tokens drafted, after trimming"),
-    Column("reason", "text", "why the draft is empty or shorter than possible, see DRAFT_REASONS"),
+    Column("reason", "text", "why the draft is empty or shorter than possible"),
     Column("draft_ms", "real", "drafting, a part of the call for all sequences"),
 )
 
@@ -201,21 +204,4 @@ EMITTED_KINDS = ("target", "accepted", "replacement", "bonus")
 GHOST_KINDS = ("rejected", "ignored")
 SLOT_STATES = ("free", "live", "fresh", "carried", "stale", "pending")
 ROLLBACK_PATHS = ("none", "seq_rm", "restore", "restore_depth", "refused")
-DRAFT_REASONS = {
-    "too-short-history": "fewer tokens than the n-gram and its continuation take",
-    "no-match": "the n-gram has not occurred before",
-    "copy<n": "fewer tokens follow the match than the n-gram has",
-    "history-end": "the history ends before a whole draft",
-    "muted": "no token of the last draft after this key was accepted",
-    "accepted-before": "no longer than what was accepted of the last draft after this key",
-    "min-hits": "the key was looked up too few times",
-    "ambiguous": "no continuation of the key dominates",
-    "pool-miss": "the pool does not know the next token",
-    "low-count": "too few observations, or none dominates",
-    "p_min": "the next token was less probable than p_min",
-    "n_min": "shorter than n_min, thrown away",
-    "n_max": "drafts of no token were asked for",
-    "limit": "context or token limit leave no more room",
-}
-"""Why a draft is empty or shorter than its drafter's longest; empty for a full draft."""
 PHASES = ("draft", "verify", "sample", "save", "rollback", "restore", "replay")

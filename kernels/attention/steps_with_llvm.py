@@ -8,8 +8,8 @@ from llvmlite import ir
 
 from kernels.llvm import F32, F32X16, Code, Value, vector
 from kernels.llvm.functions import exp
-from kernels.llvm.program import has_feature
 from kernels.llvm.values import I8, I32, I64
+from kernels.processor import has_feature
 
 # visible cells of a chunk
 CHUNK = 512
