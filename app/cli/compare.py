@@ -167,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
         job = Comparison(
             session, prompts, options, lanes, bound=args.bound, draft_accept=args.draft_accept
         )
-    decode(job.step, job.stop, job.trace, args.trace)
+    decode(job, job.step, args.trace, session.content)
     verdicts = job.results()
     if args.json:
         print_json(
@@ -195,7 +195,7 @@ def _run_scenario(args: argparse.Namespace, session: Session, scenario: Scenario
     from engine.compare.scenario_job import start_run
 
     job = start_run(session, scenario)
-    decode(job.step, job.stop, job.trace, args.trace)
+    decode(job, job.step, args.trace, session.content)
     if args.json:
         print_json(
             {

@@ -7,11 +7,17 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from app.cli.interruption import Interrupted, on_signal
 from engine.errors import OptionError
+from engine.gguf.content import ContentHash
 from engine.trace.export import check_target, export_csv
 from engine.trace.store import TraceStore
+
+_CONTENT_S = 1.0
+"""How long an export waits for the hash of the tensors, seconds."""
+_LATE = ", without the hash of the tensors, which takes longer"
 
 
 def check_trace_folder(folder: Path | None) -> None:
@@ -42,19 +48,33 @@ def _make_and_remove(folder: Path) -> None:
                 each.rmdir()
 
 
+class Decoding(Protocol):
+    """A run or a comparison."""
+
+    trace: TraceStore
+    done: bool
+
+    @property
+    def emitted(self) -> list[list[int]]: ...
+
+    def stop(self) -> None: ...
+
+
 def decode(
+    job: Decoding,
     advance: Callable[[], bool],
-    stop: Callable[[], None],
-    trace: TraceStore,
     folder: Path | None,
+    content: ContentHash | None = None,
     show: Callable[[], None] = lambda: None,
 ) -> None:
     """Call `advance` until it returns False and `show` after each time; then stop and export.
 
     After an error the trace is exported too. A signal ends the work between two rounds, then
-    the trace is exported and Interrupted raised.
+    the trace is exported and Interrupted raised. content: of the model, for the export.
     """
     came: list[int] = []
+    if folder is not None and content is not None:
+        content.start(lambda: job.done or any(job.emitted))
     with on_signal(came.append):
         try:
             more = True
@@ -62,10 +82,12 @@ def decode(
                 more = advance()
                 show()
         finally:
-            stop()
+            job.stop()
             if folder is not None:
-                export_csv(trace, folder)
+                is_known = content is None or content.wait(_CONTENT_S)
+                export_csv(job.trace, folder)
                 with suppress(OSError):  # the terminal may be gone
-                    print(f"draftscope: trace written to {folder}", file=sys.stderr)
+                    late = "" if is_known else _LATE
+                    print(f"draftscope: trace written to {folder}{late}", file=sys.stderr)
     if came:
         raise Interrupted(came[0])

@@ -52,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
     streaming = not args.json and len(prompts) == 1
     if streaming:
         stream = _Stream(trace, session, "" if args.chat else prompts[0].text)
-        decode(job.advance, job.stop, trace, args.trace, stream.show)
+        decode(job, job.advance, args.trace, session.content, stream.show)
         stream.end()
     else:
-        decode(job.advance, job.stop, trace, args.trace)
+        decode(job, job.advance, args.trace, session.content)
     if args.json:
         print_json(_report(job, session, options, target, draft))
         return 0

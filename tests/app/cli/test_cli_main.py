@@ -235,8 +235,9 @@ def test_a_second_signal_ends_at_once() -> None:
         "import time\nfrom pathlib import Path\n"
         "from app.cli.recorded import decode\nfrom engine.trace.store import TraceStore\n"
         "def advance():\n    print('waits', flush=True); time.sleep(0.5); return True\n"
-        "def stop():\n    print('stops', flush=True); time.sleep(60)\n"
-        "decode(advance, stop, TraceStore(), Path('never-written'))\n"
+        "class Job:\n    trace, done, emitted = TraceStore(), False, []\n"
+        "    def stop(self):\n        print('stops', flush=True); time.sleep(60)\n"
+        "decode(Job(), advance, Path('never-written'))\n"
     )
     began = time.monotonic()
     done = signalled(code, signal.SIGTERM, signal.SIGINT)
@@ -251,7 +252,9 @@ def test_a_closed_terminal_is_a_signal_too() -> None:
         "import time\nfrom app.cli.interruption import Interrupted\n"
         "from app.cli.recorded import decode\nfrom engine.trace.store import TraceStore\n"
         "def advance():\n    print('waits', flush=True); time.sleep(0.2); return True\n"
-        "try:\n    decode(advance, lambda: None, TraceStore(), None)\n"
+        "class Job:\n    trace, done, emitted = TraceStore(), False, []\n"
+        "    def stop(self):\n        pass\n"
+        "try:\n    decode(Job(), advance, None)\n"
         "except Interrupted as ending:\n    raise SystemExit(ending.status)\n"
     )
     assert signalled(code, signal.SIGHUP).returncode == 129
