@@ -86,7 +86,7 @@ class Sessions(QObject):
             self._banners.add(
                 "warning",
                 problem,
-                "Runs, settings and the log may not be saved: export what is to stay.",
+                "Runs and the log are not saved: export what is to stay (Ctrl+E).",
                 sticky=True,
             )
         for folder in reversed(leftovers(self._data / _AUTOSAVES)[:_OFFERED]):
