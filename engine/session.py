@@ -19,9 +19,10 @@ from engine.decode.scheduler import Scheduler
 from engine.device import resolve_device
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Drafter
-from engine.draft.make import make_drafter
-from engine.draft.token_draws import TokenDraws
+from engine.draft.registry import DRAFTERS
+from engine.draft.spec import DRAFT_MODEL, MTP_HEAD, Making
 from engine.draft.vocabulary import check_vocabularies
+from engine.draft.with_model import TokenDraws
 from engine.errors import ContextFullError, ModelFileError, OptionError
 from engine.gguf.binary import never
 from engine.gguf.chat import ChatTemplate
@@ -33,7 +34,7 @@ from engine.model.config import ModelConfig
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model
-from engine.options import DRAFTERS, MODEL_DRAFTERS, Prompt, RunOptions, SamplerOptions, SpecOptions
+from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
@@ -115,11 +116,10 @@ class Session:
     @property
     def drafters(self) -> tuple[str, ...]:
         """Drafters with a model that the loaded files make possible; the others always are."""
-        possible = {
-            "draft-simple": self._draft_model is not None,
-            "draft-mtp": self._model.head is not None,
-        }
-        return tuple(name for name in MODEL_DRAFTERS if possible[name])
+        there = {DRAFT_MODEL: self._draft_model is not None, MTP_HEAD: self._model.head is not None}
+        return tuple(
+            name for name, spec in DRAFTERS.items() if spec.needs is not None and there[spec.needs]
+        )
 
     def prompt(self, text: str, *, parse_special: bool = True) -> Prompt:
         """Tokenise a text to be continued, with the leading token that the vocabulary asks for."""
@@ -315,13 +315,22 @@ class Session:
         draws = None
         if options.spec.accept == "rejection" and options.sampler.temp > 0:
             draws = TokenDraws(options.sampler.temp, options.sampler.seed)
-        names = [name for name in DRAFTERS if name in options.spec.types]
-        there = kept or {}
-        return [
-            there.get(name)
-            or make_drafter(name, self._model, self._draft_model, options, n_slots, n_ctx, draws)
-            for name in names
-        ]
+        there, drafters = kept or {}, []
+        for name, spec in DRAFTERS.items():
+            if name not in options.spec.types:
+                continue
+            making = Making(
+                self._model,
+                self._draft_model,
+                spec.options_in(options.spec),
+                n_slots,
+                n_ctx,
+                options.n_ubatch,
+                options.batch_invariant,
+                draws,
+            )
+            drafters.append(there.get(name) or spec.make(making))
+        return drafters
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if not tokens:

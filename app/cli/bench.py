@@ -8,11 +8,17 @@ from pathlib import Path
 
 from app.cli import bench_forward, bench_memory, bench_recording, bench_slots, bench_suite, bench_w1
 from app.cli.bench_requests import add_requests
-from app.cli.cache_arguments import add_cache, refuse_cache
 from app.cli.common import add_compute, add_model, positive, print_json, size
-from app.cli.run_arguments import add_draft_model, add_memory_details, add_sizes
-from app.cli.sampling_arguments import add_sampling
-from app.cli.spec_arguments import add_speculation, add_synthetic
+from app.cli.run_arguments import (
+    add_cache,
+    add_draft_model,
+    add_memory_details,
+    add_sampling,
+    add_sizes,
+    add_speculation,
+    add_synthetic,
+    refuse_cache,
+)
 from engine.bench.random_model import QUANTS, SIZES, write_random_model
 from engine.errors import OptionError
 from engine.options import ROLLBACK_POLICIES

@@ -22,12 +22,8 @@ from engine.options import DRAFTERS, RunOptions
 if TYPE_CHECKING:
     from engine.session import Session
 
-DEFAULT_DRAFTERS = tuple(
-    name for name in ("draft-mtp", "draft-simple", "ngram-mod") if name in DRAFTERS
-)
+DEFAULT_DRAFTERS = ("draft-mtp", "draft-simple", "ngram-mod")
 """Measured where --spec-type does not choose, as far as the model files allow."""
-
-_FROM_FILES = ("draft-mtp", "draft-simple")
 
 
 def add_requests(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +90,7 @@ def open_session(args: argparse.Namespace) -> Opened:
     policies = args.rollback or (RunOptions().rollback,)
     if args.spec_type is None:
         chosen = [
-            (name,) for (name,) in chosen if name not in _FROM_FILES or name in session.drafters
+            (name,) for (name,) in chosen if not DRAFTERS[name].needs or name in session.drafters
         ]
         chosen = chosen[: 1 if len(policies) > 1 else None]
     configurations = [Configuration.plain(_options(args, ()))]

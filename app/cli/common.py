@@ -20,6 +20,7 @@ SUBCOMMANDS = {
     "logits": "logits at every position of a token sequence, as an .npz file",
     "run": "decode prompts, speculatively if asked; print text and timings",
     "compare": "rollback policies side by side against plain decoding: where logits diverge",
+    "memory": "scripts of memory operations over rollback policies: what is refused, what is exact",
     "bench": "the prompt suite with and without speculation; other measurements",
     "match": "the same prompts one by one and side by side: is every text the same",
     "fidelity": "how far each compute mode's logits are from those of f32",
@@ -108,16 +109,6 @@ def add_threads(group: argparse._ArgumentGroup) -> None:
         type=positive,
         metavar="N",
         help="CPU threads (default: all cores, one for a small model)",
-    )
-
-
-def add_batch_invariant(group: argparse._ArgumentGroup) -> None:
-    """--batch-invariant."""
-    group.add_argument(
-        "--batch-invariant",
-        action="store_true",
-        help="give the logits behind a token the same bits whatever tokens and sequences are "
-        "decoded with it; slower",
     )
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.common import (
-    add_batch_invariant,
     add_compute,
     add_model,
     loading_line,
@@ -23,13 +22,19 @@ from app.cli.common import (
 from app.cli.files import check_files
 from app.cli.findings import finding_lines, findings_json
 from app.cli.run import draft_model, headline, make_prompt
-from app.cli.run_arguments import add_draft_model, add_prompts, add_sizes, run_options
-from app.cli.sampling_arguments import add_sampling
+from app.cli.run_arguments import (
+    add_batch_invariant,
+    add_draft_model,
+    add_prompts,
+    add_sampling,
+    add_sizes,
+    add_speculation,
+    run_options,
+)
 from app.cli.scenarios import add_scenarios, chosen_scenario, heading, list_scenarios, outcome
-from app.cli.spec_arguments import add_speculation
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
-from engine.options import RunOptions
+from engine.options.idle_faults import notes_on
 from engine.trace.export import check_target, export_csv
 
 if TYPE_CHECKING:
@@ -122,18 +127,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write the trace of all lanes as CSV files; replaces an earlier export",
     )
-    plain = RunOptions()
-    parser.set_defaults(
-        rollback=plain.rollback,
-        n_rs_seq=None,
-        split=plain.split,
-        kv=plain.kv,
-        checkpoint_device=plain.checkpoint_device,
-        replay=plain.replay,
-        fault=[],
-        spec_synth_rates=(),
-        spec_synth_len=None,
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -154,6 +147,10 @@ def run(args: argparse.Namespace) -> int:
     lanes: tuple[LaneSpec, ...] = DEFAULT_LANES
     if args.lanes:
         lanes = (NOISE_LANE, *map(LaneSpec.parse, args.lanes))
+    n_draft = None if options.spec.types else options.spec.n_max
+    for lane in scenario.lanes if scenario else lanes:
+        for note in notes_on(lane.options(options), n_draft):
+            print(f"draftscope: note: {lane.name}: {note}", file=sys.stderr)
     if args.bound is not None and args.bound < 0:
         raise OptionError("--bound is negative.", "Use 0 to accept equal logits only.")
     if args.trace is not None:

@@ -99,6 +99,6 @@ def _line(one: Fidelity) -> str:
 def _modes(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
-        if name not in COMPUTE_MODES[1:]:
+        if name not in COMPUTE_MODES or name == "auto":
             raise argparse.ArgumentTypeError(f"{name!r} is not a compute mode")
     return names

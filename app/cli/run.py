@@ -13,10 +13,12 @@ from app.cli.common import draft_path, loading_line, print_json, target_path
 from app.cli.files import check_files
 from app.cli.findings import finding_lines, findings_json
 from app.cli.run_arguments import Source, add_arguments, run_options
+from engine.draft.registry import DRAFTERS
+from engine.draft.spec import DRAFT_MODEL
 from engine.errors import OptionError
 from engine.gguf.tokenizer import StreamDecoder
 from engine.options import Prompt, RunOptions
-from engine.options.ngram_options import SHORT_MATCH
+from engine.options.idle_faults import notes_on
 from engine.trace.export import check_target, export_csv
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.store import TraceStore
@@ -76,10 +78,11 @@ def run(args: argparse.Namespace) -> int:
 
 def draft_model(args: argparse.Namespace, options: RunOptions) -> Path | None:
     """The draft model to load: none unless a drafter uses it."""
-    if "draft-simple" in options.spec.types:
+    users = [name for name in options.spec.types if DRAFTERS[name].needs is DRAFT_MODEL]
+    if users:
         draft = draft_path(args)
         if draft is None:
-            raise OptionError("draft-simple needs a draft model.", "Give one with -md.")
+            raise OptionError(f"{users[0]} needs a draft model.", "Give one with -md.")
         return draft
     if args.spec_draft_model is not None and args.spec_type is None:
         raise OptionError(
@@ -96,11 +99,11 @@ def _print_notes(options: RunOptions) -> None:
             "draftscope: note: acceptance is synthetic, the output is not the model's.",
             file=sys.stderr,
         )
-    if "ngram-mod" in spec.types and spec.ngram_mod.n_match < SHORT_MATCH:
-        print(
-            f"draftscope: note: --spec-ngram-mod-n-match below {SHORT_MATCH} gives poor drafts.",
-            file=sys.stderr,
-        )
+    for note in notes_on(options):
+        print(f"draftscope: note: {note}", file=sys.stderr)
+    for drafter in (DRAFTERS[name] for name in spec.types):
+        if note := drafter.note(drafter.options_in(spec)):
+            print(f"draftscope: note: {note}", file=sys.stderr)
 
 
 def make_prompt(session: Session, args: argparse.Namespace, source: Source) -> Prompt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from app.models.live_numbers import LiveNumbers
+from app.models.live_numbers import LiveNumbers, significant
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import timings
@@ -120,8 +120,8 @@ def fidelity_text(found: dict[str, Any]) -> str:
     """The fields of a Fidelity: "int8 against f32 over 131 tokens: NMSE …, KL … nats, …"."""
     return (
         f"{found['compute']} against f32 over {found['n_tokens']} tokens: "
-        f"NMSE {found['nmse']:.3g}, KL {found['kl']:.3g} nats, "
-        f"same top-1 {100 * found['top1']:.3g} %"
+        f"NMSE {significant(found['nmse'])}, KL {significant(found['kl'])} nats, "
+        f"same top-1 {significant(found['top1'] and 100 * found['top1'])} %"
     )
 
 

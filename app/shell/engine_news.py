@@ -141,7 +141,9 @@ class EngineNews(QObject):
     def _show_options(self) -> None:
         panel = self._panels.run_panel
         if not panel.problem:
-            self._panels.model_map.set_options(panel.options(), len(panel.texts()))
+            options = panel.options()
+            self._panels.model_map.set_options(options, len(panel.texts()))
+            self._panels.divergence.header.editor.set_options(options)
 
     def _show_exported(self, event: events.Exported) -> None:
         self._panels.banners.add("info", f"Trace exported to {event.folder}.")

@@ -234,7 +234,7 @@ def test_a_faulty_run_is_red(loaded: MainWindow, qtbot: QtBot) -> None:
 
 
 def test_options_that_contradict_start_nothing(loaded: MainWindow) -> None:
-    loaded.run_panel.draft.synth_rates.setText("2")
+    loaded.run_panel.draft["synth_rates"].setText("2")
     loaded.docks["run"].hide()
     for action in ("run.start", "run.step", "run.compare"):
         loaded.actions_by_id[action].trigger()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QColor
@@ -113,14 +112,24 @@ def test_sequences_are_bands(view: RingView) -> None:
     assert ticks[4] == "seq 1"
 
 
+def states_of(view: RingView, left: float, right: float) -> dict[int, list[object]]:
+    """The states of every round in sight, by slot and sequence."""
+    zoom(view, left, right)
+    found: dict[int, list[object]] = {}
+    for round_, _, _, state, _ in view.table()[1]:
+        assert isinstance(round_, int)
+        found.setdefault(round_, []).append(state)
+    return found
+
+
 def test_rows_written_later_change_their_cells_only(view: RingView) -> None:
     builder = sample_trace(rounds=30, n_seqs=2)
     view.show_run(builder.run)
-    before = view._states.copy()
+    before = states_of(view, 0, 40)
+    assert len(before) == 30
     builder.slots(("live", "stale", "stale", "stale"), 31)
     view.refresh()
-    assert (view._states[:, :31] == before[:, :31]).all()
-    assert view._states[:4, 31].tolist() == [2, 5, 5, 5]
+    assert states_of(view, 0, 40) == before | {31: ["live", "stale", "stale", "stale"]}
 
 
 def test_growing_past_the_first_room(view: RingView) -> None:
@@ -129,12 +138,32 @@ def test_growing_past_the_first_room(view: RingView) -> None:
     for number in range(11, 3000):
         builder.slots(("live", "fresh", "carried", "free"), number)
     view.refresh()
-    expected = np.array([2, 3, 4, 1])
-    assert (view._states[:, 11:3000] == expected[:, None]).all()
     assert view.plot.n_rounds == 3000
     left, right = view.plot.x_range
     assert left < 2999 < right
     assert view._image.image.shape[1] < 200  # only what is in sight
+    found = states_of(view, 11, 3000)
+    assert len(found) == 2989
+    assert all(states == ["live", "fresh", "carried", "free"] for states in found.values())
+
+
+def test_slots_and_rounds_take_room_by_their_number(view: RingView) -> None:
+    builder = TraceBuilder()
+    for number, seq_id, slot in ((3, 7, 4095), (10**9, 65_535, 12), (10**9, 65_535, 4000)):
+        builder.store.memory.append(
+            run_id=builder.run_id, round=number, seq_id=seq_id, slot=slot, state="stale", age=1
+        )
+    view.show_run(builder.run)
+    zoom(view, -1, 10**9 + 1)
+    assert view._image.image.shape[0] == 4
+    assert view._image.image.shape[1] < 2000
+    assert [tuple(row) for row in view.table()[1]] == [
+        (3, 7, 4095, "stale", 1),
+        (10**9, 65_535, 12, "stale", 1),
+        (10**9, 65_535, 4000, "stale", 1),
+    ]
+    assert view.plot.tip(3.0, 0.0).startswith("round 3 · sequence 7 · slot 4095")
+    assert view.plot.tip(3.0, 3.0) == ""
 
 
 def test_tooltip_and_click(view: RingView, qtbot: QtBot) -> None:
