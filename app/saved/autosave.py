@@ -7,6 +7,7 @@ nobody holds is what a crash or such an end left.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -32,6 +33,7 @@ LEFTOVERS_KEPT = 20
 
 _PREFIX = "session-"
 _JOIN_TIMEOUT = 5.0
+_MOST_SESSION_BYTES = 64 << 20
 
 
 @dataclass
@@ -200,6 +202,17 @@ def leftovers(folder: Path) -> list[Path]:
     for path in set(left) - set(kept):
         discard(path)
     return kept
+
+
+def model_in(folder: Path) -> str:
+    """Name of the model whose runs an autosave holds, empty where that cannot be told."""
+    path = folder / SESSION_FILE
+    try:
+        if path.stat().st_size > _MOST_SESSION_BYTES:
+            return ""
+        return str(json.loads(path.read_bytes())["runs"]["0"]["model"]["name"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return ""
 
 
 def discard(folder: Path) -> None:
