@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from PySide6.QtCore import QLockFile, QObject, QTimer, Signal
@@ -18,7 +19,8 @@ from app.engine_thread.events import Exported, Failed
 from app.engine_thread.trace_jobs import TraceJob, start_export
 from app.saved.errors import log
 from app.saved.process_lock import hold, is_held, lock_path
-from engine.trace.export import SESSION_FILE
+from engine.trace.export import SESSION_FILE, recover_export
+from engine.trace.replacing import target_of
 from engine.trace.store import TraceStore
 
 PERIOD_MS = 30_000
@@ -96,10 +98,15 @@ class Autosave(QObject):
 def leftovers(folder: Path) -> list[Path]:
     """Autosaves of windows that ended without taking them away, the newest first.
 
-    What is too old or one too many is deleted, and so are half-written ones.
+    What is too old or one too many is deleted, and so are half-written ones. One that was being
+    replaced when its process was killed is brought back first.
     """
     if not folder.is_dir():
         return []
+    for target in {found for path in folder.iterdir() if (found := target_of(path))}:
+        if not _in_use(target):
+            with suppress(OSError):
+                recover_export(target)
     left = [path for path in folder.iterdir() if path.is_dir() and not _in_use(path)]
     complete = sorted(
         (path for path in left if path.name.startswith(_PREFIX) and _is_whole(path)),
@@ -109,7 +116,8 @@ def leftovers(folder: Path) -> list[Path]:
     oldest = time.time() - DAYS_KEPT * 86_400
     kept = [path for path in complete if _time(path) >= oldest][:LEFTOVERS_KEPT]
     for path in set(left) - set(kept):
-        discard(path)
+        if target_of(path) is None:
+            discard(path)
     return kept
 
 
@@ -139,7 +147,7 @@ def _make_room(folder: Path) -> QLockFile | None:
 
 def _in_use(folder: Path) -> bool:
     """Whether a live process writes here; a stage of an export belongs to its session's lock."""
-    return is_held(folder.with_name(folder.name.lstrip(".").split(".")[0]))
+    return is_held(target_of(folder) or folder)
 
 
 def _is_whole(folder: Path) -> bool:

@@ -81,7 +81,9 @@ def what_if(sums: StepSums) -> WhatIf | None:
     undone = _undone(sums.counts)
     timed = not sums.n_untimed and bool(len(sums.widths))
     estimates = tuple(
-        _estimate(sums, n_max, length, undone) if timed else Estimate(n_max, length, None, None, None, None)
+        _estimate(sums, n_max, length, undone)
+        if timed
+        else Estimate(n_max, length, None, None, None, None)
         for n_max, length in enumerate(lengths)
     )
     needed = range(1, sums.n_max + 2)
