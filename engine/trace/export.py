@@ -140,7 +140,8 @@ def _write(
             newline="",
         ) as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(header(table))
+            names = header(table)
+            writer.writerow(guard(names) if variant == EXCEL else names)
             for start in range(0, rows[name], _BLOCK):
                 if cancelled is not None and cancelled():
                     raise Cancelled
