@@ -9,6 +9,7 @@ from typing import ClassVar
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.memory.cache_options import CacheOptions
+from engine.memory.policies import POLICIES as ROLLBACK_POLICIES
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.option_fields import Row, Within, check, option, part
 from engine.options.speculation import ACCEPT_RULES, SpecOptions
@@ -32,7 +33,6 @@ __all__ = [
     "SpecOptions",
 ]
 
-ROLLBACK_POLICIES = ("planes", "carry", "ring", "replay", "checkpoint")
 SPLITS = ("equal", "seq")
 KV_MODES = ("per-seq", "unified")
 CHECKPOINT_DEVICES = ("host", "device")
@@ -206,7 +206,7 @@ class RunOptions:
 
     def snapshots_for(self, n_draft: int) -> int:
         """The same where drafts of n_draft tokens are to be undone by snapshots."""
-        if self.rollback == "checkpoint":
+        if not ROLLBACK_POLICIES[self.rollback].keeps_snapshots:
             return 0
         return n_draft if self.n_rs_seq is None else self.n_rs_seq
 
