@@ -139,6 +139,10 @@ class OptionGroup(FormGroup):
                 field.textChanged.connect(self._on_changed)
         return field
 
+    def paths(self) -> list[tuple[str, ...]]:
+        """Where RunOptions has what is shown here."""
+        return list(self._fields)
+
     def __getitem__(self, name: str) -> Any:
         """The field of an option by its name in RunOptions, dotted within a drafter's part."""
         return next(
