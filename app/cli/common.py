@@ -21,6 +21,7 @@ SUBCOMMANDS = {
     "logits": "logits at every position of a token sequence, as an .npz file",
     "run": "decode prompts, speculatively if asked; print text and timings",
     "compare": "rollback policies side by side against plain decoding: where logits diverge",
+    "memory": "scripts of memory operations over rollback policies: what is refused, what is exact",
     "bench": "the prompt suite with and without speculation; other measurements",
     "match": "the same prompts one by one and side by side: is every text the same",
     "fidelity": "how far each compute mode's logits are from those of f32",

@@ -34,6 +34,7 @@ from app.cli.run_arguments import (
 from app.cli.scenarios import add_scenarios, chosen_scenario, heading, list_scenarios, outcome
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
+from engine.options.idle_faults import notes_on
 from engine.trace.export import check_target, export_csv
 
 if TYPE_CHECKING:
@@ -146,6 +147,10 @@ def run(args: argparse.Namespace) -> int:
     lanes: tuple[LaneSpec, ...] = DEFAULT_LANES
     if args.lanes:
         lanes = (NOISE_LANE, *map(LaneSpec.parse, args.lanes))
+    n_draft = None if options.spec.types else options.spec.n_max
+    for lane in scenario.lanes if scenario else lanes:
+        for note in notes_on(lane.options(options), n_draft):
+            print(f"draftscope: note: {lane.name}: {note}", file=sys.stderr)
     if args.bound is not None and args.bound < 0:
         raise OptionError("--bound is negative.", "Use 0 to accept equal logits only.")
     if args.trace is not None:

@@ -18,6 +18,7 @@ from engine.draft.spec import DRAFT_MODEL
 from engine.errors import OptionError
 from engine.gguf.tokenizer import StreamDecoder
 from engine.options import Prompt, RunOptions
+from engine.options.idle_faults import notes_on
 from engine.trace.export import check_target, export_csv
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.store import TraceStore
@@ -98,6 +99,8 @@ def _print_notes(options: RunOptions) -> None:
             "draftscope: note: acceptance is synthetic, the output is not the model's.",
             file=sys.stderr,
         )
+    for note in notes_on(options):
+        print(f"draftscope: note: {note}", file=sys.stderr)
     for drafter in (DRAFTERS[name] for name in spec.types):
         if note := drafter.note(drafter.options_in(spec)):
             print(f"draftscope: note: {note}", file=sys.stderr)

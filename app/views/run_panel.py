@@ -31,6 +31,7 @@ from engine.errors import OptionError
 from engine.memory.policies import POLICIES
 from engine.option_fields import build, settings
 from engine.options import COMPUTE_MODES, RunOptions
+from engine.options.idle_faults import notes_on
 
 
 class RunPanel(QWidget):
@@ -212,6 +213,7 @@ class RunPanel(QWidget):
                 notes.append("Acceptance is synthetic: the output is invalid.")
             if options.faults:
                 notes.append(f"Fault on: {', '.join(options.faults)}. The output may be wrong.")
+                notes += notes_on(options)
         text = self.problem or " ".join(notes)
         self.message.setText(text)
         self.message.setAccessibleName(text)

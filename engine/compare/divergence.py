@@ -6,7 +6,7 @@ Several lanes are measured against one reference, so that its side of every meas
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -30,6 +30,10 @@ class LogitsDifference:
     top1_equal: list[bool]
     rank: list[int]
     top2_gap: list[float]
+
+    def at(self, i: int) -> LogitsDifference:
+        """The measures of one of the positions."""
+        return LogitsDifference(*([getattr(self, field.name)[i]] for field in fields(self)))
 
 
 class ReferenceLogits:

@@ -12,6 +12,7 @@ from engine.memory.cache_options import CacheOptions
 from engine.memory.policies import POLICIES as ROLLBACK_POLICIES
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.option_fields import Row, Within, check, option, part
+from engine.options.faults import FAULTS
 from engine.options.speculation import ACCEPT_RULES, SpecOptions
 from engine.sampling.options import SamplerOptions
 
@@ -39,14 +40,6 @@ CHECKPOINT_DEVICES = ("host", "device")
 REPLAY_MODES = ("trust", "verify")
 MAX_REPLAYS = 8
 """Attempts to replay accepted tokens by verifying them, after which they are trusted."""
-FAULTS = {
-    "keep-stale-kv": "a restore leaves attention cells above the checkpoint",
-    "stale-logits": "the replacement is chosen from the logits behind the whole draft",
-    "stale-plane": "rollbacks as deep as n_rs_seq are accepted, whatever the planes hold",
-    "no-conv-rollback": "the convolution window keeps the rejected tokens",
-    "plane-off-by-one": "the plane beside the right one is read",
-}
-"""Bugs of the field that can be switched on, and what each does."""
 
 
 @dataclass(frozen=True, slots=True)

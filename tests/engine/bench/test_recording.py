@@ -29,7 +29,7 @@ def parts() -> list[object]:
 
 
 class FakeTime:
-    """Time that passes only where a test says so, for the clocks of measurement and run."""
+    """Time that passes only where a test says so, for all clocks of a measurement."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now, self._patch = 100.0, patch
