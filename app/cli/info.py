@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--compute",
-        choices=COMPUTE_MODES[1:],
+        choices=[mode for mode in COMPUTE_MODES if mode != "auto"],
         default="",
         help="weights as loaded in this mode (default: as stored in the file)",
     )

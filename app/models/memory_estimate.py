@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from engine.draft.registry import DRAFTERS
+from engine.draft.spec import Sizing
 from engine.options import ROLLBACK_POLICIES, RunOptions
 
 if TYPE_CHECKING:
@@ -64,9 +66,10 @@ def estimate(
         )
         mine = next(cost for cost in policies if cost.policy == options.rollback)
         sizes[options.rollback if n_rs_seq else "checkpoint"] = mine.total
-    if "draft-simple" in types and draft_info is not None:
-        needed = draft_info.memory(n_seqs, options.spec.n_max, n_ctx, "ring", compute)
-        sizes["draft model"] = needed["total"]
+    sizing = Sizing(draft_info, n_seqs, n_ctx, compute)
+    for drafter in (DRAFTERS[name] for name in types):
+        if drafter.needs and (own := drafter.n_bytes(drafter.options_in(options.spec), sizing)):
+            sizes[drafter.needs.name] = own
     return MemoryEstimate(n_seqs, n_ctx, n_rs_seq, sizes, policies)
 
 

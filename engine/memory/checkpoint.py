@@ -7,7 +7,7 @@ from collections.abc import Collection
 import torch
 
 from engine.memory.planes import PlanesMemory
-from engine.memory.recurrent import RecurrentShape
+from engine.model.recurrence import RecurrentLayout
 
 
 class CheckpointMemory(PlanesMemory):
@@ -15,11 +15,11 @@ class CheckpointMemory(PlanesMemory):
 
     def __init__(
         self,
-        shape: RecurrentShape,
+        layout: RecurrentLayout,
         n_seqs: int,
         n_rs_seq: int,
         device: torch.device,
         faults: Collection[str] = (),
     ) -> None:
         del n_rs_seq  # the same constructor for every policy
-        super().__init__(shape, n_seqs, 0, device, faults)
+        super().__init__(layout, n_seqs, 0, device, faults)

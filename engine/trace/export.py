@@ -23,7 +23,7 @@ import numpy as np
 
 from engine.errors import Cancelled, TraceFileError
 from engine.trace.pieces import escape_piece
-from engine.trace.records import MISSING, N_TOP, SCHEMA_VERSION, TABLES, Column
+from engine.trace.records import MISSING, N_TOP, SCHEMA_MINOR, SCHEMA_VERSION, TABLES, Column
 from engine.trace.spreadsheet import EXCEL, PLAIN, encoding, guard
 from engine.trace.store import Table, TextPool, TraceStore
 from engine.trace.timings import summary
@@ -44,17 +44,18 @@ _BLOCK = 8192
 _FILES = {SESSION_FILE, *(f"{name}.csv" for name in TABLES)}
 
 
-def header(table: str) -> list[str]:
+def csv_names(table: str, column: Column) -> list[str]:
+    """What a column of a table is in the header row of its CSV file."""
+    if column.kind == "tops":
+        return [f"{column.name}_{rank}" for rank in range(1, N_TOP + 1)]
+    if (table, column.name) == ("tokens", "token_id"):
+        return [column.name, *TOKEN_COLUMNS]
+    return [column.name]
+
+
+def header(table: Table) -> list[str]:
     """The header row of a table's CSV file."""
-    names: list[str] = []
-    for column in TABLES[table]:
-        if column.kind == "tops":
-            names.extend(f"{column.name}_{rank}" for rank in range(1, N_TOP + 1))
-        else:
-            names.append(column.name)
-        if table == "tokens" and column.name == "token_id":
-            names.extend(TOKEN_COLUMNS)
-    return names
+    return [name for column in table.columns for name in csv_names(table.name, column)]
 
 
 def check_target(folder: Path) -> None:
@@ -154,7 +155,7 @@ def _write(
             newline="",
         ) as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(header(name))
+            writer.writerow(header(table))
             for start in range(0, rows[name], _BLOCK):
                 if cancelled is not None and cancelled():
                     raise Cancelled
@@ -233,19 +234,21 @@ def _session(store: TraceStore, rows: dict[str, int], pieces: dict[int, bytes]) 
         str(run_id): {"environment": _environment(), "summary": summary(store, run_id)} | facts
         for run_id, facts in list(store.runs.items())
     }
-    return {
+    return _plain(store.more_facts) | {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
+        "schema_minor": SCHEMA_MINOR,
         "runs": _plain(runs),
         "rows": rows,
-        "columns": {name: _column_docs(name, columns) for name, columns in TABLES.items()},
+        "columns": {name: _column_docs(table) for name, table in store.tables.items()},
+        "unknown_columns": store.unknown_columns(),
         "pieces": {str(token): pieces[token].hex() for token in sorted(pieces)},
     }
 
 
-def _column_docs(table: str, columns: tuple[Column, ...]) -> dict[str, str]:
-    docs = {column.name: column.about for column in columns}
-    return docs | (TOKEN_COLUMNS if table == "tokens" else {})
+def _column_docs(table: Table) -> dict[str, str]:
+    docs = {column.name: column.about for column in table.columns}
+    return docs | (TOKEN_COLUMNS if table.name == "tokens" else {})
 
 
 def _environment() -> dict[str, Any]:

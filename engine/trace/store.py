@@ -37,6 +37,14 @@ class Table:
     def __len__(self) -> int:
         return self._n
 
+    def add_column(self, column: Column) -> None:
+        """Join a column that the schema does not know, before the first row."""
+        assert not self._n
+        self.columns = (*self.columns, column)
+        self._arrays[column.name] = _empty(column, self._capacity)
+        self._cells = _cells(self._arrays)
+        self._text_columns |= {column.name} if column.kind == "text" else set()
+
     def append(self, **values: Any) -> int:
         """Add one row and return its index; a column that is not named is not observed."""
         row = self._n
@@ -59,7 +67,8 @@ class Table:
         return row
 
     def extend(self, columns: Mapping[str, np.ndarray | list[Any]]) -> None:
-        """Add many rows at once from equally long columns (text columns hold str)."""
+        """Add many rows at once from equally long columns; text columns hold str, or, as int32,
+        codes of the store's texts."""
         lengths = {len(values) for values in columns.values()}
         if len(lengths) != 1:
             raise ValueError(f"{self.name}: columns of different lengths: {sorted(lengths)}")
@@ -68,7 +77,7 @@ class Table:
         if stop > self._ready:
             self._make_ready(stop)
         for name, values in columns.items():
-            if name in self._text_columns:
+            if name in self._text_columns and getattr(values, "dtype", None) != np.int32:
                 values = self._texts.codes(values)
             self._arrays[name][start:stop] = values
         self._n = stop
@@ -158,6 +167,7 @@ class TraceStore:
 
     runs: run_id -> JSON-able facts (options in effect, model identity, timings when finished).
     pieces: token id -> bytes, for every token id that occurs in the tables.
+    more_facts: of session.json of an opened trace, what this program knows nothing of.
     """
 
     def __init__(self) -> None:
@@ -173,12 +183,27 @@ class TraceStore:
         self.findings = self.tables["findings"]
         self.runs: dict[int, dict[str, Any]] = {}
         self.pieces: dict[int, bytes] = {}
+        self.more_facts: dict[str, Any] = {}
 
     def begin_run(self, facts: dict[str, Any]) -> int:
         """Register a run before its first row; ids count from 0 in order of starting."""
         run_id = len(self.runs)
         self.runs[run_id] = facts
         return run_id
+
+    def add_table(self, name: str) -> Table:
+        """Join a table that the schema does not know, without columns yet."""
+        table = self.tables[name] = Table(name, (), self.text_pool)
+        return table
+
+    def unknown_columns(self) -> dict[str, tuple[str, ...]]:
+        """Columns of an opened trace that the schema does not know, by table."""
+        known = {name: {column.name for column in columns} for name, columns in TABLES.items()}
+        found = {
+            name: tuple(c.name for c in table.columns if c.name not in known.get(name, ()))
+            for name, table in self.tables.items()
+        }
+        return {name: columns for name, columns in found.items() if columns}
 
     def size(self) -> int:
         """Rows in all tables: it grows with every append, so equality means nothing new."""
