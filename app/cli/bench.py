@@ -219,7 +219,7 @@ def _write(args: argparse.Namespace) -> int:
 
 def _policies(text: str) -> tuple[str, ...]:
     if text == "all":
-        return ROLLBACK_POLICIES
+        return tuple(ROLLBACK_POLICIES)
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in ROLLBACK_POLICIES:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import OptionError
+from engine.model.compute_modes import COMPUTE_MODES
 from engine.version import version
 from resources import DEMO_DRAFT, DEMO_TARGET
 
@@ -99,9 +100,8 @@ def add_compute(group: argparse._ArgumentGroup) -> None:
         "--compute",
         default="auto",
         metavar="MODE",
-        help="arithmetic of the weights: auto, f32, bf16, int8, int8x2 (activations of 15 bits), "
-        "or blocks: exact weights, read from the blocks of the file and summed in f32 (default "
-        "auto); states are always f32",
+        help="arithmetic of the weights (default auto); states are always f32. "
+        + "; ".join(f"{name}: {about}" for name, about in COMPUTE_MODES.items()),
     )
     group.add_argument(
         "-dev",
