@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent import futures
+from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Qt, Signal
@@ -59,6 +60,7 @@ class Bridge(QObject):
     measured = Signal(object)  # Fidelity
     exported = Signal(object)  # events.Exported, with a folder
     export_ended = Signal()
+    dropped = Signal(object)  # TraceStore, whose runs are forgotten
     trace_shown = Signal(object)  # Path of the trace on show, None when it was closed
     trace_read = Signal(object)  # TraceRead, which may be shown: something else came on show
     reading_ended = Signal()
@@ -235,6 +237,13 @@ class Bridge(QObject):
             self.trace = None
             self.trace_shown.emit(None)
 
+    def drop(self, store: TraceStore) -> None:
+        """Forget the runs of a model that is not in use."""
+        if store is not self.session_store:
+            self.recorded = [runs for runs in self.recorded if runs.store is not store]
+            self._worker.drop(store)
+            self.dropped.emit(store)
+
     # -- the end ---------------------------------------------------------------------------
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> bool:
@@ -309,6 +318,7 @@ class Bridge(QObject):
         store = event.store
         if all(runs.store is not store for runs in self.recorded):
             self.recorded.append(ModelRuns(event.files.target.stem, store))
+        self.recorded = [replace(runs, in_use=runs.store is store) for runs in self.recorded]
         if store is not self.session_store:
             self.session_store = store
             self.live = RunRef(store, len(store.runs) - 1) if store.runs else None

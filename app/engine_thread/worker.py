@@ -135,6 +135,14 @@ class EngineWorker:
         self._to_cancel.put(seq_id)
         self._submit(self._cancel_sequences)  # for a run that is paused
 
+    def drop(self, store: TraceStore) -> None:
+        """Forget the trace of a model that is not in use: opened again, it begins a new one."""
+
+        def forget() -> None:
+            self._stores = [kept for kept in self._stores if kept[1] is not store]
+
+        self._submit(forget)
+
     def finish(self) -> futures.Future[None] | None:
         """End a paused run; what is returned is done when no run is in hand any more."""
         return self._submit(self._finish)

@@ -22,6 +22,7 @@ from app.shell.panels import Panels
 from app.widgets.banner import Banner, Offer
 from engine.trace.breaks import BreakHit
 from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class EngineNews(QObject):
         bridge.export_ended.connect(self._end_progress)
         bridge.trace_shown.connect(self._show_trace)
         bridge.trace_read.connect(self._offer_trace)
+        bridge.dropped.connect(self._show_dropped)
         bridge.reading_ended.connect(self._end_progress)
         panels.status.cancel_asked.connect(bridge.cancel)
         panels.run_panel.options_changed.connect(self._show_options)
@@ -137,6 +139,11 @@ class EngineNews(QObject):
         self._show_lanes_or_run(self._bridge.live)
         self._show_files(event.files)
         self._panels.model_map.set_compute(event.compute)
+
+    def _show_dropped(self, store: TraceStore) -> None:
+        self._panels.runs.set_recorded(self._bridge.recorded)
+        if self._feed.run is not None and self._feed.run.store is store:
+            self._show_lanes_or_run(self._bridge.run)
 
     def _show_options(self) -> None:
         panel = self._panels.run_panel
