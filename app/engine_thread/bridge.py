@@ -6,6 +6,7 @@ Tokens do not pass through here: the views read them from the trace store.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent import futures
 from dataclasses import replace
@@ -85,7 +86,8 @@ class Bridge(QObject):
         self.compute_asked = "auto"
         """The mode that was asked for when it was loaded."""
         self._closed = False
-        self._request: OpenRequest | None = None
+        self._cancelled = threading.Event()
+        """The way out of the load, or of the measure."""
         self._control = RunControl()
         self._export: TraceJob | None = None
         self._reading: TraceJob | None = None
@@ -100,13 +102,13 @@ class Bridge(QObject):
     def open(self, target: Path, draft: Path | None = None, compute: str = "auto") -> None:
         """Show the files' metadata, then load them. A load in hand is cancelled, a run ended."""
         self._give_up()
-        self._request = OpenRequest(target, draft, compute)
-        self._worker.open(self._request)
+        request = OpenRequest(target, draft, compute)
+        self._cancelled = request.cancelled
+        self._worker.open(request)
 
     def cancel(self) -> None:
         """Give up the load, and the trace that is being written or read."""
-        if self._request is not None:
-            self._request.cancelled.set()
+        self._cancelled.set()
         for job in (self._export, self._reading):
             if job is not None:
                 job.cancel()
@@ -146,10 +148,10 @@ class Bridge(QObject):
 
     def measure(self, text: str) -> None:
         """Measure the compute mode in use against f32; `measured` tells, `cancel` gives up."""
-        if self.can_start and self.files is not None:
-            self._request = OpenRequest(self.files.target, None, "f32")
+        if self.can_start:
+            self._cancelled = threading.Event()
             self._set_state(State.LOADING)
-            self._worker.measure(self._request, text)
+            self._worker.measure(text, self._cancelled)
 
     def resume(self, rounds: int | None = None) -> None:
         """Go on with the paused run; with `rounds`, pause again after so many."""
@@ -259,8 +261,7 @@ class Bridge(QObject):
     # -- internals -------------------------------------------------------------------------
 
     def _give_up(self) -> None:
-        if self._request is not None:
-            self._request.cancelled.set()
+        self._cancelled.set()
         self._control.stop.set()
 
     def _set_state(self, state: State) -> None:

@@ -362,3 +362,24 @@ def test_a_window_over_an_engine_that_hangs_can_be_left(tmp_path: Path) -> None:
     )
     assert json.loads(done.stdout) == "open"
     assert done.returncode == 0, done.stderr
+
+
+def test_a_late_stop_says_nothing_of_the_run_after(
+    bridge: Bridge, engine: FakeEngine, wait_for: Wait, qtbot: QtBot
+) -> None:
+    """Stop pressed twice: the second one finds no run, and the next run goes on meanwhile."""
+    pause(bridge, wait_for)
+    bridge.stop()
+    bridge.stop()
+    with qtbot.waitSignal(bridge.run_ended, timeout=5000):
+        pass
+    wait_for(State.READY)
+    engine.rounds = 10**9
+    states: list[State] = []
+    bridge.start(["p"], OPTIONS)
+    bridge.state_changed.connect(states.append)
+    qtbot.waitUntil(lambda: len(bridge.store.rounds) > 50, timeout=5000)
+    qtbot.wait(20)
+    assert states == []
+    bridge.stop()
+    wait_for(State.READY)
