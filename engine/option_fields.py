@@ -96,6 +96,13 @@ class Option:
         names = tuple(self.choices)
         return self.help.format(choices=", ".join(names), either=" or ".join(names))
 
+    @property
+    def meanings(self) -> dict[str, str]:
+        """The choices and what is said of each, if anything is."""
+        if not isinstance(self.choices, Mapping):
+            return dict.fromkeys(self.choices, "")
+        return {name: str(getattr(one, "about", one)) for name, one in self.choices.items()}
+
     def check(self, value: Any) -> None:
         """Raise OptionError for a value that is not allowed; None always is."""
         if value is None:

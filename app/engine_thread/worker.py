@@ -43,6 +43,7 @@ from app.engine_thread.jobs import (
 from engine.errors import Cancelled, DraftscopeError
 from engine.trace.breaks import BreakRule, BreakWatch
 from engine.trace.run_ref import RunRef
+from engine.trace.same_model import same_model
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 
@@ -213,7 +214,7 @@ class EngineWorker:
     def _store_of(self, files: ModelFiles) -> TraceStore:
         """The trace that takes the runs of a model: the one it had when it was opened before."""
         for identity, store in self._stores:
-            if identity == files.identity:
+            if same_model(identity, files.identity):
                 return store
         self._stores.append((files.identity, TraceStore()))
         return self._stores[-1][1]

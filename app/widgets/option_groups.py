@@ -52,10 +52,9 @@ def make_field(one: Setting) -> Any:
     if one.kind is bool:
         return QCheckBox(row.label)
     if option.choices:
-        names = tuple(option.choices)
         if one.kind is tuple:
-            return NamesChoice(names, alarming=option.group == "faults")
-        return choice(names, start)
+            return NamesChoice(option.meanings, alarming=option.group == "faults")
+        return choice(option.meanings, start)
     number = start if row.start is None else row.start
     number = row.low if number is None else number
     if one.kind is int:
@@ -139,6 +138,10 @@ class OptionGroup(FormGroup):
             case QLineEdit():
                 field.textChanged.connect(self._on_changed)
         return field
+
+    def paths(self) -> list[tuple[str, ...]]:
+        """Where RunOptions has what is shown here."""
+        return list(self._fields)
 
     def __getitem__(self, name: str) -> Any:
         """The field of an option by its name in RunOptions, dotted within a drafter's part."""

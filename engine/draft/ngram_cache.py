@@ -119,6 +119,7 @@ def _make(making: Making) -> NgramCache:
 
 SPEC = DrafterSpec(
     NgramCache.name,
+    "likely tokens by counts of n-grams, from this text and from files",
     _make,
     LookupCacheOptions,
     lambda options: NgramCache.n_max,

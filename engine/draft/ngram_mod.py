@@ -180,6 +180,7 @@ def _note(options: NgramModOptions) -> str:
 
 SPEC = DrafterSpec(
     NgramMod.name,
+    "tokens from a pool of n-grams that all sequences share",
     lambda making: NgramMod(making.options),
     NgramModOptions,
     lambda options: options.n_max,

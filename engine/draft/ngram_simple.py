@@ -34,6 +34,7 @@ class NgramSimple(NgramDrafter):
 
 SPEC = DrafterSpec(
     NgramSimple.name,
+    "what followed the latest occurrence of the last n tokens",
     lambda making: NgramSimple(making.options),
     NgramSizes,
     lambda sizes: sizes.size_m,

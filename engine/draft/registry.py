@@ -9,6 +9,7 @@ from engine.draft import ngram_cache, ngram_map, ngram_mod, ngram_simple
 from engine.draft.drafter import Drafter
 from engine.draft.spec import COMMON_REASONS, DRAFT_MODEL, MTP_HEAD, DrafterSpec, Making, Sizing
 from engine.draft.with_model import ModelDraftOptions
+from engine.memory.policies import memory_sizes
 
 
 def _simple(making: Making) -> Drafter:
@@ -28,8 +29,8 @@ def _simple_bytes(options: ModelDraftOptions, sizing: Sizing) -> int:
     info = sizing.draft_info
     if info is None:
         return 0
-    parts = info.memory(sizing.n_seqs, options.n_max, sizing.n_ctx, "ring", sizing.compute)
-    return parts["total"]
+    n_seqs, n_ctx = sizing.n_seqs, sizing.n_ctx
+    return memory_sizes(info, n_seqs, options.n_max, n_ctx, "ring", sizing.compute)["total"]
 
 
 def _n_max(options: ModelDraftOptions) -> int:
@@ -38,6 +39,7 @@ def _n_max(options: ModelDraftOptions) -> int:
 
 _SIMPLE = DrafterSpec(
     "draft-simple",
+    "what a smaller model of the same vocabulary says",
     _simple,
     ModelDraftOptions,
     _n_max,
@@ -45,7 +47,14 @@ _SIMPLE = DrafterSpec(
     reasons={"unknown-token": "the draft model lacks the newest token"},
     n_bytes=_simple_bytes,
 )
-_MTP = DrafterSpec("draft-mtp", _mtp, ModelDraftOptions, _n_max, needs=MTP_HEAD)
+_MTP = DrafterSpec(
+    "draft-mtp",
+    "what the model's own MTP head says",
+    _mtp,
+    ModelDraftOptions,
+    _n_max,
+    needs=MTP_HEAD,
+)
 
 _SPECS = (
     ngram_simple.SPEC,

@@ -58,15 +58,16 @@ class Sizing:
 class DrafterSpec:
     """One drafter, as the command line, the forms, runs and readers of a trace know it.
 
-    make: raises OptionError where the models lack what it needs, LookupCacheError for a file.
-    options: dataclass of what it is set by. field: where SpecOptions holds that, empty where it is
-    a part of SpecOptions itself. longest: tokens of its longest draft, from its options. needs:
-    None for drafters that look tokens up. reasons: why a draft of it is empty or short, beside
-    COMMON_REASONS. n_bytes: what it takes beside the target's own memory, as far as that is
-    estimated. note: what deserves to be said about its options, or empty.
+    about: what it drafts. make: raises OptionError where the models lack what it needs,
+    LookupCacheError for a file. options: dataclass of what it is set by. field: where SpecOptions
+    holds that, empty where it is a part of SpecOptions itself. longest: tokens of its longest
+    draft, from its options. needs: None for drafters that look tokens up. reasons: why a draft of
+    it is empty or short, beside COMMON_REASONS. n_bytes: what it takes beside the target's own
+    memory, as far as that is estimated. note: what deserves to be said about its options, or empty.
     """
 
     name: str
+    about: str
     make: Callable[[Making], Drafter]
     options: type
     longest: Callable[[Any], int]

@@ -9,8 +9,10 @@ from typing import ClassVar
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.memory.cache_options import CacheOptions
+from engine.memory.policies import POLICIES as ROLLBACK_POLICIES
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.option_fields import Row, Within, check, option, part
+from engine.options.faults import FAULTS
 from engine.options.speculation import ACCEPT_RULES, SpecOptions
 from engine.sampling.options import SamplerOptions
 
@@ -32,21 +34,12 @@ __all__ = [
     "SpecOptions",
 ]
 
-ROLLBACK_POLICIES = ("planes", "carry", "ring", "replay", "checkpoint")
 SPLITS = ("equal", "seq")
 KV_MODES = ("per-seq", "unified")
 CHECKPOINT_DEVICES = ("host", "device")
 REPLAY_MODES = ("trust", "verify")
 MAX_REPLAYS = 8
 """Attempts to replay accepted tokens by verifying them, after which they are trusted."""
-FAULTS = {
-    "keep-stale-kv": "a restore leaves attention cells above the checkpoint",
-    "stale-logits": "the replacement is chosen from the logits behind the whole draft",
-    "stale-plane": "rollbacks as deep as n_rs_seq are accepted, whatever the planes hold",
-    "no-conv-rollback": "the convolution window keeps the rejected tokens",
-    "plane-off-by-one": "the plane beside the right one is read",
-}
-"""Bugs of the field that can be switched on, and what each does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +199,7 @@ class RunOptions:
 
     def snapshots_for(self, n_draft: int) -> int:
         """The same where drafts of n_draft tokens are to be undone by snapshots."""
-        if self.rollback == "checkpoint":
+        if not ROLLBACK_POLICIES[self.rollback].keeps_snapshots:
             return 0
         return n_draft if self.n_rs_seq is None else self.n_rs_seq
 
