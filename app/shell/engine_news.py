@@ -63,6 +63,7 @@ class EngineNews(QObject):
         panels.run_panel.options_changed.connect(self._show_options)
         panels.runs.run_selected.connect(self._select_run)
         feed.numbers_changed.connect(self._refresh_runs)
+        feed.run_shown.connect(self._show_model_text)
 
     def show_state(self, state: State) -> None:
         """Loading, ready, running, …"""
@@ -204,7 +205,7 @@ class EngineNews(QObject):
             self._panels.status.hide_progress()
         self.changed.emit()
 
-    def _show_model_text(self) -> None:
+    def _show_model_text(self, *_: object) -> None:
         bridge = self._bridge
         files, folder = bridge.files, bridge.trace_folder
         parts = [bridge.state.value]
@@ -215,4 +216,10 @@ class EngineNews(QObject):
         elif files is not None:
             quant = next(iter(files.info.quant_mix), "")
             parts = [files.target.stem, quant, bridge.compute, bridge.state.value]
+            shown = self._feed.run
+            parts += [
+                f"on show: a run of {runs.model}"
+                for runs in bridge.recorded
+                if shown is not None and runs.store is shown.store and not runs.in_use
+            ]
         self._panels.status.set_model(" · ".join(part for part in parts if part))
