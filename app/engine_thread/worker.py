@@ -43,7 +43,9 @@ from app.engine_thread.jobs import (
 from engine.errors import Cancelled, DraftscopeError
 from engine.trace.breaks import BreakRule, BreakWatch
 from engine.trace.run_ref import RunRef
+from engine.trace.same_model import same_model
 from engine.trace.store import TraceStore
+from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.compare.fidelity import Fidelity
@@ -62,10 +64,11 @@ class _Going:
     def close(self, error: str) -> None:
         """Give its runs an end where the engine gave them none; `error` if one ended them."""
         for run_id in range(self.first, len(self.store.runs)):
-            facts = self.store.runs[run_id]
+            run = TraceWriter(self.store, run_id)
             if error:
-                facts.setdefault("error", error)
-            facts.setdefault("stops", ["failed" if error else "stopped"])
+                run.fail(error)
+            else:
+                run.end(["stopped"])
 
 
 class EngineWorker:
@@ -161,13 +164,15 @@ class EngineWorker:
         """Run a command and tell the state that it leaves the engine in, if it is another."""
         if self._closed.is_set():
             return
+        state = None
         try:
             state = command()
         except BaseException as error:  # nobody waits for what a thread raises
-            self._end_run(error)
             state = self._rest()
-        if state is not None:
-            self._post(StateChanged(state))
+            self._end_run(error)
+        finally:
+            if state is not None:
+                self._post(StateChanged(state))
 
     def _post(self, event: Event) -> None:
         if not self._closed.is_set():
@@ -201,7 +206,7 @@ class EngineWorker:
     def _store_of(self, files: ModelFiles) -> TraceStore:
         """The trace that takes the runs of a model: the one it had when it was opened before."""
         for identity, store in self._stores:
-            if identity == files.identity:
+            if same_model(identity, files.identity):
                 return store
         self._stores.append((files.identity, TraceStore()))
         return self._stores[-1][1]

@@ -15,7 +15,7 @@ from app.dialogs.open_files import ask_trace
 from app.dialogs.unexported import Fate, ask_fate
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import Failed
-from app.saved.autosave import Autosave, adopt, discard, leftovers
+from app.saved.autosave import Autosave, adopt, discard, leftovers, model_in
 from app.saved.folders import unwritable
 from app.saved.settings import Settings
 from app.widgets.banner import Banner, BannerArea
@@ -86,7 +86,7 @@ class Sessions(QObject):
             self._banners.add(
                 "warning",
                 problem,
-                "Runs, settings and the log may not be saved: export what is to stay.",
+                "Runs and the log are not saved: export what is to stay (Ctrl+E).",
                 sticky=True,
             )
         for folder in reversed(leftovers(self._data / _AUTOSAVES)[:_OFFERED]):
@@ -129,10 +129,10 @@ class Sessions(QObject):
 
     def _offer(self, folder: Path) -> None:
         saved = time.localtime((folder / SESSION_FILE).stat().st_mtime)
-        when = time.strftime("%Y-%m-%d %H:%M", saved)
+        when, model = time.strftime("%Y-%m-%d %H:%M", saved), model_in(folder)
         banner: Banner = self._banners.add(
             "warning",
-            "The last session left runs that were not exported.",
+            f"The last session left runs{f' of {model}' if model else ''} that were not exported.",
             f"They were saved {when}.",
             ("&Restore", lambda: self._restore(folder, banner)),
             ("&Discard", lambda: self._discard(folder, banner)),
@@ -140,6 +140,8 @@ class Sessions(QObject):
         )
 
     def _restore(self, folder: Path, banner: Banner) -> None:
+        if self._bridge.reading:
+            return  # one after the other: the banner stays
         banner.dismissed.emit()
         assert self._data is not None
         try:
