@@ -54,6 +54,10 @@ class RollbackRefusedError(DraftscopeError):
     """A rollback that the memory cannot perform truthfully."""
 
 
+class NonFiniteError(DraftscopeError):
+    """A model whose logits are not finite: no token can be chosen by them."""
+
+
 class OutOfMemoryError(DraftscopeError):
     """The machine or the device cannot hold what was asked for."""
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from app.models.grown import Grown
 from app.models.run_rows import RunRows
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 UNITS = {"round": "round", "token": "emitted tokens", "time": "time, s"}
 """What can be counted on the axis, and its label."""
@@ -25,11 +25,11 @@ class RunAxis:
         self.rows: RunRows | None = None
         self._forget()
 
-    def read(self, store: TraceStore, run_id: int) -> None:
+    def read(self, run: RunRef) -> None:
         """Take in the rounds that the run has by now."""
         rows = self.rows
-        if rows is None or rows.table is not store.rounds or rows.run_id != run_id:
-            self.rows = rows = RunRows(store.rounds, run_id)
+        if rows is None or rows.run != run:
+            self.rows = rows = RunRows(run, "rounds")
             self._forget()
         start, stop = rows.read()
         if start == stop:

@@ -13,7 +13,7 @@ from app.models.grown import Grown
 from app.widgets.legend import Swatch
 from app.widgets.round_view import RoundView
 from engine.trace.records import MISSING, SLOT_STATES
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 _CODE = {state: code for code, state in enumerate(SLOT_STATES, start=1)}
 """Values of the image; 0 is a slot that was not observed."""
@@ -102,11 +102,11 @@ class RingView(RoundView):
         self._n_stale = 0
         self._n_rounds = 0
 
-    def _read(self, store: TraceStore, run_id: int) -> int | None:
-        table = store.memory
+    def _read(self, run: RunRef) -> int | None:
+        store, table = run.store, run.store.memory
         start, stop = self._next_row, len(table)
         self._next_row = stop
-        mine = table.column("run_id", start, stop) == run_id
+        mine = table.column("run_id", start, stop) == run.run_id
         if not mine.any():
             return None
         rounds, seq_ids, slots, codes, ages = (

@@ -17,7 +17,7 @@ from app.widgets.find_bar import FindBar
 from app.widgets.legend import TokenLegend
 from app.widgets.sequence_panels import SequencePanels
 from app.widgets.token_area import TokenArea
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 _EMPTY, _WAITING, _STREAMS = range(3)
 _FIND_PERIOD_MS = 500
@@ -31,7 +31,7 @@ class TokensView(QStackedWidget):
     position_selected = Signal(object)  # Position | None
     follow_changed = Signal(bool)
     inspect_asked = Signal()
-    cancel_asked = Signal(int)
+    cancel_asked = Signal(object, int)  # RunRef, sequence
     """The sequence that is to end."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
@@ -42,7 +42,7 @@ class TokensView(QStackedWidget):
         self._ghosts = True
         self._follow = True
         self._cursor: Position | None = None
-        self._cancellable: int | None = None
+        self._cancellable: RunRef | None = None
         self._hits: dict[int, np.ndarray] = {}
         self._hit: tuple[int, int] | None = None
         self._stepping = False
@@ -89,7 +89,7 @@ class TokensView(QStackedWidget):
         """Whether every sequence is kept at its newest token."""
         return self._follow
 
-    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
+    def show_run(self, run: RunRef | None) -> None:
         """Show a run from its first row on, or nothing."""
         self._catch_up.stop()
         self._search.stop()
@@ -97,7 +97,7 @@ class TokensView(QStackedWidget):
         self._more.hide()
         self._panels, self._hits, self._hit = {}, {}, None
         self._cursor = None
-        self._run = None if store is None or run_id is None else RunStreams(store, run_id)
+        self._run = None if run is None else RunStreams(run)
         self._set_followed(True)
         self.refresh()
         if not self._panels:
@@ -132,9 +132,9 @@ class TokensView(QStackedWidget):
             self._hit = None
             self._show_count()
 
-    def set_cancellable(self, run_id: int | None) -> None:
+    def set_cancellable(self, run: RunRef | None) -> None:
         """Offer to end single sequences while this run is on show."""
-        self._cancellable = run_id
+        self._cancellable = run
 
     def toggle_ghosts(self, shown: bool) -> None:
         """Show or hide rejected and ignored tokens."""
@@ -273,9 +273,9 @@ class TokensView(QStackedWidget):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         text = f"End sequence {stream.seq_id}"
-        end = menu.addAction(text, lambda: self.cancel_asked.emit(stream.seq_id))
+        end = menu.addAction(text, lambda: self.cancel_asked.emit(stream.run, stream.seq_id))
         end.setObjectName("tokens.end_sequence")
-        end.setEnabled(stream.run_id == self._cancellable)
+        end.setEnabled(stream.run == self._cancellable)
         menu.popup(panel.mapToGlobal(where))
 
     def _on_follow_changed(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -15,6 +16,7 @@ from engine.compare.lanes import ModeLane, NoiseLane, ReferenceLane
 from engine.compare.peer_lane import PeerLane
 from engine.compare.policy_lane import PolicyLane
 from engine.compare.rounds import Round, SequenceRound
+from engine.decode.non_finite import OF_DRAFTER, TRUNK, note_non_finite
 from engine.decode.rules import RULES
 from engine.decode.slot import Slot
 from engine.decode.slots import Slots
@@ -46,6 +48,7 @@ class Comparison:
     by script, with so many right tokens in the first, second, … draft (engine.draft.scripted).
     bound: NMSE that a lane may reach, None = what the noise lanes explain. Raises OptionError and
     what Session.start raises; with lanes of other compute modes also what Session.model_in raises.
+    Runs begun by then end with that error.
     """
 
     def __init__(
@@ -83,14 +86,23 @@ class Comparison:
         )
         lead = replace(common, rollback="checkpoint", n_rs_seq=None, split="equal", kv="per-seq")
         lane_options = [spec.options(common) for spec in specs]
-        self._reference = ReferenceLane(
-            setting, LaneSpec(REFERENCE, kind=REFERENCE), lead, session.model
-        )
-        self._reference.facts["drafters"] = self._chain.statistics
-        leaders: dict[str, Leader] = {session.compute: self._reference}
         self._followers: list[Follower] = []
-        for spec, mine in zip(specs, lane_options, strict=True):
-            self._followers.append(self._follower(spec, mine, leaders))
+        n_before = len(self.trace.runs)
+        try:
+            self._reference = ReferenceLane(
+                setting, LaneSpec(REFERENCE, kind=REFERENCE), lead, session.model
+            )
+            self._reference.facts["drafters"] = self._chain.statistics
+            leaders: dict[str, Leader] = {session.compute: self._reference}
+            for spec, mine in zip(specs, lane_options, strict=True):
+                self._followers.append(self._follower(spec, mine, leaders))
+        except BaseException as error:
+            for follower in self._followers:
+                follower.end([])
+            for run_id in range(n_before, len(self.trace.runs)):
+                why = str(error) or type(error).__name__
+                self.trace.runs[run_id] |= {"lane_error": why, "stops": []}
+            raise
         if draft_accept is not None:
             for lane in self._lanes:
                 lane.facts["draft_accept"] = list(draft_accept)
@@ -197,6 +209,8 @@ class Comparison:
         if not options.spec.types:  # somebody else drafts
             n_rs_seq = options.snapshots_for(options.spec.n_max)
         if not spec.free:
+            # the leader's tokens are decided: a replay that chose again could only leave them
+            options = replace(options, replay="trust")
             return PolicyLane(setting, spec, options, model, leader, n_rs_seq)
         if self._drafter:
             raise OptionError(
@@ -235,7 +249,8 @@ class Comparison:
         tokens = slot.prompt.tokens
         span = Span(slot.index, 0, tokens, [len(tokens) - 1])
         logits, hidden = self._reference.decode(self._round, slot.seq_id, span, is_prompt=True)
-        chosen = match(Draft(), slot.sampler.rows(logits), slot.sampler, ()).tokens
+        rows = partial(self._row, slot, len(tokens), logits)
+        chosen = match(Draft(), rows, slot.sampler, ()).tokens
         return self._chosen(slot, tokens, None, chosen, logits, is_prompt=True), hidden
 
     def _decode(self, slot: Slot, draft: Draft | None) -> tuple[SequenceRound, torch.Tensor]:
@@ -248,10 +263,25 @@ class Comparison:
             logits, row = self._reference.decode(self._round, slot.seq_id, span)
             rows.append(logits)
             hidden.append(row)
-            return slot.sampler.rows(logits)(0)
+            return self._row(slot, span.pos0 + 1, logits, 0)
 
         chosen = self._rule(draft or Draft(), decode, slot.sampler, self._end_tokens).tokens
         return self._chosen(slot, tokens, draft, chosen, torch.cat(rows)), torch.cat(hidden)
+
+    def _row(self, slot: Slot, pos: int, logits: torch.Tensor, row: int) -> Distribution:
+        """What the token at `pos` is drawn from. Raises NonFiniteError unless that is allowed."""
+        found = slot.sampler.rows(logits)(row)
+        if slot.sampler.non_finite:
+            largest = slot.sampler.non_finite[1]
+            self._note_non_finite(slot.seq_id, pos, TRUNK, largest)
+        return found
+
+    def _note_non_finite(self, seq_id: int, pos: int, where: str, largest: float) -> None:
+        facts = self._reference.facts
+        error = note_non_finite(facts, self._round, seq_id, pos, where, largest)
+        if not self._options.allow_non_finite:
+            self._slots.sequences[seq_id].stop = "error"
+            raise error
 
     def _chosen(
         self,
@@ -283,4 +313,10 @@ class Comparison:
             return {}
         drafts = self._chain.draft(requests)
         self._reference.record_drafts(self._round, self._chain.asked)
+        by_index = {slot.index: slot for slot in slots}
+        for answer in self._chain.asked:
+            if found := answer.draft.non_finite:
+                slot, (n, largest) = by_index[answer.seq], found
+                where = OF_DRAFTER.get(answer.draft.drafter, answer.draft.drafter)
+                self._note_non_finite(slot.seq_id, slot.n_tokens + 1 + n, where, largest)
         return drafts

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.batch import UBatch
     from engine.draft.chain import Asked
     from engine.memory.hybrid import HybridMemory
-    from engine.memory.recurrent import RecurrentMemory, SlotState
+    from engine.memory.recurrent import SlotState, SnapshotPolicy
 
 
 @dataclass(slots=True)
@@ -118,6 +118,11 @@ class Recorder:
                 reason=draft.reason,
                 draft_ms=answer.ms,
             )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is known of the run as a whole."""
+        return self._writer.facts
 
     def prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
         """Tokens of a prompt, or of a part of it."""
@@ -234,7 +239,7 @@ class Recorder:
         for row in token_rows(facts, target):
             self._writer.append("tokens", **ids, **row)
 
-    def _traffic(self, recurrent: RecurrentMemory | None, n: int) -> list[dict[str, int]]:
+    def _traffic(self, recurrent: SnapshotPolicy | None, n: int) -> list[dict[str, int]]:
         """State written and copied since the last round, in n parts that add up."""
         if recurrent is None:
             return [{"state_bytes_written": 0, "state_bytes_copied": 0}] * n

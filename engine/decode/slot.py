@@ -15,7 +15,7 @@ class Slot:
 
     seq_id: number of the prompt, as the trace shows it. index: sequence in memory.
     n_tokens: tokens in memory. last: the newest token, chosen but not decoded. stop: why the
-    sequence ended ("" while it goes on; end, limit, context or stopped).
+    sequence ended ("" while it goes on; end, limit, context, stopped or error).
     """
 
     seq_id: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,8 +12,7 @@ import torch
 
 from engine.batch import UBatch
 from engine.draft.drafter import Draft, DraftRequest
-from engine.draft.token_draws import TokenDraws
-from engine.options import SpecOptions
+from engine.draft.with_model import ModelDraftOptions, TokenDraws
 from engine.trace.records import N_TOP
 from engine.transfer import read, upload
 from kernels.top_k import top_k
@@ -42,7 +42,7 @@ class ModelDrafter(ABC):
     name: str
     n_max: int
 
-    def __init__(self, options: SpecOptions, draws: TokenDraws | None = None) -> None:
+    def __init__(self, options: ModelDraftOptions, draws: TokenDraws | None = None) -> None:
         self.n_max, self._p_min, self._n_min = options.n_max, options.p_min, options.n_min
         self._draws = draws
 
@@ -102,6 +102,10 @@ class ModelDrafter(ABC):
         rows = []
         for row, request in enumerate(requests):
             draft, rank = drafts[request.seq], 0
+            if draft.non_finite is None and not math.isfinite(values[row][0]):
+                draft.non_finite, draft.reason = (len(draft.tokens), values[row][0]), "non-finite"
+            if draft.non_finite is not None:
+                continue
             if self._draws:
                 rank = self._draws.rank(request.seq, values[row])
             if probs[row][rank] < self._p_min:

@@ -48,12 +48,13 @@ def _stale_in_lane(run: RunRows) -> Iterator[Hit]:
 
 
 def _stale_in_run(run: RunRows) -> Iterator[Hit]:
-    """A replacement that the sampler could not have chosen where it stands."""
+    """A replacement that the sampler could not have chosen where it stands, and nothing else:
+    with other tokens of that sort, more is wrong than the row of a rejection."""
     tokens = run.tokens
     impossible = _impossible(run)
     replacement = tokens.is_text("kind", "replacement")
-    if impossible is None or (impossible & ~replacement).any():
-        return  # the sampler does something that is not known here
+    if (impossible & ~replacement).any():
+        return
     for seq, rows in tokens.by_sequence(impossible):
         first = rows[0]
         yield Hit(
@@ -66,13 +67,50 @@ def _stale_in_run(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _impossible(run: RunRows) -> np.ndarray | None:
-    """Emitted tokens outside what top-k and min-p leave: bool [n]; None if nothing can be said."""
+def _wrong_token(run: RunRows) -> Iterator[Hit]:
+    """Any other emitted token that the sampler could not have chosen where it stands."""
+    if run.lane and not run.facts.get("lane_free"):
+        return  # lanes are given their tokens
+    tokens = run.tokens
+    impossible = _impossible(run)
+    if not (impossible & ~tokens.is_text("kind", "replacement")).any():
+        return
+    for seq, rows in tokens.by_sequence(impossible):
+        first = rows[0]
+        (kind,) = tokens.texts("kind", rows[:1])
+        what = "A drafted token was accepted" if kind == "accepted" else "A token was emitted"
+        of_seq = tokens.is_text("kind", *EMITTED_KINDS) & (tokens["seq_id"] == seq)
+        yield Hit(
+            int(tokens["round"][first]),
+            seq,
+            f"{what} that the target cannot have chosen at its position.",
+            f"{len(rows)} of {int(of_seq.sum())} emitted tokens; the first, {kind}, at position "
+            f"{tokens['pos'][first]} with rank {tokens['target_rank'][first]}, "
+            f"p {tokens['target_p'][first]:.3g}",
+        )
+
+
+def _non_finite(run: RunRows) -> Iterator[Hit]:
+    for row in run.non_finite:
+        yield Hit(
+            row["round"],
+            row["seq_id"],
+            f"The {row['where']}'s logits contain {row['what']}.",
+            f"for the token at position {row['pos']}; compute mode {run.facts.get('compute', '')}",
+        )
+
+
+def _impossible(run: RunRows) -> np.ndarray:
+    """Emitted tokens outside what top-k and min-p leave: bool [n], none if nothing can be said."""
+    tokens = run.tokens
+    impossible = np.zeros(tokens.n, bool)
     sampler = run.option("sampler")
     if not isinstance(sampler, dict) or not _is_plain(sampler):
-        return None
-    tokens = run.tokens
-    known = tokens.is_text("kind", *EMITTED_KINDS) & observed(tokens["target_rank"])
+        return impossible
+    # by synthetic acceptance the target has no say in a draft
+    kinds = set(EMITTED_KINDS) - ({"accepted"} if run.facts.get("synthetic") else set())
+    known = tokens.is_text("kind", *kinds) & observed(tokens["target_rank"])
+    known &= ~np.isnan(tokens["target_p"])  # a rank among numbers
     if run.option("replay") == "verify":  # chosen from a replay's logits, recorded are the first
         replayed = run.rounds["round"][run.rounds["replay_index"] > 0]
         known &= ~np.isin(tokens["round"], replayed)
@@ -80,8 +118,9 @@ def _impossible(run: RunRows) -> np.ndarray | None:
     p, rank = tokens["target_p"][rows], tokens["target_rank"][rows]
     top_id, top_p = tokens["target_top_id"][rows], tokens["target_top_p"][rows]
     banned = np.isin(top_id, run.facts.get("banned_tokens", ()))
+    # by place and not by p, in which two logits may look equal;
     # of tokens further down only the best five are known: assume that all banned ones are ahead
-    ahead = (banned & (top_p > p[:, None])).sum(1)
+    ahead = (banned & (np.arange(top_id.shape[1]) < rank[:, None] - 1)).sum(1)
     ahead = np.where(rank > top_id.shape[1], len(run.facts.get("banned_tokens", ())), ahead)
     if sampler["temp"] <= 0:
         wrong = rank - ahead > 1
@@ -90,7 +129,6 @@ def _impossible(run: RunRows) -> np.ndarray | None:
         wrong = p < sampler["min_p"] * best * (1 - _ROUNDING)
         if sampler["top_k"]:
             wrong |= rank - ahead > sampler["top_k"]
-    impossible = np.zeros(tokens.n, bool)
     impossible[rows] = wrong
     return impossible
 
@@ -139,6 +177,27 @@ RULES = (
         "Sample from the logits at the index of the first mismatch, and read them before the "
         "batch is decoded again.",
         _stale_logits,
+    ),
+    Rule(
+        "wrong-token",
+        ERROR,
+        "Token that the target does not choose",
+        "Under these sampler options no token of its rank or probability can be drawn. A drafted "
+        "token was accepted without being the target's choice, or a token was read off the row of "
+        "another position.",
+        "Compare each drafted token with what is sampled from the row before it, row i for the "
+        "draft's token i, and stop at the first that differs.",
+        _wrong_token,
+    ),
+    Rule(
+        "non-finite-logits",
+        ERROR,
+        "Logits that are not finite",
+        "A weight is NaN or infinite, or a sum overflowed in this compute mode. No token can be "
+        "chosen by such logits, and none behind it means anything.",
+        "Load the file anew, compare with --compute f32, and look for the first layer with "
+        "`draftscope logits`.",
+        _non_finite,
     ),
     Rule(
         "noise-near-ties",

@@ -134,6 +134,18 @@ class RunRows:
         """NMSE that the noise lane explains, None where there is no noise lane to tell."""
         return noise_bound(self.trace, self.noise_runs) if self.noise_runs else None
 
+    @property
+    def non_finite(self) -> list[dict[str, Any]]:
+        """Rows of logits that were not finite, as engine.decode.non_finite notes them."""
+        rows = self.facts.get("non_finite")
+        named = {"round": int, "seq_id": int, "pos": int, "where": str, "what": str}
+        return [
+            row
+            for row in (rows if isinstance(rows, list) else ())
+            if isinstance(row, dict)
+            and all(isinstance(row.get(name), kind) for name, kind in named.items())
+        ]
+
     @cached_property
     def drafts(self) -> bool:
         """Whether drafts are this run's to answer for. Lanes share theirs: the first one stands

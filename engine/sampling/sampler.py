@@ -8,15 +8,16 @@ probable token after bias and penalties; the filters then have no say.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
 
-from engine.options import SamplerOptions
 from engine.sampling import filters
 from engine.sampling.distribution import Distribution, softmax
 from engine.sampling.logit_bias import LogitBias
+from engine.sampling.options import SamplerOptions
 from engine.sampling.penalties import Penalties
 from engine.transfer import read
 from kernels.top_k import top_k
@@ -40,6 +41,9 @@ class Sampler:
         self._bias = LogitBias(options.logit_bias, banned)
         self._penalties = Penalties(options, history)
         self._random = np.random.Generator(np.random.PCG64(options.seed))
+        self.non_finite: tuple[int, float] | None = None
+        """Of the latest `rows`, the first row looked at whose largest logit is not finite, and that
+        logit: NaN if any of the row is."""
 
     def clone(self) -> Sampler:
         """A sampler that will draw the same tokens."""
@@ -58,11 +62,12 @@ class Sampler:
 
         Without penalties all rows come to the host at once; with them one at a time.
         """
+        self.non_finite = None
         logits = self._bias.apply(logits)
         if self._penalties.active:
-            return lambda row: self._filter(*self._largest(self._penalties.apply(logits[row])))
+            return lambda row: self._filter(row, *self._largest(self._penalties.apply(logits[row])))
         ids, values = self._largest(logits)
-        return lambda row: self._filter(ids[row], values[row])
+        return lambda row: self._filter(row, ids[row], values[row])
 
     def uniform(self) -> float:
         """The next random number, in [0, 1)."""
@@ -93,9 +98,11 @@ class Sampler:
         on_host = read(ids, values)
         return on_host[0], on_host[1]
 
-    def _filter(self, ids: np.ndarray, values: np.ndarray) -> Distribution:
-        options = self._options
-        if options.temp <= 0:
+    def _filter(self, row: int, ids: np.ndarray, values: np.ndarray) -> Distribution:
+        options, is_finite = self._options, math.isfinite(values[0])
+        if not is_finite and self.non_finite is None:
+            self.non_finite = row, float(values[0])
+        if options.temp <= 0 or not is_finite:
             return Distribution.certain(int(ids[0]))
         logits = values.astype(np.float64)
         for keep, parameter, off in (

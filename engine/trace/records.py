@@ -191,7 +191,7 @@ DRAFTS = (
     _count("match_pos", "position in the history where the looked-up n-gram starts"),
     _count("num_raw", "tokens found before trimming"),
     _count("num_draft_tokens", "tokens drafted, after trimming", _LONGEST_DRAFT),
-    Column("reason", "text", "why the draft is empty or shorter than possible, see DRAFT_REASONS"),
+    Column("reason", "text", "why the draft is empty or shorter than possible"),
     _ms("draft_ms", "drafting, a part of the call for all sequences"),
 )
 
@@ -270,21 +270,4 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "findings": FINDINGS,
 }
 
-DRAFT_REASONS = {
-    "too-short-history": "fewer tokens than the n-gram and its continuation take",
-    "no-match": "the n-gram has not occurred before",
-    "copy<n": "fewer tokens follow the match than the n-gram has",
-    "history-end": "the history ends before a whole draft",
-    "muted": "no token of the last draft after this key was accepted",
-    "accepted-before": "no longer than what was accepted of the last draft after this key",
-    "min-hits": "the key was looked up too few times",
-    "ambiguous": "no continuation of the key dominates",
-    "pool-miss": "the pool does not know the next token",
-    "low-count": "too few observations, or none dominates",
-    "p_min": "the next token was less probable than p_min",
-    "n_min": "shorter than n_min, thrown away",
-    "n_max": "drafts of no token were asked for",
-    "limit": "context or token limit leave no more room",
-}
-"""Why a draft is empty or shorter than its drafter's longest; empty for a full draft."""
 PHASES = ("draft", "verify", "sample", "save", "rollback", "restore", "replay")

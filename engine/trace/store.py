@@ -15,6 +15,9 @@ import numpy as np
 from engine.trace.records import MISSING, N_TOP, TABLES, Column
 
 _FIRST_CAPACITY = 1024
+# rows that are made ready together: a large array takes memory only as far as it was written
+_BLOCK = 1024
+_DTYPES = {"int": np.int64, "real": np.float64, "text": np.int32}
 _SEQUENCES = (list, tuple, np.ndarray)
 
 
@@ -25,7 +28,7 @@ class Table:
         self.name = name
         self.columns = columns
         self._texts = texts
-        self._n = 0
+        self._n = self._ready = 0
         self._capacity = _FIRST_CAPACITY
         self._arrays = {c.name: _empty(c, _FIRST_CAPACITY) for c in columns}
         self._cells = _cells(self._arrays)
@@ -45,8 +48,8 @@ class Table:
     def append(self, **values: Any) -> int:
         """Add one row and return its index; a column that is not named is not observed."""
         row = self._n
-        if row == self._capacity:
-            self._grow(row + 1)
+        if row == self._ready:
+            self._make_ready(row + 1)
         cells = self._cells
         for name, value in values.items():
             if value is None:
@@ -71,8 +74,8 @@ class Table:
             raise ValueError(f"{self.name}: columns of different lengths: {sorted(lengths)}")
         n = lengths.pop()
         start, stop = self._n, self._n + n
-        if stop > self._capacity:
-            self._grow(stop)
+        if stop > self._ready:
+            self._make_ready(stop)
         for name, values in columns.items():
             if name in self._text_columns and getattr(values, "dtype", None) != np.int32:
                 values = self._texts.codes(values)
@@ -104,6 +107,14 @@ class Table:
             return [_observed(v) for v in raw.tolist()]
         return _observed(raw.item())
 
+    def _make_ready(self, needed: int) -> None:
+        """Have this many rows in which nothing is observed yet, and some more."""
+        if needed > self._capacity:
+            self._grow(needed)
+        start, self._ready = self._ready, min(self._capacity, needed + _BLOCK - 1)
+        for column in self.columns:
+            self._arrays[column.name][start : self._ready] = _blank(column)
+
     def _grow(self, needed: int) -> None:
         capacity = max(needed, self._capacity * 2)
         grown = {}
@@ -113,7 +124,7 @@ class Table:
             grown[column.name] = array
         self._arrays = grown
         self._cells = _cells(grown)
-        self._capacity = capacity
+        self._capacity, self._ready = capacity, self._n
 
 
 class TextPool:
@@ -199,16 +210,19 @@ class TraceStore:
         return sum(len(table) for table in self.tables.values())
 
 
-def _empty(column: Column, capacity: int) -> np.ndarray:
-    if column.kind == "int":
-        return np.full(capacity, MISSING, np.int64)
-    if column.kind == "real":
-        return np.full(capacity, np.nan, np.float64)
+def _blank(column: Column) -> int | float:
+    """What stands for not observed."""
     if column.kind == "text":
-        return np.zeros(capacity, np.int32)
-    if column.name.endswith("_id"):
-        return np.full((capacity, N_TOP), MISSING, np.int32)
-    return np.full((capacity, N_TOP), np.nan, np.float32)
+        return 0
+    whole = column.kind == "int" or (column.kind == "tops" and column.name.endswith("_id"))
+    return MISSING if whole else np.nan
+
+
+def _empty(column: Column, capacity: int) -> np.ndarray:
+    """Room for so many rows, with anything in it."""
+    if column.kind == "tops":
+        return np.empty((capacity, N_TOP), np.int32 if column.name.endswith("_id") else np.float32)
+    return np.empty(capacity, _DTYPES[column.kind])
 
 
 def _cells(arrays: Mapping[str, np.ndarray]) -> dict[str, memoryview]:

@@ -7,12 +7,14 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine.findings.check import RULES, recorded
 from engine.trace.reopen import open_trace
 from resources import SCENARIOS
 from tests.app.cli.conftest import ROOT, Outcome
+from tests.support.rewrite_gguf import Tensors, rewrite
 
 Cli = Callable[..., Outcome]
 
@@ -51,6 +53,20 @@ def test_run_prints_and_exports_findings(cli: Cli, tmp_path: Path) -> None:
     assert [f.rule for f in recorded(open_trace(tmp_path / "out"))] == [
         f["rule"] for f in report["findings"]
     ]
+
+
+def test_logits_that_are_no_numbers_fail_a_run(cli: Cli, tmp_path: Path) -> None:
+    def edit(tensors: Tensors) -> None:
+        tensors["output_norm.weight"][:] = np.nan
+
+    words = ["run", rewrite(MTP, tmp_path / "nan.gguf", edit=edit), *QUICK]
+    failed = cli(*words, "--trace", tmp_path / "out")
+    assert failed.status == 1
+    assert "trunk's logits for position 4 of sequence 0, in round 0, contain NaN" in failed.err
+    assert [f.rule for f in recorded(open_trace(tmp_path / "out"))] == ["non-finite-logits"]
+    went_on = cli(*words, "--allow-non-finite")
+    assert went_on.status == 0
+    assert "error: non-finite-logits (round 0): " in went_on.out
 
 
 def test_compare_names_the_lane(cli: Cli) -> None:

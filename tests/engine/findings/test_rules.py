@@ -22,7 +22,7 @@ def store() -> TraceStore:
 
 
 def test_rules_are_complete() -> None:
-    assert len(RULES) == 18
+    assert len(RULES) == 20
     for name, rule in RULES.items():
         assert name == rule.id
         assert rule.severity in SEVERITIES
@@ -310,8 +310,44 @@ def test_a_replacement_that_is_not_the_targets(sampler, facts, rank, p, fires) -
     emitted(store, "accepted", 1, 0.5, 1)
     emitted(store, "replacement", rank, p, 2)
     assert [(f.rule, f.round) for f in find(store)] == [("stale-logits", 2)] * fires
-    # where other tokens break the same rule, the sampler does something unknown
-    emitted(store, "accepted", 400, 0.0, 3)
+
+
+@pytest.mark.parametrize("kind", ["accepted", "bonus", "target"])
+@pytest.mark.parametrize(
+    ("sampler", "facts", "fires"),
+    [
+        ({}, {}, True),
+        ({"temp": 0.8}, {}, True),
+        ({}, {"banned_tokens": [*range(400)]}, False),
+        ({"repeat_penalty": 1.3}, {}, False),
+        ({"temp": 0.8, "top_k": 0, "min_p": 0.0}, {}, False),
+        ({}, {"lane": "planes"}, False),
+        ({}, {"lane": "planes,free", "lane_free": True}, True),
+    ],
+)
+def test_a_token_that_the_target_cannot_have_chosen(kind, sampler, facts, fires) -> None:
+    store = TraceStore()
+    new_run(store, options={"sampler": GREEDY | sampler}, **facts)
+    emitted(store, "accepted", 1, 0.5, 1)
+    emitted(store, kind, 400, 0.0, 3)
+    assert [(f.rule, f.round) for f in find(store)] == [("wrong-token", 3)] * fires
+    if fires:
+        assert f"1 of 2 emitted tokens; the first, {kind}, at position 3" in find(store)[0].evidence
+
+
+def test_synthetic_acceptance_takes_what_the_target_would_not() -> None:
+    store = TraceStore()
+    new_run(store, synthetic=True)
+    emitted(store, "accepted", 400, 0.0, 1)
+    assert find(store) == []
+    emitted(store, "bonus", 400, 0.0, 2)
+    assert [(f.rule, f.round) for f in find(store)] == [("wrong-token", 2)]
+
+
+def test_a_banned_token_ahead_by_less_than_probabilities_show() -> None:
+    store = TraceStore()
+    new_run(store, banned_tokens=[10])
+    emitted(store, "accepted", 2, 0.5, 1, target_top_p=[0.5, 0.5, 0.0, 0.0, 0.0])
     assert find(store) == []
 
 
