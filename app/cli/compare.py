@@ -21,6 +21,7 @@ from app.cli.common import (
 )
 from app.cli.files import check_files
 from app.cli.findings import finding_lines, findings_json
+from app.cli.recorded import check_trace_folder, decode
 from app.cli.run import draft_model, headline, make_prompt
 from app.cli.run_arguments import (
     add_batch_invariant,
@@ -35,12 +36,10 @@ from app.cli.scenarios import add_scenarios, chosen_scenario, heading, list_scen
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
 from engine.options.idle_faults import notes_on
-from engine.trace.export import check_target, export_csv
 
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
     from engine.compare.scenario import Scenario
-    from engine.run import Run
     from engine.session import Session
     from engine.trace.verdict import LaneVerdict
 
@@ -130,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare; whatever was recorded is exported, also after an error or Ctrl-C."""
+    """Compare; whatever was recorded is exported, also after an error or a signal."""
     if args.list_scenarios:
         print("\n".join(list_scenarios()))
         return 0
@@ -153,8 +152,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"draftscope: note: {lane.name}: {note}", file=sys.stderr)
     if args.bound is not None and args.bound < 0:
         raise OptionError("--bound is negative.", "Use 0 to accept equal logits only.")
-    if args.trace is not None:
-        check_target(args.trace)
+    check_trace_folder(args.trace)
     check_files(target, draft)
     from engine.compare.comparison import Comparison
     from engine.compare.scenario_job import start_comparison
@@ -175,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
         job = Comparison(
             session, prompts, options, lanes, bound=args.bound, draft_accept=args.draft_accept
         )
-    _finish(job, args)
+    decode(job, job.step, args.trace, session.content)
     verdicts = job.results()
     if args.json:
         print_json(
@@ -203,7 +201,7 @@ def _run_scenario(args: argparse.Namespace, session: Session, scenario: Scenario
     from engine.compare.scenario_job import start_run
 
     job = start_run(session, scenario)
-    _finish(job, args)
+    decode(job, job.step, args.trace, session.content)
     if args.json:
         print_json(
             {
@@ -220,17 +218,6 @@ def _run_scenario(args: argparse.Namespace, session: Session, scenario: Scenario
     for line in outcome(scenario, job.trace):
         print(line)
     return 0
-
-
-def _finish(job: Comparison | Run, args: argparse.Namespace) -> None:
-    try:
-        while job.step():
-            pass
-    finally:
-        job.stop()
-        if args.trace is not None:
-            export_csv(job.trace, args.trace)
-            print(f"draftscope: trace written to {args.trace}", file=sys.stderr)
 
 
 def _lines(job: Comparison, verdicts: list[LaneVerdict]) -> Iterator[str]:

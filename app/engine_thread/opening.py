@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.engine_thread.events import ModelFiles
 from app.engine_thread.jobs import ChatWrap, CompareRequest, Job, OpenRequest, Progress, RunRequest
@@ -17,6 +17,7 @@ from engine.trace.store import TraceStore
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
     from engine.compare.fidelity import Fidelity
+    from engine.run import Run
     from engine.session import Session
 
 
@@ -64,9 +65,14 @@ def open_engine(
 class LocalEngine:
     """Models in this process, computed with torch."""
 
+    def __init__(self) -> None:
+        self._identity: dict[str, Any] = {}
+
     def inspect(self, request: OpenRequest) -> ModelFiles:
         """See `inspect_files`."""
-        return inspect_files(request)
+        found = inspect_files(request)
+        self._identity = found.identity
+        return found
 
     def open(self, request: OpenRequest, progress: Progress) -> LocalSession:
         """See `open_engine`."""
@@ -77,6 +83,8 @@ class LocalEngine:
             progress=progress,
             cancelled=request.cancelled.is_set,
         )
+        if session.content is not None:
+            session.content.tell(self._identity)
         return LocalSession(session, request.target)
 
 
@@ -93,7 +101,9 @@ class LocalSession:
 
     def start(self, request: RunRequest, trace: TraceStore) -> Job:
         """Begin a run, one sequence for each text."""
-        return self._session.start(self._prompts(request), request.options, trace)
+        run = self._session.start(self._prompts(request), request.options, trace)
+        self._learn_content(run)
+        return run
 
     def compare(self, request: CompareRequest, trace: TraceStore) -> Job:
         """Begin a comparison on the prompts, as many side by side as the options allow."""
@@ -108,6 +118,7 @@ class LocalSession:
             trace,
             draft_accept=request.draft_accept or None,
         )
+        self._learn_content(comparison)
         return ComparisonJob(comparison, first)
 
     def measure(self, text: str, progress: Progress, cancelled: Callable[[], bool]) -> Fidelity:
@@ -126,7 +137,14 @@ class LocalSession:
 
     def close(self) -> None:
         """Let go of the weights."""
+        if self._session.content is not None:
+            self._session.content.cancel()
         del self._session
+
+    def _learn_content(self, job: Run | Comparison) -> None:
+        """Hash the tensors beside the run, but not in front of its first token."""
+        if self._session.content is not None:
+            self._session.content.start(lambda: job.done or any(job.emitted))
 
     def _prompts(self, request: RunRequest | CompareRequest) -> list[Prompt]:
         return [make_prompt(self._session, text, request.chat) for text in request.texts]

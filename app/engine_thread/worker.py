@@ -43,7 +43,9 @@ from app.engine_thread.jobs import (
 from engine.errors import Cancelled, DraftscopeError
 from engine.trace.breaks import BreakRule, BreakWatch
 from engine.trace.run_ref import RunRef
+from engine.trace.same_model import same_model
 from engine.trace.store import TraceStore
+from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.compare.fidelity import Fidelity
@@ -62,10 +64,11 @@ class _Going:
     def close(self, error: str) -> None:
         """Give its runs an end where the engine gave them none; `error` if one ended them."""
         for run_id in range(self.first, len(self.store.runs)):
-            facts = self.store.runs[run_id]
+            run = TraceWriter(self.store, run_id)
             if error:
-                facts.setdefault("error", error)
-            facts.setdefault("stops", ["failed" if error else "stopped"])
+                run.fail(error)
+            else:
+                run.end(["stopped"])
 
 
 class EngineWorker:
@@ -116,9 +119,9 @@ class EngineWorker:
             )
         )
 
-    def measure(self, request: OpenRequest, text: str) -> None:
+    def measure(self, text: str, cancelled: threading.Event) -> None:
         """Measure the session's compute mode against f32, on its own continuation of a text."""
-        self._submit(lambda: self._measure(request, text))
+        self._submit(lambda: self._measure(text, cancelled))
 
     def advance(self, control: RunControl, rounds: int | None) -> None:
         """Go on with a paused run."""
@@ -132,6 +135,14 @@ class EngineWorker:
         """End one sequence of the run before the next round."""
         self._to_cancel.put(seq_id)
         self._submit(self._cancel_sequences)  # for a run that is paused
+
+    def drop(self, store: TraceStore) -> None:
+        """Forget the trace of a model that is not in use: opened again, it begins a new one."""
+
+        def forget() -> None:
+            self._stores = [kept for kept in self._stores if kept[1] is not store]
+
+        self._submit(forget)
 
     def finish(self) -> futures.Future[None] | None:
         """End a paused run; what is returned is done when no run is in hand any more."""
@@ -161,13 +172,15 @@ class EngineWorker:
         """Run a command and tell the state that it leaves the engine in, if it is another."""
         if self._closed.is_set():
             return
+        state = None
         try:
             state = command()
         except BaseException as error:  # nobody waits for what a thread raises
-            self._end_run(error)
             state = self._rest()
-        if state is not None:
-            self._post(StateChanged(state))
+            self._end_run(error)
+        finally:
+            if state is not None:
+                self._post(StateChanged(state))
 
     def _post(self, event: Event) -> None:
         if not self._closed.is_set():
@@ -201,17 +214,16 @@ class EngineWorker:
     def _store_of(self, files: ModelFiles) -> TraceStore:
         """The trace that takes the runs of a model: the one it had when it was opened before."""
         for identity, store in self._stores:
-            if identity == files.identity:
+            if same_model(identity, files.identity):
                 return store
         self._stores.append((files.identity, TraceStore()))
         return self._stores[-1][1]
 
-    def _measure(self, request: OpenRequest, text: str) -> State:
+    def _measure(self, text: str, cancelled: threading.Event) -> State:
         self._end_run()
         session = self._session
         if session is not None:
-            report, cancelled = throttled(self._post), request.cancelled.is_set
-            self._fidelity = session.measure(text, report, cancelled)
+            self._fidelity = session.measure(text, throttled(self._post), cancelled.is_set)
             for facts in self._store.runs.values():
                 if facts.get("compute") == session.compute:
                     facts["fidelity"] = asdict(self._fidelity)
@@ -220,7 +232,7 @@ class EngineWorker:
 
     def _start(
         self, begin: Callable[[EngineSession], Job], control: RunControl, rounds: int | None
-    ) -> State:
+    ) -> State | None:
         self._end_run()
         if self._session is None:
             return self._rest()
@@ -232,7 +244,7 @@ class EngineWorker:
         self._post(RunStarted(going.run))
         return self._advance(control, rounds)
 
-    def _advance(self, control: RunControl, rounds: int | None) -> State:
+    def _advance(self, control: RunControl, rounds: int | None) -> State | None:
         job = None if self._going is None else self._going.job
         if job is None:
             return self._rest()
@@ -263,7 +275,9 @@ class EngineWorker:
                 except DraftscopeError as error:  # a refusal, not a failure: the run goes on
                     self._post(failure(error))
 
-    def _finish(self) -> State:
+    def _finish(self) -> State | None:
+        if self._going is None:
+            return None  # it had ended, and the window may have asked for the next one since
         self._end_run()
         return self._rest()
 

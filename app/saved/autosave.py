@@ -7,10 +7,12 @@ nobody holds is what a crash or such an end left.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +24,8 @@ from app.saved.errors import log
 from app.saved.folders import unwritable
 from app.saved.process_lock import hold, is_held, lock_path
 from engine.errors import DraftscopeError
-from engine.trace.export import SESSION_FILE, export_csv
+from engine.trace.export import SESSION_FILE, export_csv, recover_export
+from engine.trace.replacing import target_of
 from engine.trace.store import TraceStore
 
 PERIOD_MS = 30_000
@@ -32,6 +35,7 @@ LEFTOVERS_KEPT = 20
 
 _PREFIX = "session-"
 _JOIN_TIMEOUT = 5.0
+_MOST_SESSION_BYTES = 64 << 20
 
 
 @dataclass
@@ -184,9 +188,14 @@ class Autosave(QObject):
 def leftovers(folder: Path) -> list[Path]:
     """Autosaves of windows that ended without taking them away, the newest first.
 
-    What is too old or one too many is deleted, and so are half-written ones.
+    What is too old or one too many is deleted, and so are half-written ones. One that was being
+    replaced when its process was killed is brought back first.
     """
     try:
+        for target in {found for path in folder.iterdir() if (found := target_of(path))}:
+            if not _in_use(target):
+                with suppress(OSError):
+                    recover_export(target)
         left = [path for path in folder.iterdir() if path.is_dir() and not _in_use(path)]
     except OSError:  # there is no such folder, or it is not ours to read
         return []
@@ -198,8 +207,20 @@ def leftovers(folder: Path) -> list[Path]:
     oldest = time.time() - DAYS_KEPT * 86_400
     kept = [path for path in complete if _time(path) >= oldest][:LEFTOVERS_KEPT]
     for path in set(left) - set(kept):
-        discard(path)
+        if target_of(path) is None:
+            discard(path)
     return kept
+
+
+def model_in(folder: Path) -> str:
+    """Name of the model whose runs an autosave holds, empty where that cannot be told."""
+    path = folder / SESSION_FILE
+    try:
+        if path.stat().st_size > _MOST_SESSION_BYTES:
+            return ""
+        return str(json.loads(path.read_bytes())["runs"]["0"]["model"]["name"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return ""
 
 
 def discard(folder: Path) -> None:
@@ -219,7 +240,7 @@ def adopt(folder: Path, restored: Path) -> Path:
 
 def _in_use(folder: Path) -> bool:
     """Whether a live process writes here; a stage of an export belongs to its session's lock."""
-    return is_held(folder.with_name(folder.name.lstrip(".").split(".")[0]))
+    return is_held(target_of(folder) or folder)
 
 
 def _is_whole(folder: Path) -> bool:

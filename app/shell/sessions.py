@@ -12,10 +12,11 @@ from PySide6.QtWidgets import QWidget
 
 from app.dialogs.export import ExportDialog
 from app.dialogs.open_files import ask_trace
-from app.dialogs.unexported import Fate, ask_fate
+from app.dialogs.unexported import Fate, ask_fate, may_drop
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import Failed
-from app.saved.autosave import Autosave, adopt, discard, leftovers
+from app.models.run_facts import ModelRuns
+from app.saved.autosave import Autosave, adopt, discard, leftovers, model_in
 from app.saved.folders import unwritable
 from app.saved.settings import Settings
 from app.widgets.banner import Banner, BannerArea
@@ -76,6 +77,12 @@ class Sessions(QObject):
         )
         dialog.show()
 
+    def drop(self, runs: ModelRuns) -> None:
+        """Forget the runs of a model, and ask before if they were not exported."""
+        unexported = self.autosave is not None and runs.store in self.autosave.unexported()
+        if not unexported or may_drop(self._window, runs):
+            self._bridge.drop(runs.store)
+
     def offer_restore(self) -> None:
         """A banner for each of the newest traces that earlier windows left behind; and one if this
         window can leave nothing behind."""
@@ -86,7 +93,7 @@ class Sessions(QObject):
             self._banners.add(
                 "warning",
                 problem,
-                "Runs, settings and the log may not be saved: export what is to stay.",
+                "Runs and the log are not saved: export what is to stay (Ctrl+E).",
                 sticky=True,
             )
         for folder in reversed(leftovers(self._data / _AUTOSAVES)[:_OFFERED]):
@@ -129,10 +136,10 @@ class Sessions(QObject):
 
     def _offer(self, folder: Path) -> None:
         saved = time.localtime((folder / SESSION_FILE).stat().st_mtime)
-        when = time.strftime("%Y-%m-%d %H:%M", saved)
+        when, model = time.strftime("%Y-%m-%d %H:%M", saved), model_in(folder)
         banner: Banner = self._banners.add(
             "warning",
-            "The last session left runs that were not exported.",
+            f"The last session left runs{f' of {model}' if model else ''} that were not exported.",
             f"They were saved {when}.",
             ("&Restore", lambda: self._restore(folder, banner)),
             ("&Discard", lambda: self._discard(folder, banner)),
@@ -140,6 +147,8 @@ class Sessions(QObject):
         )
 
     def _restore(self, folder: Path, banner: Banner) -> None:
+        if self._bridge.reading:
+            return  # one after the other: the banner stays
         banner.dismissed.emit()
         assert self._data is not None
         try:

@@ -28,7 +28,8 @@ from app.widgets.scroll_page import ScrollPage
 from engine.draft.registry import DRAFTERS, model_drafters
 from engine.draft.spec import DRAFT_MODEL, MTP_HEAD
 from engine.errors import OptionError
-from engine.option_fields import build, settings
+from engine.memory.policies import POLICIES
+from engine.option_fields import build, options_in
 from engine.options import COMPUTE_MODES, RunOptions
 from engine.options.idle_faults import notes_on
 
@@ -124,11 +125,11 @@ class RunPanel(QWidget):
     def _make_fields(self) -> None:
         self.prompts = PromptBox()
         self.prompt = self.prompts.editor
-        options = {one.path: one for one in settings(RunOptions)}
+        options = {one.path: one for one in options_in(RunOptions)}
         self._above = [(options[path], make_field(options[path])) for path in ABOVE]
         self.drafter, self.n_max, self.rollback, self.n_predict = (f for _, f in self._above)
         self.drafter.set_names(self._wished_drafters)
-        self.compute = choice(tuple(COMPUTE_MODES), "auto")
+        self.compute = choice(COMPUTE_MODES, "auto")
         self.draft, self.sampling, self.memory = DraftGroup(), SamplerGroup(), MemoryGroup()
         self.limits, self.faults = LimitsGroup(), FaultsGroup()
         self._groups: dict[str, OptionGroup] = {
@@ -188,7 +189,7 @@ class RunPanel(QWidget):
         with_model = bool(set(types) & set(model_drafters()))
         self._form.setRowVisible(self.n_max, with_model)
         self._form.setRowVisible(self.rollback, bool(types))
-        keeps = bool(types) and self.rollback.currentText() != "checkpoint"
+        keeps = bool(types) and POLICIES[self.rollback.currentText()].keeps_snapshots
         parts = (self.draft, self.memory, self.faults)
         blocked = [part.blockSignals(True) for part in parts]
         self.draft.set_types(types)

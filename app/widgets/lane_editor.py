@@ -29,12 +29,6 @@ _HINT = (
     "One lane a line: POLICY[,key=value…], such as planes,n_rs_seq=2,split=seq. "
     "The reference and noise lanes are always there."
 )
-_FAULTY = {
-    "keep-stale-kv": "checkpoint",
-    "no-conv-rollback": "ring",
-    "stale-plane": "planes,ubatch=2",
-}
-"""A lane on which a fault shows, where it is not planes."""
 
 
 def parse_lanes(text: str) -> tuple[LaneSpec, ...]:
@@ -158,7 +152,7 @@ class LaneEditor(QWidget):
 
     def _make_menu(self) -> QMenu:
         menu = QMenu(self)
-        faulty = [f"{_FAULTY.get(fault, 'planes')},fault={fault}" for fault in FAULTS]
+        faulty = [f"{fault.shown_by},fault={name}" for name, fault in FAULTS.items()]
         for names in (ROLLBACK_POLICIES, ["planes,split=seq", "planes,kv=unified"], faulty):
             for name in names:
                 menu.addAction(name, lambda lane=name: self._add(lane))

@@ -214,7 +214,8 @@ _MATCHING = {
 }
 KEYS = DrafterSpec(
     "ngram-map-k",
-    lambda making: NgramMap(making.options, with_values=False),
+    "what followed the last n tokens, as far as such drafts were accepted before",
+    lambda inputs: NgramMap(inputs.options, with_values=False),
     NgramSizes,
     lambda sizes: sizes.size_m,
     field="ngram_map_k",
@@ -222,7 +223,8 @@ KEYS = DrafterSpec(
 )
 KEYS_AND_VALUES = DrafterSpec(
     "ngram-map-k4v",
-    lambda making: NgramMap(making.options, with_values=True),
+    "the continuation of the last n tokens that dominates, if one does",
+    lambda inputs: NgramMap(inputs.options, with_values=True),
     NgramSizes,
     lambda sizes: sizes.size_m,
     field="ngram_map_k4v",

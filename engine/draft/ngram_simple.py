@@ -34,7 +34,8 @@ class NgramSimple(NgramDrafter):
 
 SPEC = DrafterSpec(
     NgramSimple.name,
-    lambda making: NgramSimple(making.options),
+    "what followed the latest occurrence of the last n tokens",
+    lambda inputs: NgramSimple(inputs.options),
     NgramSizes,
     lambda sizes: sizes.size_m,
     field="ngram_simple",

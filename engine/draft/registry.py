@@ -7,29 +7,37 @@ from __future__ import annotations
 
 from engine.draft import ngram_cache, ngram_map, ngram_mod, ngram_simple
 from engine.draft.drafter import Drafter
-from engine.draft.spec import COMMON_REASONS, DRAFT_MODEL, MTP_HEAD, DrafterSpec, Making, Sizing
+from engine.draft.spec import (
+    COMMON_REASONS,
+    DRAFT_MODEL,
+    MTP_HEAD,
+    DrafterInputs,
+    DrafterSpec,
+    SizeInputs,
+)
 from engine.draft.with_model import ModelDraftOptions
+from engine.memory.policies import memory_sizes
 
 
-def _simple(making: Making) -> Drafter:
+def _simple(inputs: DrafterInputs) -> Drafter:
     from engine.draft.draft_simple import make
 
-    return make(making)
+    return make(inputs)
 
 
-def _mtp(making: Making) -> Drafter:
+def _mtp(inputs: DrafterInputs) -> Drafter:
     from engine.draft.draft_mtp import make
 
-    return make(making)
+    return make(inputs)
 
 
-def _simple_bytes(options: ModelDraftOptions, sizing: Sizing) -> int:
+def _simple_bytes(options: ModelDraftOptions, inputs: SizeInputs) -> int:
     """Weights, cells and a ring of states."""
-    info = sizing.draft_info
+    info = inputs.draft_info
     if info is None:
         return 0
-    parts = info.memory(sizing.n_seqs, options.n_max, sizing.n_ctx, "ring", sizing.compute)
-    return parts["total"]
+    n_seqs, n_ctx = inputs.n_seqs, inputs.n_ctx
+    return memory_sizes(info, n_seqs, options.n_max, n_ctx, "ring", inputs.compute)["total"]
 
 
 def _n_max(options: ModelDraftOptions) -> int:
@@ -38,6 +46,7 @@ def _n_max(options: ModelDraftOptions) -> int:
 
 _SIMPLE = DrafterSpec(
     "draft-simple",
+    "what a smaller model of the same vocabulary says",
     _simple,
     ModelDraftOptions,
     _n_max,
@@ -45,7 +54,14 @@ _SIMPLE = DrafterSpec(
     reasons={"unknown-token": "the draft model lacks the newest token"},
     n_bytes=_simple_bytes,
 )
-_MTP = DrafterSpec("draft-mtp", _mtp, ModelDraftOptions, _n_max, needs=MTP_HEAD)
+_MTP = DrafterSpec(
+    "draft-mtp",
+    "what the model's own MTP head says",
+    _mtp,
+    ModelDraftOptions,
+    _n_max,
+    needs=MTP_HEAD,
+)
 
 _SPECS = (
     ngram_simple.SPEC,

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.options import RunOptions
-
-_READS_SNAPSHOTS = {
-    "no-conv-rollback": ("planes", "carry", "ring", "replay"),
-    "plane-off-by-one": ("planes", "carry"),
-    "stale-plane": ("planes",),
-}
-"""Faults in how a snapshot is chosen or read, and the policies that do it that way."""
+from engine.options import FAULTS, RunOptions
 
 
 def why_idle(fault: str, options: RunOptions, n_draft: int | None = None) -> str:
@@ -31,7 +24,7 @@ def why_idle(fault: str, options: RunOptions, n_draft: int | None = None) -> str
         return ""
     if fault == "keep-stale-kv":
         return _why_nothing_is_restored(options, n_draft, n_snapshots, n_pass)
-    policies = _READS_SNAPSHOTS[fault]
+    policies = FAULTS[fault].policies
     if options.rollback not in policies:
         return f"--rollback {options.rollback} does not work that way; {_choose(policies)}"
     if not n_snapshots:

@@ -15,6 +15,7 @@ from typing import BinaryIO
 import numpy as np
 
 from engine.errors import TraceFileError
+from engine.trace.spreadsheet import EXCEL, encoding, unguard
 
 REMEDY = "Export the trace again."
 PAD = b"0" * 16
@@ -131,13 +132,15 @@ class Block:
         self._doubled = set(starts[fields[~begins]].tolist())
 
 
-def read_header(file: BinaryIO, name: str) -> list[str]:
+def read_header(file: BinaryIO, name: str, variant: str) -> list[str]:
     """The names in the first line; the file is then behind it. Raises TraceFileError."""
-    line = file.readline(_LONGEST_FIELD)
+    line = file.readline(_LONGEST_FIELD).decode(encoding(variant))
     try:
-        names = next(csv.reader([line.decode("utf-8-sig")], strict=True), [])
+        names = next(csv.reader([line], strict=True), [])
     except csv.Error as error:
         raise TraceFileError(f"{name} line 1: not valid CSV ({error}).", REMEDY) from error
+    if variant == EXCEL:
+        names = unguard(names)
     if not names or len(set(names)) != len(names):
         raise TraceFileError(f"{name} line 1: no header row with a name per column.", REMEDY)
     return names

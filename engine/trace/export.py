@@ -11,11 +11,9 @@ import csv
 import json
 import os
 import platform
-import shutil
 import sys
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import numpy as np
 from engine.errors import Cancelled, TraceFileError
 from engine.trace.pieces import escape_piece
 from engine.trace.records import MISSING, N_TOP, SCHEMA_MINOR, SCHEMA_VERSION, TABLES, Column
+from engine.trace.replacing import recover, replacing
 from engine.trace.spreadsheet import EXCEL, PLAIN, encoding, guard
 from engine.trace.store import Table, TextPool, TraceStore
 from engine.trace.timings import summary
@@ -67,13 +66,30 @@ def check_target(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise TraceFileError(f"{folder} is not a folder.", "Name a folder for the trace.")
-    names = {entry.name for entry in folder.iterdir()}
-    if names and not (SESSION_FILE in names and names <= _FILES):
-        foreign = sorted(names - _FILES) or sorted(names)
+    names, ours = {entry.name for entry in folder.iterdir()}, _own_files(folder)
+    if names and not (SESSION_FILE in names and names <= ours):
+        foreign = sorted(names - ours) or sorted(names)
         raise TraceFileError(
             f"{folder} holds files that are no exported trace ({foreign[0]}).",
             "Choose another folder, or an empty one.",
         )
+
+
+def _own_files(folder: Path) -> set[str]:
+    """What an export writes, and has written into a folder: it may have had tables that are
+    unknown here."""
+    more: set[str] = set()
+    with suppress(OSError, ValueError, RecursionError, AttributeError):
+        if {path.name for path in folder.glob("*.csv")} - _FILES:
+            rows = json.loads((folder / SESSION_FILE).read_bytes())["rows"]
+            more = {f"{name}.csv" for name in rows}
+    return _FILES | more
+
+
+def recover_export(folder: Path) -> None:
+    """Bring back what an export to this folder had not finished when its process was killed: the
+    trace that was there before, or the new one. Raises OSError."""
+    recover(folder, _own_files)
 
 
 def export_csv(
@@ -94,44 +110,13 @@ def export_csv(
     folder = Path(folder).absolute()
     try:
         check_target(folder)
-        with _staged(folder) as stage:
+        with replacing(folder, check_target, _own_files) as stage:
             _write(store, stage, progress, cancelled, EXCEL if excel_safe else PLAIN)
     except OSError as error:
         raise TraceFileError(
             f"{error.filename or folder} cannot be written: {error.strerror or error}.",
             "Choose another folder, or free some space.",
         ) from error
-
-
-@contextmanager
-def _staged(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder` that takes its place when the body succeeds."""
-    made = [parent for parent in folder.parents if not parent.exists()]
-    stage = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        stage.mkdir(parents=True)
-        yield stage
-        if folder.exists():
-            _swap(stage, folder)
-        else:
-            stage.rename(folder)
-    except BaseException:
-        shutil.rmtree(stage, ignore_errors=True)
-        with suppress(OSError):
-            for parent in made:
-                parent.rmdir()
-        raise
-
-
-def _swap(stage: Path, folder: Path) -> None:
-    old = stage.with_name(f"{stage.name}.old")
-    folder.rename(old)
-    try:
-        stage.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _write(
@@ -155,7 +140,8 @@ def _write(
             newline="",
         ) as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(header(table))
+            names = header(table)
+            writer.writerow(guard(names) if variant == EXCEL else names)
             for start in range(0, rows[name], _BLOCK):
                 if cancelled is not None and cancelled():
                     raise Cancelled

@@ -84,7 +84,8 @@ def _is_later(columns: Sequence[Column], minor: int) -> bool:
 def _fill(store: TraceStore, table: Table, path: Path, session: SessionFile) -> Iterator[None]:
     """Read one file; it yields after each block of rows."""
     with path.open("rb") as file:
-        rows = _Rows(store, table, read_header(file, str(path)), path, session)
+        names = read_header(file, str(path), session.variant)
+        rows = _Rows(store, table, names, path, session)
         for block in read_blocks(file, str(path), rows.n_columns):
             rows.add(block)
             yield

@@ -17,9 +17,8 @@ class StepSums:
 
     counts[d, a]: steps that drafted d >= 1 tokens of which a were accepted, int64 [K + 1, K + 1]
     with K the longest draft so far. widths: the verify widths seen, ascending; width_n, width_ms:
-    rows and verify time of each. step_ms: time in steps by phase; plain_ms: by phase in the n_plain rows without a
-    draft. undone_ms: rollback, restore and replay in steps, timed only where the trace says so.
-    n_untimed: rows without a verify time.
+    rows and verify time of each. step_ms: time in steps by phase; plain_ms: by phase in the n_plain
+    rows without a draft. n_untimed: rows without a verify time.
     """
 
     def __init__(self) -> None:

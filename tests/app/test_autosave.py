@@ -133,12 +133,24 @@ def test_old_surplus_and_half_written_ones_are_cleaned(
         export_csv(trace, folder := tmp_path / f"session-{i}")
         age = i * 60 if i < 5 else (autosave.DAYS_KEPT + 1) * 86_400
         os.utime(folder / SESSION_FILE, (now - age, now - age))
-    (tmp_path / ".session-9.abcd1234").mkdir()
+    (tmp_path / ".session-9.draftscope-999999999-abcd1234.part").mkdir()
     (tmp_path / "session-8").mkdir()
     assert [p.name for p in leftovers(tmp_path)] == ["session-0", "session-1", "session-2"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["session-0", "session-1", "session-2"]
     discard(tmp_path / "session-1")
     assert [p.name for p in leftovers(tmp_path)] == ["session-0", "session-2"]
+
+
+@pytest.mark.parametrize("ending", ["new", "old"])
+def test_one_that_was_being_replaced_is_brought_back(
+    tmp_path: Path, trace: TraceStore, ending: str
+) -> None:
+    export_csv(trace, tmp_path / "session-1")
+    (tmp_path / "session-1").rename(tmp_path / f".session-1.draftscope-999999999-abcd1234.{ending}")
+    (tmp_path / ".session-1.draftscope-999999999-abcd1235.part").mkdir()
+    assert leftovers(tmp_path) == [tmp_path / "session-1"]
+    assert [path.name for path in tmp_path.iterdir()] == ["session-1"]
+    assert open_trace(tmp_path / "session-1").size() == trace.size()
 
 
 # -- several traces, and a place that takes none -------------------------------------------

@@ -365,7 +365,7 @@ def test_faults_are_red_and_named(panel: RunPanel) -> None:
     assert red == QApplication.palette().color(QPalette.ColorRole.BrightText) != plain
     assert "stale-plane" in panel.message.text()
     assert "Fault stale-plane cannot act" in panel.message.text()
-    panel.limits.n_ubatch.setValue(2)
+    panel.limits["n_ubatch"].setValue(2)
     assert "cannot act" not in panel.message.text()
     assert panel.faults.summary == "fault stale-plane, output may be wrong"
     panel.drafter.set_names([])

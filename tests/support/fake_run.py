@@ -9,7 +9,7 @@ from app.engine_thread.jobs import RunRequest
 from engine.errors import OptionError
 from engine.trace.records import N_TOP, PHASES
 from engine.trace.store import TraceStore
-from engine.trace.timings import summary
+from engine.trace.writer import TraceWriter, this_engine
 
 if TYPE_CHECKING:
     from tests.support.fake_session import FakeEngine
@@ -28,7 +28,9 @@ class FakeRun:
         self._engine, self._options, self.trace = engine, request.options, trace
         self._text = request.texts[0]
         self._drafts = bool(request.options.spec.types)
-        self.run_id = trace.begin_run(
+        self._writer = TraceWriter.begin(
+            trace,
+            this_engine(),
             {
                 "options": asdict(request.options),
                 "compute": compute,
@@ -43,8 +45,10 @@ class FakeRun:
                 "snapshot_bytes": 0,
                 "banned_tokens": [],
                 "drafters": {},
-            }
+                "threads": 1,
+            },
         )
+        self.run_id = self._writer.run_id
         self.done = False
         self._round = self._pos = 0
         self._ids = {piece: token_id for token_id, piece in trace.pieces.items()}
@@ -86,9 +90,7 @@ class FakeRun:
 
     def _close(self, stop: str) -> None:
         self.done = True
-        facts = self.trace.runs[self.run_id]
-        facts["summary"] = summary(self.trace, self.run_id)
-        facts["stops"] = [stop]
+        self._writer.end([stop])
 
     # -- rows ------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from app.engine_thread.jobs import (
 )
 from engine.compare.fidelity import Fidelity
 from engine.errors import Cancelled, ModelFileError, OptionError
+from engine.options import COMPUTE_MODES
 from engine.trace.store import TraceStore
 from tests.support.fake_run import FakeRun
 from tests.support.lane_traces import CLEAN, NOISE, LaneBuilder
@@ -48,18 +49,13 @@ class FakeInfo:
     )
     quant_mix: dict[str, int] = field(default_factory=lambda: {"Q8_0": 9_300_000, "F32": 100_000})
     rollback: str = "partial seq_rm over snapshot planes"
-
-    def memory(
-        self, n_seqs: int, n_rs_seq: int, n_ctx: int, policy: str = "planes", compute: str = ""
-    ) -> dict[str, int]:
-        parts = {
-            "weights": self.weight_bytes * (2 if compute else 1),
-            "kv": n_seqs * n_ctx * 1000,
-            "state": n_seqs * 500_000,
-            "snapshots": n_seqs * n_rs_seq * 500_000,
-            "checkpoint": n_seqs * 500_000 * (policy == "checkpoint"),
-        }
-        return {**parts, "total": sum(parts.values())}
+    kv_bytes_per_token: int = 1000
+    mtp_kv_bytes_per_token: int = 0
+    state_bytes: int = 500_000
+    log_bytes_per_token: int = 125_000
+    loaded_bytes: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(COMPUTE_MODES, 18_800_000)
+    )
 
 
 @dataclass

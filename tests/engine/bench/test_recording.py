@@ -33,8 +33,9 @@ class FakeTime:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now, self._patch = 100.0, patch
-        for module in ("bench.sections", "bench.measured", "run"):
-            patch.setattr(f"engine.{module}.perf_counter", lambda: self.now)
+        # the run's too: how many rounds it does before it looks at its rows depends on time
+        for module in ("engine.bench.sections", "engine.bench.measured", "engine.run"):
+            patch.setattr(f"{module}.perf_counter", lambda: self.now)
 
     def spend(self, owner: Any, name: str, seconds: float) -> list[str]:
         """Each call of an attribute takes so long; returns the growing list of its calls."""
@@ -84,7 +85,8 @@ def test_a_call_inside_another_is_counted_once(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Recorder, "resume", resume)
     monkeypatch.setattr(Recorder, "prompt", prompt)
-    recorder: Any = Recorder(TraceStore(), 0, lambda token: b"")
+    store = TraceStore()
+    recorder: Any = Recorder(store, store.begin_run({}), lambda token: b"")
     clock = SectionClock(sections=SECTIONS)
     with recording_timed(clock):
         recorder.prompt()

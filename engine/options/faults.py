@@ -1,0 +1,36 @@
+"""Bugs of the field that can be switched on, to learn what they do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FaultSpec:
+    """about: what goes wrong. policies: those that have the step that goes wrong, empty for all.
+    shown_by: a comparison's lane on which it shows; the fault itself is added to it."""
+
+    about: str
+    policies: tuple[str, ...] = ()
+    shown_by: str = "planes"
+
+
+FAULTS = {
+    "keep-stale-kv": FaultSpec(
+        "a restore leaves attention cells above the checkpoint", shown_by="checkpoint"
+    ),
+    "stale-logits": FaultSpec(
+        "the target's own token comes from the logits behind the whole draft"
+    ),
+    "stale-plane": FaultSpec(
+        "rollbacks up to n_rs_seq are accepted, whatever the planes hold",
+        ("planes",),
+        "planes,ubatch=2",
+    ),
+    "no-conv-rollback": FaultSpec(
+        "the convolution window keeps the rejected tokens",
+        ("planes", "carry", "ring", "replay"),
+        "ring",
+    ),
+    "plane-off-by-one": FaultSpec("a rollback reads the plane beside its own", ("planes", "carry")),
+}
