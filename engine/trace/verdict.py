@@ -8,7 +8,7 @@ Two words describe a lane, and only the second one judges:
   reference  what the others are measured against
   exact      all logits equal bit by bit
   within     no more than batch shapes explain (the bound)
-  suspect    beyond the bound: look for a wrong state
+  suspect    beyond the bound, or other attention cells: look for a wrong state
   failed     the lane had to stop; its error says why
   forked     a free lane emitted another token where its logits, within, explain that: a near tie
   mode       a reference lane of another compute mode; its band is the distance of that mode
@@ -75,7 +75,8 @@ class LaneVerdict:
     """One lane in short. Positions are those of the chosen tokens, None = there is none.
 
     verdict and band: as the module says; `error` of a failed lane. first_pos, first_round,
-    first_seq: where the NMSE is beyond the bound for the first time, or a fork not explained.
+    first_seq: where the NMSE is beyond the bound for the first time, cells differ, or a fork is
+    not explained.
     after_round: the last earlier round in which this lane rolled that sequence back, whose state
     the diverging logits come from.
     n_forks: positions where the most probable token differs; first_fork the first of them.
@@ -175,6 +176,8 @@ def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
     rows, rounds = _Rows(trace.divergence, run_id), _Rows(trace.rounds, run_id)
     nmse, pos = rows["nmse"], rows["pos"]
     beyond = np.flatnonzero(~(nmse <= bound))  # NaN is beyond any bound
+    if not beyond.size:  # cells are counted: no noise makes one too many
+        beyond = np.flatnonzero(rows["cells_differ"] > 0)
     differs = np.flatnonzero(rows["top1_equal"] == 0)
     worst = int(np.argmax(np.where(np.isnan(nmse), np.inf, nmse))) if nmse.size else None
     worst_nmse = 0.0 if worst is None else float(nmse[worst])

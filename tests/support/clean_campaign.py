@@ -119,7 +119,7 @@ def _prompt(session: Session, name: str, random: np.random.Generator) -> Prompt:
 
 
 def _lane(random: np.random.Generator) -> str:
-    parts = [str(random.choice(ROLLBACK_POLICIES))]
+    parts = [str(random.choice(list(ROLLBACK_POLICIES)))]
     for key, values in (
         ("n_rs_seq", (None, None, 1, 2)),
         ("split", (None, None, "seq")),

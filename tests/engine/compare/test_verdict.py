@@ -211,3 +211,14 @@ def test_a_fork_is_judged_by_its_gap_and_by_its_logits(gap, said, temp, verdict)
     found = judge_lanes(trace, [run])[0]
     assert (found.verdict, found.fork.explained) == (verdict, verdict == "forked")
     assert found.first_pos == (None if verdict == "forked" else 10)
+
+
+def test_cells_that_differ_are_no_noise() -> None:
+    trace = TraceStore()
+    described(trace, "reference", [], "reference", lane_against=None)
+    described(trace, "noise", [1e-3, 1e-3], "noise")
+    run = described(trace, "checkpoint", [1e-3, 1e-3, 1e-3, 1e-3], "policy")
+    assert judge_lanes(trace, [run])[0].verdict == "within"
+    trace.divergence._arrays["cells_differ"][len(trace.divergence) - 1] = 2
+    found = judge_lanes(trace, [run])[0]
+    assert (found.verdict, found.first_round, found.first_pos) == ("suspect", 1, 13)
