@@ -21,6 +21,7 @@ from app.engine_thread.jobs import (
     OpenSession,
     RunControl,
     RunRequest,
+    ScriptRequest,
 )
 from app.engine_thread.trace_jobs import TraceJob, TraceRead, start_export, start_reading
 from app.engine_thread.worker import EngineWorker
@@ -126,7 +127,7 @@ class Bridge(QObject):
             request = RunRequest(tuple(texts), options, chat)
             self._worker.start(request, self._control, rounds)
 
-    def compare(self, request: CompareRequest, rounds: int | None = None) -> None:
+    def compare(self, request: CompareRequest | ScriptRequest, rounds: int | None = None) -> None:
         """Begin a comparison of lanes; it pauses, goes on and stops like a run."""
         if self.can_start:
             self._control = RunControl()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from engine.compare.lane_spec import LaneSpec
+from engine.compare.memory_script import MemoryScript
 from engine.errors import OptionError
 from engine.options import Prompt, RunOptions
 from engine.trace.store import TraceStore
@@ -101,10 +102,20 @@ class CompareRequest:
     chat: ChatWrap | None = None
 
 
+@dataclass(frozen=True)
+class ScriptRequest:
+    """A script of memory operations to play under a rollback policy; its contexts are the lanes."""
+
+    script: MemoryScript
+    policy: str
+
+
 class OpenComparison(Protocol):
     """`open_comparison`, or a stand-in. The reference lane is the first run that it begins."""
 
-    def __call__(self, session: Session, request: CompareRequest, trace: TraceStore) -> Job: ...
+    def __call__(
+        self, session: Session, request: CompareRequest | ScriptRequest, trace: TraceStore
+    ) -> Job: ...
 
 
 def make_prompt(session: Session, text: str, chat: ChatWrap | None) -> Prompt:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.engine_thread.events import ModelFiles
-from app.engine_thread.jobs import CompareRequest, Job, OpenRequest, make_prompt
+from app.engine_thread.jobs import CompareRequest, Job, OpenRequest, ScriptRequest, make_prompt
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -57,8 +57,14 @@ def open_engine(
     return session
 
 
-def open_comparison(session: Session, request: CompareRequest, trace: TraceStore) -> Job:
-    """A Comparison on the prompts, as many side by side as the options allow."""
+def open_comparison(
+    session: Session, request: CompareRequest | ScriptRequest, trace: TraceStore
+) -> Job:
+    """A Comparison on the prompts, as many side by side as the options allow, or a script."""
+    if isinstance(request, ScriptRequest):
+        from engine.compare.memory_engine import play_script
+
+        return play_script(session, request.script, request.policy, trace)
     from engine.compare.comparison import Comparison
 
     prompts = [make_prompt(session, text, request.chat) for text in request.texts]

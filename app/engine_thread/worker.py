@@ -39,6 +39,7 @@ from app.engine_thread.jobs import (
     OpenSession,
     RunControl,
     RunRequest,
+    ScriptRequest,
     make_prompt,
 )
 from engine.errors import Cancelled, DraftscopeError
@@ -96,7 +97,9 @@ class EngineWorker:
 
         self._commands.put(lambda: self._start(begin, control, rounds))
 
-    def compare(self, request: CompareRequest, control: RunControl, rounds: int | None) -> None:
+    def compare(
+        self, request: CompareRequest | ScriptRequest, control: RunControl, rounds: int | None
+    ) -> None:
         """Begin a comparison of lanes; from there on it is a run like any other."""
 
         def begin(session: Session) -> tuple[Job, int]:

@@ -213,7 +213,7 @@ class SessionEngine:
             name = check.left.context
             known = self._tolerances.get(name, 0.0)
             self._tolerances[name] = max(known, _tolerance(check))
-        options = RunOptions(rollback=policy, batch_invariant=batch_invariant)
+        options = RunOptions(n_predict=-1, rollback=policy, batch_invariant=batch_invariant)
         self._reference = TraceWriter.begin(
             trace,
             this_engine(),
@@ -245,6 +245,7 @@ class SessionEngine:
     def context(self, spec: ContextSpec, policy: str) -> SessionContext:
         options = RunOptions(
             parallel=spec.n_seqs,
+            n_predict=-1,
             n_ctx=spec.n_ctx,
             n_batch=max(spec.n_ubatch, spec.n_ctx),
             n_ubatch=spec.n_ubatch,

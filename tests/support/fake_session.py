@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app.engine_thread.events import ModelFiles
-from app.engine_thread.jobs import CompareRequest, OpenRequest
+from app.engine_thread.jobs import CompareRequest, OpenRequest, ScriptRequest
 from engine.errors import Cancelled, ModelFileError, OptionError
 from engine.options import Prompt, RunOptions
 from engine.trace.store import TraceStore
@@ -69,7 +69,7 @@ class FakeEngine:
     fail_round: int | None = None
     opened: list[tuple[Path, Path | None, str]] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
-    compared: list[CompareRequest] = field(default_factory=list)
+    compared: list[CompareRequest | ScriptRequest] = field(default_factory=list)
     cancelled: list[tuple[int, int]] = field(default_factory=list)
     """Sequences that were ended, each with the round before which it was."""
     steps: int = 0
@@ -108,7 +108,9 @@ class FakeEngine:
         self.opened.append((target, draft, compute))
         return FakeSession(self, "f32" if compute == "auto" else compute)
 
-    def compare(self, session: Any, request: CompareRequest, trace: TraceStore) -> Any:
+    def compare(
+        self, session: Any, request: CompareRequest | ScriptRequest, trace: TraceStore
+    ) -> Any:
         self.compared.append(request)
         if not request.texts[0]:
             raise OptionError("The prompt is empty.", "Give at least one token of text.")
