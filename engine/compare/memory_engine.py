@@ -142,9 +142,9 @@ class SessionContext:
         pos, pending = self.memory.seq_pos_max(seq), self.fact(seq, "pending")
         accepted = self.memory.seq_rm(seq, p0, p1)
         for facts in self._open:
-            if facts.seq == seq and not accepted:
+            if facts.seq == seq and not accepted and not facts.rollback_depth:
                 facts.rollback_path = "refused"
-            elif facts.seq == seq and 0 < p0 <= pos:
+            elif facts.seq == seq and accepted and 0 < p0 <= pos:
                 facts.rollback_path = "seq_rm"
                 facts.rollback_depth += pos - self.memory.seq_pos_max(seq)
                 facts.memory_rollback = facts.rollback_depth
@@ -221,6 +221,7 @@ class SessionEngine:
                 "lane": REFERENCE,
                 "lane_kind": REFERENCE,
                 "lane_against": None,
+                "lane_about": "right sides of the checks",
                 "options": asdict(options),
                 "compute": session.compute,
                 "device": str(session.device),
@@ -267,6 +268,8 @@ class SessionEngine:
         context = self._contexts[spec.name] = SessionContext(self, spec, options, memory)
         facts = self.trace.runs[context.run_id]
         facts["lane"] = f"{policy} {spec.name}" + (f", {spec.fault}" if spec.fault else "")
+        many = f"{spec.n_seqs} sequences, " if spec.n_seqs > 1 else ""
+        facts["lane_about"] = f"{many}n_rs_seq {spec.n_rs_seq}"
         measured = spec.name in self._tolerances
         facts["lane_kind"] = POLICY if measured else REFERENCE
         facts["lane_against"] = self._reference.run_id if measured else None
