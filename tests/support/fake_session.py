@@ -112,20 +112,22 @@ class FakeEngine:
         self, session: Any, request: CompareRequest | ScriptRequest, trace: TraceStore
     ) -> Any:
         self.compared.append(request)
+        if isinstance(request, ScriptRequest):
+            return FakeComparison(self, (f"{request.policy} A",), trace)
         if not request.texts[0]:
             raise OptionError("The prompt is empty.", "Give at least one token of text.")
-        return FakeComparison(self, request, trace)
+        return FakeComparison(self, [lane.name for lane in request.lanes], trace)
 
 
 class FakeComparison:
     """Lanes that get one position a round."""
 
-    def __init__(self, engine: FakeEngine, request: CompareRequest, trace: TraceStore) -> None:
+    def __init__(self, engine: FakeEngine, names: Sequence[str], trace: TraceStore) -> None:
         self._engine = engine
         self._builder = LaneBuilder(trace)
         self._begun: list[int] = []
-        self._names = [lane.name for lane in request.lanes]
-        for name in self._names:
+        self._names = names
+        for name in names:
             self._begun.append(self._builder.lane(name, ()))
 
     def step(self) -> bool:
