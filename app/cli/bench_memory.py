@@ -10,6 +10,7 @@ from app.cli.common import print_json
 from engine.errors import OptionError
 
 _MOST_STATES = 64
+_MOST = {"heads": 1024, "dim": 1024, "layers": 1024, "conv_dim": 1 << 18}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -19,6 +20,10 @@ def run(args: argparse.Namespace) -> int:
             f"--widths {max(args.widths)} is above {_MOST_STATES + 1}.",
             f"A draft has at most {_MOST_STATES} tokens.",
         )
+    for name, most in _MOST.items():
+        if getattr(args, name) > most:
+            option = f"--{name.replace('_', '-')}"
+            raise OptionError(f"{option} is above {most}.", "No model has layers of that size.")
     if args.n_rs_seq is not None and not 1 <= args.n_rs_seq <= _MOST_STATES:
         raise OptionError(
             f"--n-rs-seq is outside 1..{_MOST_STATES}.", "Choose another number of snapshots."

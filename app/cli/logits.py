@@ -11,6 +11,7 @@ import numpy as np
 from app.cli.common import (
     add_compute,
     add_model,
+    check_output,
     loading_line,
     positive,
     print_json,
@@ -53,12 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Decode the tokens once and write the logits."""
     path, out = target_path(args), args.out
-    if not out.absolute().parent.is_dir():
-        raise OptionError(
-            f"{out} is in a folder that does not exist.", "Create it, or change --out."
-        )
-    if out.is_dir():
-        raise OptionError(f"{out} is a folder.", "Name a file with --out.")
+    check_output(out, "--out")
     check_files(path)
     from engine.model.threads import use_threads
     from engine.session import Session

@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chosen.add_argument(
         "--rollback",
         type=_policies,
-        default=ROLLBACK_POLICIES,
+        default=tuple(ROLLBACK_POLICIES),
         metavar="POLICY[,POLICY…]",
         help=f"play under these policies: {', '.join(ROLLBACK_POLICIES)}, or all (default)",
     )
@@ -216,7 +216,7 @@ def _policies(text: str) -> tuple[str, ...]:
     """Policies separated by commas, as an argparse type."""
     names = text.split(",")
     if names == ["all"]:
-        return ROLLBACK_POLICIES
+        return tuple(ROLLBACK_POLICIES)
     for name in names:
         if name not in ROLLBACK_POLICIES:
             raise argparse.ArgumentTypeError(

@@ -26,6 +26,7 @@ from engine.decode.verify import target_facts
 from engine.errors import ContextFullError, OutOfMemoryError
 from engine.memory.hybrid import Checkpoint, HybridMemory
 from engine.memory.plane_storage import PlaneMemory
+from engine.memory.policies import memory_sizes
 from engine.memory.state_file import load_state, save_state
 from engine.options import RunOptions
 from engine.session import Session
@@ -66,8 +67,8 @@ def _check_size(session: Session, script: MemoryScript, policy: str) -> None:
     for statement in script.for_policy(policy):
         spec = statement.action
         if isinstance(spec, ContextSpec):
-            parts = session.info.memory(
-                spec.n_seqs, spec.n_rs_seq, spec.n_ctx, spec.policy or policy
+            parts = memory_sizes(
+                session.info, spec.n_seqs, spec.n_rs_seq, spec.n_ctx, spec.policy or policy
             )
             n_bytes += parts["total"] - parts["weights"]
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -276,7 +276,7 @@ class _Wrong(Exception):  # noqa: N818 - the words of an OptionError
 class _Parser:
     def __init__(self) -> None:
         self.title, self.about = "", list[str]()
-        self.policies: tuple[str, ...] = ROLLBACK_POLICIES
+        self.policies: tuple[str, ...] = tuple(ROLLBACK_POLICIES)
         self.statements: list[Statement] = []
         self._tokens: dict[str, Tokens] = {}
         self._contexts: dict[str, ContextSpec] = {}

@@ -21,6 +21,7 @@ from engine.decode.recorder import PhaseClock
 from engine.decode.verify import Acceptance
 from engine.errors import RollbackRefusedError
 from engine.memory.hybrid import Checkpoint
+from engine.memory.policies import POLICIES
 from engine.options import MAX_REPLAYS, RunOptions
 
 Again = Callable[[list[int], torch.Tensor], Acceptance]
@@ -70,7 +71,8 @@ class Rollback:
         self._forward, self._memory = forward, forward.memory
         on_host = options.checkpoint_device == "host"
         self._device = torch.device("cpu") if on_host else None
-        self._restore_path = "restore" if options.rollback == "checkpoint" else "restore_depth"
+        keeps_snapshots = POLICIES[options.rollback].keeps_snapshots
+        self._restore_path = "restore_depth" if keeps_snapshots else "restore"
 
     def checkpoints(
         self, spans: Sequence[Span], ubatches: Sequence[UBatch]

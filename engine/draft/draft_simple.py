@@ -18,10 +18,11 @@ import torch
 from engine.batch import Span
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter, single_tokens
-from engine.draft.token_draws import TokenDraws
+from engine.draft.spec import Making
+from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
-from engine.options import SpecOptions
 
 STAND_IN = 0
 """Read by the draft model for ids that it lacks; `<unk>` in vocabularies that have one."""
@@ -52,7 +53,7 @@ class DraftSimple(ModelDrafter):
         memory: HybridMemory,
         n_vocab: int,
         n_ubatch: int,
-        options: SpecOptions,
+        options: ModelDraftOptions,
         draws: TokenDraws | None = None,
     ) -> None:
         super().__init__(options, draws)
@@ -137,3 +138,21 @@ class DraftSimple(ModelDrafter):
         for seq, draft in drafts.items():
             progress = self._progress[seq]
             progress.guessed = [*progress.guessed, *draft.tokens][: progress.n_guessed]
+
+
+def make(making: Making) -> DraftSimple:
+    """With a memory of its own. Raises OptionError without a draft model."""
+    model, target = making.draft_model, making.target
+    if model is None:
+        raise OptionError("draft-simple needs a draft model.", "Give one with -md or open one.")
+    memory = HybridMemory.for_model(
+        model.config,
+        making.n_slots,
+        making.n_ctx,
+        target.device,
+        policy="ring",
+        n_rs_seq=making.options.n_max,
+        batch_invariant=making.batch_invariant,
+    )
+    n_vocab = target.config.n_vocab
+    return DraftSimple(model, memory, n_vocab, making.n_ubatch, making.options, making.draws)

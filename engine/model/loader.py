@@ -12,6 +12,7 @@ from engine.gguf.file import GgufFile
 from engine.gguf.reader import Progress, TensorReader
 from engine.huge_pages import use_huge_pages
 from engine.model.attention import Attention
+from engine.model.compute_modes import COMPUTE_MODES
 from engine.model.config import ModelConfig
 from engine.model.delta_net import DeltaNet
 from engine.model.embedding import Embedding
@@ -22,7 +23,6 @@ from engine.model.moe import MixtureOfExperts
 from engine.model.mtp import MtpHead
 from engine.model.tensors import block_shapes, check_tensors, ffn_norm_name, global_shapes
 from engine.model.weights import Projection, Weights
-from engine.options import COMPUTE_MODES
 from kernels.dispatch import uses_llvm
 from kernels.linear import stays_in_blocks
 from kernels.processor import has_feature

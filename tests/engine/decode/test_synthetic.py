@@ -14,7 +14,7 @@ from engine.decode.synthetic import SyntheticAcceptance, keep
 from engine.draft.drafter import Draft
 from engine.errors import OptionError
 from engine.options import SamplerOptions, SpecOptions
-from engine.options.acceptance_rates import acceptance_rates
+from engine.options.speculation import acceptance_rates
 from engine.sampling.sampler import Sampler
 from tests.support.golden_runs import decode, options_of, prompt_of, session, tokens_of
 

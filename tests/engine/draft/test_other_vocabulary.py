@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.decode import scheduler
+from engine.decode.rules import RULES
 from engine.draft.drafter import Draft
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
@@ -66,8 +66,8 @@ def test_rejection_draws_from_what_both_know(side, n, monkeypatch):
         seen.append(draft)
         return rule(draft, rows, sampler, end_tokens)
 
-    rule = scheduler.RULES["rejection"]
-    monkeypatch.setitem(scheduler.RULES, "rejection", watched)
+    rule = RULES["rejection"]
+    monkeypatch.setitem(RULES, "rejection", watched)
     opened = pair(NAME, n, 0) if side == "target" else pair(NAME, 0, n)
     asked = options("draft-simple", accept="rejection", side=side)
     run = decode(opened, prompts(opened), asked)

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from engine.memory.checkpoint import CheckpointMemory
 from engine.memory.planes import PlanesMemory
+from engine.memory.policies import POLICIES
 from tests.support.recurrent_texts import CPU, LAYOUT, assert_state, copies, decode, same, ubatch_of
 
 
@@ -245,7 +245,7 @@ def test_the_fault_stale_plane_reads_a_wrong_state():
 
 
 def test_checkpoint_keeps_one_state_and_refuses_every_partial_rollback():
-    memory = CheckpointMemory(LAYOUT, 2, 5, CPU)
+    memory = POLICIES["checkpoint"](LAYOUT, 2, 5, CPU)
     decode(memory, {0: list(range(9))})
     assert memory.n_rs_seq == memory.valid_depth(0) == memory.guaranteed_depth(0, 9) == 0
     assert not memory.seq_rm(0, 8)

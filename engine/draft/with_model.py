@@ -1,14 +1,43 @@
-"""How a model drafter draws tokens when they are judged by rejection."""
+"""What drafters with a model are set by, and how they draw; torch is not needed for it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from engine.option_fields import Row, Within, option
 from engine.sampling.distribution import Distribution, softmax
 
 _STREAM = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDraftOptions:
+    """Limits on drafts: p_min is a floor on each drafted token's own confidence, not on their
+    product; a draft shorter than n_min is thrown away."""
+
+    GROUP: ClassVar[str] = "speculation"
+    n_max: int = option(
+        3,
+        "--spec-draft-n-max",
+        "longest draft of draft-*, tokens",
+        Within(1, 64, "Choose a length from 1."),
+        Row("n_max", 1, 64),
+    )
+    n_min: int = option(
+        0, "--spec-draft-n-min", "a shorter draft is thrown away", Row("n_min", 0, 64)
+    )
+    p_min: float = option(
+        0.0,
+        "--spec-draft-p-min",
+        "a draft ends before a token whose own probability is lower",
+        Within(0.0, 1.0, "Use 0 to switch it off."),
+        Row("p_min", 0.0, 1.0),
+        metavar="P",
+    )
 
 
 class TokenDraws:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.draft import ngram_cache_file
-from engine.draft.ngram_cache_file import read_lookup_cache
+from engine.draft import lookup_tables
+from engine.draft.lookup_tables import read_lookup_cache
 from engine.errors import LookupCacheError
 
 GOOD = [1, 2, -1, -1, 2, 3, 7, 4, 1, 5, -1, -1, -1, 1, 6, 2, 1, 2, 3, 4, 1, 5, 9]
@@ -74,7 +74,7 @@ def test_half_a_number_and_no_file_and_too_large_a_file(
         read_lookup_cache(write(tmp_path, GOOD, b"\0\0"), 10)
     with pytest.raises(LookupCacheError, match="cannot be read: No such file"):
         read_lookup_cache(tmp_path / "none", 10)
-    monkeypatch.setattr(ngram_cache_file, "_MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(lookup_tables, "_MAX_BYTES", 1 << 20)
     with pytest.raises(LookupCacheError, match="has 2 MiB, a lookup cache may have 1"):
         read_lookup_cache(write(tmp_path, [0] * (1 << 19)), 10)
 
