@@ -58,8 +58,14 @@ def play_script(
         batch_invariant = session.compute != "f32"
     _check_size(session, script, policy)
     trace = TraceStore() if trace is None else trace
-    engine = SessionEngine(session, script, policy, trace, fill, batch_invariant)
-    return MemoryPlay(script, policy, engine, engine)
+    first = len(trace.runs)
+    try:
+        engine = SessionEngine(session, script, policy, trace, fill, batch_invariant)
+        return MemoryPlay(script, policy, engine, engine)
+    except Exception as error:
+        for run_id in range(first, len(trace.runs)):
+            TraceWriter(trace, run_id).fail(str(error))
+        raise
 
 
 def _check_size(session: Session, script: MemoryScript, policy: str) -> None:

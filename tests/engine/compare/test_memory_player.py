@@ -14,6 +14,7 @@ from engine.compare.memory_engine import play_script
 from engine.compare.memory_player import MemoryPlay
 from engine.compare.memory_script import ContextSpec, parse_script
 from engine.errors import ContextFullError, OutOfMemoryError
+from engine.session import Session
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
@@ -220,6 +221,22 @@ def test_contexts_too_large_for_the_machine_are_refused_before_they_are_made() -
     with pytest.raises(OutOfMemoryError, match="contexts of huge take"):
         play_script(session(MODEL), script, "planes", trace)
     assert not trace.runs
+
+
+def test_contexts_that_cannot_be_made_leave_no_run_going_on(monkeypatch) -> None:
+    opened, made = session(MODEL), []
+
+    def make_memory(*arguments: object) -> object:
+        if made:
+            raise torch.OutOfMemoryError
+        made.append(Session.make_memory(opened, *arguments))
+        return made[0]
+
+    monkeypatch.setattr(opened, "make_memory", make_memory)
+    trace = TraceStore()
+    with pytest.raises(OutOfMemoryError, match="no room for context B"):
+        play_script(opened, parse_script("s", "s", SCRIPT), "ring", trace)
+    assert [facts["stops"] for facts in trace.runs.values()] == [["failed"]] * 2
 
 
 def test_a_full_context_is_said() -> None:
