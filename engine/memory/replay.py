@@ -146,7 +146,7 @@ class ReplayMemory(SnapshotPolicy):
         if not isinstance(plan.dst, slice):
             bases[plan.dst] = state
         for stored, rows in zip(log, new, strict=True):
-            stored[:, : plan.n_kept][plan.dst] = rows
+            stored[plan.dst, : plan.n_kept] = rows
         return torch.cat((*outputs, o), 1) if outputs else o
 
     def _committed(self, key: StateKey) -> torch.Tensor:
@@ -161,7 +161,7 @@ class ReplayMemory(SnapshotPolicy):
         target = bases[plan.dst] if in_storage else state
         if n_read == 0:
             return target.copy_(state) if any(plan.moved) and not temporary else state
-        read = [rows[:, :n_read][plan.src] for rows in self._logs[key]]
+        read = [rows[plan.src, :n_read] for rows in self._logs[key]]
         out = None if temporary and in_storage else target
         return recurrence.fold(state, read, counts, out=out, invariant=self.batch_invariant)
 

@@ -194,7 +194,7 @@ def test_scripts_of_memory_operations_stand_behind_the_scenarios(
     qtbot: QtBot, engine: FakeEngine, model_file: Path
 ) -> None:
     script = parse_script("s", "s", "title Say & do\nabout It\npolicies ring carry\ncontext A")
-    bridge = Bridge(open_session=engine.open, inspect=engine.inspect, compare=engine.compare)
+    bridge = Bridge(engine)
     window = MainWindow(bridge, Settings(), scenarios=[FakeScenario(), script])
     qtbot.addWidget(window)
     window.show()
