@@ -88,15 +88,22 @@ class ReferenceMemory:
             self._parts = [torch.stack(part) for part in memory.recurrent.live(seq)]
             self._sizes = [_norms(part) for part in self._parts]
 
-    def difference(self, lane: HybridMemory, seq: int = 0) -> MemoryDifference:
-        """What a sequence of another memory differs in; pending rollbacks count as done."""
+    def difference(
+        self, lane: HybridMemory, seq: int = 0, beside: Sequence[int] = ()
+    ) -> MemoryDifference:
+        """What a sequence of another memory differs in; pending rollbacks count as done.
+
+        beside: the sequences of the next pass, with this one among them; none = it alone. States
+        are those that such a pass would start from.
+        """
+        seqs = beside or (seq,)
         n_cells = cells_that_differ(self._positions, lane.attention.positions(seq))
         if not self.layers or lane.recurrent is None:
             return MemoryDifference((), [], [], n_cells)
         state, conv = (
             _ratio(_norms(torch.stack(theirs).sub_(mine)), size).tolist()
             for mine, size, theirs in zip(
-                self._parts, self._sizes, lane.recurrent.live(seq), strict=True
+                self._parts, self._sizes, lane.inputs(seqs)[seqs.index(seq)], strict=True
             )
         )
         return MemoryDifference(self.layers, state, conv, n_cells)

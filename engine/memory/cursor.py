@@ -108,13 +108,3 @@ class CursorMemory(RecurrentMemory):
         seqs = ubatch.seq_ids
         known = all(0 <= seq < self.n_seqs for seq in seqs)
         return known and len(set(seqs)) == len(seqs) == ubatch.n_seqs
-
-    def _zero_states(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """States and windows of a sequence without tokens."""
-        shape, n = self.shape, len(self.shape.layers)
-        state = (shape.n_v_heads, shape.d_state, shape.d_state)
-        window = (shape.d_conv - 1, shape.conv_dim)
-        return (
-            [torch.zeros(state, device=self.device) for _ in range(n)],
-            [torch.zeros(window, device=self.device) for _ in range(n)],
-        )

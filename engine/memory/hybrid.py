@@ -12,7 +12,7 @@ from engine.errors import OptionError
 from engine.graphs import MOST_TOKENS, Fixed, StepGraphs, graphs_for
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.policies import POLICIES
-from engine.memory.recurrent import RecurrentCheckpoint, RecurrentMemory, RecurrentShape
+from engine.memory.recurrent import RecurrentCheckpoint, RecurrentMemory, RecurrentShape, States
 from engine.memory.rotation import key_rotation
 from engine.memory.state_file import SequenceState
 from engine.model.config import ModelConfig
@@ -158,6 +158,14 @@ class HybridMemory:
         self.attention.begin(ubatch, by_index=by_index)
         if self.recurrent:
             self.recurrent.begin(ubatch, by_index=by_index)
+
+    def inputs(self, seqs: Sequence[int]) -> list[States]:
+        """States and windows that a pass with one token of each of these sequences would start
+        from (RecurrentMemory.inputs). Not for a memory without recurrent states."""
+        assert self.recurrent is not None
+        return self.recurrent.inputs(
+            seqs, by_index=self._graphs is not None and len(seqs) <= MOST_TOKENS
+        )
 
     def run(
         self,

@@ -17,7 +17,7 @@ from engine.batch import UBatch
 from engine.graphs import Fixed
 from engine.memory.cells import NONE, Cells, Slot
 from engine.memory.pool import PoolRows, conv_in_pool, delta_in_pool
-from engine.memory.recurrent import RecurrentMemory, RecurrentShape, SlotState
+from engine.memory.recurrent import InputRows, RecurrentMemory, RecurrentShape, SlotState
 from engine.transfer import upload
 from kernels.conv import causal_conv
 from kernels.delta_rule import gated_delta_into
@@ -226,16 +226,15 @@ class PlaneMemory(RecurrentMemory):
     def pending(self, seq: int) -> int:
         return self._idx[seq]
 
-    def live(self, seq: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        tail, idx = self.cells.tail[seq], self._idx[seq]
-        both = (self._states.values(), self._windows.values())
-        if tail == NONE:
-            states, windows = ([torch.zeros_like(t[0, 0]) for t in each] for each in both)
-        else:
-            states = [t[idx, tail] for t in self._states.values()]
-            at = 0 if "no-conv-rollback" in self.faults else idx
-            windows = [t[at, tail] for t in self._windows.values()]
-        return states, windows
+    def _input(self) -> tuple[list[InputRows], list[InputRows]]:
+        step = self._running()
+        states, windows = step.states, step.windows
+        if step.numbers:
+            states, windows = step.numbers.states, step.numbers.windows
+        return (
+            [_pick(planes, states) for planes in self._states.values()],
+            [_pick(planes, windows) for planes in self._windows.values()],
+        )
 
     def put(
         self, seq: int, pos: int, states: Sequence[torch.Tensor], windows: Sequence[torch.Tensor]
@@ -348,7 +347,6 @@ class PlaneMemory(RecurrentMemory):
         """
         if step.zero != NONE:
             planes[0, step.zero] = 0.0
-        assert rows is not None  # a pass by numbers does not come here
         taken = _pick(planes, rows)
         carried = None
         if step.carried is not None:
@@ -383,5 +381,6 @@ class PlaneMemory(RecurrentMemory):
         self._planes[seq] = [_FREE] * self._n_planes
 
 
-def _pick(planes: torch.Tensor, rows: Rows) -> torch.Tensor:
+def _pick(planes: torch.Tensor, rows: Rows | None) -> torch.Tensor:
+    assert rows is not None  # a pass by numbers has none of these
     return planes.flatten(0, 1)[rows] if isinstance(rows, torch.Tensor) else planes[rows]

@@ -13,10 +13,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 
 from engine.batch import UBatch
 from engine.graphs import Fixed
+
+States = tuple[list[torch.Tensor], list[torch.Tensor]]
+"""States and convolution windows, one of each per recurrent layer."""
+
+InputRows = torch.Tensor | list[torch.Tensor]
+"""One tensor for each sequence of a ubatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +194,10 @@ class RecurrentMemory(ABC):
         """Depth that will be truthful after decoding n_last tokens in one ubatch now."""
 
     @abstractmethod
-    def live(self, seq: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The logical states [n_v_heads, d_state, d_state] and windows [d_conv - 1, conv_dim],
-        one per recurrent layer, also while a rollback is pending."""
+    def _input(self) -> tuple[list[InputRows], list[InputRows]]:
+        """What the pass that has begun starts from, read as the pass itself reads it: states and
+        windows of its n_seqs sequences, for every recurrent layer. Those of sequences without
+        tokens are not looked at. Changes nothing."""
 
     @abstractmethod
     def put(
@@ -204,6 +212,33 @@ class RecurrentMemory(ABC):
     @abstractmethod
     def storage(self) -> list[torch.Tensor]:
         """Every tensor held."""
+
+    def inputs(self, seqs: Sequence[int], *, by_index: bool = False) -> list[States]:
+        """What the next pass would start from if these sequences had one token each in it.
+
+        It goes through `begin` and reads what that chose, so a wrong row or plane shows here as it
+        does in the pass. Per sequence, the states [n_v_heads, d_state, d_state] and windows
+        [d_conv - 1, conv_dim] of every recurrent layer; they may be views. by_index: as in `begin`.
+        """
+        positions = [[self.seq_pos_max(seq) + 1] for seq in seqs]
+        tokens = np.zeros((len(seqs), 1), np.int64)
+        ubatch = UBatch(tokens, np.array(positions), tuple(seqs), np.arange(0))
+        self.begin(ubatch, by_index=by_index)
+        found = []
+        states, windows = self._input()
+        for row, (pos,) in enumerate(positions):
+            both = [state[row] for state in states], [window[row] for window in windows]
+            if pos == 0:
+                both = (
+                    [torch.zeros_like(t) for t in both[0]],
+                    [torch.zeros_like(t) for t in both[1]],
+                )
+            found.append(both)
+        return found
+
+    def live(self, seq: int) -> States:
+        """The logical states and windows of a sequence, also while a rollback is pending."""
+        return self.inputs((seq,))[0]
 
     def save(self, seq: int, device: torch.device | None = None) -> RecurrentCheckpoint:
         """Copy the logical state to `device` (None: where it is)."""

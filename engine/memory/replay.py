@@ -17,7 +17,7 @@ import torch
 from engine.batch import UBatch
 from engine.graphs import Fixed
 from engine.memory.cursor import CursorMemory
-from engine.memory.recurrent import RecurrentShape, SlotState
+from engine.memory.recurrent import InputRows, RecurrentShape, SlotState
 from engine.transfer import upload
 from kernels.conv import causal_conv
 from kernels.delta_rule import DeltaLog, fold, gated_delta_into, gated_delta_log
@@ -128,17 +128,20 @@ class ReplayMemory(CursorMemory):
         columns, width, plan = self._columns[layer], self.shape.d_conv - 1, self._plan
         if plan.new is not None:
             columns[plan.new, :width] = 0.0
-        at = plan.window_at
-        if isinstance(at, int):
-            window = columns[:, at : at + width][plan.src]
-        else:
-            steps = torch.arange(width, device=self.device)
-            window = columns[plan.src].gather(
-                1, (at[:, None] + steps)[..., None].expand(-1, -1, columns.shape[2])
-            )
-        y, history = causal_conv(x, weight, window, invariant=self.batch_invariant)
+        y, history = causal_conv(x, weight, self._window(layer), invariant=self.batch_invariant)
         columns[:, : width + plan.n_kept][plan.dst] = history[:, x.shape[1] - plan.n_kept :]
         return y
+
+    def _window(self, layer: int) -> torch.Tensor:
+        """The windows that this ubatch starts from: [n_seqs, d_conv - 1, conv_dim]."""
+        columns, width, plan = self._columns[layer], self.shape.d_conv - 1, self._plan
+        at = plan.window_at
+        if isinstance(at, int):
+            return columns[:, at : at + width][plan.src]
+        steps = torch.arange(width, device=self.device)
+        return columns[plan.src].gather(
+            1, (at[:, None] + steps)[..., None].expand(-1, -1, columns.shape[2])
+        )
 
     def delta(
         self,
@@ -178,27 +181,24 @@ class ReplayMemory(CursorMemory):
 
         temporary: storage will be overwritten anyway, so it is not written now.
         """
-        bases, log, plan = self._bases[layer], self._logs[layer], self._plan
+        bases, plan = self._bases[layer], self._plan
         in_storage = isinstance(plan.dst, slice)
         state = bases[plan.src]
         target = bases[plan.dst] if in_storage else state
         if plan.n_read == 0:
             return target.copy_(state) if any(plan.moved) and not temporary else state
-        read = DeltaLog(*(rows[:, : plan.n_read][plan.src] for rows in log))
-        out = None if temporary and in_storage else target
-        return self._fold(state, read, plan.n_folded, out)
+        return self._folded(layer, state, None if temporary and in_storage else target)
 
-    def _fold(
-        self,
-        state: torch.Tensor,
-        log: DeltaLog,
-        n_tokens: int | torch.Tensor,
-        out: torch.Tensor | None = None,
+    def _folded(
+        self, layer: int, state: torch.Tensor, out: torch.Tensor | None = None
     ) -> torch.Tensor:
+        """The bases of this ubatch's rows with the tokens in front of the cursors folded in."""
+        plan = self._plan
+        read = DeltaLog(*(rows[:, : plan.n_read][plan.src] for rows in self._logs[layer]))
         return fold(
             state,
-            log,
-            n_tokens,
+            read,
+            plan.n_folded,
             grouped=self.shape.grouped,
             out=out,
             invariant=self.batch_invariant,
@@ -227,17 +227,11 @@ class ReplayMemory(CursorMemory):
     def guaranteed_depth(self, seq: int, n_last: int) -> int:
         return min(self.n_rs_seq, n_last)
 
-    def live(self, seq: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        row, at, width = int(self._row[seq]), self._cursor(seq), self.shape.d_conv - 1
-        if row < 0:
-            return self._zero_states()
-        one, states = slice(row, row + 1), []
-        for layer in self.shape.layers:
-            log = DeltaLog(*(rows[one] for rows in self._logs[layer]))
-            states.append(self._fold(self._bases[layer][one], log, at)[0])
-        if "no-conv-rollback" in self.faults:
-            at = int(self._n_logged[seq])
-        return states, [self._columns[i][row, at : at + width] for i in self.shape.layers]
+    def _input(self) -> tuple[list[InputRows], list[InputRows]]:
+        bases = {layer: base[self._plan.src] for layer, base in self._bases.items()}
+        if self._plan.n_read:
+            bases = {layer: self._folded(layer, base) for layer, base in bases.items()}
+        return list(bases.values()), [self._window(layer) for layer in self.shape.layers]
 
     def put(
         self, seq: int, pos: int, states: Sequence[torch.Tensor], windows: Sequence[torch.Tensor]

@@ -21,7 +21,7 @@ from engine.batch import UBatch
 from engine.graphs import Fixed
 from engine.memory.cursor import CursorMemory
 from engine.memory.pool import PoolRows, conv_in_pool, delta_in_pool
-from engine.memory.recurrent import RecurrentShape, SlotState
+from engine.memory.recurrent import InputRows, RecurrentShape, SlotState
 from engine.transfer import upload
 from kernels.conv import causal_conv
 from kernels.delta_rule import gated_delta_into
@@ -109,8 +109,7 @@ class RingMemory(CursorMemory):
         windows, width = self._windows[layer], self.shape.d_conv - 1
         if self._plan.rows:
             return conv_in_pool(windows, self._plan.rows, x, weight)
-        zeros = windows.new_zeros(1, *windows.shape[1:])
-        read = [zeros if i is None else windows[i : i + 1] for i in self._plan.read_windows]
+        read = [self._window(layer, i) for i in self._plan.read_windows]
         window = read[0] if len(read) == 1 else torch.cat(read)
         y, history = causal_conv(x, weight, window, invariant=self.batch_invariant)
         index = self._plan.index
@@ -134,7 +133,7 @@ class RingMemory(CursorMemory):
         # of the plan: a slot is free for a later sequence when all earlier ones have read it.
         for row, (read, new) in enumerate(zip(plan.read, plan.new, strict=True)):
             one = slice(row, row + 1)
-            state = torch.zeros_like(slots[0]) if read is None else slots[read]
+            state = self._state(layer, read)
             o = gated_delta_into(
                 q[one],
                 k[one],
@@ -166,16 +165,27 @@ class RingMemory(CursorMemory):
     def guaranteed_depth(self, seq: int, n_last: int) -> int:
         return min(self.n_rs_seq, len(self._held[seq]) + n_last - 1)
 
-    def live(self, seq: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        if not self._held[seq]:
-            return self._zero_states()
-        slot = window = self._held[seq][-1]
-        if "no-conv-rollback" in self.faults:
-            window = self._newest_written[seq]
+    def _input(self) -> tuple[list[InputRows], list[InputRows]]:
+        plan, layers = self._plan, self.shape.layers
+        if rows := plan.rows:
+            return (
+                [self._states[layer][rows.states] for layer in layers],
+                [self._windows[layer][rows.windows] for layer in layers],
+            )
         return (
-            [self._states[layer][slot] for layer in self.shape.layers],
-            [self._windows[layer][window] for layer in self.shape.layers],
+            [[self._state(layer, i)[0] for i in plan.read] for layer in layers],
+            [[self._window(layer, i)[0] for i in plan.read_windows] for layer in layers],
         )
+
+    def _state(self, layer: int, slot: int | None) -> torch.Tensor:
+        """A state as a batch of one; zeros for None."""
+        slots = self._slots[layer]
+        return torch.zeros_like(slots[0]) if slot is None else slots[slot]
+
+    def _window(self, layer: int, slot: int | None) -> torch.Tensor:
+        """A window as a batch of one; zeros for None."""
+        windows = self._windows[layer]
+        return torch.zeros_like(windows[:1]) if slot is None else windows[slot : slot + 1]
 
     def put(
         self, seq: int, pos: int, states: Sequence[torch.Tensor], windows: Sequence[torch.Tensor]
