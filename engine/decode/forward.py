@@ -49,6 +49,7 @@ class Forward:
         logits: dict[int, list[torch.Tensor]] = {}
         hidden: dict[int, list[torch.Tensor]] = {}
         for ubatch in ubatches:
+            gap = self._gap(ubatch)
             out = self._model.forward(ubatch, self.memory)
             rows = [row // ubatch.n_seq_tokens for row in ubatch.outputs.tolist()]
             for i, seq in enumerate(ubatch.seq_ids):
@@ -59,8 +60,15 @@ class Forward:
             wait_for(self._model.device)  # sampling would wait at once; this books it here
             ms = clock.stop(phase, ubatch.seq_ids)
             seq_ids = [self._seq_id_of(seq) for seq in ubatch.seq_ids]
-            self._recorder.ubatch(round_, ubatch, seq_ids, purpose, ms)
+            self._recorder.ubatch(round_, ubatch, seq_ids, purpose, ms, gap)
         return _joined(logits), _joined(hidden)
+
+    def _gap(self, ubatch: UBatch) -> int:
+        """Positions between what memory holds of a sequence and its first one here, the furthest
+        from 0."""
+        starts = zip(ubatch.seq_ids, ubatch.positions[:, 0].tolist(), strict=True)
+        gaps = [first - 1 - self.memory.seq_pos_max(seq) for seq, first in starts]
+        return max(gaps, key=abs)
 
 
 def _joined(parts: dict[int, list[torch.Tensor]]) -> Rows:

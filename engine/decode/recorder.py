@@ -84,7 +84,13 @@ class Recorder:
         self._resumed = perf_counter()
 
     def ubatch(
-        self, round_: int, ubatch: UBatch, seq_ids: Sequence[int], purpose: str, ms: float
+        self,
+        round_: int,
+        ubatch: UBatch,
+        seq_ids: Sequence[int],
+        purpose: str,
+        ms: float,
+        pos_gap: int,
     ) -> None:
         """One forward pass of the target."""
         self._append(
@@ -98,6 +104,7 @@ class Recorder:
             purpose=purpose,
             reason=ubatch.reason,
             ms=ms,
+            pos_gap=pos_gap,
         )
         self._round_ubatches.append(self._n_ubatches)
         self._n_ubatches += 1
@@ -223,6 +230,7 @@ class Recorder:
             verify_width=facts.verify_width,
             state_bytes_restored=facts.restored_bytes,
             checkpoint_bytes=facts.checkpoint_bytes,
+            cache_wrong=facts.cache_wrong,
             ubatch_ids=" ".join(map(str, ubatch_ids)),
             **columns,
             **clock.columns(facts.seq, n),

@@ -115,13 +115,16 @@ class Scheduler:
     def _prompt_round(self, slots: list[Slot], n_left: int, clock: PhaseClock) -> list[RoundFacts]:
         """Decode n_left more prompt tokens, the first come first."""
         parts: list[tuple[Slot, Span]] = []
-        restored, saved = {}, {}
+        restored, saved, wrong = {}, {}, {}
         for slot in slots:
             if n_left <= 0:
                 break
             n_known = slot.n_tokens
             restored[slot.index], saved[slot.index] = self._resume(slot, clock)
             prompt, n_done = slot.prompt.tokens, slot.n_tokens
+            if self._held and n_known == 0:
+                cells = self._memory.attention
+                wrong[slot.index] = cells.others_than(slot.index, prompt[:n_done])
             end = self._held.part_end(slot.prompt, n_done) if self._held else len(prompt)
             tokens = prompt[n_done : min(end, n_done + n_left)]
             is_last = n_done + len(tokens) == len(prompt)
@@ -146,6 +149,7 @@ class Scheduler:
             facts = prompt_facts(slot, span, first, logits.get(seq))
             facts.valid_depth = self._valid_depth(seq)
             facts.restored_bytes, facts.checkpoint_bytes = restored[seq], saved[seq]
+            facts.cache_wrong = wrong.get(seq)
             rounds.append(facts)
             if self._watch and first:
                 self._watch(self._round, slot.seq_id, slot.n_tokens, first.tokens, logits[seq])

@@ -70,6 +70,7 @@ ROUNDS = (
     Column("state_bytes_copied", "int", "stored state copied unchanged to another place"),
     Column("state_bytes_restored", "int", "state put back from checkpoints"),
     Column("checkpoint_bytes", "int", "size of the checkpoint taken this round"),
+    Column("cache_wrong", "int", "prompt tokens taken from the cache that cells hold otherwise"),
     Column("memory_bytes_held", "int", "storage of attention cells and recurrent states"),
     Column("draft_ms", "real", "drafting, and keeping the drafter in step"),
     Column("verify_ms", "real", "forward passes of the target"),
@@ -124,6 +125,7 @@ UBATCHES = (
     Column("n_padding", "int", "filler tokens that make drafts equally long, all sequences"),
     Column("purpose", "text", "prompt, verify or replay"),
     Column("reason", "text", "why the split ended here"),
+    Column("pos_gap", "int", "positions left out behind what memory held, below 0: held already"),
     Column("ms", "real", "forward pass"),
 )
 
