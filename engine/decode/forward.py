@@ -19,6 +19,7 @@ Rows = dict[int, torch.Tensor]
 
 class Forward:
     """Runs batches through the target. `seq_id_of` names a memory sequence in the trace.
+    `watch` is shown every pass and its hidden rows.
 
     n_ubatch: most tokens in one pass, never more than a batch may have.
     """
@@ -30,11 +31,12 @@ class Forward:
         options: RunOptions,
         recorder: Recorder,
         seq_id_of: Callable[[int], int],
+        watch: Callable[[UBatch, torch.Tensor], None] | None = None,
     ) -> None:
         self.memory = memory
         self.n_ubatch = min(options.n_ubatch, options.n_batch)
         self._model, self._options, self._recorder = model, options, recorder
-        self._seq_id_of = seq_id_of
+        self._seq_id_of, self._watch = seq_id_of, watch
 
     def split(self, spans: Sequence[Span]) -> list[UBatch]:
         """The ubatches of a batch."""
@@ -51,6 +53,8 @@ class Forward:
         for ubatch in ubatches:
             gap = self._gap(ubatch)
             out = self._model.forward(ubatch, self.memory)
+            if self._watch:
+                self._watch(ubatch, out.hidden)
             rows = [row // ubatch.n_seq_tokens for row in ubatch.outputs.tolist()]
             for i, seq in enumerate(ubatch.seq_ids):
                 hidden.setdefault(seq, []).append(out.hidden[i])

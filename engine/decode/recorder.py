@@ -122,6 +122,7 @@ class Recorder:
                 num_raw=draft.n_raw,
                 num_draft_tokens=len(draft.tokens),
                 reason=draft.reason,
+                num_wrong_rows=draft.n_wrong_rows,
                 draft_ms=answer.ms,
             )
 

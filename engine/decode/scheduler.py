@@ -64,7 +64,7 @@ class Scheduler:
         choose = held.best if held else None
         self._slots = Slots(self.sequences, memory.attention.n_seqs, choose)
         holder = self._slots.holders.__getitem__
-        self._forward = Forward(model, memory, options, recorder, holder)
+        self._forward = Forward(model, memory, options, recorder, holder, chain.decoded)
         self._rollback = Rollback(self._forward, options, self._end_tokens)
         rates = options.spec.synthetic
         self._synthetic = SyntheticAcceptance(rates, options.sampler.seed) if rates else None

@@ -112,6 +112,7 @@ DRAFTS = (
     Column("num_raw", "int", "tokens found before trimming"),
     Column("num_draft_tokens", "int", "tokens drafted, after trimming"),
     Column("reason", "text", "why the draft is empty or shorter than possible, see DRAFT_REASONS"),
+    Column("num_wrong_rows", "int", "hidden rows paired by the MTP head that are of other places"),
     Column("draft_ms", "real", "drafting, a part of the call for all sequences"),
 )
 
