@@ -23,11 +23,11 @@ def _state_wrong(run: RunRows) -> Iterator[Hit]:
     wrong = errors.state_is_wrong | errors.conv_is_wrong
     if not wrong.any():
         return
-    named = {hit.seq_id: hit.round or 0 for rule in _NAMED for hit in rule.check(run)}
+    named = [(hit.seq_id, hit.round or 0) for rule in _NAMED for hit in rule.check(run)]
     rows = run.divergence
     for seq, chosen in rows.by_sequence(wrong):
         number = int(rows["round"][chosen[0]])
-        if min(named.get(each, number + 1) for each in (seq, None)) <= number:
+        if any(whose in (seq, None) and since <= number for whose, since in named):
             continue
         what, where = _first_layer(errors, seq, number)
         depth, behind = _rollback(run, seq, number)
