@@ -1,6 +1,7 @@
 """The one entry point. No subcommand opens the window; subcommands never import Qt.
 
-Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Exit status: 0 done, 1 failed, 2 wrong usage; ended by a signal 128 and its number, that is 130
+for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
 """
 
 from __future__ import annotations
@@ -9,35 +10,40 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 
 from app.cli.common import SUBCOMMANDS, new_parser
+from app.cli.interruption import Interrupted, interrupt, on_signal
 from engine.errors import DraftscopeError, OptionError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+_REMEDY = "Check the path, its rights and the room on the disk."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; errors that a user can act on become one line on stderr."""
     _never_fail_on_characters()
     try:
-        status = _dispatch(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
-        return status
+        return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except SystemExit as leaving:  # argparse: help, version, wrong usage
         return int(leaving.code or 0)
     except DraftscopeError as error:
-        print(f"draftscope: error: {error}", file=sys.stderr)
+        _tell(f"error: {error}")
         return EXIT_USAGE if isinstance(error, OptionError) else EXIT_FAILED
-    except KeyboardInterrupt:
-        print("draftscope: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # the reader has gone: nothing more to say, not even when the interpreter flushes
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt as ending:
+        _tell("interrupted")
+        return ending.status if isinstance(ending, Interrupted) else EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader has gone: nothing more to say
         return EXIT_FAILED
+    except OSError as error:
+        named = f" ({str(error.filename)[:80]})" if error.filename else ""
+        _tell(f"error: The system refuses: {error.strerror or error}{named}. {_REMEDY}")
+        return EXIT_FAILED
+    finally:
+        _flush()
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -47,7 +53,25 @@ def _dispatch(argv: list[str]) -> int:
     module.add_arguments(parser)
     # intermixed: options may stand between the positionals, some of which may be left out
     args = parser.parse_intermixed_args(argv[1:] if name else argv)
-    return int(module.run(args))
+    if not name:  # the window has its own way to end
+        return int(module.run(args))
+    with on_signal(interrupt):
+        status = int(module.run(args))
+        sys.stdout.flush()
+        return status
+
+
+def _tell(line: str) -> None:
+    with suppress(OSError):  # the terminal may be gone
+        print(f"draftscope: {line}", file=sys.stderr)
+
+
+def _flush() -> None:
+    """Let the interpreter find nothing to flush at its end, where failing is loud."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _never_fail_on_characters() -> None:

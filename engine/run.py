@@ -13,6 +13,7 @@ from engine.findings.check import record_findings
 from engine.gguf.tokenizer import Tokenizer
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance, summary, timings
+from engine.trace.writer import TraceWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,5 +130,4 @@ class Run:
         if self._cache and self._kept:
             self._cache.put(self._kept)
         record_findings(self.trace, [self.run_id])
-        self.trace.runs[self.run_id]["summary"] = self.summary()
-        self.trace.runs[self.run_id]["stops"] = [s.stop for s in self._scheduler.sequences]
+        TraceWriter(self.trace, self.run_id).end([s.stop for s in self._scheduler.sequences])

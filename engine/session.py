@@ -19,11 +19,14 @@ from engine.decode.scheduler import Scheduler
 from engine.device import resolve_device
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Drafter
-from engine.draft.make import make_drafter
-from engine.draft.token_draws import TokenDraws
+from engine.draft.registry import DRAFTERS
+from engine.draft.spec import DRAFT_MODEL, MTP_HEAD, Making
 from engine.draft.vocabulary import check_vocabularies
+from engine.draft.with_model import TokenDraws
 from engine.errors import ContextFullError, ModelFileError, OptionError
+from engine.gguf.binary import never
 from engine.gguf.chat import ChatTemplate
+from engine.gguf.content import ContentHash
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import Progress
 from engine.gguf.tokenizer import Tokenizer
@@ -32,9 +35,11 @@ from engine.model.config import ModelConfig
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model
-from engine.options import DRAFTERS, MODEL_DRAFTERS, Prompt, RunOptions, SamplerOptions, SpecOptions
+from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
+from engine.trace.same_model import same_model
 from engine.trace.store import TraceStore
+from engine.trace.writer import TraceWriter, this_engine
 from engine.transfer import read
 from engine.warm_up import warm_up
 
@@ -53,10 +58,13 @@ class Session:
         identity: dict[str, Any],
         draft: tuple[HybridModel, ModelInfo] | None = None,
         path: Path | None = None,
+        content: ContentHash | None = None,
     ) -> None:
         self._model, self.info, self.path = model, info, path
         self._other_modes: WeakValueDictionary[str, HybridModel] = WeakValueDictionary()
         self.tokenizer, self.chat, self.identity = tokenizer, chat, identity
+        self.content = content
+        """Finds what `identity` does not tell yet, once it is started."""
         self._draft_model = draft[0] if draft else None
         self.draft_info = draft[1] if draft else None
 
@@ -77,23 +85,27 @@ class Session:
         files. Raises OptionError, ModelFileError, UnsupportedModelError, OutOfMemoryError,
         VocabularyMismatchError, or Cancelled once `cancelled` returns True.
         """
-        there = resolve_device(device)
+        there, cancelled = resolve_device(device), cancelled or never
         load = partial(_loaded, compute=compute, device=there, cancelled=cancelled)
-        with GgufFile.open(target) as file:
-            tokenizer = Tokenizer.from_gguf(file)
+        with GgufFile.open(target, cancelled) as file:
+            tokenizer = Tokenizer.from_gguf(file, cancelled)
             chat = ChatTemplate.from_gguf(file)
             info, identity = describe(file), file.identity()
             if draft is None:
                 model = load(file, progress=progress)
-                return cls(model, info, tokenizer, chat, identity, path=file.path)
-            with GgufFile.open(draft) as second:
-                check_vocabularies(tokenizer, Tokenizer.from_gguf(second))
+                content = ContentHash([(identity, file.contents)])
+                return cls(model, info, tokenizer, chat, identity, None, file.path, content)
+            with GgufFile.open(draft, cancelled) as second:
+                check_vocabularies(tokenizer, Tokenizer.from_gguf(second, cancelled))
                 total = file.n_bytes + second.n_bytes
                 model = load(file, progress=_part(progress, 0, total))
                 helper = load(second, progress=_part(progress, file.n_bytes, total))
                 identity["draft"] = second.identity()
+                content = ContentHash(
+                    [(identity, file.contents), (identity["draft"], second.contents)]
+                )
                 both = (helper, describe(second))
-                return cls(model, info, tokenizer, chat, identity, both, file.path)
+                return cls(model, info, tokenizer, chat, identity, both, file.path, content)
 
     @property
     def config(self) -> ModelConfig:
@@ -113,11 +125,10 @@ class Session:
     @property
     def drafters(self) -> tuple[str, ...]:
         """Drafters with a model that the loaded files make possible; the others always are."""
-        possible = {
-            "draft-simple": self._draft_model is not None,
-            "draft-mtp": self._model.head is not None,
-        }
-        return tuple(name for name in MODEL_DRAFTERS if possible[name])
+        there = {DRAFT_MODEL: self._draft_model is not None, MTP_HEAD: self._model.head is not None}
+        return tuple(
+            name for name, spec in DRAFTERS.items() if spec.needs is not None and there[spec.needs]
+        )
 
     def prompt(self, text: str, *, parse_special: bool = True) -> Prompt:
         """Tokenise a text to be continued, with the leading token that the vocabulary asks for."""
@@ -203,13 +214,9 @@ class Session:
                     "Open the model from a GGUF file.",
                 )
             with GgufFile.open(self.path) as file:
-                mine = {name: self.identity.get(name) for name in file.identity()}
-                if file.identity() != mine:
+                if not same_model(file.identity(), {**self.identity, "draft": None}):
                     raise ModelFileError(
-                        self.path,
-                        "metadata",
-                        "not those of the open model any more",
-                        "Open the model again.",
+                        self.path, "file", "has changed since it was opened", "Open it again."
                     )
                 model = _loaded(file, compute=compute, device=self.device)
             self._other_modes[compute] = model
@@ -277,11 +284,14 @@ class Session:
     ) -> int:
         """Register a run with what is known of it before its first row; None: the open model."""
         model = model or self._model
-        return trace.begin_run(
+        writer = TraceWriter.begin(
+            trace,
+            this_engine(),
             {
                 "options": asdict(options),
                 "compute": model.compute,
                 "device": str(model.device),
+                "threads": torch.get_num_threads(),
                 "model": self.identity,
                 "architecture": self.config.architecture,
                 "n_ctx": memory.attention.n_ctx,
@@ -291,8 +301,9 @@ class Session:
                 "weight_bytes": model.weight_bytes,
                 "snapshot_bytes": memory.snapshot_bytes(),
                 "banned_tokens": sorted(self.tokenizer.eog_ids) if options.ignore_eos else [],
-            }
+            },
         )
+        return writer.run_id
 
     def make_drafters(
         self,
@@ -309,13 +320,22 @@ class Session:
         draws = None
         if options.spec.accept == "rejection" and options.sampler.temp > 0:
             draws = TokenDraws(options.sampler.temp, options.sampler.seed)
-        names = [name for name in DRAFTERS if name in options.spec.types]
-        there = kept or {}
-        return [
-            there.get(name)
-            or make_drafter(name, self._model, self._draft_model, options, n_slots, n_ctx, draws)
-            for name in names
-        ]
+        there, drafters = kept or {}, []
+        for name, spec in DRAFTERS.items():
+            if name not in options.spec.types:
+                continue
+            making = Making(
+                self._model,
+                self._draft_model,
+                spec.options_in(options.spec),
+                n_slots,
+                n_ctx,
+                options.n_ubatch,
+                options.batch_invariant,
+                draws,
+            )
+            drafters.append(there.get(name) or spec.make(making))
+        return drafters
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if not tokens:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tomllib
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 
+@cache
 def version() -> str:
     """As installed; a checkout that is not installed reads its own project file."""
     try:

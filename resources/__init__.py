@@ -12,6 +12,7 @@ ICONS = ROOT / "icons"
 DEMO = ROOT / "demo"
 PROMPTS = ROOT / "prompts"
 SCENARIOS = ROOT / "scenarios"
+MEMORY_SCRIPTS = ROOT / "memory_scripts"
 
 
 @dataclass(frozen=True, slots=True)

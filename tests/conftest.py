@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 
 # before torch is imported: the tests' models are too small to gain from a second thread
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# before numpy and torch too: DRAFTSCOPE_CPU limits them where it can
 from hypothesis import HealthCheck, settings
+
+import kernels  # noqa: F401
 
 # a busy machine is slow at everything; only the results of a test count
 settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any")
+
+# what the program keeps between two starts belongs to no test
+os.environ["DRAFTSCOPE_DATA_DIR"] = _data = tempfile.mkdtemp(prefix="draftscope-tests-")
+atexit.register(shutil.rmtree, _data, ignore_errors=True)

@@ -36,7 +36,7 @@ FILE = (
     ActionSpec(
         "file.export",
         "&Export Trace…",
-        "Write everything recorded as CSV files",
+        "Write all runs of the trace on show as CSV files",
         "Ctrl+E",
         "export",
         needs="a recorded run",

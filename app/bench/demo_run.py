@@ -41,7 +41,7 @@ def _speed(store: TraceStore, run_id: int) -> float:
 
 
 def _headless(n: int) -> tuple[TraceStore, int]:
-    from app.cli.common import use_threads
+    from engine.model.threads import use_threads
     from engine.session import Session
 
     session = Session.open(DEMO_TARGET, DEMO_DRAFT)
@@ -67,8 +67,8 @@ def _with_window(n: int) -> tuple[TraceStore, int]:
         for length in (WARM_UP, n):
             bridge.start([demo_prompts()[0].text], options(length))
             spin(lambda: bridge.state is State.READY, check_ms=_SELDOM_MS)
-        assert bridge.run_id is not None
-        return bridge.store, bridge.run_id
+        assert bridge.live is not None
+        return bridge.live.store, bridge.live.run_id
 
 
 if __name__ == "__main__":

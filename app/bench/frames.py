@@ -15,6 +15,7 @@ from app.bench.synthetic import SyntheticRun
 from app.engine_thread.feed import FRAME_MS
 from app.shell.docks import TITLES
 from app.shell.window import MainWindow
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 TOKENS_PER_SECOND = 2000
@@ -75,7 +76,7 @@ def measure_frames(seconds: float) -> list[Figure]:
     with shown_window(*_SIZE) as window:
         spread_out(window)
         settle(0.5)
-        window.feed.show_run(store, run.run_id)
+        window.feed.show_run(RunRef(store, run.run_id))
         window.feed.start()
         pulse, writer = Pulse(window), Writer(run, TOKENS_PER_SECOND)
         writer.start()

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from app.engine_thread.opening import open_engine
-
-if TYPE_CHECKING:
-    from engine.run import Run
-    from engine.session import Session
+from app.engine_thread.jobs import Job, OpenRequest, Progress, RunRequest
+from app.engine_thread.opening import LocalEngine, LocalSession
+from engine.trace.store import TraceStore
 
 
-class HeldEngine:
-    """`open` opens sessions whose runs wait behind `n_rounds` rounds for `go_on`; None = never."""
+class HeldEngine(LocalEngine):
+    """The local engine, whose runs wait behind `n_rounds` rounds for `go_on`; None = never."""
 
     def __init__(self, n_rounds: int | None) -> None:
         self._n_rounds = n_rounds
@@ -25,33 +20,31 @@ class HeldEngine:
         """Let the rounds come again."""
         self._free.set()
 
-    def open(
-        self,
-        target: Path,
-        draft: Path | None,
-        *,
-        compute: str,
-        progress: Callable[[int, int, str], None],
-        cancelled: Callable[[], bool],
-    ) -> Session:
-        """`open_engine`, with runs that wait."""
-        session = open_engine(
-            target, draft, compute=compute, progress=progress, cancelled=cancelled
-        )
+    def open(self, request: OpenRequest, progress: Progress) -> LocalSession:
+        """A session whose runs wait."""
+        session = super().open(request, progress)
         start = session.start
-        setattr(session, "start", lambda *given: self._hold(start(*given)))  # noqa: B010
+
+        def start_held(request: RunRequest, trace: TraceStore) -> Job:
+            return _HeldRun(start(request, trace), self._n_rounds, self._free)
+
+        setattr(session, "start", start_held)  # noqa: B010
         return session
 
-    def _hold(self, run: Run) -> Run:
-        step, done = run.step, 0
 
-        def step_or_wait() -> Any:
-            nonlocal done
-            if done == self._n_rounds:
-                self._free.wait()
-            done += 1
-            return step()
+class _HeldRun:
+    """A run that waits behind so many rounds until it is free."""
 
-        for name in ("step", "advance"):  # a wait between two rounds of `advance` hides the first
-            setattr(run, name, step_or_wait)
-        return run
+    def __init__(self, run: Job, n_rounds: int | None, free: threading.Event) -> None:
+        self._run, self._left, self._free = run, n_rounds, free
+        self.run_id, self.cancel, self.stop = run.run_id, run.cancel, run.stop
+
+    def step(self) -> bool:
+        """One round."""
+        if self._left == 0:
+            self._free.wait()
+        elif self._left is not None:
+            self._left -= 1
+        return self._run.step()
+
+    advance = step  # a wait between two rounds of `advance` would hide the first

@@ -13,9 +13,9 @@ from PySide6.QtCore import QEventLoop, QSettings, QTimer
 from PySide6.QtWidgets import QApplication
 
 from app.cli.display import check_display
+from app.dialogs.unexported import Fate
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.jobs import OpenSession
-from app.engine_thread.opening import open_engine
+from app.engine_thread.jobs import Engine
 from app.saved.settings import Settings
 from app.shell.collector import Collector
 from app.shell.window import MainWindow
@@ -38,7 +38,7 @@ def use_some_display() -> str:
 
 @contextmanager
 def shown_window(
-    width: int = 1280, height: int = 800, open_session: OpenSession = open_engine
+    width: int = 1280, height: int = 800, engine: Engine | None = None
 ) -> Iterator[MainWindow]:
     """A window as `draftscope` opens it, which forgets everything when it is closed."""
     use_some_display()
@@ -47,8 +47,9 @@ def shown_window(
     with tempfile.TemporaryDirectory() as folder:
         QSettings.setPath(QSettings.Format.IniFormat, QSettings.Scope.UserScope, folder)
         collector.start()
-        bridge = Bridge(open_session=open_session)
+        bridge = Bridge(engine)
         window = MainWindow(bridge, Settings(), data=Path(folder) / "data")
+        window.sessions.fate = Fate.DISCARD
         try:
             window.resize(width, height)
             window.show()

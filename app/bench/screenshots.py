@@ -90,7 +90,7 @@ def take(shots: Sequence[Shot], folder: Path) -> Iterator[Path]:
 
     for size, state in dict.fromkeys((shot.size, shot.state) for shot in shots):
         engine = HeldEngine(_RUN_ROUNDS if state == "running" else None)
-        with shown_window(*size, engine.open) as window:
+        with shown_window(*size, engine) as window:
             try:
                 _bring_to(state, window)
                 for shot in shots:
@@ -130,8 +130,8 @@ def _bring_to(state: str, window: MainWindow) -> None:
     else:
         bridge.start(panel.texts(), panel.options(), _PAUSE_ROUNDS, panel.chat())
         spin(lambda: bridge.state is State.PAUSED)
-        assert bridge.run_id is not None
-        window.feed.move_cursor(Position(bridge.run_id, 0, _PAUSE_ROUNDS - 4, None))
+        assert bridge.live is not None
+        window.feed.move_cursor(Position(bridge.live, 0, _PAUSE_ROUNDS - 4, None))
         window.actions_by_id["go.inspect"].trigger()
     settle(_SETTLE)
 

@@ -8,16 +8,23 @@ from pathlib import Path
 
 from app.cli import bench_forward, bench_memory, bench_recording, bench_slots, bench_suite, bench_w1
 from app.cli.bench_requests import add_requests
-from app.cli.cache_arguments import add_cache, refuse_cache
-from app.cli.common import add_compute, add_model, positive, print_json, size
-from app.cli.run_arguments import add_draft_model, add_memory_details, add_sizes
-from app.cli.sampling_arguments import add_sampling
-from app.cli.spec_arguments import add_speculation, add_synthetic
+from app.cli.common import add_compute, add_model, check_output, positive, print_json, size
+from app.cli.run_arguments import (
+    add_cache,
+    add_draft_model,
+    add_memory_details,
+    add_sampling,
+    add_sizes,
+    add_speculation,
+    add_synthetic,
+    refuse_cache,
+)
 from engine.bench.random_model import QUANTS, SIZES, write_random_model
 from engine.errors import OptionError
 from engine.options import ROLLBACK_POLICIES
 
 _REPEAT = 7
+_MOST_REPEATS = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -173,6 +180,8 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError("--out goes with the suite or --w1.", "Use --json and redirect it.")
     if not args.w1:
         refuse_cache(args)
+    if args.repeat is not None and args.repeat > _MOST_REPEATS:
+        raise OptionError(f"--repeat is above {_MOST_REPEATS}.", "Medians need far fewer.")
     if args.compare is not None:
         return bench_suite.compare(args)
     if args.write_random_model is not None:
@@ -198,6 +207,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _write(args: argparse.Namespace) -> int:
     path = args.write_random_model
+    check_output(path, "--write-random-model")
     write_random_model(path, size=args.size, quant=args.quant)
     n_bytes = path.stat().st_size
     if args.json:
@@ -209,7 +219,7 @@ def _write(args: argparse.Namespace) -> int:
 
 def _policies(text: str) -> tuple[str, ...]:
     if text == "all":
-        return ROLLBACK_POLICIES
+        return tuple(ROLLBACK_POLICIES)
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in ROLLBACK_POLICIES:

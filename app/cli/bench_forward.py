@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from app.cli.bench_tables import split_lines, step_lines
-from app.cli.common import loading_line, print_json, target_path, use_threads
+from app.cli.common import loading_line, print_json, target_path
 from app.cli.files import check_files
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
@@ -69,6 +69,7 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
 
     from engine.device import device_name, resolve_device
     from engine.model.loader import load_model
+    from engine.model.threads import use_threads
 
     with GgufFile.open(path) as file:
         model = load_model(

@@ -10,6 +10,7 @@ from app.cli.common import print_json
 from engine.errors import OptionError
 
 _MOST_STATES = 64
+_MOST = {"heads": 1024, "dim": 1024, "layers": 1024, "conv_dim": 1 << 18}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -19,21 +20,25 @@ def run(args: argparse.Namespace) -> int:
             f"--widths {max(args.widths)} is above {_MOST_STATES + 1}.",
             f"A draft has at most {_MOST_STATES} tokens.",
         )
+    for name, most in _MOST.items():
+        if getattr(args, name) > most:
+            option = f"--{name.replace('_', '-')}"
+            raise OptionError(f"{option} is above {most}.", "No model has layers of that size.")
     if args.n_rs_seq is not None and not 1 <= args.n_rs_seq <= _MOST_STATES:
         raise OptionError(
             f"--n-rs-seq is outside 1..{_MOST_STATES}.", "Choose another number of snapshots."
         )
     import torch
 
-    from engine.bench.rollback import bench_rollback, bench_shape
+    from engine.bench.rollback import bench_layout, bench_rollback
 
-    shape = bench_shape(args.heads, args.dim, args.layers, args.conv_dim)
+    layout = bench_layout(args.heads, args.dim, args.layers, args.conv_dim)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     rows = bench_rollback(
         args.rollback,
         args.widths,
-        shape,
+        layout,
         keep=args.keep,
         n_rs_seq=args.n_rs_seq,
         repeats=args.repeat,
@@ -43,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         "dim": args.dim,
         "layers": args.layers,
         "conv_dim": args.conv_dim,
-        "state_bytes": shape.n_bytes,
+        "state_bytes": layout.n_bytes,
         "threads": torch.get_num_threads(),
         "repeat": args.repeat,
     }

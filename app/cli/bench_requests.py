@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import draft_path, loading_line, target_path, use_threads
+from app.cli.common import check_output, draft_path, loading_line, target_path
 from app.cli.files import check_files
 from app.cli.run import draft_model
 from app.cli.run_arguments import add_chat, run_options
@@ -22,12 +22,8 @@ from engine.options import DRAFTERS, RunOptions
 if TYPE_CHECKING:
     from engine.session import Session
 
-DEFAULT_DRAFTERS = tuple(
-    name for name in ("draft-mtp", "draft-simple", "ngram-mod") if name in DRAFTERS
-)
+DEFAULT_DRAFTERS = ("draft-mtp", "draft-simple", "ngram-mod")
 """Measured where --spec-type does not choose, as far as the model files allow."""
-
-_FROM_FILES = ("draft-mtp", "draft-simple")
 
 
 def add_requests(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +79,9 @@ def open_session(args: argparse.Namespace) -> Opened:
     # without --spec-type, a draft model that is there is used
     draft = draft_path(args) if args.spec_type is None else draft_model(args, all_options)
     check_files(target, draft)
-    check_out(args.out)
+    if args.out is not None:
+        check_output(args.out, "--out")
+    from engine.model.threads import use_threads
     from engine.session import Session
 
     session = Session.open(
@@ -93,7 +91,7 @@ def open_session(args: argparse.Namespace) -> Opened:
     policies = args.rollback or (RunOptions().rollback,)
     if args.spec_type is None:
         chosen = [
-            (name,) for (name,) in chosen if name not in _FROM_FILES or name in session.drafters
+            (name,) for (name,) in chosen if not DRAFTERS[name].needs or name in session.drafters
         ]
         chosen = chosen[: 1 if len(policies) > 1 else None]
     configurations = [Configuration.plain(_options(args, ()))]
@@ -131,12 +129,6 @@ def headline(args: argparse.Namespace, report: dict[str, Any]) -> str:
 def progress(done: int, total: int, what: str) -> None:
     """One line on stderr."""
     print(f"[{done:>{len(str(total))}}/{total}] {what}", file=sys.stderr, flush=True)
-
-
-def check_out(path: Path | None) -> None:
-    """Raises OptionError where a result file cannot be, before anything is measured."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise OptionError(f"--out {path} cannot be written.", "Name a file in an existing folder.")
 
 
 def write_out(path: Path | None, report: dict[str, Any]) -> None:

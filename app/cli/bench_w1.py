@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from app.cli.bench_requests import facts, headline, open_session, progress, prompt_set, write_out
-from app.cli.cache_arguments import cache_options
 from app.cli.common import print_json
+from app.cli.run_arguments import cache_options
 from engine.errors import OptionError
 from resources import CONVERSATIONS
 

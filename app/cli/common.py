@@ -6,16 +6,15 @@ import argparse
 import json
 import math
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.errors import OptionError
+from engine.model.compute_modes import COMPUTE_MODES
 from engine.version import version
 from resources import DEMO_DRAFT, DEMO_TARGET
-
-if TYPE_CHECKING:
-    from engine.model.info import ModelInfo
 
 SUBCOMMANDS = {
     "info": "metadata, layer map, quantisation mix, rollback capability and memory of a model",
@@ -23,6 +22,7 @@ SUBCOMMANDS = {
     "logits": "logits at every position of a token sequence, as an .npz file",
     "run": "decode prompts, speculatively if asked; print text and timings",
     "compare": "rollback policies side by side against plain decoding: where logits diverge",
+    "memory": "scripts of memory operations over rollback policies: what is refused, what is exact",
     "bench": "the prompt suite with and without speculation; other measurements",
     "match": "the same prompts one by one and side by side: is every text the same",
     "fidelity": "how far each compute mode's logits are from those of f32",
@@ -36,9 +36,20 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+class _Parser(argparse.ArgumentParser):
+    """Takes `--option=--` for what it says; argparse would drop the dashes and leave a list."""
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
+            value = self._get_value(action, "--")
+            self._check_value(action, value)
+            return value
+        return super()._get_values(action, arg_strings)
+
+
 def new_parser(subcommand: str) -> argparse.ArgumentParser:
     """The parser of a subcommand, or of the window for the empty name."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"draftscope {subcommand}".rstrip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -89,9 +100,8 @@ def add_compute(group: argparse._ArgumentGroup) -> None:
         "--compute",
         default="auto",
         metavar="MODE",
-        help="arithmetic of the weights: auto, f32, bf16, int8, int8x2 (activations of 15 bits), "
-        "or blocks: exact weights, read from the blocks of the file and summed in f32 (default "
-        "auto); states are always f32",
+        help="arithmetic of the weights (default auto); states are always f32. "
+        + "; ".join(f"{name}: {about}" for name, about in COMPUTE_MODES.items()),
     )
     group.add_argument(
         "-dev",
@@ -112,26 +122,6 @@ def add_threads(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="CPU threads (default: all cores, one for a small model)",
     )
-
-
-def add_batch_invariant(group: argparse._ArgumentGroup) -> None:
-    """--batch-invariant."""
-    group.add_argument(
-        "--batch-invariant",
-        action="store_true",
-        help="give the logits behind a token the same bits whatever tokens and sequences are "
-        "decoded with it; slower",
-    )
-
-
-def use_threads(n_threads: int | None, info: ModelInfo) -> None:
-    """Tell torch how many threads to use; None = as many as the model gains from."""
-    import torch
-
-    if n_threads is None and info.is_small:
-        n_threads = 1
-    if n_threads is not None:
-        torch.set_num_threads(n_threads)
 
 
 def positive(text: str) -> int:
@@ -176,6 +166,27 @@ def read_text(source: Path | None) -> str:
         ) from error
     except UnicodeDecodeError as error:
         raise OptionError(f"{name} is not UTF-8 text.", "Convert it to UTF-8.") from error
+
+
+def check_output(path: Path, option: str) -> None:
+    """Refuse a file that cannot be written, before anything is computed for it.
+
+    Raises OptionError for a folder, a device, a folder that does not exist or takes no file.
+    """
+    shown = f"{option} {str(path)[:80]}"
+    try:
+        if not path.name or path.is_dir():
+            raise OptionError(f"{shown} is a folder.", f"Name a file with {option}.")
+        if path.exists() and not path.is_file():
+            raise OptionError(f"{shown} is no regular file.", f"Name another with {option}.")
+        probe = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise OptionError(
+            f"{shown} cannot be written: {error.strerror}.",
+            "Name a file in an existing folder, or change that folder's rights.",
+        ) from error
 
 
 def print_json(value: Any) -> None:

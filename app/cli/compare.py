@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.common import (
-    add_batch_invariant,
     add_compute,
     add_model,
     loading_line,
@@ -19,24 +18,28 @@ from app.cli.common import (
     print_json,
     real,
     target_path,
-    use_threads,
 )
 from app.cli.files import check_files
 from app.cli.findings import finding_lines, findings_json
+from app.cli.recorded import check_trace_folder, decode
 from app.cli.run import draft_model, headline, make_prompt
-from app.cli.run_arguments import add_draft_model, add_prompts, add_sizes, run_options
-from app.cli.sampling_arguments import add_sampling
+from app.cli.run_arguments import (
+    add_batch_invariant,
+    add_draft_model,
+    add_prompts,
+    add_sampling,
+    add_sizes,
+    add_speculation,
+    run_options,
+)
 from app.cli.scenarios import add_scenarios, chosen_scenario, heading, list_scenarios, outcome
-from app.cli.spec_arguments import add_speculation
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
-from engine.options import RunOptions
-from engine.trace.export import check_target, export_csv
+from engine.options.idle_faults import notes_on
 
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
     from engine.compare.scenario import Scenario
-    from engine.run import Run
     from engine.session import Session
     from engine.trace.verdict import LaneVerdict
 
@@ -123,22 +126,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write the trace of all lanes as CSV files; replaces an earlier export",
     )
-    plain = RunOptions()
-    parser.set_defaults(
-        rollback=plain.rollback,
-        n_rs_seq=None,
-        split=plain.split,
-        kv=plain.kv,
-        checkpoint_device=plain.checkpoint_device,
-        replay=plain.replay,
-        fault=[],
-        spec_synth_rates=(),
-        spec_synth_len=None,
-    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare; whatever was recorded is exported, also after an error or Ctrl-C."""
+    """Compare; whatever was recorded is exported, also after an error or a signal."""
     if args.list_scenarios:
         print("\n".join(list_scenarios()))
         return 0
@@ -155,13 +146,17 @@ def run(args: argparse.Namespace) -> int:
     lanes: tuple[LaneSpec, ...] = DEFAULT_LANES
     if args.lanes:
         lanes = (NOISE_LANE, *map(LaneSpec.parse, args.lanes))
+    n_draft = None if options.spec.types else options.spec.n_max
+    for lane in scenario.lanes if scenario else lanes:
+        for note in notes_on(lane.options(options), n_draft):
+            print(f"draftscope: note: {lane.name}: {note}", file=sys.stderr)
     if args.bound is not None and args.bound < 0:
         raise OptionError("--bound is negative.", "Use 0 to accept equal logits only.")
-    if args.trace is not None:
-        check_target(args.trace)
+    check_trace_folder(args.trace)
     check_files(target, draft)
     from engine.compare.comparison import Comparison
     from engine.compare.scenario_job import start_comparison
+    from engine.model.threads import use_threads
     from engine.session import Session
 
     session = Session.open(
@@ -178,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
         job = Comparison(
             session, prompts, options, lanes, bound=args.bound, draft_accept=args.draft_accept
         )
-    _finish(job, args)
+    decode(job, job.step, args.trace, session.content)
     verdicts = job.results()
     if args.json:
         print_json(
@@ -206,7 +201,7 @@ def _run_scenario(args: argparse.Namespace, session: Session, scenario: Scenario
     from engine.compare.scenario_job import start_run
 
     job = start_run(session, scenario)
-    _finish(job, args)
+    decode(job, job.step, args.trace, session.content)
     if args.json:
         print_json(
             {
@@ -223,17 +218,6 @@ def _run_scenario(args: argparse.Namespace, session: Session, scenario: Scenario
     for line in outcome(scenario, job.trace):
         print(line)
     return 0
-
-
-def _finish(job: Comparison | Run, args: argparse.Namespace) -> None:
-    try:
-        while job.step():
-            pass
-    finally:
-        job.stop()
-        if args.trace is not None:
-            export_csv(job.trace, args.trace)
-            print(f"draftscope: trace written to {args.trace}", file=sys.stderr)
 
 
 def _lines(job: Comparison, verdicts: list[LaneVerdict]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +16,9 @@ from app.cli.common import (
     print_json,
     read_text,
     target_path,
-    use_threads,
 )
 from app.cli.files import check_files
+from engine.errors import OptionError
 from engine.options import COMPUTE_MODES
 from resources import demo_prompts
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # those that round weights or activations; blocks keeps both
 _MODES = ("bf16", "int8", "int8x2")
 _N_TOKENS = 256
+_MOST_TOKENS = 4096  # the means hardly move any more, and the logits of both modes are in memory
 _LINE = "{:<8}{:>12}{:>12}{:>12}{:>14}"
 
 
@@ -59,22 +61,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=_N_TOKENS,
         metavar="N",
-        help="tokens to continue it with, as many as the context holds (default %(default)s)",
+        help=f"tokens to continue it with, at most {_MOST_TOKENS} and what the context holds "
+        "(default %(default)s)",
     )
     group.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Load the model in f32 and in one mode at a time."""
+    if args.n_predict > _MOST_TOKENS:
+        raise OptionError(f"-n is above {_MOST_TOKENS}.", "Fewer tokens tell as much.")
     path = target_path(args)
     text = args.prompt or (read_text(args.file) if args.file else demo_prompts()[0].text)
     check_files(path)
     from engine.compare.fidelity import greedy_text, measure_fidelity
+    from engine.model.threads import use_threads
     from engine.session import Session
 
     reference = Session.open(path, compute="f32", progress=loading_line())
     use_threads(args.threads, reference.info)
     tokens = greedy_text(reference, text, args.n_predict)
+    n_found = len(tokens) - len(reference.prompt(text).tokens)
+    if n_found < args.n_predict:
+        print(f"draftscope: note: the context holds {n_found} more tokens only.", file=sys.stderr)
     found = []
     for mode in args.modes:
         session = Session.open(path, compute=mode, progress=loading_line())
@@ -99,6 +108,6 @@ def _line(one: Fidelity) -> str:
 def _modes(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
-        if name not in COMPUTE_MODES[1:]:
+        if name not in COMPUTE_MODES or name == "auto":
             raise argparse.ArgumentTypeError(f"{name!r} is not a compute mode")
     return names

@@ -10,8 +10,9 @@ import numpy as np
 
 from app.cli.common import add_model, positive, print_json, size, target_path
 from engine.gguf.file import GgufFile
+from engine.memory.policies import POLICIES, memory_sizes
 from engine.model.info import LayerInfo, ModelInfo, describe
-from engine.options import COMPUTE_MODES, ROLLBACK_POLICIES
+from engine.options import COMPUTE_MODES
 
 _DEFAULT_CONTEXT = 4096
 _SHOWN = 60  # characters of a metadata value
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--compute",
-        choices=COMPUTE_MODES[1:],
+        choices=[mode for mode in COMPUTE_MODES if mode != "auto"],
         default="",
         help="weights as loaded in this mode (default: as stored in the file)",
     )
@@ -64,8 +65,10 @@ def run(args: argparse.Namespace) -> int:
         "n_rs_seq": args.spec_draft_n_max,
         "compute": args.compute,
         "policies": {
-            policy: info.memory(args.parallel, args.spec_draft_n_max, n_ctx, policy, args.compute)
-            for policy in ROLLBACK_POLICIES
+            policy: memory_sizes(
+                info, args.parallel, args.spec_draft_n_max, n_ctx, policy, args.compute
+            )
+            for policy in POLICIES
         },
     }
     if args.json:

@@ -11,12 +11,12 @@ import numpy as np
 from app.cli.common import (
     add_compute,
     add_model,
+    check_output,
     loading_line,
     positive,
     print_json,
     target_path,
     token_ids,
-    use_threads,
 )
 from app.cli.files import check_files
 from engine.errors import OptionError
@@ -54,13 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Decode the tokens once and write the logits."""
     path, out = target_path(args), args.out
-    if not out.absolute().parent.is_dir():
-        raise OptionError(
-            f"{out} is in a folder that does not exist.", "Create it, or change --out."
-        )
-    if out.is_dir():
-        raise OptionError(f"{out} is a folder.", "Name a file with --out.")
+    check_output(out, "--out")
     check_files(path)
+    from engine.model.threads import use_threads
     from engine.session import Session
 
     session = Session.open(path, compute=args.compute, device=args.device, progress=loading_line())

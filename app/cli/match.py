@@ -9,19 +9,17 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from app.cli.bench_requests import add_prompt_set, facts, prompt_set
-from app.cli.common import (
-    add_compute,
-    add_model,
-    loading_line,
-    print_json,
-    target_path,
-    use_threads,
-)
+from app.cli.common import add_compute, add_model, loading_line, print_json, target_path
 from app.cli.files import check_files
 from app.cli.run import draft_model, make_prompt
-from app.cli.run_arguments import add_chat, add_draft_model, add_memory, run_options
-from app.cli.sampling_arguments import add_sampling
-from app.cli.spec_arguments import add_speculation
+from app.cli.run_arguments import (
+    add_chat,
+    add_draft_model,
+    add_memory,
+    add_sampling,
+    add_speculation,
+    run_options,
+)
 from resources import MATCHES
 
 if TYPE_CHECKING:
@@ -62,9 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling(parser)
     add_speculation(parser, default="draft-mtp, with -md draft-simple")
     add_memory(parser)
-    parser.set_defaults(
-        n_predict=_N_PREDICT, parallel=_SLOTS, spec_synth_rates=(), spec_synth_len=None
-    )
+    parser.set_defaults(n_predict=_N_PREDICT, parallel=_SLOTS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     kinds = [kind.strip() for kind in args.steps.split(",")]
     check_files(target, draft)
     from engine.bench.match import MatchTest
+    from engine.model.threads import use_threads
     from engine.session import Session
 
     session = Session.open(

@@ -9,15 +9,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import draft_path, loading_line, print_json, target_path, use_threads
+from app.cli.common import draft_path, loading_line, print_json, target_path
 from app.cli.files import check_files
 from app.cli.findings import finding_lines, findings_json
+from app.cli.recorded import check_trace_folder, decode
 from app.cli.run_arguments import Source, add_arguments, run_options
+from engine.draft.registry import DRAFTERS
+from engine.draft.spec import DRAFT_MODEL
 from engine.errors import OptionError
 from engine.gguf.tokenizer import StreamDecoder
 from engine.options import Prompt, RunOptions
-from engine.options.ngram_options import SHORT_MATCH
-from engine.trace.export import check_target, export_csv
+from engine.options.idle_faults import notes_on
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.store import TraceStore
 
@@ -29,16 +31,16 @@ __all__ = ["add_arguments", "run"]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Decode all prompts; whatever was recorded is exported, also after an error or Ctrl-C."""
+    """Decode all prompts; whatever was recorded is exported, also after an error or a signal."""
     target = target_path(args)
     options = run_options(args)
     draft = draft_model(args, options)
-    if args.trace is not None:
-        check_target(args.trace)
+    check_trace_folder(args.trace)
     if not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     _print_notes(options)
     check_files(target, draft)
+    from engine.model.threads import use_threads
     from engine.session import Session
 
     session = Session.open(
@@ -49,17 +51,12 @@ def run(args: argparse.Namespace) -> int:
     trace = TraceStore()
     job = session.start(prompts, options, trace)
     streaming = not args.json and len(prompts) == 1
-    try:
-        if streaming:
-            _stream(job, trace, session, "" if args.chat else prompts[0].text)
-        else:
-            while job.advance():
-                pass
-    finally:
-        job.stop()
-        if args.trace is not None:
-            export_csv(trace, args.trace)
-            print(f"draftscope: trace written to {args.trace}", file=sys.stderr)
+    if streaming:
+        stream = _Stream(trace, session, "" if args.chat else prompts[0].text)
+        decode(job, job.advance, args.trace, session.content, stream.show)
+        stream.end()
+    else:
+        decode(job, job.advance, args.trace, session.content)
     if args.json:
         print_json(_report(job, session, options, target, draft))
         return 0
@@ -75,10 +72,11 @@ def run(args: argparse.Namespace) -> int:
 
 def draft_model(args: argparse.Namespace, options: RunOptions) -> Path | None:
     """The draft model to load: none unless a drafter uses it."""
-    if "draft-simple" in options.spec.types:
+    users = [name for name in options.spec.types if DRAFTERS[name].needs is DRAFT_MODEL]
+    if users:
         draft = draft_path(args)
         if draft is None:
-            raise OptionError("draft-simple needs a draft model.", "Give one with -md.")
+            raise OptionError(f"{users[0]} needs a draft model.", "Give one with -md.")
         return draft
     if args.spec_draft_model is not None and args.spec_type is None:
         raise OptionError(
@@ -95,11 +93,11 @@ def _print_notes(options: RunOptions) -> None:
             "draftscope: note: acceptance is synthetic, the output is not the model's.",
             file=sys.stderr,
         )
-    if "ngram-mod" in spec.types and spec.ngram_mod.n_match < SHORT_MATCH:
-        print(
-            f"draftscope: note: --spec-ngram-mod-n-match below {SHORT_MATCH} gives poor drafts.",
-            file=sys.stderr,
-        )
+    for note in notes_on(options):
+        print(f"draftscope: note: {note}", file=sys.stderr)
+    for drafter in (DRAFTERS[name] for name in spec.types):
+        if note := drafter.note(drafter.options_in(spec)):
+            print(f"draftscope: note: {note}", file=sys.stderr)
 
 
 def make_prompt(session: Session, args: argparse.Namespace, source: Source) -> Prompt:
@@ -114,25 +112,31 @@ def make_prompt(session: Session, args: argparse.Namespace, source: Source) -> P
     return session.prompt(session.chat.render(messages, **args.chat_template_kwargs))
 
 
-def _stream(job: Run, trace: TraceStore, session: Session, prompt: str) -> None:
-    """Print the prompt and its continuation as the rounds bring it."""
-    decoder = StreamDecoder(session.tokenizer)
-    print(prompt, end="", flush=True)
-    seen = 0
-    more = True
-    while more:
-        more = job.advance()
-        n = len(trace.tokens)
-        kinds = trace.tokens.texts("kind", seen, n)
-        ids = trace.tokens.column("token_id", seen, n).tolist()
-        seen = n
+class _Stream:
+    """Prints the prompt, and its continuation as the rounds bring it."""
+
+    def __init__(self, trace: TraceStore, session: Session, prompt: str) -> None:
+        self._tokens = trace.tokens
+        self._decoder = StreamDecoder(session.tokenizer)
+        self._seen = 0
+        print(prompt, end="", flush=True)
+
+    def show(self) -> None:
+        """Print what has come since the last time."""
+        n = len(self._tokens)
+        kinds = self._tokens.texts("kind", self._seen, n)
+        ids = self._tokens.column("token_id", self._seen, n).tolist()
+        self._seen = n
         text = "".join(
-            decoder.push(token)
+            self._decoder.push(token)
             for token, kind in zip(ids, kinds, strict=True)
             if kind in EMITTED_KINDS
         )
         print(text, end="", flush=True)
-    print(decoder.flush() + "\n")
+
+    def end(self) -> None:
+        """Print what is left of an unfinished character, and an empty line."""
+        print(self._decoder.flush() + "\n")
 
 
 def _print_sequences(job: Run, prompts: list[Prompt], *, echo: bool) -> None:

@@ -1,4 +1,8 @@
-"""The options of `draftscope run`; names and defaults are llama.cpp's wherever it has them."""
+"""The options of `draftscope run` and of other subcommands that decode, in groups.
+
+What decides the tokens and the cost of a run describes itself in engine.options; names and
+defaults are llama.cpp's wherever it has them.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,30 @@ import json
 from pathlib import Path
 from typing import Any
 
-from app.cli.common import (
-    add_batch_invariant,
-    add_compute,
-    add_model,
-    positive,
-    read_text,
-    token_ids,
-)
-from app.cli.sampling_arguments import add_sampling, sampler_options
-from app.cli.spec_arguments import add_speculation, add_synthetic, spec_options
-from engine.options import (
-    CHECKPOINT_DEVICES,
-    FAULTS,
-    KV_MODES,
-    ROLLBACK_POLICIES,
-    SPLITS,
-    RunOptions,
-)
+from app.cli.common import add_compute, add_model, read_text, token_ids
+from app.cli.option_arguments import add_options, options_from, reader
+from engine.errors import OptionError
+from engine.option_fields import grouped, settings
+from engine.options import CacheOptions, RunOptions
 
 Source = str | tuple[int, ...]
 """A prompt as given: text, or token ids."""
 
-_RUN = RunOptions()
+_DECODING = (
+    "n_predict",
+    "temp",
+    "logit_bias",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_last_n",
+    "top_k",
+    "typical_p",
+    "top_p",
+    "min_p",
+    "seed",
+)
+_MEMORY = ("checkpoint_device", "replay", "faults", "n_rs_seq", "split", "kv")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,122 +125,108 @@ def add_chat(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """-n, the sampler chain and --ignore-eos."""
+    add_options(
+        parser.add_argument_group("decoding"), grouped(RunOptions, "decoding", first=_DECODING)
+    )
+
+
+def add_speculation(
+    parser: argparse.ArgumentParser, *, default: str = "none", repeatable: bool = False
+) -> None:
+    """--spec-type and what every drafter is set by.
+
+    default: what the help says of it. repeatable: the option makes a list of drafter lists.
+    """
+    group = parser.add_argument_group("speculation")
+    (types,) = (one for one in settings(RunOptions) if one.path == ("spec", "types"))
+    more = "; repeatable, one configuration each" if repeatable else ""
+    group.add_argument(
+        *types.option.flags,
+        type=reader(types),
+        action="append" if repeatable else "store",
+        metavar=types.option.metavar,
+        help=f"{types.option.about} (default {default}){more}",
+    )
+    group.add_argument("--spec-default", action="store_true", help="add ngram-mod to the drafters")
+    add_options(group, grouped(RunOptions, "speculation"))
+    add_options(
+        parser.add_argument_group("speculation without a draft model"),
+        sorted(grouped(RunOptions, "ngram"), key=lambda one: len(one.path) < 3),
+    )
+
+
+def add_synthetic(parser: argparse.ArgumentParser) -> None:
+    """--spec-synth-*."""
+    group = parser.add_argument_group("synthetic acceptance (benchmarks; the output is invalid)")
+    add_options(group, grouped(RunOptions, "synthetic"))
+
+
 def add_memory(parser: argparse.ArgumentParser) -> None:
     """Slots, sizes, the rollback policy and its details."""
     group = parser.add_argument_group("memory and batches")
-    group.add_argument(
-        "--parallel",
-        type=positive,
-        default=_RUN.parallel,
-        metavar="N",
-        help="sequences decoded side by side; further prompts wait (default %(default)s)",
-    )
+    add_options(group, grouped(RunOptions, "slots"))
     add_sizes(group)
-    group.add_argument(
-        "--rollback",
-        default=_RUN.rollback,
-        metavar="POLICY",
-        help="how rejected tokens leave the recurrent state: "
-        f"{', '.join(ROLLBACK_POLICIES)} (default %(default)s)",
-    )
+    add_options(group, grouped(RunOptions, "rollback"))
     add_memory_details(group)
 
 
 def add_memory_details(group: argparse._ArgumentGroup) -> None:
-    """--checkpoint-device, --replay, --fault, --n-rs-seq, --split, --kv, --batch-invariant."""
-    group.add_argument(
-        "--checkpoint-device",
-        default=_RUN.checkpoint_device,
-        metavar="PLACE",
-        help=f"where checkpoints are kept: {' or '.join(CHECKPOINT_DEVICES)} (default %(default)s)",
-    )
-    group.add_argument(
-        "--replay",
-        default=_RUN.replay,
-        metavar="HOW",
-        help="accepted tokens after a restore: trust decodes them again, verify samples them "
-        "again with the sampler restored, as llama.cpp does; with --spec-accept rejection they "
-        "are always trusted (default %(default)s)",
-    )
-    group.add_argument(
-        "--fault",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="switch on a bug of the field to look at it; the output may be wrong. "
-        f"Repeatable: {', '.join(FAULTS)}",
-    )
-    group.add_argument(
-        "--n-rs-seq",
-        type=int,
-        metavar="N",
-        help="most tokens that can be undone without a checkpoint (default: --spec-draft-n-max "
-        "with a draft-* drafter, else 0)",
-    )
-    group.add_argument(
-        "--split",
-        default=_RUN.split,
-        metavar="RULE",
-        help=f"how a batch is split: {' or '.join(SPLITS)} (default %(default)s)",
-    )
-    group.add_argument(
-        "--kv",
-        default=_RUN.kv,
-        metavar="MODE",
-        help=f"attention cells: {' or '.join(KV_MODES)} (default %(default)s)",
-    )
-    add_batch_invariant(group)
+    """How checkpoints, snapshots, splits and attention cells are kept; --fault."""
+    add_options(group, grouped(RunOptions, "memory", "faults", first=_MEMORY))
 
 
 def add_sizes(group: argparse._ArgumentGroup) -> None:
     """-c, -b and -ub."""
-    group.add_argument(
-        "-c",
-        "--ctx-size",
-        type=int,
-        default=_RUN.n_ctx,
-        metavar="N",
-        help="cells per sequence, 0 = the trained context, at most 4096 (default %(default)s)",
-    )
-    group.add_argument(
-        "-b",
-        "--batch-size",
-        type=int,
-        default=_RUN.n_batch,
-        metavar="N",
-        help="most prompt and verified tokens in one round (default %(default)s)",
-    )
-    group.add_argument(
-        "-ub",
-        "--ubatch-size",
-        type=int,
-        default=_RUN.n_ubatch,
-        metavar="N",
-        help="most tokens in one forward pass (default %(default)s)",
-    )
+    add_options(group, grouped(RunOptions, "sizes"))
+
+
+def add_batch_invariant(group: argparse._ArgumentGroup) -> None:
+    """--batch-invariant alone."""
+    add_options(group, [one for one in settings(RunOptions) if one.field == "batch_invariant"])
 
 
 def run_options(args: argparse.Namespace) -> RunOptions:
     """The options as the engine takes them. Raises OptionError for a value out of range."""
-    return RunOptions(
-        parallel=args.parallel,
-        n_predict=args.n_predict,
-        n_ctx=args.ctx_size,
-        n_batch=args.batch_size,
-        n_ubatch=args.ubatch_size,
-        sampler=sampler_options(args),
-        spec=spec_options(args),
-        rollback=args.rollback,
-        n_rs_seq=args.n_rs_seq,
-        split=args.split,
-        kv=args.kv,
-        checkpoint_device=args.checkpoint_device,
-        replay=args.replay,
-        faults=tuple(dict.fromkeys(args.fault)),
-        ignore_eos=args.ignore_eos,
-        allow_non_finite=args.allow_non_finite,
-        batch_invariant=args.batch_invariant,
+    types: tuple[str, ...] = args.spec_type or ()
+    if args.spec_default and args.spec_type != ():  # `none` wins over it
+        types = tuple(dict.fromkeys((*types, "ngram-mod")))
+    return options_from(argparse.Namespace(**{**vars(args), "spec_type": types}), RunOptions)
+
+
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    """--cache-prompt and what the prompt cache is set by."""
+    group = parser.add_argument_group("prompt cache (--w1)")
+    group.add_argument(
+        "--cache-prompt",
+        action=argparse.BooleanOptionalAction,
+        help="process only what is new in a prompt (default yes)",
     )
+    add_options(group, settings(CacheOptions), is_set=False)
+
+
+def cache_options(args: argparse.Namespace) -> CacheOptions | None:
+    """The options as the engine takes them, None without a cache. Raises OptionError."""
+    if args.cache_prompt is False:
+        for one in settings(CacheOptions):
+            if getattr(args, one.option.dest) is not None:
+                raise OptionError(
+                    f"{one.option.name} goes not with --no-cache-prompt.",
+                    "Leave one of the two out.",
+                )
+        return None
+    return options_from(args, CacheOptions)
+
+
+def refuse_cache(args: argparse.Namespace) -> None:
+    """Raises OptionError if any of the options is given."""
+    given = {"--cache-prompt": args.cache_prompt} | {
+        one.option.name: getattr(args, one.option.dest) for one in settings(CacheOptions)
+    }
+    for name, value in given.items():
+        if value is not None:
+            raise OptionError(f"{name} goes with --w1 only.", "Leave it out.")
 
 
 def _file_text(name: str) -> str:

@@ -6,26 +6,35 @@ Tokens do not pass through here: the views read them from the trace store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent import futures
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Qt, Signal
 
-from app.engine_thread import events, opening
+from app.engine_thread import events
 from app.engine_thread.events import ModelFiles, State
 from app.engine_thread.jobs import (
     ChatWrap,
     CompareRequest,
-    OpenComparison,
+    Engine,
     OpenRequest,
-    OpenSession,
     RunControl,
     RunRequest,
 )
-from app.engine_thread.trace_jobs import TraceJob, TraceRead, start_export, start_reading
+from app.engine_thread.opening import LocalEngine
+from app.engine_thread.trace_jobs import (
+    ReadingEnded,
+    TraceJob,
+    TraceRead,
+    start_export,
+    start_reading,
+)
 from app.engine_thread.worker import EngineWorker
+from app.models.run_facts import ModelRuns
 from engine.options import RunOptions
 from engine.trace.breaks import BreakRule
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 CLOSE_TIMEOUT = 5.0
@@ -44,50 +53,45 @@ class Bridge(QObject):
     loaded = Signal(object)  # events.Loaded
     progress = Signal(object)  # events.Progress
     failed = Signal(object)  # events.Failed
-    run_started = Signal(int)
-    run_ended = Signal(int)
+    run_started = Signal(object)  # RunRef
+    run_ended = Signal(object)  # RunRef
     broke = Signal(object)  # BreakHit; the run then pauses, or has just ended
     measured = Signal(object)  # Fidelity
-    exported = Signal(object)  # Path
+    exported = Signal(object)  # events.Exported, with a folder
     export_ended = Signal()
     trace_shown = Signal(object)  # Path of the trace on show, None when it was closed
+    trace_read = Signal(object)  # TraceRead, which may be shown: something else came on show
     reading_ended = Signal()
 
     _posted = Signal(object)
 
-    def __init__(
-        self,
-        parent: QObject | None = None,
-        *,
-        open_session: OpenSession = opening.open_engine,
-        inspect: Callable[[OpenRequest], ModelFiles] = opening.inspect_files,
-        compare: OpenComparison = opening.open_comparison,
-    ) -> None:
+    def __init__(self, engine: Engine | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.state = State.EMPTY
-        self.store = TraceStore()
-        """The trace on show: the session's, or one that was opened."""
-        self.session_store = self.store
-        """Where runs are recorded."""
-        self.trace_folder: Path | None = None
-        """Where the trace on show was opened from, None for the session's."""
+        self.recorded: list[ModelRuns] = []
+        """The runs of every model that was opened, the first one first."""
+        self.session_store = TraceStore()
+        """Where the runs of the model in use are recorded."""
+        self.live: RunRef | None = None
+        """The run begun last with the model in use; of a comparison, its reference lane."""
+        self.trace: TraceRead | None = None
+        """The trace on show that was opened from disk, None for the model's own runs."""
         self.files: ModelFiles | None = None
         """The files shown: loaded, being loaded, or only inspected."""
         self.compute = ""
         """Compute mode of the session in use, empty without one."""
         self.compute_asked = "auto"
         """The mode that was asked for when it was loaded."""
-        self.run_id: int | None = None
-        """The run begun last, in `store`; of a comparison, its reference lane."""
-        self._session_run: int | None = None
         self._closed = False
         self._request: OpenRequest | None = None
         self._control = RunControl()
         self._export: TraceJob | None = None
         self._reading: TraceJob | None = None
+        self._n_shown = self._n_shown_before = 0
+        """How often something came on show, by now and when reading began."""
         # queued even from this thread, so that handlers never run inside a request
         self._posted.connect(self._receive, Qt.ConnectionType.QueuedConnection)
-        self._worker = EngineWorker(self._posted.emit, open_session, inspect, compare)
+        self._worker = EngineWorker(self._posted.emit, engine or LocalEngine())
 
     # -- models ----------------------------------------------------------------------------
 
@@ -110,7 +114,12 @@ class Bridge(QObject):
     @property
     def can_start(self) -> bool:
         """Whether a session waits for a run."""
-        return self.state in (State.READY, State.FAILED) and bool(self.compute)
+        return self.state is State.READY
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a run goes on or is paused."""
+        return self.state in (State.RUNNING, State.PAUSED)
 
     def start(
         self,
@@ -157,9 +166,15 @@ class Bridge(QObject):
         if self.state is State.PAUSED:
             self._worker.finish()
 
-    def cancel_sequence(self, seq_id: int) -> None:
-        """End one sequence of the run before the next round; the others go on."""
-        if self.state in (State.RUNNING, State.PAUSED):
+    def end_run(self, timeout: float = CLOSE_TIMEOUT) -> bool:
+        """End the run and wait for its end; False if it did not come in time."""
+        self._control.stop.set()
+        ending = self._worker.finish()
+        return ending is None or bool(futures.wait([ending], timeout).done)
+
+    def cancel_sequence(self, run: RunRef, seq_id: int) -> None:
+        """End one sequence of the run that goes on before the next round; the others go on."""
+        if self.has_run and run == self.live:
             self._worker.cancel_sequence(seq_id)
 
     def set_break_rules(self, rules: Sequence[BreakRule]) -> None:
@@ -167,6 +182,27 @@ class Bridge(QObject):
         self._worker.set_break_rules(tuple(rules))
 
     # -- the trace -------------------------------------------------------------------------
+
+    @property
+    def store(self) -> TraceStore:
+        """The trace opened from disk, else that of the model in use."""
+        return self.session_store if self.trace is None else self.trace.store
+
+    @property
+    def run(self) -> RunRef | None:
+        """The run of `store` begun last."""
+        if self.trace is None:
+            return self.live
+        return (
+            RunRef(self.trace.store, len(self.trace.store.runs) - 1)
+            if self.trace.store.runs
+            else None
+        )
+
+    @property
+    def trace_folder(self) -> Path | None:
+        """Where the trace on show was opened from, None for the model's own runs."""
+        return None if self.trace is None else self.trace.folder
 
     @property
     def exporting(self) -> bool:
@@ -184,12 +220,19 @@ class Bridge(QObject):
     def open_trace(self, folder: Path) -> None:
         """Read an exported trace; it is on show until it is closed, or a run or model comes."""
         if self._reading is None:
+            self._n_shown_before = self._n_shown
             self._reading = start_reading(folder, self._posted.emit)
+
+    def show_trace(self, read: TraceRead) -> None:
+        """Show a trace that has been read."""
+        self.trace = read
+        self.trace_shown.emit(read.folder)
 
     def close_trace(self) -> None:
         """Show the session's runs again."""
-        if self.trace_folder is not None:
-            self._show_session()
+        self._n_shown += 1
+        if self.trace is not None:
+            self.trace = None
             self.trace_shown.emit(None)
 
     # -- the end ---------------------------------------------------------------------------
@@ -216,7 +259,7 @@ class Bridge(QObject):
             self.state = state
             self.state_changed.emit(state)
 
-    def _receive(self, event: events.Event | TraceRead) -> None:
+    def _receive(self, event: events.Event | TraceRead | ReadingEnded) -> None:
         if self._closed:
             return
         match event:
@@ -230,38 +273,42 @@ class Bridge(QObject):
             case events.Loaded():
                 self.files = event.files
                 self.compute, self.compute_asked = event.compute, event.mode
-                if event.store is not self.session_store:
-                    self.session_store, self._session_run = event.store, None
+                self._use_store(event)
                 self.close_trace()
-                self._show_session()
                 self.loaded.emit(event)
             case events.Progress():
                 self.progress.emit(event)
             case events.Failed():
                 self.failed.emit(event)
-            case events.RunStarted(run_id):
-                self._session_run = run_id
+            case events.RunStarted(run):
+                self.live = run
                 self.close_trace()
-                self._show_session()
-                self.run_started.emit(run_id)
-            case events.RunEnded(run_id):
-                self.run_ended.emit(run_id)
+                self.run_started.emit(run)
+            case events.RunEnded(run):
+                self.run_ended.emit(run)
             case events.Measured(fidelity):
                 self.measured.emit(fidelity)
             case events.Broke(hit):
                 self.broke.emit(hit)
-            case events.Exported(folder):
+            case events.Exported():
                 self._export = None
-                if folder is not None:
-                    self.exported.emit(folder)
+                if event.folder is not None:
+                    self.exported.emit(event)
                 self.export_ended.emit()
-            case TraceRead(folder, store):
+            case TraceRead():
+                if self._n_shown == self._n_shown_before:
+                    self.show_trace(event)
+                else:
+                    self.trace_read.emit(event)
+            case ReadingEnded():
                 self._reading = None
-                if store is not None:
-                    self.store, self.trace_folder = store, folder
-                    self.run_id = max(store.runs, default=None)
-                    self.trace_shown.emit(folder)
                 self.reading_ended.emit()
 
-    def _show_session(self) -> None:
-        self.store, self.run_id, self.trace_folder = self.session_store, self._session_run, None
+    def _use_store(self, event: events.Loaded) -> None:
+        """Record into the trace of the model that was opened, and know its newest run."""
+        store = event.store
+        if all(runs.store is not store for runs in self.recorded):
+            self.recorded.append(ModelRuns(event.files.target.stem, store))
+        if store is not self.session_store:
+            self.session_store = store
+            self.live = RunRef(store, len(store.runs) - 1) if store.runs else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import DraftscopeError
 from engine.trace.breaks import BreakHit
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from engine.model.info import ModelInfo
 
 log = logging.getLogger("draftscope.worker")
+
+TraceMark = tuple[int, int]
+"""Rows of a trace and how many of its runs have ended: it is another when there is more to save."""
 
 PROGRESS_PERIOD = 0.05
 """Least time between two progress events, seconds."""
@@ -33,7 +37,6 @@ class State(enum.Enum):
     READY = "ready"
     RUNNING = "running"
     PAUSED = "paused"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -63,15 +66,14 @@ class Inspected:
 class Loaded:
     """A complete session is in use.
 
-    mode: the compute mode asked for, compute: the one in effect. store takes the session's runs;
-    replaced holds earlier ones that belong to another model, if there are any.
+    mode: the compute mode asked for, compute: the one in effect. store takes the model's runs; it
+    has those from when the model was open before.
     """
 
     files: ModelFiles
     mode: str
     compute: str
     store: TraceStore
-    replaced: TraceStore | None
 
 
 @dataclass(frozen=True)
@@ -96,18 +98,23 @@ class Failed:
 class RunStarted:
     """A run, or the reference lane of a comparison; the other lanes are the runs after it."""
 
-    run_id: int
+    run: RunRef
 
 
 @dataclass(frozen=True)
 class RunEnded:
-    run_id: int
+    run: RunRef
 
 
 @dataclass(frozen=True)
 class Exported:
-    """An export ended; `folder` is None when it was cancelled or failed."""
+    """An export of a trace ended; `folder` is None when it was cancelled or failed.
 
+    mark: how far the trace had grown when the export began, which at least is in the folder.
+    """
+
+    store: TraceStore
+    mark: TraceMark
     folder: Path | None
 
 
@@ -140,6 +147,11 @@ Event = (
 Post = Callable[[Event], None]
 
 
+def mark_of(store: TraceStore) -> TraceMark:
+    """How far a trace has grown."""
+    return store.size(), sum("stops" in facts for facts in list(store.runs.values()))
+
+
 def throttled(post: Post) -> Callable[[int, int, str], None]:
     """A progress function that posts at most every PROGRESS_PERIOD, and always the end."""
     last = 0.0
@@ -154,7 +166,7 @@ def throttled(post: Post) -> Callable[[int, int, str], None]:
     return report
 
 
-def failure(error: Exception) -> Failed:
+def failure(error: BaseException) -> Failed:
     """What to tell the user about an error that ended a piece of work."""
     if isinstance(error, DraftscopeError):
         return Failed(error.message, error.remedy)

@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.models.live_numbers import LiveNumbers
 from app.models.position import Position
 from app.models.run_overlay import RunOverlay
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 FRAME_MS = 33
 SLOWEST_FRAME_MS = 200
@@ -26,7 +26,7 @@ NUMBERS_S = 0.4
 class TraceView(Protocol):
     """What every view of the trace can do."""
 
-    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None: ...
+    def show_run(self, run: RunRef | None) -> None: ...
 
     def refresh(self) -> None: ...
 
@@ -38,12 +38,12 @@ class Feed(QObject):
 
     numbers_changed = Signal(object)  # LiveNumbers
     overlay_changed = Signal(object)  # RunOverlay or None
+    run_shown = Signal(object)  # RunRef or None
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         self._views: list[TraceView] = []
-        self._store: TraceStore | None = None
-        self._run_id: int | None = None
+        self._run: RunRef | None = None
         self._cursor: Position | None = None
         self._overlay: RunOverlay | None = None
         self._size_shown = -1
@@ -57,23 +57,24 @@ class Feed(QObject):
         """Refresh these too, from the next run shown on."""
         self._views.extend(views)
 
-    def show_run(self, store: TraceStore, run_id: int | None) -> None:
-        """From now on the views show this run. A second run of the same trace stays over it; if
-        it is the one to show, the two change places."""
+    def show_run(self, run: RunRef | None) -> None:
+        """From now on the views show this run, or nothing. A second run of the same trace stays
+        over it; if it is the one to show, the two change places."""
         second = None
-        if self._overlay is not None and store is self._store:
-            second = self._run_id if run_id == self._overlay.run_id else self._overlay.run_id
+        if self._overlay is not None:
+            second = self._run if run == self._overlay.run else self._overlay.run
         self._send_overlay(None)
-        self._store, self._run_id, self._cursor = store, run_id, None
+        self._run, self._cursor = run, None
         for view in self._views:
-            view.set_trace(store, run_id)
+            view.show_run(run)
         self.set_overlay(second)
         self.refresh()
+        self.run_shown.emit(run)
 
     @property
-    def run_id(self) -> int | None:
+    def run(self) -> RunRef | None:
         """The run on show."""
-        return self._run_id
+        return self._run
 
     @property
     def cursor(self) -> Position | None:
@@ -85,14 +86,20 @@ class Feed(QObject):
         """The run that lies over the one on show."""
         return self._overlay
 
-    def set_overlay(self, run_id: int | None) -> None:
+    def set_overlay(self, run: RunRef | None) -> None:
         """Lay a second run of the trace over the one on show; None takes it off, and so does the
-        run on show itself."""
-        store, shown = self._store, self._run_id
-        if store is None or shown is None or run_id == shown or run_id not in store.runs:
+        run on show itself or one of another trace."""
+        shown = self._run
+        if (
+            run is None
+            or shown is None
+            or run == shown
+            or run.store is not shown.store
+            or run.run_id not in run.store.runs
+        ):
             self._send_overlay(None)
-        elif self._overlay is None or run_id != self._overlay.run_id:
-            self._send_overlay(RunOverlay(store, run_id, shown))
+        elif self._overlay is None or run != self._overlay.run:
+            self._send_overlay(RunOverlay(run, shown))
 
     def start(self) -> None:
         """Refresh with the frames from now on."""
@@ -107,40 +114,37 @@ class Feed(QObject):
     def clear(self) -> None:
         """Rest, and let go of the trace."""
         self._timer.stop()
-        self._send_overlay(None)
-        self._store, self._run_id, self._cursor = None, None, None
-        for view in self._views:
-            view.set_trace(None, None)
+        self.show_run(None)
 
     def refresh(self) -> None:
         """Bring views and figures up to date now."""
-        if self._store is not None:
-            self._size_shown = self._store.size()
+        if self._run is not None:
+            self._size_shown = self._run.store.size()
             for view in self._views:
                 view.refresh()
         self._send_numbers()
 
-    def select_run(self, run_id: int) -> None:
+    def select_run(self, run: RunRef) -> None:
         """Show another lane of the same comparison, and the cursor at the same place of it."""
         cursor = self._cursor
-        if self._store is not None and run_id != self._run_id:
-            self.show_run(self._store, run_id)
+        if run != self._run:
+            self.show_run(run)
             if cursor is not None:
-                self.move_cursor(replace(cursor, run_id=run_id))
+                self.move_cursor(replace(cursor, run=run))
 
     def move_cursor(self, position: Position | None) -> None:
         """Show a position in every view, and its run if another is on show; None clears it."""
-        if position is not None and position.run_id != self._run_id and self._store is not None:
-            self.show_run(self._store, position.run_id)
+        if position is not None and position.run != self._run:
+            self.show_run(position.run)
         self._cursor = position
         for view in self._views:
             view.set_cursor(position)
 
     def _tick(self) -> None:
         self._pace()
-        if self._store is None or self._store.size() == self._size_shown:
+        if self._run is None or self._run.store.size() == self._size_shown:
             return
-        self._size_shown = self._store.size()
+        self._size_shown = self._run.store.size()
         for view in self._views:
             view.refresh()
         if time.monotonic() - self._told >= NUMBERS_S:
@@ -160,6 +164,6 @@ class Feed(QObject):
     def _send_numbers(self) -> None:
         self._told = time.monotonic()
         numbers = LiveNumbers()
-        if self._store is not None and self._run_id is not None:
-            numbers = LiveNumbers.read(self._store, self._run_id)
+        if self._run is not None:
+            numbers = LiveNumbers.read(self._run.store, self._run.run_id)
         self.numbers_changed.emit(numbers)

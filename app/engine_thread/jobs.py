@@ -1,4 +1,4 @@
-"""Work for the engine's thread as data: what to open, run or compare, and how to steer it."""
+"""Work for the engine's thread: what can be asked of an engine, and what an engine must offer."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.compare.lane_spec import LaneSpec
-from engine.errors import OptionError
-from engine.options import Prompt, RunOptions
+from engine.options import RunOptions
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from engine.session import Session
+    from app.engine_thread.events import ModelFiles
+    from engine.compare.fidelity import Fidelity
+
+Progress = Callable[[int, int, str], None]
+"""Done, in all, and what is being done."""
 
 
 @dataclass(frozen=True)
@@ -33,42 +36,6 @@ class RunControl:
 
     pause: threading.Event = field(default_factory=threading.Event)
     stop: threading.Event = field(default_factory=threading.Event)
-
-
-class OpenSession(Protocol):
-    """`Session.open`, or a stand-in."""
-
-    def __call__(
-        self,
-        target: Path,
-        draft: Path | None,
-        *,
-        compute: str,
-        progress: Callable[[int, int, str], None],
-        cancelled: Callable[[], bool],
-    ) -> Session: ...
-
-
-class Job(Protocol):
-    """A run or a comparison: work in rounds that can be paused between them."""
-
-    def step(self) -> bool: ...
-
-    def stop(self) -> None: ...
-
-
-@runtime_checkable
-class Advances(Protocol):
-    """A job that can do as many rounds at once as fit between two looks at the trace."""
-
-    def advance(self) -> bool: ...
-
-
-@runtime_checkable
-class HasSequences(Protocol):
-    """A job of several sequences, each of which can be ended for itself."""
-
-    def cancel(self, seq_id: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -101,19 +68,51 @@ class CompareRequest:
     chat: ChatWrap | None = None
 
 
-class OpenComparison(Protocol):
-    """`open_comparison`, or a stand-in. The reference lane is the first run that it begins."""
+class Job(Protocol):
+    """A run or a comparison: work in rounds, between which it can be paused or ended."""
 
-    def __call__(self, session: Session, request: CompareRequest, trace: TraceStore) -> Job: ...
+    @property
+    def run_id(self) -> int:
+        """Its run in the trace; of a comparison, the reference lane."""
+
+    def step(self) -> bool:
+        """One round; False when none is left."""
+
+    def advance(self) -> bool:
+        """As many rounds as fit between two looks at the trace; False when none is left."""
+
+    def cancel(self, seq_id: int) -> None:
+        """End one sequence; the others go on. Raises OptionError where that cannot be."""
+
+    def stop(self) -> None:
+        """End it now; what was recorded stays. After the end it does nothing."""
 
 
-def make_prompt(session: Session, text: str, chat: ChatWrap | None) -> Prompt:
-    """Tokenise a text, in the chat template if asked for.
+class EngineSession(Protocol):
+    """A model in use. Everything is called on the engine's thread, and may raise anything."""
 
-    Raises OptionError for a model without one, ChatTemplateError where the template fails.
-    """
-    if chat is None:
-        return session.prompt(text)
-    if session.chat is None:
-        raise OptionError("The model has no chat template.", "Switch the chat template off.")
-    return session.prompt(session.chat.render([{"role": "user", "content": text}], **chat.kwargs))
+    @property
+    def compute(self) -> str:
+        """The compute mode in effect."""
+
+    def start(self, request: RunRequest, trace: TraceStore) -> Job:
+        """Begin a run in a trace."""
+
+    def compare(self, request: CompareRequest, trace: TraceStore) -> Job:
+        """Begin the lanes of a comparison in a trace, the reference lane first."""
+
+    def measure(self, text: str, progress: Progress, cancelled: Callable[[], bool]) -> Fidelity:
+        """How far the compute mode is from f32, on the model's own continuation of a text."""
+
+    def close(self) -> None:
+        """Let go of the model."""
+
+
+class Engine(Protocol):
+    """What opens models."""
+
+    def inspect(self, request: OpenRequest) -> ModelFiles:
+        """The metadata of the files; no weights are read."""
+
+    def open(self, request: OpenRequest, progress: Progress) -> EngineSession:
+        """Load them; raises Cancelled once `request.cancelled` is set."""

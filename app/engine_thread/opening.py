@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.engine_thread.events import ModelFiles
-from app.engine_thread.jobs import CompareRequest, Job, OpenRequest, make_prompt
+from app.engine_thread.jobs import ChatWrap, CompareRequest, Job, OpenRequest, Progress, RunRequest
+from engine.errors import OptionError
+from engine.options import Prompt
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
+    from engine.compare.comparison import Comparison
+    from engine.compare.fidelity import Fidelity
+    from engine.run import Run
     from engine.session import Session
 
 
@@ -22,11 +26,12 @@ def inspect_files(request: OpenRequest) -> ModelFiles:
     from engine.gguf.file import GgufFile
     from engine.model.info import describe
 
-    with GgufFile.open(request.target) as file:
+    cancelled = request.cancelled.is_set
+    with GgufFile.open(request.target, cancelled) as file:
         info, identity = describe(file), file.identity()
     draft_info = None
     if request.draft is not None:
-        with GgufFile.open(request.draft) as file:
+        with GgufFile.open(request.draft, cancelled) as file:
             draft_info = describe(file)
     return ModelFiles(request.target, request.draft, info, draft_info, identity)
 
@@ -39,31 +44,145 @@ def open_engine(
     progress: Callable[[int, int, str], None],
     cancelled: Callable[[], bool],
 ) -> Session:
-    """`Session.open` on a CUDA device if there is one, leaving one core to the window."""
+    """`Session.open` on a CUDA device if there is one, and threads as the model needs them; those
+    in use stay if it cannot be opened."""
     first = "torch" not in sys.modules
     progress(0, 1, "starting torch")
-    import torch
 
+    from engine.model.threads import all_threads, use_threads
     from engine.session import Session
 
     if first:
         gc.freeze()  # 170,000 objects that stay: a full collection takes 5 instead of 130 ms
-        torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
-    return Session.open(
-        target, draft, compute=compute, device="auto", progress=progress, cancelled=cancelled
-    )
+    with all_threads():
+        session = Session.open(
+            target, draft, compute=compute, device="auto", progress=progress, cancelled=cancelled
+        )
+    use_threads(None, session.info)
+    return session
 
 
-def open_comparison(session: Session, request: CompareRequest, trace: TraceStore) -> Job:
-    """A Comparison on the prompts, as many side by side as the options allow."""
-    from engine.compare.comparison import Comparison
+class LocalEngine:
+    """Models in this process, computed with torch."""
 
-    prompts = [make_prompt(session, text, request.chat) for text in request.texts]
-    return Comparison(
-        session,
-        prompts,
-        request.options,
-        request.lanes,
-        trace,
-        draft_accept=request.draft_accept or None,
-    )
+    def __init__(self) -> None:
+        self._identity: dict[str, Any] = {}
+
+    def inspect(self, request: OpenRequest) -> ModelFiles:
+        """See `inspect_files`."""
+        found = inspect_files(request)
+        self._identity = found.identity
+        return found
+
+    def open(self, request: OpenRequest, progress: Progress) -> LocalSession:
+        """See `open_engine`."""
+        session = open_engine(
+            request.target,
+            request.draft,
+            compute=request.compute,
+            progress=progress,
+            cancelled=request.cancelled.is_set,
+        )
+        if session.content is not None:
+            session.content.tell(self._identity)
+        return LocalSession(session, request.target)
+
+
+class LocalSession:
+    """An engine's Session as the window uses it. target: the file that it was opened from."""
+
+    def __init__(self, session: Session, target: Path) -> None:
+        self._session, self._target = session, target
+
+    @property
+    def compute(self) -> str:
+        """The compute mode in effect."""
+        return self._session.compute
+
+    def start(self, request: RunRequest, trace: TraceStore) -> Job:
+        """Begin a run, one sequence for each text."""
+        run = self._session.start(self._prompts(request), request.options, trace)
+        self._learn_content(run)
+        return run
+
+    def compare(self, request: CompareRequest, trace: TraceStore) -> Job:
+        """Begin a comparison on the prompts, as many side by side as the options allow."""
+        from engine.compare.comparison import Comparison
+
+        first = len(trace.runs)
+        comparison = Comparison(
+            self._session,
+            self._prompts(request),
+            request.options,
+            request.lanes,
+            trace,
+            draft_accept=request.draft_accept or None,
+        )
+        self._learn_content(comparison)
+        return ComparisonJob(comparison, first)
+
+    def measure(self, text: str, progress: Progress, cancelled: Callable[[], bool]) -> Fidelity:
+        """Measure the compute mode against f32, for which the file is loaded a second time."""
+        from engine.compare.fidelity import N_TOKENS, greedy_text, measure_fidelity
+
+        session = reference = self._session
+        progress(0, 1, "writing a text to measure on")
+        tokens = greedy_text(session, text, N_TOKENS, cancelled)
+        if session.compute != "f32":
+            reference = open_engine(
+                self._target, None, compute="f32", progress=progress, cancelled=cancelled
+            )
+        progress(0, 1, "comparing logits with f32")
+        return measure_fidelity(session, reference, tokens)
+
+    def close(self) -> None:
+        """Let go of the weights."""
+        if self._session.content is not None:
+            self._session.content.cancel()
+        del self._session
+
+    def _learn_content(self, job: Run | Comparison) -> None:
+        """Hash the tensors beside the run, but not in front of its first token."""
+        if self._session.content is not None:
+            self._session.content.start(lambda: job.done or any(job.emitted))
+
+    def _prompts(self, request: RunRequest | CompareRequest) -> list[Prompt]:
+        return [make_prompt(self._session, text, request.chat) for text in request.texts]
+
+
+class ComparisonJob:
+    """A comparison as a job. run_id: its reference lane."""
+
+    def __init__(self, comparison: Comparison, run_id: int) -> None:
+        self._comparison, self.run_id = comparison, run_id
+
+    def step(self) -> bool:
+        """One round of all lanes."""
+        return self._comparison.step()
+
+    def advance(self) -> bool:
+        """The same: a round of all lanes takes long enough."""
+        return self._comparison.step()
+
+    def cancel(self, seq_id: int) -> None:
+        """Always refused with OptionError: lanes are compared token by token."""
+        raise OptionError(
+            f"Sequence {seq_id} of a comparison cannot be ended by itself.",
+            "Stop the comparison (Shift+F5).",
+        )
+
+    def stop(self) -> None:
+        """End all lanes."""
+        self._comparison.stop()
+
+
+def make_prompt(session: Session, text: str, chat: ChatWrap | None) -> Prompt:
+    """Tokenise a text, in the chat template if asked for.
+
+    Raises OptionError for a model without one, ChatTemplateError where the template fails.
+    """
+    if chat is None:
+        return session.prompt(text)
+    if session.chat is None:
+        raise OptionError("The model has no chat template.", "Switch the chat template off.")
+    return session.prompt(session.chat.render([{"role": "user", "content": text}], **chat.kwargs))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.engine_thread.events import Exported, Progress, failure, throttled
+from app.engine_thread.events import Exported, Progress, failure, mark_of, throttled
 from engine.errors import Cancelled
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
@@ -17,10 +17,14 @@ from engine.trace.store import TraceStore
 
 @dataclass(frozen=True)
 class TraceRead:
-    """Reading a folder ended; `store` is None when it was cancelled or failed."""
+    """A trace that was read from a folder."""
 
     folder: Path
-    store: TraceStore | None
+    store: TraceStore
+
+
+class ReadingEnded:
+    """Nothing is read any more; TraceRead came before unless it was cancelled or failed."""
 
 
 class TraceJob:
@@ -48,6 +52,8 @@ Post = Callable[[Any], None]
 def start_export(store: TraceStore, folder: Path, excel_safe: bool, post: Post) -> TraceJob:
     """Write the tables; posts Progress, perhaps Failed, and Exported at the end."""
 
+    mark = mark_of(store)
+
     def work(cancelled: Callable[[], bool]) -> None:
         written: Path | None = None
         try:
@@ -59,23 +65,23 @@ def start_export(store: TraceStore, folder: Path, excel_safe: bool, post: Post) 
             pass
         except Exception as error:
             post(failure(error))
-        post(Exported(written))
+        post(Exported(store, mark, written))
 
     return TraceJob("export", work)
 
 
 def start_reading(folder: Path, post: Post) -> TraceJob:
-    """Read an exported trace; posts Progress, perhaps Failed, and TraceRead at the end."""
+    """Read an exported trace; posts Progress, TraceRead or perhaps Failed, and ReadingEnded."""
 
     def work(cancelled: Callable[[], bool]) -> None:
-        store: TraceStore | None = None
         try:
             post(Progress(0, 1, "reading the trace"))
             store = open_trace(folder, progress=throttled(post), cancelled=cancelled)
+            post(TraceRead(folder, store))
         except Cancelled:
             pass
         except Exception as error:
             post(failure(error))
-        post(TraceRead(folder, store))
+        post(ReadingEnded())
 
     return TraceJob("read trace", work)

@@ -1,8 +1,9 @@
 """The engine's thread: it owns the session and the run, and nothing in it touches Qt.
 
-Commands come in through a queue and run one after another. Tokens go out through the trace
-store; everything else goes out as the small events below, through one `post` function. torch is
-imported here, by the first command that needs it, so that the window is on screen before.
+Commands run one after another on a single thread. Tokens go out through the trace store;
+everything else goes out as events, through one `post` function. Whatever a command raises ends in
+one place: the run in hand is closed with its error, the window is told, and the next command is
+served.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import json
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from concurrent import futures
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from app.engine_thread.events import (
     Broke,
@@ -30,88 +32,100 @@ from app.engine_thread.events import (
     throttled,
 )
 from app.engine_thread.jobs import (
-    Advances,
     CompareRequest,
-    HasSequences,
+    Engine,
+    EngineSession,
     Job,
-    OpenComparison,
     OpenRequest,
-    OpenSession,
     RunControl,
     RunRequest,
-    make_prompt,
 )
 from engine.errors import Cancelled, DraftscopeError
 from engine.trace.breaks import BreakRule, BreakWatch
+from engine.trace.run_ref import RunRef
+from engine.trace.same_model import same_model
 from engine.trace.store import TraceStore
+from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.compare.fidelity import Fidelity
-    from engine.session import Session
+
+
+@dataclass
+class _Going:
+    """The run in hand. A job that fails while it begins may have begun runs already: all from
+    `first` on are its own."""
+
+    store: TraceStore
+    first: int
+    job: Job | None = None
+    run: RunRef | None = None
+
+    def close(self, error: str) -> None:
+        """Give its runs an end where the engine gave them none; `error` if one ended them."""
+        for run_id in range(self.first, len(self.store.runs)):
+            run = TraceWriter(self.store, run_id)
+            if error:
+                run.fail(error)
+            else:
+                run.end(["stopped"])
 
 
 class EngineWorker:
-    """One thread, started at once. Public methods are for the window's side."""
+    """One thread for an engine. Public methods are for the window's side and return at once."""
 
-    def __init__(
-        self,
-        post: Post,
-        open_session: OpenSession,
-        inspect: Callable[[OpenRequest], ModelFiles],
-        compare: OpenComparison,
-    ) -> None:
-        self._post_out = post
-        self._open_session = open_session
-        self._inspect = inspect
-        self._open_comparison = compare
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+    def __init__(self, post: Post, engine: Engine) -> None:
+        self._post_out, self._engine = post, engine
         self._closed = threading.Event()
-        self._session: Session | None = None
+        self._session: EngineSession | None = None
         self._files: ModelFiles | None = None
+        """Those of the session in use."""
+        self._inspected: ModelFiles | None = None
+        """Those looked at last."""
+        self._stores: list[tuple[dict[str, Any], TraceStore]] = []
+        """A trace for every model that was opened, by the model's identity."""
         self._store = TraceStore()
-        self._job: Job | None = None
-        self._run_id = -1
+        self._going: _Going | None = None
         self._fidelity: Fidelity | None = None
         self._break_rules: tuple[BreakRule, ...] = ()
         self._watch = BreakWatch(self._store)
-        self._cancelled: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
-        self._thread.start()
+        self._to_cancel: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._executor = futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self._ending: futures.Future[None] | None = None
 
     def open(self, request: OpenRequest) -> None:
         """Inspect, then load; the session in use stays until the new one is complete."""
-        self._commands.put(lambda: self._open(request))
+        self._submit(lambda: self._open(request))
 
     def start(self, request: RunRequest, control: RunControl, rounds: int | None) -> None:
         """Begin a run and advance it by `rounds` (None = until it ends or is told to pause)."""
 
-        def begin(session: Session) -> tuple[Job, int]:
-            prompts = [make_prompt(session, text, request.chat) for text in request.texts]
-            run = session.start(prompts, request.options, self._store)
+        def begin(session: EngineSession) -> Job:
+            run = session.start(request, self._store)
+            facts = self._store.runs[run.run_id]
             if self._fidelity is not None:
-                self._store.runs[run.run_id]["fidelity"] = asdict(self._fidelity)
+                facts["fidelity"] = asdict(self._fidelity)
             if request.chat is not None:
-                self._store.runs[run.run_id]["chat"] = json.dumps(request.chat.kwargs)
-            return run, run.run_id
+                facts["chat"] = json.dumps(request.chat.kwargs)
+            return run
 
-        self._commands.put(lambda: self._start(begin, control, rounds))
+        self._submit(lambda: self._start(begin, control, rounds))
 
     def compare(self, request: CompareRequest, control: RunControl, rounds: int | None) -> None:
         """Begin a comparison of lanes; from there on it is a run like any other."""
-
-        def begin(session: Session) -> tuple[Job, int]:
-            run_id = len(self._store.runs)
-            return self._open_comparison(session, request, self._store), run_id
-
-        self._commands.put(lambda: self._start(begin, control, rounds))
+        self._submit(
+            lambda: self._start(
+                lambda session: session.compare(request, self._store), control, rounds
+            )
+        )
 
     def measure(self, request: OpenRequest, text: str) -> None:
         """Measure the session's compute mode against f32, on its own continuation of a text."""
-        self._commands.put(lambda: self._measure(request, text))
+        self._submit(lambda: self._measure(request, text))
 
     def advance(self, control: RunControl, rounds: int | None) -> None:
         """Go on with a paused run."""
-        self._commands.put(lambda: self._advance(control, rounds))
+        self._submit(lambda: self._advance(control, rounds))
 
     def set_break_rules(self, rules: tuple[BreakRule, ...]) -> None:
         """Pause at these conditions from the next round on."""
@@ -119,173 +133,167 @@ class EngineWorker:
 
     def cancel_sequence(self, seq_id: int) -> None:
         """End one sequence of the run before the next round."""
-        self._cancelled.put(seq_id)
-        self._commands.put(self._cancel_sequences)  # for a run that is paused
+        self._to_cancel.put(seq_id)
+        self._submit(self._cancel_sequences)  # for a run that is paused
 
-    def finish(self) -> None:
-        """End a paused run."""
-        self._commands.put(self._finish)
+    def finish(self) -> futures.Future[None] | None:
+        """End a paused run; what is returned is done when no run is in hand any more."""
+        return self._submit(self._finish)
 
     def close(self, timeout: float) -> bool:
-        """End the thread after the command in hand; False if it did not end in time.
+        """End the thread after the command in hand; False if it did not end in `timeout` seconds.
 
         The caller sets the flags that make the command in hand give up. No event is posted
         from here on.
         """
         self._closed.set()
-        self._commands.put(None)
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        if self._ending is None:
+            self._ending = self._executor.submit(self._leave)
+            self._executor.shutdown(wait=False)
+        ended, _ = futures.wait([self._ending], timeout)
+        if ended:
+            self._executor.shutdown()
+        return bool(ended)
 
-    # -- on the worker thread --------------------------------------------------------------
+    # -- on the engine's thread ------------------------------------------------------------
 
-    def _serve(self) -> None:
-        while (command := self._commands.get()) is not None:
-            if not self._closed.is_set():
-                command()
-        self._end_run()
+    def _submit(self, command: Callable[[], State | None]) -> futures.Future[None] | None:
+        return None if self._closed.is_set() else self._executor.submit(self._serve, command)
+
+    def _serve(self, command: Callable[[], State | None]) -> None:
+        """Run a command and tell the state that it leaves the engine in, if it is another."""
+        if self._closed.is_set():
+            return
+        state = None
+        try:
+            state = command()
+        except BaseException as error:  # nobody waits for what a thread raises
+            state = self._rest()
+            self._end_run(error)
+        finally:
+            if state is not None:
+                self._post(StateChanged(state))
 
     def _post(self, event: Event) -> None:
         if not self._closed.is_set():
             self._post_out(event)
 
-    def _open(self, request: OpenRequest) -> None:
+    def _rest(self) -> State:
+        if self._session is not None:
+            return State.READY
+        return State.EMPTY if self._inspected is None else State.INSPECTED
+
+    def _open(self, request: OpenRequest) -> State:
         self._end_run()
-        found: ModelFiles | None = None
+        self._inspected = None
         try:
-            found = self._inspect(request)
+            found = self._inspected = self._engine.inspect(request)
             self._post(Inspected(found))
             self._post(StateChanged(State.LOADING))
-            session = self._open_session(
-                request.target,
-                request.draft,
-                compute=request.compute,
-                progress=throttled(self._post),
-                cancelled=request.cancelled.is_set,
-            )
-        except Cancelled:
-            self._keep_old_session(found)
-        except Exception as error:
-            self._post(failure(error))
-            self._keep_old_session(found)
-        else:
-            self._replace_session(session, found, request.compute)
+            session = self._engine.open(request, throttled(self._post))
+        except BaseException:
+            if self._session is not None or self._inspected is None:
+                self._post(Inspected(self._files))  # what is in use, if anything is
+            raise
+        replaced, self._session = self._session, session
+        self._files, self._fidelity = found, None
+        self._store = self._store_of(found)
+        self._post(Loaded(found, request.compute, session.compute, self._store))
+        if replaced is not None:
+            replaced.close()
+        return State.READY
 
-    def _replace_session(self, session: Session, found: ModelFiles, mode: str) -> None:
-        replaced = None
-        same_model = self._files is not None and self._files.identity == found.identity
-        if not same_model and self._store.runs:
-            replaced, self._store = self._store, TraceStore()
-        self._session, self._files, self._fidelity = session, found, None
-        self._post(Loaded(found, mode, session.compute, self._store, replaced))
-        self._post(StateChanged(State.READY))
+    def _store_of(self, files: ModelFiles) -> TraceStore:
+        """The trace that takes the runs of a model: the one it had when it was opened before."""
+        for identity, store in self._stores:
+            if same_model(identity, files.identity):
+                return store
+        self._stores.append((files.identity, TraceStore()))
+        return self._stores[-1][1]
 
-    def _keep_old_session(self, found: ModelFiles | None) -> None:
-        if self._session is not None:
-            self._post(Inspected(self._files))
-            self._post(StateChanged(State.READY))
-        elif found is not None:
-            self._post(StateChanged(State.INSPECTED))
-        else:
-            self._post(Inspected(None))
-            self._post(StateChanged(State.EMPTY))
-
-    def _measure(self, request: OpenRequest, text: str) -> None:
-        from engine.compare.fidelity import N_TOKENS, greedy_text, measure_fidelity
-
+    def _measure(self, request: OpenRequest, text: str) -> State:
         self._end_run()
         session = self._session
-        if session is None:
-            return
-        cancelled = request.cancelled.is_set
-        try:
-            report = throttled(self._post)
-            report(0, 1, "writing a text to measure on")
-            tokens = greedy_text(session, text, N_TOKENS, cancelled)
-            reference = session
-            if session.compute != request.compute:
-                reference = self._open_session(
-                    request.target,
-                    None,
-                    compute=request.compute,
-                    progress=report,
-                    cancelled=cancelled,
-                )
-            report(0, 1, "comparing logits with f32")
-            self._fidelity = measure_fidelity(session, reference, tokens)
-        except Cancelled:
-            pass
-        except Exception as error:
-            self._post(failure(error))
-        else:
+        if session is not None:
+            report, cancelled = throttled(self._post), request.cancelled.is_set
+            self._fidelity = session.measure(text, report, cancelled)
             for facts in self._store.runs.values():
                 if facts.get("compute") == session.compute:
                     facts["fidelity"] = asdict(self._fidelity)
             self._post(Measured(self._fidelity))
-        self._post(StateChanged(State.READY))
+        return self._rest()
 
     def _start(
-        self, begin: Callable[[Session], tuple[Job, int]], control: RunControl, rounds: int | None
-    ) -> None:
+        self, begin: Callable[[EngineSession], Job], control: RunControl, rounds: int | None
+    ) -> State:
         self._end_run()
         if self._session is None:
-            return
-        try:
-            self._job, self._run_id = begin(self._session)
-        except Exception as error:
-            self._post(failure(error))
-            self._post(StateChanged(State.FAILED))
-            return
-        self._watch = BreakWatch(self._store)
-        self._post(RunStarted(self._run_id))
-        self._advance(control, rounds)
+            return self._rest()
+        store = self._store
+        self._watch = BreakWatch(store)
+        going = self._going = _Going(store, len(store.runs))
+        going.job = begin(self._session)
+        going.run = RunRef(store, going.job.run_id)
+        self._post(RunStarted(going.run))
+        return self._advance(control, rounds)
 
-    def _advance(self, control: RunControl, rounds: int | None) -> None:
-        job = self._job
+    def _advance(self, control: RunControl, rounds: int | None) -> State:
+        job = None if self._going is None else self._going.job
         if job is None:
-            return
+            return self._rest()
         done = 0
-        try:
-            while not control.stop.is_set():
-                if control.pause.is_set() or done == rounds:
-                    self._post(StateChanged(State.PAUSED))
-                    return
-                self._cancel_sequences()
-                # whoever counts rounds, or wants to stop behind one, sees every single one
-                at_once = rounds is None and not self._break_rules
-                more = job.advance() if at_once and isinstance(job, Advances) else job.step()
-                hit = self._watch.check(self._break_rules)
-                if hit is not None:
-                    self._post(Broke(hit))
-                if not more:
-                    break
-                done += 1
-                if hit is not None and not control.stop.is_set():
-                    self._post(StateChanged(State.PAUSED))
-                    return
-            self._finish()
-        except Exception as error:
-            self._job = None
-            self._post(failure(error))
-            self._post(RunEnded(self._run_id))
-            self._post(StateChanged(State.FAILED))
+        while not control.stop.is_set():
+            if control.pause.is_set() or done == rounds:
+                return State.PAUSED
+            self._cancel_sequences()
+            # whoever counts rounds, or wants to stop behind one, sees every single one
+            at_once = rounds is None and not self._break_rules
+            more = job.advance() if at_once else job.step()
+            hit = self._watch.check(self._break_rules)
+            if hit is not None:
+                self._post(Broke(hit))
+            if not more:
+                break
+            done += 1
+            if hit is not None and not control.stop.is_set():
+                return State.PAUSED
+        return self._finish()
 
     def _cancel_sequences(self) -> None:
-        while not self._cancelled.empty():
-            seq_id = self._cancelled.get()
-            if isinstance(self._job, HasSequences):
+        while not self._to_cancel.empty():
+            seq_id = self._to_cancel.get()
+            if self._going is not None and self._going.job is not None:
                 try:
-                    self._job.cancel(seq_id)
-                except DraftscopeError as error:
+                    self._going.job.cancel(seq_id)
+                except DraftscopeError as error:  # a refusal, not a failure: the run goes on
                     self._post(failure(error))
 
-    def _finish(self) -> None:
-        if self._job is not None:
-            self._end_run()
-            self._post(StateChanged(State.READY))
+    def _finish(self) -> State:
+        self._end_run()
+        return self._rest()
 
-    def _end_run(self) -> None:
-        job, self._job = self._job, None
-        if job is not None:
-            job.stop()
-            self._post(RunEnded(self._run_id))
+    def _end_run(self, error: BaseException | None = None) -> None:
+        """Take leave of the run in hand, if there is one, whatever its job raises.
+
+        error: what ended the command in hand; it is told, and recorded as the end of the run.
+        """
+        errors = [] if error is None or isinstance(error, Cancelled) else [error]
+        going, self._going = self._going, None
+        if going is not None and going.job is not None:
+            try:
+                going.job.stop()
+            except BaseException as another:
+                errors.append(another)
+        told = [failure(one) for one in errors]
+        for failed in told:
+            self._post(failed)
+        if going is not None:
+            going.close(told[0].message if told else "")
+            if going.run is not None:
+                self._post(RunEnded(going.run))
+
+    def _leave(self) -> None:
+        self._end_run()
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()

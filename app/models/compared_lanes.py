@@ -8,14 +8,15 @@ from app.models.row_index import RowIndex
 from app.models.token_text import line_text
 from engine.trace.lane_kinds import NOISE, REFERENCE
 from engine.trace.records import EMITTED_KINDS, MISSING
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.verdict import LaneVerdict, judge_lanes
 
 
-def lanes_of(store: TraceStore, run_id: int) -> tuple[int, ...]:
+def lanes_of(run: RunRef) -> tuple[RunRef, ...]:
     """Runs of the comparison that a run is a lane of, reference first; () for any other run."""
-    runs = store.runs
-    first = run_id
+    runs = run.store.runs
+    first = run.run_id
     while runs.get(first, {}).get("lane", REFERENCE) != REFERENCE:
         first -= 1
     if runs.get(first, {}).get("lane") != REFERENCE:
@@ -23,26 +24,25 @@ def lanes_of(store: TraceStore, run_id: int) -> tuple[int, ...]:
     stop = first + 1
     while runs.get(stop, {}).get("lane", REFERENCE) != REFERENCE:
         stop += 1
-    return tuple(range(first, stop))
+    return tuple(map(run.sibling, range(first, stop)))
 
 
-def latest_lanes(store: TraceStore) -> tuple[int, ...]:
+def latest_lanes(store: TraceStore) -> tuple[RunRef, ...]:
     """The lanes of the comparison begun last, () without any."""
     for run_id in range(len(store.runs) - 1, -1, -1):
-        if lanes := lanes_of(store, run_id):
+        if lanes := lanes_of(RunRef(store, run_id)):
             return lanes
     return ()
 
 
-def run_to_show(store: TraceStore, run_id: int) -> int:
+def run_to_show(run: RunRef) -> RunRef:
     """What other views show of a comparison: the first lane that drafts and rolls back."""
-    lanes = lanes_of(store, run_id)
-    policies = (run for run in lanes if _first_word(store, run) not in (REFERENCE, NOISE))
-    return next(policies, run_id)
+    policies = (lane for lane in lanes_of(run) if _first_word(lane) not in (REFERENCE, NOISE))
+    return next(policies, run)
 
 
-def _first_word(store: TraceStore, run_id: int) -> str:
-    return str(store.runs[run_id]["lane"]).partition(",")[0]
+def _first_word(lane: RunRef) -> str:
+    return str(lane.facts["lane"]).partition(",")[0]
 
 
 class ComparedLanes:
@@ -81,9 +81,14 @@ class ComparedLanes:
         self.verdicts = dict(zip(self.run_ids, judged, strict=True))
         self.bounds = {run: verdict.bound for run, verdict in self.verdicts.items()}
 
+    @property
+    def runs(self) -> tuple[RunRef, ...]:
+        """The lanes, the reference lane first."""
+        return tuple(RunRef(self.store, run_id) for run_id in self.run_ids)
+
     def is_noise(self, run_id: int) -> bool:
         """Whether a lane only tells what the widths of batches do."""
-        return _first_word(self.store, run_id) == NOISE
+        return _first_word(RunRef(self.store, run_id)) == NOISE
 
     @property
     def seq_ids(self) -> list[int]:

@@ -10,7 +10,7 @@ from PySide6.QtCore import QModelIndex, QObject, Qt
 
 from app.looks.theme import Theme, icon
 from app.models.column_table import ColumnTable, TableColumn
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 SEVERITIES = ("error", "warning", "info")
 _COLUMNS = (
@@ -31,7 +31,7 @@ _LONG = ("lane", "message", "evidence", "suggestion")
 class Finding:
     """One row of the findings table; round and seq None = it is about the whole run."""
 
-    run_id: int
+    run: RunRef
     round: int | None
     seq: int | None
     rule: str
@@ -48,33 +48,31 @@ class FindingTable(ColumnTable):
     def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
         super().__init__(_COLUMNS, parent)
         self.findings: list[Finding] = []
-        self._store: TraceStore | None = None
-        self._run_ids: tuple[int, ...] = ()
+        self._runs: tuple[RunRef, ...] = ()
         self._n_read = 0
         self.retheme(theme)
 
-    def show_runs(self, store: TraceStore | None, run_ids: tuple[int, ...]) -> None:
-        """Show the findings of these runs."""
+    def show_runs(self, runs: tuple[RunRef, ...]) -> bool:
+        """Show the findings of these runs of one trace; whether they are not those on show."""
+        if runs == self._runs:
+            return False
         self.beginResetModel()
-        self._store, self._run_ids, self._n_read = store, run_ids, 0
+        self._runs, self._n_read = runs, 0
         self.findings = []
         self.endResetModel()
         self.grow()
-
-    def shows(self, store: TraceStore | None, run_ids: tuple[int, ...]) -> bool:
-        """Whether these are the runs on show."""
-        return store is self._store and run_ids == self._run_ids
+        return True
 
     def grow(self) -> bool:
         """Add what has been found since; whether it was anything."""
-        if self._store is None:
+        if not self._runs:
             return False
-        table = self._store.findings
+        table = self._runs[0].store.findings
         start, stop = self._n_read, len(table)
         if start == stop:
             return False
         self._n_read = stop
-        mine = np.isin(table.column("run_id", start, stop), self._run_ids)
+        mine = np.isin(table.column("run_id", start, stop), [run.run_id for run in self._runs])
         new = [self._finding(start + int(row)) for row in np.flatnonzero(mine)]
         if new:
             self.beginInsertRows(
@@ -104,11 +102,11 @@ class FindingTable(ColumnTable):
         return None
 
     def _finding(self, row: int) -> Finding:
-        assert self._store is not None
-        facts = self._store.findings.row(row)
-        run = self._store.runs.get(facts["run_id"], {})
+        store = self._runs[0].store
+        facts = store.findings.row(row)
+        run = RunRef(store, facts["run_id"])
         return Finding(
-            facts["run_id"],
+            run,
             facts["round"],
             facts["seq_id"],
             facts["rule"],
@@ -116,5 +114,5 @@ class FindingTable(ColumnTable):
             facts["message"],
             facts["evidence"],
             facts.get("suggestion", ""),
-            str(run.get("lane", "")),
+            str(run.facts.get("lane", "")),
         )

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.options import ROLLBACK_POLICIES, RunOptions
+from engine.draft.registry import DRAFTERS
+from engine.draft.spec import Sizing
+from engine.memory.policies import POLICIES, Policy, memory_sizes
+from engine.options import RunOptions
 
 if TYPE_CHECKING:
     from engine.model.info import ModelInfo
@@ -55,30 +58,23 @@ def estimate(
     for their size in the file."""
     n_ctx = options.n_ctx or min(info.n_ctx_train, LONGEST_CONTEXT)
     types, n_rs_seq = options.spec.types, options.snapshots
-    parts = info.memory(n_seqs, n_rs_seq, n_ctx, options.rollback, compute)
+    parts = memory_sizes(info, n_seqs, n_rs_seq, n_ctx, options.rollback, compute)
     sizes = {"weights": parts["weights"], "KV": parts["kv"], "state": parts["state"]}
     policies: tuple[PolicyCost, ...] = ()
     if types:
-        policies = tuple(
-            policy_cost(info, options, n_seqs, n_ctx, name) for name in ROLLBACK_POLICIES
-        )
+        policies = tuple(policy_cost(info, options, n_seqs, policy) for policy in POLICIES.values())
         mine = next(cost for cost in policies if cost.policy == options.rollback)
         sizes[options.rollback if n_rs_seq else "checkpoint"] = mine.total
-    if "draft-simple" in types and draft_info is not None:
-        needed = draft_info.memory(n_seqs, options.spec.n_max, n_ctx, "ring", compute)
-        sizes["draft model"] = needed["total"]
+    sizing = Sizing(draft_info, n_seqs, n_ctx, compute)
+    for drafter in (DRAFTERS[name] for name in types):
+        if drafter.needs and (own := drafter.n_bytes(drafter.options_in(options.spec), sizing)):
+            sizes[drafter.needs.name] = own
     return MemoryEstimate(n_seqs, n_ctx, n_rs_seq, sizes, policies)
 
 
-def policy_cost(
-    info: ModelInfo, options: RunOptions, n_seqs: int, n_ctx: int, policy: str
-) -> PolicyCost:
+def policy_cost(info: ModelInfo, options: RunOptions, n_seqs: int, policy: Policy) -> PolicyCost:
     """What these options would cost under a policy. Without snapshots, checkpoints are taken."""
-    n_units = replace(options, rollback=policy).snapshots
-    if not n_units:
-        saved = info.memory(1, 0, n_ctx, "checkpoint")["checkpoint"]
-        return PolicyCost(policy, saved, 1, n_seqs)
-    kept = info.memory(1, n_units, n_ctx, policy)["snapshots"]
-    if policy == "replay":
-        n_units += 1  # a log entry for the token before those that can be undone
-    return PolicyCost(policy, kept // n_units, n_units, n_seqs)
+    n_snapshots = replace(options, rollback=policy.name).snapshots
+    if not n_snapshots:
+        return PolicyCost(policy.name, info.state_bytes, 1, n_seqs)
+    return PolicyCost(policy.name, *policy.kept(info, n_snapshots), n_seqs)

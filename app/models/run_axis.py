@@ -6,7 +6,7 @@ import numpy as np
 
 from app.models.grown import Grown
 from app.models.run_rows import RunRows
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 UNITS = {"round": "round", "token": "emitted tokens", "time": "time, s"}
 """What can be counted on the axis, and its label."""
@@ -17,38 +17,42 @@ class RunAxis:
 
     unit "round": round n covers n - 0.5 … n + 0.5. "token": from the tokens that the run had
     emitted before to those after, over all sequences. "time": from the end of the round before to
-    its own end, seconds without pauses. A round not yet closed has no width in the last two.
+    its own end, seconds without pauses. A round that has no rows has no width in the last two.
     """
 
     def __init__(self) -> None:
         self.unit = "round"
         self.rows: RunRows | None = None
-        self._ends = {"token": Grown(np.float64), "time": Grown(np.float64)}
+        self._forget()
 
-    def read(self, store: TraceStore, run_id: int) -> None:
+    def read(self, run: RunRef) -> None:
         """Take in the rounds that the run has by now."""
         rows = self.rows
-        if rows is None or rows.table is not store.rounds or rows.run_id != run_id:
-            self.rows = rows = RunRows(store.rounds, run_id)
-            self._ends = {name: Grown(np.float64) for name in self._ends}
+        if rows is None or rows.run != run:
+            self.rows = rows = RunRows(run, "rounds")
+            self._forget()
         start, stop = rows.read()
         if start == stop:
             return
-        rounds = rows.rounds.values[start:stop]
+        rounds, firsts = np.unique(rows.rounds.values[start:stop], return_index=True)
         emitted = np.maximum(rows.column("num_emitted", start, stop), 0)
         seconds = np.nan_to_num(rows.column("t_ms", start, stop)) / 1e3
+        emitted = np.add.reduceat(emitted, firsts)
+        seconds = np.maximum.reduceat(seconds, firsts)
         tokens, times = self._ends["token"], self._ends["time"]
-        first, n = len(tokens), int(rounds[-1]) + 1
-        late = rounds < first  # rows of a round whose other rows were read before
-        for round_, more, end in zip(rounds[late], emitted[late], seconds[late], strict=True):
-            tokens.values[round_:] += more
-            times.values[round_:] = np.maximum(times.values[round_:], end)
-        new = np.zeros((2, max(0, n - first)))
-        np.add.at(new[0], rounds[~late] - first, emitted[~late])
-        np.maximum.at(new[1], rounds[~late] - first, seconds[~late])
+        if len(self._rounds) and rounds[0] == self._rounds.values[-1]:  # its other rows came before
+            tokens.values[-1] += emitted[0]
+            times.values[-1] = max(times.values[-1], seconds[0])
+            rounds, emitted, seconds = rounds[1:], emitted[1:], seconds[1:]
         before = [float(ends.values[-1]) if len(ends) else 0.0 for ends in (tokens, times)]
-        tokens.add(before[0] + np.cumsum(new[0]))
-        times.add(np.maximum(before[1], np.maximum.accumulate(new[1])))
+        self._rounds.add(rounds)
+        tokens.add(before[0] + np.cumsum(emitted))
+        times.add(np.maximum(before[1], np.maximum.accumulate(seconds)))
+
+    def _forget(self) -> None:
+        self._rounds = Grown(np.int64)
+        """Those that have rows, ascending; `_ends` is about the same."""
+        self._ends = {"token": Grown(np.float64), "time": Grown(np.float64)}
 
     def starts(self, rounds: np.ndarray) -> np.ndarray:
         """Left edges of rounds, float64 of the same shape."""
@@ -71,8 +75,10 @@ class RunAxis:
         do not exist."""
         if self.unit == "round":
             return np.floor(np.asarray(x) + 0.5).astype(np.int64)
+        rounds = self._rounds.values
+        beyond = rounds[-1:] + 1 if len(rounds) else np.zeros(1, np.int64)
         found = np.searchsorted(self._ends[self.unit].values, x, side="right")
-        return np.where(np.asarray(x) < 0, -1, found)
+        return np.where(np.asarray(x) < 0, -1, np.append(rounds, beyond)[found])
 
     def between(self, left: float, right: float) -> tuple[int, int]:
         """The first round in this part of the axis, and the one behind the last; the last may not
@@ -101,7 +107,5 @@ class RunAxis:
         return f"round {round_} · {where}"
 
     def _end(self, rounds: np.ndarray) -> np.ndarray:
-        ends = self._ends[self.unit].values
-        if not len(ends):
-            return np.zeros(rounds.shape)
-        return np.where(rounds < 0, 0.0, ends[np.clip(rounds, 0, len(ends) - 1)])
+        at = np.searchsorted(self._rounds.values, rounds, side="right")
+        return np.append(0.0, self._ends[self.unit].values)[at]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from app.models.live_numbers import LiveNumbers
+from app.models.live_numbers import LiveNumbers, significant
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import timings
 
@@ -13,10 +14,19 @@ RUNNING = "going on"
 
 
 @dataclass(frozen=True, slots=True)
+class ModelRuns:
+    """The trace that takes the runs of a model."""
+
+    model: str
+    store: TraceStore
+
+
+@dataclass(frozen=True, slots=True)
 class RunRow:
     """One run as a line of a list; None is not observed. ended: its figures do not change."""
 
-    run_id: int
+    run: RunRef
+    model: str
     title: str
     tokens: int
     acceptance: float | None
@@ -26,19 +36,20 @@ class RunRow:
     ended: bool
 
 
-def run_row(store: TraceStore, run_id: int) -> RunRow:
+def run_row(run: RunRef, model: str = "") -> RunRow:
     """Read a run's facts and figures as they are now."""
-    facts = store.runs[run_id]
-    numbers = LiveNumbers.read(store, run_id)
-    stops = facts.get("stops")
-    tokens = int(timings(store, run_id)["predicted_n"])
+    facts = run.facts
+    stops = facts.get("stops")  # before the figures: if the run had ended, they are final
+    numbers = LiveNumbers.read(run.store, run.run_id)
+    tokens = int(timings(run.store, run.run_id)["predicted_n"])
     return RunRow(
-        run_id,
+        run,
+        model,
         run_title(facts),
         tokens,
         numbers.acceptance,
         numbers.tokens_per_second,
-        _stop(stops, str(facts.get("lane_error", ""))),
+        _stop(stops, str(facts.get("lane_error") or facts.get("error", ""))),
         run_marks(facts),
         stops is not None,
     )
@@ -109,8 +120,8 @@ def fidelity_text(found: dict[str, Any]) -> str:
     """The fields of a Fidelity: "int8 against f32 over 131 tokens: NMSE …, KL … nats, …"."""
     return (
         f"{found['compute']} against f32 over {found['n_tokens']} tokens: "
-        f"NMSE {found['nmse']:.3g}, KL {found['kl']:.3g} nats, "
-        f"same top-1 {100 * found['top1']:.3g} %"
+        f"NMSE {significant(found['nmse'])}, KL {significant(found['kl'])} nats, "
+        f"same top-1 {significant(found['top1'] and 100 * found['top1'])} %"
     )
 
 

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from app.models.run_axis import RunAxis
 from app.models.run_rows import RunRows
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 
 class RunOverlay:
-    """over: id of the run on show. Nothing is read from the trace before somebody asks; plots
-    share what was read."""
+    """over: the run on show, of the same trace. Nothing is read from the trace before somebody
+    asks; plots share what was read."""
 
-    def __init__(self, store: TraceStore, run_id: int, over: int) -> None:
-        self.store, self.run_id, self.over = store, run_id, over
+    def __init__(self, run: RunRef, over: RunRef) -> None:
+        self.run, self.over = run, over
         self._axis = RunAxis()
 
     @property
     def name(self) -> str:
         """The run in words."""
-        return f"run {self.run_id}"
+        return str(self.run)
 
     def axis(self, unit: str) -> RunAxis:
         """Where the rounds that the run has by now lie, in a unit of `RunAxis`; the first begins
         where the first of the run on show does."""
         self._axis.unit = unit
-        self._axis.read(self.store, self.run_id)
+        self._axis.read(self.run)
         return self._axis
 
     def rows(self) -> RunRows:

@@ -8,15 +8,15 @@ import numpy as np
 
 from app.models.grown import Grown
 from engine.trace.records import PHASES
+from engine.trace.run_ref import RunRef
 from engine.trace.step_sums import StepSums
-from engine.trace.store import Table
 
 
 class RunRows:
     """Rows of a run, numbered from 0 in the order written, which is the order of rounds."""
 
-    def __init__(self, table: Table, run_id: int) -> None:
-        self.table, self.run_id = table, run_id
+    def __init__(self, run: RunRef, table: str) -> None:
+        self.run, self.table = run, run.store.tables[table]
         self.rounds = Grown(np.int64)
         self._rows = Grown(np.int64)
         self._next = 0
@@ -28,7 +28,7 @@ class RunRows:
         """Take in what has joined the table; start and stop of the new rows."""
         start, stop, first = self._next, len(self.table), len(self._rows)
         self._next = stop
-        rows = start + np.flatnonzero(self.table.column("run_id", start, stop) == self.run_id)
+        rows = start + np.flatnonzero(self.table.column("run_id", start, stop) == self.run.run_id)
         self._rows.add(rows)
         self.rounds.add(self.table.column("round", 0, stop)[rows])
         return first, len(self._rows)

@@ -1,7 +1,8 @@
-"""The runs of a session as a table."""
+"""The runs of all models of a session as a table."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from PySide6.QtCore import QObject, Qt
@@ -10,11 +11,12 @@ from PySide6.QtGui import QFont
 from app.looks.theme import Theme, icon
 from app.models.column_table import ColumnTable, TableColumn
 from app.models.live_numbers import significant
-from app.models.run_facts import RunRow, run_row
-from engine.trace.store import TraceStore
+from app.models.run_facts import ModelRuns, RunRow, run_row
+from engine.trace.run_ref import RunRef
 
 _COLUMNS = (
-    TableColumn("run", "run", "Number of the run, in the order of starting"),
+    TableColumn("run", "run", "Number of the run, in the order of starting with its model"),
+    TableColumn("model", "model", "Model that ran", True),
     TableColumn("title", "lane or drafters", "Lane of a comparison, else what drafts", True),
     TableColumn("tokens", "tokens", "Tokens generated, all sequences"),
     TableColumn("acceptance", "acceptance", "Accepted / drafted"),
@@ -25,15 +27,15 @@ _COLUMNS = (
 
 
 class RunTable(ColumnTable):
-    """Runs in the order of starting; those that the user hid are left out."""
+    """Runs by model, in the order of starting; those that the user hid are left out."""
 
     def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
         super().__init__(_COLUMNS, parent)
         self.rows: list[RunRow] = []
-        self._store: TraceStore | None = None
-        self._hidden: set[int] = set()
-        self._shown: int | None = None
-        self._overlaid: int | None = None
+        self._recorded: Sequence[ModelRuns] = ()
+        self._hidden: set[RunRef] = set()
+        self._shown: RunRef | None = None
+        self._overlaid: RunRef | None = None
         self.retheme(theme)
 
     @property
@@ -41,58 +43,81 @@ class RunTable(ColumnTable):
         return len(self._hidden)
 
     @property
-    def shown(self) -> int | None:
+    def shown(self) -> RunRef | None:
         """The run that the other views show."""
         return self._shown
 
     @property
-    def overlaid(self) -> int | None:
+    def overlaid(self) -> RunRef | None:
         """The run that lies over it."""
         return self._overlaid
 
-    def set_overlaid(self, run_id: int | None) -> None:
+    def set_overlaid(self, run: RunRef | None) -> None:
         """Mark the run that lies over the one on show, and list it even if it was hidden."""
-        self._overlaid = run_id
-        self._hidden.discard(-1 if run_id is None else run_id)
-        self.refresh()
+        self._overlaid = run
+        self._list(run)
 
-    def other(self, chosen: int | None) -> int | None:
+    def can_overlay(self, run: RunRef) -> bool:
+        """Whether a run may be laid over the one on show: another one of the same trace."""
+        return self._shown is not None and run != self._shown and run.store is self._shown.store
+
+    def other(self, chosen: RunRef | None) -> RunRef | None:
         """A run to lay over the one on show: the chosen one, else the newest other."""
-        others = [row.run_id for row in self.rows if row.run_id != self._shown]
-        return chosen if chosen in others else max(others, default=None)
+        others = [row.run for row in self.rows if self.can_overlay(row.run)]
+        return chosen if chosen in others else next(reversed(others), None)
 
-    def set_store(self, store: TraceStore | None, shown: int | None) -> None:
-        """List the runs of a trace and mark the one on show."""
-        self._shown = shown
-        if store is not self._store:
-            self.beginResetModel()
-            self._store, self._hidden, self.rows = store, set(), []
-            self.endResetModel()
-        self._hidden.discard(-1 if shown is None else shown)
+    @property
+    def n_models(self) -> int:
+        """Models that have runs in the list."""
+        return len({id(row.run.store) for row in self.rows})
+
+    def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
+        """List the runs of these models, unless the run on show is of no such trace."""
+        self._recorded = recorded
         self.refresh()
+
+    def show_run(self, run: RunRef | None) -> None:
+        """Mark the run on show."""
+        self._shown = run
+        self._list(run)
+
+    def _list(self, run: RunRef | None) -> None:
+        if run is not None:
+            self._hidden.discard(run)
+        self.refresh()
+
+    def _traces(self) -> Sequence[ModelRuns]:
+        """Those of the session; the one that was opened from disk, if a run of it is on show."""
+        shown = self._shown
+        if shown is None or any(runs.store is shown.store for runs in self._recorded):
+            return self._recorded
+        return (ModelRuns("", shown.store),)
 
     def refresh(self) -> None:
         """Take in new runs, and the figures of those that had not ended."""
-        store = self._store
-        if store is None:
-            return
-        known = {row.run_id: row for row in self.rows}
-        wanted = [run_id for run_id in range(len(store.runs)) if run_id not in self._hidden]
-        if wanted != list(known):
+        known = {row.run: row for row in self.rows}
+        found = [
+            (RunRef(runs.store, run_id), runs.model)
+            for runs in self._traces()
+            for run_id in range(len(runs.store.runs))
+        ]
+        self._hidden &= {run for run, _ in found}  # and nothing of a trace that was closed is held
+        wanted = [(run, model) for run, model in found if run not in self._hidden]
+        if [run for run, _ in wanted] != list(known):
             self.beginResetModel()
-            self.rows = [known.get(run_id) or run_row(store, run_id) for run_id in wanted]
+            self.rows = [known.get(run) or run_row(run, model) for run, model in wanted]
             self.endResetModel()
         for i, row in enumerate(self.rows):
             if not row.ended:
-                self.rows[i] = run_row(store, row.run_id)
+                self.rows[i] = run_row(row.run, row.model)
         if self.rows:
             last = self.index(len(self.rows) - 1, len(_COLUMNS) - 1)
             self.dataChanged.emit(self.index(0, 0), last)
 
-    def hide_run(self, run_id: int) -> None:
+    def hide_run(self, run: RunRef) -> None:
         """Leave a run out of the list; it stays in the trace. Not the one on show."""
-        if run_id != self._shown:
-            self._hidden.add(run_id)
+        if run != self._shown:
+            self._hidden.add(run)
             self.refresh()
 
     def show_all(self) -> None:
@@ -100,9 +125,9 @@ class RunTable(ColumnTable):
         self._hidden.clear()
         self.refresh()
 
-    def row_of(self, run_id: int | None) -> int | None:
+    def row_of(self, run: RunRef | None) -> int | None:
         """Where a run is in the list."""
-        return next((i for i, row in enumerate(self.rows) if row.run_id == run_id), None)
+        return next((i for i, row in enumerate(self.rows) if row.run == run), None)
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
@@ -120,8 +145,8 @@ class RunTable(ColumnTable):
             return _text(run, name)
         if role == Qt.ItemDataRole.DecorationRole and name == "run":
             icons = {self._overlaid: self._overlaid_icon, self._shown: self._shown_icon}
-            return icons.get(run.run_id)
-        if role == Qt.ItemDataRole.FontRole and run.run_id == self._shown:
+            return icons.get(run.run)
+        if role == Qt.ItemDataRole.FontRole and run.run == self._shown:
             font = QFont()
             font.setBold(True)
             return font
@@ -132,7 +157,8 @@ class RunTable(ColumnTable):
 
 def _text(row: RunRow, name: str) -> str:
     return {
-        "run": str(row.run_id),
+        "run": str(row.run.run_id),
+        "model": row.model,
         "title": row.title,
         "tokens": f"{row.tokens:,}",
         "acceptance": significant(row.acceptance),

@@ -10,6 +10,7 @@ import numpy as np
 
 from app.models.position import Position
 from app.models.token_text import line_text
+from engine.trace.run_ref import RunRef
 from engine.trace.store import Table, TraceStore
 
 Facts = dict[str, Any]
@@ -55,8 +56,9 @@ class Step:
         return line_text(self.store.pieces.get(token_id, b""), token_id)
 
 
-def read_step(store: TraceStore, run_id: int, seq_id: int, round_: int) -> Step | None:
+def read_step(run: RunRef, seq_id: int, round_: int) -> Step | None:
     """A round of one sequence; None where the run has no such round."""
+    store, run_id = run.store, run.run_id
     rows = _rows(store.rounds, run_id, round_, seq_id)
     if not len(rows):
         return None
@@ -79,20 +81,20 @@ def read_step(store: TraceStore, run_id: int, seq_id: int, round_: int) -> Step 
     )
 
 
-def newest_round(store: TraceStore, run_id: int) -> tuple[int, int] | None:
+def newest_round(run: RunRef) -> tuple[int, int] | None:
     """(sequence, round) of the last row of a run, None without any."""
-    n = len(store.rounds)
-    rows = np.flatnonzero(store.rounds.column("run_id", 0, n) == run_id)
+    table, n = run.store.rounds, len(run.store.rounds)
+    rows = np.flatnonzero(table.column("run_id", 0, n) == run.run_id)
     if not len(rows):
         return None
-    seq_id, round_ = (store.rounds.column(name)[rows[-1]] for name in ("seq_id", "round"))
+    seq_id, round_ = (table.column(name)[rows[-1]] for name in ("seq_id", "round"))
     return int(seq_id), int(round_)
 
 
-def neighbour(store: TraceStore, run_id: int, seq_id: int, round_: int, step: int) -> int | None:
+def neighbour(run: RunRef, seq_id: int, round_: int, step: int) -> int | None:
     """The next (+1) or previous (-1) round that a sequence took part in, None beyond its ends."""
-    table, n = store.rounds, len(store.rounds)
-    mine = table.column("run_id", 0, n) == run_id
+    table, n = run.store.rounds, len(run.store.rounds)
+    mine = table.column("run_id", 0, n) == run.run_id
     mine &= table.column("seq_id", 0, n) == seq_id
     rounds = table.column("round", 0, n)[mine]
     others = rounds[rounds > round_] if step > 0 else rounds[rounds < round_]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from app.models.live_numbers import NOT_OBSERVED, significant
 from app.models.step import Facts, Step
 from app.models.units import format_bytes
-from engine.trace.records import DRAFT_REASONS, PHASES
+from engine.draft.registry import meaning
+from engine.trace.records import PHASES
 
 _PATH_TIPS = {
     "none": "Nothing had to be undone",
@@ -85,7 +86,7 @@ def _draft(step: Step) -> list[Fact]:
             parts.append(f"match at {one['match_pos']:,}")
         if one["reason"]:
             parts.append(one["reason"])
-        tip = f"{DRAFT_REASONS.get(one['reason'], 'A full draft')}; {_ms(one['draft_ms'])}"
+        tip = f"{meaning(one['reason']) or 'A full draft'}; {_ms(one['draft_ms'])}"
         lines.append(Fact(one["drafter"], ", ".join(parts), tip))
     return lines
 

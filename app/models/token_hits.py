@@ -117,7 +117,7 @@ class _Columns:
         """Row of the rounds table for each token, -1 while it is not written."""
         if self._of_round is None:
             table, n = self._store.rounds, len(self._store.rounds)
-            mine = table.column("run_id", 0, n) == self._stream.run_id
+            mine = table.column("run_id", 0, n) == self._stream.run.run_id
             mine &= table.column("seq_id", 0, n) == self._stream.seq_id
             rows = np.flatnonzero(mine)
             known = table.column("round", 0, n)[rows]

@@ -10,7 +10,7 @@ import numpy as np
 
 from app.models.token_text import display_text, inline_newlines, styled_newlines
 from engine.trace.records import EMITTED_KINDS, GHOST_KINDS, TOKEN_KINDS
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 KIND = {kind: code for code, kind in enumerate(TOKEN_KINDS)}
 GHOSTS = frozenset(KIND[kind] for kind in GHOST_KINDS)
@@ -34,9 +34,8 @@ class TokenStream:
     adds none; only a replayed row that repeats nothing is shown as a token of its own.
     """
 
-    def __init__(self, store: TraceStore, run_id: int, seq_id: int) -> None:
-        self.store = store
-        self.run_id = run_id
+    def __init__(self, run: RunRef, seq_id: int) -> None:
+        self.run, self.store = run, run.store
         self.seq_id = seq_id
         self.texts: list[str] = []
         self.kinds = bytearray()
@@ -126,9 +125,8 @@ class TokenStream:
 class RunStreams:
     """The streams of all sequences of one run, read from the tokens table as it grows."""
 
-    def __init__(self, store: TraceStore, run_id: int) -> None:
-        self.store = store
-        self.run_id = run_id
+    def __init__(self, run: RunRef) -> None:
+        self.run, self.store = run, run.store
         self.by_seq: dict[int, TokenStream] = {}
         self._next_row = 0
         self._kind_of_code = np.full(0, -1, np.int64)
@@ -146,13 +144,13 @@ class RunStreams:
         if start == stop:
             return set()
         self._next_row = stop
-        mine = table.column("run_id", start, stop) == self.run_id
+        mine = table.column("run_id", start, stop) == self.run.run_id
         kinds = self._kinds(table.column("kind", start, stop))
         seq_ids = table.column("seq_id", start, stop)
         found = {int(seq_id) for seq_id in np.unique(seq_ids[mine])}
         for seq_id in sorted(found):
             if seq_id not in self.by_seq:
-                self.by_seq[seq_id] = TokenStream(self.store, self.run_id, seq_id)
+                self.by_seq[seq_id] = TokenStream(self.run, seq_id)
             at = np.flatnonzero(mine & (seq_ids == seq_id) & (kinds >= 0))
             if len(at):
                 self.by_seq[seq_id].append(at + start, kinds[at])

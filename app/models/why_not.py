@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from engine.draft.registry import DRAFTERS, meaning
 from engine.trace.lane_kinds import NOISE, REFERENCE
-from engine.trace.records import DRAFT_REASONS, MISSING
+from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
 
 _ORDINARY = ("limit", "n_max")
@@ -113,12 +114,13 @@ def _drafts(store: TraceStore, run_id: int, options: dict[str, Any]) -> list[Rea
         asked = mine & (drafters == drafter)
         empty = np.flatnonzero(asked & (lengths == 0))
         name, n_asked = store.text_pool.text(drafter), int(asked.sum())
+        known = DRAFTERS.get(name)
         counts = np.unique(reasons[empty], return_counts=True)
         by_reason = dict(zip(store.text_pool.decode(counts[0]), counts[1].tolist(), strict=True))
         for reason, how in (("p_min", "at length 0"), ("n_min", "as too short")):
             times = by_reason.pop(reason, 0)
             if times:
-                value = _section(spec, "ngram_mod") if name == "ngram-mod" else spec
+                value = _section(spec, known.field) if known and known.field else spec
                 bound = f" {value[reason]}" if reason in value else ""
                 verb = "ended" if reason == "p_min" else "discarded"
                 what = f"{times:,} of {n_asked:,} drafts of {name}"
@@ -126,16 +128,17 @@ def _drafts(store: TraceStore, run_id: int, options: dict[str, Any]) -> list[Rea
                 sentence = f"{reason}{bound} {verb} {what} {how}."
                 found.append(Reason(f"{name} {reason}", "info", sentence, _place(store, int(row))))
         rest = {reason: n for reason, n in by_reason.items() if reason not in _ORDINARY}
-        if rest and sum(rest.values()) > _MOSTLY_EMPTY * n_asked:
+        share = 0 if known and known.needs else _MOSTLY_EMPTY
+        if sum(rest.values()) > share * n_asked:
             most = max(rest, key=lambda reason: rest[reason])
-            meaning = f": {DRAFT_REASONS[most]}" if most in DRAFT_REASONS else ""
+            why = f": {meaning(most)}" if meaning(most) else ""
             row = empty[reasons[empty] == store.text_pool.find(most)][0]
             sentence = f"{name} found no draft in {sum(rest.values()):,} of {n_asked:,} rounds"
             found.append(
                 Reason(
                     f"{name} empty",
                     "info",
-                    f"{sentence}, mostly {most}{meaning}.",
+                    f"{sentence}, mostly {most}{why}.",
                     _place(store, int(row)),
                 )
             )

@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -35,14 +36,15 @@ log = logging.getLogger("draftscope")
 class ErrorCatcher:
     """Sends every uncaught exception and Qt message to the log while it is installed.
 
-    folder: where `draftscope.log` and a crash note of this process are written.
+    folder: where `draftscope.log` and a crash note of this process are written, if it takes them.
     `on_error(summary)` is called, possibly on another thread, for each uncaught exception.
     `last_crash` is the stack dump of earlier processes that died hard, else empty; it is told
     once. Notes of processes that live are left alone.
     """
 
     def __init__(self, folder: Path, on_error: Callable[[str], None]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
         self._crash_path = folder / f"crash-{os.getpid()}-{uuid.uuid4().hex[:8]}.log"
         self._crash_lock: QLockFile | None = None
         self._on_error = on_error
@@ -62,15 +64,20 @@ class ErrorCatcher:
         sys.unraisablehook = self._unraisable
         self._qt_handler = qInstallMessageHandler(_log_qt_message)
         self._crash_lock = hold(self._crash_path)  # first: a note without a lock is a dead one's
-        self._crash_file = self._crash_path.open("w", encoding="utf-8")
-        faulthandler.enable(self._crash_file)
+        try:
+            self._crash_file = self._crash_path.open("w", encoding="utf-8")
+        except OSError as error:
+            log.warning("no crash would be noted: %s", error)
+        else:
+            faulthandler.enable(self._crash_file)
 
     def uninstall(self) -> None:
         """A clean end: restore the hooks and remove the crash file."""
         faulthandler.disable()
         if self._crash_file is not None:
             self._crash_file.close()
-            self._crash_path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._crash_path.unlink(missing_ok=True)
         if self._crash_lock is not None:
             self._crash_lock.unlock()
         qInstallMessageHandler(self._qt_handler)
@@ -102,9 +109,7 @@ class ErrorCatcher:
 
 def _make_handlers(path: Path, lines: deque[str]) -> list[logging.Handler]:
     handlers: list[logging.Handler] = [
-        logging.handlers.RotatingFileHandler(
-            path, maxBytes=_LOG_FILE_BYTES, backupCount=1, encoding="utf-8", delay=True
-        ),
+        _LogFile(path, maxBytes=_LOG_FILE_BYTES, backupCount=1, encoding="utf-8", delay=True),
         _LineHandler(lines),
         logging.StreamHandler(),
     ]
@@ -112,6 +117,15 @@ def _make_handlers(path: Path, lines: deque[str]) -> list[logging.Handler]:
     for handler in handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     return handlers
+
+
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """What cannot be written is still in memory, so a full disk is no reason to complain at every
+    line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 class _LineHandler(logging.Handler):

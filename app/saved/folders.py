@@ -1,4 +1,4 @@
-"""Where the program keeps its own files."""
+"""Where the program keeps its own files, and whether it can."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from PySide6.QtCore import QStandardPaths
 DATA_VARIABLE = "DRAFTSCOPE_DATA_DIR"
 """Environment variable that names another data folder."""
 
+_PROBE_BYTES = 4096
+
 
 def data_folder() -> Path:
-    """For log, crash note and autosaved traces; a temporary one where the home takes no files."""
+    """For log, crash note and autosaved traces. It need not exist, nor be possible."""
     location = QStandardPaths.StandardLocation.AppLocalDataLocation
-    folder = Path(os.environ.get(DATA_VARIABLE) or QStandardPaths.writableLocation(location))
+    return Path(os.environ.get(DATA_VARIABLE) or QStandardPaths.writableLocation(location))
+
+
+def unwritable(folder: Path) -> str:
+    """Why a folder takes no files, in a sentence; empty if it does. It is made if it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.gettempdir()) / "draftscope"
-    return folder
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(_PROBE_BYTES))  # a full disk takes names, but no content
+    except OSError as error:
+        return f"{folder} cannot be written: {error.strerror or error}."
+    return ""

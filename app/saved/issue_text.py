@@ -10,6 +10,7 @@ import numpy as np
 
 from app.models.position import Position
 from engine.trace.pieces import escape_piece
+from engine.trace.run_ref import RunRef
 from engine.trace.store import Table, TraceStore
 from engine.trace.timings import summary
 
@@ -18,13 +19,12 @@ _SEVERITIES = ("error", "warning", "info")
 _MOST_FINDINGS = 20
 
 
-def round_in_question(
-    store: TraceStore, run_id: int, cursor: Position | None
-) -> tuple[int, int] | None:
+def round_in_question(run: RunRef, cursor: Position | None) -> tuple[int, int] | None:
     """Round and sequence that a report is about: the cursor's, that of the gravest finding, or
     the last one; None for a run without rounds."""
-    if cursor is not None and cursor.run_id == run_id:
+    if cursor is not None and cursor.run == run:
         return cursor.round, cursor.seq_id
+    store, run_id = run.store, run.run_id
     findings = [f for f in _rows(store.findings, run_id=run_id) if f["round"] is not None]
     findings.sort(key=lambda f: _SEVERITIES.index(f["severity"]))
     if findings and findings[0]["severity"] != "info":
@@ -33,14 +33,12 @@ def round_in_question(
     return (rounds[-1]["round"], rounds[-1]["seq_id"]) if rounds else None
 
 
-def issue_text(
-    store: TraceStore, run_id: int, cursor: Position | None, environment: Mapping[str, str]
-) -> str:
+def issue_text(run: RunRef, cursor: Position | None, environment: Mapping[str, str]) -> str:
     """Environment, model, effective options, figures, one round, and findings as Markdown.
 
     environment: of this machine; that of an opened trace is its own and takes precedence.
     """
-    facts = store.runs[run_id]
+    store, run_id, facts = run.store, run.run_id, run.facts
     model = facts.get("model")
     known = {"model", "options", "environment", "summary"}
     parts = [
@@ -55,7 +53,7 @@ def issue_text(
         "### Figures",
         _block(facts.get("summary") or summary(store, run_id)),
     ]
-    place = round_in_question(store, run_id, cursor)
+    place = round_in_question(run, cursor)
     if place is not None:
         parts += [f"### Round {place[0]}, sequence {place[1]}", _round(store, run_id, *place)]
     parts += ["### Findings", _findings(store, run_id)]

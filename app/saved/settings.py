@@ -15,7 +15,8 @@ THEME_CHOICES = ("system", "light", "dark")
 class Settings:
     """Typed access with defaults; a value of the wrong kind in the file reads as its default.
 
-    `note`: a sentence for the user about a file that could not be taken over, mostly empty.
+    `note`: a sentence for the user about a file that could not be taken over, or takes nothing,
+    mostly empty.
     """
 
     def __init__(self) -> None:
@@ -23,6 +24,8 @@ class Settings:
             QSettings.Format.IniFormat, QSettings.Scope.UserScope, "Draftscope", "draftscope"
         )
         self.note = bring_up_to_date(self._store)
+        if not self._store.isWritable():
+            self.note = self.note or f"{self._store.fileName()} cannot be written."
 
     # -- appearance ------------------------------------------------------------------------
 

@@ -34,10 +34,9 @@ class Copies:
 
     def issue(self) -> None:
         """Environment, model, options and the round in question, as Markdown."""
-        run_id = self._feed.run_id
-        if run_id is not None:
-            store = self._bridge.store
-            self._put(issue_text(store, run_id, self._feed.cursor, environment()))
+        run = self._feed.run
+        if run is not None:
+            self._put(issue_text(run, self._feed.cursor, environment()))
 
     def environment(self) -> None:
         """Versions and machine."""

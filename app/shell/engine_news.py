@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,14 +12,16 @@ from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.feed import Feed
+from app.engine_thread.trace_jobs import TraceRead
 from app.models.compared_lanes import lanes_of, run_to_show
 from app.models.position import Position
 from app.models.run_facts import fidelity_text
 from app.saved.errors import log
 from app.saved.settings import Settings
 from app.shell.panels import Panels
+from app.widgets.banner import Banner, Offer
 from engine.trace.breaks import BreakHit
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 from resources import DEMO_TARGET
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class EngineNews(QObject):
-    """Listens to the bridge. export: writes a trace that is no longer shown, if asked to."""
+    """Listens to the bridge."""
 
     changed = Signal()
     """What can be done now may be something else."""
@@ -36,17 +37,12 @@ class EngineNews(QObject):
     """What is on show, for the window's title; empty for nothing."""
 
     def __init__(
-        self,
-        bridge: Bridge,
-        panels: Panels,
-        feed: Feed,
-        settings: Settings,
-        export: Callable[[TraceStore], None],
-        parent: QObject,
+        self, bridge: Bridge, panels: Panels, feed: Feed, settings: Settings, parent: QObject
     ) -> None:
         super().__init__(parent)
         self._bridge, self._panels, self._feed = bridge, panels, feed
-        self._settings, self._export = settings, export
+        self._settings = settings
+        self._behind: Banner | None = None
         bridge.state_changed.connect(self.show_state)
         bridge.inspected.connect(self._show_files)
         bridge.loaded.connect(self._show_loaded)
@@ -59,6 +55,7 @@ class EngineNews(QObject):
         bridge.exported.connect(self._show_exported)
         bridge.export_ended.connect(self._end_progress)
         bridge.trace_shown.connect(self._show_trace)
+        bridge.trace_read.connect(self._offer_trace)
         bridge.reading_ended.connect(self._end_progress)
         panels.status.cancel_asked.connect(bridge.cancel)
         panels.run_panel.options_changed.connect(self._show_options)
@@ -81,6 +78,7 @@ class EngineNews(QObject):
             state not in (State.LOADING, State.RUNNING, State.PAUSED)
         )
         self._show_model_text()
+        self._tell_of_run_behind()
 
     # -- files and traces ------------------------------------------------------------------
 
@@ -94,14 +92,40 @@ class EngineNews(QObject):
         """A trace was opened, or closed."""
         if folder is not None:  # its lanes are those of the trace
             self._panels.divergence.header.set_editing(False)
-        self._show_lanes_or_run(self._bridge.store, self._bridge.run_id)
+        self._show_lanes_or_run(self._bridge.run)
         self._show_names()
+        self._tell_of_run_behind()
+
+    def _offer_trace(self, read: TraceRead) -> None:
+        """Something else has come on show since the user asked for this trace."""
+        self._panels.banners.add(
+            "info",
+            f"The trace {read.folder.name} has been read.",
+            "",
+            ("&Show it", lambda: self._bridge.show_trace(read)),
+        )
+
+    def _tell_of_run_behind(self) -> None:
+        """A run goes on while a trace from disk is on show: say so, with the way back."""
+        bridge, banners = self._bridge, self._panels.banners
+        if self._behind is not None:
+            banners.take_down(self._behind)
+            self._behind = None
+        if bridge.trace is not None and bridge.has_run:
+            word = "is paused" if bridge.state is State.PAUSED else "goes on"
+            self._behind = banners.add(
+                "info",
+                f"{str(bridge.live).capitalize()} {word} behind this trace.",
+                "",
+                ("&Show the run", bridge.close_trace),
+                sticky=True,
+            )
 
     def _show_names(self) -> None:
         files, folder = self._bridge.files, self._bridge.trace_folder
         names = [folder.name if folder else "", files.target.stem if files and not folder else ""]
         name = "".join(names)
-        self._panels.show_tokens(bool(name or self._bridge.store.runs))
+        self._panels.show_tokens(bool(name or self._feed.run))
         self.named.emit(name)
         self.changed.emit()
         self._show_model_text()
@@ -109,42 +133,36 @@ class EngineNews(QObject):
     def _show_loaded(self, event: events.Loaded) -> None:
         if event.files.target != DEMO_TARGET:
             self._settings.add_recent_model(event.files.target)
-        if event.replaced is not None:
-            old = event.replaced
-            self._panels.banners.add(
-                "info",
-                "The runs of the model before are no longer shown.",
-                "They are kept until this message is dismissed.",
-                ("Export them…", lambda: self._export(old)),
-            )
-        self._show_lanes_or_run(event.store, self._bridge.run_id)
+        self._panels.runs.set_recorded(self._bridge.recorded)
+        self._show_lanes_or_run(self._bridge.live)
         self._show_files(event.files)
         self._panels.model_map.set_compute(event.compute)
 
     def _show_options(self) -> None:
         panel = self._panels.run_panel
         if not panel.problem:
-            self._panels.model_map.set_options(panel.options(), len(panel.texts()))
+            options = panel.options()
+            self._panels.model_map.set_options(options, len(panel.texts()))
+            self._panels.divergence.header.editor.set_options(options)
 
-    def _show_exported(self, folder: Path) -> None:
-        self._panels.banners.add("info", f"Trace exported to {folder}.")
+    def _show_exported(self, event: events.Exported) -> None:
+        self._panels.banners.add("info", f"Trace exported to {event.folder}.")
 
     # -- runs ------------------------------------------------------------------------------
 
-    def _show_run(self, run_id: int) -> None:
-        self._show_lanes_or_run(self._bridge.store, run_id)
-        self.changed.emit()
+    def _show_run(self, run: RunRef) -> None:
+        self._show_lanes_or_run(run)
 
-    def _show_lanes_or_run(self, store: TraceStore, run_id: int | None) -> None:
-        self._feed.show_run(store, None if run_id is None else run_to_show(store, run_id))
+    def _show_lanes_or_run(self, run: RunRef | None) -> None:
+        self._feed.show_run(None if run is None else run_to_show(run))
 
-    def _select_run(self, run_id: int) -> None:
+    def _select_run(self, run: RunRef) -> None:
         """Show a run in all views; lanes of one comparison keep the cursor."""
-        shown = self._panels.runs.model.shown
-        if run_id in lanes_of(self._bridge.store, shown or 0):
-            self._feed.select_run(run_id)
-        elif run_id != shown:
-            self._feed.show_run(self._bridge.store, run_id)
+        shown = self._feed.run
+        if shown is not None and run in lanes_of(shown):
+            self._feed.select_run(run)
+        elif run != shown:
+            self._feed.show_run(run)
 
     def _refresh_runs(self, *_: object) -> None:
         self._panels.runs.refresh_numbers()
@@ -154,10 +172,18 @@ class EngineNews(QObject):
 
     def _show_break(self, hit: BreakHit) -> None:
         self._panels.breaks.show_hit(hit)
-        self._panels.banners.add("info", f"A break rule held, {hit}.")
         self._feed.refresh()
+        offers: tuple[Offer, ...] = ()
+        if self._bridge.trace is not None:  # whoever looks at a trace is not taken away from it
+            offers = (("&Show it", lambda: self._go_to(hit)),)
+        else:
+            self._go_to(hit)
+        self._panels.banners.add("info", f"A break rule held, {hit}.", "", *offers)
+
+    def _go_to(self, hit: BreakHit) -> None:
+        self._bridge.close_trace()
         if hit.round is not None:
-            self._feed.move_cursor(Position(hit.run_id, hit.seq_id or 0, hit.round, None))
+            self._feed.move_cursor(Position(hit.run, hit.seq_id or 0, hit.round, None))
 
     def _show_failure(self, failed: events.Failed) -> None:
         log.warning("%s %s", failed.message, failed.remedy)
@@ -177,6 +203,8 @@ class EngineNews(QObject):
         parts = [bridge.state.value]
         if folder is not None:
             parts = [f"trace {folder}", "opened from disk"]
+            if bridge.has_run:
+                parts.append(f"{bridge.live} {bridge.state.value}")
         elif files is not None:
             quant = next(iter(files.info.quant_mix), "")
             parts = [files.target.stem, quant, bridge.compute, bridge.state.value]

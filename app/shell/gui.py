@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QTimer, Signal
 from PySide6.QtWidgets import QApplication, QWidget
 
+from app.dialogs.unexported import Fate
 from app.engine_thread.bridge import Bridge
 from app.saved.errors import ErrorCatcher
 from app.saved.folders import data_folder
@@ -78,7 +80,12 @@ def run_window(
             Bridge(), Settings(), catcher.recent_lines, known, data=data, whole=False
         )
         relay.caught.connect(window.show_unexpected)
-        signal.signal(signal.SIGINT, lambda *_: window.close())
+
+        def interrupt(*_: object) -> None:
+            window.sessions.fate = Fate.KEEP  # nobody is there to answer
+            window.close()
+
+        signal.signal(signal.SIGINT, interrupt)
 
         def begin() -> None:
             window.complete()
@@ -94,7 +101,10 @@ def run_window(
             window.show_crash(catcher.last_crash)
         FirstPaint(window).done.connect(begin)
         window.show()
-        return app.exec()
+        status = app.exec()
     finally:
         collector.stop()
         catcher.uninstall()
+    if not window.bridge.close(0):  # stuck in a round, for whose end Python would wait
+        os._exit(status)
+    return status

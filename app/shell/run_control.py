@@ -14,6 +14,7 @@ from app.saved.settings import Settings
 from app.shell.docks import Docks
 from app.shell.menus import Scenario
 from app.shell.panels import Panels
+from engine.trace.run_ref import RunRef
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
 
 
@@ -100,9 +101,9 @@ class RunControl:
         """Compare the compute mode with f32."""
         self._bridge.measure(demo_prompts()[0].text)
 
-    def cancel_sequence(self, seq_id: int) -> None:
+    def cancel_sequence(self, run: RunRef, seq_id: int) -> None:
         """End one sequence of the run in progress."""
-        self._bridge.cancel_sequence(seq_id)
+        self._bridge.cancel_sequence(run, seq_id)
         self._panels.banners.add("info", f"Sequence {seq_id} ends before the next round.")
 
     # -- break rules -----------------------------------------------------------------------

@@ -1,27 +1,38 @@
-"""Traces in and out of the window: export, opening, autosave, and what a crash left behind."""
+"""Traces in and out of the window: export, opening, autosave, what is left at the end of one
+window and offered at the start of the next."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, Qt
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QWidget
 
 from app.dialogs.export import ExportDialog
 from app.dialogs.open_files import ask_trace
+from app.dialogs.unexported import Fate, ask_fate
 from app.engine_thread.bridge import Bridge
-from app.saved.autosave import Autosave, adopt, discard, leftovers
+from app.engine_thread.events import Failed
+from app.saved.autosave import Autosave, adopt, discard, leftovers, model_in
+from app.saved.folders import unwritable
 from app.saved.settings import Settings
 from app.widgets.banner import Banner, BannerArea
 from engine.trace.export import SESSION_FILE
 from engine.trace.store import TraceStore
 
 _AUTOSAVES, _RESTORED = "autosave", "restored"
+_OFFERED = 2
+"""Traces at once; the next start offers others."""
 
 
 class Sessions(QObject):
-    """Belongs to one window. `data`: the user's data folder; without one nothing is autosaved."""
+    """Belongs to one window. `data`: the user's data folder; without one nothing is autosaved, and
+    nothing is asked at the end.
+
+    fate: what becomes of unexported runs at the end; None asks the user.
+    """
 
     def __init__(
         self,
@@ -34,9 +45,15 @@ class Sessions(QObject):
         super().__init__(window)
         self._bridge, self._settings, self._banners = bridge, settings, banners
         self._data, self._window = data, window
+        self.fate: Fate | None = None
+        self._keeps = False
         self.autosave: Autosave | None = None
         if data is not None:
-            self.autosave = Autosave(data / _AUTOSAVES, lambda: bridge.session_store, self)
+            self.autosave = Autosave(
+                data / _AUTOSAVES, lambda: [runs.store for runs in bridge.recorded], self
+            )
+            self.autosave.failed.connect(self._tell_unsaved)
+            bridge.exported.connect(self.autosave.note_export)
             self.autosave.start()
         bridge.trace_shown.connect(self._remember)
 
@@ -60,30 +77,71 @@ class Sessions(QObject):
         dialog.show()
 
     def offer_restore(self) -> None:
-        """A banner for the newest trace that an earlier window left behind, if there is one."""
+        """A banner for each of the newest traces that earlier windows left behind; and one if this
+        window can leave nothing behind."""
         if self._data is None:
             return
-        for folder in leftovers(self._data / _AUTOSAVES)[:1]:
+        problem = unwritable(self._data)
+        if problem:
+            self._banners.add(
+                "warning",
+                problem,
+                "Runs and the log are not saved: export what is to stay (Ctrl+E).",
+                sticky=True,
+            )
+        for folder in reversed(leftovers(self._data / _AUTOSAVES)[:_OFFERED]):
             self._offer(folder)
+
+    def may_end(self) -> bool:
+        """Ask what becomes of runs that were not exported, and see to it; False: the window is to
+        stay open. A run that goes on is ended if it is to be kept."""
+        autosave = self.autosave
+        unexported = [] if autosave is None else autosave.unexported()
+        if autosave is None or not unexported:
+            return True
+        fate = self.fate
+        if fate is None:
+            problem = "" if autosave.problem is None else autosave.problem.message
+            recorded = [runs for runs in self._bridge.recorded if runs.store in unexported]
+            fate = ask_fate(self._window, recorded, problem)
+        self._keeps = fate is Fate.KEEP
+        return self._keep(autosave) if self._keeps else fate is Fate.DISCARD
 
     def close(self) -> None:
         """A clean end."""
         if self.autosave is not None:
-            self.autosave.close()
+            self.autosave.close(keep=self._keeps)
+
+    def _keep(self, autosave: Autosave) -> bool:
+        QGuiApplication.setOverrideCursor(Qt.CursorShape.WaitCursor)
+        try:
+            if self._bridge.has_run:
+                self._bridge.end_run()
+            failed = autosave.keep()
+        finally:
+            QGuiApplication.restoreOverrideCursor()
+        if failed is not None:
+            self._tell_unsaved(failed)
+        return failed is None
+
+    def _tell_unsaved(self, failed: Failed) -> None:
+        self._banners.add("error", f"The runs are not saved. {failed.message}", failed.remedy)
 
     def _offer(self, folder: Path) -> None:
         saved = time.localtime((folder / SESSION_FILE).stat().st_mtime)
-        when = time.strftime("%Y-%m-%d %H:%M", saved)
+        when, model = time.strftime("%Y-%m-%d %H:%M", saved), model_in(folder)
         banner: Banner = self._banners.add(
             "warning",
-            "The last session ended without being closed.",
-            f"Its trace was saved {when}.",
+            f"The last session left runs{f' of {model}' if model else ''} that were not exported.",
+            f"They were saved {when}.",
             ("&Restore", lambda: self._restore(folder, banner)),
             ("&Discard", lambda: self._discard(folder, banner)),
             sticky=True,
         )
 
     def _restore(self, folder: Path, banner: Banner) -> None:
+        if self._bridge.reading:
+            return  # one after the other: the banner stays
         banner.dismissed.emit()
         assert self._data is not None
         try:

@@ -64,7 +64,7 @@ class MainWindow(QMainWindow):
         self._make_menus(scenarios)
         self.palette_box = CommandPalette(self._commands, self)
         self.appearance = Appearance(settings, self.actions_by_id, self.docks, self.panels, self)
-        self.news = EngineNews(bridge, self.panels, self.feed, settings, self.sessions.export, self)
+        self.news = EngineNews(bridge, self.panels, self.feed, settings, self)
         self._connect_actions()
         self._connect_panels()
         if whole:
@@ -163,7 +163,7 @@ class MainWindow(QMainWindow):
             "file.open_trace": self.sessions.ask,
             "file.close_trace": bridge.close_trace,
             "file.clear_recent": self.settings.clear_recent,
-            "file.export": lambda: self.sessions.export(bridge.store),
+            "file.export": self._export_shown,
             "file.copy_text": copies.text,
             "file.copy_step": copies.step,
             "file.copy_issue": copies.issue,
@@ -203,6 +203,7 @@ class MainWindow(QMainWindow):
         self.model_map.load_asked.connect(control.reload)
         self.run_panel.compute_changed.connect(control.reload)
         feed.numbers_changed.connect(self.status.set_numbers)
+        feed.run_shown.connect(self._enable_actions)
         for view in self.panels.text_views:
             view.position_selected.connect(feed.move_cursor)
         self.findings.run_selected.connect(feed.select_run)
@@ -244,7 +245,13 @@ class MainWindow(QMainWindow):
         return registered + [Command(action, action.toolTip()) for action in scenarios]
 
     def _enable_actions(self) -> None:
-        enable_actions(self.actions_by_id, self.bridge, self.panels, self.scenario_menu)
+        enable_actions(
+            self.actions_by_id, self.bridge, self.feed.run, self.panels, self.scenario_menu
+        )
+
+    def _export_shown(self) -> None:
+        if self.feed.run is not None:
+            self.sessions.export(self.feed.run.store)
 
     def _open_dropped(self, found: Dropped) -> None:
         if found.trace is not None:
@@ -255,6 +262,9 @@ class MainWindow(QMainWindow):
     # -- Qt --------------------------------------------------------------------------------
 
     def closeEvent(self, event: QCloseEvent) -> None:
+        if not self.sessions.may_end():
+            event.ignore()
+            return
         self.feed.clear()
         self.status.clearMessage()  # and with it, its timer
         self.settings.set_geometry(self.saveGeometry())

@@ -20,8 +20,8 @@ from app.widgets.overlaid_view import OverlaidView
 from app.widgets.overlay_style import DOTS, ROLE, OverlayLine, draw_overlay, draw_overlay_dots
 from app.widgets.position_rates import SWATCHES, PositionRates
 from app.widgets.samples import draw_bar, draw_dashes
+from engine.trace.run_ref import RunRef
 from engine.trace.step_sums import per_position
-from engine.trace.store import TraceStore
 
 _SIDES_FROM = 620
 _SIDE_CHARACTERS = 34
@@ -71,9 +71,9 @@ class AcceptanceView(OverlaidView):
         for curve in (self._windowed, self._lifetime):
             curve.setData([], [])
 
-    def _read(self, store: TraceStore, run_id: int) -> int | None:
+    def _read(self, run: RunRef) -> int | None:
         if self._rows is None:
-            self._rows = RunRows(store.rounds, run_id)
+            self._rows = RunRows(run, "rounds")
         start, stop = self._rows.read()
         if start == stop:
             return None
@@ -125,7 +125,7 @@ class AcceptanceView(OverlaidView):
 
     def _overlay_swatches(self, overlay: RunOverlay) -> list[Swatch]:
         name = overlay.name
-        over = f"of {name}, over those of run {overlay.over}"
+        over = f"of {name}, over those of {overlay.over}"
         return [
             Swatch(
                 f"{name}, last {WINDOW}",

@@ -19,7 +19,7 @@ from app.widgets.lane_tables import LaneTables
 from app.widgets.position_bar import PositionBar
 from app.widgets.scroll_page import ScrollPage
 from engine.compare.lane_spec import LaneSpec
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 _EMPTY, _LANES = range(2)
 Finder = Callable[[int, list[int]], int | None]
@@ -34,12 +34,11 @@ class DivergenceView(QWidget):
     """
 
     position_selected = Signal(object)  # Position
-    lane_selected = Signal(int)  # run_id
+    lane_selected = Signal(object)  # RunRef
     divergences_changed = Signal(bool)
 
     def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._store: TraceStore | None = None
         self._lanes: ComparedLanes | None = None
         self._run_id = -1
         self._pos: int | None = None
@@ -80,24 +79,20 @@ class DivergenceView(QWidget):
 
     # -- the trace -------------------------------------------------------------------------
 
-    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
+    def show_run(self, run: RunRef | None) -> None:
         """Show the comparison that a run belongs to, else the latest, else none."""
-        run_ids: tuple[int, ...] = ()
-        if store is not None:
-            run_ids = lanes_of(store, run_id) if run_id is not None else ()
-            run_ids = run_ids or latest_lanes(store)
-        same = self._lanes is not None and store is self._store and run_ids == self._lanes.run_ids
-        self._store = store
+        lanes = () if run is None else lanes_of(run) or latest_lanes(run.store)
+        same = self._lanes is not None and lanes == self._lanes.runs
         if not same:
-            self._lanes = ComparedLanes(store, run_ids) if store is not None and run_ids else None
+            run_ids = tuple(lane.run_id for lane in lanes)
+            self._lanes = ComparedLanes(lanes[0].store, run_ids) if lanes else None
             self._run_id, self._pos = -1, None
             self.header.set_lanes(self._lanes)
             self._stack.setCurrentIndex(_EMPTY if self._lanes is None else _LANES)
-        if self._lanes is not None and store is not None:
-            wanted = run_id if run_id in self._lanes.followers else self._run_id
+        if self._lanes is not None and run is not None:
+            wanted = run.run_id if run.run_id in self._lanes.followers else self._run_id
             if wanted not in self._lanes.followers:
-                wanted = run_to_show(store, self._lanes.reference)
-            assert wanted is not None
+                wanted = run_to_show(lanes[0]).run_id
             self._choose(wanted)
         elif not same:
             self._choose(-1)
@@ -115,14 +110,16 @@ class DivergenceView(QWidget):
     def set_cursor(self, position: Position | None) -> None:
         """Show the position that all views share."""
         lanes = self._lanes
-        if position is None or lanes is None or position.run_id not in lanes.run_ids:
+        if position is None or lanes is None or position.run not in lanes.runs:
             self._pos = None
         else:
             if position.seq_id != lanes.seq_id and position.seq_id in lanes.seq_ids:
                 self._show_seq(position.seq_id)
             known = position.pos is not None
             self._pos = (
-                position.pos if known else lanes.first_pos_of_round(position.run_id, position.round)
+                position.pos
+                if known
+                else lanes.first_pos_of_round(position.run.run_id, position.round)
             )
         self._place_cursor()
 
@@ -140,7 +137,8 @@ class DivergenceView(QWidget):
         if lanes is not None and round_ is not None:
             self._pos = pos
             self._place_cursor()
-            self.position_selected.emit(Position(self._run_id, lanes.seq_id, round_, pos))
+            run = RunRef(lanes.store, self._run_id)
+            self.position_selected.emit(Position(run, lanes.seq_id, round_, pos))
 
     def go_first(self) -> None:
         """Select the first divergence of the chosen lane, else of the lane that has the first."""
@@ -192,7 +190,8 @@ class DivergenceView(QWidget):
 
     def _on_lane_chosen(self, run_id: int) -> None:
         self._choose(run_id)
-        self.lane_selected.emit(run_id)
+        if self._lanes is not None:
+            self.lane_selected.emit(RunRef(self._lanes.store, run_id))
 
     def _step(self, step: int) -> None:
         if self._lanes is not None:

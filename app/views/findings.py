@@ -11,7 +11,7 @@ from app.models.findings import FindingTable
 from app.models.position import Position
 from app.widgets.empty_state import EmptyState
 from app.widgets.plain_table import plain_table
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 _EMPTY, _NOTHING, _TABLE = range(3)
 _IN_DETAIL = ("evidence", "suggestion")
@@ -26,7 +26,7 @@ class FindingsView(QStackedWidget):
     """A table over the whole text of the finding that is chosen; choosing jumps to its round."""
 
     position_selected = Signal(object)  # Position
-    run_selected = Signal(int)
+    run_selected = Signal(object)  # RunRef
     count_changed = Signal(int)
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
@@ -61,16 +61,13 @@ class FindingsView(QStackedWidget):
         self.addWidget(both)
         self.setAccessibleName("Findings")
 
-    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
+    def show_run(self, run: RunRef | None) -> None:
         """Show the findings of a run, or of all lanes of its comparison."""
-        self._has_run = store is not None and run_id is not None
-        run_ids: tuple[int, ...] = ()
-        if store is not None and run_id is not None:
-            run_ids = lanes_of(store, run_id) or (run_id,)
-        if not self.model.shows(store, run_ids):
-            self.model.show_runs(store, run_ids)
+        self._has_run = run is not None
+        runs = () if run is None else lanes_of(run) or (run,)
+        if self.model.show_runs(runs):
             self.detail.clear()
-        self.table.setColumnHidden(self.model.column_of("lane"), len(run_ids) < 2)
+        self.table.setColumnHidden(self.model.column_of("lane"), len(runs) < 2)
         self._show_page()
         self._fit_columns()
 
@@ -87,15 +84,14 @@ class FindingsView(QStackedWidget):
                 i
                 for i, one in enumerate(self.model.findings)
                 if position is not None
-                and (one.run_id, one.round, one.seq)
-                == (position.run_id, position.round, position.seq_id)
+                and (one.run, one.round, one.seq) == (position.run, position.round, position.seq_id)
             ),
             None,
         )
         chosen = self.table.currentIndex()
         if row is not None and chosen.isValid():
             one, other = self.model.findings[row], self.model.findings[chosen.row()]
-            if (one.run_id, one.round) == (other.run_id, other.round):
+            if (one.run, one.round) == (other.run, other.round):
                 return  # several findings of one round: keep the one that was chosen
         blocked = self.table.selectionModel().blockSignals(True)
         index = QModelIndex() if row is None else self.model.index(row, 0)
@@ -125,9 +121,9 @@ class FindingsView(QStackedWidget):
         self._show_detail(index)
         finding = self.model.findings[index.row()]
         if finding.round is None:
-            self.run_selected.emit(finding.run_id)
+            self.run_selected.emit(finding.run)
         else:
-            position = Position(finding.run_id, finding.seq or 0, finding.round, None)
+            position = Position(finding.run, finding.seq or 0, finding.round, None)
             self.position_selected.emit(position)
 
     def _show_detail(self, index: QModelIndex) -> None:

@@ -33,7 +33,7 @@ from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_columns import FittedColumns
 from app.widgets.plain_table import fit_height, plain_table
 from app.widgets.probability_delegate import ProbabilityDelegate
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 _EMPTY, _STEP = range(2)
 _PERIOD_MS = 200
@@ -57,8 +57,7 @@ class InspectorView(QStackedWidget):
 
     def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._store: TraceStore | None = None
-        self._run_id: int | None = None
+        self._run: RunRef | None = None
         self._cursor: Position | None = None
         self._n_seen = -1
         self._placing = False
@@ -81,25 +80,25 @@ class InspectorView(QStackedWidget):
 
     # -- the trace -------------------------------------------------------------------------
 
-    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
+    def show_run(self, run: RunRef | None) -> None:
         """Inspect a run, from its newest round on, or nothing."""
         self._pacer.stop()
-        self._store, self._run_id = (None, None) if run_id is None else (store, run_id)
+        self._run = run
         self._cursor, self._n_seen = None, -1
         self._show_step(None)
         self.refresh()
 
     def refresh(self) -> None:
         """Show a round that has joined the trace, unless the cursor holds another one."""
-        store = self._store
-        if store is None or len(store.rounds) == self._n_seen:
+        run = self._run
+        if run is None or len(run.store.rounds) == self._n_seen:
             return
         if self._cursor is None or self.step is None:
             self._ask()
 
     def set_cursor(self, position: Position | None) -> None:
         """Show the round of the position that all views share; None: the newest again."""
-        if position is not None and position.run_id != self._run_id:
+        if position is not None and position.run != self._run:
             position = None
         self._cursor = position
         shown = self.step
@@ -115,12 +114,12 @@ class InspectorView(QStackedWidget):
     def step_round(self, step: int) -> None:
         """Move the cursor to the next (+1) or previous (-1) round of the sequence on show."""
         self._pacer.now()
-        if self._store is None or self._run_id is None or self.step is None:
+        if self._run is None or self.step is None:
             return
         seq_id = self.step.seq_id
-        round_ = neighbour(self._store, self._run_id, seq_id, self.step.round, step)
+        round_ = neighbour(self._run, seq_id, self.step.round, step)
         if round_ is not None:
-            self.position_selected.emit(Position(self._run_id, seq_id, round_, None))
+            self.position_selected.emit(Position(self._run, seq_id, round_, None))
 
     def markdown(self) -> str:
         """The round under the cursor, else the newest, as Markdown; empty without a run."""
@@ -212,17 +211,17 @@ class InspectorView(QStackedWidget):
             self._pacer.ask()
 
     def _read(self) -> Step | None:
-        store, run_id = self._store, self._run_id
-        if store is None or run_id is None:
+        run = self._run
+        if run is None:
             return None
-        place = newest_round(store, run_id)
+        place = newest_round(run)
         if self._cursor is not None:
             place = (self._cursor.seq_id, self._cursor.round)
-        return None if place is None else read_step(store, run_id, *place)
+        return None if place is None else read_step(run, *place)
 
     def _show(self) -> None:
-        if self._store is not None:
-            self._n_seen = len(self._store.rounds)
+        if self._run is not None:
+            self._n_seen = len(self._run.store.rounds)
         self._show_step(self._read())
 
     def _show_step(self, step: Step | None) -> None:
@@ -283,11 +282,11 @@ class InspectorView(QStackedWidget):
     def _on_selected(self) -> None:
         rows = self.tokens.selectionModel().selectedRows()
         step = self.step
-        if not rows or self._placing or step is None or self._run_id is None:
+        if not rows or self._placing or step is None or self._run is None:
             return
         row = rows[0].row()
         self._show_tops(row)
-        self._cursor = Position(self._run_id, step.seq_id, step.round, step.tokens[row]["pos"])
+        self._cursor = Position(self._run, step.seq_id, step.round, step.tokens[row]["pos"])
         self._show_title()
         self.position_selected.emit(self._cursor)
 

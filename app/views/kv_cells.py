@@ -16,7 +16,7 @@ from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
 from app.widgets.samples import draw_triangle
 from app.widgets.stacked_bars import StackedBars, sample
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 _COLUMNS = ("kv_cells_used", "kv_cells_duplicate")
 _ROLES = ("phase.save", "status.warning")
@@ -58,9 +58,9 @@ class KvCellsView(BarView):
         self._bars.clear()
         self._signs.setData([], [])
 
-    def _read(self, store: TraceStore, run_id: int) -> int | None:
+    def _read(self, run: RunRef) -> int | None:
         if self._rows is None:
-            self._rows = RunRows(store.rounds, run_id)
+            self._rows = RunRows(run, "rounds")
         start, stop = self._rows.read()
         if start == stop:
             return None

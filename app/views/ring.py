@@ -9,10 +9,11 @@ from PySide6.QtGui import QBrush, QColor, QPainter, QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
+from app.models.grown import Grown
 from app.widgets.legend import Swatch
 from app.widgets.round_view import RoundView
 from engine.trace.records import MISSING, SLOT_STATES
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 _CODE = {state: code for code, state in enumerate(SLOT_STATES, start=1)}
 """Values of the image; 0 is a slot that was not observed."""
@@ -20,12 +21,17 @@ _BY_WEIGHT = np.array(
     [0, *(_CODE[s] for s in ("free", "carried", "fresh", "live", "pending", "stale"))], np.uint8
 )
 """Codes; where rounds share a column of pixels the last is shown, so no stale slot is lost."""
+_WEIGHT_OF = np.argsort(_BY_WEIGHT).astype(np.uint8)
 _MARKED = {"pending": "o", "stale": "x"}
 """States with a sign in the cell besides its colour. The live state has slot 0 for a sign."""
 _MARK_PIXELS = 6
 _LEAST_MARK_PIXELS = 3
 """In cells that are narrower than a mark it shrinks to this, then only the colour is left."""
 _MOST_MARKS = 2000
+_MOST_ROWS = 1024
+"""Slots of all sequences together that are drawn; more would be narrower than a pixel."""
+_SLOT_BITS = 16
+"""A slot's key is its sequence's number, and behind it so many bits for the slot."""
 _ROW_LABEL_PIXELS = 13
 _TIPS = {
     "free": "Never written, or given up",
@@ -80,65 +86,68 @@ class RingView(RoundView):
 
     def _reset(self) -> None:
         self._next_row = 0
-        self._n_slots: dict[int, int] = {}
-        self._first_row: dict[int, int] = {}
-        self._states = np.zeros((0, 0), np.uint8)
-        self._ages = np.zeros((0, 0), np.int64)
+        self._entries = {
+            name: Grown(dtype)
+            for name, dtype in (
+                ("round", np.int64),
+                ("key", np.int64),
+                ("state", np.uint8),
+                ("age", np.int64),
+            )
+        }
+        """What was recorded of slots, in the order of rounds."""
+        self._keys = np.zeros(0, np.int64)
+        """Of the slots that are drawn, ascending; `_row_of` has the row of each."""
+        self._row_of = np.zeros(0, np.int64)
+        self._n_stale = 0
         self._n_rounds = 0
 
-    def _read(self, store: TraceStore, run_id: int) -> int | None:
-        table = store.memory
+    def _read(self, run: RunRef) -> int | None:
+        store, table = run.store, run.store.memory
         start, stop = self._next_row, len(table)
         self._next_row = stop
-        mine = table.column("run_id", start, stop) == run_id
+        mine = table.column("run_id", start, stop) == run.run_id
         if not mine.any():
             return None
         rounds, seq_ids, slots, codes, ages = (
             table.column(name, start, stop)[mine]
             for name in ("round", "seq_id", "slot", "state", "age")
         )
-        self._make_room(int(rounds.max()) + 1, seq_ids, slots)
-        lut = np.zeros(int(codes.max()) + 1, np.uint8)
+        states = np.zeros(len(codes), np.uint8)
         for state, value in _CODE.items():
-            code = store.text_pool.find(state)
-            if 0 <= code < len(lut):
-                lut[code] = value
-        known = np.array(sorted(self._first_row))
-        first = np.array([self._first_row[seq_id] for seq_id in known.tolist()])
-        rows = first[np.searchsorted(known, seq_ids)] + slots
-        self._states[rows, rounds] = lut[codes]
-        self._ages[rows, rounds] = ages
+            states[codes == store.text_pool.find(state)] = value
+        keys = (seq_ids << _SLOT_BITS) + slots
+        for name, values in (("round", rounds), ("key", keys), ("state", states), ("age", ages)):
+            self._entries[name].add(values)
+        new = np.setdiff1d(keys, self._keys)
+        if len(new):
+            self._keys = np.union1d(self._keys, new)[:_MOST_ROWS]
+            # an empty row between the bands
+            bands = np.cumsum(
+                np.diff(self._keys >> _SLOT_BITS, prepend=self._keys[0] >> _SLOT_BITS) != 0
+            )
+            self._row_of = np.arange(len(self._keys)) + bands
+        self._n_stale += int((states == _CODE["stale"]).sum())
+        self._n_rounds = int(rounds[-1]) + 1
         return self._n_rounds
 
-    def _make_room(self, n_rounds: int, seq_ids: np.ndarray, slots: np.ndarray) -> None:
-        """Grow the image; where slots or sequences are new, move the bands to their new rows."""
-        self._n_rounds = max(self._n_rounds, n_rounds)
-        wanted = dict(self._n_slots)
-        for seq_id in np.unique(seq_ids).tolist():
-            n_slots = int(slots[seq_ids == seq_id].max()) + 1
-            wanted[seq_id] = max(wanted.get(seq_id, 0), n_slots)
-        columns = self._states.shape[1]
-        if wanted == self._n_slots and n_rounds <= columns:
-            return
-        if n_rounds > columns:
-            columns = max(1024, 2 * n_rounds)
-        first, n_rows = {}, 0
-        for seq_id in sorted(wanted):
-            first[seq_id] = n_rows
-            n_rows += wanted[seq_id] + 1  # an empty row between the bands
-        states = np.zeros((n_rows - 1, columns), np.uint8)
-        ages = np.full((n_rows - 1, columns), MISSING, np.int64)
-        for seq_id, row in self._first_row.items():
-            n, old = self._n_slots[seq_id], self._states.shape[1]
-            states[first[seq_id] : first[seq_id] + n, :old] = self._states[row : row + n]
-            ages[first[seq_id] : first[seq_id] + n, :old] = self._ages[row : row + n]
-        self._states, self._ages = states, ages
-        self._n_slots, self._first_row = wanted, first
+    @property
+    def _n_rows(self) -> int:
+        return int(self._row_of[-1]) + 1 if len(self._row_of) else 0
+
+    def _between(self, first: int, stop: int) -> dict[str, np.ndarray]:
+        """The entries of these rounds that are drawn, with their rows."""
+        rounds = self._entries["round"].values
+        start, end = np.searchsorted(rounds, (first, stop))
+        found = {name: values.values[start:end] for name, values in self._entries.items()}
+        at = np.minimum(np.searchsorted(self._keys, found["key"]), len(self._keys) - 1)
+        drawn = self._keys[at] == found["key"]
+        return {name: values[drawn] for name, values in (*found.items(), ("row", self._row_of[at]))}
 
     def _draw(self) -> None:
         first, stop = self.plot.rounds_in_sight
         first, stop = min(first, self._n_rounds), min(stop, self._n_rounds)
-        n_rows = len(self._states)
+        n_rows = self._n_rows
         if stop <= first or not n_rows:
             self._image.clear()
             for marks in self._marks.values():
@@ -146,32 +155,38 @@ class RingView(RoundView):
             return
         axis, n_pixels = self.plot.run_axis, self.plot.n_pixels
         left, right = axis.start(first), axis.start(stop)
-        sight = self._states[:, first:stop]
-        if axis.unit != "round" or stop - first > n_pixels:
-            sight = self._by_pixel(first, stop, np.linspace(left, right, n_pixels + 1))
-        self._image.setImage(np.ascontiguousarray(sight), autoLevels=False)
+        entries = self._between(first, stop)
+        by_pixel = axis.unit != "round" or stop - first > n_pixels
+        if by_pixel:
+            sight = self._by_pixel(entries, np.linspace(left, right, n_pixels + 1))
+        else:
+            sight = np.zeros((n_rows, stop - first), np.uint8)
+            sight[entries["row"], entries["round"] - first] = entries["state"]
+        self._image.setImage(sight, autoLevels=False)
         self._image.setRect(QRectF(left, -0.5, max(right - left, 1e-9), n_rows))
         self.plot.box.setYRange(-0.6, n_rows - 0.4, padding=0)
-        self._draw_marks(first, stop, sight if sight.shape[1] != stop - first else None)
+        self._draw_marks(first, stop, sight, by_pixel)
         self._label_rows()
 
-    def _by_pixel(self, first: int, stop: int, edges: np.ndarray) -> np.ndarray:
+    def _by_pixel(self, entries: dict[str, np.ndarray], edges: np.ndarray) -> np.ndarray:
         """The weightiest state of every column of pixels, uint8 [rows, len(edges) - 1]."""
-        rounds = np.clip(self.plot.run_axis.rounds_at(edges), first, stop - 1)
-        starts = rounds[:-1]
-        stops = np.maximum(rounds[1:], starts + 1)
-        weights = np.argsort(_BY_WEIGHT).astype(np.uint8)[self._states[:, first:stop]]
-        padded = np.pad(weights, ((0, 0), (0, 1)))
-        bounds = np.stack([starts, stops], axis=1).ravel() - first
-        columns: np.ndarray = _BY_WEIGHT[np.maximum.reduceat(padded, bounds, axis=1)[:, ::2]]
-        return columns
+        axis, n_pixels = self.plot.run_axis, len(edges) - 1
+        firsts = np.searchsorted(edges, axis.starts(entries["round"]), side="right") - 1
+        lasts = np.searchsorted(edges, axis.ends(entries["round"]), side="left") - 1
+        firsts = np.clip(firsts, 0, n_pixels - 1)
+        widths = np.clip(lasts, firsts, n_pixels - 1) - firsts + 1
+        entry = np.repeat(np.arange(len(widths)), widths)
+        column = np.arange(len(entry)) - np.repeat(np.cumsum(widths) - widths - firsts, widths)
+        weights = np.zeros((self._n_rows, n_pixels), np.uint8)
+        at = entries["row"][entry], column
+        np.maximum.at(weights, at, _WEIGHT_OF[entries["state"][entry]])
+        return _BY_WEIGHT[weights]
 
-    def _draw_marks(self, first: int, stop: int, columns: np.ndarray | None) -> None:
-        """Signs in the cells; `columns`: the states by column of pixels where cells share them."""
+    def _draw_marks(self, first: int, stop: int, sight: np.ndarray, by_pixel: bool) -> None:
+        """Signs in the cells of what is in sight, a column for each round or column of pixels."""
         axis = self.plot.run_axis
         left, right = self.plot.x_range
         room = self.plot.box.width() * axis.round_width / (right - left)
-        sight = self._states[:, first:stop] if columns is None else columns
         size = min(_MARK_PIXELS, max(_LEAST_MARK_PIXELS, int(room)))
         for state, marks in self._marks.items():
             y, x = np.nonzero(sight == _CODE[state])
@@ -181,34 +196,37 @@ class RingView(RoundView):
                 continue
             if state != "stale" and marks.opts["size"] != size:
                 marks.setSize(size)
-            if columns is None:
+            if not by_pixel:
                 marks.setData((axis.starts(x + first) + axis.ends(x + first)) / 2, y)
             else:
                 start, end = axis.start(first), axis.start(stop)
-                marks.setData(start + (x + 0.5) * ((end - start) / columns.shape[1]), y)
+                marks.setData(start + (x + 0.5) * ((end - start) / sight.shape[1]), y)
 
     def table(self) -> tuple[list[str], list[list[object]]]:
-        first, stop = self.plot.rounds_in_sight
+        found = self._between(*self.plot.rounds_in_sight)
+        order = np.lexsort((found["key"], found["round"]))
         rows: list[list[object]] = []
-        for round_ in range(first, min(stop, self._n_rounds)):
-            for seq_id, row in self._first_row.items():
-                for slot in range(self._n_slots[seq_id]):
-                    state = int(self._states[row + slot, round_])
-                    age = int(self._ages[row + slot, round_])
-                    if state:
-                        known = None if age == MISSING else age
-                        rows.append([round_, seq_id, slot, SLOT_STATES[state - 1], known])
+        for at in order.tolist():
+            key, state, age = (int(found[name][at]) for name in ("key", "state", "age"))
+            if state:
+                seq_id, slot = divmod(key, 1 << _SLOT_BITS)
+                known = None if age == MISSING else age
+                rows.append([int(found["round"][at]), seq_id, slot, SLOT_STATES[state - 1], known])
         return ["round", "seq_id", "slot", "state", "age"], rows
 
     def _label_rows(self) -> None:
         """Slot numbers where they fit; the first slot of a band also names its sequence."""
-        several = len(self._first_row) > 1
-        fits = self.plot.box.height() >= _ROW_LABEL_PIXELS * len(self._states)
-        ticks = []
-        for seq_id, row in self._first_row.items():
-            ticks.append((row, f"seq {seq_id}" if several else "0"))
-            if fits:
-                ticks += [(row + slot, str(slot)) for slot in range(1, self._n_slots[seq_id])]
+        several = len(np.unique(self._keys >> _SLOT_BITS)) > 1
+        fits = self.plot.box.height() >= _ROW_LABEL_PIXELS * self._n_rows
+        ticks: list[tuple[float, str]] = []
+        before = None
+        for row, key in zip(self._row_of.tolist(), self._keys.tolist(), strict=True):
+            seq_id, slot = divmod(key, 1 << _SLOT_BITS)
+            if seq_id != before:
+                ticks.append((row, f"seq {seq_id}" if several else str(slot)))
+            elif fits:
+                ticks.append((row, str(slot)))
+            before = seq_id
         self.plot.set_ticks("left", ticks)
 
     def _recolour(self, theme: Theme) -> None:
@@ -225,21 +243,19 @@ class RingView(RoundView):
 
     def _place(self, y: float) -> tuple[int, int] | None:
         """Sequence and slot at a height of the plot."""
-        row = round(y)
-        for seq_id, first in self._first_row.items():
-            if first <= row < first + self._n_slots[seq_id]:
-                return seq_id, row - first
-        return None
+        found = np.flatnonzero(self._row_of == round(y))
+        return divmod(int(self._keys[found[0]]), 1 << _SLOT_BITS) if len(found) else None
 
     def _tip(self, x: float, y: float) -> str:
         place, round_ = self._place(y), self.plot.run_axis.round_at(x)
-        if place is None or not 0 <= round_ < self._n_rounds:
+        if place is None:
             return ""
         seq_id, slot = place
-        at = self._first_row[seq_id] + slot, round_
-        state, age = int(self._states[at]), int(self._ages[at])
-        if not state:
+        found = self._between(round_, round_ + 1)
+        mine = np.flatnonzero(found["key"] == (seq_id << _SLOT_BITS) + slot)
+        if not len(mine) or not found["state"][mine[-1]]:
             return ""
+        state, age = int(found["state"][mine[-1]]), int(found["age"][mine[-1]])
         lines = [f"round {round_} · sequence {seq_id} · slot {slot}", SLOT_STATES[state - 1]]
         if age != MISSING:
             lines[1] += f", {age} {'token' if age == 1 else 'tokens'} behind the newest"
@@ -250,12 +266,15 @@ class RingView(RoundView):
         return None if place is None else place[0]
 
     def _first_seq(self) -> int | None:
-        return min(self._first_row, default=None)
+        return int(self._keys[0]) >> _SLOT_BITS if len(self._keys) else None
 
     def _summary(self) -> str:
-        n_stale = int((self._states == _CODE["stale"]).sum())
-        slots = "".join(f", slots of sequence {seq}: {n}" for seq, n in self._n_slots.items())
-        return f"rounds: {self._n_rounds}{slots}, stale: {n_stale}"
+        seq_ids, n_slots = np.unique(self._keys >> _SLOT_BITS, return_counts=True)
+        slots = "".join(
+            f", slots of sequence {seq}: {n}"
+            for seq, n in zip(seq_ids.tolist(), n_slots.tolist(), strict=True)
+        )
+        return f"rounds: {self._n_rounds}{slots}, stale: {self._n_stale}"
 
 
 def _ink_on(colour: QColor) -> QColor:

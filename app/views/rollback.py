@@ -19,7 +19,7 @@ from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
 from app.widgets.samples import draw_bar, draw_cross, draw_dashes, draw_hatched
 from engine.trace.records import MISSING
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 _COLUMNS = ("round", "seq_id", "rollback_depth", "n_rs_seq")
 _GROUPS = ("seq_rm", "restore", "refused")
@@ -78,11 +78,11 @@ class RollbackView(BarView):
         self._deepest = 0
         self._n_rs_seq: int | None = None
 
-    def _read(self, store: TraceStore, run_id: int) -> int | None:
-        table = store.rounds
+    def _read(self, run: RunRef) -> int | None:
+        table = run.store.rounds
         start, stop = self._next_row, len(table)
         self._next_row = stop
-        rows = start + np.flatnonzero(table.column("run_id", start, stop) == run_id)
+        rows = start + np.flatnonzero(table.column("run_id", start, stop) == run.run_id)
         if not len(rows):
             return None
         new = {name: table.column(name, 0, stop)[rows] for name in _COLUMNS}
@@ -137,8 +137,8 @@ class RollbackView(BarView):
     def table(self) -> tuple[list[str], list[list[object]]]:
         names = ["round", "seq_id", "rollback_depth", "rollback_path", "n_rs_seq"]
         first, stop = self._rows_in_sight()
-        assert self._store is not None
-        rows = [self._store.rounds.row(at) for at in self._data["row"][first:stop]]
+        assert self._run is not None
+        rows = [self._run.store.rounds.row(at) for at in self._data["row"][first:stop]]
         return names, [[row[name] for name in names] for row in rows]
 
     def _draw_limit(self, overlaid: int) -> None:
@@ -179,9 +179,9 @@ class RollbackView(BarView):
     def _tip(self, x: float, y: float) -> str:
         round_ = self.plot.run_axis.round_at(x)
         row = self._row_at(round_, self._seq_at(x, y))
-        if row is None or self._store is None:
+        if row is None or self._run is None:
             return ""
-        facts = self._store.rounds.row(row)
+        facts = self._run.store.rounds.row(row)
         lines = [f"round {round_} · sequence {facts['seq_id']}"]
         path, depth = facts["rollback_path"], facts["rollback_depth"]
         if path and path != "none":

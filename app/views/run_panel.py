@@ -10,18 +10,28 @@ from PySide6.QtWidgets import QAbstractSpinBox, QComboBox, QLabel, QVBoxLayout, 
 
 from app.engine_thread.events import ModelFiles
 from app.engine_thread.jobs import ChatWrap
-from app.widgets.draft_group import DraftGroup
-from app.widgets.faults_group import FaultsGroup
-from app.widgets.fields import WheelGuard, add_row, choice, new_form, whole
-from app.widgets.form_group import FormGroup
-from app.widgets.limits_group import LimitsGroup
-from app.widgets.memory_group import MemoryGroup
-from app.widgets.names_choice import NamesChoice
+from app.widgets.fields import WheelGuard, add_row, choice, new_form
+from app.widgets.option_groups import (
+    ABOVE,
+    DraftGroup,
+    FaultsGroup,
+    LimitsGroup,
+    MemoryGroup,
+    OptionGroup,
+    SamplerGroup,
+    make_field,
+    tip,
+    value_of,
+)
 from app.widgets.prompt_box import PromptBox
-from app.widgets.sampler_group import SamplerGroup
 from app.widgets.scroll_page import ScrollPage
+from engine.draft.registry import DRAFTERS, model_drafters
+from engine.draft.spec import DRAFT_MODEL, MTP_HEAD
 from engine.errors import OptionError
-from engine.options import COMPUTE_MODES, DRAFTERS, MODEL_DRAFTERS, ROLLBACK_POLICIES, RunOptions
+from engine.memory.policies import POLICIES
+from engine.option_fields import build, settings
+from engine.options import COMPUTE_MODES, RunOptions
+from engine.options.idle_faults import notes_on
 
 
 class RunPanel(QWidget):
@@ -59,41 +69,32 @@ class RunPanel(QWidget):
 
     def options(self) -> RunOptions:
         """The options as set. Raises OptionError where they contradict each other."""
-        memory, limits = self.memory, self.limits
-        return RunOptions(
-            parallel=limits.parallel.value() or min(64, len(self.texts())),
-            n_predict=self.n_predict.value(),
-            n_ctx=limits.n_ctx.value(),
-            n_batch=limits.n_batch.value(),
-            n_ubatch=limits.n_ubatch.value(),
-            sampler=self.sampling.options(),
-            spec=self.draft.options(self.n_max.value()),
-            rollback=self.rollback.currentText(),
-            n_rs_seq=None if memory.n_rs_seq.value() < 0 else memory.n_rs_seq.value(),
-            split=memory.split.currentText(),
-            kv=memory.kv.currentText(),
-            checkpoint_device=memory.checkpoint_device.currentText(),
-            replay=memory.replay.currentText(),
-            faults=self.faults.names(),
-            ignore_eos=self.sampling.ignore_eos.isChecked(),
-            allow_non_finite=self.sampling.allow_non_finite.isChecked(),
-            batch_invariant=memory.batch_invariant.isChecked(),
-        )
+        values = {one.path: value_of(one, field) for one, field in self._above}
+        for group in self._groups.values():
+            values |= group.values()
+        values["spec", "n_min"] = min(values["spec", "n_min"], self.n_max.value())
+        values["parallel",] = values["parallel",] or min(64, len(self.texts()))
+        return build(RunOptions, values)
 
     # -- what the window sets --------------------------------------------------------------
 
     def set_files(self, files: ModelFiles | None) -> None:
         """Offer the drafters that these files have; a choice that is gone becomes the best left."""
-        refused = dict(_WHY_NOT)
+        there = set()
         if files is not None and any(layer.kind == "mtp" for layer in files.info.layers):
-            del refused["draft-mtp"]
+            there.add(MTP_HEAD)
         if files is not None and files.draft is not None:
-            del refused["draft-simple"]
+            there.add(DRAFT_MODEL)
+        refused = {
+            name: drafter.needs.missing
+            for name, drafter in DRAFTERS.items()
+            if drafter.needs and drafter.needs not in there
+        }
         self.drafter.set_refused(refused)
         if files is not None:
             left = [name for name in self._wished_drafters if name not in refused]
             if self._wished_drafters and not left:
-                left = [name for name in reversed(MODEL_DRAFTERS) if name not in refused][:1]
+                left = [name for name in reversed(model_drafters()) if name not in refused][:1]
             self.drafter.set_names(left)
 
     def use_first_prompt(self) -> None:
@@ -124,31 +125,26 @@ class RunPanel(QWidget):
     def _make_fields(self) -> None:
         self.prompts = PromptBox()
         self.prompt = self.prompts.editor
-        self.n_predict = whole(-1, 100_000, 128, special="no limit")
-        self.drafter = NamesChoice(DRAFTERS)
+        options = {one.path: one for one in settings(RunOptions)}
+        self._above = [(options[path], make_field(options[path])) for path in ABOVE]
+        self.drafter, self.n_max, self.rollback, self.n_predict = (f for _, f in self._above)
         self.drafter.set_names(self._wished_drafters)
-        self.n_max = whole(1, 64, 3)
-        self.rollback = choice(ROLLBACK_POLICIES, "planes")
         self.compute = choice(COMPUTE_MODES, "auto")
         self.draft, self.sampling, self.memory = DraftGroup(), SamplerGroup(), MemoryGroup()
         self.limits, self.faults = LimitsGroup(), FaultsGroup()
-        self._groups: dict[str, FormGroup] = {
+        self._groups: dict[str, OptionGroup] = {
             "drafters": self.draft,
             "sampling": self.sampling,
             "memory": self.memory,
             "limits": self.limits,
             "faults": self.faults,
         }
-        self.ignore_eos = self.sampling.ignore_eos
+        self.ignore_eos = self.sampling["ignore_eos"]
         self._form = new_form()
-        for label, field, option in (
-            ("drafters", self.drafter, "--spec-type: what proposes tokens; asked in this order"),
-            ("n_max", self.n_max, "--spec-draft-n-max: longest draft of draft-*"),
-            ("rollback", self.rollback, "--rollback: how rejected tokens are undone"),
-            ("tokens", self.n_predict, "-n: tokens to generate"),
-            ("compute", self.compute, "--compute: arithmetic of the linear layers; reloads"),
-        ):
-            add_row(self._form, label, field, option)
+        for one, field in self._above:
+            add_row(self._form, one.row.label, field, tip(one))
+        about = "--compute: arithmetic of the linear layers; reloads"
+        add_row(self._form, "compute", self.compute, about)
         self.message = QLabel()
         self.message.setWordWrap(True)
         self.message.setTextFormat(Qt.TextFormat.PlainText)
@@ -180,16 +176,9 @@ class RunPanel(QWidget):
             number.valueChanged.connect(self._changed)
         self.rollback.currentTextChanged.connect(self._changed)
         self.drafter.changed.connect(self._changed)
-        for part in (
-            self.prompts,
-            self.draft,
-            self.sampling,
-            self.memory,
-            self.limits,
-            self.faults,
-        ):
-            part.changed.connect(self._judge)
+        self.prompts.changed.connect(self._judge)
         for group in self._groups.values():
+            group.changed.connect(self._judge)
             group.folded.connect(self.folded)
         self.drafter.chosen.connect(self._remember_drafters)
         self.compute.currentTextChanged.connect(self.compute_changed)
@@ -197,10 +186,10 @@ class RunPanel(QWidget):
     def _changed(self) -> None:
         """Hide the options that the others make meaningless, then judge what is left."""
         types = self.drafter.names()
-        with_model = bool(set(types) & set(MODEL_DRAFTERS))
+        with_model = bool(set(types) & set(model_drafters()))
         self._form.setRowVisible(self.n_max, with_model)
         self._form.setRowVisible(self.rollback, bool(types))
-        keeps = bool(types) and self.rollback.currentText() != "checkpoint"
+        keeps = bool(types) and POLICIES[self.rollback.currentText()].keeps_snapshots
         parts = (self.draft, self.memory, self.faults)
         blocked = [part.blockSignals(True) for part in parts]
         self.draft.set_types(types)
@@ -224,6 +213,7 @@ class RunPanel(QWidget):
                 notes.append("Acceptance is synthetic: the output is invalid.")
             if options.faults:
                 notes.append(f"Fault on: {', '.join(options.faults)}. The output may be wrong.")
+                notes += notes_on(options)
         text = self.problem or " ".join(notes)
         self.message.setText(text)
         self.message.setAccessibleName(text)
@@ -232,9 +222,3 @@ class RunPanel(QWidget):
 
     def _remember_drafters(self) -> None:
         self._wished_drafters = self.drafter.names()
-
-
-_WHY_NOT = {
-    "draft-mtp": "The model file has no MTP head",
-    "draft-simple": "Open a draft model first",
-}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtCore import QModelIndex, QPoint, Qt, Signal
 from PySide6.QtGui import QKeySequence, QShortcut, QShowEvent
 from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QStackedWidget, QVBoxLayout, QWidget
@@ -9,15 +11,23 @@ from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QStackedWidget, QVBoxL
 from app.actions.actions import Actions
 from app.looks.theme import Theme
 from app.models.position import Position
-from app.models.run_facts import effective
+from app.models.run_facts import ModelRuns, effective
 from app.models.run_overlay import RunOverlay
 from app.models.run_table import RunTable
 from app.widgets.empty_state import EmptyState
 from app.widgets.plain_table import plain_table
 from app.widgets.run_pair import RunPair
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
-_CHARACTERS = {"run": 6, "title": 28, "tokens": 8, "acceptance": 13, "speed": 8, "stop": 12}
+_CHARACTERS = {
+    "run": 6,
+    "model": 20,
+    "title": 28,
+    "tokens": 8,
+    "acceptance": 13,
+    "speed": 8,
+    "stop": 12,
+}
 
 
 class RunsView(QStackedWidget):
@@ -25,12 +35,11 @@ class RunsView(QStackedWidget):
     laid over it, here and in the plots."""
 
     position_selected = Signal(object)  # never: a run is no position
-    run_selected = Signal(int)
-    overlay_asked = Signal(object)  # run id, or None
+    run_selected = Signal(object)  # RunRef
+    overlay_asked = Signal(object)  # RunRef, or None
 
     def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._store: TraceStore | None = None
         self.model = RunTable(theme, self)
         self.table = plain_table(self.model, "Runs")
         self.table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
@@ -70,21 +79,23 @@ class RunsView(QStackedWidget):
         self._fit_columns()
         self._show_what_is_offered()
 
-    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
-        """List the runs of a trace; run_id is the one on show."""
-        self._store = store
-        self.model.set_store(store, run_id)
-        self.setCurrentIndex(1 if store is not None and store.runs else 0)
-        row = self.model.row_of(run_id)
+    def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
+        """The runs of these models are to be listed."""
+        self.model.set_recorded(recorded)
+        self._show_what_is_offered()
+
+    def show_run(self, run: RunRef | None) -> None:
+        """Mark the run on show; the runs of a trace opened from disk are listed by themselves."""
+        self.model.show_run(run)
+        row = self.model.row_of(run)
         self.table.setCurrentIndex(QModelIndex() if row is None else self.model.index(row, 0))
-        facts = store.runs.get(run_id, {}) if store is not None and run_id is not None else {}
-        self.detail.setText(effective(facts))
+        self.detail.setText("" if run is None else effective(run.facts))
         self.detail.setVisible(bool(self.detail.text()))
         self._show_what_is_offered()
 
     def set_overlay(self, overlay: RunOverlay | None) -> None:
         """Mark a second run and compare it with the one on show, or none."""
-        self.model.set_overlaid(None if overlay is None else overlay.run_id)
+        self.model.set_overlaid(None if overlay is None else overlay.run)
         self.pair.set_overlay(overlay)
         self._show_what_is_offered()
 
@@ -110,29 +121,31 @@ class RunsView(QStackedWidget):
         self.model.retheme(theme)
 
     def _show(self, index: QModelIndex) -> None:
-        self.run_selected.emit(self.model.rows[index.row()].run_id)
+        self.run_selected.emit(self.model.rows[index.row()].run)
 
     def _hide(self) -> None:
-        run_id = self._chosen()
-        if run_id is None:
+        run = self._chosen()
+        if run is None:
             return
-        if run_id == self.model.overlaid:
+        if run == self.model.overlaid:
             self.overlay_asked.emit(None)
-        self.model.hide_run(run_id)
+        self.model.hide_run(run)
         self._show_what_is_offered()
 
     def _show_all(self) -> None:
         self.model.show_all()
         self._show_what_is_offered()
 
-    def _chosen(self) -> int | None:
+    def _chosen(self) -> RunRef | None:
         index = self.table.currentIndex()
-        return self.model.rows[index.row()].run_id if index.isValid() else None
+        return self.model.rows[index.row()].run if index.isValid() else None
 
     def _overlay_one(self) -> None:
         self.overlay_asked.emit(self.model.other(self._chosen()))
 
     def _show_what_is_offered(self) -> None:
+        self.setCurrentIndex(1 if self.model.rows or self.model.n_hidden else 0)
+        self.table.setColumnHidden(self.model.column_of("model"), self.model.n_models < 2)
         self._lay_over.setEnabled(self.model.other(None) is not None)
         self._lay_off.setEnabled(self.model.overlaid is not None)
         self.show_all.setText(f"Show {self.model.n_hidden} hidden")
@@ -144,16 +157,16 @@ class RunsView(QStackedWidget):
             return
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        run_id = self.model.rows[index.row()].run_id
+        run = self.model.rows[index.row()].run
         menu.addAction("Show in all views", lambda: self._show(index))
         over = menu.addAction(
-            self._lay_over.icon(), "Overlay with this run", lambda: self.overlay_asked.emit(run_id)
+            self._lay_over.icon(), "Overlay with this run", lambda: self.overlay_asked.emit(run)
         )
-        over.setEnabled(run_id not in (self.model.shown, self.model.overlaid))
+        over.setEnabled(self.model.can_overlay(run) and run != self.model.overlaid)
         menu.addAction(self._lay_off)
         menu.addSeparator()
         hide = menu.addAction("Take off the list", self._hide)
-        hide.setEnabled(run_id != self.model.shown)
+        hide.setEnabled(run != self.model.shown)
         menu.popup(self.table.viewport().mapToGlobal(where))
 
     def _fit_columns(self) -> None:

@@ -18,7 +18,7 @@ from app.widgets.samples import draw_dashes
 from app.widgets.stacked_bars import StackedBars, sample
 from engine.trace.baseline import find_baseline, speed
 from engine.trace.records import MISSING, PHASES
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 _PATTERNS = {
     "draft": Qt.BrushStyle.FDiagPattern,
@@ -81,16 +81,17 @@ class TimingView(BarView):
         self._bars.clear()
         self._longest.setData([], [])
 
-    def _read(self, store: TraceStore, run_id: int) -> int | None:
+    def _read(self, run: RunRef) -> int | None:
         if self._rows is None:
-            self._rows = RunRows(store.rounds, run_id)
+            self._rows = RunRows(run, "rounds")
         start, stop = self._rows.read()
         if self._n_refreshes % _REFRESHES_PER_SPEED == 0 or start == stop:
-            self._find_speed(store, run_id)
+            self._find_speed(run)
         self._n_refreshes += 1
         return None if start == stop else int(self._rows.rounds.values[-1]) + 1
 
-    def _find_speed(self, store: TraceStore, run_id: int) -> None:
+    def _find_speed(self, run: RunRef) -> None:
+        store, run_id = run.store, run.run_id
         self._baseline = find_baseline(store, run_id)
         if self._baseline is None:
             self._speed_up = None

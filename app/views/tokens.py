@@ -17,10 +17,12 @@ from app.widgets.find_bar import FindBar
 from app.widgets.legend import TokenLegend
 from app.widgets.sequence_panels import SequencePanels
 from app.widgets.token_area import TokenArea
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 _EMPTY, _WAITING, _STREAMS = range(3)
 _FIND_PERIOD_MS = 500
+_MOST_PANELS = 128
+"""Sequences that have a panel; a run of more shows the first of them."""
 
 
 class TokensView(QStackedWidget):
@@ -29,7 +31,7 @@ class TokensView(QStackedWidget):
     position_selected = Signal(object)  # Position | None
     follow_changed = Signal(bool)
     inspect_asked = Signal()
-    cancel_asked = Signal(int)
+    cancel_asked = Signal(object, int)  # RunRef, sequence
     """The sequence that is to end."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
@@ -40,7 +42,7 @@ class TokensView(QStackedWidget):
         self._ghosts = True
         self._follow = True
         self._cursor: Position | None = None
-        self._cancellable: int | None = None
+        self._cancellable: RunRef | None = None
         self._hits: dict[int, np.ndarray] = {}
         self._hit: tuple[int, int] | None = None
         self._stepping = False
@@ -61,6 +63,11 @@ class TokensView(QStackedWidget):
         column.setSpacing(4)
         column.addWidget(self.find_bar)
         column.addWidget(self._places, 1)
+        self._more = QLabel()
+        self._more.setContentsMargins(10, 0, 10, 0)
+        self._more.setForegroundRole(self._more.palette().ColorRole.PlaceholderText)
+        self._more.hide()
+        column.addWidget(self._more)
         legend_row = QVBoxLayout()
         legend_row.setContentsMargins(10, 0, 10, 0)
         legend_row.addWidget(self._legend)
@@ -82,14 +89,15 @@ class TokensView(QStackedWidget):
         """Whether every sequence is kept at its newest token."""
         return self._follow
 
-    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
+    def show_run(self, run: RunRef | None) -> None:
         """Show a run from its first row on, or nothing."""
         self._catch_up.stop()
         self._search.stop()
         self._places.clear()
+        self._more.hide()
         self._panels, self._hits, self._hit = {}, {}, None
         self._cursor = None
-        self._run = None if store is None or run_id is None else RunStreams(store, run_id)
+        self._run = None if run is None else RunStreams(run)
         self._set_followed(True)
         self.refresh()
         if not self._panels:
@@ -101,11 +109,10 @@ class TokensView(QStackedWidget):
         if run is None:
             return
         grown = run.poll()
-        for seq_id in sorted(grown):
-            if seq_id not in run.by_seq:
-                continue
-            if seq_id not in self._panels:
-                self._add_panel(run.by_seq[seq_id])
+        new = [seq_id for seq_id in sorted(grown & run.by_seq.keys()) if seq_id not in self._panels]
+        if new:
+            self._add_panels([run.by_seq[seq_id] for seq_id in new])
+        for seq_id in sorted(grown & self._panels.keys()):
             self._panels[seq_id].grow()
         if self._panels:
             self.setCurrentIndex(_STREAMS)
@@ -125,9 +132,9 @@ class TokensView(QStackedWidget):
             self._hit = None
             self._show_count()
 
-    def set_cancellable(self, run_id: int | None) -> None:
+    def set_cancellable(self, run: RunRef | None) -> None:
         """Offer to end single sequences while this run is on show."""
-        self._cancellable = run_id
+        self._cancellable = run
 
     def toggle_ghosts(self, shown: bool) -> None:
         """Show or hide rejected and ignored tokens."""
@@ -191,7 +198,18 @@ class TokensView(QStackedWidget):
         for area in self.areas.values():
             area.retheme(theme)
 
-    def _add_panel(self, stream: TokenStream) -> None:
+    def _add_panels(self, streams: list[TokenStream]) -> None:
+        room = _MOST_PANELS - len(self._panels)
+        new = {stream.seq_id: self._panel(stream) for stream in streams[:room]}
+        self._panels |= new
+        if new:
+            self._places.add(new)
+            self._show_titles()
+        n_more = len(self._run.by_seq) - len(self._panels) if self._run is not None else 0
+        self._more.setVisible(n_more > 0)
+        self._more.setText(f"{n_more:,} more sequences are not shown here.")
+
+    def _panel(self, stream: TokenStream) -> _Panel:
         panel = _Panel(self._theme, stream)
         area = panel.area
         area.set_ghosts(self._ghosts)
@@ -202,9 +220,7 @@ class TokensView(QStackedWidget):
         area.inspect_asked.connect(self.inspect_asked)
         panel.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         panel.customContextMenuRequested.connect(lambda where: self._ask(panel, where))
-        self._panels[stream.seq_id] = panel
-        self._places.add(stream.seq_id, panel)
-        self._show_titles()
+        return panel
 
     def _show_titles(self) -> None:
         for panel in self._panels.values():
@@ -257,9 +273,9 @@ class TokensView(QStackedWidget):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         text = f"End sequence {stream.seq_id}"
-        end = menu.addAction(text, lambda: self.cancel_asked.emit(stream.seq_id))
+        end = menu.addAction(text, lambda: self.cancel_asked.emit(stream.run, stream.seq_id))
         end.setObjectName("tokens.end_sequence")
-        end.setEnabled(stream.run_id == self._cancellable)
+        end.setEnabled(stream.run == self._cancellable)
         menu.popup(panel.mapToGlobal(where))
 
     def _on_follow_changed(self) -> None:

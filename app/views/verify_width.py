@@ -16,7 +16,7 @@ from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
 from app.widgets.samples import draw_dashes
 from app.widgets.stacked_bars import StackedBars, sample
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 _PURPOSES = ("prompt", "verify", "replay")
 _PARTS = (*_PURPOSES, "padding")
@@ -76,16 +76,16 @@ class VerifyWidthView(BarView):
         self._bars.clear()
         self._borders.setData([], [])
 
-    def _read(self, store: TraceStore, run_id: int) -> int | None:
+    def _read(self, run: RunRef) -> int | None:
         if self._rows is None:
-            self._rows = RunRows(store.ubatches, run_id)
+            self._rows = RunRows(run, "ubatches")
         start, stop = self._rows.read()
         if start == stop:
             return None
         padding = np.maximum(self._rows.column("n_padding", start, stop), 0)
         self._n_padding += int(padding.sum())
         width = self._heights(self._rows, start, stop)
-        verify = self._rows.column("purpose", start, stop) == store.text_pool.find("verify")
+        verify = self._rows.column("purpose", start, stop) == run.store.text_pool.find("verify")
         self._widest = max(self._widest, int(width[verify].max(initial=0)))
         return int(self._rows.rounds.values[-1]) + 1
 
@@ -100,14 +100,14 @@ class VerifyWidthView(BarView):
         return f"{height:.0f} tokens in all"
 
     def _decodes_prompt(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
-        assert self._store is not None
-        prompt = self._store.text_pool.find("prompt")
+        assert self._run is not None
+        prompt = self._run.store.text_pool.find("prompt")
         decodes: np.ndarray = rows.column("purpose", start, stop) == prompt
         return decodes
 
     def _rows_of(self, overlay: RunOverlay) -> RunRows:
-        if self._rows_over is None or self._rows_over.run_id != overlay.run_id:
-            self._rows_over = RunRows(overlay.store.ubatches, overlay.run_id)
+        if self._rows_over is None or self._rows_over.run != overlay.run:
+            self._rows_over = RunRows(overlay.run, "ubatches")
         self._rows_over.read()
         return self._rows_over
 
@@ -116,7 +116,7 @@ class VerifyWidthView(BarView):
         self._rows_over = None
 
     def _draw(self) -> None:
-        if self._rows is None or self._store is None:
+        if self._rows is None or self._run is None:
             return
         start, stop = self._rows.between(*self.plot.rounds_in_sight)
         of_row = self._rows.rounds.values[start:stop]
@@ -127,7 +127,7 @@ class VerifyWidthView(BarView):
             padding = np.maximum(self._rows.column("n_padding", start, stop), 0)
             real = self._heights(self._rows, start, stop) - padding
             for part, purpose in enumerate(_PURPOSES):
-                mine = purposes == self._store.text_pool.find(purpose)
+                mine = purposes == self._run.store.text_pool.find(purpose)
                 np.add.at(parts[part], lane[mine], real[mine])
             np.add.at(parts[-1], lane, padding)
         axis, (left, right), n_pixels = self.plot.run_axis, self.plot.x_range, self.plot.n_pixels

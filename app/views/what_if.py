@@ -24,8 +24,8 @@ from app.models.run_rows import RunRows
 from app.widgets.elided_label import ElidedLabel
 from app.widgets.empty_state import EmptyState
 from app.widgets.speed_plot import SpeedPlot
+from engine.trace.run_ref import RunRef
 from engine.trace.step_sums import StepSums
-from engine.trace.store import TraceStore
 from engine.trace.what_if import ASSUMPTIONS, Estimate, WhatIf, what_if
 
 _HEADS = {
@@ -47,8 +47,7 @@ class WhatIfView(QStackedWidget):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setAccessibleName("What if n_max were smaller")
-        self._store: TraceStore | None = None
-        self._run_id: int | None = None
+        self._run: RunRef | None = None
         self._rows: RunRows | None = None
         self._sums = StepSums()
         self._stale = False
@@ -86,9 +85,9 @@ class WhatIfView(QStackedWidget):
         """Whether there is anything to see."""
         return self._sums.n_steps > 0
 
-    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
+    def show_run(self, run: RunRef | None) -> None:
         """Estimate from this run, or nothing."""
-        self._store, self._run_id = (None, None) if run_id is None else (store, run_id)
+        self._run = run
         self._pacer.stop()
         self._reset()
         self._refresh()
@@ -98,7 +97,7 @@ class WhatIfView(QStackedWidget):
     def refresh(self) -> None:
         """Take in what has joined the trace since the last call, now or a little later; out of
         sight, when it comes into sight."""
-        if self._store is None:
+        if self._run is None:
             return
         if self.has_rounds and self.visibleRegion().isEmpty():
             self._stale = True
@@ -111,10 +110,10 @@ class WhatIfView(QStackedWidget):
             self._show()
 
     def _read(self) -> None:
-        if self._store is None or self._run_id is None:
+        if self._run is None:
             return
         if self._rows is None:
-            self._rows = RunRows(self._store.rounds, self._run_id)
+            self._rows = RunRows(self._run, "rounds")
         start, stop = self._rows.read()
         if start == stop:
             return

@@ -143,6 +143,11 @@ class BannerArea(QWidget):
         self.setVisible(True)
         return banner
 
+    def take_down(self, banner: Banner) -> None:
+        """Remove a message that is no longer true, if it is still there."""
+        if banner in self.banners:
+            self._remove(banner)
+
     def clear(self) -> None:
         """Dismiss everything that is not sticky."""
         for banner in self.banners:

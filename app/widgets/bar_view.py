@@ -81,7 +81,7 @@ class BarView(OverlaidView):
         return float(values[~prompt].max(initial=0.0))
 
     def _overlay_swatches(self, overlay: RunOverlay) -> Sequence[Swatch]:
-        label = f"{overlay.name} over run {overlay.over}"
+        label = f"{overlay.name} over {overlay.over}"
         return [Swatch(label, ROLE, f"{self.overlay_tip} of {overlay.name}", draw_overlay)]
 
     def _clear_overlay(self) -> None:

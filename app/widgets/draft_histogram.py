@@ -10,6 +10,9 @@ from PySide6.QtWidgets import QToolTip, QWidget
 from app.looks.theme import Theme
 
 _LEAST_TEXT_SHARE = 1.15
+_LEAST_CELL_PIXELS = 2
+_MOST_TOLD = 64
+"""Lengths of drafts that are told in words."""
 
 
 class DraftHistogram(QWidget):
@@ -30,7 +33,7 @@ class DraftHistogram(QWidget):
         if np.array_equal(counts, self._counts):
             return
         self._counts = counts
-        lengths = [d for d in range(1, len(counts)) if counts[d].any()]
+        lengths = np.flatnonzero(counts.any(axis=1)).tolist()[:_MOST_TOLD]
         self.setAccessibleDescription(
             "; ".join(
                 f"{d} drafted: "
@@ -86,10 +89,21 @@ class DraftHistogram(QWidget):
             painter.drawText(
                 beside, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, str(a)
             )
-        for d in range(1, n + 1):
-            for a in range(d + 1):
-                self._paint_cell(painter, d, a)
+        for d, a in self._cells_to_paint(area):
+            self._paint_cell(painter, d, a)
         painter.end()
+
+    def _cells_to_paint(self, area: QRectF) -> list[tuple[int, int]]:
+        """All cells; those with steps alone, and one for each pixel, where they are too small to
+        be told apart."""
+        n = len(self._counts) - 1
+        width, height = area.width() / n, area.height() / (n + 1)
+        if min(width, height) >= _LEAST_CELL_PIXELS:
+            return [(d, a) for d in range(1, n + 1) for a in range(d + 1)]
+        drafted, accepted = np.nonzero(self._counts)
+        pixels = np.stack([drafted * width, accepted * height]).astype(np.int64)
+        _, kept = np.unique(pixels, axis=1, return_index=True)
+        return list(zip(drafted[kept].tolist(), accepted[kept].tolist(), strict=True))
 
     def _paint_cell(self, painter: QPainter, drafted: int, accepted: int) -> None:
         theme, metrics = self._theme, self.fontMetrics()
@@ -115,12 +129,15 @@ class DraftHistogram(QWidget):
         return super().event(event)
 
     def _tip(self, at: QPointF) -> str:
-        for drafted in range(1, len(self._counts)):
-            for accepted in range(drafted + 1):
-                if self._cell(drafted, accepted).contains(at):
-                    n, of = self._counts[drafted, accepted], self._counts[drafted].sum()
-                    return f"{drafted} drafted, {accepted} accepted: {n:,} of {of:,} steps"
-        return ""
+        area, n = self._area(), len(self._counts) - 1
+        if n < 1 or not area.contains(at):
+            return ""
+        drafted = min(int((at.x() - area.left()) / area.width() * n) + 1, n)
+        accepted = min(int((area.bottom() - at.y()) / area.height() * (n + 1)), n)
+        if accepted > drafted:
+            return ""
+        steps, of = self._counts[drafted, accepted], self._counts[drafted].sum()
+        return f"{drafted} drafted, {accepted} accepted: {steps:,} of {of:,} steps"
 
     def _area(self) -> QRectF:
         metrics = self.fontMetrics()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtWidgets import (
     QAbstractButton,
@@ -52,10 +54,12 @@ def real(low: float, high: float, value: float, special: str = "") -> QDoubleSpi
     return box
 
 
-def choice(names: tuple[str, ...], current: str) -> QComboBox:
-    """One of several names."""
+def choice(names: Mapping[str, str], current: str) -> QComboBox:
+    """One of several names, each with what its tip says."""
     box = QComboBox()
-    box.addItems(list(names))
+    for i, (name, tip) in enumerate(names.items()):
+        box.addItem(name)
+        box.setItemData(i, tip, Qt.ItemDataRole.ToolTipRole)
     box.setCurrentText(current)
     box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
     return box

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QTextCursor
 from PySide6.QtWidgets import (
@@ -18,7 +20,8 @@ from PySide6.QtWidgets import (
 from app.looks.theme import Theme, fixed_font, icon
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
-from engine.options import FAULTS, ROLLBACK_POLICIES
+from engine.options import FAULTS, ROLLBACK_POLICIES, RunOptions
+from engine.options.idle_faults import notes_on
 from engine.trace.lane_kinds import NOISE, REFERENCE
 
 _SHOWN_LINES = 4
@@ -26,8 +29,6 @@ _HINT = (
     "One lane a line: POLICY[,key=value…], such as planes,n_rs_seq=2,split=seq. "
     "The reference and noise lanes are always there."
 )
-_FAULTY = {"keep-stale-kv": "checkpoint", "no-conv-rollback": "ring"}
-"""A policy on which a fault shows, where it is not planes."""
 
 
 def parse_lanes(text: str) -> tuple[LaneSpec, ...]:
@@ -60,7 +61,8 @@ class LaneEditor(QWidget):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = theme
-        self.error = ""
+        self._options = RunOptions()
+        self.error = self.note = ""
         self.text = QPlainTextEdit()
         self.text.setAccessibleName("Lanes of the next comparison")
         self.text.setPlaceholderText("planes")
@@ -110,31 +112,47 @@ class LaneEditor(QWidget):
         except OptionError:
             return None
 
+    def set_options(self, options: RunOptions) -> None:
+        """What lanes have in common: whether their faults can act depends on it."""
+        if options != self._options:
+            self._options = options
+            self._check()
+
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
         self._theme = theme
         self._check()
 
     def _check(self) -> None:
+        self.error = self.note = ""
         try:
-            parse_lanes(self.text.toPlainText())
-            self.error = ""
+            lanes = parse_lanes(self.text.toPlainText())
+            self.note = self._idle_faults(lanes)
         except OptionError as error:
             self.error = str(error)
-        severity = "error" if self.error else "info"
+        severity = "error" if self.error else "warning" if self.note else "info"
         drawing = icon(severity, self._theme, f"status.{severity}")
         self._sign.setPixmap(drawing.pixmap(QSize(16, 16), self.devicePixelRatioF()))
-        self._message.setText(self.error or _HINT)
+        self._message.setText(self.error or self.note or _HINT)
         palette = self.palette()
-        role = "status.error" if self.error else "ui.muted"
+        role = "ui.muted" if severity == "info" else f"status.{severity}"
         palette.setColor(palette.ColorRole.WindowText, self._theme.color(role))
         self._message.setPalette(palette)
         self._message.setAccessibleName(self._message.text())
         self.lanes_changed.emit()
 
+    def _idle_faults(self, lanes: Sequence[LaneSpec]) -> str:
+        """A note on every fault that cannot act with the options of the next comparison."""
+        n_draft = None if self._options.spec.types else self._options.spec.n_max
+        return " ".join(
+            f"{lane.name}: {note}"
+            for lane in lanes
+            for note in notes_on(lane.options(self._options), n_draft)
+        )
+
     def _make_menu(self) -> QMenu:
         menu = QMenu(self)
-        faulty = [f"{_FAULTY.get(fault, 'planes')},fault={fault}" for fault in FAULTS]
+        faulty = [f"{fault.shown_by},fault={name}" for name, fault in FAULTS.items()]
         for names in (ROLLBACK_POLICIES, ["planes,split=seq", "planes,kv=unified"], faulty):
             for name in names:
                 menu.addAction(name, lambda lane=name: self._add(lane))

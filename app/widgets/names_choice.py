@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QPalette
@@ -14,6 +14,7 @@ NONE = "none"
 class NamesChoice(QToolButton):
     """Shows the chosen names in the order in which they were given, whatever was ticked first.
 
+    names: with what the tip of each says.
     changed: the choice is another one. chosen: the user made it. alarming: any choice is red.
     """
 
@@ -21,7 +22,7 @@ class NamesChoice(QToolButton):
     chosen = Signal()
 
     def __init__(
-        self, names: Sequence[str], parent: QWidget | None = None, *, alarming: bool = False
+        self, names: Mapping[str, str], parent: QWidget | None = None, *, alarming: bool = False
     ) -> None:
         super().__init__(parent)
         self._alarming = alarming
@@ -32,8 +33,10 @@ class NamesChoice(QToolButton):
         self._none.triggered.connect(lambda: self._choose(()))
         menu.addSeparator()
         self.actions_by_name: dict[str, QAction] = {}
-        for name in names:
+        self._tips = names
+        for name, tip in names.items():
             action = menu.addAction(name)
+            action.setToolTip(tip)
             action.setCheckable(True)
             action.triggered.connect(self._choose_ticked)
             self.actions_by_name[name] = action
@@ -63,7 +66,7 @@ class NamesChoice(QToolButton):
         """Disable names and say why; all others can be chosen."""
         for name, action in self.actions_by_name.items():
             action.setEnabled(name not in reasons)
-            action.setToolTip(reasons.get(name, name))
+            action.setToolTip(reasons.get(name, self._tips[name]))
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)

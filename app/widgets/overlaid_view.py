@@ -47,7 +47,7 @@ class OverlaidView(RoundView):
         axis = self._overlay.axis(self.plot.run_axis.unit)
         round_ = axis.round_at(x)
         words = self._overlay_words(self._overlay, round_)
-        parts = [f"run {self._overlay.over}, {own}"] if own else []
+        parts = [f"{self._overlay.over}, {own}"] if own else []
         if words:
             parts.append(f"{self._overlay.name}, {axis.text(round_)}\n{words}")
         return "\n".join(parts)

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
 from app.looks.theme import figures_font
 from app.models.memory_estimate import PolicyCost
 from app.models.units import format_bytes
-from engine.options import ROLLBACK_POLICIES
+from engine.memory.policies import POLICIES
 
 _NAME, _PRODUCT, _TOTAL = range(3)
 
@@ -21,7 +21,7 @@ class PolicyCosts(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._labels = {name: (QLabel(), QLabel(), QLabel()) for name in ROLLBACK_POLICIES}
+        self._labels = {name: (QLabel(), QLabel(), QLabel()) for name in POLICIES}
         grid = QGridLayout(self)
         grid.setContentsMargins(0, 0, 0, 0)
         grid.setHorizontalSpacing(10)
@@ -48,7 +48,7 @@ class PolicyCosts(QWidget):
         self.setVisible(bool(costs))
         for cost in costs:
             name, product, total = self._labels[cost.policy]
-            what = "log entries" if cost.policy == "replay" else "snapshots"
+            what = "log entries" if POLICIES[cost.policy].is_log else "snapshots"
             product.setText(f"{format_bytes(cost.unit_bytes)} × {cost.n_units} × {cost.n_seqs}")
             product.setToolTip(f"Bytes × {what} for each sequence × sequences")
             total.setText(format_bytes(cost.total))

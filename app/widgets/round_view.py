@@ -16,7 +16,7 @@ from app.widgets.empty_state import EmptyState
 from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.round_group import RoundGroup
 from app.widgets.round_plot import RoundPlot
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 _EMPTY, _PLOT = range(2)
 _LEGEND_BESIDE = 480
@@ -41,8 +41,7 @@ class RoundView(QStackedWidget):
     ) -> None:
         super().__init__(parent)
         self._name = name
-        self._store: TraceStore | None = None
-        self._run_id: int | None = None
+        self._run: RunRef | None = None
         self._cursor: Position | None = None
         self._stale = False
         self._is_behind = False
@@ -68,9 +67,9 @@ class RoundView(QStackedWidget):
         self.addWidget(self.page)
         self.setAccessibleName(name)
 
-    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
+    def show_run(self, run: RunRef | None) -> None:
         """Show a run from its first round on, or nothing."""
-        self._store, self._run_id = (None, None) if run_id is None else (store, run_id)
+        self._run = run
         self._group.stop()
         self._reset()
         self.set_cursor(None)
@@ -90,13 +89,13 @@ class RoundView(QStackedWidget):
     def take_in(self) -> bool:
         """Read what has joined the trace, unless that is for later; whether there is anything to
         draw."""
-        if self._store is None or self._run_id is None:
+        if self._run is None:
             return False
         self._is_behind = self.has_rounds and not self.in_sight
         if self._is_behind:
             return False
-        self.plot.run_axis.read(self._store, self._run_id)
-        n_rounds = self._read(self._store, self._run_id)
+        self.plot.run_axis.read(self._run)
+        n_rounds = self._read(self._run)
         if n_rounds is not None:
             self._stale = True
             self.plot.expect_rounds(n_rounds)
@@ -119,7 +118,7 @@ class RoundView(QStackedWidget):
 
     def set_cursor(self, position: Position | None) -> None:
         """Put the cursor line on the position that all views share."""
-        if position is not None and position.run_id != self._run_id:
+        if position is not None and position.run != self._run:
             position = None
         self._cursor = position
         self.plot.set_cursor(None if position is None else position.round)
@@ -156,7 +155,7 @@ class RoundView(QStackedWidget):
         """Forget everything read."""
 
     @abstractmethod
-    def _read(self, store: TraceStore, run_id: int) -> int | None:
+    def _read(self, run: RunRef) -> int | None:
         """Take in new rows; the number of rounds known now, None when nothing is new."""
 
     @abstractmethod
@@ -187,7 +186,7 @@ class RoundView(QStackedWidget):
         return self._summary()
 
     def _redraw(self) -> None:
-        if self._store is None:
+        if self._run is None:
             return
         self._stale = not self.in_sight
         if not self._stale:
@@ -204,9 +203,9 @@ class RoundView(QStackedWidget):
             self._select(self._cursor.round + step, self._cursor.seq_id)
 
     def _select(self, round_: int, seq_id: int | None) -> None:
-        if self._run_id is None or seq_id is None or not 0 <= round_ < self.plot.n_rounds:
+        if self._run is None or seq_id is None or not 0 <= round_ < self.plot.n_rounds:
             return
-        position = Position(self._run_id, seq_id, round_, None)
+        position = Position(self._run, seq_id, round_, None)
         self.set_cursor(position)
         self.position_selected.emit(position)
 

@@ -44,8 +44,8 @@ class RunPair(QWidget):
         overlay = self._overlay
         if overlay is None or not self.isVisible():
             return
-        store, runs = overlay.store, (overlay.over, overlay.run_id)
-        ended = all("stops" in store.runs[run_id] for run_id in runs)
+        store, runs = overlay.run.store, (overlay.over.run_id, overlay.run.run_id)
+        ended = overlay.over.ended and overlay.run.ended  # before the figures: those are then final
         size = -1 if ended else store.size()
         if size == self._size_shown:
             return

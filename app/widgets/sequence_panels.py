@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QSplitter, QStackedWidget, QTabWidget, QWidget
 
@@ -28,9 +30,9 @@ class SequencePanels(QStackedWidget):
         """Whether only one sequence is in sight."""
         return self.currentWidget() is self._tabs
 
-    def add(self, seq_id: int, panel: QWidget) -> None:
-        """Give a sequence a panel."""
-        self._panels[seq_id] = panel
+    def add(self, panels: Mapping[int, QWidget]) -> None:
+        """Give sequences their panels."""
+        self._panels.update(panels)
         self._place()
 
     def clear(self) -> None:

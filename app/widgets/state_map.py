@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QRectF
@@ -18,6 +20,9 @@ PARTS = {"state_error": "state S", "conv_error": "conv window"}
 _NONE, _EXACT, _NOT_FINITE, _FIRST = range(4)
 """Values of the image that are no step of the gradient, and the first that is one."""
 _N_STEPS = 256 - _FIRST
+_WEIGHTS = np.arange(256)
+_WEIGHTS[_NOT_FINITE] = 256
+"""Values of the image in the order of what they say: nothing finite is worse than what is not."""
 _ROW_LABEL_PIXELS = 11
 
 
@@ -42,15 +47,15 @@ class StateMap(RoundPlot):
         self._lanes: ComparedLanes | None = None
         self._run_id = -1
         self._part = "state_error"
-        self._layers: list[int] = []
-        self._errors = np.zeros((0, 0))
-        self._x0 = 0
+        self._clear()
         super().__init__(theme, "layer", parent, unit="position")
         self._image = pg.ImageItem(axisOrder="row-major")
         self._image.setLevels((0, 255))
         self.getPlotItem().addItem(self._image, ignoreBounds=True)
         self.box.invertY(True)
         self.box.sigResized.connect(self._label_rows)
+        self.box.sigResized.connect(self._paint)
+        self.box.sigXRangeChanged.connect(self._paint)
         self.setAccessibleName("State error by layer and position")
         self.tip = self._tip
         self.retheme(theme)
@@ -77,14 +82,11 @@ class StateMap(RoundPlot):
             self._image.clear()
             self.setAccessibleDescription("Not recorded for this lane")
             return
-        n_layers, n_positions = self._errors.shape
-        known = ~np.isneginf(self._errors)
-        image = np.where(known, shades(np.where(known, self._errors, 0.0)), _NONE)
-        self._image.setImage(np.ascontiguousarray(image.astype(np.uint8)), autoLevels=False)
-        self._image.setRect(QRectF(self._x0 - 0.5, -0.5, n_positions, n_layers))
+        n_layers = len(self._layers)
+        self._paint()
         self.box.setYRange(-0.5, n_layers - 0.5, padding=0)
         self._label_rows()
-        worst = float(np.max(self._errors[known], initial=0.0))
+        worst = float(np.max(self._errors, initial=0.0))
         self.setAccessibleDescription(
             f"{PARTS[self._part]}: {n_layers} layers, worst relative error {error_text(worst)}"
         )
@@ -102,29 +104,63 @@ class StateMap(RoundPlot):
 
     def error_at(self, layer: int, pos: int) -> float | None:
         """The error of a layer, by its index in the model, None where none was recorded."""
-        x = pos - self._x0
-        if layer not in self._layers or not 0 <= x < self._errors.shape[1]:
+        at = int(np.searchsorted(self._ends, pos))
+        if layer not in self._layers or at == len(self._ends) or pos < self._ends[0]:
             return None
-        error = float(self._errors[self._layers.index(layer), x])
-        return None if np.isneginf(error) else error
+        mine = (self._at_end == at) & (self._at_layer == self._layers.index(layer))
+        found = np.flatnonzero(mine)
+        return float(self._errors[found[-1]]) if len(found) else None
+
+    def _clear(self) -> None:
+        """Errors, float64 [n], each with its layer and its end as indices into those."""
+        self._layers: list[int] = []
+        self._ends = np.zeros(0, np.int64)
+        """Last positions of rounds, ascending: a round's states fill those behind the one before,
+        the first only its own."""
+        self._at_layer = self._at_end = np.zeros(0, np.int64)
+        self._errors = np.zeros(0)
 
     def _read(self) -> None:
-        """Spread each round's errors over its positions; -inf stands for none recorded."""
         lanes, run_id = self._lanes, self._run_id
-        empty = lanes is None or run_id not in lanes.followers
-        layers = np.zeros(0, np.int64) if empty or lanes is None else lanes.states(run_id, "layer")
-        if lanes is None or not len(layers):
-            self._layers, self._errors = [], np.zeros((0, 0))
+        self._clear()
+        if lanes is None or run_id not in lanes.followers:
             return
-        positions, errors = lanes.states(run_id, "pos"), lanes.states(run_id, self._part)
-        kept = np.unique(layers)
-        self._layers = kept.tolist()
-        ends = np.unique(positions)
-        self._x0 = int(ends[0])  # the prompt is one column wide: its last position
-        table = np.full((len(kept), len(ends)), -np.inf)
-        table[np.searchsorted(kept, layers), np.searchsorted(ends, positions)] = errors
-        widths = np.diff(ends, prepend=ends[0] - 1)
-        self._errors = np.repeat(table, widths, axis=1)
+        layers, self._at_layer = np.unique(lanes.states(run_id, "layer"), return_inverse=True)
+        self._layers = layers.tolist()
+        self._ends, self._at_end = np.unique(lanes.states(run_id, "pos"), return_inverse=True)
+        self._errors = lanes.states(run_id, self._part)
+
+    def _paint(self) -> None:
+        """Spread the errors of each round over its positions, as far as they are in sight: an
+        image with a column for each position or, where those are fewer, for each column of
+        pixels, with the worst of what falls into it."""
+        if self.is_empty:
+            return
+        left, right = self.x_range
+        first = max(math.floor(left + 0.5), int(self._ends[0]))
+        stop = min(math.ceil(right + 0.5), int(self._ends[-1]) + 1)
+        if stop <= first:
+            self._image.clear()
+            return
+        edges = np.linspace(first, stop, min(stop - first, self.n_pixels) + 1)
+        shown, column = np.unique(
+            np.searchsorted(self._ends, np.floor(edges[:-1])), return_inverse=True
+        )
+        place = np.full(len(self._ends), -1)
+        place[shown] = np.arange(len(shown))
+        kept = place[self._at_end] >= 0
+        image = np.full((len(self._layers), len(shown)), _NONE, np.uint8)
+        image[self._at_layer[kept], place[self._at_end[kept]]] = shades(self._errors[kept])
+        image = np.ascontiguousarray(image[:, column])
+        if len(column) < stop - first:
+            ends = self._ends[self._at_end]
+            inside = (ends >= first) & (ends < stop)
+            at = self._at_layer[inside], (ends[inside] - first) * len(column) // (stop - first)
+            weights = _WEIGHTS[image]
+            np.maximum.at(weights, at, _WEIGHTS[shades(self._errors[inside])])
+            image = np.where(weights > 255, _NOT_FINITE, weights).astype(np.uint8)
+        self._image.setImage(image, autoLevels=False)
+        self._image.setRect(QRectF(first - 0.5, -0.5, stop - first, len(self._layers)))
 
     def _label_rows(self) -> None:
         if self.is_empty:

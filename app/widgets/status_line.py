@@ -75,7 +75,7 @@ class StatusLine(QStatusBar):
         """The run that lies over the one on show, whose the figures are."""
         self.overlay.setVisible(overlay is not None)
         if overlay is not None:
-            tip = f"In the plots {overlay.name} is drawn dashed over run {overlay.over}"
+            tip = f"In the plots {overlay.name} is drawn dashed over {overlay.over}"
             self.overlay.set_text(overlay.name, tip)
 
     def show_progress(self, progress: Progress) -> None:

@@ -76,7 +76,7 @@ class TokenArea(TokenScroll):
     def set_cursor(self, position: Position | None) -> None:
         """Outline the token at a position; in another sequence mark only its round."""
         stream = self._stream
-        if stream is None or position is None or position.run_id != stream.run_id:
+        if stream is None or position is None or position.run != stream.run:
             self._round, self._current = None, NOWHERE
         else:
             self._round = position.round
@@ -154,7 +154,7 @@ class TokenArea(TokenScroll):
         self.viewport().update()
         stream = self._stream
         pos = stream.position(token)
-        self.position_selected.emit(Position(stream.run_id, stream.seq_id, self._round, pos))
+        self.position_selected.emit(Position(stream.run, stream.seq_id, self._round, pos))
 
     # -- painting --------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from app.looks.pacer import Pacer
 from app.looks.theme import Theme, icon
 from app.models.position import Position
 from app.models.why_not import Reason, why_not
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 
 _PERIOD_MS = 500
 _ICON = 14
@@ -28,8 +28,7 @@ class WhyNotStrip(QFrame):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = theme
-        self._store: TraceStore | None = None
-        self._run_id: int | None = None
+        self._run: RunRef | None = None
         self._sizes = (-1, -1)
         self._at = 0
         self._dismissed: set[str] = set()
@@ -62,19 +61,18 @@ class WhyNotStrip(QFrame):
             row.addWidget(button)
         self.hide()
 
-    def set_trace(self, store: TraceStore | None, run_id: int | None) -> None:
+    def show_run(self, run: RunRef | None) -> None:
         """Explain a run, or nothing."""
         self._pacer.stop()
-        if store is not self._store or run_id != self._run_id:
+        if run != self._run:
             self._dismissed = set()
-        self._store, self._run_id = (None, None) if run_id is None else (store, run_id)
+        self._run = run
         self._sizes, self._at = (-1, -1), 0
         self._read()
 
     def refresh(self) -> None:
         """Take in what has joined the trace."""
-        store = self._store
-        if store is not None and (len(store.rounds), len(store.drafts)) != self._sizes:
+        if self._run is not None and self._sizes_now(self._run) != self._sizes:
             self._pacer.ask()
 
     def set_cursor(self, _position: Position | None) -> None:
@@ -86,14 +84,18 @@ class WhyNotStrip(QFrame):
         self._show(self._at)
 
     def _read(self) -> None:
-        store, run_id = self._store, self._run_id
+        run = self._run
         reasons: list[Reason] = []
-        if store is not None and run_id is not None:
-            self._sizes = (len(store.rounds), len(store.drafts))
-            reasons = why_not(store, run_id)
+        if run is not None:
+            self._sizes = self._sizes_now(run)
+            reasons = why_not(run.store, run.run_id)
         if reasons != self.reasons:
             self.reasons = reasons
             self._show(self._at)
+
+    @staticmethod
+    def _sizes_now(run: RunRef) -> tuple[int, int]:
+        return len(run.store.rounds), len(run.store.drafts)
 
     def _show(self, at: int) -> None:
         n = len(self.reasons)
@@ -120,9 +122,9 @@ class WhyNotStrip(QFrame):
 
     def _go(self) -> None:
         place = self.reasons[self._at].place
-        if place is not None and self._run_id is not None:
+        if place is not None and self._run is not None:
             seq_id, round_ = place
-            self.position_selected.emit(Position(self._run_id, seq_id, round_, None))
+            self.position_selected.emit(Position(self._run, seq_id, round_, None))
 
     def _elide(self) -> None:
         if self.reasons:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from inspect import isfunction
 from typing import TYPE_CHECKING
 
-import engine.decode.scheduler as scheduler
 from engine.bench.measured import Configuration, measure
 from engine.bench.sections import SectionClock
+from engine.decode import scheduler, verify_loop
 from engine.decode.recorder import Recorder
 from engine.options import Prompt
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 SECTIONS = ("recording", "rest")
 """recording: the recorder's public methods, and the facts that are worked out for the trace
-alone (engine.decode.facts). rest: everything else."""
+alone (engine.decode.round_facts). rest: everything else."""
 
-_FACTS = ("prompt_facts", "verified_facts")
+_USE_FACTS = (scheduler, verify_loop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ def recording_timed(clock: SectionClock) -> Iterator[None]:
         for name, value in list(vars(Recorder).items()):
             if isfunction(value) and not name.startswith("_"):
                 undo.enter_context(clock.around(Recorder, name, "recording"))
-        for name in _FACTS:
-            undo.enter_context(clock.around(scheduler, name, "recording"))
+        for module in _USE_FACTS:
+            undo.enter_context(clock.around(module, "round_facts", "recording"))
         yield
 
 

@@ -21,7 +21,10 @@ import torch.nn.functional as F
 from engine.batch import UBatch
 from engine.errors import OptionError
 from engine.memory.policies import POLICIES
-from engine.memory.recurrent import RecurrentCheckpoint, RecurrentMemory, RecurrentShape, Traffic
+from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy, Traffic
+from engine.model.conv_window import ConvInputs, ConvWindow
+from engine.model.delta_state import DeltaInputs, DeltaState
+from engine.model.recurrence import Inputs, RecurrentLayout, StateKey
 from kernels.conv import causal_conv
 from kernels.delta_rule import gated_delta_rule
 
@@ -60,7 +63,7 @@ class RollbackRow:
     state_nmse: float | None
 
 
-def bench_shape(n_heads: int, d_state: int, n_layers: int, conv_dim: int) -> RecurrentShape:
+def bench_layout(n_heads: int, d_state: int, n_layers: int, conv_dim: int) -> RecurrentLayout:
     """The recurrent layers to measure. Raises OptionError where the sizes do not fit together."""
     key_dim, odd = divmod(conv_dim - n_heads * d_state, 2)
     n_k_heads, rest = divmod(key_dim, d_state)
@@ -69,14 +72,15 @@ def bench_shape(n_heads: int, d_state: int, n_layers: int, conv_dim: int) -> Rec
             f"--conv-dim {conv_dim} does not fit --heads {n_heads} and --dim {d_state}.",
             "Give (heads + 2 x key heads) x dim, where heads is a multiple of the key heads.",
         )
-    return RecurrentShape(tuple(range(n_layers)), n_heads, d_state, 4, conv_dim, grouped=False)
+    state = DeltaState(n_k_heads, n_heads, d_state, grouped=False)
+    return RecurrentLayout.alike(range(n_layers), state=state, window=ConvWindow(4, conv_dim))
 
 
 @torch.inference_mode()
 def bench_rollback(
     policies: Sequence[str],
     widths: Sequence[int],
-    shape: RecurrentShape,
+    layout: RecurrentLayout,
     *,
     keep: int | None = None,
     n_rs_seq: int | None = None,
@@ -89,15 +93,15 @@ def bench_rollback(
     """
     for width in widths:
         kept = min(width, max(1, width // 2) if keep is None else keep)
-        layers = [_Inputs(shape, width, layer) for layer in shape.layers]
+        layers = [_Inputs(layout, width, layer) for layer in layout.layers]
         depth = width - 1 if n_rs_seq is None else n_rs_seq
-        runners = [_Runner(NO_ROLLBACK, "checkpoint", shape, layers, width, depth)]
-        runners += [_Runner(name, name, shape, layers, kept, depth) for name in policies]
+        runners = [_Runner(NO_ROLLBACK, "checkpoint", layout, layers, width, depth)]
+        runners += [_Runner(name, name, layout, layers, kept, depth) for name in policies]
         for turn in range(_WARM_UP + repeats):
             first = turn % len(runners)
             for runner in (*runners[first:], *runners[:first]):
                 runner.round()
-        truth = layers[0].decoded(kept, _WARM_UP + repeats, shape)
+        truth = layers[0].decoded(kept, _WARM_UP + repeats)
         for runner in runners:
             yield runner.row(runners[0], truth)
 
@@ -105,38 +109,44 @@ def bench_rollback(
 class _Inputs:
     """What one layer puts into its memory for a ubatch of `width` tokens; always the same."""
 
-    def __init__(self, shape: RecurrentShape, width: int, layer: int) -> None:
+    def __init__(self, layout: RecurrentLayout, width: int, layer: int) -> None:
         random = torch.Generator().manual_seed(layer)
-        n_v, d = shape.n_v_heads, shape.d_state
-        n_k = (shape.conv_dim // d - n_v) // 2
+        self._keys = StateKey(layer, "window"), StateKey(layer, "state")
+        window, state = (layout.states[key] for key in self._keys)
+        assert isinstance(window, ConvWindow)
+        assert isinstance(state, DeltaState)
+        self._grouped = state.grouped
+        n_k, n_v, d = state.n_k_heads, state.n_v_heads, state.d
+        n_rows, n_channels = window.shape
 
         def normal(*size: int) -> torch.Tensor:
             return torch.randn(*size, generator=random)
 
-        self.x = normal(1, width, shape.conv_dim)
-        self.weight = 0.5 * normal(shape.conv_dim, shape.d_conv)
-        self.q, self.k = F.normalize(normal(2, 1, width, n_k, d), dim=-1).unbind()
-        self.v = normal(1, width, n_v, d)
-        self.g = -0.1 * F.softplus(normal(1, width, n_v))
-        self.beta = normal(1, width, n_v).sigmoid()
+        x, weight = normal(1, width, n_channels), 0.5 * normal(n_channels, n_rows + 1)
+        q, k = F.normalize(normal(2, 1, width, n_k, d), dim=-1).unbind()
+        g = -0.1 * F.softplus(normal(1, width, n_v))
+        self._conv = ConvInputs(x, weight)
+        self._delta = DeltaInputs(
+            q, k, normal(1, width, n_v, d), g, normal(1, width, n_v).sigmoid()
+        )
+        self.width = width
 
-    def pass_through(self, memory: RecurrentMemory, layer: int, n: int) -> None:
+    def pass_through(self, memory: SnapshotPolicy, n: int) -> None:
         """The first n tokens."""
-        memory.conv(layer, self.x[:, :n], self.weight)
-        memory.delta(layer, *(t[:, :n] for t in (self.q, self.k, self.v, self.g, self.beta)))
+        every: tuple[Inputs, ...] = (self._conv, self._delta)
+        for key, inputs in zip(self._keys, every, strict=True):
+            memory.advance(key, inputs.part(slice(None), slice(n)))
 
-    def decoded(
-        self, n: int, times: int, shape: RecurrentShape
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """State and window after the first n tokens have come so many times, and nothing else."""
-        state = torch.zeros(1, shape.n_v_heads, shape.d_state, shape.d_state)
-        window = torch.zeros(1, shape.d_conv - 1, shape.conv_dim)
-        q, k, v, g, beta = (t[:, :n] for t in (self.q, self.k, self.v, self.g, self.beta))
+    def decoded(self, n: int, times: int) -> dict[StateKey, torch.Tensor]:
+        """The states after the first n tokens have come so many times, and nothing else."""
+        (x, weight), delta = self._conv, self._delta.part(slice(None), slice(n))
+        n_v, d = delta.v.shape[2:]
+        state = torch.zeros(1, n_v, d, d)
+        window = torch.zeros(1, weight.shape[1] - 1, x.shape[2])
         for _ in range(times):
-            state = gated_delta_rule(q, k, v, g, beta, state, grouped=shape.grouped)[1][:, 0]
-            history = causal_conv(self.x[:, :n], self.weight, window)[1]
-            window = history[:, n:]
-        return state[0], window[0]
+            state = gated_delta_rule(*delta, state, grouped=self._grouped)[1][:, 0]
+            window = causal_conv(x[:, :n], weight, window)[1][:, n:]
+        return dict(zip(self._keys, (window[0], state[0]), strict=True))
 
 
 class _Runner:
@@ -146,15 +156,15 @@ class _Runner:
         self,
         label: str,
         policy: str,
-        shape: RecurrentShape,
+        layout: RecurrentLayout,
         layers: list[_Inputs],
         kept: int,
         n_rs_seq: int,
     ) -> None:
         self.label = label
         self._layers = layers
-        self._width, self._kept = layers[0].x.shape[1], kept
-        self._memory = POLICIES[policy](shape, 1, n_rs_seq, torch.device("cpu"))
+        self._width, self._kept = layers[0].width, kept
+        self._memory = POLICIES[policy](layout, 1, n_rs_seq, torch.device("cpu"))
         self._checkpoint: RecurrentCheckpoint | None = None
         self._times: list[dict[str, float]] = []
         self._traffic: list[Traffic] = []
@@ -186,7 +196,7 @@ class _Runner:
         moved = zip(astuple(memory.traffic), astuple(before), strict=True)
         self._traffic.append(Traffic(*(now - then for now, then in moved)))
 
-    def row(self, baseline: _Runner, truth: tuple[torch.Tensor, torch.Tensor]) -> RollbackRow:
+    def row(self, baseline: _Runner, truth: dict[StateKey, torch.Tensor]) -> RollbackRow:
         """The figures of all rounds after the warm-up."""
         times = self._times[_WARM_UP:]
         ratios = [
@@ -199,8 +209,8 @@ class _Runner:
         )
         nmse = None
         if self is not baseline:
-            states, windows = self._memory.live(0)
-            nmse = max(_nmse(states[0], truth[0]), _nmse(windows[0], truth[1]))
+            live = self._memory.live(0)
+            nmse = max(_nmse(live[key], true) for key, true in truth.items())
         held = self._memory.n_bytes()
         held += self._checkpoint.n_bytes if self._checkpoint else 0
         return RollbackRow(
@@ -215,14 +225,14 @@ class _Runner:
             saved,
             restored,
             held,
-            held - self._memory.shape.n_bytes,
+            held - self._memory.layout.n_bytes,
             nmse,
         )
 
     def _decode(self, ubatch: UBatch) -> None:
         self._memory.begin(ubatch)
-        for layer, inputs in enumerate(self._layers):
-            inputs.pass_through(self._memory, layer, ubatch.n_seq_tokens)
+        for inputs in self._layers:
+            inputs.pass_through(self._memory, ubatch.n_seq_tokens)
         self._memory.commit()
 
 

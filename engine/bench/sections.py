@@ -107,6 +107,6 @@ def sections_timed(
             undo.callback(setattr, memory, "_graphs", memory._graphs)
             memory._graphs = None
             if memory.recurrent is not None:
-                for name in ("begin", "conv", "delta", "commit"):
+                for name in ("begin", "advance", "commit"):
                     wrap(memory.recurrent, name, "recurrent core")
         yield

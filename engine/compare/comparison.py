@@ -48,6 +48,7 @@ class Comparison:
     by script, with so many right tokens in the first, second, … draft (engine.draft.scripted).
     bound: NMSE that a lane may reach, None = what the noise lanes explain. Raises OptionError and
     what Session.start raises; with lanes of other compute modes also what Session.model_in raises.
+    Runs begun by then end with that error.
     """
 
     def __init__(
@@ -85,14 +86,23 @@ class Comparison:
         )
         lead = replace(common, rollback="checkpoint", n_rs_seq=None, split="equal", kv="per-seq")
         lane_options = [spec.options(common) for spec in specs]
-        self._reference = ReferenceLane(
-            setting, LaneSpec(REFERENCE, kind=REFERENCE), lead, session.model
-        )
-        self._reference.facts["drafters"] = self._chain.statistics
-        leaders: dict[str, Leader] = {session.compute: self._reference}
         self._followers: list[Follower] = []
-        for spec, mine in zip(specs, lane_options, strict=True):
-            self._followers.append(self._follower(spec, mine, leaders))
+        n_before = len(self.trace.runs)
+        try:
+            self._reference = ReferenceLane(
+                setting, LaneSpec(REFERENCE, kind=REFERENCE), lead, session.model
+            )
+            self._reference.facts["drafters"] = self._chain.statistics
+            leaders: dict[str, Leader] = {session.compute: self._reference}
+            for spec, mine in zip(specs, lane_options, strict=True):
+                self._followers.append(self._follower(spec, mine, leaders))
+        except BaseException as error:
+            for follower in self._followers:
+                follower.end([])
+            for run_id in range(n_before, len(self.trace.runs)):
+                why = str(error) or type(error).__name__
+                self.trace.runs[run_id] |= {"lane_error": why, "stops": []}
+            raise
         if draft_accept is not None:
             for lane in self._lanes:
                 lane.facts["draft_accept"] = list(draft_accept)
@@ -199,6 +209,8 @@ class Comparison:
         if not options.spec.types:  # somebody else drafts
             n_rs_seq = options.snapshots_for(options.spec.n_max)
         if not spec.free:
+            # the leader's tokens are decided: a replay that chose again could only leave them
+            options = replace(options, replay="trust")
             return PolicyLane(setting, spec, options, model, leader, n_rs_seq)
         if self._drafter:
             raise OptionError(

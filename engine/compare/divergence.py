@@ -5,8 +5,8 @@ Several lanes are measured against one reference, so that its side of every meas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -30,6 +30,10 @@ class LogitsDifference:
     top1_equal: list[bool]
     rank: list[int]
     top2_gap: list[float]
+
+    def at(self, i: int) -> LogitsDifference:
+        """The measures of one of the positions."""
+        return LogitsDifference(*([getattr(self, field.name)[i]] for field in fields(self)))
 
 
 class ReferenceLogits:
@@ -66,9 +70,9 @@ class ReferenceLogits:
 class MemoryDifference:
     """One sequence in two memories that stand behind the same token.
 
-    state, conv: relative error |a - b| / |a| of S and of the convolution window, one per recurrent
-    layer. n_cells: attention cells that only one of them has, or beyond one per position; cells
-    are the same in all attention layers.
+    state, conv: relative error |a - b| / |a| of the states and of the convolution windows, one per
+    recurrent layer, its largest. n_cells: attention cells that only one of them has, or beyond one
+    per position; cells are the same in all attention layers.
     """
 
     layers: tuple[int, ...]
@@ -84,9 +88,11 @@ class ReferenceMemory:
         self._positions = memory.attention.positions(seq)
         self.layers: tuple[int, ...] = ()
         if memory.recurrent is not None:
-            self.layers = memory.recurrent.shape.layers
-            self._parts = [torch.stack(part) for part in memory.recurrent.live(seq)]
-            self._sizes = [_norms(part) for part in self._parts]
+            self._layout = memory.recurrent.layout
+            self.layers = self._layout.layers
+            # the reference decodes on: its rows are not copied by live()
+            self._states = {key: t.clone() for key, t in memory.recurrent.live(seq).items()}
+            self._sizes = _norms(self._states.values())
 
     def difference(
         self, lane: HybridMemory, seq: int = 0, beside: Sequence[int] = ()
@@ -100,12 +106,10 @@ class ReferenceMemory:
         n_cells = cells_that_differ(self._positions, lane.attention.positions(seq))
         if not self.layers or lane.recurrent is None:
             return MemoryDifference((), [], [], n_cells)
-        state, conv = (
-            _ratio(_norms(torch.stack(theirs).sub_(mine)), size).tolist()
-            for mine, size, theirs in zip(
-                self._parts, self._sizes, lane.inputs(seqs)[seqs.index(seq)], strict=True
-            )
-        )
+        theirs = lane.inputs(seqs)[seqs.index(seq)]
+        apart = _norms(theirs[key] - mine for key, mine in self._states.items())
+        errors = dict(zip(self._states, _ratio(apart, self._sizes).tolist(), strict=True))
+        state, conv = (self._layout.worst(errors, windows=windows) for windows in (False, True))
         return MemoryDifference(self.layers, state, conv, n_cells)
 
 
@@ -117,9 +121,9 @@ def cells_that_differ(reference: np.ndarray, lane: np.ndarray) -> int:
     return int(np.abs(counts[0] - counts[1]).sum())
 
 
-def _norms(stacked: torch.Tensor) -> torch.Tensor:
-    """Euclidean norm of each layer, float64."""
-    return torch.linalg.vector_norm(stacked.flatten(1), dim=1, dtype=torch.float64)
+def _norms(states: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Euclidean norm of each, float64."""
+    return torch.stack([torch.linalg.vector_norm(x, dtype=torch.float64) for x in states])
 
 
 def _ratio(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:

@@ -19,15 +19,15 @@ from engine.compare.rounds import Round, SequenceRound
 from engine.compare.rows import DivergenceRows
 from engine.decode.forward import Forward, Rows
 from engine.decode.recorder import PhaseClock, Recorder
-from engine.decode.round_facts import RoundFacts
-from engine.decode.verify import target_facts
+from engine.decode.round_facts import round_facts
+from engine.decode.verify_loop import valid_depth
 from engine.errors import ContextFullError, RollbackRefusedError
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
 from engine.session import Session
 from engine.trace.store import TraceStore
-from engine.trace.timings import summary
+from engine.trace.writer import TraceWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,7 @@ class Lane:
 
     def end(self, stops: Sequence[str]) -> None:
         """The comparison has ended. stops: why each sequence did."""
-        self.facts["summary"] = summary(self._trace, self.run_id)
-        self.facts["stops"] = list(stops)
+        TraceWriter(self._trace, self.run_id).end(stops)
 
     def _record_plain(
         self, round_: Round, logits: Rows, memory: HybridMemory | None, *, wide: bool
@@ -83,20 +82,17 @@ class Lane:
             if part.is_prompt:
                 self._recorder.prompt(round_.number, part.seq_id, part.pos0, part.tokens)
             tokens = part.chosen[: part.n_emitted]
-            recurrent = memory.recurrent if memory else None
             rounds.append(
-                RoundFacts(
-                    part.seq_id,
-                    part.seq,
-                    part.pos0,
-                    part.first_pos,
-                    len(part.tokens) if wide or part.is_prompt else 1,
-                    None,
-                    tokens,
-                    None if part.is_prompt else 0,
-                    ["target"] * len(tokens),
-                    target_facts(logits[part.seq][: len(tokens)], tokens),
-                    valid_depth=recurrent.valid_depth(part.seq) if recurrent else None,
+                round_facts(
+                    seq_id=part.seq_id,
+                    seq=part.seq,
+                    pos0=part.pos0,
+                    width=len(part.tokens) if wide or part.is_prompt else 1,
+                    is_prompt=part.is_prompt,
+                    tokens=tokens,
+                    n_own=len(tokens),
+                    logits=logits[part.seq],
+                    valid_depth=valid_depth(memory, part.seq) if memory else None,
                 )
             )
         self._recorder.round(round_.number, rounds, memory, self._clock)

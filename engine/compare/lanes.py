@@ -8,9 +8,14 @@ from dataclasses import replace
 import torch
 
 from engine.batch import Span
-from engine.compare.lane import EngineFollower, EngineLane
+from engine.compare.lane import EngineFollower, EngineLane, Leader, Setting
+from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import Round, SequenceRound
+from engine.decode.batching import verify_batches
+from engine.decode.forward import Forward, Rows
 from engine.draft.chain import Asked
+from engine.model.hybrid import HybridModel
+from engine.options import RunOptions
 
 
 class ReferenceLane(EngineLane):
@@ -65,25 +70,52 @@ class ModeLane(EngineFollower):
 
 
 class NoiseLane(EngineFollower):
-    """Decodes batches of the same widths without speculation.
+    """Decodes in other batches than its leader, and never rolls anything back.
 
-    Before every round it stands in its leader's own state, so that its differences come from the
-    shape of the batch alone. Rows behind the first rejected token are not looked at: a token's
-    logits do not depend on later ones.
+    Its memory decodes the accepted tokens of all sequences side by side, so it drifts from the
+    leader's as that of any lane does which decodes in other widths. The logits that are compared
+    come from a second memory, which is given that state before every round and decodes the drafts
+    in the batches, filler included, of a lane with snapshots enough. So its differences are those
+    that a correct lane may have: no state of it has ever seen a rejected token.
     """
+
+    def __init__(
+        self,
+        setting: Setting,
+        spec: LaneSpec,
+        options: RunOptions,
+        model: HybridModel,
+        leader: Leader,
+    ) -> None:
+        super().__init__(setting, spec, options, model, leader)
+        self._drafting = setting.session.make_memory(options, setting.n_seqs, setting.n_ctx, 0)
+        holder = self._holders.__getitem__
+        self._verify = Forward(model, self._drafting, options, self._recorder, holder)
+
+    def forget(self, seq: int) -> None:
+        """A sequence has ended."""
+        super().forget(seq)
+        self._drafting.clear(seq)
 
     def _follow(self, round_: Round) -> None:
         if round_.is_prompt:
             self._prompt(round_)
-            self._mirror(round_)
-            return
-        logits, _ = self._run(round_.number, [part.span for part in round_.parts], is_prompt=False)
-        kept = {part.seq: logits[part.seq][: len(part.chosen)] for part in round_.parts}
-        self._mirror(round_)
-        self._record_plain(round_, kept, self.memory, wide=True)
+        else:
+            logits = self._logits(round_)
+            taken = [Span(part.seq, part.pos0, part.decoded, []) for part in round_.parts]
+            self._forward.run(self._forward.split(taken), round_.number, "replay", self._clock)
+            self._record_plain(round_, logits, self.memory, wide=True)
+            for part in round_.parts:
+                self._compare(round_, part, logits[part.seq], self.memory)
         for part in round_.parts:
-            self._compare(round_, part, kept[part.seq])
+            self._drafting.mirror(part.seq, self.memory, part.pos0)
 
-    def _mirror(self, round_: Round) -> None:
-        for part in round_.parts:
-            self.memory.mirror(part.seq, round_.memory, part.pos0)
+    def _logits(self, round_: Round) -> Rows:
+        """Rows behind the first rejected token are not looked at: a token's logits do not depend
+        on later ones."""
+        found: Rows = {}
+        spans = [part.span for part in round_.parts]
+        for batch in verify_batches(self._verify, spans, self.options.split, rolls_back=False):
+            logits, _ = self._verify.run(batch.ubatches, round_.number, "verify", self._clock)
+            found |= logits
+        return {part.seq: found[part.seq][: len(part.chosen)] for part in round_.parts}

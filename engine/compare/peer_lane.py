@@ -13,6 +13,7 @@ from engine.compare.llama_cpp import LlamaCpp
 from engine.compare.rounds import Round
 from engine.errors import OptionError
 from engine.options import RunOptions
+from engine.trace.writer import Source, TraceWriter
 
 EXACT_TOLERANCE = 1e-6
 """NMSE to a peer when both multiply in float32: only the order of sums differs (1e-10 measured)."""
@@ -36,7 +37,9 @@ class PeerLane(Follower):
                 "Open the model from a GGUF file.",
             )
         self._peer = LlamaCpp(session.path, setting.n_seqs, setting.n_ctx, options.n_ubatch)
-        run_id = setting.trace.begin_run(
+        writer = TraceWriter.begin(
+            setting.trace,
+            Source("llama-cpp-python", self._peer.version),
             {
                 "options": asdict(options),
                 "compute": f"llama-cpp-python {self._peer.version}",
@@ -45,9 +48,9 @@ class PeerLane(Follower):
                 "n_ctx": setting.n_ctx,
                 "n_rs_seq": 0,
                 "weight_bytes": self._peer.n_bytes,
-            }
+            },
         )
-        super().__init__(setting, spec, run_id)
+        super().__init__(setting, spec, writer.run_id)
         self._led_by(leader)
         is_float = set(session.info.quant_mix) == {"F32"} and session.compute == "f32"
         self.facts["lane_tolerance"] = EXACT_TOLERANCE if is_float else ROUNDED_TOLERANCE

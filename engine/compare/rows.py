@@ -37,7 +37,7 @@ class DivergenceRows:
             cells = memories.n_cells
             if memories.layers:
                 state, conv = max(memories.state), max(memories.conv)
-                self._states(number, seq_id, first_pos + n - 2, memories)
+                self.states(number, seq_id, first_pos + n - 2, memories)
         no_state = [math.nan] * (n - 1)
         columns: dict[str, list[Any]] = {
             **self._key(n, number, seq_id),
@@ -55,7 +55,8 @@ class DivergenceRows:
         }
         self._trace.divergence.extend(columns)
 
-    def _states(self, number: int, seq_id: int, pos: int, memories: MemoryDifference) -> None:
+    def states(self, number: int, seq_id: int, pos: int, memories: MemoryDifference) -> None:
+        """A row per recurrent layer, for states whose last position is pos."""
         n = len(memories.layers)
         self._trace.states.extend(
             {

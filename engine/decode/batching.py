@@ -94,11 +94,14 @@ def group(lengths: Sequence[int], n_ubatch: int, obstacle: Obstacle) -> list[Gro
     return groups[::-1]
 
 
-def verify_batches(forward: Forward, spans: Sequence[Span], split: str) -> list[VerifyBatch]:
+def verify_batches(
+    forward: Forward, spans: Sequence[Span], split: str, *, rolls_back: bool = True
+) -> list[VerifyBatch]:
     """The batches of a round, to be decoded and rolled back one after the other.
 
     split: "seq" for one sequence per pass, else "equal". Rolling back before the next batch is
     decoded matters: a pass without a sequence may move its state, which then loses its snapshots.
+    rolls_back: whether filler has to be undone by snapshots; else any sequence may be filled up.
     """
     memory = forward.memory
     if split == "seq":
@@ -107,7 +110,8 @@ def verify_batches(forward: Forward, spans: Sequence[Span], split: str) -> list[
         return [VerifyBatch(list(spans), forward.split(spans))]
     batches = []
     lengths = [len(span.tokens) for span in spans]
-    for found in group(lengths, forward.n_ubatch, partial(_obstacle, memory, spans)):
+    obstacle = partial(_obstacle, memory, spans, rolls_back)
+    for found in group(lengths, forward.n_ubatch, obstacle):
         padded = [_padded(spans[i], found.width) for i in found.members]
         *early, last = forward.split(padded)
         batches.append(VerifyBatch(padded, [*early, replace(last, reason=found.reason)]))
@@ -118,13 +122,15 @@ def _refusal(lengths: Sequence[int], i: int, width: int, obstacle: Obstacle) -> 
     return obstacle(i, width) if lengths[i] < width else ""
 
 
-def _obstacle(memory: HybridMemory, spans: Sequence[Span], i: int, width: int) -> str:
+def _obstacle(
+    memory: HybridMemory, spans: Sequence[Span], rolls_back: bool, i: int, width: int
+) -> str:
     """Filler needs cells of the sequence's own, and snapshots behind all of the batch but its
     first token, because a checkpoint and a replay would cost more than any other pass."""
     seq, recurrent = spans[i].seq, memory.recurrent
     if memory.attention.used(seq) + width > memory.attention.n_ctx:
         return CONTEXT
-    if recurrent and recurrent.guaranteed_depth(seq, width) < width - 1:
+    if rolls_back and recurrent and recurrent.guaranteed_depth(seq, width) < width - 1:
         return SNAPSHOTS
     return ""
 

@@ -70,8 +70,13 @@ class Forward:
     def _gap(self, ubatch: UBatch) -> int:
         """Positions between what memory holds of a sequence and its first one here, the furthest
         from 0."""
-        starts = zip(ubatch.seq_ids, ubatch.positions[:, 0].tolist(), strict=True)
-        gaps = [first - 1 - self.memory.seq_pos_max(seq) for seq, first in starts]
+        last: dict[int, int] = {}
+        gaps = []
+        ends = ubatch.positions[:, [0, -1]].tolist()
+        for seq, (start, end) in zip(ubatch.seq_ids, ends, strict=True):
+            held = last[seq] if seq in last else self.memory.seq_pos_max(seq)
+            gaps.append(start - 1 - held)
+            last[seq] = end  # in a pool, a sequence may have several rows
         return max(gaps, key=abs)
 
 

@@ -13,9 +13,10 @@ import torch
 
 from engine.decode.held_sequences import HeldSequences
 from engine.draft.drafter import Drafter
+from engine.draft.registry import model_drafters
 from engine.memory.hybrid import HybridMemory
 from engine.memory.recurrent import Traffic
-from engine.options import MODEL_DRAFTERS, CacheOptions, RunOptions
+from engine.options import CacheOptions, RunOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class PromptCache:
         device = torch.device("cpu") if options.checkpoint_device == "host" else None
         n_ubatch = min(options.n_ubatch, options.n_batch)
         held = HeldSequences(memory, self.options, n_ubatch, device)
-        own = {drafter.name: drafter for drafter in drafters if drafter.name in MODEL_DRAFTERS}
+        own = {drafter.name: drafter for drafter in drafters if drafter.name in model_drafters()}
         return Kept(key, held, own)
 
     def put(self, kept: Kept) -> None:

@@ -12,13 +12,14 @@ from engine.decode.round_facts import RoundFacts
 from engine.decode.token_rows import token_rows
 from engine.decode.verify import TargetFacts, TargetRows, all_target_facts
 from engine.trace.records import PHASES
-from engine.trace.store import Table, TraceStore
+from engine.trace.store import TraceStore
+from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.batch import UBatch
     from engine.draft.chain import Asked
     from engine.memory.hybrid import HybridMemory
-    from engine.memory.recurrent import RecurrentMemory, SlotState
+    from engine.memory.recurrent import SlotState, SnapshotPolicy
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class Recorder:
     """
 
     def __init__(self, store: TraceStore, run_id: int, piece: Callable[[int], bytes]) -> None:
-        self._store, self._run_id, self._piece = store, run_id, piece
+        self._writer, self._piece = TraceWriter(store, run_id), piece
         self._elapsed_ms = 0.0
         self._resumed = perf_counter()
         self._n_ubatches = 0
@@ -94,7 +95,7 @@ class Recorder:
     ) -> None:
         """One forward pass of the target."""
         self._append(
-            self._store.ubatches,
+            "ubatches",
             round=round_,
             ubatch=self._n_ubatches,
             n_seqs=ubatch.n_seqs,
@@ -114,7 +115,7 @@ class Recorder:
         for answer in asked:
             draft = answer.draft
             self._append(
-                self._store.drafts,
+                "drafts",
                 round=round_,
                 seq_id=seq_ids[answer.seq],
                 drafter=draft.drafter,
@@ -129,7 +130,7 @@ class Recorder:
     @property
     def facts(self) -> dict[str, Any]:
         """What is known of the run as a whole."""
-        return self._store.runs[self._run_id]
+        return self._writer.facts
 
     def prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
         """Tokens of a prompt, or of a part of it."""
@@ -164,8 +165,8 @@ class Recorder:
                 slots = _look(memory, facts.seq, columns)
             self._record(partial(self._round, facts, columns, slots, ubatch_ids, clock, n))
 
-    def _append(self, table: Table, **row: Any) -> None:
-        self._record(partial(table.append, run_id=self._run_id, **row))
+    def _append(self, table: str, **row: Any) -> None:
+        self._record(partial(self._writer.append, table, **row))
 
     def _record(self, write: Callable[[], object]) -> None:
         self._waiting.append(write)
@@ -184,16 +185,16 @@ class Recorder:
 
     def _prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
         n = len(tokens)
-        self._learn(tokens)
-        self._store.tokens.extend(
+        self._writer.learn(tokens, self._piece)
+        self._writer.extend(
+            "tokens",
             {
-                "run_id": [self._run_id] * n,
                 "round": [round_] * n,
                 "seq_id": [seq_id] * n,
                 "pos": list(range(pos0, pos0 + n)),
                 "kind": ["prompt"] * n,
                 "token_id": list(tokens),
-            }
+            },
         )
 
     def _round(
@@ -206,12 +207,12 @@ class Recorder:
         n: int,
     ) -> None:
         """The rows of one sequence, out of n in this round. columns: others of its round row."""
-        ids = {"run_id": self._run_id, "round": columns["round"], "seq_id": facts.seq_id}
+        ids = {"round": columns["round"], "seq_id": facts.seq_id}
         self._tokens(ids, facts)
         for slot in slots:
-            self._store.memory.append(**ids, slot=slot.slot, state=slot.state, age=slot.age)
-        self._store.rounds.append(
-            run_id=self._run_id,
+            self._writer.append("memory", **ids, slot=slot.slot, state=slot.state, age=slot.age)
+        self._writer.append(
+            "rounds",
             seq_id=facts.seq_id,
             pos0=facts.pos0,
             drafter=facts.draft.drafter if facts.draft else "",
@@ -240,13 +241,14 @@ class Recorder:
     def _tokens(self, ids: Mapping[str, int], facts: RoundFacts) -> None:
         draft, target = facts.draft, facts.target
         assert isinstance(target, TargetFacts)  # worked out before rows are written
-        self._learn([*facts.tokens, *(draft.tokens if draft else ())])
-        for best in (*target.top_ids, *(draft.top_ids if draft else ())):
-            self._learn(best)
+        for tokens in (facts.tokens, *target.top_ids):
+            self._writer.learn(tokens, self._piece)
+        for tokens in (draft.tokens, *draft.top_ids) if draft else ():
+            self._writer.learn(tokens, self._piece)
         for row in token_rows(facts, target):
-            self._store.tokens.append(**ids, **row)
+            self._writer.append("tokens", **ids, **row)
 
-    def _traffic(self, recurrent: RecurrentMemory | None, n: int) -> list[dict[str, int]]:
+    def _traffic(self, recurrent: SnapshotPolicy | None, n: int) -> list[dict[str, int]]:
         """State written and copied since the last round, in n parts that add up."""
         if recurrent is None:
             return [{"state_bytes_written": 0, "state_bytes_copied": 0}] * n
@@ -260,12 +262,6 @@ class Recorder:
             }
             for i in range(n)
         ]
-
-    def _learn(self, tokens: Sequence[int]) -> None:
-        pieces = self._store.pieces
-        for token in tokens:
-            if token not in pieces:
-                pieces[token] = self._piece(token)
 
 
 def _look(memory: HybridMemory, seq: int, columns: dict[str, Any]) -> Sequence[SlotState]:

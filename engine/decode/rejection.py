@@ -36,7 +36,7 @@ def reject(draft: Draft, rows: Rows, sampler: Sampler, end_tokens: Collection[in
                 continue
         else:
             found.tokens.append(sampler.draw(residual(p, q)))
-        found.own_p = p.of(found.tokens[-1])
+        found.own_p = [p.of(found.tokens[-1])]
         return found
     return with_bonus(found, rows, sampler)
 

@@ -5,14 +5,12 @@ reach, a checkpoint taken before the batch is restored and the accepted tokens a
 (llama.cpp #19493). Two ways of replaying exist. `trust` decodes them as a shorter batch without
 sampling. `verify` is upstream's: they are verified like a draft, with the sampler restored, which
 normally reproduces them and yields one token more; where logits depend on the width of the batch
-it can disagree with itself for ever (#28061), so the number of attempts is bounded. Tokens that
-were accepted by rejection are always trusted: they are decided, with random numbers and a q that
-belong to the draft, and to draw them again could only change their distribution.
+it can disagree with itself for ever (#28061), so the number of attempts is bounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,42 +18,61 @@ import torch
 from engine.batch import Span, UBatch
 from engine.decode.forward import Forward
 from engine.decode.recorder import PhaseClock
-from engine.decode.synthetic import keep
-from engine.decode.verify import Acceptance, match
-from engine.draft.drafter import Draft
+from engine.decode.verify import Acceptance
 from engine.errors import RollbackRefusedError
 from engine.memory.hybrid import Checkpoint
+from engine.memory.policies import POLICIES
 from engine.options import MAX_REPLAYS, RunOptions
-from engine.sampling.sampler import Sampler
+
+Again = Callable[[list[int], torch.Tensor], Acceptance]
+"""Verifies accepted tokens once more, as if they had been drafted: given them and the logits
+[len(tokens) + 1, n_vocab] of their replay. The sampler starts where it did the first time."""
 
 
 @dataclass(slots=True)
 class Undone:
     """What undoing came to.
 
-    accepted: the accepted list, longer by one after a verified replay. own_p: the rule's p of the
-    target's own tokens at its end, two after a verified replay. hidden: float32
-    [len(accepted), n_embd], rows of `last` and all accepted tokens but the newest. extra: logits
-    [1, n_vocab] behind the token that a verified replay added. n_replays: restores done,
-    more than MAX_REPLAYS when replays never agreed.
+    acceptance: the verification that counted, the last one; behind a replay that agreed its list
+    is longer by one. logits: float32 [>= len(accepted), n_vocab], what it chose from, row by row.
+    hidden: float32 [len(accepted), n_embd], rows of `last` and all accepted tokens but the newest.
+    n_replays: restores done, more than MAX_REPLAYS when replays never agreed.
     """
 
-    accepted: list[int]
-    own_p: list[float]
+    acceptance: Acceptance
+    logits: torch.Tensor
     hidden: torch.Tensor
     path: str = "none"
-    extra: torch.Tensor | None = None
     n_replays: int = 0
+
+    @property
+    def accepted(self) -> list[int]:
+        """The accepted list."""
+        return self.acceptance.tokens
+
+    @property
+    def n_kept(self) -> int:
+        """Tokens of the verified batch that stay in memory."""
+        return len(self.accepted) - len(self.acceptance.own_p) + 1
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """Logits [len(accepted), n_vocab] that each accepted token was chosen from."""
+        n, row = len(self.accepted), self.acceptance.own_row
+        if row is None:
+            return self.logits[:n]
+        return torch.cat((self.logits[: n - 1], self.logits[row : row + 1]))
 
 
 class Rollback:
     """Chooses and performs the way back for one run."""
 
-    def __init__(self, forward: Forward, options: RunOptions, end_tokens: Collection[int]) -> None:
+    def __init__(self, forward: Forward, options: RunOptions) -> None:
         self._forward, self._memory = forward, forward.memory
-        self._options, self._end_tokens = options, end_tokens
         on_host = options.checkpoint_device == "host"
         self._device = torch.device("cpu") if on_host else None
+        keeps_snapshots = POLICIES[options.rollback].keeps_snapshots
+        self._restore_path = "restore_depth" if keeps_snapshots else "restore"
 
     def checkpoints(
         self, spans: Sequence[Span], ubatches: Sequence[UBatch]
@@ -78,39 +95,34 @@ class Rollback:
     def undo(
         self,
         span: Span,
-        acceptance: Acceptance,
-        hidden: torch.Tensor,
+        undone: Undone,
         save: Checkpoint | None,
-        sampler: Sampler,
-        before: Sampler,
+        again: Again | None,
         round_: int,
         clock: PhaseClock,
-    ) -> Undone:
-        """Leave the memory behind the accepted tokens. `before`: the sampler before verification.
+    ) -> None:
+        """Leave the memory behind the accepted tokens. undone: as if nothing had to be; changed
+        to what undoing came to. again: verifies a replay, None = replays are trusted.
 
         Raises RollbackRefusedError if the tail can neither be removed nor restored.
         """
-        n_kept = len(acceptance.tokens)
-        undone = Undone(acceptance.tokens, [acceptance.own_p], hidden[:n_kept])
+        n_kept = undone.n_kept
         if n_kept == len(span.tokens):
-            return undone
+            return
         removed = self._memory.seq_rm(span.seq, span.pos0 + n_kept)
         clock.stop("rollback", [span.seq])
         if removed:
             undone.path = "seq_rm"
-            return undone
+            return
         if save is None:
             raise RollbackRefusedError(
                 f"A rollback of {len(span.tokens) - n_kept} tokens at position {span.pos0} was "
                 "refused and there is no checkpoint.",
                 "Raise --n-rs-seq or choose --rollback checkpoint.",
             )
-        undone.path = "restore" if self._options.rollback == "checkpoint" else "restore_depth"
-        if self._options.replay == "verify" and self._options.spec.accept == "match":
-            self._replay_verified(undone, span, save, sampler, before, round_, clock)
-        else:
+        undone.path = self._restore_path
+        if again is None or not self._replay_verified(undone, span, save, again, round_, clock):
             self._replay(undone, span, save, round_, clock)
-        return undone
 
     def _replay(
         self, undone: Undone, span: Span, save: Checkpoint, round_: int, clock: PhaseClock
@@ -126,35 +138,27 @@ class Rollback:
         undone: Undone,
         span: Span,
         save: Checkpoint,
-        sampler: Sampler,
-        before: Sampler,
+        again: Again,
         round_: int,
         clock: PhaseClock,
-    ) -> None:
+    ) -> bool:
+        """Whether the memory stands behind the accepted list; else it is to be trusted."""
         while undone.n_replays < MAX_REPLAYS:
             self._restore(undone, span, save, clock)
-            sampler.copy_from(before)
             expected = undone.accepted
             tokens = [span.tokens[0], *expected]
             batch = [Span(span.seq, span.pos0, tokens, range(len(tokens)))]
             logits, hidden = self._forward.run(self._forward.split(batch), round_, "replay", clock)
-            rows, draft = sampler.rows(logits[span.seq]), Draft(expected)
-            if self._options.spec.synthetic:
-                again = keep(draft, len(expected), rows, sampler)
-            else:
-                again = match(draft, rows, sampler, self._end_tokens)
+            undone.logits = logits[span.seq]
+            undone.acceptance = found = again(expected, undone.logits)
             clock.stop("sample", [span.seq])
-            chosen = undone.accepted = again.tokens
-            undone.hidden = hidden[span.seq][: len(chosen)]
-            if len(chosen) == len(tokens):
-                undone.extra = logits[span.seq][-1:]
-                undone.own_p.append(again.own_p)
-                return
-            undone.own_p = [again.own_p]
-            if self._memory.seq_rm(span.seq, span.pos0 + len(chosen)):
+            undone.hidden = hidden[span.seq][: len(found.tokens)]
+            if len(found.tokens) == len(tokens):
+                return True
+            if self._memory.seq_rm(span.seq, span.pos0 + len(found.tokens)):
                 clock.stop("rollback", [span.seq])
-                return
-        self._replay(undone, span, save, round_, clock)
+                return True
+        return False
 
     def _restore(self, undone: Undone, span: Span, save: Checkpoint, clock: PhaseClock) -> None:
         self._memory.restore(span.seq, save)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from engine.decode.verify import TargetFacts, TargetRows
-    from engine.draft.drafter import Draft
+import torch
+
+from engine.decode.verify import TargetFacts, TargetRows
+from engine.draft.drafter import Draft
+
+_NOTHING = TargetFacts([], [], [], [], [])
 
 
 @dataclass(slots=True)
@@ -46,3 +48,59 @@ class RoundFacts:
     accept_rule: str = ""
     rule_p: Sequence[float] = ()
     rule_q: Sequence[float] = ()
+
+
+def round_facts(
+    *,
+    seq_id: int,
+    seq: int,
+    pos0: int,
+    width: int,
+    tokens: Sequence[int],
+    n_own: int,
+    logits: torch.Tensor | None,
+    draft: Draft | None = None,
+    n_emitted: int | None = None,
+    n_kept: int | None = None,
+    n_padding: int = 0,
+    is_prompt: bool = False,
+    rule_p: Sequence[float] = (),
+    rule_q: Sequence[float] = (),
+    valid_depth: int | None = None,
+) -> RoundFacts:
+    """The facts of a round in which nothing was restored.
+
+    width: tokens decoded at pos0, pos0 + 1, … without filler. tokens: the accepted list in full,
+    of which the last n_own are the target's own and the first n_emitted (None: all) are output.
+    logits: row i chose tokens[i] and judged the drafted token i; None if nothing was chosen.
+    n_kept: tokens of the batch that stay in memory, None = all but the filler.
+    """
+    n_accepted, drafted = len(tokens) - n_own, draft.tokens if draft else ()
+    n_judged = min(len(drafted), n_accepted + 1)
+    own = range(n_accepted, len(tokens))
+    first = "target" if draft is None else "replacement"
+    if draft is not None and n_accepted >= len(drafted):
+        first = "bonus"
+    kinds = [first] + ["target" if draft is None else "bonus"] * (n_own - 1) if n_own else []
+    target: TargetFacts | TargetRows = _NOTHING
+    if logits is not None:
+        asked = [*drafted[:n_judged], *tokens[n_accepted:]]
+        target = TargetRows(logits, asked, [*range(n_judged), *own])
+    n_kept = width if n_kept is None else n_kept
+    return RoundFacts(
+        seq_id,
+        seq,
+        pos0,
+        pos0 + (width if is_prompt else 1),
+        width,
+        draft,
+        tokens[:n_emitted],
+        None if is_prompt else n_accepted,
+        kinds,
+        target,
+        rollback_depth=width - n_kept,
+        memory_rollback=width + n_padding - n_kept,
+        valid_depth=valid_depth,
+        rule_p=rule_p,
+        rule_q=rule_q,
+    )

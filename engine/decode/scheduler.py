@@ -1,33 +1,32 @@
 """The decoding loop: one round for all slots.
 
-draft -> checkpoint where snapshots do not reach -> verify side by side -> accept -> roll back, or
-restore and replay -> a part of the prompts that have newly got a slot -> record. With a prompt
-cache, a prompt goes on from what its slot still holds, and leaves context checkpoints.
+draft -> verify side by side (engine.decode.verify_loop) -> a part of the prompts that have newly
+got a slot -> record. With a prompt cache, a prompt goes on from what its slot still holds, and
+leaves context checkpoints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import torch
 
 from engine.batch import Span
-from engine.decode.batching import verify_batches
-from engine.decode.facts import prompt_facts, verified_facts
 from engine.decode.forward import Forward
 from engine.decode.held_sequences import HeldSequences
 from engine.decode.non_finite import OF_DRAFTER, TRUNK, note_non_finite
 from engine.decode.recorder import PhaseClock, Recorder
-from engine.decode.rollback import Rollback, Undone
-from engine.decode.round_facts import RoundFacts
-from engine.decode.rules import RULES
+from engine.decode.round_facts import RoundFacts, round_facts
 from engine.decode.slot import Slot
+from engine.decode.slot_judge import SlotJudge
 from engine.decode.slots import Slots
 from engine.decode.synthetic import SyntheticAcceptance
-from engine.decode.verify import Acceptance, match
+from engine.decode.verify import match
+from engine.decode.verify_loop import Attempt, Verified, VerifyLoop, valid_depth
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
-from engine.memory.hybrid import Checkpoint, HybridMemory
+from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
 from engine.sampling.sampler import Sampler
@@ -65,7 +64,7 @@ class Scheduler:
         self._slots = Slots(self.sequences, memory.attention.n_seqs, choose)
         holder = self._slots.holders.__getitem__
         self._forward = Forward(model, memory, options, recorder, holder, chain.decoded)
-        self._rollback = Rollback(self._forward, options, self._end_tokens)
+        self._loop = VerifyLoop(self._forward, options)
         rates = options.spec.synthetic
         self._synthetic = SyntheticAcceptance(rates, options.sampler.seed) if rates else None
         self._round = 0
@@ -146,8 +145,18 @@ class Scheduler:
                 self._check_finite(slot, slot.n_tokens)
                 slot.last = first.tokens[0]
                 slot.emit(first.tokens, slot.n_tokens, self._options, self._n_ctx, self._end_tokens)
-            facts = prompt_facts(slot, span, first, logits.get(seq))
-            facts.valid_depth = self._valid_depth(seq)
+            facts = round_facts(
+                seq_id=slot.seq_id,
+                seq=seq,
+                pos0=span.pos0,
+                width=len(span.tokens),
+                is_prompt=True,
+                tokens=first.tokens if first else (),
+                n_own=len(first.tokens) if first else 0,
+                logits=logits[seq] if first else None,
+                rule_p=first.own_p if first else (),
+                valid_depth=valid_depth(self._memory, seq),
+            )
             facts.restored_bytes, facts.checkpoint_bytes = restored[seq], saved[seq]
             facts.cache_wrong = wrong.get(seq)
             rounds.append(facts)
@@ -183,38 +192,38 @@ class Scheduler:
         self._chain.observe(seq, pos0, tokens, hidden)
 
     def _decode_round(self, slots: list[Slot], clock: PhaseClock) -> list[RoundFacts]:
-        """Draft for all of the slots, verify and roll back batch by batch."""
+        """Draft for all of the slots, verify, and keep the drafters in step."""
         if not slots:
             return []
         drafts = self._draft(slots)
         clock.stop("draft", [slot.index for slot in slots])
-        spans = []
-        for slot in slots:
-            draft = drafts.get(slot.index)
-            tokens = [slot.last, *(draft.tokens if draft else ())]
-            spans.append(Span(slot.index, slot.n_tokens, tokens, range(len(tokens))))
         holders = {slot.index: slot for slot in slots}
+        attempts = [
+            Attempt(
+                slot.seq_id,
+                slot.index,
+                slot.n_tokens,
+                slot.last,
+                drafts.get(slot.index),
+                self._judge_of(slot),
+            )
+            for slot in slots
+        ]
         rounds = []
-        for batch in verify_batches(self._forward, spans, self._options.split):
-            seqs = [span.seq for span in batch.spans]
-            pending = {seq: self._pending(seq) for seq in seqs}
-            saves = self._rollback.checkpoints(batch.spans, batch.ubatches)
-            clock.stop("save", seqs)
-            logits, hidden = self._forward.run(batch.ubatches, self._round, "verify", clock)
-            for span in batch.spans:
-                seq = span.seq
-                facts = self._judge(
-                    holders[seq],
-                    span,
-                    drafts.get(seq),
-                    logits[seq],
-                    hidden[seq],
-                    saves.get(seq),
-                    clock,
-                )
-                facts.rs_idx_before = pending[seq]
-                rounds.append(facts)
+        for verified in self._loop.run(self._round, attempts, clock):
+            self._follow(holders[verified.attempt.seq], verified, clock)
+            rounds.append(verified.facts)
         return rounds
+
+    def _judge_of(self, slot: Slot) -> SlotJudge:
+        return SlotJudge(
+            slot,
+            self._options,
+            self._n_ctx,
+            self._end_tokens,
+            self._synthetic,
+            partial(self._check_finite, slot, slot.n_tokens + 1),
+        )
 
     def _draft(self, slots: list[Slot]) -> dict[int, Draft]:
         requests = [
@@ -250,73 +259,18 @@ class Scheduler:
             slot.stop = "error"
             raise error
 
-    def _judge(
-        self,
-        slot: Slot,
-        span: Span,
-        draft: Draft | None,
-        logits: torch.Tensor,
-        hidden: torch.Tensor,
-        save: Checkpoint | None,
-        clock: PhaseClock,
-    ) -> RoundFacts:
-        """Accept, roll back, emit, and say what happened."""
-        seq, before = slot.index, slot.sampler.clone()
-        accepted = self._accept(slot, draft or Draft(), logits)
-        valid_depth = self._valid_depth(seq)
-        clock.stop("sample", [seq])
-        undone = self._rollback.undo(
-            span, accepted, hidden, save, slot.sampler, before, self._round, clock
-        )
-        self._check_finite(slot, span.pos0 + 1)
-        final = undone.accepted
-        n_emitted = slot.emit(
-            final, slot.n_tokens + 1, self._options, self._n_ctx, self._end_tokens
-        )
-        facts = verified_facts(slot, span, draft, accepted, undone, n_emitted, logits)
-        facts.accept_rule = self._options.spec.accept if draft else ""
-        facts.valid_depth, facts.rs_idx_after = valid_depth, self._pending(seq)
-        if save:
-            facts.checkpoint_bytes = save.n_bytes
-            facts.restored_bytes = save.n_bytes * undone.n_replays
+    def _follow(self, slot: Slot, verified: Verified, clock: PhaseClock) -> None:
+        """Tell everybody what became of a slot's tokens."""
+        seq, attempt, facts = slot.index, verified.attempt, verified.facts
+        final = verified.undone.accepted
         if self._watch:
-            n_drafted = len(draft.tokens) if draft else 0
-            read = logits[self._rows_read(n_drafted, accepted.tokens, undone)]
-            rows = torch.cat([read, *([] if undone.extra is None else [undone.extra])])
-            self._watch(
-                self._round, slot.seq_id, span.pos0 + 1, final[:n_emitted], rows[:n_emitted]
-            )
+            n = len(facts.tokens)
+            rows = verified.undone.rows[:n]
+            self._watch(self._round, slot.seq_id, attempt.pos0 + 1, facts.tokens, rows)
         slot.n_tokens += len(final)
         slot.last = final[-1]
         clock.stop("sample", [seq])
-        if draft is not None:
+        if attempt.draft is not None:
             self._chain.accept(seq, facts.n_accepted or 0)
-        self._observe(seq, span.pos0, [span.tokens[0], *final[:-1]], undone.hidden)
+        self._observe(seq, attempt.pos0, [attempt.last, *final[:-1]], verified.undone.hidden)
         clock.stop("draft", [seq])
-        return facts
-
-    def _accept(self, slot: Slot, draft: Draft, logits: torch.Tensor) -> Acceptance:
-        sampler, n_drafted = slot.sampler, len(draft.tokens)
-        rows = sampler.rows(logits)
-        if self._synthetic:
-            accepted = self._synthetic.accept(slot.seq_id, draft, rows, sampler, self._end_tokens)
-        else:
-            accepted = RULES[self._options.spec.accept](draft, rows, sampler, self._end_tokens)
-        if "stale-logits" in self._options.faults and len(accepted.tokens) <= n_drafted:
-            sampler.retract()
-            stale = match(Draft(), lambda _: rows(n_drafted), sampler, ())
-            accepted.tokens[-1:], accepted.own_p = stale.tokens, stale.own_p
-        return accepted
-
-    def _rows_read(self, n_drafted: int, accepted: list[int], undone: Undone) -> list[int]:
-        """Rows of the verify batch that chose the tokens; a replay's own token is not there."""
-        rows = list(range(len(undone.accepted) - (undone.extra is not None)))
-        if "stale-logits" in self._options.faults and len(rows) == len(accepted) <= n_drafted:
-            rows[-1] = n_drafted
-        return rows
-
-    def _pending(self, seq: int) -> int | None:
-        return self._memory.recurrent.pending(seq) if self._memory.recurrent else None
-
-    def _valid_depth(self, seq: int) -> int | None:
-        return self._memory.recurrent.valid_depth(seq) if self._memory.recurrent else None

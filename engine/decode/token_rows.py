@@ -15,16 +15,17 @@ def token_rows(facts: RoundFacts, target: TargetFacts) -> Iterator[dict[str, Any
     """Columns of each row but run_id, round and seq_id, in the order they are written."""
     draft = facts.draft
     n_kept = min(facts.n_accepted or 0, len(facts.tokens))
-    own = list(zip(facts.own_kinds, facts.tokens[n_kept:], strict=False))
+    own = list(enumerate(zip(facts.own_kinds, facts.tokens[n_kept:], strict=False)))
     n_judged = len(target.prob) - len(facts.own_kinds)
     for i in range(len(draft.tokens) if draft else 0):
         assert draft is not None
         kind = "accepted" if i < n_kept else "ignored"
         if i == facts.n_accepted and i < n_judged:
             kind = "rejected"
-            if own and draft.tokens[i] == own[0][1]:
-                # an end token inside the draft counts as the target's own (llama.cpp)
-                kind = own.pop(0)[0]
+            if own and draft.tokens[i] == own[0][1][1]:
+                # an end token inside the draft counts as the target's own (llama.cpp); and a
+                # replay may choose what was drafted where the first verification did not
+                kind = own.pop(0)[1][0]
         row = {
             "pos": facts.pos_next + i,
             "kind": kind,
@@ -43,7 +44,7 @@ def token_rows(facts: RoundFacts, target: TargetFacts) -> Iterator[dict[str, Any
                 "token_id": facts.tokens[i],
                 "draft_index": i,
             }
-    for i, (kind, token) in enumerate(own):
+    for i, (kind, token) in own:
         row = {"pos": facts.pos_next + n_kept + i, "kind": kind, "token_id": token}
         _add_target(row, facts, target, n_judged + i)
         yield row

@@ -26,13 +26,16 @@ class Acceptance:
     tokens: the accepted list, the accepted prefix of the draft and one token of the target's own.
     judged_p, judged_q: probabilities of each examined draft token as the rule saw them, the
     target's and the drafter's (NaN where the rule does not look at it). own_p: the target's
-    probability of the last of tokens.
+    probabilities of its own tokens, the last of tokens; behind a replay that agreed these are two.
+    own_row: row of the batch that the last of tokens was chosen from, None = the one at its
+    position.
     """
 
     tokens: list[int]
     judged_p: list[float] = field(default_factory=list)
     judged_q: list[float] = field(default_factory=list)
-    own_p: float = math.nan
+    own_p: list[float] = field(default_factory=lambda: [math.nan])
+    own_row: int | None = None
 
 
 def match(draft: Draft, rows: Rows, sampler: Sampler, end_tokens: Collection[int]) -> Acceptance:
@@ -50,7 +53,7 @@ def match(draft: Draft, rows: Rows, sampler: Sampler, end_tokens: Collection[int
         found.judged_p.append(p.of(drafted))
         found.judged_q.append(math.nan)
         if token != drafted or closes(i, token, draft, end_tokens):
-            found.own_p = p.of(token)
+            found.own_p = [p.of(token)]
             return found
     return with_bonus(found, rows, sampler)
 
@@ -64,7 +67,7 @@ def with_bonus(found: Acceptance, rows: Rows, sampler: Sampler) -> Acceptance:
     """Add the token that the target chooses behind a draft that was accepted whole."""
     p = rows(len(found.tokens))
     found.tokens.append(sampler.draw(p))
-    found.own_p = p.of(found.tokens[-1])
+    found.own_p = [p.of(found.tokens[-1])]
     return found
 
 

@@ -16,10 +16,11 @@ import torch
 from engine.batch import Span, UBatch
 from engine.draft.drafter import DraftRequest
 from engine.draft.model_drafter import ModelDrafter, single_tokens
-from engine.draft.token_draws import TokenDraws
+from engine.draft.spec import Making
+from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.mtp import MtpHead
-from engine.options import SpecOptions
 from engine.transfer import upload
 
 _N_MARKS = 4
@@ -60,7 +61,7 @@ class DraftMtp(ModelDrafter):
         memory: HybridMemory,
         n_embd: int,
         n_ubatch: int,
-        options: SpecOptions,
+        options: ModelDraftOptions,
         draws: TokenDraws | None = None,
     ) -> None:
         super().__init__(options, draws)
@@ -157,3 +158,21 @@ class DraftMtp(ModelDrafter):
 def _rows(inputs: torch.Tensor, ubatch: UBatch, row: int) -> torch.Tensor:
     first = int(ubatch.positions[row, 0])
     return inputs[first : first + ubatch.n_seq_tokens]
+
+
+def make(making: Making) -> DraftMtp:
+    """With a memory for the head. Raises OptionError for a model without one."""
+    config, head = making.target.config, making.target.head
+    if head is None:
+        raise OptionError(
+            f"draft-mtp needs an MTP head, and {config.name} has none.",
+            "Choose draft-simple with a draft model, or a file with nextn tensors.",
+        )
+    memory = HybridMemory.for_head(
+        config,
+        making.n_slots,
+        making.n_ctx,
+        making.target.device,
+        batch_invariant=making.batch_invariant,
+    )
+    return DraftMtp(head, memory, config.n_embd, making.n_ubatch, making.options, making.draws)

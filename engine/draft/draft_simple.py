@@ -2,6 +2,10 @@
 
 The draft model keeps its own memory, with a ring of states if it is recurrent: it decodes its
 guesses one by one, and those that did not come true are taken back.
+
+Either model may have more ids than the other (engine.draft.vocabulary). Only ids that both have
+are drafted. Behind a token that the draft model lacks there is no draft; further back in the text
+it reads STAND_IN in the place of such a token, which costs it accuracy and the output nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +18,14 @@ import torch
 from engine.batch import Span
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter, single_tokens
-from engine.draft.token_draws import TokenDraws
+from engine.draft.spec import Making
+from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
-from engine.options import SpecOptions
+
+STAND_IN = 0
+"""Read by the draft model for ids that it lacks; `<unk>` in vocabularies that have one."""
 
 
 @dataclass(slots=True)
@@ -35,7 +43,7 @@ class _Progress:
 
 
 class DraftSimple(ModelDrafter):
-    """Drafts with a second model of the same vocabulary."""
+    """Drafts with a second model of the same vocabulary. n_vocab: ids that the target has."""
 
     name = "draft-simple"
 
@@ -43,13 +51,27 @@ class DraftSimple(ModelDrafter):
         self,
         model: HybridModel,
         memory: HybridMemory,
+        n_vocab: int,
         n_ubatch: int,
-        options: SpecOptions,
+        options: ModelDraftOptions,
         draws: TokenDraws | None = None,
     ) -> None:
         super().__init__(options, draws)
         self._model, self._memory, self._n_ubatch = model, memory, n_ubatch
         self._progress: dict[int, _Progress] = {}
+        self._n_own = model.config.n_vocab
+        self._n_both = min(n_vocab, self._n_own)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One draft per request; none where the draft model lacks the token to go on from."""
+        known = [request for request in requests if request.last < self._n_own]
+        drafts = iter(super().draft(known) if known else ())
+        return [
+            next(drafts)
+            if request.last < self._n_own
+            else Draft(drafter=self.name, reason="unknown-token")
+            for request in requests
+        ]
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
         """Keep the guesses that came true, rewind the others, queue what is missing."""
@@ -87,7 +109,8 @@ class DraftSimple(ModelDrafter):
         spans = []
         for request in requests:
             progress = self._progress[request.seq]
-            tokens = [*progress.tokens[progress.n_decoded :], request.last]
+            missing = progress.tokens[progress.n_decoded :]
+            tokens = [*(t if t < self._n_own else STAND_IN for t in missing), request.last]
             spans.append(Span(request.seq, progress.n_decoded, tokens, [len(tokens) - 1]))
             progress.n_decoded = len(progress.tokens)
             progress.guessed, progress.n_guessed = [request.last], 1
@@ -96,7 +119,7 @@ class DraftSimple(ModelDrafter):
             out = self._model.forward(ubatch, self._memory)
             for i, row in enumerate(ubatch.outputs.tolist()):
                 logits[ubatch.seq_ids[row // ubatch.n_seq_tokens]] = out.logits[i]
-        return torch.stack([logits[request.seq] for request in requests])
+        return torch.stack([logits[request.seq] for request in requests])[:, : self._n_both]
 
     def _next(
         self,
@@ -108,9 +131,28 @@ class DraftSimple(ModelDrafter):
         for request in requests:
             self._progress[request.seq].n_guessed = 1 + n_drafted
         ubatch = single_tokens(requests, n_drafted)
-        return self._model.forward(ubatch, self._memory, tokens.unsqueeze(1)).logits
+        logits = self._model.forward(ubatch, self._memory, tokens.unsqueeze(1)).logits
+        return logits[:, : self._n_both]
 
     def _drafted(self, drafts: Mapping[int, Draft]) -> None:
         for seq, draft in drafts.items():
             progress = self._progress[seq]
             progress.guessed = [*progress.guessed, *draft.tokens][: progress.n_guessed]
+
+
+def make(making: Making) -> DraftSimple:
+    """With a memory of its own. Raises OptionError without a draft model."""
+    model, target = making.draft_model, making.target
+    if model is None:
+        raise OptionError("draft-simple needs a draft model.", "Give one with -md or open one.")
+    memory = HybridMemory.for_model(
+        model.config,
+        making.n_slots,
+        making.n_ctx,
+        target.device,
+        policy="ring",
+        n_rs_seq=making.options.n_max,
+        batch_invariant=making.batch_invariant,
+    )
+    n_vocab = target.config.n_vocab
+    return DraftSimple(model, memory, n_vocab, making.n_ubatch, making.options, making.draws)

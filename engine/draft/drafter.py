@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
-
-import torch
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from engine.batch import UBatch
 from engine.sampling.distribution import Distribution
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Draft:
     was drawn from, empty where the drafter took the token that it held for the best, with
     certainty. match_pos: position in the history where the looked-up n-gram starts. n_raw: tokens
     found before trimming. reason: why the draft is shorter than the drafter's longest, or empty
-    (engine.trace.records.DRAFT_REASONS). non_finite: how many tokens it had when the largest of its
+    (engine.draft.registry.meaning). non_finite: how many tokens it had when the largest of its
     drafter's logits was not finite, and that logit; None if all were. n_wrong_rows: hidden rows
     that it was made from and that the target did not compute there, None where nobody looked.
     """

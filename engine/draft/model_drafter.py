@@ -12,8 +12,7 @@ import torch
 
 from engine.batch import UBatch
 from engine.draft.drafter import Draft, DraftRequest
-from engine.draft.token_draws import TokenDraws
-from engine.options import SpecOptions
+from engine.draft.with_model import ModelDraftOptions, TokenDraws
 from engine.trace.records import N_TOP
 from engine.transfer import read, upload
 from kernels.top_k import top_k
@@ -45,7 +44,7 @@ class ModelDrafter(ABC):
     name: str
     n_max: int
 
-    def __init__(self, options: SpecOptions, draws: TokenDraws | None = None) -> None:
+    def __init__(self, options: ModelDraftOptions, draws: TokenDraws | None = None) -> None:
         self.n_max, self._p_min, self._n_min = options.n_max, options.p_min, options.n_min
         self._draws = draws
         self._n_wrong: torch.Tensor | None = None

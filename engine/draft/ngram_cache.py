@@ -10,19 +10,45 @@ from dataclasses import dataclass, field
 
 from engine.draft.drafter import Draft
 from engine.draft.history import History
-from engine.draft.ngram_cache_file import LookupCache
-from engine.draft.ngram_drafter import NgramDrafter, nothing
-from engine.draft.ngram_table import (
+from engine.draft.lookup_tables import (
     LAX,
     N_LONGEST,
     N_STATIC,
     STRICT,
     Counts,
+    LookupCache,
     learn,
     most_frequent,
     most_likely,
+    read_lookup_cache,
 )
-from engine.options.ngram_options import LOOKUP_CACHE_N_MAX
+from engine.draft.ngram_drafter import GROUP, NgramDrafter, nothing
+from engine.draft.spec import DrafterSpec, Making
+from engine.option_fields import Row, option
+
+_HELP = "ngram-cache: {}, as llama-lookup-* writes them; never changed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookupCacheOptions:
+    """Files with the tables of ngram-cache."""
+
+    lookup_cache_static: str | None = option(
+        None,
+        "-lcs --lookup-cache-static",
+        _HELP.format("2-grams of a large corpus"),
+        Row("static cache", text="file"),
+        group=GROUP,
+        metavar="FILE",
+    )
+    lookup_cache_dynamic: str | None = option(
+        None,
+        "-lcd --lookup-cache-dynamic",
+        _HELP.format("n-grams of earlier output"),
+        Row("dynamic cache", text="file"),
+        group=GROUP,
+        metavar="FILE",
+    )
 
 
 @dataclass(slots=True)
@@ -37,7 +63,7 @@ class NgramCache(NgramDrafter):
     """Drafts up to eight tokens. An n-gram that spans two look-ups is not learned."""
 
     name = "ngram-cache"
-    n_max = LOOKUP_CACHE_N_MAX
+    n_max = 8
 
     def __init__(self, static: LookupCache | None, dynamic: LookupCache | None) -> None:
         super().__init__()
@@ -83,3 +109,23 @@ class NgramCache(NgramDrafter):
 
 def _knows_nothing(ngram: tuple[int, ...]) -> Counts | None:
     return None
+
+
+def _make(making: Making) -> NgramCache:
+    files = making.options.lookup_cache_static, making.options.lookup_cache_dynamic
+    n_vocab = making.target.config.n_vocab
+    return NgramCache(*(read_lookup_cache(path, n_vocab) if path else None for path in files))
+
+
+SPEC = DrafterSpec(
+    NgramCache.name,
+    "likely tokens by counts of n-grams, from this text and from files",
+    _make,
+    LookupCacheOptions,
+    lambda options: NgramCache.n_max,
+    reasons={
+        "too-short-history": "fewer tokens than the n-gram and its continuation take",
+        "no-match": "the n-gram has not occurred before",
+        "low-count": "too few observations, or none dominates",
+    },
+)

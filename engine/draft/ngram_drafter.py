@@ -4,11 +4,38 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-
-import torch
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.history import History
+from engine.option_fields import Row, Within, option
+
+if TYPE_CHECKING:
+    import torch
+
+GROUP = "ngram"
+"""Of the command line: speculation without a draft model."""
+SIZE = Within(1, 1024, "Choose a number from 1.")
+
+
+@dataclass(frozen=True, slots=True)
+class NgramSizes:
+    """ngram-simple and ngram-map: look up size_n tokens, draft size_m.
+
+    min_hits: look-ups of a key before ngram-map-k4v drafts; the others do not use it.
+    """
+
+    GROUP: ClassVar[str] = GROUP
+    size_n: int = option(
+        12, "--spec-{drafter}-size-n", "tokens looked up", SIZE, Row("", 1, 1024, short="n")
+    )
+    size_m: int = option(
+        48, "--spec-{drafter}-size-m", "longest draft", SIZE, Row("", 1, 1024, short="m")
+    )
+    min_hits: int = option(
+        1, "--spec-{drafter}-min-hits", "{hits}", SIZE, Row("", 1, 1024, short="hits")
+    )
 
 
 class NgramDrafter(ABC):

@@ -12,12 +12,48 @@ from dataclasses import dataclass, field
 
 from engine.draft.drafter import Draft
 from engine.draft.history import History
-from engine.draft.ngram_drafter import NgramDrafter, nothing
-from engine.draft.ngram_hash import FirstOccurrences
-from engine.options.ngram_options import NgramSizes
+from engine.draft.ngram_drafter import NgramDrafter, NgramSizes, nothing
+from engine.draft.spec import DrafterSpec
 
 MOST_HITS = 16380
 MOST_VALUES = 4
+N_SLOTS = 1 << 18
+_FACTOR = 2654435761
+
+
+class FirstOccurrences:
+    """Start of the first n-gram that fell into each slot; 0 stands for an empty slot.
+
+    last: positions up to here have been entered. Only the hash is kept: whoever looks up must
+    compare the tokens.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._slots: dict[int, int] = {}
+        self.last = 0
+
+    def find(self, ngram: Sequence[int]) -> int:
+        """Where an n-gram of the same slot starts, 0 = nowhere."""
+        return self._slots.get(slot_of(ngram), 0)
+
+    def enter(self, history: History, starts: Iterator[int]) -> None:
+        """Add the n-grams at these starts; a slot in use keeps what it has."""
+        for start in starts:
+            self._slots.setdefault(slot_of(history.part(start, start + self._n)), start)
+
+    def drop_from(self, length: int) -> None:
+        """Forget what starts at or behind `length`."""
+        self._slots = {slot: start for slot, start in self._slots.items() if start < length}
+        self.last = min(self.last, max(0, length - 1))
+
+
+def slot_of(ngram: Sequence[int]) -> int:
+    """h = h * 2654435761 + token in 32 bits, modulo the number of slots."""
+    value = 0
+    for token in ngram:
+        value = (value * _FACTOR + token) & 0xFFFFFFFF
+    return value % N_SLOTS
 
 
 @dataclass(slots=True)
@@ -56,7 +92,7 @@ class NgramMap(NgramDrafter):
 
     def __init__(self, sizes: NgramSizes, *, with_values: bool) -> None:
         super().__init__()
-        self.name = "ngram-map-k4v" if with_values else "ngram-map-k"
+        self.name = (KEYS_AND_VALUES if with_values else KEYS).name
         self._n, self.n_max = sizes.size_n, sizes.size_m
         self._min_hits, self._with_values = sizes.min_hits, with_values
         self._maps: dict[int, _Map] = {}
@@ -168,3 +204,33 @@ class NgramMap(NgramDrafter):
             reaches = key.start + self._n > length
             if reaches or (self._with_values and not key.values):
                 del state.keys[ngram]
+
+
+_MATCHING = {
+    "too-short-history": "fewer tokens than the n-gram and its continuation take",
+    "no-match": "the n-gram has not occurred before",
+    "muted": "no token of the last draft after this key was accepted",
+    "accepted-before": "no longer than what was accepted of the last draft after this key",
+}
+KEYS = DrafterSpec(
+    "ngram-map-k",
+    "what followed the last n tokens, as far as such drafts were accepted before",
+    lambda making: NgramMap(making.options, with_values=False),
+    NgramSizes,
+    lambda sizes: sizes.size_m,
+    field="ngram_map_k",
+    reasons=_MATCHING,
+)
+KEYS_AND_VALUES = DrafterSpec(
+    "ngram-map-k4v",
+    "the continuation of the last n tokens that dominates, if one does",
+    lambda making: NgramMap(making.options, with_values=True),
+    NgramSizes,
+    lambda sizes: sizes.size_m,
+    field="ngram_map_k4v",
+    reasons={
+        **_MATCHING,
+        "min-hits": "the key was looked up too few times",
+        "ambiguous": "no continuation of the key dominates",
+    },
+)

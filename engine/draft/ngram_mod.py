@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from engine.draft.drafter import Draft
 from engine.draft.history import History
-from engine.draft.ngram_drafter import NgramDrafter, nothing
-from engine.options.ngram_options import NgramModOptions
+from engine.draft.ngram_drafter import GROUP, SIZE, NgramDrafter, nothing
+from engine.draft.spec import DrafterSpec
+from engine.option_fields import Row, Within, option
 
 N_ENTRIES = 4 << 20
 EMPTY = -1
@@ -22,8 +24,30 @@ MOST_OCCUPANCY = 0.25
 LOW_ACCEPTANCE = 0.25
 LOW_STREAK = 5
 CHUNK = 32
+SHORT_MATCH = 16
 _FACTOR = 6364136223846793005
 _MASK = N_ENTRIES - 1
+_FROM_ZERO = Within(0, 1024, "Choose a number from 0.")
+
+
+@dataclass(frozen=True, slots=True)
+class NgramModOptions:
+    """ngram-mod: look up n_match tokens, draft n_max; a find shorter than n_min is thrown away."""
+
+    GROUP: ClassVar[str] = GROUP
+    n_match: int = option(
+        24, "--spec-ngram-mod-n-match", "tokens looked up", SIZE, Row("", 1, 1024, short="n")
+    )
+    n_min: int = option(
+        48,
+        "--spec-ngram-mod-n-min",
+        "a shorter find is thrown away",
+        _FROM_ZERO,
+        Row("", 0, 1024, short="min"),
+    )
+    n_max: int = option(
+        64, "--spec-ngram-mod-n-max", "longest draft", _FROM_ZERO, Row("", 0, 1024, short="max")
+    )
 
 
 class Pool:
@@ -146,3 +170,24 @@ class NgramMod(NgramDrafter):
             return nothing("n_min" if found else "pool-miss", n_raw=len(found))
         progress.n_drafted = len(found)
         return Draft(found, reason="pool-miss" if is_cut else "" if found else "n_max")
+
+
+def _note(options: NgramModOptions) -> str:
+    if options.n_match >= SHORT_MATCH:
+        return ""
+    return f"--spec-ngram-mod-n-match below {SHORT_MATCH} gives poor drafts."
+
+
+SPEC = DrafterSpec(
+    NgramMod.name,
+    "tokens from a pool of n-grams that all sequences share",
+    lambda making: NgramMod(making.options),
+    NgramModOptions,
+    lambda options: options.n_max,
+    field="ngram_mod",
+    reasons={
+        "too-short-history": "fewer tokens than the n-gram and its continuation take",
+        "pool-miss": "the pool does not know the next token",
+    },
+    note=_note,
+)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from engine.draft.drafter import Draft
 from engine.draft.history import History
-from engine.draft.ngram_drafter import NgramDrafter, nothing
-from engine.options.ngram_options import NgramSizes
+from engine.draft.ngram_drafter import NgramDrafter, NgramSizes, nothing
+from engine.draft.spec import DrafterSpec
 
 
 class NgramSimple(NgramDrafter):
@@ -30,3 +30,19 @@ class NgramSimple(NgramDrafter):
             return nothing("copy<n", match_pos=match, n_raw=len(copied))
         reason = "history-end" if len(copied) < m else ""
         return Draft(copied, match_pos=match, reason=reason)
+
+
+SPEC = DrafterSpec(
+    NgramSimple.name,
+    "what followed the latest occurrence of the last n tokens",
+    lambda making: NgramSimple(making.options),
+    NgramSizes,
+    lambda sizes: sizes.size_m,
+    field="ngram_simple",
+    reasons={
+        "too-short-history": "fewer tokens than the n-gram and its continuation take",
+        "no-match": "the n-gram has not occurred before",
+        "copy<n": "fewer tokens follow the match than the n-gram has",
+        "history-end": "the history ends before a whole draft",
+    },
+)

@@ -1,4 +1,7 @@
-"""Whether a draft model's vocabulary serves a target (llama.cpp's rules for draft-simple)."""
+"""Whether a draft model's vocabulary serves a target (llama.cpp's rules for draft-simple).
+
+The sizes may differ a little: drafters propose only ids that both models have.
+"""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from engine.findings.lane_errors import LaneErrors
 from engine.findings.rule import WARNING, Hit, Rule
 from engine.findings.run_rows import RunRows
 from engine.trace.records import EMITTED_KINDS
+from engine.trace.same_model import same_model
 
 
 def _crosstalk(run: RunRows) -> Iterator[Hit]:
@@ -77,7 +78,7 @@ def _is_twin(run: RunRows, other: int) -> bool:
         and ("lane" in facts) == bool(run.lane)
         and isinstance(options, dict)
         and options.get("kv") == "per-seq"
-        and facts.get("model") == run.facts.get("model")
+        and same_model(facts.get("model"), run.facts.get("model"))
         and _but_cells(options) == _but_cells(run.facts["options"])
     )
 

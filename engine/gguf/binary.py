@@ -4,18 +4,56 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from engine.errors import ModelFileError
+from engine.errors import Cancelled, ModelFileError
 
-# Metadata and tensor directory together. A 260k-token vocabulary with merges takes 15 MB; the
-# limit keeps memory flat when a damaged length happens to fit a very large file.
-MAX_HEADER_BYTES = 64 * 2**20
 DAMAGED = "The file is incomplete or damaged: download or copy it again."
+UNUSUAL = "No known model needs that many: convert or download the model again."
+BLOCK = 8192
+"""Strings handled between two looks at whether opening is cancelled: a few milliseconds."""
 
 _LENGTH = struct.Struct("<Q")
+
+
+def never() -> bool:
+    """For whoever does not cancel."""
+    return False
+
+
+def check_cancelled(cancelled: Callable[[], bool]) -> None:
+    """Raise Cancelled once `cancelled` returns True."""
+    if cancelled():
+        raise Cancelled
+
+
+class Allowance:
+    """How much the heads of a model's files may hold, all parts together.
+
+    A vocabulary of 250,000 tokens with its merges has 750,000 strings in 15 MB; the largest
+    models have a few hundred keys and, with every expert by itself, 50,000 tensors. What fits
+    here is read in about a second, however the file is made.
+    """
+
+    def __init__(self) -> None:
+        self.n_bytes = 64 * 2**20
+        self._left = {
+            "metadata keys": 1 << 14,
+            "tensors": 1 << 16,
+            "strings": 1 << 21,
+            "numbers": 1 << 22,
+        }
+
+    def take(self, count: int, what: str) -> int | None:
+        """Count the things named in; what was left if that is too little, else None."""
+        left = self._left[what]
+        if count > left:
+            return left
+        self._left[what] = left - count
+        return None
 
 
 def shorten(name: str, limit: int = 80) -> str:
@@ -30,13 +68,21 @@ class Cursor:
     `place` says what is being read; errors name it, or the byte offset while it is empty.
     """
 
-    def __init__(self, data: mmap.mmap, path: Path) -> None:
+    def __init__(
+        self,
+        data: mmap.mmap,
+        path: Path,
+        allowance: Allowance,
+        cancelled: Callable[[], bool] = never,
+    ) -> None:
         self.path = path
         self.pos = 0
         self.place = ""
         self.size = len(data)
         self._data = data
-        self._limit = min(self.size, MAX_HEADER_BYTES)
+        self._allowance = allowance
+        self._limit = min(self.size, allowance.n_bytes)
+        self._cancelled = cancelled
 
     def error(self, what: str, remedy: str = DAMAGED) -> ModelFileError:
         return ModelFileError(self.path, self.place or f"byte {self.pos}", what, remedy)
@@ -48,13 +94,23 @@ class Cursor:
         left = self.size - self.pos
         if n_bytes > left:
             raise self.error(f"{n_bytes} bytes are needed at byte {self.pos}, but {left} are left")
-        raise self.error(f"the metadata exceeds {MAX_HEADER_BYTES >> 20} MiB")
+        raise self.error("the metadata exceeds 64 MiB", UNUSUAL)
 
     def room_for(self, count: int, min_bytes: int, what: str) -> None:
         """Raise ModelFileError if `count` things of at least `min_bytes` cannot fit the file."""
         most = (self.size - self.pos) // min_bytes
         if count > most:
             raise self.error(f"{count} {what} are announced, but the file has room for {most}")
+
+    def announced(self, count: int, min_bytes: int, what: str) -> None:
+        """As room_for, and count the things into the allowance of all heads."""
+        self.room_for(count, min_bytes, what)
+        left = self._allowance.take(count, what)
+        if left is not None:
+            raise self.error(f"{count} {what} are announced, but at most {left} are read", UNUSUAL)
+
+    def check_cancelled(self) -> None:
+        check_cancelled(self._cancelled)
 
     def scalar(self, code: struct.Struct) -> int | float | bool:
         self.need(code.size)
@@ -74,14 +130,22 @@ class Cursor:
 
     def text(self) -> str:
         """A length-prefixed string; invalid UTF-8 becomes U+FFFD."""
-        return self.texts(1)[0]
+        found: list[str] = []
+        self._texts(1, found)
+        return found[0]
 
     def texts(self, count: int) -> list[str]:
         """`count` length-prefixed strings, one after another."""
-        self.room_for(count, _LENGTH.size, "strings")
+        self.announced(count, _LENGTH.size, "strings")
+        found: list[str] = []
+        while len(found) < count:
+            self.check_cancelled()
+            self._texts(min(BLOCK, count - len(found)), found)
+        return found
+
+    def _texts(self, count: int, found: list[str]) -> None:
         data, limit, length_at = self._data, self._limit, _LENGTH.unpack_from
         pos = self.pos
-        found: list[str] = []
         for _ in range(count):
             start = pos + 8
             if start > limit:
@@ -93,12 +157,11 @@ class Cursor:
                 self.need(pos - start)
             found.append(data[start:pos].decode("utf-8", "replace"))
         self.pos = pos
-        return found
 
     def numbers(self, dtype: str, count: int) -> np.ndarray:
         """`count` numbers as an array of its own [count]; dtype with byte order, as "<u4"."""
         item = np.dtype(dtype)
-        self.room_for(count, item.itemsize, "numbers")
+        self.announced(count, item.itemsize, "numbers")
         self.need(count * item.itemsize)
         array = np.frombuffer(self._data, item, count, self.pos).copy()
         self.pos += count * item.itemsize

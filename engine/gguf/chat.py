@@ -11,10 +11,13 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Any, NoReturn
 
 from engine.errors import ChatTemplateError
+from engine.gguf.binary import check_cancelled, never
 from engine.gguf.metadata import TypedMetadata
 
 MAX_TEMPLATE = 1_000_000  # characters
@@ -22,7 +25,9 @@ MAX_OUTPUT = 4_000_000  # characters
 MAX_MEMORY = 512 << 20  # bytes of address space, on Linux
 MAX_CPU = 2  # seconds, on POSIX systems; a rendering takes a tenth
 MAX_WALL = 8.0  # seconds; longer than MAX_CPU, for busy machines
+LOOK_S = 0.03  # between two looks at whether a rendering is cancelled
 
+_STOPPED = (signal.SIGXCPU, signal.SIGKILL) if sys.platform != "win32" else ()
 _WORKER = Path(__file__).with_name("chat_worker.py")
 _PLAIN = "Send the prompt as plain text, or use another copy of the model."
 _CHANGE = "Change the messages, or send the prompt as plain text."
@@ -47,6 +52,8 @@ class ChatTemplate:
     def render(
         self,
         messages: list[dict[str, Any]],
+        cancelled: Callable[[], bool] = never,
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
@@ -54,22 +61,23 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text. Takes about 0.1 s; the values must be representable in JSON.
 
-        kwargs: further variables of the template, for example `enable_thinking` or `documents`.
-        Raises ChatTemplateError for a template that is broken, refuses the messages, or takes
-        more time, memory or output than a prompt can need.
+        kwargs: further variables of the template, for example `enable_thinking` or `documents`;
+        none of them replaces the messages. Raises ChatTemplateError for a template that is
+        broken, refuses the messages, or takes more time, memory or output than a prompt can
+        need, and Cancelled soon after `cancelled` returns True.
         """
         if len(self.source) > MAX_TEMPLATE:
             what = f"is longer than {MAX_TEMPLATE:,} characters"
             raise ChatTemplateError(f"The chat template {what}.", _PLAIN)
         variables = {
             **self._tokens,
-            "messages": messages,
             "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
             **kwargs,
+            "messages": messages,
         }
-        reply = _ask(self.source, variables)
+        reply = _ask(self.source, variables, cancelled)
         if "text" not in reply:
             _fail(reply)
         return str(reply["text"])
@@ -81,30 +89,47 @@ def _token(file: TypedMetadata, name: str) -> str | None:
     return tokens[token_id] if 0 <= token_id < len(tokens) else None
 
 
-def _ask(template: str, variables: dict[str, Any]) -> dict[str, Any]:
+def _ask(template: str, variables: dict[str, Any], cancelled: Callable[[], bool]) -> dict[str, Any]:
     """The worker's reply; an error of its own kind where it was stopped or died."""
     limits = {"cpu": MAX_CPU, "memory": MAX_MEMORY, "output": MAX_OUTPUT}
     request = {"template": template, "variables": variables, "limits": limits}
     try:
-        done = subprocess.run(
+        worker = subprocess.Popen(
             # -P: our folder must not shadow other modules' names
             [sys.executable, "-P", str(_WORKER)],
-            input=json.dumps(request).encode(),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=MAX_WALL,
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
-    except subprocess.TimeoutExpired:
-        return {"error": "time"}
     except OSError as error:
         return {"error": "died", "detail": error.strerror}
-    if sys.platform != "win32" and -done.returncode in (signal.SIGXCPU, signal.SIGKILL):
+    with worker:
+        answer = _answer(worker, json.dumps(request).encode(), cancelled)
+    if answer is None or -worker.returncode in _STOPPED:
         return {"error": "time"}
-    if done.returncode != 0:
-        return {"error": "died", "detail": f"exit status {done.returncode}"}
-    reply: dict[str, Any] = json.loads(done.stdout)
+    if worker.returncode != 0:
+        return {"error": "died", "detail": f"exit status {worker.returncode}"}
+    reply: dict[str, Any] = json.loads(answer)
     return reply
+
+
+def _answer(
+    worker: subprocess.Popen[bytes], question: bytes, cancelled: Callable[[], bool]
+) -> bytes | None:
+    """What the worker says, None if that takes too long. It has ended in any case."""
+    until = monotonic() + MAX_WALL
+    left: bytes | None = question
+    try:
+        while monotonic() < until:
+            check_cancelled(cancelled)
+            try:
+                return worker.communicate(left, LOOK_S)[0]
+            except subprocess.TimeoutExpired:
+                left = None  # it is on its way
+        return None
+    finally:
+        worker.kill()
 
 
 def _fail(reply: dict[str, Any]) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
-from engine.gguf.binary import Cursor, shorten
+from engine.gguf.binary import Allowance, Cursor, never, shorten
 
 MAX_DIMS = 4
 DEFAULT_ALIGNMENT = 32
@@ -62,17 +63,24 @@ class Directory:
     n_bytes: int
 
 
-def read_directory(data: mmap.mmap, path: Path, part: int) -> Directory:
+def read_directory(
+    data: mmap.mmap,
+    path: Path,
+    part: int,
+    allowance: Allowance,
+    cancelled: Callable[[], bool] = never,
+) -> Directory:
     """Parse and check the head of a mapped file; `part` is noted in every TensorInfo.
 
-    Raises ModelFileError for anything that does not fit the format or the file's size.
+    allowance: what is left of it for this part. Raises ModelFileError for anything that does not
+    fit the format, the file's size or the allowance, and Cancelled.
     """
-    cursor = Cursor(data, path)
+    cursor = Cursor(data, path, allowance, cancelled)
     version = _read_version(cursor, data[:4])
     n_tensors, n_keys = cursor.u64(), cursor.u64()
     cursor.place = "header"
-    cursor.room_for(n_keys, MIN_KEY_BYTES, "metadata keys")
-    cursor.room_for(n_tensors, MIN_TENSOR_BYTES, "tensors")
+    cursor.announced(n_keys, MIN_KEY_BYTES, "metadata keys")
+    cursor.announced(n_tensors, MIN_TENSOR_BYTES, "tensors")
     metadata = _read_metadata(cursor, n_keys)
     alignment = _alignment(cursor, metadata)
     cursor.place = "tensor directory"
@@ -81,6 +89,7 @@ def read_directory(data: mmap.mmap, path: Path, part: int) -> Directory:
     data_start = -(-cursor.pos // alignment) * alignment
     tensors = {info.name: _place(cursor, info, data_start) for info in relative}
     _refuse_overlaps(cursor, tensors)
+    allowance.n_bytes -= cursor.pos
     return Directory(version, metadata, tensors, cursor.pos)
 
 
@@ -106,6 +115,7 @@ def _read_version(cursor: Cursor, magic: bytes) -> int:
 def _read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for _ in range(count):
+        cursor.check_cancelled()
         cursor.place = ""
         key = cursor.text()
         cursor.place = f"key {shorten(key)}"
@@ -151,6 +161,7 @@ def _read_tensors(cursor: Cursor, count: int, part: int, alignment: int) -> list
     """The directory with offsets still relative to the tensor data."""
     tensors: dict[str, TensorInfo] = {}
     for index in range(count):
+        cursor.check_cancelled()
         cursor.place = f"tensor {index + 1} of {count}"
         name = cursor.text()
         cursor.place = f"tensor {shorten(name)}"

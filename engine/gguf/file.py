@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import mmap
+import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,7 +16,8 @@ import numpy as np
 
 from engine.errors import ModelFileError
 from engine.gguf import multipart
-from engine.gguf.binary import DAMAGED, shorten
+from engine.gguf.binary import DAMAGED, Allowance, check_cancelled, never, shorten
+from engine.gguf.content import Part, Stamp, kept_hash
 from engine.gguf.directory import Directory, TensorInfo, read_directory
 from engine.gguf.metadata import REQUIRED, TypedMetadata
 
@@ -25,43 +28,55 @@ class GgufFile(TypedMetadata):
     """A model's files, mapped; reading tensor data touches only the pages asked for.
 
     path: part 1. parts: all files. n_bytes: their size together. metadata: that of part 1.
-    tensors: the directory over all parts, by name.
+    tensors: the directory over all parts, by name. contents: the parts as they were when opened.
     """
 
     def __init__(
-        self, parts: tuple[Path, ...], maps: list[mmap.mmap], directories: list[Directory]
+        self,
+        parts: tuple[Path, ...],
+        maps: list[mmap.mmap],
+        stamps: list[Stamp],
+        directories: list[Directory],
     ) -> None:
         super().__init__(parts[0], directories[0].metadata)
         self.parts = parts
         self.version = directories[0].version
         self.n_bytes = sum(len(data) for data in maps)
         self.tensors = _join(parts, directories)
+        self.contents = tuple(
+            Part(path, stamp, directory.n_bytes)
+            for path, stamp, directory in zip(parts, stamps, directories, strict=True)
+        )
         self._maps = maps
-        digest = hashlib.sha256()
-        for data, directory in zip(maps, directories, strict=True):
-            digest.update(data[: directory.n_bytes])
-        self._sha256 = digest.hexdigest()
+        self._sha256 = _digest(maps, directories)
 
     @classmethod
-    def open(cls, path: Path | str) -> GgufFile:
+    def open(cls, path: Path | str, cancelled: Callable[[], bool] = never) -> GgufFile:
         """Read metadata and directory of a model, given its only file or part 1 of several.
 
-        Raises ModelFileError for a file that is absent, unreadable, damaged or not GGUF.
+        Raises ModelFileError for a file that is absent, unreadable, damaged or not GGUF, and
+        Cancelled soon after `cancelled` returns True.
         """
         paths = [Path(path)]
-        maps = [_map(paths[0])]
+        allowance = Allowance()
+        maps: list[mmap.mmap] = []
+        stamps: list[Stamp] = []
         try:
-            directories = [read_directory(maps[0], paths[0], 0)]
+            _map(paths[0], maps, stamps)
+            directories = [read_directory(maps[0], paths[0], 0, allowance, cancelled)]
             head = TypedMetadata(paths[0], directories[0].metadata)
             count = multipart.part_count(head)
             if count > 1:
                 paths += multipart.part_paths(paths[0], count)
             for part in range(1, count):
-                maps.append(_map(paths[part]))
-                directories.append(read_directory(maps[part], paths[part], part))
+                check_cancelled(cancelled)
+                _map(paths[part], maps, stamps)
+                directories.append(
+                    read_directory(maps[part], paths[part], part, allowance, cancelled)
+                )
                 head_of_part = TypedMetadata(paths[part], directories[part].metadata)
                 multipart.check_part(head_of_part, part + 1, count)
-            return cls(tuple(paths), maps, directories)
+            return cls(tuple(paths), maps, stamps, directories)
         except BaseException:
             _unmap(maps)
             raise
@@ -92,8 +107,18 @@ class GgufFile(TypedMetadata):
         return np.frombuffer(data, np.uint8, info.n_bytes, info.offset)
 
     def identity(self) -> dict[str, Any]:
-        """Name, size in bytes and SHA-256 of the metadata and directory of all parts."""
-        return {"name": self.path.name, "size": self.n_bytes, "sha256": self._sha256}
+        """What tells the model from others (engine.trace.same_model).
+
+        name and size in bytes; modified_ns: time of the last change in ns since 1970; sha256: of
+        the metadata and directory of all parts; content: of the tensors, None while not known.
+        """
+        return {
+            "name": self.path.name,
+            "size": self.n_bytes,
+            "modified_ns": max(part.stamp.mtime_ns for part in self.contents),
+            "sha256": self._sha256,
+            "content": kept_hash(self.contents),
+        }
 
     def close(self) -> None:
         """Give the mappings back; those with views still in use live on as long as these."""
@@ -112,7 +137,8 @@ class GgufFile(TypedMetadata):
         self.close()
 
 
-def _map(path: Path) -> mmap.mmap:
+def _map(path: Path, maps: list[mmap.mmap], stamps: list[Stamp]) -> None:
+    """Append the mapped file, and what tells later whether it is still the same."""
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -122,7 +148,8 @@ def _map(path: Path) -> mmap.mmap:
         if status.st_size == 0:
             raise ModelFileError(path, "byte 0", "the file is empty", DAMAGED)
         with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            stamps.append(Stamp.of(os.fstat(file.fileno())))
+            maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except FileNotFoundError:
         raise ModelFileError(
             path, "path", "no such file", "Check the path, or choose the file again."
@@ -136,6 +163,13 @@ def _map(path: Path) -> mmap.mmap:
         raise ModelFileError(
             path, "path", f"cannot be opened ({reason})", "Check the path and the disk."
         ) from None
+
+
+def _digest(maps: list[mmap.mmap], directories: list[Directory]) -> str:
+    digest = hashlib.sha256()
+    for data, directory in zip(maps, directories, strict=True):
+        digest.update(data[: directory.n_bytes])
+    return digest.hexdigest()
 
 
 def _unmap(maps: list[mmap.mmap]) -> None:

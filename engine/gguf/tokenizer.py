@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 
-from tokenizers import Tokenizer as MergeTokenizer
-from tokenizers.models import BPE
-
 from engine.errors import ModelFileError, UnsupportedModelError
-from engine.gguf.binary import shorten
+from engine.gguf.binary import BLOCK, check_cancelled, never, shorten
+from engine.gguf.merging import Merger
 from engine.gguf.metadata import TypedMetadata
 from engine.gguf.pretokenise import BYTE_CHARACTERS, PATTERNS, bytes_of, pre_tokeniser
 
@@ -49,6 +47,11 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+# as plain numbers: comparing with members of an enumeration takes several times as long
+_USER_DEFINED = int(TokenType.USER_DEFINED)
+_CUT_OUT = {_USER_DEFINED, int(TokenType.CONTROL), int(TokenType.UNKNOWN)}
+
+
 class Tokenizer:
     """Byte-level BPE over the vocabulary of one file. `n_vocab` = rows of the embedding."""
 
@@ -56,7 +59,8 @@ class Tokenizer:
         self,
         tokens: Sequence[str],
         types: Sequence[int],
-        merges: Iterable[tuple[str, str]],
+        ids: dict[str, int],
+        ranks: dict[str, int],
         pre: str,
         *,
         bos_id: int | None = None,
@@ -68,8 +72,7 @@ class Tokenizer:
     ) -> None:
         """Takes consistent parts; `from_gguf` is the way in that checks them.
 
-        merges: pairs in rank order, the first merged first. Raises ValueError where a merge
-        names a token that is not there.
+        ids: of every text in `tokens`. ranks: see Merger.
         """
         self.model = "gpt2"
         self.pre = pre
@@ -82,22 +85,20 @@ class Tokenizer:
         self.add_eos = add_eos
         self._tokens = tokens
         self._types = types
-        ids = {token: i for i, token in enumerate(tokens)}
         ends = {ids[text] for text in _END_TEXTS if text in ids}
         self.eog_ids = frozenset(ends | {i for i in (eos_id, eot_id) if i is not None})
-        self._merger = _merger(ids, merges, pre)
-        self._always = _longest_first(tokens, types, {TokenType.USER_DEFINED})
-        self._specials = _longest_first(
-            tokens, types, {TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN}
-        )
+        self._split = pre_tokeniser(pre).pre_tokenize_str
+        self._merger = Merger(ids, ranks)
+        self._specials = _longest_first(tokens, types)
+        self._always = [(text, i) for text, i in self._specials if types[i] == _USER_DEFINED]
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
-    def from_gguf(cls, file: TypedMetadata) -> Tokenizer:
+    def from_gguf(cls, file: TypedMetadata, cancelled: Callable[[], bool] = never) -> Tokenizer:
         """The tokenizer described by `tokenizer.ggml.*`.
 
-        Raises UnsupportedModelError for another algorithm or split pattern and ModelFileError
-        for parts that contradict each other.
+        Raises UnsupportedModelError for another algorithm or split pattern, ModelFileError for
+        parts that contradict each other, and Cancelled soon after `cancelled` returns True.
         """
         model = file.str_("tokenizer.ggml.model")
         pre = file.str_("tokenizer.ggml.pre", "default")
@@ -111,12 +112,13 @@ class Tokenizer:
                 f'{file.path.name} splits text by the pattern "{shorten(pre)}".',
                 f"Supported patterns are {' and '.join(sorted(PATTERNS))}.",
             )
-        tokens = _read_tokens(file)
+        tokens, ids = _read_tokens(file, cancelled)
         types = _read_types(file, len(tokens))
         return cls(
             tokens,
             types,
-            _read_merges(file, set(tokens) - {""}),
+            ids,
+            _read_ranks(file, ids, cancelled),
             pre,
             bos_id=_read_id(file, "bos_token_id", len(tokens)),
             eos_id=_read_id(file, "eos_token_id", len(tokens)),
@@ -139,7 +141,8 @@ class Tokenizer:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids += self._merger.encode(part, add_special_tokens=False).ids
+                for piece, _ in self._split(part):
+                    ids += self._merger.encode(piece)
         return ids
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
@@ -188,17 +191,9 @@ class StreamDecoder:
         return rest
 
 
-def _merger(ids: dict[str, int], merges: Iterable[tuple[str, str]], pre: str) -> MergeTokenizer:
-    merger = MergeTokenizer(BPE(vocab=ids, merges=list(merges)))
-    merger.pre_tokenizer = pre_tokeniser(pre)
-    return merger
-
-
-def _longest_first(
-    tokens: Sequence[str], types: Sequence[int], kinds: set[TokenType]
-) -> list[tuple[str, int]]:
-    """Texts and ids of the tokens of these kinds, most UTF-8 bytes first."""
-    wanted = [(tokens[i], i) for i, kind in enumerate(types) if kind in kinds and tokens[i]]
+def _longest_first(tokens: Sequence[str], types: Sequence[int]) -> list[tuple[str, int]]:
+    """Texts and ids of the tokens that are cut out of a text, most UTF-8 bytes first."""
+    wanted = [(tokens[i], i) for i, kind in enumerate(types) if kind in _CUT_OUT and tokens[i]]
     return sorted(wanted, key=lambda entry: len(entry[0].encode()), reverse=True)
 
 
@@ -230,19 +225,32 @@ def _cut(text: str, specials: list[tuple[str, int]]) -> list[str | int]:
     return [part for part in parts if part != ""]
 
 
-def _read_tokens(file: TypedMetadata) -> list[str]:
+def _blocks(items: list[str], cancelled: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
+    """The items some at a time, with the index of the first; raises Cancelled in between."""
+    for start in range(0, len(items), BLOCK):
+        check_cancelled(cancelled)
+        yield start, items[start : start + BLOCK]
+
+
+def _read_tokens(
+    file: TypedMetadata, cancelled: Callable[[], bool]
+) -> tuple[list[str], dict[str, int]]:
+    """All tokens, and the id of each text; of a text that is there twice, the last."""
     key = "tokenizer.ggml.tokens"
     tokens = file.strs(key)
-    longest = max(map(len, tokens), default=0)
+    ids: dict[str, int] = {}
+    longest = 0
+    for start, block in _blocks(tokens, cancelled):
+        longest = max(longest, *map(len, block))
+        ids.update(zip(block, range(start, start + len(block)), strict=True))
     if longest > MAX_TOKEN_LENGTH:
         what = f"a token of {longest:,} characters, more than {MAX_TOKEN_LENGTH:,}"
         raise ModelFileError(file.path, f"key {key}", what, _REMEDY)
-    missing = set(BYTE_CHARACTERS).difference(tokens)
+    missing = [byte for byte, character in enumerate(BYTE_CHARACTERS) if character not in ids]
     if missing:
-        byte = min(map(BYTE_CHARACTERS.index, missing))
-        what = f"no token for byte 0x{byte:02X} among {len(tokens):,}"
+        what = f"no token for byte 0x{missing[0]:02X} among {len(tokens):,}"
         raise ModelFileError(file.path, f"key {key}", what, _REMEDY)
-    return tokens
+    return tokens, ids
 
 
 def _read_types(file: TypedMetadata, n_vocab: int) -> list[int]:
@@ -257,17 +265,20 @@ def _read_types(file: TypedMetadata, n_vocab: int) -> list[int]:
     return types
 
 
-def _read_merges(file: TypedMetadata, vocabulary: set[str]) -> list[tuple[str, str]]:
-    """Pairs in rank order; of a pair that is listed twice the first counts."""
+def _read_ranks(
+    file: TypedMetadata, ids: dict[str, int], cancelled: Callable[[], bool]
+) -> dict[str, int]:
+    """The rank of each merge, "left right"; of one that is listed twice the first counts."""
     key = "tokenizer.ggml.merges"
-    pairs: dict[tuple[str, str], None] = {}
-    for rank, merge in enumerate(file.strs(key)):
-        left, _, right = merge.partition(" ")
-        if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
-            what = f"merge {rank} ({shorten(merge)}) names a token that is not in the vocabulary"
-            raise ModelFileError(file.path, f"key {key}", what, _REMEDY)
-        pairs[left, right] = None
-    return list(pairs)
+    ranks: dict[str, int] = {}
+    for start, block in _blocks(file.strs(key), cancelled):
+        for rank, merge in enumerate(block, start):
+            left, _, right = merge.partition(" ")
+            if not (left and right and left in ids and right in ids and left + right in ids):
+                what = f"merge {rank} ({shorten(merge)}) names a token not in the vocabulary"
+                raise ModelFileError(file.path, f"key {key}", what, _REMEDY)
+            ranks.setdefault(merge, rank)
+    return ranks
 
 
 def _read_id(file: TypedMetadata, name: str, n_vocab: int) -> int | None:

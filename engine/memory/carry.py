@@ -16,7 +16,7 @@ class CarryMemory(PlaneMemory):
     accumulates = True
 
     def valid_depth(self, seq: int) -> int:
-        return 0 if self.cells.shared(seq) else self._depth[seq] - self._idx[seq]
+        return 0 if self.cells.shared(seq) else self._depth[seq] - self._pending[seq]
 
     def guaranteed_depth(self, seq: int, n_last: int) -> int:
-        return min(self.n_rs_seq, max(0, self._depth[seq] - self._idx[seq]) + n_last)
+        return min(self.n_rs_seq, max(0, self._depth[seq] - self._pending[seq]) + n_last)

@@ -32,14 +32,13 @@ class Cells:
 
     tail[seq]: the cell of a sequence, NONE when it is empty. owners[cell]: its sequences.
     src[cell]: the row its state lies in, NONE for a new one; src0: the same as the last slot found
-    it, for the forward pass. pos[seq]: last position. llama.cpp keeps positions by cell; by
-    sequence, a shift of one owner leaves the others alone.
+    it, for the forward pass. llama.cpp keeps positions here too, by cell; the policy keeps them by
+    sequence, so that a shift of one owner leaves the others alone.
     """
 
     def __init__(self, n_cells: int) -> None:
         self.n_cells = n_cells
         self.head = 0
-        self.pos = [-1] * n_cells
         self.tail = [NONE] * n_cells
         self.src = [NONE] * n_cells
         self.src0 = [NONE] * n_cells
@@ -49,19 +48,17 @@ class Cells:
         """An independent copy: for a dry run, and for a forward pass that may fail."""
         other = Cells(0)
         other.n_cells, other.head = self.n_cells, self.head
-        other.pos, other.tail = self.pos[:], self.tail[:]
+        other.tail = self.tail[:]
         other.src, other.src0 = self.src[:], self.src0[:]
         other.owners = [set(owners) for owners in self.owners]
         return other
 
-    def find_slot(self, seqs: Sequence[int]) -> Slot | None:
-        """Place the sequences of a ubatch side by side; positions stay the caller's task.
+    def find_slot(self, seqs: Sequence[int]) -> Slot:
+        """Place the sequences of a ubatch side by side.
 
-        None, and nothing changed, if a sequence is unknown or listed twice. Every row of a ubatch
-        is one sequence, so coupled sequences (one token in several) cannot be asked for.
+        They are distinct and known. Every row of a ubatch is one sequence, so coupled sequences
+        (one token in several) cannot be asked for.
         """
-        if not seqs or len(set(seqs)) < len(seqs) or not all(self.known(seq) for seq in seqs):
-            return None
         if self.head > self.used() + 2 * len(seqs):
             self.head = 0
         for seq in seqs:
@@ -81,10 +78,6 @@ class Cells:
         return Slot(
             first, tuple(self.src0[cell] for cell in active), range(active.stop, last + 1), zero
         )
-
-    def known(self, seq: int) -> bool:
-        """Whether there is such a sequence at all."""
-        return 0 <= seq < self.n_cells
 
     def shared(self, seq: int) -> bool:
         """Whether other sequences use the same cell."""
@@ -109,7 +102,7 @@ class Cells:
             self.owners[tail].discard(seq)
             if not self.owners[tail]:
                 self.src[tail] = NONE
-        self.tail[seq], self.pos[seq] = NONE, -1
+        self.tail[seq] = NONE
 
     def seq_cp(self, src: int, dst: int) -> None:
         """dst shares the cell of src from now on."""
@@ -119,13 +112,7 @@ class Cells:
         tail = self.tail[src]
         if tail != NONE:
             self.owners[tail].add(dst)
-            self.tail[dst], self.pos[dst] = tail, self.pos[src]
-
-    def seq_add(self, seq: int, p0: int, p1: int, shift: int) -> None:
-        """Shift the last position if it lies in p0 <= pos < p1; negative p1 is no end."""
-        pos = self.pos[seq]
-        if pos >= max(p0, 0) and (p1 < 0 or pos < p1):
-            self.pos[seq] = pos + shift
+            self.tail[dst] = tail
 
     def _move_out(self, seq: int) -> None:
         """Give a new sequence, or one that shares its cell, the next empty cell from head on.

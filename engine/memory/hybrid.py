@@ -12,10 +12,12 @@ from engine.errors import OptionError
 from engine.graphs import MOST_TOKENS, Fixed, StepGraphs, graphs_for
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.policies import POLICIES
-from engine.memory.recurrent import RecurrentCheckpoint, RecurrentMemory, RecurrentShape, States
+from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.memory.rotation import key_rotation
 from engine.memory.state_file import SequenceState
 from engine.model.config import ModelConfig
+from engine.model.delta_net import layout_of
+from engine.model.recurrence import StateKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class HybridMemory:
     def __init__(
         self,
         attention: AttentionKV,
-        recurrent: RecurrentMemory | None,
+        recurrent: SnapshotPolicy | None,
         faults: Collection[str] = (),
         *,
         batch_invariant: bool = False,
@@ -93,22 +95,13 @@ class HybridMemory:
             in_order=batch_invariant,
             rotate=key_rotation(config.rope),
         )
-        ssm = config.ssm
-        if ssm is None or not any(kinds):
-            return cls(
-                attention, None, faults, batch_invariant=batch_invariant, graphs=graphs_for(device)
-            )
-        shape = RecurrentShape(
-            tuple(i for i, recurrent in enumerate(kinds) if recurrent),
-            ssm.n_v_heads,
-            ssm.d_state,
-            ssm.d_conv,
-            ssm.conv_dim,
-            ssm.grouped,
-        )
-        recurrent = POLICIES[policy](shape, n_seqs, n_rs_seq, device, faults)
+        layout = layout_of(config)
         return cls(
-            attention, recurrent, faults, batch_invariant=batch_invariant, graphs=graphs_for(device)
+            attention,
+            POLICIES[policy](layout, n_seqs, n_rs_seq, device, faults) if layout else None,
+            faults,
+            batch_invariant=batch_invariant,
+            graphs=graphs_for(device),
         )
 
     @classmethod
@@ -159,9 +152,9 @@ class HybridMemory:
         if self.recurrent:
             self.recurrent.begin(ubatch, by_index=by_index)
 
-    def inputs(self, seqs: Sequence[int]) -> list[States]:
-        """States and windows that a pass with one token of each of these sequences would start
-        from (RecurrentMemory.inputs). Not for a memory without recurrent states."""
+    def inputs(self, seqs: Sequence[int]) -> list[dict[StateKey, torch.Tensor]]:
+        """States that a pass with one token of each of these sequences would start from
+        (SnapshotPolicy.inputs). Not for a memory without recurrent states."""
         assert self.recurrent is not None
         return self.recurrent.inputs(
             seqs, by_index=self._graphs is not None and len(seqs) <= MOST_TOKENS
@@ -264,9 +257,9 @@ class HybridMemory:
         cells; both change nothing.
         """
         recurrent = state.recurrent
-        wanted = self.recurrent.shape if self.recurrent else None
+        wanted = self.recurrent.layout if self.recurrent else None
         if (wanted is None) != (recurrent is None) or (
-            wanted and recurrent and not wanted.fits(recurrent)
+            wanted and recurrent and not wanted.fits(recurrent.states)
         ):
             raise OptionError(
                 "The saved sequence belongs to a model with other recurrent layers.",
@@ -285,7 +278,7 @@ class HybridMemory:
         self.attention.put(seq, source.attention.state(seq, p0), p0)
         if self.recurrent and source.recurrent:
             pos = source.recurrent.seq_pos_max(seq)
-            self.recurrent.put(seq, pos, *source.recurrent.live(seq))
+            self.recurrent.put(seq, pos, source.recurrent.live(seq))
 
     def poison(self, value: float) -> None:
         """Fill all storage, before anything is decoded, so that a read of garbage shows."""
@@ -300,4 +293,4 @@ class HybridMemory:
     def snapshot_bytes(self) -> int:
         """Bytes of recurrent storage beyond one live state per sequence."""
         recurrent = self.recurrent
-        return recurrent.n_bytes() - recurrent.n_seqs * recurrent.shape.n_bytes if recurrent else 0
+        return recurrent.n_bytes() - recurrent.n_seqs * recurrent.layout.n_bytes if recurrent else 0

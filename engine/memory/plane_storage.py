@@ -8,7 +8,7 @@ carries on. A rollback only records the plane that the next pass reads.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +16,10 @@ import torch
 from engine.batch import UBatch
 from engine.graphs import Fixed
 from engine.memory.cells import NONE, Cells, Slot
-from engine.memory.pool import PoolRows, conv_in_pool, delta_in_pool
-from engine.memory.recurrent import InputRows, RecurrentMemory, RecurrentShape, SlotState
+from engine.memory.pool import PoolRows
+from engine.memory.recurrent import SlotState, SnapshotPolicy
+from engine.model.recurrence import Inputs, RecurrentLayout, StateKey
 from engine.transfer import upload
-from kernels.conv import causal_conv
-from kernels.delta_rule import gated_delta_into
 
 # (planes, cells) if the rows are neighbours: a view; else int64 row numbers: a copy
 Rows = tuple[int | slice, slice] | torch.Tensor
@@ -36,14 +35,14 @@ class _Step:
 
     cells: the bookkeeping as it will be. here: cells written. n_fresh: planes written with new
     states. depths, n_carried: by row, the depth it will have and how many older states move on.
-    states, windows: rows read as input. carried: rows that move on, None if there are none.
+    states, windows: rows read as input, of windows and of other states. carried: rows that move on,
+    None if there are none.
     moves: rows from and to which the states of idle cells move; moved: their sequences.
     numbers: in place of these rows, if the pass goes by numbers on the device.
     """
 
     cells: Cells
     seqs: tuple[int, ...]
-    positions: list[int]
     n_tokens: int
     n_fresh: int
     depths: list[int]
@@ -58,7 +57,7 @@ class _Step:
     numbers: PoolRows | None
 
 
-class PlaneMemory(RecurrentMemory):
+class PlaneMemory(SnapshotPolicy):
     """A policy says how deep a rollback may be now (valid_depth) and after a pass
     (guaranteed_depth); states beyond the fresh ones up to that depth are carried on.
 
@@ -69,39 +68,30 @@ class PlaneMemory(RecurrentMemory):
 
     def __init__(
         self,
-        shape: RecurrentShape,
+        layout: RecurrentLayout,
         n_seqs: int,
         n_rs_seq: int,
         device: torch.device,
         faults: Collection[str] = (),
     ) -> None:
-        super().__init__(shape, n_seqs, n_rs_seq, device, faults)
+        super().__init__(layout, n_seqs, n_rs_seq, device, faults)
         self.cells = Cells(n_seqs)
         self._n_planes = n_rs_seq + 1
-        head = (self._n_planes, n_seqs)
-        state = (shape.n_v_heads, shape.d_state, shape.d_state)
-        window = (shape.d_conv - 1, shape.conv_dim)
-        self._states = {i: torch.zeros(*head, *state, device=device) for i in shape.layers}
-        self._windows = {i: torch.zeros(*head, *window, device=device) for i in shape.layers}
-        self._idx = [0] * n_seqs
+        self._states = {
+            key: self._zeros(self._n_planes, n_seqs, *one.shape)
+            for key, one in layout.states.items()
+        }
         self._depth = [0] * n_seqs
         self._planes = [[_FREE] * self._n_planes for _ in range(n_seqs)]
         self._step: _Step | None = None
 
-    def prepare(self, ubatches: Sequence[UBatch]) -> bool:
-        cells = self.cells.copy()
-        return all(cells.find_slot(ubatch.seq_ids) is not None for ubatch in ubatches)
-
-    def begin(self, ubatch: UBatch, *, by_index: bool = False) -> None:
-        """Raises ValueError, and changes nothing, if a sequence is unknown or listed twice."""
+    def _begin(self, ubatch: UBatch, by_index: bool) -> None:
         cells, seqs = self.cells.copy(), ubatch.seq_ids
         slot = cells.find_slot(seqs)
-        if slot is None:
-            raise ValueError(f"sequences {seqs} are not distinct numbers below {self.n_seqs}")
         n = ubatch.n_seq_tokens
         depths = [self.guaranteed_depth(seq, n) for seq in seqs]
         n_carried = [max(0, depth - n + 1) for depth in depths]
-        read = [self._idx[seq] for seq in seqs]
+        read = [self._pending[seq] for seq in seqs]
         newest = [0] * len(seqs) if "no-conv-rollback" in self.faults else read
         moves, moved = self._moves(cells, slot)
         at_home = slot.sources == tuple(range(slot.first, slot.first + len(seqs)))
@@ -115,7 +105,6 @@ class PlaneMemory(RecurrentMemory):
         self._step = _Step(
             cells,
             seqs,
-            ubatch.positions[:, -1].tolist(),
             n,
             min(n, self._n_planes),
             depths,
@@ -134,130 +123,63 @@ class PlaneMemory(RecurrentMemory):
         numbers = self._running().numbers
         return numbers.fixed() if numbers else None
 
-    def conv(self, layer: int, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        step, planes = self._running(), self._windows[layer]
+    def advance(self, key: StateKey, inputs: Inputs) -> torch.Tensor:
+        step, planes, recurrence = self._running(), self._states[key], self.layout.states[key]
         if step.numbers:
-            return conv_in_pool(planes.flatten(0, 1), step.numbers, x, weight)
-        window, carried = self._collect(step, planes, step.windows)
-        y, history = causal_conv(x, weight, window, invariant=self.batch_invariant)
-        n, width = x.shape[1], self.shape.d_conv - 1
-        for r in range(step.n_fresh):
-            planes[r, step.here] = history[:, n - r : n - r + width]
-        if carried is not None:
-            planes[n : n + len(carried), step.here] = carried
-        return y
-
-    def delta(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-    ) -> torch.Tensor:
-        step, planes = self._running(), self._states[layer]
-        if step.numbers:
-            pool, grouped = planes.flatten(0, 1), self.shape.grouped
-            return delta_in_pool(pool, step.numbers, q, k, v, g, beta, grouped=grouped)
-        state, carried = self._collect(step, planes, step.states)
-        o = gated_delta_into(
-            q,
-            k,
-            v,
-            g,
-            beta,
-            state,
-            grouped=self.shape.grouped,
-            slots=planes[: step.n_fresh, step.here].unbind(0),
-            invariant=self.batch_invariant,
-        )
+            return step.numbers.advance(recurrence, planes.flatten(0, 1), inputs)
+        start, carried = self._collect(step, planes, recurrence.is_window)
+        slots = planes[: step.n_fresh, step.here].unbind(0)
+        o = recurrence.into(inputs, start, slots, invariant=self.batch_invariant)
         if carried is not None:
             planes[step.n_tokens : step.n_tokens + len(carried), step.here] = carried
         return o
 
-    def commit(self) -> None:
+    def _commit(self, ubatch: UBatch) -> None:
         step = self._running()
         own = [self.cells.tail[seq] == step.cells.tail[seq] for seq in step.seqs]
         self.cells, self._step = step.cells, None
         for seq in step.moved:
-            self._idx[seq] = self._depth[seq] = 0
+            self._pending[seq] = self._depth[seq] = 0
             self._planes[seq] = [_NEWEST] + [_FOREIGN] * self.n_rs_seq
         for row, seq in enumerate(step.seqs):
             self._planes[seq] = self._written(seq, step, step.n_carried[row], own[row])
-            self.cells.pos[seq] = step.positions[row]
-            self._idx[seq], self._depth[seq] = 0, step.depths[row]
+            self._depth[seq] = step.depths[row]
         n_moved = step.moves[0].numel() if step.moves else 0
-        self.traffic.written += step.n_fresh * len(step.seqs) * self.shape.n_bytes
-        self.traffic.copied += (sum(step.n_carried) + n_moved) * self.shape.n_bytes
+        self.traffic.written += step.n_fresh * len(step.seqs) * self.layout.n_bytes
+        self.traffic.copied += (sum(step.n_carried) + n_moved) * self.layout.n_bytes
 
-    def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
-        if not self.cells.known(seq):
-            return False
-        pos = self.cells.pos[seq]
-        if p0 > pos or 0 <= p1 <= pos:
-            return True
-        if p0 <= 0:
-            self._forget(seq)
-            return True
-        depth = pos - (p0 - 1)
-        if depth > self.valid_depth(seq):
-            return False
-        self._idx[seq] += depth - ("plane-off-by-one" in self.faults)
-        self.cells.pos[seq] = p0 - 1
-        return True
+    def _move_cursor(self, seq: int, depth: int) -> None:
+        super()._move_cursor(seq, depth - ("plane-off-by-one" in self.faults))
 
-    def seq_cp(self, src: int, dst: int) -> None:
+    def _share(self, src: int, dst: int) -> None:
         self.cells.seq_cp(src, dst)
-        self._idx[dst], self._depth[dst] = self._idx[src], self._depth[src]
-        self._planes[dst] = self._planes[src][:]
+        self._depth[dst], self._planes[dst] = self._depth[src], self._planes[src][:]
 
-    def seq_keep(self, seq: int) -> None:
-        for other in range(self.n_seqs):
-            if other != seq:
-                self._forget(other)
-
-    def seq_add(self, seq: int, p0: int, p1: int, shift: int) -> None:
-        self.cells.seq_add(seq, p0, p1, shift)
-
-    def seq_pos_max(self, seq: int) -> int:
-        return self.cells.pos[seq]
-
-    def pending(self, seq: int) -> int:
-        return self._idx[seq]
-
-    def _input(self) -> tuple[list[InputRows], list[InputRows]]:
-        step = self._running()
-        states, windows = step.states, step.windows
+    def _input(self, key: StateKey) -> torch.Tensor:
+        step, planes = self._running(), self._states[key]
+        is_window = self.layout.states[key].is_window
         if step.numbers:
-            states, windows = step.numbers.states, step.numbers.windows
-        return (
-            [_pick(planes, states) for planes in self._states.values()],
-            [_pick(planes, windows) for planes in self._windows.values()],
-        )
+            rows = step.numbers.windows if is_window else step.numbers.states
+            return _pick(planes, rows.read)
+        return _pick(planes, step.windows if is_window else step.states)
 
-    def put(
-        self, seq: int, pos: int, states: Sequence[torch.Tensor], windows: Sequence[torch.Tensor]
-    ) -> None:
-        self._forget(seq)
-        if pos < 0:
-            return
+    def _put(self, seq: int, states: Mapping[StateKey, torch.Tensor]) -> None:
         cell = self.cells.claim(seq)
-        self.cells.pos[seq] = pos
         self._planes[seq][0] = _NEWEST
-        for i, layer in enumerate(self.shape.layers):
-            self._states[layer][0, cell] = states[i]
-            self._windows[layer][0, cell] = windows[i]
+        for key, planes in self._states.items():
+            planes[0, cell] = states[key]
 
     def slots(self, seq: int) -> list[SlotState]:
         found = [SlotState(r, name, age) for r, (name, age) in enumerate(self._planes[seq])]
-        idx = self._idx[seq]
+        idx = self._pending[seq]
         if self.cells.tail[seq] != NONE:
             found[idx] = SlotState(idx, "pending" if idx else "live", found[idx].age)
         return found
 
-    def storage(self) -> list[torch.Tensor]:
-        return [*self._states.values(), *self._windows.values()]
+    def _forget(self, seq: int) -> None:
+        self.cells.release(seq)
+        self._depth[seq] = 0
+        self._planes[seq] = [_FREE] * self._n_planes
 
     def _running(self) -> _Step:
         assert self._step is not None  # begin comes first
@@ -328,7 +250,7 @@ class PlaneMemory(RecurrentMemory):
             owners, source = cells.owners[cell], cells.src0[cell]
             if not owners:
                 continue
-            idx = self._idx[min(owners)]
+            idx = self._pending[min(owners)]
             if source != cell or idx:
                 start.append(idx * self.n_seqs + source)
                 to.append(cell)
@@ -339,7 +261,7 @@ class PlaneMemory(RecurrentMemory):
         return upload(rows, self.device)
 
     def _collect(
-        self, step: _Step, planes: torch.Tensor, rows: Rows | None
+        self, step: _Step, planes: torch.Tensor, is_window: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Read all that is read before anything is written, then move the idle states.
 
@@ -347,7 +269,7 @@ class PlaneMemory(RecurrentMemory):
         """
         if step.zero != NONE:
             planes[0, step.zero] = 0.0
-        taken = _pick(planes, rows)
+        taken = _pick(planes, step.windows if is_window else step.states)
         carried = None
         if step.carried is not None:
             carried = _pick(planes, step.carried)
@@ -369,16 +291,11 @@ class PlaneMemory(RecurrentMemory):
         for name, age in self._planes[seq][kept:]:
             if name == "free":
                 planes.append(_FREE)
-            elif own and age is not None and age >= self._idx[seq]:
-                planes.append(("stale", age + n - self._idx[seq]))
+            elif own and age is not None and age >= self._pending[seq]:
+                planes.append(("stale", age + n - self._pending[seq]))
             else:
                 planes.append(_FOREIGN)  # of rejected tokens, or of another sequence
         return planes
-
-    def _forget(self, seq: int) -> None:
-        self.cells.release(seq)
-        self._idx[seq] = self._depth[seq] = 0
-        self._planes[seq] = [_FREE] * self._n_planes
 
 
 def _pick(planes: torch.Tensor, rows: Rows | None) -> torch.Tensor:

@@ -15,7 +15,7 @@ class PlanesMemory(PlaneMemory):
     """K = n_rs_seq + 1 planes, of which one ubatch's own states are worth reading."""
 
     def valid_depth(self, seq: int) -> int:
-        if self._idx[seq] or self.cells.shared(seq):
+        if self._pending[seq] or self.cells.shared(seq):
             return 0
         return self.n_rs_seq if "stale-plane" in self.faults else self._depth[seq]
 

@@ -1,18 +1,125 @@
-"""The snapshot policies by the name that `--rollback` gives them."""
+"""The snapshot policies by the name that `--rollback` gives them. A new one is its module and an
+entry here; torch is loaded when one is made."""
 
 from __future__ import annotations
 
-from engine.memory.carry import CarryMemory
-from engine.memory.checkpoint import CheckpointMemory
-from engine.memory.planes import PlanesMemory
-from engine.memory.recurrent import RecurrentMemory
-from engine.memory.replay import ReplayMemory
-from engine.memory.ring import RingMemory
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-POLICIES: dict[str, type[RecurrentMemory]] = {
-    "planes": PlanesMemory,
-    "carry": CarryMemory,
-    "ring": RingMemory,
-    "replay": ReplayMemory,
-    "checkpoint": CheckpointMemory,
-}
+if TYPE_CHECKING:
+    import torch
+
+    from engine.memory.recurrent import SnapshotPolicy
+    from engine.model.info import ModelInfo
+    from engine.model.recurrence import RecurrentLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One way of undoing tokens in recurrent memory.
+
+    about: what it keeps. limits: what it cannot do, or what it costs. keeps_snapshots: whether
+    n_rs_seq means anything to it; a policy without snapshots always takes checkpoints. is_log: it
+    keeps entries of a log instead of states, one more than tokens can be undone.
+    """
+
+    name: str
+    about: str
+    limits: str
+    load: Callable[[], type[SnapshotPolicy]]
+    keeps_snapshots: bool = True
+    is_log: bool = False
+
+    def __call__(
+        self,
+        layout: RecurrentLayout,
+        n_seqs: int,
+        n_rs_seq: int,
+        device: torch.device,
+        faults: Collection[str] = (),
+    ) -> SnapshotPolicy:
+        """A memory of this kind."""
+        n_kept = n_rs_seq if self.keeps_snapshots else 0
+        return self.load()(layout, n_seqs, n_kept, device, faults)
+
+    def kept(self, info: ModelInfo, n_rs_seq: int) -> tuple[int, int]:
+        """Bytes of a snapshot or log entry, and how many are kept of a sequence beyond its live
+        state to undo n_rs_seq tokens."""
+        if self.is_log:
+            return info.log_bytes_per_token, n_rs_seq + 1
+        return info.state_bytes, n_rs_seq if self.keeps_snapshots else 0
+
+
+def _planes() -> type[SnapshotPolicy]:
+    from engine.memory.planes import PlanesMemory
+
+    return PlanesMemory
+
+
+def _carry() -> type[SnapshotPolicy]:
+    from engine.memory.carry import CarryMemory
+
+    return CarryMemory
+
+
+def _ring() -> type[SnapshotPolicy]:
+    from engine.memory.ring import RingMemory
+
+    return RingMemory
+
+
+def _replay() -> type[SnapshotPolicy]:
+    from engine.memory.replay import ReplayMemory
+
+    return ReplayMemory
+
+
+_POLICIES = (
+    Policy(
+        "planes",
+        "the last n_rs_seq + 1 states of the last batch",
+        "only what the last batch wrote is truthful; one rollback per batch",
+        _planes,
+    ),
+    Policy("carry", "the same, older planes carried along", "rollbacks add up", _carry),
+    Policy("ring", "one state per token in a cyclic buffer", "no state is ever copied", _ring),
+    Policy(
+        "replay",
+        "one state and a log of inputs and window columns per token",
+        "memory per token without d_k x d_v",
+        _replay,
+        is_log=True,
+    ),
+    Policy(
+        "checkpoint",
+        "a copy taken before each draft",
+        "costs a forward pass",
+        _planes,  # the live one alone
+        keeps_snapshots=False,
+    ),
+)
+POLICIES: dict[str, Policy] = {policy.name: policy for policy in _POLICIES}
+
+
+def memory_sizes(
+    info: ModelInfo, n_seqs: int, n_rs_seq: int, n_ctx: int, policy: str, compute: str = ""
+) -> dict[str, int]:
+    """Bytes needed for `n_seqs` sequences of `n_ctx` cells under a policy.
+
+    weights: as loaded in the mode `compute`, or without one as stored in the file. kv: attention
+    cells, trunk and MTP block. state: live recurrent states. snapshots: what the policy keeps
+    beyond them to undo `n_rs_seq` tokens. checkpoint: one saved recurrent state per sequence,
+    which only a policy without snapshots always takes. total: the sum.
+    """
+    cell = info.kv_bytes_per_token + info.mtp_kv_bytes_per_token
+    n_bytes, n_kept = POLICIES[policy].kept(info, n_rs_seq)
+    state = n_seqs * info.state_bytes
+    parts = {
+        "weights": info.loaded_bytes[compute] if compute else info.weight_bytes,
+        "kv": n_seqs * n_ctx * cell,
+        "state": state,
+        "snapshots": n_seqs * n_bytes * n_kept,
+        "checkpoint": 0 if POLICIES[policy].keeps_snapshots else state,
+    }
+    return {**parts, "total": sum(parts.values())}

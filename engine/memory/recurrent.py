@@ -1,14 +1,14 @@
-"""Recurrent memory: the delta-net state and the convolution window of every recurrent layer.
+"""Recurrent memory: what every recurrent layer keeps of every sequence, and how far back it goes.
 
 A snapshot policy decides how many past states are kept and what a rollback costs. The model calls
-`conv` and `delta` and never sees a policy; the policy owns the states, so it also chooses which
-variant of the kernel computes them.
+`advance` and never sees where states lie; the policy never sees what they are, only the tensors
+that a layer's recurrence (engine.model.recurrence) advances from rows into rows.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, NamedTuple
@@ -18,43 +18,7 @@ import torch
 
 from engine.batch import UBatch
 from engine.graphs import Fixed
-
-States = tuple[list[torch.Tensor], list[torch.Tensor]]
-"""States and convolution windows, one of each per recurrent layer."""
-
-InputRows = torch.Tensor | list[torch.Tensor]
-"""One tensor for each sequence of a ubatch."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecurrentShape:
-    """Sizes of one layer's state: S [n_v_heads, d_state, d_state], window [d_conv - 1, conv_dim].
-
-    grouped: value head j reads key head j // (n_v_heads / n_k_heads), else j mod n_k_heads.
-    """
-
-    layers: tuple[int, ...]
-    n_v_heads: int
-    d_state: int
-    d_conv: int
-    conv_dim: int
-    grouped: bool
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of one snapshot of one sequence, all layers, float32."""
-        state = self.n_v_heads * self.d_state * self.d_state
-        return 4 * len(self.layers) * (state + (self.d_conv - 1) * self.conv_dim)
-
-    def fits(self, checkpoint: RecurrentCheckpoint) -> bool:
-        """Whether a checkpoint holds states and windows of these sizes."""
-        state = (self.n_v_heads, self.d_state, self.d_state)
-        window = (self.d_conv - 1, self.conv_dim)
-        return (
-            len(checkpoint.states) == len(checkpoint.windows) == len(self.layers)
-            and all(t.shape == state for t in checkpoint.states)
-            and all(t.shape == window for t in checkpoint.windows)
-        )
+from engine.model.recurrence import Inputs, RecurrentLayout, StateKey
 
 
 class SlotState(NamedTuple):
@@ -67,22 +31,21 @@ class SlotState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecurrentCheckpoint:
-    """A copy of one sequence's live state. pos: its last position."""
+    """A copy of one sequence's live states. pos: its last position."""
 
     pos: int
-    states: tuple[torch.Tensor, ...]
-    windows: tuple[torch.Tensor, ...]
+    states: Mapping[StateKey, torch.Tensor]
 
     @property
     def n_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (*self.states, *self.windows))
+        return sum(t.nbytes for t in self.states.values())
 
 
 @dataclass(slots=True)
 class Traffic:
     """Bytes of recurrent memory moved since the start.
 
-    written: new states, windows or log entries that forward passes put into storage.
+    written: new states or log entries that forward passes put into storage.
     copied: stored bytes copied to another place unchanged (carry, relocation, copy-on-write).
     saved, restored: checkpoints, counted by the memory that makes them.
     """
@@ -93,12 +56,13 @@ class Traffic:
     restored: int = 0
 
 
-class RecurrentMemory(ABC):
-    """One interface for all snapshot policies; positions count tokens, -1 is empty.
+class SnapshotPolicy(ABC):
+    """One interface for all policies; positions count tokens, -1 is empty.
 
-    n_rs_seq (R) bounds every rollback; what is truthful may be less. A sequence without tokens
-    has the zero state, whatever its storage holds. `faults` are switched on on purpose, to show
-    what they do (engine.options.FAULTS).
+    n_rs_seq (R) bounds every rollback; what is truthful may be less. A rollback makes tokens
+    pending without touching storage; the next ubatch starts behind them. A sequence without tokens
+    has zero states, whatever its storage holds. `faults` are switched on on purpose, to show what
+    they do (engine.options.FAULTS).
     """
 
     batch_invariant: bool = False
@@ -110,53 +74,99 @@ class RecurrentMemory(ABC):
 
     def __init__(
         self,
-        shape: RecurrentShape,
+        layout: RecurrentLayout,
         n_seqs: int,
         n_rs_seq: int,
         device: torch.device,
         faults: Collection[str] = (),
     ) -> None:
-        self.shape, self.n_seqs, self.n_rs_seq, self.device = shape, n_seqs, n_rs_seq, device
+        self.layout, self.n_seqs, self.n_rs_seq, self.device = layout, n_seqs, n_rs_seq, device
         self.faults = frozenset(faults)
         self.traffic = Traffic()
+        self._pos = [-1] * n_seqs
+        self._pending = [0] * n_seqs
+        self._storage: list[torch.Tensor] = []
+        self._ubatch: UBatch | None = None
+
+    # what a policy is
 
     @abstractmethod
-    def prepare(self, ubatches: Sequence[UBatch]) -> bool:
-        """Whether these ubatches could be decoded in turn; changes nothing (a dry run)."""
-
-    @abstractmethod
-    def begin(self, ubatch: UBatch, *, by_index: bool = False) -> None:
-        """Choose the rows to read; a pending rollback is consumed here.
-
-        by_index: leave rows to numbers on the device where that is possible, so that the pass
-        can be recorded.
-        """
+    def _begin(self, ubatch: UBatch, by_index: bool) -> None:
+        """Choose the rows to read and to write; only `_commit` makes them count."""
 
     @abstractmethod
     def fixed(self) -> Fixed | None:
         """What a recording of the pass would rest on; None if it cannot be recorded."""
 
     @abstractmethod
-    def conv(self, layer: int, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Causal convolution and silu of x [n_seqs, n_seq_tokens, conv_dim], window updated."""
+    def advance(self, key: StateKey, inputs: Inputs) -> torch.Tensor:
+        """The layer's output for this ubatch, its state updated."""
 
     @abstractmethod
-    def delta(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-    ) -> torch.Tensor:
-        """Gated delta rule (kernels.delta_rule) over this ubatch, states updated."""
+    def _commit(self, ubatch: UBatch) -> None:
+        """The pass has run. Positions and pending rollbacks are still those from before."""
 
     @abstractmethod
+    def valid_depth(self, seq: int) -> int:
+        """Deepest rollback that `seq_rm` would accept now."""
+
+    @abstractmethod
+    def guaranteed_depth(self, seq: int, n_last: int) -> int:
+        """Depth that will be truthful after decoding n_last tokens in one ubatch now."""
+
+    @abstractmethod
+    def _forget(self, seq: int) -> None:
+        """Give up what storage holds of a sequence."""
+
+    @abstractmethod
+    def _share(self, src: int, dst: int) -> None:
+        """dst, which holds nothing, refers to what src holds."""
+
+    @abstractmethod
+    def _input(self, key: StateKey) -> torch.Tensor | list[torch.Tensor]:
+        """The states that the pass which has begun starts from, read as `advance` reads them: one
+        for each sequence of the ubatch. Those of sequences without tokens are not looked at."""
+
+    @abstractmethod
+    def _put(self, seq: int, states: Mapping[StateKey, torch.Tensor]) -> None:
+        """Store states of a sequence that holds nothing."""
+
+    @abstractmethod
+    def slots(self, seq: int) -> list[SlotState]:
+        """Every snapshot slot of a sequence."""
+
+    def _move_cursor(self, seq: int, depth: int) -> None:
+        """Take `depth` more tokens as rolled back."""
+        self._pending[seq] += depth
+
+    # what all of them do
+
+    def prepare(self, ubatches: Sequence[UBatch]) -> bool:
+        """Whether these ubatches could be decoded in turn; changes nothing."""
+        return all(self._can_decode(ubatch) for ubatch in ubatches)
+
+    def begin(self, ubatch: UBatch, *, by_index: bool = False) -> None:
+        """Choose the rows to read; a pending rollback is consumed when the pass is committed.
+
+        by_index: leave rows to numbers on the device where that is possible, so that the pass
+        can be recorded. Raises ValueError, and changes nothing, if a sequence is unknown or
+        listed twice.
+        """
+        if not self._can_decode(ubatch):
+            seqs = ubatch.seq_ids
+            raise ValueError(f"sequences {seqs} are not distinct numbers below {self.n_seqs}")
+        self._begin(ubatch, by_index)
+        self._ubatch = ubatch
+
     def commit(self) -> None:
         """Move the positions after the forward pass that `begin` prepared."""
+        ubatch = self._ubatch
+        assert ubatch is not None  # begin comes first
+        self._commit(ubatch)
+        self._ubatch = None
+        for seq, last in zip(ubatch.seq_ids, ubatch.positions[:, -1].tolist(), strict=True):
+            self._pos[seq], self._pending[seq] = last, 0
 
-    @abstractmethod
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
         """Undo the tokens from p0 on. False changes nothing: the caller needs a checkpoint.
 
@@ -164,98 +174,97 @@ class RecurrentMemory(ABC):
         position, forgets the sequence. A range that does not touch the last position is True and
         changes nothing.
         """
+        if not 0 <= seq < self.n_seqs:
+            return False
+        pos = self._pos[seq]
+        if p0 > pos or 0 <= p1 <= pos:
+            return True
+        if p0 <= 0:
+            self._clear(seq)
+            return True
+        depth = pos - (p0 - 1)
+        if depth > self.valid_depth(seq):
+            return False
+        self._move_cursor(seq, depth)
+        self._pos[seq] = p0 - 1
+        return True
 
-    @abstractmethod
     def seq_cp(self, src: int, dst: int) -> None:
         """dst becomes a copy of src, sharing storage until one of them decodes."""
+        if src == dst:
+            return
+        self._clear(dst)
+        if self._pos[src] >= 0:
+            self._share(src, dst)
+            self._pos[dst], self._pending[dst] = self._pos[src], self._pending[src]
 
-    @abstractmethod
     def seq_keep(self, seq: int) -> None:
         """Forget every other sequence."""
+        for other in range(self.n_seqs):
+            if other != seq:
+                self._clear(other)
 
-    @abstractmethod
     def seq_add(self, seq: int, p0: int, p1: int, shift: int) -> None:
         """Shift the position by `shift` if it lies in p0 <= pos < p1; states do not change."""
+        if max(p0, 0) <= self._pos[seq] and (p1 < 0 or self._pos[seq] < p1):
+            self._pos[seq] += shift
 
-    @abstractmethod
     def seq_pos_max(self, seq: int) -> int:
         """Last position of the logical state, -1 when empty."""
+        return self._pos[seq]
 
-    @abstractmethod
-    def valid_depth(self, seq: int) -> int:
-        """Deepest rollback that `seq_rm` would accept now."""
-
-    @abstractmethod
     def pending(self, seq: int) -> int:
         """Tokens that the next ubatch will find rolled back (`rs_idx`), 0 = none."""
+        return self._pending[seq]
 
-    @abstractmethod
-    def guaranteed_depth(self, seq: int, n_last: int) -> int:
-        """Depth that will be truthful after decoding n_last tokens in one ubatch now."""
-
-    @abstractmethod
-    def _input(self) -> tuple[list[InputRows], list[InputRows]]:
-        """What the pass that has begun starts from, read as the pass itself reads it: states and
-        windows of its n_seqs sequences, for every recurrent layer. Those of sequences without
-        tokens are not looked at. Changes nothing."""
-
-    @abstractmethod
-    def put(
-        self, seq: int, pos: int, states: Sequence[torch.Tensor], windows: Sequence[torch.Tensor]
-    ) -> None:
-        """Replace a sequence by these states, last position pos; nothing else is kept of it."""
-
-    @abstractmethod
-    def slots(self, seq: int) -> list[SlotState]:
-        """Every snapshot slot of a sequence."""
-
-    @abstractmethod
-    def storage(self) -> list[torch.Tensor]:
-        """Every tensor held."""
-
-    def inputs(self, seqs: Sequence[int], *, by_index: bool = False) -> list[States]:
+    def inputs(
+        self, seqs: Sequence[int], *, by_index: bool = False
+    ) -> list[dict[StateKey, torch.Tensor]]:
         """What the next pass would start from if these sequences had one token each in it.
 
         It goes through `begin` and reads what that chose, so a wrong row or plane shows here as it
-        does in the pass. Per sequence, the states [n_v_heads, d_state, d_state] and windows
-        [d_conv - 1, conv_dim] of every recurrent layer; they may be views. by_index: as in `begin`.
+        does in the pass. Per sequence its states, which may be views. by_index: as in `begin`.
         """
-        positions = [[self.seq_pos_max(seq) + 1] for seq in seqs]
-        tokens = np.zeros((len(seqs), 1), np.int64)
-        ubatch = UBatch(tokens, np.array(positions), tuple(seqs), np.arange(0))
-        self.begin(ubatch, by_index=by_index)
-        found = []
-        states, windows = self._input()
-        for row, (pos,) in enumerate(positions):
-            both = [state[row] for state in states], [window[row] for window in windows]
+        positions = np.array([[self._pos[seq] + 1] for seq in seqs])
+        self.begin(
+            UBatch(np.zeros_like(positions), positions, tuple(seqs), np.arange(0)),
+            by_index=by_index,
+        )
+        read = {key: self._input(key) for key in self.layout.states}
+        self._ubatch = None
+        found = [{key: rows[i] for key, rows in read.items()} for i in range(len(seqs))]
+        for states, (pos,) in zip(found, positions.tolist(), strict=True):
             if pos == 0:
-                both = (
-                    [torch.zeros_like(t) for t in both[0]],
-                    [torch.zeros_like(t) for t in both[1]],
-                )
-            found.append(both)
+                states |= {key: torch.zeros_like(state) for key, state in states.items()}
         return found
 
-    def live(self, seq: int) -> States:
-        """The logical states and windows of a sequence, also while a rollback is pending."""
+    def live(self, seq: int) -> dict[StateKey, torch.Tensor]:
+        """The logical states, each of its recurrence's shape, also while a rollback is pending."""
         return self.inputs((seq,))[0]
 
+    def put(self, seq: int, pos: int, states: Mapping[StateKey, torch.Tensor]) -> None:
+        """Replace a sequence by these states, last position pos; nothing else is kept of it."""
+        self._clear(seq)
+        if pos >= 0:
+            self._put(seq, states)
+            self._pos[seq] = pos
+
     def save(self, seq: int, device: torch.device | None = None) -> RecurrentCheckpoint:
-        """Copy the logical state to `device` (None: where it is)."""
-        states, windows = self.live(seq)
+        """Copy the logical states to `device` (None: where they are)."""
         to = self.device if device is None else device
-        checkpoint = RecurrentCheckpoint(
-            self.seq_pos_max(seq),
-            tuple(t.to(to, copy=True) for t in states),
-            tuple(t.to(to, copy=True) for t in windows),
-        )
+        states = {key: state.to(to, copy=True) for key, state in self.live(seq).items()}
+        checkpoint = RecurrentCheckpoint(self.seq_pos_max(seq), states)
         self.traffic.saved += checkpoint.n_bytes
         return checkpoint
 
     def restore(self, seq: int, checkpoint: RecurrentCheckpoint) -> None:
         """Put a copy back; whatever was pending or kept before is gone."""
-        self.put(seq, checkpoint.pos, checkpoint.states, checkpoint.windows)
+        self.put(seq, checkpoint.pos, checkpoint.states)
         self.traffic.restored += checkpoint.n_bytes
+
+    def storage(self) -> list[torch.Tensor]:
+        """Every tensor held."""
+        return self._storage
 
     def n_bytes(self) -> int:
         """Bytes of storage held."""
@@ -264,9 +273,24 @@ class RecurrentMemory(ABC):
     @cached_property
     def _n_bytes(self) -> int:
         # no policy allocates later than in its constructor
-        return sum(t.nbytes for t in self.storage())
+        return sum(t.nbytes for t in self._storage)
 
     def poison(self, value: float) -> None:
         """Fill storage, before any sequence is decoded: a read of unwritten memory then shows."""
-        for tensor in self.storage():
+        for tensor in self._storage:
             tensor.fill_(value)
+
+    def _zeros(self, *size: int) -> torch.Tensor:
+        """New storage, float32."""
+        self._storage.append(torch.zeros(size, device=self.device))
+        return self._storage[-1]
+
+    def _clear(self, seq: int) -> None:
+        self._forget(seq)
+        self._pos[seq], self._pending[seq] = -1, 0
+
+    def _can_decode(self, ubatch: UBatch) -> bool:
+        """One known sequence for each row: coupled ones, with a row in common, are refused."""
+        seqs = ubatch.seq_ids
+        known = all(0 <= seq < self.n_seqs for seq in seqs)
+        return known and len(set(seqs)) == len(seqs) == ubatch.n_seqs

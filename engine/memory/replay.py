@@ -1,29 +1,37 @@
 """A base state and a log of tokens instead of states (ReplaySSM; WY form of the delta rule).
 
-Of the last ubatch's tokens, at most L = R + 1, memory keeps the rows (k, u, g) and the columns of
-the convolution. A rollback moves a cursor in that log. The next ubatch folds the tokens in front
-of the cursor into the base, in one product, and starts a new log there: the deferred commit. A
-draft token so needs d_k + d_v + 1 numbers per head, where a snapshot would need d_k * d_v.
+Of the last ubatch's tokens, at most L = R + 1, memory keeps what their layer's recurrence logs of
+them: (k, u, g) and the row of a convolution. A rollback moves a cursor in that log. The next
+ubatch folds the tokens in front of the cursor into the base, in one product, and starts a new log
+there: the deferred commit. A draft token so needs d_k + d_v + 1 numbers per head, where a snapshot
+would need d_k * d_v.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from engine.batch import UBatch
 from engine.graphs import Fixed
-from engine.memory.cursor import CursorMemory
-from engine.memory.recurrent import InputRows, RecurrentShape, SlotState
+from engine.memory.recurrent import SlotState, SnapshotPolicy
+from engine.model.recurrence import Inputs, RecurrentLayout, StateKey
 from engine.transfer import upload
-from kernels.conv import causal_conv
-from kernels.delta_rule import DeltaLog, fold, gated_delta_into, gated_delta_log
 
 Rows = slice | torch.Tensor
 """Rows of storage side by side as a view, or anywhere by index."""
+
+
+class _Fold(NamedTuple):
+    """Logged tokens to fold into the base, one number where all sequences agree, and how many of
+    the log to look at for that."""
+
+    counts: int | torch.Tensor
+    n_read: int
 
 
 @dataclass(slots=True)
@@ -32,9 +40,9 @@ class _Plan:
 
     row_of: every sequence's row afterwards. src, dst: rows to read and to write. moved: per
     sequence, whether these differ. new: rows that start from nothing. cursors: per sequence, the
-    logged tokens to fold into the base; n_folded and window_at are one number where all agree.
-    n_kept: tokens that go to the log. n_read: logged tokens to look at. fixed: whether counts are
-    on the device and all else is the same in every pass of these rows.
+    logged tokens that are committed now. states, windows: how, for windows and for other states.
+    n_early: tokens too long ago for the log; n_kept: those that go to it. fixed: whether counts
+    are on the device and all else is the same in every pass of these rows.
     """
 
     row_of: np.ndarray
@@ -43,15 +51,15 @@ class _Plan:
     moved: list[bool]
     new: Rows | None
     cursors: list[int]
-    n_folded: int | torch.Tensor
-    window_at: int | torch.Tensor
+    states: _Fold
+    windows: _Fold
+    n_early: int
     n_kept: int
-    n_read: int
     fixed: bool
 
 
-class ReplayMemory(CursorMemory):
-    """Per layer n_seqs rows, each a base [n_v_heads, d, d], a log and d_conv - 1 + L columns.
+class ReplayMemory(SnapshotPolicy):
+    """Per state n_seqs rows, each a base and a log of L tokens.
 
     A row may belong to several sequences, which then differ in their cursors only; whoever
     decodes leaves it first. n_rs_seq = 0 is a single state and one token of log.
@@ -59,30 +67,27 @@ class ReplayMemory(CursorMemory):
 
     def __init__(
         self,
-        shape: RecurrentShape,
+        layout: RecurrentLayout,
         n_seqs: int,
         n_rs_seq: int,
         device: torch.device,
         faults: Collection[str] = (),
     ) -> None:
-        super().__init__(shape, n_seqs, n_rs_seq, device, faults)
+        super().__init__(layout, n_seqs, n_rs_seq, device, faults)
         self._n_log = n_rs_seq + 1
-        d, n_heads, head = shape.d_state, shape.n_v_heads, (n_seqs, self._n_log)
-        columns = (n_seqs, shape.d_conv - 1 + self._n_log, shape.conv_dim)
-        sizes = (*head, _n_key_heads(shape), d), (*head, n_heads, d), (*head, n_heads)
-        self._bases = {i: torch.zeros(n_seqs, n_heads, d, d, device=device) for i in shape.layers}
+        states = layout.states.items()
+        self._bases = {key: self._zeros(n_seqs, *one.shape) for key, one in states}
         self._logs = {
-            i: DeltaLog(*(torch.zeros(size, device=device) for size in sizes)) for i in shape.layers
+            key: tuple(self._zeros(n_seqs, self._n_log, *size) for size in one.entry)
+            for key, one in states
         }
-        self._columns = {i: torch.zeros(columns, device=device) for i in shape.layers}
         self._row = np.full(n_seqs, -1, np.int64)
-        self._n_logged = np.zeros(n_seqs, np.int64)
-        self._plan: _Plan  # begin() makes it
+        self._n_logged = [0] * n_seqs
+        self._plan: _Plan  # _begin() makes it
 
-    def begin(self, ubatch: UBatch, *, by_index: bool = False) -> None:
-        super().begin(ubatch)
+    def _begin(self, ubatch: UBatch, by_index: bool) -> None:
         row_of, src, dst, new = self._row.copy(), [], [], []
-        for seq in self._seqs:
+        for seq in ubatch.seq_ids:
             row = int(row_of[seq])
             if row < 0 or np.count_nonzero(row_of == row) > 1:
                 row_of[seq] = self._free_row(row_of, seq)
@@ -93,15 +98,14 @@ class ReplayMemory(CursorMemory):
                 new.append(dst[-1])
         side_by_side = src == dst == list(range(src[0], src[0] + len(src)))
         as_views = side_by_side or len(src) == 1
-        cursors = [self._cursor(seq) for seq in self._seqs]
-        window_at = cursors
-        if "no-conv-rollback" in self.faults:
-            window_at = [int(self._n_logged[seq]) for seq in self._seqs]
+        n_kept = min(ubatch.n_seq_tokens, self._n_log)
+        n_early = ubatch.n_seq_tokens - n_kept
         # a row that moves, a new one and tokens too long ago for the log take steps of their own
-        fixed = by_index and src == dst and as_views and not new and self._n_new <= self._n_log
-        n_folded = starts = self._counts(cursors, fixed)
-        if window_at is not cursors:
-            starts = self._counts(window_at, fixed)
+        fixed = by_index and src == dst and as_views and not new and not n_early
+        cursors = [self._cursor(seq) for seq in ubatch.seq_ids]
+        states = windows = self._fold_of(cursors, fixed)
+        if "no-conv-rollback" in self.faults:
+            windows = self._fold_of([self._n_logged[seq] for seq in ubatch.seq_ids], fixed)
         self._plan = _Plan(
             row_of,
             self._rows(src, as_views),
@@ -109,10 +113,10 @@ class ReplayMemory(CursorMemory):
             [a != b for a, b in zip(src, dst, strict=True)],
             self._rows(new, False) if new else None,
             cursors,
-            n_folded,
-            starts,
-            min(self._n_new, self._n_log),
-            self._n_log if fixed else max(cursors),
+            states,
+            windows,
+            n_early,
+            n_kept,
             fixed,
         )
 
@@ -120,135 +124,88 @@ class ReplayMemory(CursorMemory):
         plan = self._plan
         if not plan.fixed:
             return None
-        counts = (plan.n_folded, plan.window_at)[: 1 + (plan.window_at is not plan.n_folded)]
+        counts = (plan.states.counts, plan.windows.counts)[: 1 + (plan.windows is not plan.states)]
         first = plan.dst.start if isinstance(plan.dst, slice) else None
-        return Fixed((first, self._n_new), tuple(x for x in counts if isinstance(x, torch.Tensor)))
+        return Fixed((first, plan.n_kept), tuple(x for x in counts if isinstance(x, torch.Tensor)))
 
-    def conv(self, layer: int, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        columns, width, plan = self._columns[layer], self.shape.d_conv - 1, self._plan
-        if plan.new is not None:
-            columns[plan.new, :width] = 0.0
-        y, history = causal_conv(x, weight, self._window(layer), invariant=self.batch_invariant)
-        columns[:, : width + plan.n_kept][plan.dst] = history[:, x.shape[1] - plan.n_kept :]
-        return y
-
-    def _window(self, layer: int) -> torch.Tensor:
-        """The windows that this ubatch starts from: [n_seqs, d_conv - 1, conv_dim]."""
-        columns, width, plan = self._columns[layer], self.shape.d_conv - 1, self._plan
-        at = plan.window_at
-        if isinstance(at, int):
-            return columns[:, at : at + width][plan.src]
-        steps = torch.arange(width, device=self.device)
-        return columns[plan.src].gather(
-            1, (at[:, None] + steps)[..., None].expand(-1, -1, columns.shape[2])
-        )
-
-    def delta(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-    ) -> torch.Tensor:
-        bases, log, grouped = self._bases[layer], self._logs[layer], self.shape.grouped
-        plan, invariant = self._plan, self.batch_invariant
+    def advance(self, key: StateKey, inputs: Inputs) -> torch.Tensor:
+        recurrence, plan, invariant = self.layout.states[key], self._plan, self.batch_invariant
+        bases, log = self._bases[key], self._logs[key]
         if plan.new is not None:
             bases[plan.new] = 0.0
-        n_early = self._n_new - plan.n_kept
-        state = self._committed(layer, n_early > 0)
+        state = self._committed(key)
         outputs = []
-        if n_early:
+        if plan.n_early:
             # what is too long ago for the log is decoded into the base
             base = bases[plan.dst] if isinstance(plan.dst, slice) else state
-            early = [x.split((n_early, plan.n_kept), 1) for x in (q, k, v, g, beta)]
-            (q1, q), (k1, k), (v1, v), (g1, g), (beta1, beta) = early
-            o = gated_delta_into(
-                q1, k1, v1, g1, beta1, state, grouped=grouped, slots=[base], invariant=invariant
-            )
-            outputs.append(o)
+            early = inputs.part(slice(None), slice(plan.n_early))
+            outputs.append(recurrence.into(early, state, [base], invariant=invariant))
+            inputs = inputs.part(slice(None), slice(plan.n_early, None))
             state = base
-        o, new = gated_delta_log(q, k, v, g, beta, state, grouped=grouped, invariant=invariant)
+        o, new = recurrence.log(inputs, state, invariant=invariant)
         if not isinstance(plan.dst, slice):
             bases[plan.dst] = state
         for stored, rows in zip(log, new, strict=True):
             stored[:, : plan.n_kept][plan.dst] = rows
         return torch.cat((*outputs, o), 1) if outputs else o
 
-    def _committed(self, layer: int, temporary: bool) -> torch.Tensor:
+    def _committed(self, key: StateKey) -> torch.Tensor:
         """The states that this ubatch starts from: in storage if rows are views, else gathered.
 
-        temporary: storage will be overwritten anyway, so it is not written now.
+        Storage that early tokens will overwrite anyway is not written now.
         """
-        bases, plan = self._bases[layer], self._plan
-        in_storage = isinstance(plan.dst, slice)
+        bases, plan = self._bases[key], self._plan
+        in_storage, temporary = isinstance(plan.dst, slice), plan.n_early > 0
         state = bases[plan.src]
         target = bases[plan.dst] if in_storage else state
-        if plan.n_read == 0:
+        if self._to_fold(key).n_read == 0:
             return target.copy_(state) if any(plan.moved) and not temporary else state
-        return self._folded(layer, state, None if temporary and in_storage else target)
+        return self._folded(key, state, None if temporary and in_storage else target)
+
+    def _to_fold(self, key: StateKey) -> _Fold:
+        return self._plan.windows if self.layout.states[key].is_window else self._plan.states
 
     def _folded(
-        self, layer: int, state: torch.Tensor, out: torch.Tensor | None = None
+        self, key: StateKey, state: torch.Tensor, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The bases of this ubatch's rows with the tokens in front of the cursors folded in."""
-        plan = self._plan
-        read = DeltaLog(*(rows[:, : plan.n_read][plan.src] for rows in self._logs[layer]))
-        return fold(
-            state,
-            read,
-            plan.n_folded,
-            grouped=self.shape.grouped,
-            out=out,
-            invariant=self.batch_invariant,
-        )
+        counts, n_read = self._to_fold(key)
+        read = [rows[:, :n_read][self._plan.src] for rows in self._logs[key]]
+        recurrence = self.layout.states[key]
+        return recurrence.fold(state, read, counts, out=out, invariant=self.batch_invariant)
 
-    def commit(self) -> None:
-        super().commit()
-        shape, plan, n_bytes = self.shape, self._plan, 4 * len(self.shape.layers)
-        state = n_bytes * shape.n_v_heads * shape.d_state**2
-        token = n_bytes * sum(x[0, 0].numel() for x in self._logs[shape.layers[0]])
-        column = n_bytes * shape.conv_dim
+    def _commit(self, ubatch: UBatch) -> None:
+        plan, layout = self._plan, self.layout
         for moved, n_commit in zip(plan.moved, plan.cursors, strict=True):
-            if n_commit or self._n_new > plan.n_kept:
-                self.traffic.written += state
+            if n_commit or plan.n_early:
+                self.traffic.written += layout.n_bytes
             elif moved:
-                self.traffic.copied += state
-            self.traffic.written += token * plan.n_kept
-            self.traffic.written += column * (shape.d_conv - 1 + plan.n_kept)
+                self.traffic.copied += layout.n_bytes
+            self.traffic.written += layout.entry_bytes * plan.n_kept
         self._row = plan.row_of
-        for seq in self._seqs:
+        for seq in ubatch.seq_ids:
             self._n_logged[seq] = plan.n_kept
 
     def valid_depth(self, seq: int) -> int:
-        return int(min(self.n_rs_seq, self._n_logged[seq]) - self._pending[seq])
+        return min(self.n_rs_seq, self._n_logged[seq]) - self._pending[seq]
 
     def guaranteed_depth(self, seq: int, n_last: int) -> int:
         return min(self.n_rs_seq, n_last)
 
-    def _input(self) -> tuple[list[InputRows], list[InputRows]]:
-        bases = {layer: base[self._plan.src] for layer, base in self._bases.items()}
-        if self._plan.n_read:
-            bases = {layer: self._folded(layer, base) for layer, base in bases.items()}
-        return list(bases.values()), [self._window(layer) for layer in self.shape.layers]
+    def _input(self, key: StateKey) -> torch.Tensor:
+        state = self._bases[key][self._plan.src]
+        return self._folded(key, state) if self._to_fold(key).n_read else state
 
-    def put(
-        self, seq: int, pos: int, states: Sequence[torch.Tensor], windows: Sequence[torch.Tensor]
-    ) -> None:
-        self._clear(seq)
-        if pos < 0:
-            return
+    def _put(self, seq: int, states: Mapping[StateKey, torch.Tensor]) -> None:
         row = self._free_row(self._row, seq)
-        for layer, state, window in zip(self.shape.layers, states, windows, strict=True):
-            self._bases[layer][row] = state
-            self._columns[layer][row, : self.shape.d_conv - 1] = window
-        self._row[seq], self._pos[seq] = row, pos
+        for key, bases in self._bases.items():
+            bases[row] = states[key]
+        self._row[seq] = row
 
     def slots(self, seq: int) -> list[SlotState]:
         """Slot 0 is the base, slot i the state after i logged tokens."""
         found = []
-        logged, at, empty = int(self._n_logged[seq]), self._cursor(seq), self._row[seq] < 0
+        logged, at, empty = self._n_logged[seq], self._cursor(seq), self._row[seq] < 0
         for slot in range(self._n_log + 1):
             if empty or slot > logged:
                 found.append(SlotState(slot, "free", None))
@@ -259,23 +216,20 @@ class ReplayMemory(CursorMemory):
             found.append(SlotState(slot, name, logged - slot))
         return found
 
-    def storage(self) -> list[torch.Tensor]:
-        logs = [rows for log in self._logs.values() for rows in log]
-        return [*self._bases.values(), *logs, *self._columns.values()]
-
     def _cursor(self, seq: int) -> int:
-        return int(self._n_logged[seq] - self._pending[seq])
+        return self._n_logged[seq] - self._pending[seq]
 
     def _rows(self, rows: list[int], as_views: bool) -> Rows:
         if as_views:
             return slice(rows[0], rows[0] + len(rows))
         return upload(rows, self.device)
 
-    def _counts(self, counts: list[int], on_device: bool) -> int | torch.Tensor:
-        """One number where all sequences agree: it saves a mask."""
-        if min(counts) == max(counts) and not on_device:
-            return counts[0]
-        return upload(counts, self.device)
+    def _fold_of(self, counts: list[int], on_device: bool) -> _Fold:
+        if on_device:
+            return _Fold(upload(counts, self.device), self._n_log)
+        if min(counts) == max(counts):  # one number saves a mask
+            return _Fold(counts[0], counts[0])
+        return _Fold(upload(counts, self.device), max(counts))
 
     @staticmethod
     def _free_row(rows: np.ndarray, seq: int) -> int:
@@ -289,11 +243,3 @@ class ReplayMemory(CursorMemory):
 
     def _share(self, src: int, dst: int) -> None:
         self._row[dst], self._n_logged[dst] = self._row[src], self._n_logged[src]
-
-
-def _n_key_heads(shape: RecurrentShape) -> int:
-    """The convolved channels are queries, keys and values; queries have as many heads as keys."""
-    n, rest = divmod(shape.conv_dim - shape.n_v_heads * shape.d_state, 2 * shape.d_state)
-    if n < 1 or rest:
-        raise ValueError(f"{shape.conv_dim} channels are not those of queries, keys and values")
-    return n

@@ -11,7 +11,7 @@ a slot to spare for whoever needs one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,12 +19,10 @@ import torch
 
 from engine.batch import UBatch
 from engine.graphs import Fixed
-from engine.memory.cursor import CursorMemory
-from engine.memory.pool import PoolRows, conv_in_pool, delta_in_pool
-from engine.memory.recurrent import InputRows, RecurrentShape, SlotState
+from engine.memory.pool import PoolRows
+from engine.memory.recurrent import SlotState, SnapshotPolicy
+from engine.model.recurrence import Inputs, RecurrentLayout, StateKey
 from engine.transfer import upload
-from kernels.conv import causal_conv
-from kernels.delta_rule import gated_delta_into
 
 
 @dataclass(slots=True)
@@ -44,27 +42,27 @@ class _Plan:
     index: torch.Tensor
 
 
-class RingMemory(CursorMemory):
-    """Per layer a pool of n_seqs * (n_rs_seq + 1) states and windows, with counts of references."""
+class RingMemory(SnapshotPolicy):
+    """Per state a pool of n_seqs * (n_rs_seq + 1) rows, with counts of references."""
 
     accumulates = True
 
     def __init__(
         self,
-        shape: RecurrentShape,
+        layout: RecurrentLayout,
         n_seqs: int,
         n_rs_seq: int,
         device: torch.device,
         faults: Collection[str] = (),
     ) -> None:
-        super().__init__(shape, n_seqs, n_rs_seq, device, faults)
+        super().__init__(layout, n_seqs, n_rs_seq, device, faults)
         self._n_lanes = n_rs_seq + 1
-        state = (n_seqs * self._n_lanes, shape.n_v_heads, shape.d_state, shape.d_state)
-        window = (n_seqs * self._n_lanes, shape.d_conv - 1, shape.conv_dim)
-        self._states = {i: torch.zeros(state, device=device) for i in shape.layers}
-        self._windows = {i: torch.zeros(window, device=device) for i in shape.layers}
+        self._pools = {
+            key: self._zeros(n_seqs * self._n_lanes, *one.shape)
+            for key, one in layout.states.items()
+        }
         # every slot as a batch of one, made once: a view costs as much as a small operation
-        self._slots = {i: s.unsqueeze(1).unbind(0) for i, s in self._states.items()}
+        self._slots = {key: pool.unsqueeze(1).unbind(0) for key, pool in self._pools.items()}
         self._n_refs = np.zeros((n_seqs, self._n_lanes), np.int64)
         self._held: list[list[int]] = [[] for _ in range(n_seqs)]
         self._newest_written = [0] * n_seqs
@@ -72,17 +70,17 @@ class RingMemory(CursorMemory):
         self._n_stale = [0] * n_seqs
         self._plan: _Plan  # begin() makes it
 
-    def begin(self, ubatch: UBatch, *, by_index: bool = False) -> None:
-        super().begin(ubatch)
-        n_new, n_refs = min(self._n_new, self._n_lanes), self._n_refs.copy()
-        choices = [self._choose(n_refs, seq, n_new) for seq in self._seqs]
-        read = [self._held[seq][-1] if self._held[seq] else None for seq in self._seqs]
+    def _begin(self, ubatch: UBatch, by_index: bool) -> None:
+        seqs = ubatch.seq_ids
+        n_new, n_refs = min(ubatch.n_seq_tokens, self._n_lanes), self._n_refs.copy()
+        choices = [self._choose(n_refs, seq, n_new) for seq in seqs]
+        read = [self._held[seq][-1] if self._held[seq] else None for seq in seqs]
         windows: Sequence[int | None] = read
         if "no-conv-rollback" in self.faults:
-            windows = [self._newest_written[s] if self._held[s] else None for s in self._seqs]
+            windows = [self._newest_written[s] if self._held[s] else None for s in seqs]
         held, new = [choice[0] for choice in choices], [choice[1] for choice in choices]
         rows = self._numbers(read, windows, new) if by_index else None
-        index = rows.in_order if rows else upload(new, self.device)
+        index = rows.states.in_order if rows else upload(new, self.device)
         self._plan = _Plan(n_refs, held, new, read, windows, rows, index)
 
     def fixed(self) -> Fixed | None:
@@ -105,55 +103,25 @@ class RingMemory(CursorMemory):
                 return None
         return PoolRows.on(self.device, known, starts, [slots[::-1] for slots in new])
 
-    def conv(self, layer: int, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        windows, width = self._windows[layer], self.shape.d_conv - 1
-        if self._plan.rows:
-            return conv_in_pool(windows, self._plan.rows, x, weight)
-        read = [self._window(layer, i) for i in self._plan.read_windows]
-        window = read[0] if len(read) == 1 else torch.cat(read)
-        y, history = causal_conv(x, weight, window, invariant=self.batch_invariant)
-        index = self._plan.index
-        windows[index] = history.unfold(1, width, 1)[:, -index.shape[1] :].transpose(2, 3)
-        return y
-
-    def delta(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-    ) -> torch.Tensor:
-        slots, plan, outputs = self._slots[layer], self._plan, []
+    def advance(self, key: StateKey, inputs: Inputs) -> torch.Tensor:
+        recurrence, pool, plan = self.layout.states[key], self._pools[key], self._plan
         if plan.rows:
-            pool, grouped = self._states[layer], self.shape.grouped
-            return delta_in_pool(pool, plan.rows, q, k, v, g, beta, grouped=grouped)
-        # One by one, because only then can states be written where they stay. The order is that
-        # of the plan: a slot is free for a later sequence when all earlier ones have read it.
-        for row, (read, new) in enumerate(zip(plan.read, plan.new, strict=True)):
-            one = slice(row, row + 1)
-            state = self._state(layer, read)
-            o = gated_delta_into(
-                q[one],
-                k[one],
-                v[one],
-                g[one],
-                beta[one],
-                state,
-                grouped=self.shape.grouped,
-                slots=[slots[i] for i in reversed(new)],
-                invariant=self.batch_invariant,
-            )
-            outputs.append(o)
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+            return plan.rows.advance(recurrence, pool, inputs)
+        return recurrence.in_rows(
+            inputs,
+            pool,
+            self._slots[key],
+            self._read(key),
+            plan.new,
+            plan.index,
+            invariant=self.batch_invariant,
+        )
 
-    def commit(self) -> None:
-        super().commit()
+    def _commit(self, ubatch: UBatch) -> None:
         plan = self._plan
         self._n_refs = plan.n_refs
-        self.traffic.written += plan.index.numel() * self.shape.n_bytes
-        for seq, held, new in zip(self._seqs, plan.held, plan.new, strict=True):
+        self.traffic.written += plan.index.numel() * self.layout.n_bytes
+        for seq, held, new in zip(ubatch.seq_ids, plan.held, plan.new, strict=True):
             self._held[seq] = held
             self._newest_written[seq] = held[-1]
             self._n_fresh[seq] = len(new)
@@ -165,45 +133,26 @@ class RingMemory(CursorMemory):
     def guaranteed_depth(self, seq: int, n_last: int) -> int:
         return min(self.n_rs_seq, len(self._held[seq]) + n_last - 1)
 
-    def _input(self) -> tuple[list[InputRows], list[InputRows]]:
-        plan, layers = self._plan, self.shape.layers
-        if rows := plan.rows:
-            return (
-                [self._states[layer][rows.states] for layer in layers],
-                [self._windows[layer][rows.windows] for layer in layers],
-            )
-        return (
-            [[self._state(layer, i)[0] for i in plan.read] for layer in layers],
-            [[self._window(layer, i)[0] for i in plan.read_windows] for layer in layers],
-        )
+    def _read(self, key: StateKey) -> Sequence[int | None]:
+        """The slot of each sequence that this ubatch starts from, None for zeros."""
+        return self._plan.read_windows if self.layout.states[key].is_window else self._plan.read
 
-    def _state(self, layer: int, slot: int | None) -> torch.Tensor:
-        """A state as a batch of one; zeros for None."""
-        slots = self._slots[layer]
-        return torch.zeros_like(slots[0]) if slot is None else slots[slot]
+    def _input(self, key: StateKey) -> torch.Tensor | list[torch.Tensor]:
+        pool = self._pools[key]
+        if rows := self._plan.rows:
+            return pool[(rows.windows if self.layout.states[key].is_window else rows.states).read]
+        return [torch.zeros_like(pool[0]) if i is None else pool[i] for i in self._read(key)]
 
-    def _window(self, layer: int, slot: int | None) -> torch.Tensor:
-        """A window as a batch of one; zeros for None."""
-        windows = self._windows[layer]
-        return torch.zeros_like(windows[:1]) if slot is None else windows[slot : slot + 1]
-
-    def put(
-        self, seq: int, pos: int, states: Sequence[torch.Tensor], windows: Sequence[torch.Tensor]
-    ) -> None:
-        self._clear(seq)
-        if pos < 0:
-            return
+    def _put(self, seq: int, states: Mapping[StateKey, torch.Tensor]) -> None:
         [slot], _ = self._choose(self._n_refs, seq, 1)
-        for layer, state, window in zip(self.shape.layers, states, windows, strict=True):
-            self._states[layer][slot] = state
-            self._windows[layer][slot] = window
+        for key, pool in self._pools.items():
+            pool[slot] = states[key]
         self._held[seq], self._newest_written[seq] = [slot], slot
-        self._pos[seq] = pos
 
     def slots(self, seq: int) -> list[SlotState]:
         """By lane. A slot that was rolled back is stale until a token is written there."""
         found = [SlotState(lane, "free", None) for lane in range(self._n_lanes)]
-        held, pending = self._held[seq], int(self._pending[seq])
+        held, pending = self._held[seq], self._pending[seq]
         if not held:
             return found
         newest = held[-1] % self._n_lanes
@@ -219,9 +168,6 @@ class RingMemory(CursorMemory):
             age = pending - ahead if ahead <= pending else None
             found[lane] = SlotState(lane, "stale", age)
         return found
-
-    def storage(self) -> list[torch.Tensor]:
-        return [*self._states.values(), *self._windows.values()]
 
     def _choose(self, n_refs: np.ndarray, seq: int, n_new: int) -> tuple[list[int], list[int]]:
         """The slots of a sequence after n_new more states, and those of the new ones; counts."""

@@ -1,10 +1,10 @@
-"""A sequence's whole state as a file: attention cells and, of a hybrid, the recurrent state.
+"""A sequence's whole state as a file: attention cells and, of a hybrid, the recurrent states.
 
 Layout, all little-endian: magic, u32 version, u32 size of the header, the header as JSON, the
 tensors without gaps, u32 CRC-32 of everything before. Tensors in order: positions int64; then, in
-float32, keys of every attention layer, values of every attention layer, delta-net states of every
-recurrent layer, convolution windows of every recurrent layer. Nothing in it depends on the
-snapshot policy or on where cells were placed.
+float32, keys of every attention layer, values of every attention layer, and the recurrent states in
+the order of the header, which gives name, shape and layers of each kind. Nothing in it depends on
+the snapshot policy or on where cells were placed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import struct
 import uuid
 import zlib
 from dataclasses import asdict, dataclass, fields
+from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -27,13 +28,16 @@ import torch
 from engine.errors import TraceFileError
 from engine.memory.kv import AttentionState
 from engine.memory.recurrent import RecurrentCheckpoint
+from engine.model.recurrence import StateKey
 
 _MAGIC = b"DSSEQ\r\n\x1a"
-_VERSION = 1
+_VERSION = 2
 _FRAME = struct.Struct("<8sII")
 _CRC = struct.Struct("<I")
-_MAX_HEADER = 1 << 12
+_MAX_HEADER = 1 << 16
 _MAX_LAYERS = 1 << 12
+_MAX_KINDS = 16
+_MAX_RANK = 4
 _MAX_SIZE = 1 << 31
 _REMEDY = "Save the sequence again, or choose another file."
 
@@ -46,37 +50,45 @@ class SequenceState:
     recurrent: RecurrentCheckpoint | None
 
 
+class _Kind(NamedTuple):
+    """States of one name and shape, in these layers."""
+
+    name: str
+    shape: tuple[int, ...]
+    layers: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """Sizes of the tensors. pos: last position of the recurrent state, None without one."""
+    """Sizes of the tensors. pos: last position of the recurrent states, None without any."""
 
     n_cells: int
     n_attention: int
-    n_recurrent: int
     kv_shape: tuple[int, ...]
-    state_shape: tuple[int, ...]
-    window_shape: tuple[int, ...]
+    states: tuple[_Kind, ...]
     pos: int | None
 
     @classmethod
     def of(cls, state: SequenceState) -> _Header:
         cells, recurrent = state.attention, state.recurrent
+        states = recurrent.states if recurrent else {}
+        kinds = groupby(states, lambda key: (key.name, tuple(states[key].shape)))
         return cls(
             n_cells=len(cells.positions),
             n_attention=len(cells.k),
-            n_recurrent=len(recurrent.states) if recurrent else 0,
             kv_shape=tuple(cells.k[0].shape[1:]) if cells.k else (0, 0),
-            state_shape=tuple(recurrent.states[0].shape) if recurrent else (0, 0, 0),
-            window_shape=tuple(recurrent.windows[0].shape) if recurrent else (0, 0),
+            states=tuple(_Kind(*kind, tuple(key.layer for key in keys)) for kind, keys in kinds),
             pos=recurrent.pos if recurrent else None,
         )
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the float32 tensors, in file order."""
         cells = [(self.n_cells, *self.kv_shape)] * (2 * self.n_attention)
-        return (
-            cells + [self.state_shape] * self.n_recurrent + [self.window_shape] * self.n_recurrent
-        )
+        return cells + [kind.shape for kind in self.states for _ in kind.layers]
+
+    def keys(self) -> list[StateKey]:
+        """The recurrent states, in file order."""
+        return [StateKey(layer, kind.name) for kind in self.states for layer in kind.layers]
 
     def n_bytes(self) -> int:
         """Bytes of all tensors."""
@@ -123,7 +135,7 @@ def _write(file: BinaryIO, state: SequenceState) -> None:
     header = _Header.of(state)
     tensors = [*state.attention.k, *state.attention.v]
     if state.recurrent:
-        tensors += [*state.recurrent.states, *state.recurrent.windows]
+        tensors += state.recurrent.states.values()
     assert [tuple(t.shape) for t in tensors] == header.shapes()
     text = json.dumps(asdict(header)).encode()
     arrays = [t.detach().cpu().contiguous().numpy().astype("<f4", copy=False) for t in tensors]
@@ -155,14 +167,12 @@ class _Reader:
         crc = self._crc
         if _CRC.unpack(self._bytes(_CRC.size)) != (crc,):
             raise self._error("is damaged: its checksum is wrong")
-        n, m = header.n_attention, header.n_recurrent
+        n = header.n_attention
         attention = AttentionState(positions, tuple(tensors[:n]), tuple(tensors[n : 2 * n]))
         if header.pos is None:
             return SequenceState(attention, None)
-        states, windows = tensors[2 * n : 2 * n + m], tensors[2 * n + m :]
-        return SequenceState(
-            attention, RecurrentCheckpoint(header.pos, tuple(states), tuple(windows))
-        )
+        states = dict(zip(header.keys(), tensors[2 * n :], strict=True))
+        return SequenceState(attention, RecurrentCheckpoint(header.pos, states))
 
     def _header(self) -> _Header:
         magic, version, size = _FRAME.unpack(self._bytes(_FRAME.size))
@@ -183,22 +193,41 @@ class _Reader:
         return _Header(
             n_cells=self._whole(values["n_cells"]),
             n_attention=self._whole(values["n_attention"], _MAX_LAYERS),
-            n_recurrent=self._whole(values["n_recurrent"], 0 if pos is None else _MAX_LAYERS),
-            kv_shape=self._shape(values["kv_shape"], 2),
-            state_shape=self._shape(values["state_shape"], 3),
-            window_shape=self._shape(values["window_shape"], 2),
+            kv_shape=self._shape(values["kv_shape"], range(2, 3)),
+            states=self._kinds(values["states"], 0 if pos is None else _MAX_KINDS),
             pos=None if pos is None else self._whole(pos, low=-1),
         )
+
+    def _kinds(self, values: Any, high: int) -> tuple[_Kind, ...]:
+        kinds = tuple(self._kind(value) for value in self._list(values, range(high + 1)))
+        keys = [(layer, kind.name) for kind in kinds for layer in kind.layers]
+        if len(set(keys)) < len(keys):
+            raise self._error("has a header that names a state twice")
+        return kinds
+
+    def _kind(self, value: Any) -> _Kind:
+        name, shape, layers = self._list(value, range(3, 4))
+        if not isinstance(name, str):
+            raise self._error("has a header with a state without a name")
+        numbers = self._list(layers, range(1, _MAX_LAYERS + 1))
+        return _Kind(
+            name,
+            self._shape(shape, range(1, _MAX_RANK + 1)),
+            tuple(self._whole(number, _MAX_LAYERS) for number in numbers),
+        )
+
+    def _list(self, value: Any, sizes: range) -> list[Any]:
+        if not isinstance(value, list) or len(value) not in sizes:
+            raise self._error(f"has a header with no list of {sizes.start}..{sizes[-1]} entries")
+        return value
 
     def _whole(self, value: Any, high: int = _MAX_SIZE, low: int = 0) -> int:
         if type(value) is not int or not low <= value <= high:
             raise self._error(f"has a header with a size outside {low}..{high}")
         return value
 
-    def _shape(self, value: Any, rank: int) -> tuple[int, ...]:
-        if not isinstance(value, list) or len(value) != rank:
-            raise self._error(f"has a header with a shape of other than {rank} sizes")
-        return tuple(self._whole(size) for size in value)
+    def _shape(self, value: Any, ranks: range) -> tuple[int, ...]:
+        return tuple(self._whole(size) for size in self._list(value, ranks))
 
     def _positions(self, header: _Header) -> torch.Tensor:
         positions = np.frombuffer(self._bytes(8 * header.n_cells), "<i8").astype(np.int64)

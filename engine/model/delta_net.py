@@ -5,11 +5,23 @@ from __future__ import annotations
 import torch
 
 from engine.model.config import ModelConfig, SsmConfig
+from engine.model.conv_window import ConvInputs, ConvWindow
+from engine.model.delta_state import DeltaInputs, DeltaState
 from engine.model.layers import Surroundings
+from engine.model.recurrence import RecurrentLayout, StateKey
 from engine.model.rows import Rows
 from engine.model.weights import Weights
 from kernels.gates import delta_gates
 from kernels.norm import gated_rms_norm, l2_norm
+
+
+def layout_of(config: ModelConfig) -> RecurrentLayout | None:
+    """What the recurrent layers of a model keep; None for one without."""
+    ssm, layers = config.ssm, [i for i, kind in enumerate(config.recurrent_layers) if kind]
+    if ssm is None or not layers:
+        return None
+    state = DeltaState(ssm.n_k_heads, ssm.n_v_heads, ssm.d_state, grouped=ssm.grouped)
+    return RecurrentLayout.alike(layers, state=state, window=ConvWindow(ssm.d_conv, ssm.conv_dim))
 
 
 class DeltaNet:
@@ -21,7 +33,7 @@ class DeltaNet:
     """
 
     def __init__(self, weights: Weights, config: ModelConfig, ssm: SsmConfig, layer: int) -> None:
-        self._layer = layer
+        self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
         self._head_dim = ssm.d_state
         self._eps = config.eps
         self._sizes = [ssm.conv_dim, ssm.value_dim, ssm.n_v_heads, ssm.n_v_heads]
@@ -46,7 +58,7 @@ class DeltaNet:
         """x [B, T, n_embd], normed -> the same shape; advances the memory's states."""
         memory = around.memory.recurrent
         assert memory is not None  # a model with recurrent layers is given such a memory
-        layer, heads = self._layer, (x.shape[0], x.shape[1], -1, self._head_dim)
+        heads = (x.shape[0], x.shape[1], -1, self._head_dim)
         invariant = around.invariant
         if self._gates is None:
             joined = self._input(x, invariant=invariant)
@@ -56,12 +68,13 @@ class DeltaNet:
             channels, z = joined.split_with_sizes(self._sizes[:2], -1)
             gates = self._gates(x, invariant=invariant)
             beta, decay = gates.split_with_sizes(self._sizes[2:], -1)
-        qk, v = memory.conv(layer, channels, self._conv).split_with_sizes(self._qkv_sizes, -1)
+        convolved = memory.advance(self._window, ConvInputs(channels, self._conv))
+        qk, v = convolved.split_with_sizes(self._qkv_sizes, -1)
         qk = l2_norm(qk.reshape(heads), self._eps)
         q, k = qk.split_with_sizes(self._qk_heads, 2)
         v = v.reshape(heads)
         g, beta = delta_gates(decay, self._dt, self._a, beta, invariant=invariant)
-        out = memory.delta(layer, q, k, v, g, beta)
+        out = memory.advance(self._state, DeltaInputs(q, k, v, g, beta))
         out = gated_rms_norm(out, z.view(heads), self._norm, self._eps, invariant=invariant)
         return self._output(out.flatten(2), invariant=invariant)
 

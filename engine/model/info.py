@@ -59,31 +59,6 @@ class ModelInfo:
         """Whether more threads or narrower weights would slow the model down."""
         return self.n_params < SMALL_MODEL
 
-    def memory(
-        self, n_seqs: int, n_rs_seq: int, n_ctx: int, policy: str = "planes", compute: str = ""
-    ) -> dict[str, int]:
-        """Bytes needed for `n_seqs` sequences of `n_ctx` cells under a snapshot policy.
-
-        weights: as loaded in the mode `compute`, or without one as stored in the file. kv:
-        attention cells, trunk and MTP block. state: live recurrent states. snapshots: what the
-        policy keeps beyond them to undo `n_rs_seq` tokens. checkpoint: one saved recurrent state
-        per sequence, which only the checkpoint policy always takes. total: the sum.
-        """
-        cell = self.kv_bytes_per_token + self.mtp_kv_bytes_per_token
-        kept = {
-            "checkpoint": 0,
-            # one log entry for each token that can be undone, and for the one before them
-            "replay": (n_rs_seq + 1) * self.log_bytes_per_token,
-        }.get(policy, n_rs_seq * self.state_bytes)
-        parts = {
-            "weights": self.loaded_bytes[compute] if compute else self.weight_bytes,
-            "kv": n_seqs * n_ctx * cell,
-            "state": n_seqs * self.state_bytes,
-            "snapshots": n_seqs * kept,
-            "checkpoint": n_seqs * self.state_bytes if policy == "checkpoint" else 0,
-        }
-        return {**parts, "total": sum(parts.values())}
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values that json can write."""
         return asdict(self)

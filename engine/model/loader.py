@@ -12,6 +12,7 @@ from engine.gguf.file import GgufFile
 from engine.gguf.reader import Progress, TensorReader
 from engine.huge_pages import use_huge_pages
 from engine.model.attention import Attention
+from engine.model.compute_modes import COMPUTE_MODES
 from engine.model.config import ModelConfig
 from engine.model.delta_net import DeltaNet
 from engine.model.embedding import Embedding
@@ -22,9 +23,9 @@ from engine.model.moe import MixtureOfExperts
 from engine.model.mtp import MtpHead
 from engine.model.tensors import block_shapes, check_tensors, ffn_norm_name, global_shapes
 from engine.model.weights import Projection, Weights
-from engine.options import COMPUTE_MODES
 from kernels.dispatch import uses_llvm
 from kernels.linear import stays_in_blocks
+from kernels.processor import has_feature
 
 # bytes of weights that processors' caches hold, at most: memory's speed matters beyond
 _CACHED = 64 << 20
@@ -53,7 +54,7 @@ def resolve_compute(
         return name
     if not on_cuda and n_params < SMALL_MODEL:
         return "f32"
-    if not on_cuda and _has_bf16():
+    if not on_cuda and has_feature("avx512bf16"):
         return "bf16"
     if any(stays_in_blocks(type, "blocks", device) for type in types):
         return "blocks" if on_cuda or uses_llvm() else "f32"
@@ -180,9 +181,3 @@ class _Loading:
             table = weights.project("nextn.shared_head_head.weight")
         own = OutputHead(norm, table, config.n_vocab, config.eps)
         return MtpHead(weights, embedding, block, own, rope, config.eps), weights
-
-
-def _has_bf16() -> bool:
-    """Whether this processor multiplies bf16 in hardware, as far as torch can tell."""
-    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(supported is not None and supported())

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from engine.batch import UBatch
+from engine.model.recurrence import Inputs, StateKey
 
 
 class AttentionView(Protocol):
@@ -29,21 +30,10 @@ class AttentionMemory(Protocol):
 
 
 class RecurrentMemory(Protocol):
-    """Convolution windows and delta-rule states by trunk layer index, advanced in place."""
+    """The states of the recurrent layers, advanced in place."""
 
-    def conv(self, layer: int, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """silu of the causal convolution of x [B, T, C] with weight [C, K]."""
-
-    def delta(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-    ) -> torch.Tensor:
-        """Gated delta rule; q, k [B, T, H_k, d], v [B, T, H_v, d], g and beta [B, T, H_v]."""
+    def advance(self, key: StateKey, inputs: Inputs) -> torch.Tensor:
+        """The tokens of this ubatch through one state: the output of its recurrence."""
 
 
 class Memory(Protocol):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.options import SamplerOptions
+from engine.sampling.options import SamplerOptions
 from engine.transfer import upload
 
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 import torch
 
-from engine.options import SamplerOptions
 from engine.sampling import filters
 from engine.sampling.distribution import Distribution, softmax
 from engine.sampling.logit_bias import LogitBias
+from engine.sampling.options import SamplerOptions
 from engine.sampling.penalties import Penalties
 from engine.transfer import read
 from kernels.top_k import top_k

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.trace.same_model import same_model
 from engine.trace.store import TraceStore
 from engine.trace.timings import timings
 
@@ -23,7 +24,10 @@ def find_baseline(store: TraceStore, run_id: int) -> int | None:
     for other in sorted(store.runs, reverse=True):
         if other == run_id or not _is_plain(store.runs[other]):
             continue
-        if _setting(facts) != _setting(store.runs[other]) or not speed(store, other):
+        theirs = store.runs[other]
+        if not same_model(facts.get("model"), theirs.get("model")):
+            continue
+        if _setting(facts) != _setting(theirs) or not speed(store, other):
             continue
         if np.array_equal(prompts, _prompts(store, other)):
             return other
@@ -43,7 +47,7 @@ def _is_plain(facts: dict[str, Any]) -> bool:
 def _setting(facts: dict[str, Any]) -> tuple[Any, ...]:
     options = facts["options"]
     sampler = {name: _plain(value) for name, value in options.get("sampler", {}).items()}
-    return facts.get("model"), facts.get("compute"), options.get("parallel"), sampler
+    return facts.get("compute"), options.get("parallel"), sampler
 
 
 def _plain(value: Any) -> Any:

@@ -21,6 +21,7 @@ import numpy as np
 from engine.errors import OptionError
 from engine.trace.lane_kinds import NOISE
 from engine.trace.records import MISSING, ROLLBACK_PATHS
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 KINDS = ("depth", "path", "divergence", "acceptance", "finding")
@@ -112,7 +113,7 @@ class BreakHit:
     a finding about the whole run."""
 
     rule: BreakRule
-    run_id: int
+    run: RunRef
     round: int | None
     seq_id: int | None
     number: str
@@ -223,8 +224,7 @@ class BreakWatch:
                     number = f"acceptance {rate:.3g} of the last {rule.steps} steps"
                     yield self._hit(rule, facts, number)
 
-    @staticmethod
-    def _hit(rule: BreakRule, facts: dict[str, int | None], number: str) -> BreakHit:
+    def _hit(self, rule: BreakRule, facts: dict[str, int | None], number: str) -> BreakHit:
         run_id = facts["run_id"]
         assert run_id is not None
-        return BreakHit(rule, run_id, facts["round"], facts["seq_id"], number)
+        return BreakHit(rule, RunRef(self._store, run_id), facts["round"], facts["seq_id"], number)

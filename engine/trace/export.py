@@ -11,11 +11,9 @@ import csv
 import json
 import os
 import platform
-import shutil
 import sys
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,8 @@ import numpy as np
 
 from engine.errors import Cancelled, TraceFileError
 from engine.trace.pieces import escape_piece
-from engine.trace.records import MISSING, N_TOP, SCHEMA_VERSION, TABLES, Column
+from engine.trace.records import MISSING, N_TOP, SCHEMA_MINOR, SCHEMA_VERSION, TABLES, Column
+from engine.trace.replacing import recover, replacing
 from engine.trace.spreadsheet import EXCEL, PLAIN, encoding, guard
 from engine.trace.store import Table, TextPool, TraceStore
 from engine.trace.timings import summary
@@ -44,17 +43,18 @@ _BLOCK = 8192
 _FILES = {SESSION_FILE, *(f"{name}.csv" for name in TABLES)}
 
 
-def header(table: str) -> list[str]:
+def csv_names(table: str, column: Column) -> list[str]:
+    """What a column of a table is in the header row of its CSV file."""
+    if column.kind == "tops":
+        return [f"{column.name}_{rank}" for rank in range(1, N_TOP + 1)]
+    if (table, column.name) == ("tokens", "token_id"):
+        return [column.name, *TOKEN_COLUMNS]
+    return [column.name]
+
+
+def header(table: Table) -> list[str]:
     """The header row of a table's CSV file."""
-    names: list[str] = []
-    for column in TABLES[table]:
-        if column.kind == "tops":
-            names.extend(f"{column.name}_{rank}" for rank in range(1, N_TOP + 1))
-        else:
-            names.append(column.name)
-        if table == "tokens" and column.name == "token_id":
-            names.extend(TOKEN_COLUMNS)
-    return names
+    return [name for column in table.columns for name in csv_names(table.name, column)]
 
 
 def check_target(folder: Path) -> None:
@@ -66,13 +66,30 @@ def check_target(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise TraceFileError(f"{folder} is not a folder.", "Name a folder for the trace.")
-    names = {entry.name for entry in folder.iterdir()}
-    if names and not (SESSION_FILE in names and names <= _FILES):
-        foreign = sorted(names - _FILES) or sorted(names)
+    names, ours = {entry.name for entry in folder.iterdir()}, _own_files(folder)
+    if names and not (SESSION_FILE in names and names <= ours):
+        foreign = sorted(names - ours) or sorted(names)
         raise TraceFileError(
             f"{folder} holds files that are no exported trace ({foreign[0]}).",
             "Choose another folder, or an empty one.",
         )
+
+
+def _own_files(folder: Path) -> set[str]:
+    """What an export writes, and has written into a folder: it may have had tables that are
+    unknown here."""
+    more: set[str] = set()
+    with suppress(OSError, ValueError, RecursionError, AttributeError):
+        if {path.name for path in folder.glob("*.csv")} - _FILES:
+            rows = json.loads((folder / SESSION_FILE).read_bytes())["rows"]
+            more = {f"{name}.csv" for name in rows}
+    return _FILES | more
+
+
+def recover_export(folder: Path) -> None:
+    """Bring back what an export to this folder had not finished when its process was killed: the
+    trace that was there before, or the new one. Raises OSError."""
+    recover(folder, _own_files)
 
 
 def export_csv(
@@ -93,44 +110,13 @@ def export_csv(
     folder = Path(folder).absolute()
     try:
         check_target(folder)
-        with _staged(folder) as stage:
+        with replacing(folder, check_target, _own_files) as stage:
             _write(store, stage, progress, cancelled, EXCEL if excel_safe else PLAIN)
     except OSError as error:
         raise TraceFileError(
             f"{error.filename or folder} cannot be written: {error.strerror or error}.",
             "Choose another folder, or free some space.",
         ) from error
-
-
-@contextmanager
-def _staged(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder` that takes its place when the body succeeds."""
-    made = [parent for parent in folder.parents if not parent.exists()]
-    stage = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        stage.mkdir(parents=True)
-        yield stage
-        if folder.exists():
-            _swap(stage, folder)
-        else:
-            stage.rename(folder)
-    except BaseException:
-        shutil.rmtree(stage, ignore_errors=True)
-        with suppress(OSError):
-            for parent in made:
-                parent.rmdir()
-        raise
-
-
-def _swap(stage: Path, folder: Path) -> None:
-    old = stage.with_name(f"{stage.name}.old")
-    folder.rename(old)
-    try:
-        stage.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _write(
@@ -154,7 +140,8 @@ def _write(
             newline="",
         ) as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(header(name))
+            names = header(table)
+            writer.writerow(guard(names) if variant == EXCEL else names)
             for start in range(0, rows[name], _BLOCK):
                 if cancelled is not None and cancelled():
                     raise Cancelled
@@ -233,19 +220,21 @@ def _session(store: TraceStore, rows: dict[str, int], pieces: dict[int, bytes]) 
         str(run_id): {"environment": _environment(), "summary": summary(store, run_id)} | facts
         for run_id, facts in list(store.runs.items())
     }
-    return {
+    return _plain(store.more_facts) | {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
+        "schema_minor": SCHEMA_MINOR,
         "runs": _plain(runs),
         "rows": rows,
-        "columns": {name: _column_docs(name, columns) for name, columns in TABLES.items()},
+        "columns": {name: _column_docs(table) for name, table in store.tables.items()},
+        "unknown_columns": store.unknown_columns(),
         "pieces": {str(token): pieces[token].hex() for token in sorted(pieces)},
     }
 
 
-def _column_docs(table: str, columns: tuple[Column, ...]) -> dict[str, str]:
-    docs = {column.name: column.about for column in columns}
-    return docs | (TOKEN_COLUMNS if table == "tokens" else {})
+def _column_docs(table: Table) -> dict[str, str]:
+    docs = {column.name: column.about for column in table.columns}
+    return docs | (TOKEN_COLUMNS if table.name == "tokens" else {})
 
 
 def _environment() -> dict[str, Any]:

@@ -7,14 +7,46 @@ an empty field in CSV, never 0. Times are milliseconds, sizes are bytes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 SCHEMA_VERSION = 3
+"""Raised where a column changes its meaning: traces of other versions are not read."""
+SCHEMA_MINOR = 2
+"""Raised where tables or columns join, which name it in `since`: older traces open with those
+empty, and in newer ones what this program does not know is kept and written back."""
 MISSING = int(np.iinfo(np.int32).min)
 N_TOP = 5
 """Alternatives kept per position on each side (target and draft)."""
+COLUMN_STATES = ("observed", "derived", "absent")
+"""What a run may say of a column in its fact `columns`: read off the engine, computed from other
+observations, or unknown to this source."""
+
+TOKEN_KINDS = (
+    "prompt",
+    "target",
+    "accepted",
+    "rejected",
+    "ignored",
+    "replacement",
+    "bonus",
+    "replayed",
+)
+EMITTED_KINDS = ("target", "accepted", "replacement", "bonus")
+GHOST_KINDS = ("rejected", "ignored")
+SLOT_STATES = ("free", "live", "fresh", "carried", "stale", "pending")
+ROLLBACK_PATHS = ("none", "seq_rm", "restore", "restore_depth", "refused")
+SEVERITIES = ("info", "warning", "error")
+
+_MOST_ROUNDS = 10**9
+_MOST_SEQUENCES = 2**16
+_LONGEST_DRAFT = 1024
+_MOST_SLOTS = _MOST_LAYERS = 4096
+_COUNT = 2**31 - 1
+_BYTES = 2**53
+_LONGEST_MS = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,158 +54,230 @@ class Column:
     """One column. kind: "int" (int64), "real" (float64), "text" (interned code), "tops".
 
     A "tops" column holds [n, N_TOP] float32 or int32 and becomes N_TOP columns in CSV,
-    `<name>_1` … `<name>_N`.
+    `<name>_1` … `<name>_N`. A trace that is read has to keep to the rest: least, most: numbers
+    that are observed, NaN left out. required: no row without a value. choices: texts, where not
+    any will do. since: minor version of the schema that the column came with.
     """
 
     name: str
     kind: str
     about: str
+    least: float = -math.inf
+    most: float = math.inf
+    required: bool = False
+    choices: tuple[str, ...] = ()
+    since: int = 0
 
 
-def _ints(*names: str) -> tuple[Column, ...]:
-    return tuple(Column(name, "int", "") for name in names)
+def _count(
+    name: str,
+    about: str,
+    most: int = _COUNT,
+    least: int = 0,
+    *,
+    kind: str = "int",
+    required: bool = False,
+) -> Column:
+    return Column(name, kind, about, least, most, required)
 
+
+def _bytes(name: str, about: str) -> Column:
+    return _count(name, about, _BYTES)
+
+
+def _ms(name: str, about: str) -> Column:
+    return Column(name, "real", about, 0.0, _LONGEST_MS)
+
+
+def _probability(name: str, about: str, kind: str = "real") -> Column:
+    return Column(name, kind, about, 0.0, 1.001)  # sums of float32 end a little beside 1
+
+
+def _choice(name: str, about: str, choices: tuple[str, ...]) -> Column:
+    return Column(name, "text", about, choices=choices)
+
+
+_RUN = _count("run_id", "run this row belongs to", required=True)
+_ROUND = _count("round", "round", _MOST_ROUNDS, required=True)
+_SEQUENCE = _count("seq_id", "sequence", _MOST_SEQUENCES - 1, required=True)
+_LANE = Column("lane", "text", "lane")
 
 ROUNDS = (
-    Column("run_id", "int", "run this row belongs to"),
-    Column("round", "int", "scheduler round, from 0; a sequence begins with one per prompt part"),
-    Column("seq_id", "int", "sequence"),
-    Column("t_ms", "real", "end of the round, in the run's own time: pauses do not count"),
-    Column("pos0", "int", "position of the first token of the batch"),
+    _RUN,
+    _count(
+        "round",
+        "scheduler round, from 0; a sequence begins with one per prompt part",
+        _MOST_ROUNDS,
+        required=True,
+    ),
+    _SEQUENCE,
+    _ms("t_ms", "end of the round, in the run's own time: pauses do not count"),
+    _count("pos0", "position of the first token of the batch"),
     Column("drafter", "text", "drafter whose draft was verified, empty without a draft"),
     Column("accept_rule", "text", "rule that judged the draft: match or rejection; else empty"),
-    Column("num_draft_tokens", "int", "tokens drafted, after trimming; none for a prompt part"),
-    Column("num_accepted_draft_tokens", "int", "drafted tokens that the target confirmed"),
-    Column(
+    _count(
+        "num_draft_tokens", "tokens drafted, after trimming; none for a prompt part", _LONGEST_DRAFT
+    ),
+    _count("num_accepted_draft_tokens", "drafted tokens that the target confirmed", _LONGEST_DRAFT),
+    _count(
         "num_target_tokens",
-        "int",
         "the target's own tokens behind them, emitted or not: 1, "
         "0 behind a prompt part that is not the last, 2 behind a verified replay",
+        _LONGEST_DRAFT,
     ),
-    Column("num_emitted", "int", "tokens added to the output"),
+    _count("num_emitted", "tokens added to the output"),
     Column("stop_kind", "text", "replacement, bonus, target or end; empty: nothing was chosen"),
-    Column("rollback_depth", "int", "drafted tokens undone; in memory, padding comes on top"),
-    Column("memory_rollback", "int", "tokens undone in memory: rollback_depth and the padding"),
-    Column("rollback_path", "text", "none, seq_rm, restore, restore_depth or refused"),
-    Column("n_rs_seq", "int", "snapshot planes beyond the live state"),
-    Column("valid_depth", "int", "deepest truthful rollback after the verify batch"),
-    Column("rs_idx_before", "int", "pending plane that the verify batch read"),
-    Column("rs_idx_after", "int", "pending plane after the rollback"),
-    Column("replay_index", "int", "restores and replays needed in this round"),
-    Column("verify_width", "int", "tokens of this sequence in the batch, without padding"),
+    _count(
+        "rollback_depth", "drafted tokens undone; in memory, padding comes on top", _LONGEST_DRAFT
+    ),
+    _count("memory_rollback", "tokens undone in memory: rollback_depth and the padding"),
+    _choice(
+        "rollback_path", "none, seq_rm, restore, restore_depth or refused", ("", *ROLLBACK_PATHS)
+    ),
+    _count("n_rs_seq", "snapshot planes beyond the live state", _LONGEST_DRAFT),
+    _count("valid_depth", "deepest truthful rollback after the verify batch", least=-_COUNT),
+    _count("rs_idx_before", "pending plane that the verify batch read"),
+    _count("rs_idx_after", "pending plane after the rollback"),
+    _count("replay_index", "restores and replays needed in this round"),
+    _count("verify_width", "tokens of this sequence in the batch, without padding"),
     Column("ubatch_ids", "text", "ubatches of this round, space separated"),
-    Column("attention_pos_max", "int", "last position that the attention cells hold"),
-    Column("recurrent_pos_max", "int", "last position of the recurrent state"),
-    Column("kv_cells_used", "int", "attention cells in use by this sequence"),
-    Column("kv_cells_duplicate", "int", "cells beyond one per position"),
-    Column("state_bytes_written", "int", "recurrent state that forward passes stored"),
-    Column("state_bytes_copied", "int", "stored state copied unchanged to another place"),
-    Column("state_bytes_restored", "int", "state put back from checkpoints"),
-    Column("checkpoint_bytes", "int", "size of the checkpoint taken this round"),
-    Column("cache_wrong", "int", "prompt tokens taken from the cache that cells hold otherwise"),
-    Column("memory_bytes_held", "int", "storage of attention cells and recurrent states"),
-    Column("draft_ms", "real", "drafting, and keeping the drafter in step"),
-    Column("verify_ms", "real", "forward passes of the target"),
-    Column("sample_ms", "real", "sampling and acceptance"),
-    Column("save_ms", "real", "checkpoint save"),
-    Column("rollback_ms", "real", "partial removal"),
-    Column("restore_ms", "real", "checkpoint restore"),
-    Column("replay_ms", "real", "decoding accepted tokens again"),
+    _count(
+        "attention_pos_max", "last position that the attention cells hold, -1 without any", least=-1
+    ),
+    _count("recurrent_pos_max", "last position of the recurrent state, -1 without any", least=-1),
+    _count("kv_cells_used", "attention cells in use by this sequence"),
+    _count("kv_cells_duplicate", "cells beyond one per position"),
+    _bytes("state_bytes_written", "recurrent state that forward passes stored"),
+    _bytes("state_bytes_copied", "stored state copied unchanged to another place"),
+    _bytes("state_bytes_restored", "state put back from checkpoints"),
+    _bytes("checkpoint_bytes", "size of the checkpoint taken this round"),
+    Column(
+        "cache_wrong",
+        "int",
+        "prompt tokens taken from the cache that cells hold otherwise",
+        0,
+        _COUNT,
+        since=2,
+    ),
+    _bytes("memory_bytes_held", "storage of attention cells and recurrent states"),
+    _ms("draft_ms", "drafting, and keeping the drafter in step"),
+    _ms("verify_ms", "forward passes of the target"),
+    _ms("sample_ms", "sampling and acceptance"),
+    _ms("save_ms", "checkpoint save"),
+    _ms("rollback_ms", "partial removal"),
+    _ms("restore_ms", "checkpoint restore"),
+    _ms("replay_ms", "decoding accepted tokens again"),
 )
 
 TOKENS = (
-    Column("run_id", "int", "run"),
-    Column("round", "int", "round"),
-    Column("seq_id", "int", "sequence"),
-    Column("pos", "int", "position the token has, or would have had"),
-    Column("kind", "text", "one of TOKEN_KINDS"),
-    Column("token_id", "int", "id in the target's vocabulary"),
-    Column("draft_index", "int", "index inside the draft, from 0"),
-    Column("draft_p", "real", "drafter's confidence in the drafted token"),
-    Column("target_p", "real", "target's raw softmax probability of this token here"),
-    Column(
-        "rule_p", "real", "target's probability of it after bias, penalties, filters, temperature"
+    _RUN,
+    _ROUND,
+    _SEQUENCE,
+    _count("pos", "position the token has, or would have had", required=True),
+    _choice("kind", "one of TOKEN_KINDS", TOKEN_KINDS),
+    _count("token_id", "id in the target's vocabulary", required=True),
+    _count("draft_index", "index inside the draft, from 0", _LONGEST_DRAFT),
+    _probability("draft_p", "drafter's confidence in the drafted token"),
+    _probability("target_p", "target's raw softmax probability of this token here"),
+    _probability(
+        "rule_p", "target's probability of it after bias, penalties, filters, temperature"
     ),
-    Column("rule_q", "real", "drafter's probability of it as rejection used it; empty for match"),
-    Column("target_rank", "int", "rank of this token among the target's logits, from 1"),
+    _probability("rule_q", "drafter's probability of it as rejection used it; empty for match"),
+    _count("target_rank", "rank of this token among the target's logits, from 1", least=1),
     Column("target_entropy", "real", "entropy of the target's raw softmax here, nats"),
-    Column("target_top_id", "tops", "target's most probable tokens"),
-    Column("target_top_p", "tops", "their raw softmax probabilities"),
-    Column("draft_top_id", "tops", "drafter's most probable tokens"),
-    Column("draft_top_p", "tops", "their probabilities"),
+    _count("target_top_id", "target's most probable tokens", kind="tops"),
+    _probability("target_top_p", "their raw softmax probabilities", "tops"),
+    _count("draft_top_id", "drafter's most probable tokens", kind="tops"),
+    _probability("draft_top_p", "their probabilities", "tops"),
 )
 
 DRAFTS = (
-    Column("run_id", "int", "run"),
-    Column("round", "int", "round"),
-    Column("seq_id", "int", "sequence"),
+    _RUN,
+    _ROUND,
+    _SEQUENCE,
     Column("drafter", "text", "drafter that was asked"),
-    Column("match_pos", "int", "position in the history where the looked-up n-gram starts"),
-    Column("num_raw", "int", "tokens found before trimming"),
-    Column("num_draft_tokens", "int", "tokens drafted, after trimming"),
-    Column("reason", "text", "why the draft is empty or shorter than possible, see DRAFT_REASONS"),
-    Column("num_wrong_rows", "int", "hidden rows paired by the MTP head that are of other places"),
-    Column("draft_ms", "real", "drafting, a part of the call for all sequences"),
+    _count("match_pos", "position in the history where the looked-up n-gram starts"),
+    _count("num_raw", "tokens found before trimming"),
+    _count("num_draft_tokens", "tokens drafted, after trimming", _LONGEST_DRAFT),
+    Column("reason", "text", "why the draft is empty or shorter than possible"),
+    Column(
+        "num_wrong_rows",
+        "int",
+        "hidden rows paired by the MTP head that are of other places",
+        0,
+        _COUNT,
+        since=2,
+    ),
+    _ms("draft_ms", "drafting, a part of the call for all sequences"),
 )
 
 UBATCHES = (
-    Column("run_id", "int", "run"),
-    Column("round", "int", "round"),
-    Column("ubatch", "int", "number of the ubatch within the run"),
-    Column("n_seqs", "int", "sequences side by side"),
-    Column("n_seq_tokens", "int", "tokens of each, padding included"),
+    _RUN,
+    _ROUND,
+    _count("ubatch", "number of the ubatch within the run"),
+    _count("n_seqs", "sequences side by side", _MOST_SEQUENCES),
+    _count("n_seq_tokens", "tokens of each, padding included"),
     Column("seq_ids", "text", "sequences, space separated"),
-    Column("n_padding", "int", "filler tokens that make drafts equally long, all sequences"),
+    _count("n_padding", "filler tokens that make drafts equally long, all sequences"),
     Column("purpose", "text", "prompt, verify or replay"),
     Column("reason", "text", "why the split ended here"),
-    Column("pos_gap", "int", "positions left out behind what memory held, below 0: held already"),
-    Column("ms", "real", "forward pass"),
+    Column(
+        "pos_gap",
+        "int",
+        "positions left out behind what memory held, below 0: held already",
+        -_COUNT,
+        _COUNT,
+        since=2,
+    ),
+    _ms("ms", "forward pass"),
 )
 
 MEMORY = (
-    Column("run_id", "int", "run"),
-    Column("round", "int", "round"),
-    Column("seq_id", "int", "sequence"),
-    Column("slot", "int", "snapshot plane; 0 is the live state after a batch"),
-    Column("state", "text", "one of SLOT_STATES"),
-    Column("age", "int", "tokens between this state and the newest one written"),
+    _RUN,
+    _ROUND,
+    _SEQUENCE,
+    _count(
+        "slot", "snapshot plane; 0 is the live state after a batch", _MOST_SLOTS - 1, required=True
+    ),
+    _choice("state", "one of SLOT_STATES", SLOT_STATES),
+    _count("age", "tokens between this state and the newest one written", least=-_COUNT),
 )
 
 DIVERGENCE = (
-    *_ints("run_id"),
-    Column("lane", "text", "lane"),
-    Column("round", "int", "round in which these logits were computed"),
-    Column("seq_id", "int", "sequence"),
-    Column("pos", "int", "position of the token that these logits choose"),
-    Column("token_id", "int", "token that the reference lane chose there"),
+    _RUN,
+    _LANE,
+    _count("round", "round in which these logits were computed", _MOST_ROUNDS, required=True),
+    _SEQUENCE,
+    _count("pos", "position of the token that these logits choose", required=True),
+    _count("token_id", "token that the reference lane chose there", required=True),
     Column("max_abs", "real", "largest logit difference against the reference lane"),
     Column("nmse", "real", "mean squared difference of the logits over their mean square"),
     Column("kl", "real", "KL(reference || lane), nats"),
-    Column("top1_equal", "int", "1 where both lanes have the same most probable token"),
-    Column("rank", "int", "rank of the chosen token among the lane's logits, from 1"),
+    _count("top1_equal", "1 where both lanes have the same most probable token", 1),
+    _count("rank", "rank of the chosen token among the lane's logits, from 1", least=1),
     Column("top2_gap", "real", "reference's largest logit minus its second largest"),
     Column("state_error", "real", "worst layer's relative error of S, last row of a round only"),
     Column("conv_error", "real", "the same of the convolution window"),
-    Column("cells_differ", "int", "cells in one lane only, or beyond one per position; as above"),
+    _count("cells_differ", "cells in one lane only, or beyond one per position; as above"),
 )
 
 STATES = (
-    *_ints("run_id"),
-    Column("lane", "text", "lane"),
-    Column("round", "int", "round behind which the states are compared"),
-    Column("seq_id", "int", "sequence"),
-    Column("pos", "int", "last position that the states hold"),
-    Column("layer", "int", "recurrent layer, by its index in the model"),
+    _RUN,
+    _LANE,
+    _count("round", "round behind which the states are compared", _MOST_ROUNDS, required=True),
+    _SEQUENCE,
+    _count("pos", "last position that the states hold", required=True),
+    _count("layer", "recurrent layer, by its index in the model", _MOST_LAYERS - 1, required=True),
     Column("state_error", "real", "relative error of S against the reference lane"),
     Column("conv_error", "real", "the same of the convolution window"),
 )
 
 FINDINGS = (
-    *_ints("run_id"),
-    Column("round", "int", "first round that the rule found, empty for a whole run"),
-    Column("seq_id", "int", "sequence, empty for a whole run"),
+    _RUN,
+    _count("round", "first round that the rule found, empty for a whole run", _MOST_ROUNDS),
+    _count("seq_id", "sequence, empty for a whole run", _MOST_SEQUENCES - 1),
     Column("rule", "text", "rule that fired"),
-    Column("severity", "text", "info, warning or error"),
+    _choice("severity", "info, warning or error", SEVERITIES),
     Column("message", "text", "one sentence"),
     Column("evidence", "text", "the numbers behind it"),
     Column("suggestion", "text", "what to do about it"),
@@ -190,36 +294,4 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "findings": FINDINGS,
 }
 
-TOKEN_KINDS = (
-    "prompt",
-    "target",
-    "accepted",
-    "rejected",
-    "ignored",
-    "replacement",
-    "bonus",
-    "replayed",
-)
-EMITTED_KINDS = ("target", "accepted", "replacement", "bonus")
-GHOST_KINDS = ("rejected", "ignored")
-SLOT_STATES = ("free", "live", "fresh", "carried", "stale", "pending")
-ROLLBACK_PATHS = ("none", "seq_rm", "restore", "restore_depth", "refused")
-DRAFT_REASONS = {
-    "too-short-history": "fewer tokens than the n-gram and its continuation take",
-    "no-match": "the n-gram has not occurred before",
-    "copy<n": "fewer tokens follow the match than the n-gram has",
-    "history-end": "the history ends before a whole draft",
-    "muted": "no token of the last draft after this key was accepted",
-    "accepted-before": "no longer than what was accepted of the last draft after this key",
-    "min-hits": "the key was looked up too few times",
-    "ambiguous": "no continuation of the key dominates",
-    "pool-miss": "the pool does not know the next token",
-    "low-count": "too few observations, or none dominates",
-    "p_min": "the next token was less probable than p_min",
-    "n_min": "shorter than n_min, thrown away",
-    "non-finite": "the drafter's logits are not finite",
-    "n_max": "drafts of no token were asked for",
-    "limit": "context or token limit leave no more room",
-}
-"""Why a draft is empty or shorter than its drafter's longest; empty for a full draft."""
 PHASES = ("draft", "verify", "sample", "save", "rollback", "restore", "replay")

@@ -1,59 +1,32 @@
 """An exported trace read back into the tables it came from.
 
-The folder may come from anyone: every header, type and row length is checked, and the numbers
-that a view turns into rows or columns of a picture are bounded.
+The folder may come from anyone: types, ranges, order and lengths are checked here, so that views
+may believe what a store holds. `engine.trace.records` says what each column has to keep to.
 """
 
 from __future__ import annotations
 
-import csv
-import json
-import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from engine.errors import Cancelled, TraceFileError
-from engine.trace.export import FORMAT, SESSION_FILE, Progress, header
-from engine.trace.records import (
-    MISSING,
-    N_TOP,
-    ROLLBACK_PATHS,
-    SCHEMA_VERSION,
-    SLOT_STATES,
-    TABLES,
-    TOKEN_KINDS,
-    Column,
-)
-from engine.trace.spreadsheet import EXCEL, PLAIN, encoding, unguard
+from engine.trace.csv_fields import REMEDY, Block, read_blocks, read_header
+from engine.trace.csv_numbers import NotANumberError, real_numbers, whole_numbers
+from engine.trace.export import SESSION_FILE, Progress, csv_names
+from engine.trace.records import MISSING, TABLES, Column
+from engine.trace.session_file import SessionFile, read_session, unreadable
+from engine.trace.spreadsheet import EXCEL, unguard
 from engine.trace.store import Table, TraceStore
 
-_BLOCK = 512
-"""Rows at a time: their fields as text still fit into the cache, which halves the time."""
-_MAX_SESSION_BYTES = 256 << 20
-_CHOICES = {
-    "kind": frozenset(TOKEN_KINDS),
-    "state": frozenset(SLOT_STATES),
-    "rollback_path": frozenset((*ROLLBACK_PATHS, "")),
-}
-_UPPER = {
-    "round": 10**8,
-    "seq_id": 65535,
-    "slot": 4095,
-    "layer": 4095,
-    "draft_index": 4095,
-    "num_raw": 4095,
-    "num_draft_tokens": 4095,
-    "num_accepted_draft_tokens": 4095,
-    "rollback_depth": 4095,
-    "n_rs_seq": 4095,
-}
-_REMEDY = "Export the trace again."
-_DIGITS = b"0123456789+-.eE,"
-_LINE_END = re.compile(r"\r\n|\r|\n")
+_MOST_COLUMNS = 1000
+_MOST_NAMES = 1000
+_NAMES = frozenset(("drafter", "accept_rule", "stop_kind", "purpose", "lane", "rule"))
+"""Text columns that name one of a few things: views do something for each of them."""
+_FEW = 16
+"""Texts of a column that are looked for in all its rows at once."""
 
 
 def find_trace(path: Path) -> Path | None:
@@ -72,249 +45,211 @@ def open_trace(
     and Cancelled when `cancelled` turns true.
     """
     folder = Path(folder)
-    session = _read_session(folder / SESSION_FILE)
-    variant = session.get("csv_variant", PLAIN)
-    if variant not in (PLAIN, EXCEL):
-        raise TraceFileError(f"{SESSION_FILE}: csv_variant {variant!r} is unknown.", _REMEDY)
-    total = sum(rows for rows in session["rows"].values() if isinstance(rows, int))
+    session = read_session(folder / SESSION_FILE)
+    total = sum(session.rows.values())
     store = TraceStore()
-    store.runs.update(_runs(session))
-    store.pieces.update(_pieces(session))
-    for name in TABLES:
+    store.runs.update(session.runs)
+    store.pieces.update(session.pieces)
+    store.more_facts = session.more
+    for name in dict.fromkeys((*TABLES, *session.rows)):
         path = folder / f"{name}.csv"
+        if name not in session.rows and _is_later(TABLES[name], session.minor):
+            continue
+        if name not in store.tables:
+            store.add_table(name)
         try:
-            for _ in _fill(store, store.tables[name], path, variant):
+            for _ in _fill(store, store.tables[name], path, session):
                 if cancelled is not None and cancelled():
                     raise Cancelled
                 if progress is not None:
                     progress(store.size(), total, f"reading {name}.csv")
         except FileNotFoundError:
-            raise TraceFileError(f"{path} is missing.", _REMEDY) from None
+            raise TraceFileError(f"{path} is missing.", REMEDY) from None
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
         except UnicodeDecodeError as error:
-            raise TraceFileError(f"{path} is not UTF-8 text.", _REMEDY) from error
-        if session["rows"].get(name) != len(store.tables[name]):
+            raise TraceFileError(f"{path} is not UTF-8 text.", REMEDY) from error
+        announced, n = session.rows.get(name), len(store.tables[name])
+        if announced != n:
             raise TraceFileError(
-                f"{path} has {len(store.tables[name])} rows where {SESSION_FILE} announces "
-                f"{session['rows'].get(name)}.",
-                _REMEDY,
+                f"{path} has {n} rows where {SESSION_FILE} announces {announced}.", REMEDY
             )
     return store
 
 
-def _read_session(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _MAX_SESSION_BYTES:
-            raise TraceFileError(f"{path} is too large for a trace.", _REMEDY)
-        session = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise TraceFileError(
-            f"{path.parent} is no exported trace: {SESSION_FILE} is missing.",
-            "Choose the folder that an export wrote.",
-        ) from None
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except (ValueError, RecursionError) as error:
-        raise TraceFileError(f"{path} is not valid JSON.", _REMEDY) from error
-    if not isinstance(session, dict) or session.get("format") != FORMAT:
-        raise TraceFileError(
-            f"{path} does not describe a trace.", "Choose the folder that an export wrote."
-        )
-    found = session.get("schema_version")
-    if found != SCHEMA_VERSION:
-        raise TraceFileError(
-            f"{path} has schema version {found!r}, this program reads {SCHEMA_VERSION}.",
-            "Open it with the version of Draftscope that wrote it.",
-        )
-    for key in ("runs", "rows", "pieces"):
-        if not isinstance(session.get(key), dict):
-            raise TraceFileError(f"{path}: {key} is missing or no object.", _REMEDY)
-    return session
+def _is_later(columns: Sequence[Column], minor: int) -> bool:
+    return all(column.since > minor for column in columns)
 
 
-def _runs(session: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    runs = session["runs"]
-    if list(runs) != [str(run_id) for run_id in range(len(runs))]:
-        raise TraceFileError(f"{SESSION_FILE}: runs are not numbered from 0.", _REMEDY)
-    if not all(isinstance(facts, dict) for facts in runs.values()):
-        raise TraceFileError(f"{SESSION_FILE}: a run is no object.", _REMEDY)
-    return {int(run_id): facts for run_id, facts in runs.items()}
-
-
-def _pieces(session: dict[str, Any]) -> dict[int, bytes]:
-    try:
-        return {int(token): bytes.fromhex(piece) for token, piece in session["pieces"].items()}
-    except (ValueError, TypeError) as error:
-        raise TraceFileError(
-            f"{SESSION_FILE}: pieces are not token ids with hexadecimal bytes.", _REMEDY
-        ) from error
-
-
-def _fill(store: TraceStore, table: Table, path: Path, variant: str) -> Iterator[None]:
+def _fill(store: TraceStore, table: Table, path: Path, session: SessionFile) -> Iterator[None]:
     """Read one file; it yields after each block of rows."""
-    with path.open(encoding=encoding(variant), newline="") as file:
-        reader = csv.reader(file, strict=True)
-        expected = header(table.name)
-        try:
-            if next(reader, None) != expected:
-                raise TraceFileError(
-                    f"{path} line 1: the header row is not the one of schema "
-                    f"version {SCHEMA_VERSION}.",
-                    _REMEDY,
-                )
-            for lines, rows in _blocks(reader, len(expected), path):
-                if variant == EXCEL:
-                    rows = [unguard(row) for row in rows]
-                _Block(store, path, lines, rows).add_to(table)
-                yield
-        except csv.Error as error:
-            raise TraceFileError(
-                f"{path} line {reader.line_num}: not valid CSV ({error}).", _REMEDY
-            ) from error
+    with path.open("rb") as file:
+        names = read_header(file, str(path), session.variant)
+        rows = _Rows(store, table, names, path, session)
+        for block in read_blocks(file, str(path), rows.n_columns):
+            rows.add(block)
+            yield
+    yield
 
 
-def _blocks(reader: Any, width: int, path: Path) -> Iterator[tuple[Sequence[int], list[list[str]]]]:
-    """Blocks of rows with the line that each row ends on."""
-    line: int = reader.line_num
-    while rows := list(islice(reader, _BLOCK)):
-        lines: Sequence[int] = range(line + 1, line + 1 + len(rows))
-        if reader.line_num != lines[-1]:  # there are fields of several lines
-            lines = _line_ends(rows, line)
-        if set(map(len, rows)) != {width}:
-            at = next(i for i, row in enumerate(rows) if len(row) != width)
-            raise TraceFileError(
-                f"{path} line {lines[at]}: {len(rows[at])} fields instead of {width}.", _REMEDY
-            )
-        yield lines, rows
-        line = reader.line_num
-
-
-def _line_ends(rows: list[list[str]], line: int) -> list[int]:
-    ends = []
-    for row in rows:
-        line += 1 + sum(len(_LINE_END.findall(field)) for field in row)
-        ends.append(line)
-    return ends
-
-
-class _Block:
-    """Some rows of one file on their way into a table."""
+class _Rows:
+    """The rows of one file on their way into a table."""
 
     def __init__(
-        self, store: TraceStore, path: Path, lines: Sequence[int], rows: list[list[str]]
+        self, store: TraceStore, table: Table, names: list[str], path: Path, session: SessionFile
     ) -> None:
-        self._store = store
-        self._path = path
-        self._lines = lines
-        self._fields = dict(zip(header(path.stem), zip(*rows, strict=True), strict=True))
+        self._store, self._table, self._path = store, table, path
+        self._at = {name: i for i, name in enumerate(names)}
+        self._guarded = session.variant == EXCEL
+        self._codes: dict[str, dict[bytes, int]] = {}
+        self._last_rounds = np.full(len(store.runs), -1, np.int64)
+        self.n_columns = len(names)
+        self._columns = self._present(table.columns, session.minor)
+        self._keep_others(names, session.about.get(table.name, {}))
 
-    def add_to(self, table: Table) -> None:
-        columns = {column.name: self._values(column) for column in table.columns}
-        if table.name == "tokens":
-            self._check_pieces(columns["token_id"])
-        table.extend(columns)
+    def _present(self, columns: Sequence[Column], minor: int) -> list[Column]:
+        """The columns that the file has. Raises where it lacks one that it should have."""
+        present = []
+        for column in columns:
+            missing = [name for name in csv_names(self._table.name, column) if name not in self._at]
+            if not missing:
+                present.append(column)
+            elif column.since <= minor:
+                raise TraceFileError(
+                    f"{self._path} line 1: column {missing[0]} is missing.", REMEDY
+                )
+        return present
 
-    def _values(self, column: Column) -> Any:
+    def _keep_others(self, names: list[str], about: dict[str, str]) -> None:
+        """Make room for columns that the schema does not know."""
+        known = {name for c in self._columns for name in csv_names(self._table.name, c)}
+        others = [name for name in names if name not in known]
+        taken = {column.name for column in self._table.columns}
+        if len(others) > _MOST_COLUMNS or not taken.isdisjoint(others):
+            raise TraceFileError(
+                f"{self._path} line 1: columns beyond those of a trace cannot be kept.", REMEDY
+            )
+        for name in others:
+            column = Column(name, "text", about.get(name, ""))
+            self._table.add_column(column)
+            self._columns.append(column)
+
+    def add(self, block: Block) -> None:
+        """Check the rows of a block and add them."""
+        values = {column.name: self._values(block, column) for column in self._columns}
+        if self._table.name in TABLES:
+            self._check_rows(block, values)
+        self._table.extend(values)
+
+    def _values(self, block: Block, column: Column) -> np.ndarray:
         if column.kind == "text":
-            return self._texts(column.name)
+            return self._texts(block, column)
         if column.kind == "int":
-            values = self._numbers(column.name, np.dtype(np.int64))
-            self._check_range(column.name, values)
-            return values
-        if column.kind == "real":
-            return self._numbers(column.name, np.dtype(np.float64))
-        dtype = np.dtype(np.int32 if column.name.endswith("_id") else np.float32)
-        ranks = range(1, N_TOP + 1)
-        return np.stack([self._numbers(f"{column.name}_{r}", dtype) for r in ranks], axis=1)
+            return self._numbers(block, column, column.name, np.dtype(np.int64))
+        dtype = np.dtype(np.float64)
+        if column.kind == "tops":
+            dtype = np.dtype(np.int32 if column.name.endswith("_id") else np.float32)
+            names = csv_names(self._table.name, column)
+            return np.stack([self._numbers(block, column, name, dtype) for name in names], axis=1)
+        return self._numbers(block, column, column.name, dtype)
 
-    def _texts(self, name: str) -> tuple[str, ...]:
-        values = self._fields[name]
-        allowed = _CHOICES.get(name)
-        if allowed is not None and not allowed.issuperset(values):
-            row = next(i for i, value in enumerate(values) if value not in allowed)
-            raise self._wrong(row, name, f"one of {', '.join(sorted(allowed - {''}))}")
-        return values
-
-    def _numbers(self, name: str, dtype: np.dtype[Any]) -> np.ndarray:
-        values = self._fields[name]
-        quick = _parse_digits(values, dtype)
-        if quick is not None:
-            return quick
+    def _numbers(self, block: Block, column: Column, name: str, dtype: np.dtype[Any]) -> np.ndarray:
+        whole, at = dtype.kind == "i", self._at[name]
         try:
-            return _parse(values, dtype)
-        except (ValueError, OverflowError, FloatingPointError):
-            for row, value in enumerate(values):
-                try:
-                    _parse((value,), dtype)
-                except (ValueError, OverflowError, FloatingPointError):
-                    what = "a whole number" if dtype.kind == "i" else "a number"
-                    raise self._wrong(row, name, f"{what} or an empty field") from None
-            raise
+            values = whole_numbers(block, at, MISSING) if whole else real_numbers(block, at)
+        except NotANumberError as error:
+            what = "a whole number" if whole else "a number"
+            what = what if column.required else f"{what} or an empty field"
+            raise self._wrong(block, error.args[0], name, what) from None
+        observed = values != MISSING if whole else ~np.isnan(values)
+        if column.required and not observed.all():
+            raise block.error(int(observed.argmin()), f"{name} is empty")
+        outside = observed & ((values < column.least) | (values > column.most))
+        if outside.any():
+            wanted = f"between {column.least:.15g} and {column.most:.15g}"
+            raise self._wrong(block, int(outside.argmax()), name, wanted)
+        return values.astype(dtype, copy=False)
 
-    def _check_range(self, name: str, values: np.ndarray) -> None:
-        if name == "run_id":
-            bad = (values < 0) | (values >= len(self._store.runs))
-            wanted = f"a run of {SESSION_FILE}"
-        elif name in _UPPER:
-            bad = (values != MISSING) & ((values < 0) | (values > _UPPER[name]))
-            wanted = f"between 0 and {_UPPER[name]}"
-        else:
-            return
-        if bad.any():
-            raise self._wrong(int(bad.argmax()), name, wanted)
+    def _texts(self, block: Block, column: Column) -> np.ndarray:
+        """Codes of the store's texts, int32 [rows]."""
+        known = self._codes.setdefault(column.name, {})
+        found = np.full(block.n_rows, -1, np.int32)
+        left = np.flatnonzero(block.are_short(self._at[column.name]))
+        words = block.short_texts(self._at[column.name])
+        for _ in range(_FEW):
+            if not len(left):
+                break
+            same = (words[:, left] == words[:, left[:1]]).all(axis=0)
+            (cell,) = block.cells(self._at[column.name], left[:1])
+            if cell not in known:
+                self._learn(block, column, known, int(left[0]), cell)
+            found[left[same]] = known[cell]
+            left = left[~same]
+        rows = np.flatnonzero(found < 0)
+        if len(rows):
+            cells = block.cells(self._at[column.name], rows)
+            for row, cell in zip(rows.tolist(), cells, strict=True):
+                if cell not in known:
+                    self._learn(block, column, known, row, cell)
+            found[rows] = list(map(known.__getitem__, cells))
+        return found
 
-    def _check_pieces(self, ids: np.ndarray) -> None:
-        pieces = self._store.pieces
-        known = {i: pieces.get(i, b"").hex() for i in np.unique(ids).tolist()}
-        found = self._fields["token_hex"]
-        wanted = tuple(map(known.__getitem__, ids.tolist()))
-        if found != wanted:
-            row = next(i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
-            raise self._wrong(row, "token_hex", f"the bytes that {SESSION_FILE} gives")
+    def _learn(
+        self, block: Block, column: Column, known: dict[bytes, int], row: int, cell: bytes
+    ) -> None:
+        """Check a text that is seen for the first time, and give it a code."""
+        text = cell.decode()
+        if self._guarded:
+            (text,) = unguard([text])
+        if column.choices and text not in column.choices:
+            wanted = f"one of {', '.join(sorted(filter(None, column.choices)))}"
+            raise self._wrong(block, row, column.name, wanted)
+        if column.name in _NAMES and len(known) >= _MOST_NAMES:
+            raise self._wrong(block, row, column.name, f"one of at most {_MOST_NAMES:,} names")
+        known[cell] = self._store.text_pool.code(text)
 
-    def _wrong(self, row: int, column: str, wanted: str) -> TraceFileError:
-        value = self._fields[column][row]
+    def _check_rows(self, block: Block, values: dict[str, np.ndarray]) -> None:
+        runs = values["run_id"]
+        unknown = runs >= len(self._store.runs)
+        if unknown.any():
+            raise self._wrong(block, int(unknown.argmax()), "run_id", f"a run of {SESSION_FILE}")
+        if self._table.name != "findings":
+            self._check_order(block, runs, values["round"])
+        if self._table.name == "tokens":
+            self._check_pieces(block, values["token_id"])
+
+    def _check_order(self, block: Block, runs: np.ndarray, rounds: np.ndarray) -> None:
+        """Rounds of a run come one after the other."""
+        order = np.argsort(runs, kind="stable")
+        runs, rounds = runs[order], rounds[order]
+        first = np.diff(runs, prepend=-1) != 0
+        before = np.roll(rounds, 1)
+        before[first] = self._last_rounds[runs[first]]
+        back = rounds < before
+        if back.any():
+            row = int(order[back].min())
+            raise self._wrong(block, row, "round", "that of the row before or a later one")
+        last = np.append(first[1:], True)
+        self._last_rounds[runs[last]] = rounds[last]
+
+    def _check_pieces(self, block: Block, ids: np.ndarray) -> None:
+        """The bytes of a token are those that session.json gives, in every row."""
+        at, pieces = self._at["token_hex"], self._store.pieces
+        tokens, rows, which = np.unique(ids, return_index=True, return_inverse=True)
+        wanted = [pieces.get(token, b"").hex().encode() for token in tokens.tolist()]
+        found = block.cells(at, rows)
+        words, short = block.short_texts(at), block.are_short(at)
+        same = np.array([a == b for a, b in zip(found, wanted, strict=True)])[which]
+        same &= (words == words[:, rows[which]]).all(axis=0)
+        long = np.flatnonzero(~short)
+        cells = block.cells(at, long)
+        same[long] = [a == wanted[i] for a, i in zip(cells, which[long].tolist(), strict=True)]
+        if not same.all():
+            row = int(same.argmin())
+            raise self._wrong(block, row, "token_hex", f"the bytes that {SESSION_FILE} gives")
+
+    def _wrong(self, block: Block, row: int, column: str, wanted: str) -> TraceFileError:
+        (cell,) = block.cells(self._at[column], [row])
+        value = cell[:200].decode(errors="replace")
         shown = value if len(value) <= 40 else f"{value[:40]}…"
-        return TraceFileError(
-            f"{self._path} line {self._lines[row]}: {column} {shown!r} is not {wanted}.", _REMEDY
-        )
-
-
-def _parse_digits(values: Sequence[str], dtype: np.dtype[Any]) -> np.ndarray | None:
-    """What `_parse` gives, in a fifth of its time; None where it takes a closer look."""
-    whole = dtype.kind == "i"
-    limit = 1 << (31 if dtype.itemsize == 4 else 62)  # beyond, a number may have been cut to fit
-    text = ",".join(values)
-    if not text.isascii() or text.encode().translate(None, _DIGITS):
-        return None
-    text = f",{text},"
-    if ",," in text:
-        missing = f",{MISSING if whole else 'nan'},"
-        text = text.replace(",,", missing).replace(",,", missing)
-    try:
-        numbers = np.fromstring(text[1:-1], np.int64 if whole else np.float64, sep=",")
-        if len(numbers) != len(values):
-            return None
-        if whole and (numbers.min() < -limit or numbers.max() >= limit):
-            return None
-        with np.errstate(over="raise"):
-            return numbers.astype(dtype, copy=False)
-    except (ValueError, FloatingPointError, DeprecationWarning):
-        return None
-
-
-def _parse(values: Sequence[str], dtype: np.dtype[Any]) -> np.ndarray:
-    """Numbers from fields, an empty one is not observed. Raises for anything else."""
-    whole = dtype.kind == "i"
-    if "" in values:
-        missing = str(MISSING) if whole else "nan"
-        values = [value or missing for value in values]
-    with np.errstate(over="raise"):
-        return np.array(list(map(int if whole else float, values)), dtype)
-
-
-def _unreadable(path: Path, error: OSError) -> TraceFileError:
-    return TraceFileError(
-        f"{path} cannot be read: {error.strerror or error}.", "Check the folder and its rights."
-    )
+        return block.error(row, f"{column} {shown!r} is not {wanted}")

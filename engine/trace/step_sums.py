@@ -16,16 +16,16 @@ class StepSums:
     """Counts and milliseconds of a run's rows behind the prompts.
 
     counts[d, a]: steps that drafted d >= 1 tokens of which a were accepted, int64 [K + 1, K + 1]
-    with K the longest draft so far. width_n, width_ms: rows and verify time by verify width,
-    [widest + 1]. step_ms: time in steps by phase; plain_ms: by phase in the n_plain rows without a
-    draft. undone_ms: rollback, restore and replay in steps, timed only where the trace says so.
-    n_untimed: rows without a verify time.
+    with K the longest draft so far. widths: the verify widths seen, ascending; width_n, width_ms:
+    rows and verify time of each. step_ms: time in steps by phase; plain_ms: by phase in the n_plain
+    rows without a draft. n_untimed: rows without a verify time.
     """
 
     def __init__(self) -> None:
         self.counts = np.zeros((1, 1), np.int64)
-        self.width_n = np.zeros(1, np.int64)
-        self.width_ms = np.zeros(1)
+        self.widths = np.zeros(0, np.int64)
+        self.width_n = np.zeros(0, np.int64)
+        self.width_ms = np.zeros(0)
         self.step_ms: dict[str, float] = {}
         self.plain_ms: dict[str, float] = {}
         self.step_tokens = 0
@@ -72,17 +72,20 @@ class StepSums:
         self.n_plain += int(plain.sum())
         known = later & (widths > 0) & np.isfinite(phases["verify"])
         self.n_untimed += int(later.sum() - known.sum())
-        size = max(len(self.width_n), int(widths[known].max(initial=0)) + 1)
-        n: np.ndarray = np.bincount(widths[known], minlength=size)
-        ms: np.ndarray = np.bincount(widths[known], phases["verify"][known], minlength=size)
-        n[: len(self.width_n)] += self.width_n
-        ms = ms + np.pad(self.width_ms, (0, size - len(self.width_ms)))
-        self.width_n, self.width_ms = n, ms
+        self._time(widths[known], phases["verify"][known])
         self.step_tokens += int(np.maximum(widths[steps], 0).sum())
         for sums, chosen in ((self.step_ms, steps), (self.plain_ms, plain)):
             for phase, values in phases.items():
                 sums[phase] = sums.get(phase, 0.0) + float(np.nansum(values[chosen]))
         return steps
+
+    def _time(self, widths: np.ndarray, ms: np.ndarray) -> None:
+        """Add verify times, [n], to those of their widths."""
+        every = np.concatenate([self.widths, widths])
+        self.widths, at = np.unique(every, return_inverse=True)
+        n = np.concatenate([self.width_n, np.ones(len(widths), np.int64)])
+        self.width_n = np.bincount(at, n, len(self.widths)).astype(np.int64)
+        self.width_ms = np.bincount(at, np.concatenate([self.width_ms, ms]), len(self.widths))
 
 
 def joint_counts(drafted: np.ndarray, accepted: np.ndarray) -> np.ndarray:

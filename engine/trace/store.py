@@ -15,6 +15,9 @@ import numpy as np
 from engine.trace.records import MISSING, N_TOP, TABLES, Column
 
 _FIRST_CAPACITY = 1024
+# rows that are made ready together: a large array takes memory only as far as it was written
+_BLOCK = 1024
+_DTYPES = {"int": np.int64, "real": np.float64, "text": np.int32}
 _SEQUENCES = (list, tuple, np.ndarray)
 
 
@@ -25,7 +28,7 @@ class Table:
         self.name = name
         self.columns = columns
         self._texts = texts
-        self._n = 0
+        self._n = self._ready = 0
         self._capacity = _FIRST_CAPACITY
         self._arrays = {c.name: _empty(c, _FIRST_CAPACITY) for c in columns}
         self._cells = _cells(self._arrays)
@@ -34,11 +37,19 @@ class Table:
     def __len__(self) -> int:
         return self._n
 
+    def add_column(self, column: Column) -> None:
+        """Join a column that the schema does not know, before the first row."""
+        assert not self._n
+        self.columns = (*self.columns, column)
+        self._arrays[column.name] = _empty(column, self._capacity)
+        self._cells = _cells(self._arrays)
+        self._text_columns |= {column.name} if column.kind == "text" else set()
+
     def append(self, **values: Any) -> int:
         """Add one row and return its index; a column that is not named is not observed."""
         row = self._n
-        if row == self._capacity:
-            self._grow(row + 1)
+        if row == self._ready:
+            self._make_ready(row + 1)
         cells = self._cells
         for name, value in values.items():
             if value is None:
@@ -56,16 +67,17 @@ class Table:
         return row
 
     def extend(self, columns: Mapping[str, np.ndarray | list[Any]]) -> None:
-        """Add many rows at once from equally long columns (text columns hold str)."""
+        """Add many rows at once from equally long columns; text columns hold str, or, as int32,
+        codes of the store's texts."""
         lengths = {len(values) for values in columns.values()}
         if len(lengths) != 1:
             raise ValueError(f"{self.name}: columns of different lengths: {sorted(lengths)}")
         n = lengths.pop()
         start, stop = self._n, self._n + n
-        if stop > self._capacity:
-            self._grow(stop)
+        if stop > self._ready:
+            self._make_ready(stop)
         for name, values in columns.items():
-            if name in self._text_columns:
+            if name in self._text_columns and getattr(values, "dtype", None) != np.int32:
                 values = self._texts.codes(values)
             self._arrays[name][start:stop] = values
         self._n = stop
@@ -95,6 +107,14 @@ class Table:
             return [_observed(v) for v in raw.tolist()]
         return _observed(raw.item())
 
+    def _make_ready(self, needed: int) -> None:
+        """Have this many rows in which nothing is observed yet, and some more."""
+        if needed > self._capacity:
+            self._grow(needed)
+        start, self._ready = self._ready, min(self._capacity, needed + _BLOCK - 1)
+        for column in self.columns:
+            self._arrays[column.name][start : self._ready] = _blank(column)
+
     def _grow(self, needed: int) -> None:
         capacity = max(needed, self._capacity * 2)
         grown = {}
@@ -104,7 +124,7 @@ class Table:
             grown[column.name] = array
         self._arrays = grown
         self._cells = _cells(grown)
-        self._capacity = capacity
+        self._capacity, self._ready = capacity, self._n
 
 
 class TextPool:
@@ -147,6 +167,7 @@ class TraceStore:
 
     runs: run_id -> JSON-able facts (options in effect, model identity, timings when finished).
     pieces: token id -> bytes, for every token id that occurs in the tables.
+    more_facts: of session.json of an opened trace, what this program knows nothing of.
     """
 
     def __init__(self) -> None:
@@ -162,6 +183,7 @@ class TraceStore:
         self.findings = self.tables["findings"]
         self.runs: dict[int, dict[str, Any]] = {}
         self.pieces: dict[int, bytes] = {}
+        self.more_facts: dict[str, Any] = {}
 
     def begin_run(self, facts: dict[str, Any]) -> int:
         """Register a run before its first row; ids count from 0 in order of starting."""
@@ -169,21 +191,38 @@ class TraceStore:
         self.runs[run_id] = facts
         return run_id
 
+    def add_table(self, name: str) -> Table:
+        """Join a table that the schema does not know, without columns yet."""
+        table = self.tables[name] = Table(name, (), self.text_pool)
+        return table
+
+    def unknown_columns(self) -> dict[str, tuple[str, ...]]:
+        """Columns of an opened trace that the schema does not know, by table."""
+        known = {name: {column.name for column in columns} for name, columns in TABLES.items()}
+        found = {
+            name: tuple(c.name for c in table.columns if c.name not in known.get(name, ()))
+            for name, table in self.tables.items()
+        }
+        return {name: columns for name, columns in found.items() if columns}
+
     def size(self) -> int:
         """Rows in all tables: it grows with every append, so equality means nothing new."""
         return sum(len(table) for table in self.tables.values())
 
 
-def _empty(column: Column, capacity: int) -> np.ndarray:
-    if column.kind == "int":
-        return np.full(capacity, MISSING, np.int64)
-    if column.kind == "real":
-        return np.full(capacity, np.nan, np.float64)
+def _blank(column: Column) -> int | float:
+    """What stands for not observed."""
     if column.kind == "text":
-        return np.zeros(capacity, np.int32)
-    if column.name.endswith("_id"):
-        return np.full((capacity, N_TOP), MISSING, np.int32)
-    return np.full((capacity, N_TOP), np.nan, np.float32)
+        return 0
+    whole = column.kind == "int" or (column.kind == "tops" and column.name.endswith("_id"))
+    return MISSING if whole else np.nan
+
+
+def _empty(column: Column, capacity: int) -> np.ndarray:
+    """Room for so many rows, with anything in it."""
+    if column.kind == "tops":
+        return np.empty((capacity, N_TOP), np.int32 if column.name.endswith("_id") else np.float32)
+    return np.empty(capacity, _DTYPES[column.kind])
 
 
 def _cells(arrays: Mapping[str, np.ndarray]) -> dict[str, memoryview]:

@@ -129,7 +129,7 @@ def judge_lanes(
     """Verdicts on the lanes with these run ids.
 
     bound: NMSE that a lane may reach; None = what the noise lanes measured against the same
-    reference explain, and of a peer lane its tolerance. Reference lanes have no bound.
+    reference explain, or the lane's own tolerance if it has one. Reference lanes have no bound.
     """
     return [judge(trace, run, bound_of(trace, run, bound)) for run in run_ids]
 
@@ -142,7 +142,7 @@ def bound_of(trace: TraceStore, run_id: int, bound: float | None = None) -> floa
         return math.inf
     if bound is not None:
         return bound
-    if kind == PEER:
+    if "lane_tolerance" in facts:
         return float(facts["lane_tolerance"])
     return noise_against(trace, against)
 

@@ -78,13 +78,16 @@ def what_if(sums: StepSums) -> WhatIf | None:
     if not sums.n_steps:
         return None
     lengths = expected_lengths(sums.counts)
-    timed = not sums.n_untimed and bool(sums.width_n.any())
+    undone = _undone(sums.counts)
+    timed = not sums.n_untimed and bool(len(sums.widths))
     estimates = tuple(
-        _estimate(sums, n_max, length) if timed else Estimate(n_max, length, None, None, None, None)
+        _estimate(sums, n_max, length, undone)
+        if timed
+        else Estimate(n_max, length, None, None, None, None)
         for n_max, length in enumerate(lengths)
     )
     needed = range(1, sums.n_max + 2)
-    missing = tuple(w for w in needed if w >= len(sums.width_n) or not sums.width_n[w])
+    missing = tuple(sorted(set(needed).difference(sums.widths.tolist())))
     return WhatIf(sums.n_steps, estimates, missing if timed else ())
 
 
@@ -100,12 +103,10 @@ def expected_lengths(counts: np.ndarray) -> list[float]:
 def verify_cost(sums: StepSums, widths: np.ndarray) -> np.ndarray:
     """Milliseconds of a row by its width, float64 of the same shape: the mean of rows as wide,
     between measured widths a straight line, beyond them the nearest."""
-    measured = np.flatnonzero(sums.width_n)
-    costs = sums.width_ms[measured] / sums.width_n[measured]
-    return np.interp(widths, measured, costs)
+    return np.interp(widths, sums.widths, sums.width_ms / sums.width_n)
 
 
-def _estimate(sums: StepSums, n_max: int, length: float) -> Estimate:
+def _estimate(sums: StepSums, n_max: int, length: float, undone: np.ndarray) -> Estimate:
     counts, n_steps = sums.counts, sums.n_steps
     recorded = np.arange(sums.n_max + 1)
     drafted = np.minimum(recorded, n_max)
@@ -116,7 +117,7 @@ def _estimate(sums: StepSums, n_max: int, length: float) -> Estimate:
     draft_ms = sums.step_ms["draft"] * n_drafted / all_drafted
     verify_ms = float(verify_cost(sums, drafted + 1) @ by_drafted)
     width = (n_drafted + n_steps) / (all_drafted + n_steps)
-    undone_share = _n_undone(counts, n_max) / max(_n_undone(counts, sums.n_max), 1)
+    undone_share = float(undone[n_max]) / max(int(undone[-1]), 1)
     undoing = sum(sums.step_ms[phase] for phase in ("rollback", "restore", "replay"))
     save_ms = sums.step_ms["save"] if n_max else 0.0
     rest_ms = sums.step_ms["sample"] * width + undoing * undone_share + save_ms
@@ -135,9 +136,7 @@ def _estimate(sums: StepSums, n_max: int, length: float) -> Estimate:
     )
 
 
-def _n_undone(counts: np.ndarray, n_max: int) -> int:
-    """Steps in which a draft cut to n_max tokens is not accepted as a whole."""
-    recorded = np.arange(len(counts))
-    drafted = np.minimum(recorded, n_max)[:, None]
-    accepted = np.minimum(recorded, n_max)[None, :]
-    return int(counts[accepted < drafted].sum())
+def _undone(counts: np.ndarray) -> np.ndarray:
+    """Steps in which a draft cut to n_max tokens is not accepted as a whole, by n_max, [K + 1]."""
+    not_whole = np.tril(counts, -1).sum(axis=0)  # by the number accepted
+    return np.concatenate([[0], np.cumsum(not_whole)[:-1]])

@@ -21,6 +21,16 @@ def block_tokens(repeat: int) -> int:
     return max(1, min(MOST_TOKENS, ROWS // repeat))
 
 
+def find_starts(code: Code, args: Sequence[Value]) -> None:
+    """Before any task of `attend_chunks`, with its arguments: starts int64 [B, T, n_chunks, 2]."""
+    mask, starts, n_batch, n_tokens, n_cells, n_chunks, m_b, m_t = (
+        args[i] for i in (3, 6, 7, 8, 10, 11, 21, 22)
+    )
+    with code.loop(0, n_batch) as b, code.loop(0, n_tokens) as t:
+        to = starts + (b * n_tokens + t) * n_chunks * steps.START
+        steps.find_chunks(code, mask + b * m_b + t * m_t, n_cells, n_chunks, to)
+
+
 def attend_chunks(
     head_dim: int, repeat: int, code: Code, args: Sequence[Value], first: Value, last: Value
 ) -> None:
@@ -37,6 +47,7 @@ def attend_chunks(
         mask,
         o,
         sums,
+        starts,
         n_batch,
         n_tokens,
         n_kv_heads,
@@ -75,7 +86,9 @@ def attend_chunks(
         most = code.variable(code.integer(0))
         with code.loop(0, n_here) as t:
             cells = lists + t * (4 * LIST) + 4
-            count = steps.list_visible(code, seen + t * m_t, n_cells, chunk * CHUNK, cells)
+            from_ = starts + ((b * n_tokens + start + t) * n_chunks + chunk) * steps.START
+            skip = chunk * CHUNK
+            count = steps.list_visible(code, seen + t * m_t, n_cells, from_, skip, cells)
             code.store(count, counts + t * 8)
             most.set(code.larger(count, most.value))
 

@@ -8,8 +8,8 @@ from llvmlite import ir
 
 from kernels.llvm import F32, F32X16, Code, Value, vector
 from kernels.llvm.functions import exp
-from kernels.llvm.program import has_feature
 from kernels.llvm.values import I8, I32, I64
+from kernels.processor import has_feature
 
 # visible cells of a chunk
 CHUNK = 512
@@ -22,19 +22,39 @@ KEYS_AHEAD, VALUES_AHEAD = 8, 16
 ROW = CHUNK + 16
 # with one place in front, for what is in no list
 LIST = 1 + CHUNK + CELLS
+# bytes of what is written of the start of a chunk
+START = 16
 
 
-def list_visible(code: Code, seen: Value, n_cells: Value, skip: Value, cells: Value) -> Value:
-    """Writes the up to CHUNK cells that follow the first `skip` visible ones; returns how many."""
-    at, n = code.variable(code.integer(0)), code.variable(code.integer(0))
-    total = code.variable(code.integer(0))
-    # words of eight cells as long as all that is seen in them is skipped
-    with code.loop(0, n_cells // 8) as word:
-        bytes_ = code.load(seen + word * 8, I64)
-        total.set(total.value + code.call("llvm.ctpop.i64", I64, bytes_))
-        over = skip.less(total.value)
-        at.set(code.choose(over, at.value, (word + 1) * 8))
-        n.set(code.choose(over, n.value, total.value))
+def find_chunks(code: Code, seen: Value, n_cells: Value, n_chunks: Value, starts: Value) -> None:
+    """Writes where each chunk of visible cells starts, all in one pass: the first cell of a word
+    of eight, and the visible cells in front of it; int64 [n_chunks, 2]."""
+    n, chunk = code.variable(code.integer(0)), code.variable(code.integer(0))
+    n_words = n_cells // 8
+
+    def write(cell: Value) -> None:
+        to = starts + chunk.value * START
+        code.store(cell, to)
+        code.store(n.value, to + 8)
+        chunk.set(chunk.value + 1)
+
+    with code.loop(0, n_words) as word:
+        total = n.value + code.call("llvm.ctpop.i64", I64, code.load(seen + word * 8, I64))
+        with code.when((chunk.value * CHUNK).less(total)):
+            write(word * 8)
+        n.set(total)
+    with code.repeat(lambda: chunk.value.less(n_chunks)):
+        write(n_words * 8)
+
+
+def list_visible(
+    code: Code, seen: Value, n_cells: Value, start: Value, skip: Value, cells: Value
+) -> Value:
+    """Writes the up to CHUNK cells that follow the first `skip` visible ones; returns how many.
+
+    start: what find_chunks has written of this chunk.
+    """
+    at, n = code.variable(code.load(start, I64)), code.variable(code.load(start + 8, I64))
     end = skip + CHUNK
     with code.repeat(lambda: at.value.less(n_cells) & n.value.less(end)):
         # what this word still has of an earlier chunk goes in front

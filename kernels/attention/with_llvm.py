@@ -14,7 +14,7 @@ import functools
 import torch
 
 from kernels.attention import with_torch
-from kernels.attention.chunks_with_llvm import add_up, attend_chunks, block_tokens
+from kernels.attention.chunks_with_llvm import add_up, attend_chunks, block_tokens, find_starts
 from kernels.attention.steps_with_llvm import CHUNK
 from kernels.llvm import Program
 
@@ -65,6 +65,7 @@ def _some(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor)
     n_chunks, o, sums = -(-n_cells // CHUNK), y, y
     if n_chunks > 1:
         o, sums = torch.empty(n_chunks, n_rows, head_dim), torch.empty(n_chunks, n_rows, 2)
+    starts = torch.empty(n_batch, n_tokens, n_chunks, 2, dtype=torch.int64)
     n_blocks = -(-n_tokens // block_tokens(repeat))
     _chunks(head_dim, repeat)(
         q.data_ptr(),
@@ -73,6 +74,7 @@ def _some(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor)
         mask.data_ptr(),
         o.data_ptr(),
         sums.data_ptr(),
+        starts.data_ptr(),
         n_batch,
         n_tokens,
         n_kv_heads,
@@ -109,7 +111,7 @@ def _some(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor)
 
 @functools.cache
 def _chunks(head_dim: int, repeat: int) -> Program:
-    return Program(functools.partial(attend_chunks, head_dim, repeat), 22)
+    return Program(functools.partial(attend_chunks, head_dim, repeat), 23, find_starts)
 
 
 @functools.cache

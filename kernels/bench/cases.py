@@ -24,6 +24,7 @@ from kernels.gates import delta_gates
 from kernels.gates import naive as gates_law
 from kernels.linear import MODES, linear, pack
 from kernels.linear import naive as linear_law
+from kernels.linear.integers import weight_levels
 from kernels.moe import experts, pack_experts, route
 from kernels.moe import naive as moe_law
 from kernels.norm import gated_rms_norm, l2_norm, rms_norm
@@ -164,7 +165,7 @@ def _linear(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     # the packed modes are for processors
     for mode in MODES if device.type == "cpu" else ("f32",):
         weight = torch.randn(n_out, n_in, device=device)
-        packed, law = pack(weight, mode), linear_law.pack(weight, mode)
+        packed, law = pack(weight, mode), linear_law.pack(weight, mode, weight_levels())
         for n in sizes.tokens:
             x = torch.randn(n, n_in, device=device)
             yield Case(
@@ -241,7 +242,10 @@ def _moe(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     pairs = [(torch.cat(pair), last) for *pair, last in zip(gate, up, down, strict=True)]
     # on a GPU whole numbers are for matrices in the blocks of their file
     for mode in MODES if device.type == "cpu" else ("f32", "bf16"):
-        packed, law = pack_experts(gate, up, down, mode), moe_law.pack(gate, pairs, mode)
+        packed, law = (
+            pack_experts(gate, up, down, mode),
+            moe_law.pack(gate, pairs, mode, weight_levels()),
+        )
         for n in sizes.tokens:
             x = torch.randn(n, sizes.n_embd, device=device)
             weights, ids = route(torch.randn(n, n_experts, device=device), n_used)

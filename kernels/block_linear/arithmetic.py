@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from kernels.llvm import F32X16, Code, Value, has_feature, vector
+from kernels.llvm import F32X16, Code, Value, vector
 from kernels.llvm.values import BF16
+from kernels.processor import has_feature
 
 BF16X32 = vector(BF16, 32)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from kernels.linear.packed import ROW_LEVELS, Packed, quantise_rows
+from kernels.linear.packed import ROW_LEVELS, WEIGHT_LEVELS, Packed, quantise_rows
 
 OUTPUTS, INPUTS = 16, 4
 """Of a panel, and those of them that lie together."""
@@ -33,7 +33,7 @@ class BytePanels:
 def pack(weight: torch.Tensor, mode: str) -> Packed:
     """A weight f32 [out, in] as panels, for a mode that sums integers."""
     n_out, n_in = weight.shape
-    integers, scale = quantise_rows(weight, ROW_LEVELS)
+    integers, scale = quantise_rows(weight, WEIGHT_LEVELS)
     filling = (0, -n_in % WHOLE, 0, -n_out % OUTPUTS)
     if any(filling):
         integers = functional.pad(integers, filling)

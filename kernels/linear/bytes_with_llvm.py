@@ -10,7 +10,7 @@ import torch
 from kernels.linear.byte_panels import INPUTS, OUTPUTS, BytePanels
 from kernels.linear.byte_products_with_llvm import multiply, store
 from kernels.linear.byte_rows_with_llvm import TAIL, quantise, row_bytes, whole_rows, write_rows
-from kernels.llvm import Code, Program, Value, has_feature
+from kernels.llvm import Code, Program, Value
 from kernels.llvm.rows import Rows
 
 FEW = 8
@@ -24,11 +24,6 @@ STRETCHES = 2
 # products that are done before a second thread has woken up
 ALONE = 1 << 18
 _NO_ROWS = (0, 1, 0, 0)
-
-
-def available() -> bool:
-    """Whether this processor has the instruction."""
-    return has_feature("avx512vnni")
 
 
 def linear(x: torch.Tensor, n_integers: int, panels: BytePanels, n_out: int) -> torch.Tensor:

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from kernels.linear.packed import ROW_LEVELS, Packed, quantise_rows
+from kernels.linear.packed import ROW_LEVELS, WEIGHT_LEVELS, Packed, quantise_rows
 
-FULL_LEVELS = 127
 # 2 * 255 * 64 still fits the 16 bits in which processors without VNNI add pairs of products
 SAFE_LEVELS = 64
 
@@ -44,9 +43,9 @@ def levels() -> int:
     worst case, since PyTorch does not say which instructions it uses.
     """
     ones = torch.ones(2, 64)
-    data = prepack(*quantise_rows(ones, FULL_LEVELS))
+    data = prepack(*quantise_rows(ones, WEIGHT_LEVELS))
     exact = torch.allclose(product(ones, data), torch.tensor(64.0), rtol=1e-4)
-    return FULL_LEVELS if exact else SAFE_LEVELS
+    return WEIGHT_LEVELS if exact else SAFE_LEVELS
 
 
 def prepack(integers: torch.Tensor, scale: torch.Tensor) -> Any:

@@ -10,8 +10,9 @@ import torch
 from kernels.dispatch import uses_llvm
 from kernels.linear import byte_panels, fbgemm, naive, two_rows
 from kernels.linear.byte_panels import BytePanels
-from kernels.linear.packed import ROW_LEVELS, Packed
+from kernels.linear.packed import ROW_LEVELS, WEIGHT_LEVELS, Packed
 from kernels.norm import max_norm
+from kernels.processor import has_feature
 
 # rows of integers that a row of x becomes
 N_INTEGERS = {"int8": 1, "int8x2": 2}
@@ -63,11 +64,13 @@ def product(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
     return fbgemm.product(rows, packed.data)
 
 
+def weight_levels() -> int:
+    """The largest integer that `pack` makes of a weight on this processor."""
+    through_fbgemm = not has_vnni() and fbgemm.available()
+    return fbgemm.levels() if through_fbgemm else WEIGHT_LEVELS
+
+
 @functools.cache
 def has_vnni() -> bool:
     """Whether LLVM compiles products of bytes for this processor."""
-    if not uses_llvm():
-        return False
-    from kernels.linear import bytes_with_llvm
-
-    return bytes_with_llvm.available()
+    return uses_llvm() and has_feature("avx512vnni")

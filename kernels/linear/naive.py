@@ -5,23 +5,24 @@ from __future__ import annotations
 import torch
 
 from kernels.linear import two_rows
-from kernels.linear.packed import INTEGER_MODES, ROW_LEVELS, Packed, quantise_rows
+from kernels.linear.packed import INTEGER_MODES, ROW_LEVELS, WEIGHT_LEVELS, Packed, quantise_rows
 from kernels.norm.naive import max_norm
 
 
-def pack(weight: torch.Tensor, mode: str) -> Packed:
-    """See kernels.linear.pack."""
+def pack(weight: torch.Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> Packed:
+    """See kernels.linear.pack. levels: the largest integer of a weight; the law of the products
+    that this processor has is the one with kernels.linear.integers.weight_levels()."""
     n_out, n_in = weight.shape
     if mode in INTEGER_MODES:
-        return pack_int8(weight, mode)
+        return pack_int8(weight, mode, levels)
     data = weight.to(torch.bfloat16) if mode == "bf16" else weight
     return Packed(mode, (n_out, n_in), data.element_size() * data.numel(), data)
 
 
-def pack_int8(weight: torch.Tensor, mode: str) -> Packed:
+def pack_int8(weight: torch.Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> Packed:
     """Integers and scales, as plain tensors."""
     n_out, n_in = weight.shape
-    integers, scale = quantise_rows(weight, 127)
+    integers, scale = quantise_rows(weight, levels)
     return Packed(mode, (n_out, n_in), n_out * n_in + 4 * n_out, (integers, scale))
 
 

@@ -12,8 +12,9 @@ MODES = ("f32", "bf16", "int8", "int8x2")
 GGUF blocks of their file, and "parts", matrices of unlike modes whose results lie side by side."""
 # those that sum integers
 INTEGER_MODES = ("int8", "int8x2")
-# activations are symmetric too: a row's largest value becomes 127
-ROW_LEVELS = 127
+# symmetric: the largest number of a row becomes 127, of weights wherever that adds up exactly
+# (kernels.linear.integers.weight_levels), of activations everywhere
+WEIGHT_LEVELS = ROW_LEVELS = 127
 
 
 @dataclass(frozen=True, slots=True, eq=False)

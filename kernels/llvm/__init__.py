@@ -5,17 +5,7 @@ processor it runs on and spreads its tasks over the threads that torch uses.
 """
 
 from kernels.llvm.code import Code
-from kernels.llvm.program import Program, has_feature
+from kernels.llvm.program import Program
 from kernels.llvm.values import F32, F32X16, I8X16, Value, transposed, vector
 
-__all__ = [
-    "F32",
-    "F32X16",
-    "I8X16",
-    "Code",
-    "Program",
-    "Value",
-    "has_feature",
-    "transposed",
-    "vector",
-]
+__all__ = ["F32", "F32X16", "I8X16", "Code", "Program", "Value", "transposed", "vector"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import struct
 from collections.abc import Callable, Sequence
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 
+from kernels import processor
 from kernels.llvm.code import Code
 from kernels.llvm.values import I32, I64, Value
 from kernels.openmp import gnu_openmp
@@ -141,14 +141,7 @@ def _machine() -> llvm.TargetMachine:
     llvm.initialize_native_asmprinter()
     # its threads are waiting already, warm, for the next job
     llvm.load_library_permanently(str(gnu_openmp()))
-    features = llvm.get_host_cpu_features().flatten()
+    cpu, features = processor.target()
+    flags = ",".join(f"{'+' if has else '-'}{name}" for name, has in sorted(features.items()))
     target = llvm.Target.from_default_triple()
-    return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features, opt=3, jit=True
-    )
-
-
-@functools.cache
-def has_feature(name: str) -> bool:
-    """Whether this processor has the instructions that LLVM calls `name`."""
-    return bool(llvm.get_host_cpu_features().get(name, False))
+    return target.create_target_machine(cpu=cpu, features=flags, opt=3, jit=True)

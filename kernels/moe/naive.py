@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from kernels.linear import Packed, linear
 from kernels.linear import naive as products
 from kernels.linear.blocks import in_blocks
+from kernels.linear.packed import WEIGHT_LEVELS
 from kernels.moe.packed import Matrices, PackedExperts, pack_each
 from kernels.swiglu.naive import swiglu
 
@@ -24,9 +27,12 @@ def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor
     return torch.stack(weights), torch.stack(ids)
 
 
-def pack(example: torch.Tensor, matrices: Matrices, mode: str) -> PackedExperts:
-    """See kernels.moe.pack_experts. example: one of the matrices, for its device."""
-    return pack_each(products.pack, matrices, mode)
+def pack(
+    example: torch.Tensor, matrices: Matrices, mode: str, levels: int = WEIGHT_LEVELS
+) -> PackedExperts:
+    """See kernels.moe.pack_experts. example: one of the matrices, for its device. levels: see
+    kernels.linear.naive.pack."""
+    return pack_each(partial(products.pack, levels=levels), matrices, mode)
 
 
 def experts(

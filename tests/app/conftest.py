@@ -49,6 +49,7 @@ def engine() -> Iterator[FakeEngine]:
 @pytest.fixture
 def make_window(qtbot: QtBot) -> Iterator[Callable[..., MainWindow]]:
     """Shows windows, with a data folder if one is given; afterwards nothing of them may be left."""
+    from app.dialogs.unexported import Fate
     from app.shell.window import MainWindow
 
     threads = set(threading.enumerate())
@@ -57,6 +58,7 @@ def make_window(qtbot: QtBot) -> Iterator[Callable[..., MainWindow]]:
 
     def make(bridge: Bridge, data: Path | None = None) -> MainWindow:
         window = MainWindow(bridge, Settings(), data=data)
+        window.sessions.fate = Fate.DISCARD  # a question would wait for ever
         windows.append(window)
         window.show()
         qtbot.waitExposed(window)
@@ -81,9 +83,7 @@ def make_window(qtbot: QtBot) -> Iterator[Callable[..., MainWindow]]:
 @pytest.fixture
 def window(make_window: Callable[..., MainWindow], engine: FakeEngine) -> MainWindow:
     """The main window with the fake engine behind it."""
-    return make_window(
-        Bridge(open_session=engine.open, inspect=engine.inspect, compare=engine.compare)
-    )
+    return make_window(Bridge(engine))
 
 
 @pytest.fixture

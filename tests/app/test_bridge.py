@@ -37,7 +37,7 @@ class Watcher:
 
 @pytest.fixture
 def bridge(qtbot: QtBot, engine: FakeEngine) -> Iterator[Bridge]:
-    bridge = Bridge(open_session=engine.open, inspect=engine.inspect)
+    bridge = Bridge(engine)
     yield bridge
     engine.gate.set()
     assert bridge.close()
@@ -69,7 +69,7 @@ def test_the_engine_lives_on_its_own_thread(
     wait_for(State.READY)
     bridge.start(["one two"], OPTIONS)
     wait_for(State.READY)
-    assert engine.threads == {"engine"}
+    assert engine.threads == {"engine_0"}
 
 
 def test_a_run_goes_into_the_store_and_runs_accumulate(
@@ -83,7 +83,7 @@ def test_a_run_goes_into_the_store_and_runs_accumulate(
         assert bridge.state is State.RUNNING, "at once, so that a second press does nothing"
         bridge.start(["again"], OPTIONS)
         wait_for(State.READY)
-        assert bridge.run_id == expected
+        assert bridge.live is not None and bridge.live.run_id == expected
     assert bridge.store is store
     assert sorted(store.runs) == [0, 1]
     assert len(store.rounds) == 2 * engine.rounds
@@ -129,7 +129,7 @@ def test_one_round_from_the_start_pauses_after_the_prompt(
     wait_for(State.READY)
     bridge.start(["p"], OPTIONS, rounds=1)
     wait_for(State.PAUSED)
-    assert bridge.store.tokens.texts("kind") == ["prompt"]
+    assert bridge.store.tokens.texts("kind") == ["prompt", "target"]
 
 
 def test_stop_pressed_while_a_step_is_about_to_pause_is_not_lost(
@@ -209,32 +209,38 @@ def test_failing_engine_keeps_the_trace_and_can_run_again(
     bridge.open(model_file)
     wait_for(State.READY)
     bridge.start(["p"], OPTIONS)
-    wait_for(State.FAILED)
+    wait_for(State.READY)
     assert "scripted failure" in str(seen.of(events.Failed)[0])
     assert len(bridge.store.rounds) == 5
     engine.fail_round = None
     bridge.start(["p"], OPTIONS)
     wait_for(State.READY)
-    assert bridge.run_id == 1
+    assert bridge.live is not None and bridge.live.run_id == 1
 
 
-def test_another_model_gets_its_own_store_and_the_old_one_is_handed_over(
+def test_every_model_keeps_its_own_trace(
     bridge: Bridge, model_file: Path, wait_for: Callable[[State], None], qtbot: QtBot
 ) -> None:
-    seen = Watcher(bridge)
-    bridge.open(model_file)
-    wait_for(State.READY)
-    bridge.start(["p"], OPTIONS)
-    wait_for(State.READY)
-    old = bridge.store
-    for path, keeps in ((model_file, True), (model_file.with_name("other.gguf"), False)):
+    other = model_file.with_name("other.gguf")
+    stores = []
+    for path in (model_file, other, model_file, other):
         with qtbot.waitSignal(bridge.loaded, timeout=5000):
             bridge.open(path)
-        assert (bridge.store is old) is keeps
-    last = seen.of(events.Loaded)[-1]
-    assert isinstance(last, events.Loaded)
-    assert last.replaced is old
-    assert bridge.run_id is None
+        wait_for(State.READY)
+        assert (bridge.live is None) is (len(stores) < 2), "its newest run, if it had any"
+        bridge.start(["p"], OPTIONS)
+        wait_for(State.READY)
+        stores.append(bridge.store)
+    assert stores[:2] == stores[2:]
+    assert [(runs.model, runs.store) for runs in bridge.recorded] == [
+        ("model", stores[0]),
+        ("other", stores[1]),
+    ]
+    assert [len(runs.store.runs) for runs in bridge.recorded] == [2, 2]
+    assert [runs.store.runs[1]["model"]["name"] for runs in bridge.recorded] == [
+        "model.gguf",
+        "other.gguf",
+    ]
 
 
 def test_close_while_running_ends_the_thread_in_time(
@@ -242,7 +248,7 @@ def test_close_while_running_ends_the_thread_in_time(
 ) -> None:
     before = set(threading.enumerate())
     engine.rounds = 10**9
-    bridge = Bridge(open_session=engine.open, inspect=engine.inspect)
+    bridge = Bridge(engine)
     bridge.open(model_file)
     qtbot.waitUntil(lambda: bridge.state is State.READY, timeout=5000)
     bridge.start(["p"], OPTIONS)
@@ -255,12 +261,12 @@ def test_close_while_running_ends_the_thread_in_time(
 def test_close_tells_when_the_engine_does_not_stop(
     qtbot: QtBot, engine: FakeEngine, model_file: Path
 ) -> None:
-    bridge = Bridge(open_session=engine.open, inspect=engine.inspect)
+    bridge = Bridge(engine)
     bridge.open(model_file)
     qtbot.waitUntil(lambda: bridge.state is State.READY, timeout=5000)
     engine.gate.clear()
-    with qtbot.waitSignal(bridge.run_started, timeout=5000):
-        bridge.start(["p"], OPTIONS)
+    bridge.start(["p"], OPTIONS)
+    qtbot.waitUntil(engine.waits.is_set, timeout=5000)
     assert not bridge.close(timeout=0.05)
     engine.gate.set()
     assert bridge.close(timeout=5)

@@ -21,6 +21,7 @@ from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.options import RunOptions, SpecOptions
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
+from engine.trace.run_ref import RunRef
 from tests.support.clean import passed
 from tests.support.fake_session import FakeEngine
 
@@ -69,7 +70,7 @@ def test_compare_takes_prompt_options_and_lanes(
     assert request.options == loaded.run_panel.options()
     assert request.options.n_predict == 77
     assert request.lanes == (NOISE_LANE, LaneSpec.parse("ring,split=seq"))
-    assert engine.threads == {"engine"}
+    assert engine.threads == {"engine_0"}
     assert verdicts(loaded) == ["reference", "passed", "passed"]
     store = loaded.bridge.store
     assert [store.runs[run]["lane"] for run in range(3)] == ["reference", "noise", "ring,split=seq"]
@@ -90,7 +91,7 @@ def test_a_wrong_lane_is_said_in_its_place(
 def test_what_the_engine_refuses_is_a_banner(loaded: MainWindow, qtbot: QtBot) -> None:
     loaded.run_panel.prompt.clear()
     press_compare(qtbot, loaded)
-    wait(qtbot, loaded, State.FAILED)
+    wait(qtbot, loaded, State.READY)
     assert "The prompt is empty." in loaded.banners.banners[0].message
     loaded.run_panel.prompt.setPlainText("x")
     press_compare(qtbot, loaded)
@@ -167,7 +168,7 @@ class FakeScenario:
 def test_scenarios_are_a_menu_that_compares(
     qtbot: QtBot, engine: FakeEngine, model_file: Path
 ) -> None:
-    bridge = Bridge(open_session=engine.open, inspect=engine.inspect, compare=engine.compare)
+    bridge = Bridge(engine)
     window = MainWindow(bridge, Settings(), scenarios=[FakeScenario()])
     qtbot.addWidget(window)
     window.show()
@@ -201,13 +202,13 @@ def test_the_demo_compared_with_a_faulty_lane(
     wait(qtbot, window, State.RUNNING)
     wait(qtbot, window, State.READY)
     assert verdicts(window) == ["reference", "passed", "passed", "passed", "suspect"]
-    assert window.tokens.areas[0]._stream.run_id == 2, "the first lane that rolls back"
+    assert window.tokens.areas[0]._stream.run.run_id == 2, "the first lane that rolls back"
 
     window.actions_by_id["go.first_divergence"].trigger()
     faulty = window.divergence._lanes.verdicts[4]
     assert window.divergence.tables.shown == faulty.first_pos
     area = window.tokens.areas[0]
-    assert area._stream.run_id == 4, "the other views follow to the lane"
+    assert area._stream.run.run_id == 4, "the other views follow to the lane"
     assert area._stream.position(area._current) == faulty.first_pos
     assert window.rollback.plot.cursor_line.value() == faulty.first_round
     window.rollback.plot.clicked.emit(1.0, 0.5)
@@ -221,7 +222,7 @@ def test_the_demo_compared_with_a_faulty_lane(
 
     export_csv(window.bridge.store, tmp_path / "out")
     other = make_window(Bridge())
-    other.feed.show_run(open_trace(tmp_path / "out"), 4)
+    other.feed.show_run(RunRef(open_trace(tmp_path / "out"), 4))
     other.docks.reveal("divergence")
     assert verdicts(other) == verdicts(window)
     other.divergence.go_first()

@@ -16,8 +16,13 @@ from app.models.position_detail import detail_rows
 from app.models.row_index import RowIndex
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.lane_traces import CLEAN, NOISE, LaneBuilder, faulty_comparison
+
+
+def ids(runs: tuple[RunRef, ...]) -> tuple[int, ...]:
+    return tuple(run.run_id for run in runs)
 
 
 def test_lanes_are_the_runs_between_two_reference_lanes() -> None:
@@ -29,7 +34,7 @@ def test_lanes_are_the_runs_between_two_reference_lanes() -> None:
     first.lane("planes", CLEAN)
     LaneBuilder(store).lane("ring", CLEAN)
     store.begin_run({})
-    assert [lanes_of(store, run) for run in range(7)] == [
+    assert [ids(lanes_of(RunRef(store, run))) for run in range(7)] == [
         (),
         (1, 2, 3),
         (1, 2, 3),
@@ -38,8 +43,8 @@ def test_lanes_are_the_runs_between_two_reference_lanes() -> None:
         (4, 5),
         (),
     ]
-    assert latest_lanes(store) == (4, 5)
-    assert [run_to_show(store, run) for run in (0, 1, 2, 4, 6)] == [0, 3, 3, 5, 6]
+    assert ids(latest_lanes(store)) == (4, 5)
+    assert [run_to_show(RunRef(store, run)).run_id for run in (0, 1, 2, 4, 6)] == [0, 3, 3, 5, 6]
 
 
 def test_rows_are_found_by_run_and_sequence_as_they_come() -> None:

@@ -87,7 +87,7 @@ def test_open_run_pause_step_resume_stop_export(
     dialog.folder.setText(str(tmp_path))
     with qtbot.waitSignal(window.bridge.exported, timeout=PATIENCE) as exported:
         dialog.accept()
-    folder: Path = exported.args[0]
+    folder: Path = exported.args[0].folder
     with (folder / "tokens.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(store.tokens)

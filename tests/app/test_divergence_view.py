@@ -21,6 +21,7 @@ from app.widgets.log_scale import gradient
 from app.widgets.round_plot import RoundPlot
 from app.widgets.scroll_page import ScrollPage
 from app.widgets.state_map import shades
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.lane_traces import CLEAN, NOISE, LaneBuilder, faulty_comparison
 
@@ -43,9 +44,14 @@ def view(qtbot: QtBot) -> DivergenceView:
 
 @pytest.fixture
 def faulty(view: DivergenceView) -> DivergenceView:
-    view.set_trace(faulty_comparison().store, 3)
+    view.show_run(RunRef(faulty_comparison().store, 3))
     QApplication.processEvents()
     return view
+
+
+def lane(view: DivergenceView, run_id: int) -> RunRef:
+    assert view._lanes is not None
+    return RunRef(view._lanes.store, run_id)
 
 
 def place(plot: RoundPlot, x: float, y: float) -> QPoint:
@@ -85,9 +91,9 @@ def test_empty_it_offers_the_action_that_fills_it(qtbot: QtBot) -> None:
 
 def test_a_trace_without_lanes_stays_empty(view: DivergenceView) -> None:
     store = TraceStore()
-    view.set_trace(store, store.begin_run({}))
+    view.show_run(RunRef(store, store.begin_run({})))
     assert view.header.cards.cards == {}
-    view.set_cursor(Position(0, 0, 1, 3))
+    view.set_cursor(Position(RunRef(store, 0), 0, 1, 3))
     view.go_first()
     view.refresh()
 
@@ -109,13 +115,13 @@ def test_one_verdict_for_each_lane(faulty: DivergenceView) -> None:
 def test_choosing_a_lane_changes_every_part(faulty: DivergenceView, qtbot: QtBot) -> None:
     with qtbot.waitSignal(faulty.lane_selected) as signal:
         qtbot.mouseClick(faulty.header.cards.cards[2], Qt.MouseButton.LeftButton)
-    assert signal.args == [2]
+    assert signal.args == [lane(faulty, 2)]
     assert faulty.header.cards.cards[2].isChecked() and not faulty.header.cards.cards[3].isChecked()
     assert faulty.header.sentence.text().startswith("Within the bound 1.0e-09: worst NMSE 3.0e-12")
     assert faulty.tables.position_model.data(faulty.tables.position_model.index(4, 3)) == "within"
     with qtbot.waitSignal(faulty.lane_selected) as signal:
         qtbot.keyClick(faulty.header.cards.cards[2], Qt.Key.Key_Right)
-    assert signal.args == [3]
+    assert signal.args == [lane(faulty, 3)]
     assert not faulty.header.cards.cards[0].isCheckable(), "the reference has no differences"
 
 
@@ -123,7 +129,7 @@ def test_a_lane_that_stopped_says_why(view: DivergenceView) -> None:
     builder = LaneBuilder()
     run_id = builder.lane("planes", CLEAN[:3])
     builder.store.runs[run_id]["lane_error"] = "Depth 3 is too deep. Raise n_rs_seq."
-    view.set_trace(builder.store, run_id)
+    view.show_run(RunRef(builder.store, run_id))
     assert chips(view)[1] == "stopped"
     assert "Depth 3 is too deep." in view.header.sentence.text()
 
@@ -131,19 +137,19 @@ def test_a_lane_that_stopped_says_why(view: DivergenceView) -> None:
 def test_lanes_are_kept_while_a_plain_run_is_on_show(faulty: DivergenceView) -> None:
     store = faulty._lanes.store
     plain = store.begin_run({})
-    faulty.set_trace(store, plain)
+    faulty.show_run(RunRef(store, plain))
     assert len(faulty.header.cards.cards) == 4
     LaneBuilder(store).lane("planes", CLEAN)
-    faulty.set_trace(store, 5)
+    faulty.show_run(RunRef(store, 5))
     assert list(faulty.header.cards.cards) == [5, 6], "a newer comparison"
-    faulty.set_trace(None, None)
+    faulty.show_run(None)
     assert faulty.header.cards.cards == {}
 
 
 def test_progress_while_it_runs(view: DivergenceView) -> None:
     builder = LaneBuilder()
     planes = builder.lane("planes", ())
-    view.set_trace(builder.store, 0)
+    view.show_run(RunRef(builder.store, 0))
     assert view.header.progress.isVisible()
     assert "Nothing is compared yet." in view.header.sentence.text()
     for index in range(3):
@@ -199,7 +205,7 @@ def test_not_finite_is_above_everything(view: DivergenceView) -> None:
     builder = LaneBuilder()
     builder.lane("noise", NOISE)
     run_id = builder.lane("ring", [0.0, math.nan, 0.5, 0, 0, 0, 0, 0])
-    view.set_trace(builder.store, run_id)
+    view.show_run(RunRef(builder.store, run_id))
     plot = view.plots.delta
     _, y = plot._curves[run_id].getOriginalDataset()
     assert y[1] == plot.axis.not_finite > y[2]
@@ -210,7 +216,7 @@ def test_not_finite_is_above_everything(view: DivergenceView) -> None:
 def test_state_map_has_the_colours_of_its_scale(qtbot: QtBot, name: str) -> None:
     theme = load_theme(name)
     view = shown(qtbot, theme)
-    view.set_trace(faulty_comparison().store, 3)
+    view.show_run(RunRef(faulty_comparison().store, 3))
     QApplication.processEvents()
     states = view.plots.states
     assert states.error_at(0, 12) == 1e-2 and states.error_at(5, 15) == 0.5
@@ -256,10 +262,10 @@ def test_first_next_and_previous_divergence(faulty: DivergenceView, qtbot: QtBot
     faulty._choose(2)  # this lane has none: the first goes to the lane that has it
     with qtbot.waitSignal(faulty.lane_selected) as signal:
         faulty.go_first()
-    assert signal.args == [3]
+    assert signal.args == [lane(faulty, 3)]
     for go in (faulty.go_next, faulty.go_next, faulty.go_next, faulty.go_previous):
         go()
-    assert [(p.run_id, p.round, p.pos) for p in found] == [
+    assert [(p.run.run_id, p.round, p.pos) for p in found] == [
         (3, 2, 14),
         (3, 2, 15),
         (3, 3, 17),
@@ -275,10 +281,10 @@ def test_clicks_and_keys_in_the_plots_select_positions(
     plot = faulty.plots.delta
     with qtbot.waitSignal(faulty.position_selected) as signal:
         qtbot.mouseClick(plot.viewport(), Qt.MouseButton.LeftButton, pos=place(plot, 12.1, -5))
-    assert signal.args == [Position(3, 0, 1, 12)]
+    assert signal.args == [Position(lane(faulty, 3), 0, 1, 12)]
     with qtbot.waitSignal(faulty.position_selected) as signal:
         qtbot.keyClick(faulty.plots.states, Qt.Key.Key_Right)
-    assert signal.args == [Position(3, 0, 1, 13)]
+    assert signal.args == [Position(lane(faulty, 3), 0, 1, 13)]
     for x in (9.0, 18.0):  # beside what was compared
         with qtbot.assertNotEmitted(faulty.position_selected):
             plot.clicked.emit(x, 0.0)
@@ -288,19 +294,19 @@ def test_rows_of_the_table_select_positions(faulty: DivergenceView, qtbot: QtBot
     table = faulty.tables.positions
     with qtbot.waitSignal(faulty.position_selected) as signal:
         table.setCurrentIndex(table.model().index(7, 0))
-    assert signal.args == [Position(3, 0, 3, 17)]
+    assert signal.args == [Position(lane(faulty, 3), 0, 3, 17)]
     with qtbot.assertNotEmitted(faulty.position_selected):
-        faulty.set_cursor(Position(0, 0, 1, 11))
+        faulty.set_cursor(Position(lane(faulty, 0), 0, 1, 11))
     assert table.currentIndex().row() == 1
     cells = [table.model().index(4, column).data() for column in range(9)]
     assert cells == ["14", "2", "):", "✗ beyond", "0.002", "0.001", "0.003", "same", "1"]
 
 
 def test_a_round_without_a_position_is_its_first(faulty: DivergenceView) -> None:
-    faulty.set_cursor(Position(2, 0, 2, None))
+    faulty.set_cursor(Position(lane(faulty, 2), 0, 2, None))
     assert faulty.tables.shown == 14
     assert faulty.plots.states.cursor_line.isVisible()
-    faulty.set_cursor(Position(77, 0, 2, 14))
+    faulty.set_cursor(Position(lane(faulty, 77), 0, 2, 14))
     assert not faulty.plots.states.cursor_line.isVisible()
 
 
@@ -341,7 +347,7 @@ def test_wide_it_shows_both_tables(faulty: DivergenceView) -> None:
 def test_hidden_it_does_nothing_until_it_is_shown(view: DivergenceView) -> None:
     builder = LaneBuilder()
     planes = builder.lane("planes", ())
-    view.set_trace(builder.store, planes)
+    view.show_run(RunRef(builder.store, planes))
     view.hide()
     builder.row(planes, "planes", 0, 0.5)
     view.refresh()

@@ -18,10 +18,8 @@ def builder() -> TraceBuilder:
 
 @pytest.fixture
 def shown(window: MainWindow, builder: TraceBuilder) -> MainWindow:
-    window.bridge.store.runs.update(builder.store.runs)
-    window._enable_actions()
     window.panels.show_tokens(True)
-    window.feed.show_run(builder.store, builder.run_id)
+    window.feed.show_run(builder.run)
     QApplication.processEvents()
     return window
 
@@ -115,7 +113,7 @@ def test_tabs_bring_the_sequence_of_a_hit_to_the_front(shown: MainWindow, qtbot:
 def test_many_sequences_make_rows(window: MainWindow) -> None:
     builder = sample_trace(rounds=3, n_seqs=4)
     window.panels.show_tokens(True)
-    window.feed.show_run(builder.store, builder.run_id)
+    window.feed.show_run(builder.run)
     QApplication.processEvents()
     places = [a.mapTo(window, a.rect().topLeft()) for a in window.tokens.areas.values()]
     assert places[0].y() == places[1].y() < places[2].y() == places[3].y()

@@ -10,6 +10,7 @@ from pytestqt.qtbot import QtBot
 from app.looks.theme import load_theme
 from app.models.position import Position
 from app.views.findings import FindingsView
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.lane_traces import faulty_comparison
 from tests.support.trace_builder import TraceBuilder
@@ -45,10 +46,10 @@ def headings(view: FindingsView) -> str:
 
 
 def test_empty_states(view: FindingsView) -> None:
-    view.set_trace(None, None)
+    view.show_run(None)
     assert "No run yet" in headings(view)
     builder = TraceBuilder()
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     assert "Nothing found" in headings(view)
 
 
@@ -58,7 +59,7 @@ def test_findings_of_the_run_on_show_arrive(view: FindingsView, qtbot: QtBot) ->
     find(builder.store, builder.run_id + 1, 5)
     counts: list[int] = []
     view.count_changed.connect(counts.append)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     assert view.model.rowCount() == 1
     find(builder.store, builder.run_id, 6, "error")
     view.refresh()
@@ -77,7 +78,7 @@ def test_choosing_jumps_to_the_round(view: FindingsView, qtbot: QtBot) -> None:
     store = faulty_comparison().store
     find(store, 3, 2, "error")
     find(store, 2, None)
-    view.set_trace(store, 1)
+    view.show_run(RunRef(store, 1))
     assert [cell(view, row, "lane") for row in range(2)] == [
         "ring,fault=no-conv-rollback",
         "checkpoint",
@@ -91,22 +92,22 @@ def test_choosing_jumps_to_the_round(view: FindingsView, qtbot: QtBot) -> None:
             Qt.MouseButton.LeftButton,
             pos=view.table.visualRect(view.model.index(0, 1)).center(),
         )
-    assert signal.args == [Position(3, 0, 2, None)]
+    assert signal.args == [Position(RunRef(store, 3), 0, 2, None)]
     assert "Round 2 is replayed again and again.\n3 replays" in headings(view)
     with qtbot.waitSignal(view.run_selected) as signal:
         qtbot.keyClick(view.table, Qt.Key.Key_Down)
-    assert signal.args == [2], "a finding about the whole run"
+    assert signal.args == [RunRef(store, 2)], "a finding about the whole run"
 
 
 def test_the_cursor_marks_its_finding(view: FindingsView, qtbot: QtBot) -> None:
     store = faulty_comparison().store
     find(store, 3, 1)
     find(store, 3, 2)
-    view.set_trace(store, 3)
+    view.show_run(RunRef(store, 3))
     with qtbot.assertNotEmitted(view.position_selected):
-        view.set_cursor(Position(3, 0, 2, 15))
+        view.set_cursor(Position(RunRef(store, 3), 0, 2, 15))
     assert view.table.currentIndex().row() == 1
-    view.set_trace(store, 2)
+    view.show_run(RunRef(store, 2))
     assert view.model.rowCount() == 2, "another lane of the same comparison"
     view.set_cursor(None)
     assert not view.table.currentIndex().isValid()
@@ -118,7 +119,7 @@ def test_columns_are_as_wide_as_what_is_in_them(
 ) -> None:
     store = faulty_comparison().store
     find(store, 3, 2, "error")
-    view.set_trace(store, 1)
+    view.show_run(RunRef(store, 1))
     view.resize(width, 300)
     qtbot.wait(10)
     table = view.table
@@ -136,12 +137,12 @@ def test_columns_are_as_wide_as_what_is_in_them(
 
 def test_the_first_finding_is_told_in_full_while_none_is_chosen(view: FindingsView) -> None:
     builder = TraceBuilder()
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     assert not view.detail.text()
     find(builder.store, builder.run_id, 4)
     find(builder.store, builder.run_id, 6)
     view.refresh()
     assert view.detail.text().startswith("replay-livelock\nRound 4 is replayed")
     assert not view.table.selectionModel().hasSelection()
-    view.set_cursor(Position(builder.run_id, 0, 6, None))
+    view.set_cursor(Position(builder.run, 0, 6, None))
     assert "Round 6" in view.detail.text()

@@ -96,7 +96,7 @@ def places(window: MainWindow) -> dict[str, QRect]:
 
 def test_completing_moves_no_dock(qtbot: QtBot, engine: FakeEngine) -> None:
     def bridge() -> Bridge:
-        return Bridge(open_session=engine.open, inspect=engine.inspect, compare=engine.compare)
+        return Bridge(engine)
 
     found, windows = [], []
     for whole in (True, False):

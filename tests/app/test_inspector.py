@@ -17,6 +17,7 @@ from app.shell.window import MainWindow
 from app.views.inspector import InspectorView
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.judged_round import breakable, judged, step_of
 from tests.support.trace_builder import sample_trace
@@ -31,10 +32,8 @@ def shown(window: MainWindow) -> MainWindow:
 
 
 def show_trace(window: MainWindow, store: TraceStore) -> None:
-    window.bridge.store.runs.update(store.runs)
-    window._enable_actions()
     window.panels.show_tokens(True)
-    window.feed.show_run(store, 0)
+    window.feed.show_run(RunRef(store, 0))
     window.docks.reveal("inspector")
 
 
@@ -53,7 +52,7 @@ def test_it_is_empty_before_a_run(window: MainWindow) -> None:
 def test_the_round_under_the_cursor(shown: MainWindow) -> None:
     view = shown.inspector
     assert view.title.text() == "Round 1 · sequence 1 · newest"
-    shown.feed.move_cursor(Position(0, 1, 1, 2))
+    shown.feed.move_cursor(Position(shown.feed.run, 1, 1, 2))
     assert view.title.text() == "Round 1 · sequence 1"
     assert view.tokens.currentIndex().row() == 1
     assert cells(view, 0) == {
@@ -83,7 +82,7 @@ def test_the_round_under_the_cursor(shown: MainWindow) -> None:
 
 def test_a_row_moves_the_cursor_and_shows_its_alternatives(shown: MainWindow) -> None:
     view = shown.inspector
-    shown.feed.move_cursor(Position(0, 1, 1, None))
+    shown.feed.move_cursor(Position(shown.feed.run, 1, 1, None))
     assert view.tokens.currentIndex().row() == 0, "the rejection first"
     assert view.tops_model.rowCount() == 4
     view.tokens.selectRow(2)
@@ -102,7 +101,7 @@ def test_choosing_a_row_holds_the_newest_round(shown: MainWindow) -> None:
 
 def test_keys_walk_over_rounds(window: MainWindow, qtbot: QtBot) -> None:
     show_trace(window, sample_trace(rounds=6, n_seqs=2).store)
-    window.feed.move_cursor(Position(0, 1, 3, None))
+    window.feed.move_cursor(Position(window.feed.run, 1, 3, None))
     for key, title in (
         (Qt.Key.Key_BracketRight, "Round 4 · sequence 1"),
         (Qt.Key.Key_BracketLeft, "Round 3 · sequence 1"),
@@ -127,9 +126,9 @@ def test_enter_on_a_token_opens_the_inspector(window: MainWindow, qtbot: QtBot) 
 
 
 def test_copying_a_round(shown: MainWindow) -> None:
-    shown.feed.move_cursor(Position(0, 1, 1, None))
+    shown.feed.move_cursor(Position(shown.feed.run, 1, 1, None))
     shown.docks["inspector"].close()
-    shown.feed.move_cursor(Position(0, 0, 1, None))
+    shown.feed.move_cursor(Position(shown.feed.run, 0, 1, None))
     shown.actions_by_id["file.copy_step"].trigger()
     text = QGuiApplication.clipboard().text()
     assert text.startswith("### Round 1 · sequence 0"), "hidden it copies the cursor's round too"
@@ -141,7 +140,7 @@ def test_the_newest_round_is_shown_as_rounds_come(window: MainWindow, qtbot: QtB
     builder.plain(" x")
     window.feed.refresh()
     qtbot.waitUntil(lambda: window.inspector.title.text() == "Round 3 · sequence 0 · newest")
-    window.feed.move_cursor(Position(0, 0, 1, None))
+    window.feed.move_cursor(Position(window.feed.run, 0, 1, None))
     qtbot.waitUntil(lambda: window.inspector.title.text() == "Round 1 · sequence 0")
     builder.plain(" y")
     window.feed.refresh()
@@ -156,7 +155,7 @@ def test_a_reopened_trace_tells_the_same(window: MainWindow, tmp_path: Path) -> 
     export_csv(store, tmp_path / "trace")
     again = open_trace(tmp_path / "trace")
     show_trace(window, again)
-    window.feed.move_cursor(Position(0, 1, 1, None))
+    window.feed.move_cursor(Position(window.feed.run, 1, 1, None))
     assert window.inspector.markdown() == step_markdown(step_of(store))
 
 
@@ -167,7 +166,7 @@ def test_what_the_table_has_no_room_for_is_told_below(
     view, dock = shown.inspector, shown.docks["inspector"]
     dock.setFloating(True)
     dock.resize(width, 700)
-    shown.feed.move_cursor(Position(0, 1, 1, 1))
+    shown.feed.move_cursor(Position(shown.feed.run, 1, 1, 1))
     qtbot.wait(20)
     table = view.tokens
     seen = [i for i in range(len(NAMES)) if not table.isColumnHidden(i)]

@@ -10,6 +10,7 @@ from app.looks.theme import load_theme
 from app.widgets.lane_editor import LaneEditor, parse_lanes
 from engine.compare.lane_spec import DEFAULT_LANES, LaneSpec
 from engine.errors import OptionError
+from engine.options import RunOptions, SpecOptions
 
 
 @pytest.fixture
@@ -67,3 +68,22 @@ def test_lanes_are_added_from_the_menu(editor: LaneEditor) -> None:
     next(a for a in menu.actions() if a.text() == "ring,fault=no-conv-rollback").trigger()
     assert editor.text.toPlainText() == "planes\nring,fault=no-conv-rollback"
     assert editor.error == ""
+
+
+def test_a_fault_that_cannot_act_is_noted(editor: LaneEditor) -> None:
+    editor.text.setPlainText("planes\nring,fault=plane-off-by-one")
+    assert editor.error == "" and editor.lanes() is not None
+    assert editor.note.startswith("ring,fault=plane-off-by-one: Fault plane-off-by-one cannot act")
+    assert any(editor.note == label.text() for label in editor.findChildren(QLabel))
+    editor.text.setPlainText("planes,fault=stale-plane")
+    assert "-ub" in editor.note
+    spec = SpecOptions(types=("draft-mtp",), n_max=4)
+    editor.set_options(RunOptions(spec=spec, n_ubatch=4))
+    assert editor.note == ""
+
+
+def test_the_faults_on_offer_can_act(editor: LaneEditor) -> None:
+    editor.set_options(RunOptions(spec=SpecOptions(types=("draft-mtp",))))
+    for action in editor.add_button.menu().actions():
+        editor.text.setPlainText(action.text() or "planes")
+        assert (editor.error, editor.note) == ("", "")

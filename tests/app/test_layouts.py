@@ -66,7 +66,7 @@ def test_each_is_kept_for_itself(
     make_window: Callable[[Bridge], MainWindow], engine: FakeEngine
 ) -> None:
     def new() -> MainWindow:
-        return make_window(Bridge(open_session=engine.open, inspect=engine.inspect))
+        return make_window(Bridge(engine))
 
     first = new()
     first.docks["ring"].close()

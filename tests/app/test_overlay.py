@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QApplication, QMenu
 from pytestqt.qtbot import QtBot
 
 import app.widgets.run_pair
+from app.models.run_overlay import RunOverlay
 from app.models.step_curves import WINDOW
 from app.shell.window import MainWindow
 from app.views.acceptance import AcceptanceView
@@ -19,6 +20,7 @@ from app.widgets.bar_view import BarView
 from app.widgets.overlaid_view import OverlaidView
 from engine.trace.export import export_csv
 from engine.trace.records import PHASES
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance
 from tests.support.timed_trace import add_rounds, begin
@@ -42,8 +44,8 @@ def store() -> TraceStore:
 def overlaid(window: MainWindow, store: TraceStore) -> MainWindow:
     """Run 2 over run 1."""
     window.resize(1280, 800)
-    window.feed.show_run(store, 1)
-    window.feed.set_overlay(2)
+    window.feed.show_run(RunRef(store, 1))
+    window.feed.set_overlay(RunRef(store, 2))
     return window
 
 
@@ -95,6 +97,11 @@ def in_front(window: MainWindow, name: str) -> OverlaidView:
     view = window.plots.views[name]
     assert isinstance(view, OverlaidView)
     return view
+
+
+def ids(overlay: RunOverlay | None) -> tuple[int, int]:
+    assert overlay is not None
+    return overlay.run.run_id, overlay.over.run_id
 
 
 def n_over(view: OverlaidView) -> int:
@@ -164,12 +171,12 @@ def test_the_axis_makes_room(window: MainWindow) -> None:
     store = TraceStore()
     add_rounds(store, begin(store, ()), 0, SHORT, drafts=False)
     add_rounds(store, begin(store, ("draft-mtp",)), 0, SHORT, 2)
-    window.feed.show_run(store, 0)
+    window.feed.show_run(RunRef(store, 0))
     for name in BARS:
         view = in_front(window, name)
         window.feed.set_overlay(None)
         before = view.plot.box.viewRange()[1][1]
-        window.feed.set_overlay(1)
+        window.feed.set_overlay(RunRef(store, 1))
         top = view.plot.box.viewRange()[1][1]
         rounds = range(1, SHORT)  # the prompt is taller than any plot
         assert top > max(height(store, name, 1, number) for number in rounds)
@@ -206,17 +213,19 @@ def test_the_readout_of_rates(overlaid: MainWindow, store: TraceStore) -> None:
         assert lines.index(rate) > lines.index(f"run {run_id}, round 23")
 
 
-def test_whole_run_brings_the_longer_one_into_sight(overlaid: MainWindow) -> None:
+def test_whole_run_brings_the_longer_one_into_sight(
+    overlaid: MainWindow, store: TraceStore
+) -> None:
     overlaid.actions_by_id["plot.show_all"].trigger()
     assert overlaid.rollback.plot.x_range[1] >= LONG - 0.5
-    overlaid.feed.set_overlay(0)
+    overlaid.feed.set_overlay(RunRef(store, 0))
     overlaid.actions_by_id["plot.show_all"].trigger()
     assert overlaid.rollback.plot.x_range[1] == SHORT - 0.5
 
 
 def test_slots_stay_those_of_the_run_on_show(overlaid: MainWindow) -> None:
     assert not isinstance(overlaid.ring, OverlaidView)
-    assert overlaid.ring._run_id == 1
+    assert overlaid.ring._run is not None and overlaid.ring._run.run_id == 1
 
 
 def test_the_run_is_named(overlaid: MainWindow) -> None:
@@ -234,12 +243,12 @@ def test_a_key_lays_the_newest_other_or_the_chosen_run_over(
     window: MainWindow, store: TraceStore, qtbot: QtBot
 ) -> None:
     assert not window.actions_by_id["plot.overlay"].isEnabled()
-    window.feed.show_run(store, 2)
+    window.feed.show_run(RunRef(store, 2))
     qtbot.keyClick(window, Qt.Key.Key_O)
-    assert window.feed.overlay is not None and window.feed.overlay.run_id == 1
+    assert window.feed.overlay is not None and window.feed.overlay.run.run_id == 1
     window.runs.table.setCurrentIndex(window.runs.model.index(0, 0))
     qtbot.keyClick(window, Qt.Key.Key_O)
-    assert window.feed.overlay.run_id == 0
+    assert window.feed.overlay.run.run_id == 0
     qtbot.keyClick(window, Qt.Key.Key_O, Qt.KeyboardModifier.ShiftModifier)
     assert window.feed.overlay is None
 
@@ -247,16 +256,16 @@ def test_a_key_lays_the_newest_other_or_the_chosen_run_over(
 def test_one_run_has_none_to_lay_over(window: MainWindow) -> None:
     store = TraceStore()
     add_rounds(store, begin(store, ()), 0, 3, drafts=False)
-    window.feed.show_run(store, 0)
+    window.feed.show_run(RunRef(store, 0))
     assert not window.actions_by_id["plot.overlay"].isEnabled()
-    window.feed.set_overlay(0)
+    window.feed.set_overlay(RunRef(store, 0))
     assert window.feed.overlay is None, "no run lies over itself"
-    window.feed.set_overlay(7)
+    window.feed.set_overlay(RunRef(store, 7))
     assert window.feed.overlay is None
 
 
 def test_by_the_menu_of_the_list(window: MainWindow, store: TraceStore) -> None:
-    window.feed.show_run(store, 1)
+    window.feed.show_run(RunRef(store, 1))
     window.docks.reveal("runs")
     QApplication.processEvents()
     table = window.runs.table
@@ -274,7 +283,7 @@ def test_by_the_menu_of_the_list(window: MainWindow, store: TraceStore) -> None:
     over = entries(2)["Overlay with this run"]
     assert not entries(2)["No Overlay"].isEnabled()
     over.trigger()
-    assert window.feed.overlay is not None and window.feed.overlay.run_id == 2
+    assert window.feed.overlay is not None and window.feed.overlay.run.run_id == 2
     assert not window.runs.model.index(2, 0).data(Qt.ItemDataRole.DecorationRole).isNull()
     assert window.runs.model.index(0, 0).data(Qt.ItemDataRole.DecorationRole) is None
     off = entries(2)["No Overlay"]
@@ -282,34 +291,44 @@ def test_by_the_menu_of_the_list(window: MainWindow, store: TraceStore) -> None:
     assert window.feed.overlay is None
 
 
-def test_taken_off_the_list_it_is_taken_off_the_plots(overlaid: MainWindow, qtbot: QtBot) -> None:
+def test_taken_off_the_list_it_is_taken_off_the_plots(
+    overlaid: MainWindow, store: TraceStore, qtbot: QtBot
+) -> None:
     overlaid.docks.reveal("runs")
     table = overlaid.runs.table
     table.setFocus()
     for run_id in (0, 2):
         assert overlaid.feed.overlay is not None
-        row = overlaid.runs.model.row_of(run_id)
+        row = overlaid.runs.model.row_of(RunRef(store, run_id))
         assert row is not None
         table.setCurrentIndex(overlaid.runs.model.index(row, 0))
         qtbot.keyClick(table, Qt.Key.Key_Delete)
     assert overlaid.feed.overlay is None
-    assert [row.run_id for row in overlaid.runs.model.rows] == [1]
+    assert [row.run.run_id for row in overlaid.runs.model.rows] == [1]
     assert len(line(overlaid, "rollback")[0]) == 0
-    overlaid.feed.set_overlay(2)
-    assert 2 in [row.run_id for row in overlaid.runs.model.rows], "laid over, it is listed again"
+    overlaid.feed.set_overlay(RunRef(store, 2))
+    assert 2 in [row.run.run_id for row in overlaid.runs.model.rows], (
+        "laid over, it is listed again"
+    )
 
 
 def test_a_new_run_keeps_it_and_places_change(overlaid: MainWindow, store: TraceStore) -> None:
     view = in_front(overlaid, "kv")
     new = begin(store, ("draft-mtp",))
-    overlaid.feed.show_run(store, new)
-    assert view.overlay is not None and (view.overlay.run_id, view.overlay.over) == (2, new)
+    overlaid.feed.show_run(RunRef(store, new))
+    assert view.overlay is not None and (view.overlay.run.run_id, view.overlay.over.run_id) == (
+        2,
+        new,
+    )
     add_rounds(store, new, 0, 4)
     overlaid.feed.refresh()
     x, _ = line(overlaid, "kv")
     assert x[-1] == LONG - 0.5
-    overlaid.feed.show_run(store, 2)
-    assert view.overlay is not None and (view.overlay.run_id, view.overlay.over) == (new, 2)
+    overlaid.feed.show_run(RunRef(store, 2))
+    assert view.overlay is not None and (view.overlay.run.run_id, view.overlay.over.run_id) == (
+        new,
+        2,
+    )
     assert view.legend.leading_labels == [f"run {new} over run 2"]
     x, _ = line(overlaid, "kv")
     assert x[-1] == 3.5
@@ -319,10 +338,10 @@ def test_another_trace_or_none_takes_it_off(overlaid: MainWindow) -> None:
     other = TraceStore()
     for _ in range(3):
         add_rounds(other, begin(other, ()), 0, 3, drafts=False)
-    overlaid.feed.show_run(other, 1)
+    overlaid.feed.show_run(RunRef(other, 1))
     assert overlaid.feed.overlay is None
     assert len(line(overlaid, "rollback")[0]) == 0
-    overlaid.feed.set_overlay(0)
+    overlaid.feed.set_overlay(RunRef(other, 0))
     assert len(line(overlaid, "rollback")[0]) == 6
     overlaid.feed.clear()
     assert overlaid.feed.overlay is None
@@ -362,8 +381,8 @@ def test_out_of_sight_nothing_is_read(
     for name in (*window.plots.views, "runs"):
         window.docks[name].hide()
     QApplication.processEvents()
-    window.feed.show_run(store, 1)
-    window.feed.set_overlay(2)
+    window.feed.show_run(RunRef(store, 1))
+    window.feed.set_overlay(RunRef(store, 2))
     window.feed.refresh()
     overlay = window.feed.overlay
     assert overlay is not None
@@ -384,8 +403,8 @@ def test_out_of_sight_nothing_is_read(
 
 def test_a_long_run_is_drawn_with_few_points(window: MainWindow, store: TraceStore) -> None:
     add_rounds(store, 2, LONG, 20_000, 2)
-    window.feed.show_run(store, 1)
-    window.feed.set_overlay(2)
+    window.feed.show_run(RunRef(store, 1))
+    window.feed.set_overlay(RunRef(store, 2))
     for name in BARS:
         view = in_front(window, name)
         window.actions_by_id["plot.show_all"].trigger()
@@ -414,7 +433,7 @@ def test_figures_stand_below_the_list(overlaid: MainWindow, store: TraceStore) -
     assert lines["rounds"] == [str(SHORT), str(LONG), "0.60×"]
     rates = [acceptance(store, run)["draft_acceptance_rate"] for run in (1, 2)]
     assert [float(text) for text in lines["acceptance"][:2]] == pytest.approx(rates, abs=1e-3)
-    overlaid.feed.select_run(2)
+    overlaid.feed.select_run(RunRef(store, 2))
     assert model.headerData(1, Qt.Orientation.Horizontal) == "run 2"
     overlaid.actions_by_id["plot.no_overlay"].trigger()
     assert not pair.isVisible()
@@ -426,9 +445,9 @@ def test_an_opened_trace_has_it_too(
     export_csv(store, tmp_path / "mine")
     with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):
         window.sessions.open(tmp_path / "mine")
-    assert window.feed.run_id == 2
+    assert window.feed.run.run_id == 2
     window.actions_by_id["plot.overlay"].trigger()
-    assert window.feed.overlay is not None and window.feed.overlay.run_id == 1
+    assert window.feed.overlay is not None and window.feed.overlay.run.run_id == 1
     in_front(window, "timing")
     _, y = line(window, "timing")
     assert y[::2] == pytest.approx([height(store, "timing", 1, n) for n in range(SHORT)])

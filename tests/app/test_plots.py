@@ -26,6 +26,7 @@ from app.widgets.round_view import RoundView
 from app.widgets.stacked_bars import StackedBars
 from engine.errors import TraceFileError
 from engine.trace.records import PHASES
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance, timings
 from tests.support.timed_trace import add_rounds, begin, timed_trace
@@ -48,7 +49,7 @@ def make(qtbot: QtBot) -> Callable[[type[RoundView]], RoundView]:
 
 def filled(window: MainWindow, rounds: int = 60) -> tuple[TraceStore, int]:
     store, _, run_id = timed_trace(rounds)
-    window.feed.show_run(store, run_id)
+    window.feed.show_run(RunRef(store, run_id))
     return store, run_id
 
 
@@ -80,7 +81,7 @@ def n_points(view: RoundView) -> int:
 def test_time_is_stacked_by_phase(make: Callable[[type[RoundView]], RoundView]) -> None:
     store, _, run_id = timed_trace(60, n_seqs=2)
     view = make(TimingView)
-    view.set_trace(store, run_id)
+    view.show_run(RunRef(store, run_id))
     mine = (store.rounds.column("run_id") == run_id) & (store.rounds.column("round") == 12)
     for phase, heights in zip(PHASES, bars(view._bars), strict=True):  # type: ignore[attr-defined]
         expected = store.rounds.column(f"{phase}_ms")[mine].sum()
@@ -93,7 +94,7 @@ def test_the_speed_up_is_against_the_plain_run(
 ) -> None:
     store, plain, run_id = timed_trace(60)
     view = make(TimingView)
-    view.set_trace(store, run_id)
+    view.show_run(RunRef(store, run_id))
     ratio = (
         timings(store, run_id)["predicted_per_second"]
         / timings(store, plain)["predicted_per_second"]
@@ -101,7 +102,7 @@ def test_the_speed_up_is_against_the_plain_run(
     assert view.legend.labels[0] == f"{ratio:.2f}× vs run {plain}"
     other = begin(store, ("draft-mtp",), prompt=(1, 2))
     add_rounds(store, other, 0, 5)
-    view.set_trace(store, other)
+    view.show_run(RunRef(store, other))
     assert view.legend.labels[0] == NO_BASELINE
     assert "clear the drafters" in view.legend.entry_tip(0)
 
@@ -110,7 +111,7 @@ def test_acceptance_says_what_the_engine_says(make: Callable[[type[RoundView]], 
     store, _, run_id = timed_trace(80)
     view = make(AcceptanceView)
     assert isinstance(view, AcceptanceView)
-    view.set_trace(store, run_id)
+    view.show_run(RunRef(store, run_id))
     figures = acceptance(store, run_id)
     _, lifetime = view._lifetime.getData()
     assert lifetime[-1] == pytest.approx(figures["draft_acceptance_rate"])
@@ -129,7 +130,7 @@ def test_acceptance_says_what_the_engine_says(make: Callable[[type[RoundView]], 
 def test_ubatches_show_padding_and_the_reason(make: Callable[[type[RoundView]], RoundView]) -> None:
     store, _, run_id = timed_trace(60, n_seqs=2)
     view = make(VerifyWidthView)
-    view.set_trace(store, run_id)
+    view.show_run(RunRef(store, run_id))
     _prompt, verify, replay, padding = bars(view._bars)  # type: ignore[attr-defined]
     mine = (store.ubatches.column("run_id") == run_id) & (store.ubatches.column("round") == 13)
     (row,) = np.flatnonzero(mine).tolist()
@@ -144,7 +145,7 @@ def test_ubatches_show_padding_and_the_reason(make: Callable[[type[RoundView]], 
 def test_duplicate_cells_are_marked(make: Callable[[type[RoundView]], RoundView]) -> None:
     store, _, run_id = timed_trace(60)
     view = make(KvCellsView)
-    view.set_trace(store, run_id)
+    view.show_run(RunRef(store, run_id))
     used, twice = bars(view._bars)  # type: ignore[attr-defined]
     assert set(twice) == {33.0}
     x, _ = view._signs.getData()  # type: ignore[attr-defined]
@@ -158,7 +159,7 @@ def test_a_long_run_is_drawn_with_as_many_points_as_pixels(window: MainWindow) -
     window.resize(1280, 800)
     store, _, run_id = timed_trace(2)
     add_rounds(store, run_id, 2, 100_000)
-    window.feed.show_run(store, run_id)
+    window.feed.show_run(RunRef(store, run_id))
     parts = {"acceptance": 2, "timing": len(PHASES) + 1, "verify": 5, "kv": 3, "rollback": 4}
     for unit in ("round", "token", "time"):
         window.actions_by_id[f"plot.x_{unit}"].trigger()
@@ -218,9 +219,9 @@ def test_one_switch_changes_the_unit_of_all_plots(window: MainWindow) -> None:
 
 
 def test_all_plots_share_cursor_pan_and_reset(window: MainWindow, qtbot: QtBot) -> None:
-    _, run_id = filled(window, 300)
+    filled(window, 300)
     window.actions_by_id["plot.x_time"].trigger()
-    window.feed.move_cursor(Position(run_id, 0, 200, None))
+    window.feed.move_cursor(Position(window.feed.run, 0, 200, None))
     views = list(window.plots.views.values())
     centre = views[0].plot.run_axis.centre(200)
     assert {view.plot.cursor_line.value() for view in views} == {centre}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QColor
@@ -54,7 +53,7 @@ def test_every_state_has_the_colour_of_its_role(qtbot: QtBot, theme: Theme) -> N
     builder = TraceBuilder()
     builder.slots(SLOT_STATES, 0)
     view = shown(qtbot, theme)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     zoom(view, -0.5, 1.5)
     for slot, state in enumerate(SLOT_STATES):
         # beside the middle, where pending and stale have their signs
@@ -66,7 +65,7 @@ def test_pending_and_stale_have_signs(qtbot: QtBot, theme: Theme) -> None:
     builder = TraceBuilder()
     builder.slots(("live", "pending", "stale"), 0)
     view = shown(qtbot, theme)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     zoom(view, -0.5, 3.5)
     signs = {state: marks.getData() for state, marks in view._marks.items()}
     assert [column.tolist() for column in signs["pending"]] == [[0], [1]]
@@ -78,7 +77,7 @@ def test_crowded_cells_keep_only_the_sign_of_stale(view: RingView) -> None:
     builder = TraceBuilder()
     for number in range(400):
         builder.slots(("live", "pending", "stale" if number == 200 else "free"), number)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     zoom(view, 0, 400)
     assert len(view._marks["pending"].getData()[0]) == 0
     assert view._marks["stale"].getData()[0].tolist() == [200]
@@ -88,7 +87,7 @@ def test_signs_shrink_with_the_cells(view: RingView) -> None:
     builder = TraceBuilder()
     for number in range(150):
         builder.slots(("live", "pending"), number)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     zoom(view, 0, 150)
     room = view.plot.box.width() / 150
     pending = view._marks["pending"]
@@ -102,7 +101,7 @@ def test_signs_shrink_with_the_cells(view: RingView) -> None:
 def test_sequences_are_bands(view: RingView) -> None:
     builder = TraceBuilder()
     builder.slots(("live", "free"), 0, seq_id=1)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     assert view._image.image.shape == (2, 1)
     builder.slots(("live", "fresh", "carried"), 0, seq_id=0)
     view.refresh()
@@ -113,33 +112,63 @@ def test_sequences_are_bands(view: RingView) -> None:
     assert ticks[4] == "seq 1"
 
 
+def states_of(view: RingView, left: float, right: float) -> dict[int, list[object]]:
+    """The states of every round in sight, by slot and sequence."""
+    zoom(view, left, right)
+    found: dict[int, list[object]] = {}
+    for round_, _, _, state, _ in view.table()[1]:
+        assert isinstance(round_, int)
+        found.setdefault(round_, []).append(state)
+    return found
+
+
 def test_rows_written_later_change_their_cells_only(view: RingView) -> None:
     builder = sample_trace(rounds=30, n_seqs=2)
-    view.set_trace(builder.store, builder.run_id)
-    before = view._states.copy()
+    view.show_run(builder.run)
+    before = states_of(view, 0, 40)
+    assert len(before) == 30
     builder.slots(("live", "stale", "stale", "stale"), 31)
     view.refresh()
-    assert (view._states[:, :31] == before[:, :31]).all()
-    assert view._states[:4, 31].tolist() == [2, 5, 5, 5]
+    assert states_of(view, 0, 40) == before | {31: ["live", "stale", "stale", "stale"]}
 
 
 def test_growing_past_the_first_room(view: RingView) -> None:
     builder = sample_trace(rounds=10)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     for number in range(11, 3000):
         builder.slots(("live", "fresh", "carried", "free"), number)
     view.refresh()
-    expected = np.array([2, 3, 4, 1])
-    assert (view._states[:, 11:3000] == expected[:, None]).all()
     assert view.plot.n_rounds == 3000
     left, right = view.plot.x_range
     assert left < 2999 < right
     assert view._image.image.shape[1] < 200  # only what is in sight
+    found = states_of(view, 11, 3000)
+    assert len(found) == 2989
+    assert all(states == ["live", "fresh", "carried", "free"] for states in found.values())
+
+
+def test_slots_and_rounds_take_room_by_their_number(view: RingView) -> None:
+    builder = TraceBuilder()
+    for number, seq_id, slot in ((3, 7, 4095), (10**9, 65_535, 12), (10**9, 65_535, 4000)):
+        builder.store.memory.append(
+            run_id=builder.run_id, round=number, seq_id=seq_id, slot=slot, state="stale", age=1
+        )
+    view.show_run(builder.run)
+    zoom(view, -1, 10**9 + 1)
+    assert view._image.image.shape[0] == 4
+    assert view._image.image.shape[1] < 2000
+    assert [tuple(row) for row in view.table()[1]] == [
+        (3, 7, 4095, "stale", 1),
+        (10**9, 65_535, 12, "stale", 1),
+        (10**9, 65_535, 4000, "stale", 1),
+    ]
+    assert view.plot.tip(3.0, 0.0).startswith("round 3 · sequence 7 · slot 4095")
+    assert view.plot.tip(3.0, 3.0) == ""
 
 
 def test_tooltip_and_click(view: RingView, qtbot: QtBot) -> None:
     builder = sample_trace(rounds=40, n_seqs=2)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     QApplication.processEvents()
     assert view.plot.tip(10.0, 2.0).startswith("round 10 · sequence 0 · slot 2\n")
     assert "2 tokens behind the newest" in view.plot.tip(10.0, 2.0)
@@ -149,7 +178,7 @@ def test_tooltip_and_click(view: RingView, qtbot: QtBot) -> None:
         qtbot.mouseClick(
             view.plot.viewport(), Qt.MouseButton.LeftButton, pos=pixel_of(view, 12.0, 6.0)
         )
-    assert signal.args == [Position(0, 1, 12, None)]
+    assert signal.args == [Position(builder.run, 1, 12, None)]
 
 
 def test_linked_plots_share_rounds_and_following(qtbot: QtBot, view: RingView) -> None:
@@ -160,7 +189,7 @@ def test_linked_plots_share_rounds_and_following(qtbot: QtBot, view: RingView) -
     view.link_x(rollback)
     builder = sample_trace(rounds=300)
     for one in (rollback, view):
-        one.set_trace(builder.store, builder.run_id)
+        one.show_run(builder.run)
     assert rollback.plot.x_range == pytest.approx(view.plot.x_range)
     qtbot.keyClick(view.plot, Qt.Key.Key_W)
     for _ in range(6):
@@ -182,7 +211,7 @@ def test_linked_plots_agree_while_one_table_is_a_round_ahead(qtbot: QtBot, view:
     view.link_x(rollback)
     builder = sample_trace(rounds=300)
     for one in (rollback, view):
-        one.set_trace(builder.store, builder.run_id)
+        one.show_run(builder.run)
     builder.draft([], "a", ["x"])  # its slots are not written yet, those of the last round are
     builder.slots(("live",), 300)
     for one in (rollback, view):
@@ -193,7 +222,7 @@ def test_linked_plots_agree_while_one_table_is_a_round_ahead(qtbot: QtBot, view:
 
 def test_retheme(view: RingView) -> None:
     builder = sample_trace(rounds=30)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     light = load_theme("light")
     view.retheme(light)
     zoom(view, 0, 10)
@@ -203,13 +232,13 @@ def test_retheme(view: RingView) -> None:
 def test_the_plot_is_told_in_words(view: RingView) -> None:
     builder = TraceBuilder()
     builder.slots(("live", "stale"), 0)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     assert view.plot.accessibleDescription() == "rounds: 1, slots of sequence 0: 2, stale: 1"
 
 
 def test_a_narrow_view_puts_the_legend_below(view: RingView) -> None:
     builder = sample_trace(rounds=10)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     QApplication.processEvents()
     assert view.legend.x() > view.plot.geometry().right()
     n_states, line = len(SLOT_STATES), view.legend.fontMetrics().height() + 1

@@ -12,6 +12,7 @@ from pytestqt.qtbot import QtBot
 from app.looks.theme import Theme, load_theme
 from app.models.position import Position
 from app.views.rollback import RollbackView
+from engine.trace.run_ref import RunRef
 from tests.support.trace_builder import TraceBuilder, sample_trace
 
 
@@ -57,7 +58,7 @@ def pixel_of(view: RollbackView, x: float, y: float) -> QPoint:
 
 def test_bars_by_path(view: RollbackView) -> None:
     builder = some_rounds()
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     assert bars(view, "seq_rm") == {1: 1}
     assert bars(view, "restore") == {2: 2}
     assert bars(view, "refused") == {3: 1}
@@ -68,7 +69,7 @@ def test_bars_by_path(view: RollbackView) -> None:
 
 def test_new_rounds_join(view: RollbackView) -> None:
     builder = some_rounds()
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     builder.draft([], "g", ["x", "y", "z"])
     view.refresh()
     assert bars(view, "seq_rm")[5] == 3
@@ -80,7 +81,7 @@ def test_sequences_stand_beside_each_other(view: RollbackView) -> None:
         builder.prompt(["p"], seq_id)
     for seq_id in (0, 1):
         builder.draft([], "a", ["x"] * (seq_id + 1), seq_id)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     found = bars(view, "seq_rm")
     assert sorted(found.values()) == [1, 2]
     left, right = sorted(found)
@@ -92,7 +93,7 @@ def test_sequences_stand_beside_each_other(view: RollbackView) -> None:
 
 def test_the_limit_line(view: RollbackView) -> None:
     builder = some_rounds()
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     assert view._limit.isVisible()
     assert view._limit.value() == 3
     assert view.legend.labels[0] == "n_rs_seq = 3"
@@ -103,7 +104,7 @@ def test_the_limit_line(view: RollbackView) -> None:
 def test_without_planes_there_is_no_limit_line(view: RollbackView) -> None:
     builder = TraceBuilder()
     builder.store.rounds.append(run_id=0, round=0, seq_id=0, rollback_path="none")
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     assert not view._limit.isVisible()
     assert view.legend.labels[0] == "n_rs_seq"
 
@@ -114,7 +115,7 @@ def test_paths_differ_in_more_than_hue(qtbot: QtBot, theme: Theme) -> None:
     for path in ("seq_rm", "restore", "refused"):
         builder.draft([], "a", ["x", "y", "z"], path=path)
     view = shown(qtbot, theme)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     view.plot.set_follow(False)
     view.plot.box.setXRange(0.5, 3.5, padding=0)
     QApplication.processEvents()
@@ -139,17 +140,17 @@ def test_paths_differ_in_more_than_hue(qtbot: QtBot, theme: Theme) -> None:
 
 def test_a_click_selects_the_round(view: RollbackView, qtbot: QtBot) -> None:
     builder = sample_trace(rounds=60, n_seqs=2)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     QApplication.processEvents()
     with qtbot.waitSignal(view.position_selected) as signal:
         qtbot.mouseClick(
             view.plot.viewport(), Qt.MouseButton.LeftButton, pos=pixel_of(view, 20.2, 1.0)
         )
-    assert signal.args == [Position(0, 1, 20, None)]
+    assert signal.args == [Position(builder.run, 1, 20, None)]
     assert view.plot.cursor_line.value() == 20
     with qtbot.waitSignal(view.position_selected) as signal:
         qtbot.keyClick(view.plot, Qt.Key.Key_Right)
-    assert signal.args == [Position(0, 1, 21, None)]
+    assert signal.args == [Position(builder.run, 1, 21, None)]
     with qtbot.assertNotEmitted(view.position_selected):
         qtbot.mouseClick(
             view.plot.viewport(), Qt.MouseButton.LeftButton, pos=pixel_of(view, 90.0, 1.0)
@@ -158,20 +159,20 @@ def test_a_click_selects_the_round(view: RollbackView, qtbot: QtBot) -> None:
 
 def test_the_cursor_comes_from_outside(view: RollbackView) -> None:
     builder = sample_trace(rounds=300)
-    view.set_trace(builder.store, builder.run_id)
-    view.set_cursor(Position(0, 0, 7, 30))
+    view.show_run(builder.run)
+    view.set_cursor(Position(builder.run, 0, 7, 30))
     left, right = view.plot.x_range
     assert left < 7 < right
     assert view.plot.cursor_line.isVisible()
     assert "round 7" in view.plot.getPlotItem().getAxis("bottom").labelString()
     assert not view.plot.follow
-    view.set_cursor(Position(9, 0, 7, 30))  # another run
+    view.set_cursor(Position(RunRef(builder.store, 9), 0, 7, 30))  # another run
     assert not view.plot.cursor_line.isVisible()
 
 
 def test_the_newest_round_stays_in_sight_until_scrolled(view: RollbackView, qtbot: QtBot) -> None:
     builder = sample_trace(rounds=300)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     left, right = view.plot.x_range
     assert left < 300 < right
     with qtbot.waitSignal(view.plot.follow_changed):
@@ -190,7 +191,7 @@ def test_the_newest_round_stays_in_sight_until_scrolled(view: RollbackView, qtbo
 
 def test_the_wheel_zooms_at_the_cursor(view: RollbackView) -> None:
     builder = sample_trace(rounds=300)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     QApplication.processEvents()
     before, y_before = view.plot.x_range, view.plot.box.viewRange()[1]
     place = QPointF(pixel_of(view, 250.0, 1.0))
@@ -215,7 +216,7 @@ def test_the_wheel_zooms_at_the_cursor(view: RollbackView) -> None:
 
 def test_the_tooltip_gives_the_numbers(view: RollbackView) -> None:
     builder = some_rounds()
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     tip = view.plot.tip(2.1, 1.0)
     assert "round 2 · sequence 0" in tip
     assert "restore_depth, depth 2, n_rs_seq 3" in tip
@@ -226,7 +227,7 @@ def test_the_tooltip_gives_the_numbers(view: RollbackView) -> None:
 
 def test_the_plot_is_told_in_words(view: RollbackView) -> None:
     builder = some_rounds()
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     words = view.plot.accessibleDescription()
     assert words == "rounds: 5, deepest rollback: 2, seq_rm: 1, restore: 1, refused: 1"
 
@@ -237,12 +238,12 @@ def test_empty_and_back(view: RollbackView) -> None:
 
     assert "Press Run (F5)" in words()
     builder = some_rounds()
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     assert view.plot.isVisible()
-    view.set_trace(None, None)
+    view.show_run(None)
     assert "Press Run (F5)" in words()
     other = TraceBuilder(builder.store)
-    view.set_trace(builder.store, other.run_id)
+    view.show_run(RunRef(builder.store, other.run_id))
     assert "Press Run (F5)" in words()
     other.prompt(["p"])
     other.draft([], "a", ["x"])
@@ -252,7 +253,7 @@ def test_empty_and_back(view: RollbackView) -> None:
 
 def test_retheme(view: RollbackView) -> None:
     builder = some_rounds()
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     light = load_theme("light")
     view.retheme(light)
     QApplication.processEvents()
@@ -263,7 +264,7 @@ def test_retheme(view: RollbackView) -> None:
 
 def test_only_rounds_in_sight_are_drawn(view: RollbackView) -> None:
     builder = sample_trace(rounds=1000)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     left, right = view.plot.x_range
     drawn = np.concatenate([np.array(list(bars(view, group))) for group in view._bars])
     assert 0 < len(drawn) <= right - left + 3

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from app.models.pixel_columns import PixelColumns, envelope
 from app.models.run_axis import RunAxis
+from engine.trace.run_ref import RunRef
 from tests.support.timed_trace import add_rounds, begin, timed_trace
 
 
 def test_rounds_lie_where_tokens_and_time_say() -> None:
     store, _, run_id = timed_trace(40, n_seqs=2)
     axis = RunAxis()
-    axis.read(store, run_id)
+    axis.read(RunRef(store, run_id))
     mine = store.rounds.column("run_id") == run_id
     rounds = store.rounds.column("round")[mine]
     tokens, times = store.rounds.column("num_emitted")[mine], store.rounds.column("t_ms")[mine]
@@ -43,8 +44,8 @@ def test_rows_read_one_by_one_give_the_same_axis() -> None:
     for row in rows.tolist():
         facts = {k: v for k, v in source.rounds.row(row).items() if v is not None and v != ""}
         store.rounds.append(**{**facts, "run_id": run_id})
-        slow.read(store, run_id)
-    fast.read(store, run_id)
+        slow.read(RunRef(store, run_id))
+    fast.read(RunRef(store, run_id))
     for unit in ("token", "time"):
         slow.unit = fast.unit = unit
         numbers = np.arange(13)
@@ -55,11 +56,11 @@ def test_another_run_begins_anew() -> None:
     store, plain, run_id = timed_trace(20)
     axis = RunAxis()
     axis.unit = "token"
-    axis.read(store, run_id)
-    axis.read(store, plain)
+    axis.read(RunRef(store, run_id))
+    axis.read(RunRef(store, plain))
     assert axis.start(20) == 20
     add_rounds(store, plain, 20, 25, drafts=False)
-    axis.read(store, plain)
+    axis.read(RunRef(store, plain))
     assert axis.start(25) == 25
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from pytestqt.qtbot import QtBot
 
 from app.models.run_comparison import FigurePair, compare_runs, text_difference
+from app.models.run_facts import run_row
+from app.models.run_overlay import RunOverlay
+from app.widgets.run_pair import RunPair
 from engine.trace.records import PHASES
 from engine.trace.store import TraceStore
 from engine.trace.timings import timings
@@ -110,3 +116,55 @@ def test_of_several_sequences_the_first_that_parts_is_named() -> None:
     assert text_difference(store, 0, 1) == (
         "The texts differ at token 3 of sequence 1, position 3: “c” in run 0, “x” in run 1."
     )
+
+
+# -- figures of a run that ends while they are read ----------------------------------------
+
+
+class EndsWhenAsked(dict[str, Any]):
+    """Facts of a run that ends, with one more round, just before somebody learns of its end."""
+
+    def __init__(self, builder: TraceBuilder) -> None:
+        super().__init__()
+        self._builder = builder
+
+    def _end(self, key: object) -> None:
+        if key == "stops" and not dict.__contains__(self, "stops"):
+            self._builder.plain(" last")
+            self["stops"] = ["limit"]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._end(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self._end(key)
+        return super().__contains__(key)
+
+
+def test_figures_read_beside_the_end_are_the_final_ones() -> None:
+    builder = TraceBuilder()
+    builder.prompt(["a"])
+    builder.plain(" b")
+    builder.store.runs[builder.run_id] = EndsWhenAsked(builder)
+    row = run_row(builder.run)
+    assert (row.ended, row.tokens) == (True, 2), "or not ended: then it is read again"
+
+
+def test_two_runs_are_compared_by_their_final_figures(qtbot: QtBot) -> None:
+    first = TraceBuilder()
+    first.prompt(["a"])
+    first.plain(" b")
+    first.store.runs[0]["stops"] = ["limit"]
+    second = TraceBuilder(first.store)
+    second.prompt(["a"])
+    second.plain(" b")
+    second.store.runs[1] = EndsWhenAsked(second)
+    pair = RunPair()
+    qtbot.addWidget(pair)
+    pair.show()
+    pair.set_overlay(RunOverlay(second.run, first.run))
+    for _ in range(2):
+        pair.refresh()
+    tokens = [row for row in pair.model.pairs if row.label == "tokens"]
+    assert tokens[0].values == (1, 2)

@@ -16,9 +16,9 @@ from app.engine_thread.events import ModelFiles
 from app.engine_thread.jobs import ChatWrap
 from app.looks.theme import apply_theme, load_theme
 from app.views.run_panel import RunPanel
+from engine.draft.ngram_drafter import NgramSizes
 from engine.errors import OptionError
 from engine.options import RunOptions, SamplerOptions, SpecOptions
-from engine.options.ngram_options import NgramSizes
 from resources import demo_prompts
 from tests.support.fake_session import FakeInfo, FakeLayer
 
@@ -48,24 +48,24 @@ def test_first_options_are_the_engine_defaults_with_a_drafter(panel: RunPanel) -
 
 def test_every_field_reaches_the_options(panel: RunPanel) -> None:
     panel.n_predict.setValue(77)
-    panel.sampling.temp.setValue(0.8)
-    panel.sampling.top_k.setValue(12)
-    panel.sampling.top_p.setValue(0.5)
-    panel.sampling.min_p.setValue(0.1)
-    panel.sampling.seed.setValue(9)
-    panel.sampling.typical_p.setValue(0.9)
-    panel.sampling.repeat_penalty.setValue(1.3)
-    panel.sampling.repeat_last_n.setValue(-1)
-    panel.sampling.presence_penalty.setValue(0.2)
-    panel.sampling.frequency_penalty.setValue(-0.1)
+    panel.sampling["temp"].setValue(0.8)
+    panel.sampling["top_k"].setValue(12)
+    panel.sampling["top_p"].setValue(0.5)
+    panel.sampling["min_p"].setValue(0.1)
+    panel.sampling["seed"].setValue(9)
+    panel.sampling["typical_p"].setValue(0.9)
+    panel.sampling["repeat_penalty"].setValue(1.3)
+    panel.sampling["repeat_last_n"].setValue(-1)
+    panel.sampling["presence_penalty"].setValue(0.2)
+    panel.sampling["frequency_penalty"].setValue(-0.1)
     panel.drafter.set_names(["draft-simple", "ngram-mod"])
     panel.n_max.setValue(5)
-    panel.draft.n_min.setValue(2)
-    panel.draft.p_min.setValue(0.25)
+    panel.draft["n_min"].setValue(2)
+    panel.draft["p_min"].setValue(0.25)
     panel.rollback.setCurrentText("checkpoint")
-    panel.memory.split.setCurrentText("seq")
+    panel.memory["split"].setCurrentText("seq")
     panel.ignore_eos.setChecked(True)
-    panel.sampling.allow_non_finite.setChecked(True)
+    panel.sampling["allow_non_finite"].setChecked(True)
     assert panel.options() == RunOptions(
         n_predict=77,
         sampler=SamplerOptions(
@@ -87,49 +87,49 @@ def test_every_field_reaches_the_options(panel: RunPanel) -> None:
         allow_non_finite=True,
     )
     panel.rollback.setCurrentText("planes")
-    panel.memory.n_rs_seq.setValue(7)
+    panel.memory["n_rs_seq"].setValue(7)
     assert panel.options().n_rs_seq == 7
     panel.drafter.set_names([])
     assert panel.options().spec.types == ()
 
 
 def test_n_min_above_n_max_is_no_way_to_an_error(panel: RunPanel) -> None:
-    panel.draft.n_min.setValue(9)
+    panel.draft["n_min"].setValue(9)
     panel.n_max.setValue(2)
     assert panel.options().spec.n_min == 2
 
 
 def test_rejection_has_no_n_min(panel: RunPanel) -> None:
     """Thrown-away drafts would cost it the target's distribution; the engine refuses."""
-    panel.draft.n_min.setValue(2)
-    panel.draft.p_min.setValue(0.5)
-    assert panel.draft.n_min.isVisible()
-    panel.draft.accept_rule.setCurrentText("rejection")
-    assert not panel.draft.n_min.isVisible()
+    panel.draft["n_min"].setValue(2)
+    panel.draft["p_min"].setValue(0.5)
+    assert panel.draft["n_min"].isVisible()
+    panel.draft["accept"].setCurrentText("rejection")
+    assert not panel.draft["n_min"].isVisible()
     spec = panel.options().spec
     assert (spec.accept, spec.n_min, spec.p_min) == ("rejection", 0, 0.5)
 
 
 def test_the_window_of_the_penalties_shows_with_a_penalty(panel: RunPanel) -> None:
-    assert not panel.sampling.repeat_last_n.isVisible()
-    panel.sampling.presence_penalty.setValue(0.5)
-    assert panel.sampling.repeat_last_n.isVisible()
+    assert not panel.sampling["repeat_last_n"].isVisible()
+    panel.sampling["presence_penalty"].setValue(0.5)
+    assert panel.sampling["repeat_last_n"].isVisible()
 
 
 def test_options_without_effect_are_hidden(panel: RunPanel) -> None:
     assert panel.n_max.isVisible()
-    assert panel.memory.n_rs_seq.isVisible()
-    assert not panel.sampling.top_k.isVisible()
-    panel.sampling.temp.setValue(1)
+    assert panel.memory["n_rs_seq"].isVisible()
+    assert not panel.sampling["top_k"].isVisible()
+    panel.sampling["temp"].setValue(1)
     panel.drafter.set_names(["ngram-cache"])
     assert panel.rollback.isVisible()
     assert not panel.n_max.isVisible()
     panel.drafter.set_names([])
     assert not panel.rollback.isVisible()
-    assert panel.sampling.top_k.isVisible()
-    assert panel.sampling.seed.isVisible()
+    assert panel.sampling["top_k"].isVisible()
+    assert panel.sampling["seed"].isVisible()
     assert not panel.n_max.isVisible()
-    assert not panel.memory.n_rs_seq.isVisible()
+    assert not panel.memory["n_rs_seq"].isVisible()
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_tab_goes_through_the_fields_in_reading_order(panel: RunPanel) -> None:
             panel.rollback,
             panel.n_predict,
             panel.compute,
-            panel.sampling.temp,
+            panel.sampling["temp"],
             panel.ignore_eos,
         )
     ]
@@ -254,7 +254,7 @@ def test_every_field_has_a_name_and_says_which_option_it_is(panel: RunPanel) -> 
         panel.drafter,
         panel.compute,
         panel.ignore_eos,
-        panel.memory.split,
+        panel.memory["split"],
     ):
         assert field.accessibleName()
         assert field.toolTip().startswith("-")
@@ -275,7 +275,7 @@ def test_several_prompts_are_several_sequences(panel: RunPanel) -> None:
     panel.prompts.copies.setValue(3)
     assert panel.texts() == ["one"] * 3 + ["two"] * 3
     assert panel.options().parallel == 6
-    panel.limits.parallel.setValue(2)
+    panel.limits["parallel"].setValue(2)
     assert panel.options().parallel == 2
     panel.prompts.remove_button.click()
     assert panel.texts() == ["two"] * 3
@@ -301,14 +301,14 @@ def test_chat_template_variables_are_judged_in_place(panel: RunPanel) -> None:
 
 
 def test_limits_faults_and_bias_reach_the_options(panel: RunPanel) -> None:
-    panel.limits.n_ctx.setValue(512)
-    panel.limits.n_batch.setValue(64)
-    panel.limits.n_ubatch.setValue(16)
-    panel.memory.checkpoint_device.setCurrentText("device")
-    panel.faults.fault.set_names(["stale-plane", "stale-logits"])
-    panel.sampling.logit_bias.setText("302+1.5, 7-100")
+    panel.limits["n_ctx"].setValue(512)
+    panel.limits["n_batch"].setValue(64)
+    panel.limits["n_ubatch"].setValue(16)
+    panel.memory["checkpoint_device"].setCurrentText("device")
+    panel.faults["faults"].set_names(["stale-plane", "stale-logits"])
+    panel.sampling["logit_bias"].setText("302+1.5, 7-100")
     assert not panel.options().batch_invariant
-    panel.memory.batch_invariant.click()
+    panel.memory["batch_invariant"].click()
     options = panel.options()
     assert options.batch_invariant
     assert (options.n_ctx, options.n_batch, options.n_ubatch) == (512, 64, 16)
@@ -319,51 +319,54 @@ def test_limits_faults_and_bias_reach_the_options(panel: RunPanel) -> None:
 
 def test_sizes_of_the_drafters_that_look_tokens_up(panel: RunPanel) -> None:
     panel.drafter.set_names(["ngram-simple", "ngram-map-k4v", "ngram-mod"])
-    panel.draft.sizes["ngram-simple"]["n"].setValue(3)
-    panel.draft.sizes["ngram-simple"]["m"].setValue(5)
-    panel.draft.sizes["ngram-map-k4v"]["hits"].setValue(2)
-    panel.draft.sizes["ngram-mod"]["n"].setValue(20)
+    panel.draft["ngram_simple.size_n"].setValue(3)
+    panel.draft["ngram_simple.size_m"].setValue(5)
+    panel.draft["ngram_map_k4v.min_hits"].setValue(2)
+    panel.draft["ngram_mod.n_match"].setValue(20)
     spec = panel.options().spec
     assert spec.ngram_simple == NgramSizes(3, 5)
     assert spec.ngram_map_k == NgramSizes(), "left alone"
     assert spec.ngram_map_k4v.min_hits == 2
     assert spec.ngram_mod.n_match == 20
-    assert panel.draft.sizes["ngram-mod"]["n"].isVisible()
-    assert not panel.draft.sizes["ngram-map-k"]["n"].isVisible()
-    assert not panel.draft.cache_static.isVisible()
+    assert panel.draft["ngram_mod.n_match"].isVisible()
+    assert not panel.draft["ngram_map_k.size_n"].isVisible()
+    assert not panel.draft["lookup_cache_static"].isVisible()
 
 
 def test_what_contradicts_itself_is_said_in_place(panel: RunPanel) -> None:
     heard: list[str] = []
     panel.options_changed.connect(lambda: heard.append(panel.problem))
-    panel.draft.synth_rates.setText("0.5, 0.9, 0.1")
+    panel.draft["synth_rates"].setText("0.5, 0.9, 0.1")
     assert "rises" in panel.problem
     assert panel.message.text() == panel.problem == heard[-1]
     with pytest.raises(OptionError):
         panel.options()
-    panel.draft.synth_rates.setText("0.9, x")
+    panel.draft["synth_rates"].setText("0.9, x")
     assert "no number" in panel.problem
-    panel.draft.synth_rates.setText("0.9 0.5 0.1")
+    panel.draft["synth_rates"].setText("0.9 0.5 0.1")
     assert panel.problem == ""
     assert "invalid" in panel.message.text()
     assert "invalid" in panel.draft.summary
     assert panel.options().spec.synthetic == (0.9, 0.5, 0.1)
     panel.n_max.setValue(2)
     assert "3 values" in panel.problem
-    panel.draft.synth_rates.clear()
-    panel.draft.synth_len.setValue(2.5)
+    panel.draft["synth_rates"].clear()
+    panel.draft["synth_len"].setValue(2.5)
     assert panel.options().spec.synth_len == 2.5
     panel.drafter.set_names([])
     assert panel.problem == "", "nothing is drafted, so nothing is accepted"
 
 
 def test_faults_are_red_and_named(panel: RunPanel) -> None:
-    fault = panel.faults.fault
+    fault = panel.faults["faults"]
     plain = fault.palette().color(QPalette.ColorRole.ButtonText)
     fault.set_names(["stale-plane"])
     red = fault.palette().color(QPalette.ColorRole.ButtonText)
     assert red == QApplication.palette().color(QPalette.ColorRole.BrightText) != plain
     assert "stale-plane" in panel.message.text()
+    assert "Fault stale-plane cannot act" in panel.message.text()
+    panel.limits["n_ubatch"].setValue(2)
+    assert "cannot act" not in panel.message.text()
     assert panel.faults.summary == "fault stale-plane, output may be wrong"
     panel.drafter.set_names([])
     assert panel.options().faults == (), "without a draft none does anything"
@@ -388,11 +391,11 @@ def test_a_folded_group_says_what_it_holds(panel: RunPanel, qtbot: QtBot) -> Non
     group = panel.sampling
     assert group.summary == "greedy"
     qtbot.keyClick(group.header, Qt.Key.Key_Space)
-    assert not group.temp.isVisible()
-    group.temp.setValue(0.5)
+    assert not group["temp"].isVisible()
+    group["temp"].setValue(0.5)
     assert group.summary == "temperature 0.5"
     qtbot.keyClick(group.header, Qt.Key.Key_Space)
-    assert group.temp.isVisible()
+    assert group["temp"].isVisible()
 
 
 def test_a_group_without_a_relevant_row_is_gone(panel: RunPanel) -> None:
@@ -405,20 +408,20 @@ def test_a_group_without_a_relevant_row_is_gone(panel: RunPanel) -> None:
 def test_a_header_says_what_differs_from_the_defaults(panel: RunPanel) -> None:
     groups = (panel.draft, panel.sampling, panel.memory, panel.limits, panel.faults)
     assert [group.summary for group in groups] == ["", "greedy", "", "", "none"]
-    panel.sampling.temp.setValue(0.8)
-    panel.sampling.top_k.setValue(20)
+    panel.sampling["temp"].setValue(0.8)
+    panel.sampling["top_k"].setValue(20)
     panel.ignore_eos.setChecked(True)
     assert panel.sampling.summary == "temperature 0.8, top_k 20, ignore end of text"
-    panel.memory.kv.setCurrentText("unified")
-    panel.limits.n_ctx.setValue(512)
-    panel.draft.p_min.setValue(0.5)
+    panel.memory["kv"].setCurrentText("unified")
+    panel.limits["n_ctx"].setValue(512)
+    panel.draft["p_min"].setValue(0.5)
     panel.drafter.set_names(["draft-mtp", "ngram-simple"])
-    panel.draft.sizes["ngram-simple"]["n"].setValue(3)
+    panel.draft["ngram_simple.size_n"].setValue(3)
     assert panel.memory.summary == "KV unified"
     assert panel.limits.summary == "n_ctx 512"
     assert panel.draft.summary.startswith("p_min 0.5, simple n 3 m ")
     assert panel.limits.header.accessibleDescription() == "n_ctx 512"
-    panel.sampling.temp.setValue(0)
+    panel.sampling["temp"].setValue(0)
     assert panel.sampling.summary == "ignore end of text", "top_k has no effect"
     panel.drafter.set_names(["draft-mtp"])
     assert panel.draft.summary == "p_min 0.5"

@@ -124,11 +124,11 @@ def test_a_run_takes_the_place_of_the_trace(
     qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=5000)
     assert window.windowTitle() == "model — Draftscope"
     assert window.bridge.store is window.bridge.session_store
-    assert window.tokens.copy_text().startswith(" a1.0")
+    assert window.tokens.copy_text().startswith(" first a1.0")
     shown(window, qtbot, folder)
     assert window.tokens.copy_text() == " was once upon a|`b time"
     window.actions_by_id["file.close_trace"].trigger()
-    assert window.tokens.copy_text().startswith(" a1.0")
+    assert window.tokens.copy_text().startswith(" first a1.0")
 
 
 def test_closing_while_reading_leaves_no_thread(window: MainWindow, folder: Path) -> None:
@@ -148,7 +148,7 @@ def test_export_for_spreadsheets_is_remembered(
     dialog.excel.setChecked(True)
     with qtbot.waitSignal(window.bridge.exported, timeout=5000) as exported:
         dialog.accept()
-    written = exported.args[0]
+    written = exported.args[0].folder
     assert (written / "tokens.csv").read_bytes().startswith(b"\xef\xbb\xbf")
     assert open_trace(written).size() == open_trace(folder).size()
     assert Settings().excel_safe is True
@@ -188,7 +188,7 @@ def test_the_selected_round_goes_before_the_failing_one(
     from app.models.position import Position
 
     shown(window, qtbot, folder)
-    window.feed.move_cursor(Position(1, 0, 3, None))
+    window.feed.move_cursor(Position(window.feed.run, 0, 3, None))
     assert "### Round 3, sequence 0" in copied(window)
 
 
@@ -205,7 +205,7 @@ def saving_window(
     make_window: Callable[..., MainWindow], engine: FakeEngine, data: Path
 ) -> Callable[[], MainWindow]:
     def make() -> MainWindow:
-        bridge = Bridge(open_session=engine.open, inspect=engine.inspect)
+        bridge = Bridge(engine)
         window = make_window(bridge, data)
         window.sessions.offer_restore()
         return window
@@ -233,7 +233,7 @@ def test_runs_are_saved_and_a_clean_end_takes_them_away(
     assert autosave is not None
     with qtbot.waitSignal(autosave.saved, timeout=5000):
         autosave.save()
-    assert open_trace(autosave.folder).size() == window.bridge.store.size()
+    assert open_trace(autosave.folder_of(window.bridge.store)).size() == window.bridge.store.size()
     window.close()
     assert list((data / "autosave").iterdir()) == []
 
@@ -244,7 +244,9 @@ def test_restore_shows_and_keeps_the_trace(
     crashed(data)
     window = saving_window()
     (banner,) = window.banners.banners
-    assert messages(window)[0].startswith("warning: The last session ended without being closed.")
+    assert messages(window)[0].startswith(
+        "warning: The last session left runs that were not exported."
+    )
     window.banners.clear()
     assert window.banners.banners == [banner], "it waits for an answer"
     with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):

@@ -13,6 +13,7 @@ from app.bench.frames import spread_out
 from app.bench.pulse import Pulse
 from app.bench.synthetic import SyntheticRun
 from app.shell.window import MainWindow
+from engine.trace.run_ref import RunRef
 
 N_TOKENS = 100_000
 STALL = 0.1
@@ -40,7 +41,7 @@ def test_no_stall_while_many_tokens_arrive(window: MainWindow, qtbot: QtBot) -> 
     window.resize(2000, 1200)
     spread_out(window)
     run.add(1)
-    window.feed.show_run(store, run.run_id)
+    window.feed.show_run(RunRef(store, run.run_id))
     qtbot.wait(500)  # the views have their sizes and have been painted once
     pulse, refill = Pulse(window), QTimer(window)
     speeds: list[float] = []

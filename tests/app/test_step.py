@@ -10,6 +10,7 @@ from app.models.step_line import step_line, step_line_tip
 from app.models.step_markdown import step_markdown
 from app.models.step_table import COLUMNS
 from app.models.step_tops import alternatives
+from engine.trace.run_ref import RunRef
 from tests.support.judged_round import breakable, judged, step_of
 from tests.support.trace_builder import TraceBuilder, sample_trace
 
@@ -25,20 +26,20 @@ def test_a_step_has_the_rows_of_its_round_and_sequence() -> None:
     assert [token["kind"] for token in step.tokens] == ["rejected", "ignored", "replacement"]
     assert step.n_replayed == 1
     assert [one["ubatch"] for one in step.ubatches] == [0, 2]
-    assert read_step(step.store, 0, 1, 9) is None
-    assert read_step(step.store, 1, 1, 1) is None
+    assert read_step(RunRef(step.store, 0), 1, 9) is None
+    assert read_step(RunRef(step.store, 1), 1, 1) is None
 
 
 def test_rounds_next_to_a_round() -> None:
     store = sample_trace(rounds=3, n_seqs=2).store
     TraceBuilder(store).plain("x")
-    assert newest_round(store, 0) == (1, 3)
-    assert newest_round(store, 1) == (0, 0)
-    assert newest_round(store, 2) is None
-    assert neighbour(store, 0, 1, 1, +1) == 2
-    assert neighbour(store, 0, 1, 3, +1) is None
-    assert neighbour(store, 0, 1, 3, -1) == 2
-    assert neighbour(store, 0, 1, 1, -1) is None
+    assert newest_round(RunRef(store, 0)) == (1, 3)
+    assert newest_round(RunRef(store, 1)) == (0, 0)
+    assert newest_round(RunRef(store, 2)) is None
+    assert neighbour(RunRef(store, 0), 1, 1, +1) == 2
+    assert neighbour(RunRef(store, 0), 1, 3, +1) is None
+    assert neighbour(RunRef(store, 0), 1, 3, -1) == 2
+    assert neighbour(RunRef(store, 0), 1, 1, -1) is None
 
 
 def test_facts_and_outcome() -> None:

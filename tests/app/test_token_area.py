@@ -33,7 +33,7 @@ def show(qtbot: QtBot) -> Callable[..., Shown]:
         area = TokenArea(theme or load_theme("dark"))
         qtbot.addWidget(area)
         area.resize(width, height)
-        run = RunStreams(builder.store, builder.run_id)
+        run = RunStreams(builder.run)
         while run.behind:
             run.poll()
         area.set_stream(run.by_seq[0])
@@ -168,7 +168,7 @@ def test_a_click_selects_and_announces(show: Callable[..., Shown], qtbot: QtBot)
         qtbot.mouseClick(
             area.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(x + width // 2, y + height // 2)
         )
-    assert signal.args == [Position(0, 0, 2, 3)]
+    assert signal.args == [Position(run.run, 0, 2, 3)]
     stream = run.by_seq[0]
     assert stream.texts[area.current] == " rejected"
     assert "rejected, round 2, position 3" in area.accessibleDescription()
@@ -240,17 +240,17 @@ def test_positions_from_elsewhere(show: Callable[..., Shown]) -> None:
     area, run = show(sample_trace(rounds=200), height=120)
     stream = run.by_seq[0]
     middle = next(i for i, number in enumerate(stream.rounds) if number == 90)
-    area.set_cursor(Position(0, 0, 90, None))
+    area.set_cursor(Position(run.run, 0, 90, None))
     assert area.current == middle
     assert middle in {span.token for span, _ in area._spans_in_sight()}
     assert not area.follow
     before = area.verticalScrollBar().value()
-    area.set_cursor(Position(0, 1, 5, None))  # another sequence: nothing moves
+    area.set_cursor(Position(run.run, 1, 5, None))  # another sequence: nothing moves
     assert area.current == -1
     assert area.verticalScrollBar().value() == before
-    area.set_cursor(Position(7, 0, 5, None))
+    area.set_cursor(Position(run.run.sibling(7), 0, 5, None))
     assert area.current == -1
-    area.set_cursor(Position(0, 0, 5000, None))
+    area.set_cursor(Position(run.run, 0, 5000, None))
     assert area.current == -1
 
 
@@ -335,7 +335,7 @@ def test_a_long_stream_is_shown_before_it_is_laid_out(
     assert not area.follow
     # to a token that a layout has not reached yet
     area.resize(320, 200)
-    area.set_cursor(Position(0, 0, 24_000, None))
+    area.set_cursor(Position(run.run, 0, 24_000, None))
     assert area.current in {span.token for span, _ in area._spans_in_sight()}
     finish(area)
     assert area.current in {span.token for span, _ in area._spans_in_sight()}

@@ -16,7 +16,7 @@ from tests.support.trace_builder import TraceBuilder, sample_trace
 
 
 def streams(builder: TraceBuilder) -> dict[int, TokenStream]:
-    run = RunStreams(builder.store, builder.run_id)
+    run = RunStreams(builder.run)
     while run.behind:
         run.poll()
     return run.by_seq
@@ -131,7 +131,7 @@ def test_a_character_of_several_tokens_is_found() -> None:
 def test_no_terms_and_no_tokens_find_nothing() -> None:
     stream = streams(sample_trace(rounds=3))[0]
     assert hits(stream, "") == []
-    assert hits(TokenStream(stream.store, 0, 9), "rejected") == []
+    assert hits(TokenStream(stream.run, 9), "rejected") == []
 
 
 def test_rounds_that_are_not_written_yet_satisfy_nothing() -> None:

@@ -11,6 +11,7 @@ from app.models.token_stream import GHOSTS, KIND, RunStreams, TokenStream
 from app.models.token_text import NEWLINE_MARK
 from app.models.token_walk import NOWHERE, find, next_rejection, next_shown
 from engine.trace.records import TOKEN_KINDS
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.trace_builder import TraceBuilder, sample_trace
 
@@ -18,7 +19,7 @@ ALL: frozenset[int] = frozenset()
 
 
 def read(builder: TraceBuilder) -> RunStreams:
-    run = RunStreams(builder.store, builder.run_id)
+    run = RunStreams(builder.run)
     while run.behind:
         run.poll()
     return run
@@ -122,7 +123,7 @@ def test_reading_as_it_grows_gives_the_same_as_reading_at_the_end() -> None:
     table = builder.store.tokens
     growing = TraceStore()
     growing.pieces.update(builder.store.pieces)
-    run = RunStreams(growing, builder.run_id)
+    run = RunStreams(RunRef(growing, builder.run_id))
     for i in range(len(table)):
         row = table.row(i)
         growing.tokens.append(**{k: v for k, v in row.items() if not isinstance(v, list)})
@@ -146,14 +147,14 @@ def test_other_runs_stay_out() -> None:
     first.plain(" more")
     assert read(first).by_seq[0].texts == ["one", " more"]
     assert read(second).by_seq[0].texts == ["two"]
-    assert not RunStreams(first.store, 5).poll()
+    assert not RunStreams(RunRef(first.store, 5)).poll()
 
 
 def test_a_token_without_bytes_shows_its_id() -> None:
     store = TraceStore()
     store.begin_run({})
     store.tokens.append(run_id=0, round=0, seq_id=0, pos=0, kind="prompt", token_id=99)
-    run = RunStreams(store, 0)
+    run = RunStreams(RunRef(store, 0))
     run.poll()
     assert run.by_seq[0].texts == ["⟨#99⟩"]
 
@@ -187,8 +188,8 @@ def test_walking_over_rejections() -> None:
 
 
 def test_finding_a_position(stream: TokenStream) -> None:
-    assert find(stream, Position(0, 0, 2, 4), ALL) == 4
-    assert find(stream, Position(0, 0, 2, 4), GHOSTS) == 6
-    assert find(stream, Position(0, 0, 3, None), ALL) == 7
-    assert find(stream, Position(0, 0, 3, 99), ALL) == 7
-    assert find(stream, Position(0, 0, 9, None), ALL) == NOWHERE
+    assert find(stream, Position(stream.run, 0, 2, 4), ALL) == 4
+    assert find(stream, Position(stream.run, 0, 2, 4), GHOSTS) == 6
+    assert find(stream, Position(stream.run, 0, 3, None), ALL) == 7
+    assert find(stream, Position(stream.run, 0, 3, 99), ALL) == 7
+    assert find(stream, Position(stream.run, 0, 9, None), ALL) == NOWHERE

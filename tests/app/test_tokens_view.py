@@ -9,7 +9,7 @@ from pytestqt.qtbot import QtBot
 from app.looks.theme import load_theme
 from app.models.position import Position
 from app.views.tokens import TokensView
-from engine.trace.store import TraceStore
+from engine.trace.run_ref import RunRef
 from tests.support.trace_builder import TraceBuilder, repeated, sample_trace
 
 
@@ -31,13 +31,13 @@ def words(view: TokensView) -> str:
 def test_what_is_shown_before_there_are_tokens(view: TokensView) -> None:
     assert "Press Run (F5)" in words(view)
     builder = TraceBuilder()
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     assert "Reading the prompt" in words(view)
     builder.prompt(["a"])
     view.refresh()
     assert list(view.areas) == [0]
     assert view.areas[0].isVisible()
-    view.set_trace(None, None)
+    view.show_run(None)
     assert "Press Run (F5)" in words(view)
     assert view.areas == {}
     assert view.copy_text() == ""
@@ -45,7 +45,7 @@ def test_what_is_shown_before_there_are_tokens(view: TokensView) -> None:
 
 def test_sequences_stand_side_by_side(view: TokensView) -> None:
     builder = sample_trace(rounds=20, n_seqs=3)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     QApplication.processEvents()
     places = [view.areas[seq_id].mapTo(view, view.areas[seq_id].pos()) for seq_id in range(3)]
     assert places[0].x() < places[1].x() < places[2].x()
@@ -54,14 +54,14 @@ def test_sequences_stand_side_by_side(view: TokensView) -> None:
 
 def test_one_sequence_needs_no_title(view: TokensView) -> None:
     builder = sample_trace(rounds=5)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     assert words(view) == ""
 
 
 def test_tokens_arrive(view: TokensView) -> None:
     builder = TraceBuilder()
     builder.prompt(["def"])
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     builder.draft([" f", "("], "):")
     assert view.copy_text() == ""
     view.refresh()
@@ -70,7 +70,7 @@ def test_tokens_arrive(view: TokensView) -> None:
 
 def test_a_long_trace_is_read_by_itself(view: TokensView, qtbot: QtBot) -> None:
     builder = repeated(sample_trace(rounds=100), 60)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     stream = view.areas[0].stream
     assert stream is not None
     n_rows = len(builder.store.tokens)
@@ -81,7 +81,7 @@ def test_a_long_trace_is_read_by_itself(view: TokensView, qtbot: QtBot) -> None:
 def test_ghosts_and_follow_reach_every_sequence(view: TokensView, qtbot: QtBot) -> None:
     builder = sample_trace(rounds=60, n_seqs=2)
     view.toggle_ghosts(False)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     QApplication.processEvents()
     bars = [area.verticalScrollBar() for area in view.areas.values()]
     rows = [bar.maximum() for bar in bars]
@@ -101,11 +101,11 @@ def test_ghosts_and_follow_reach_every_sequence(view: TokensView, qtbot: QtBot) 
 
 def test_a_new_run_begins_at_its_end_again(view: TokensView) -> None:
     first = sample_trace(rounds=60)
-    view.set_trace(first.store, first.run_id)
+    view.show_run(first.run)
     view.set_follow(False)
     second = TraceBuilder(first.store)
     second.prompt(["fresh"])
-    view.set_trace(first.store, second.run_id)
+    view.show_run(RunRef(first.store, second.run_id))
     assert view.follow
     assert view.areas[0].stream is not None
     assert view.areas[0].stream.texts == ["fresh"]
@@ -116,15 +116,15 @@ def test_copying_prefers_the_sequence_in_use(view: TokensView) -> None:
     for seq_id, text in enumerate((" zero", " one")):
         builder.prompt(["p"], seq_id)
         builder.plain(text, seq_id)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     assert view.copy_text() == " zero"
-    view.set_cursor(Position(0, 1, 1, None))
+    view.set_cursor(Position(builder.run, 1, 1, None))
     assert view.copy_text() == " one"
 
 
 def test_positions_pass_through(view: TokensView, qtbot: QtBot) -> None:
     builder = sample_trace(rounds=10, n_seqs=2)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     with qtbot.waitSignal(view.position_selected) as signal:
         view.areas[1].step_rejection(+1)
     position = signal.args[0]
@@ -137,7 +137,7 @@ def test_positions_pass_through(view: TokensView, qtbot: QtBot) -> None:
 @pytest.mark.parametrize("width", [240, 900])
 def test_the_legend_takes_the_room_it_needs(view: TokensView, qtbot: QtBot, width: int) -> None:
     builder = sample_trace(rounds=5)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     view.resize(width, 300)
     QApplication.processEvents()
     legend = view._legend
@@ -153,7 +153,7 @@ def test_the_legend_takes_the_room_it_needs(view: TokensView, qtbot: QtBot, widt
 
 def test_retheme_reaches_areas_and_legend(view: TokensView) -> None:
     builder = sample_trace(rounds=5)
-    view.set_trace(builder.store, builder.run_id)
+    view.show_run(builder.run)
     light = load_theme("light")
     view.retheme(light)
     for widget in (view.areas[0].viewport(), view._legend):
@@ -167,5 +167,5 @@ def test_retheme_reaches_areas_and_legend(view: TokensView) -> None:
 
 
 def test_a_trace_without_a_run_is_empty(view: TokensView) -> None:
-    view.set_trace(TraceStore(), None)
+    view.show_run(None)
     assert "Press Run (F5)" in words(view)

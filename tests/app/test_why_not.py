@@ -14,6 +14,7 @@ from app.models.position import Position
 from app.models.why_not import why_not
 from app.widgets.why_not_strip import WhyNotStrip
 from engine.options import RunOptions, SpecOptions
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.trace_builder import TraceBuilder
 
@@ -52,6 +53,17 @@ def test_a_run_as_asked_has_nothing_to_explain() -> None:
     draft(store, 2, 1, "p_min")
     draft(store, 3, 0, "limit")
     assert sentences(store) == []
+
+
+def test_tokens_that_the_draft_model_lacks() -> None:
+    store = store_of(RunOptions(spec=SpecOptions(types=("draft-simple",))))
+    for round_ in range(1, 5):
+        lacks = round_ == 3
+        draft(store, round_, 3 * (not lacks), "unknown-token" * lacks, "draft-simple")
+    (found,) = sentences(store)
+    assert found.startswith("draft-simple found no draft in 1 of 4 rounds, mostly unknown-token: ")
+    assert found.endswith("the draft model lacks the newest token.")
+    assert why_not(store, 0)[0].place == (0, 3)
 
 
 def test_speculation_off() -> None:
@@ -165,7 +177,7 @@ def strip(qtbot: QtBot) -> WhyNotStrip:
 
 def test_the_strip_is_hidden_until_there_is_a_reason(strip: WhyNotStrip, qtbot: QtBot) -> None:
     builder = TraceBuilder()
-    strip.set_trace(builder.store, builder.run_id)
+    strip.show_run(builder.run)
     assert strip.isHidden()
     builder.prompt(["p"])
     builder.draft([" a"], " b", [" x"], path="restore_depth")
@@ -175,15 +187,15 @@ def test_the_strip_is_hidden_until_there_is_a_reason(strip: WhyNotStrip, qtbot: 
     assert not strip.next_button.isVisibleTo(strip)
     with qtbot.waitSignal(strip.position_selected) as signal:
         qtbot.mouseClick(strip.show_button, Qt.MouseButton.LeftButton)
-    assert signal.args == [Position(builder.run_id, 0, 1, None)]
-    strip.set_trace(None, None)
+    assert signal.args == [Position(builder.run, 0, 1, None)]
+    strip.show_run(None)
     assert strip.isHidden()
 
 
 def test_the_strip_turns_over_its_reasons(strip: WhyNotStrip, qtbot: QtBot) -> None:
     store = store_of(MTP, synthetic=True)
     draft(store, 3, 0, "p_min")
-    strip.set_trace(store, 0)
+    strip.show_run(RunRef(store, 0))
     assert strip.text.text().startswith("Synthetic acceptance")
     assert not strip.show_button.isVisibleTo(strip)
     assert strip.next_button.text() == "1 of 2"
@@ -197,7 +209,7 @@ def test_the_strip_turns_over_its_reasons(strip: WhyNotStrip, qtbot: QtBot) -> N
 def test_a_dismissed_strip_comes_back_with_another_reason(strip: WhyNotStrip, qtbot: QtBot) -> None:
     store = store_of(MTP)
     rollback(store, 1, "restore_depth", 4, n_rs_seq=3)
-    strip.set_trace(store, 0)
+    strip.show_run(RunRef(store, 0))
     strip.show()
     qtbot.mouseClick(strip.close_button, Qt.MouseButton.LeftButton)
     assert strip.isHidden()
@@ -214,5 +226,5 @@ def test_a_dismissed_strip_comes_back_with_another_reason(strip: WhyNotStrip, qt
     strip.close_button.click()
     assert strip.isHidden()
     other = store_of(RunOptions())
-    strip.set_trace(other, 0)
+    strip.show_run(RunRef(other, 0))
     assert not strip.isHidden(), "another run has its own reasons"

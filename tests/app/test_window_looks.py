@@ -62,7 +62,7 @@ def test_layout_is_kept_and_reset(
     make_window: Callable[[Bridge], MainWindow], engine: FakeEngine, qtbot: QtBot
 ) -> None:
     def new() -> MainWindow:
-        return make_window(Bridge(open_session=engine.open, inspect=engine.inspect))
+        return make_window(Bridge(engine))
 
     first = new()
     shown = {name for name in TITLES if first.docks[name].isVisible()}
@@ -86,7 +86,7 @@ def test_spoilt_layout_gives_the_first_one(
 
     Settings().set_geometry(QByteArray(b"junk"))
     Settings().set_layout("stream", QByteArray(b"junk"))
-    window = make_window(Bridge(open_session=engine.open, inspect=engine.inspect))
+    window = make_window(Bridge(engine))
     assert {name for name in TITLES if window.docks[name].isVisible()} == set(
         LAYOUTS["stream"].shown
     )

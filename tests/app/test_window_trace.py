@@ -29,7 +29,7 @@ def test_export_and_read_back(
     dialog.findChild(QPushButton).click()
     with qtbot.waitSignal(loaded.bridge.exported, timeout=5000) as exported:
         dialog.accept()
-    folder = exported.args[0]
+    folder = exported.args[0].folder
     assert folder.parent == tmp_path
     with (folder / "rounds.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -51,26 +51,45 @@ def test_export_that_fails_is_a_banner(loaded: MainWindow, qtbot: QtBot, tmp_pat
     assert "file.export" in enabled(loaded)
 
 
-def test_runs_of_the_model_before_can_still_be_exported(
+def test_runs_of_the_model_before_are_listed_shown_and_exported(
     loaded: MainWindow,
     qtbot: QtBot,
     tmp_path: Path,
     model_file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    loaded.docks.reveal("runs")
     trigger(loaded, "run.start")
     wait(qtbot, loaded, State.READY)
     old = loaded.bridge.store
+    column = loaded.runs.model.column_of("model")
+    assert loaded.runs.table.isColumnHidden(column), "one model needs no name"
     with qtbot.waitSignal(loaded.bridge.loaded, timeout=5000):
         loaded.open_model(model_file.with_name("other.gguf"))
+    wait(qtbot, loaded, State.READY)
     assert loaded.tokens.copy_text() == ""
-    exported: list[object] = []
-    monkeypatch.setattr(loaded.bridge, "export", lambda store, *a, **k: exported.append(store))
-    loaded.banners.banners[0].offer_buttons[0].click()
+    assert len(loaded.runs.model.rows) == 1, "still there"
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    loaded.runs.refresh_numbers()
+    model = loaded.runs.model
+    assert [model.index(row, column).data() for row in range(2)] == ["model", "other"]
+    assert [model.index(row, 0).data() for row in range(2)] == ["0", "0"]
+    assert not loaded.runs.table.isColumnHidden(column)
+    assert not loaded.actions_by_id["plot.overlay"].isEnabled(), "runs of two models"
+    loaded.runs.run_selected.emit(model.rows[0].run)
+    assert loaded.feed.run is not None and loaded.feed.run.store is old
+    assert loaded.runs.model.shown == model.rows[0].run
+    stores: list[object] = []
+    monkeypatch.setattr(loaded.bridge, "export", lambda store, *a, **k: stores.append(store))
+    trigger(loaded, "file.export")
     (dialog,) = loaded.findChildren(ExportDialog)
     dialog.folder.setText(str(tmp_path))
     dialog.accept()
-    assert exported == [old]
+    assert stores == [old]
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    assert loaded.feed.run.store is loaded.bridge.session_store is not old
 
 
 def test_export_folder_names_are_free(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def check(opened, prompts, options, cache: OpenCache) -> list[list[int]]:
         for length in lengths:
             save = checkpoints.newest(length)
             assert save is not None and save.pos_max == length - 1 and save.recurrent
-            kept = (*save.recurrent.states, *save.recurrent.windows)
+            kept = save.recurrent.states.values()
             truth = state_behind(opened.model, tokens[:length])
             assert all(nmse(a, b) < 1e-8 for a, b in zip(kept, truth, strict=True))
     return tokens_of(run)
@@ -184,7 +184,7 @@ def test_the_trace_tells_what_was_saved_and_restored():
     opened, source, cache = session(MTP), list(prompt_of(MTP).tokens), OpenCache()
     options = options_of("draft-mtp")
     first, _ = decode_cached(opened, [Prompt(tuple(source[:30]))], options, cache)
-    n_bytes = cache.latest.memory.recurrent.shape.n_bytes
+    n_bytes = cache.latest.memory.recurrent.layout.n_bytes
     rounds = first.trace.rounds
     assert rounds.column("pos0")[:4].tolist() == [0, 16, 18, 26]  # n_batch is 16
     assert rounds.column("checkpoint_bytes")[:5].tolist() == [0, 0, n_bytes, n_bytes, 0]

@@ -272,12 +272,18 @@ def test_other_compute_modes_are_loaded_once_and_given_back():
     assert not opened._other_modes
 
 
-def test_a_file_that_has_changed_is_not_loaded_again(tmp_path):
+@pytest.mark.parametrize("kind", ["another model", "trained on"])
+def test_a_file_that_has_changed_is_not_loaded_again(tmp_path, kind):
     path = tmp_path / "model.gguf"
-    path.write_bytes((DATA / "qwen35-a-f32.gguf").read_bytes())
+    data = bytearray((DATA / "qwen35-a-f32.gguf").read_bytes())
+    path.write_bytes(data)
     opened = Session.open(path, compute="f32")
-    path.write_bytes((DATA / "qwen35-b-v2x-tied-f32.gguf").read_bytes())
-    with pytest.raises(ModelFileError, match="not those of the open model"):
+    if kind == "another model":
+        data = (DATA / "qwen35-b-v2x-tied-f32.gguf").read_bytes()
+    else:
+        data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ModelFileError, match="has changed since it was opened"):
         opened.model_in("int8")
 
 

@@ -10,7 +10,7 @@ from kernels import block_linear as op
 from kernels.block_linear import naive, with_llvm, with_torch
 from kernels.block_linear.arithmetic import Arithmetic
 from kernels.block_linear.terms_with_llvm import has_terms
-from kernels.llvm import has_feature
+from kernels.processor import has_feature
 from tests.support.closeness import nmse
 from tests.support.random_blocks import random_blocks
 

@@ -11,7 +11,6 @@ from kernels.linear.byte_panels import BytePanels
 from kernels.linear.packed import quantise_rows
 from kernels.linear.shared_rows import finish, prepare, product
 from kernels.linear.two_rows import split_rows
-from tests.support.closeness import nmse
 
 # odd sizes: the fast products work in vectors, panels and pairs of panels
 SIZES = pytest.mark.parametrize(
@@ -24,22 +23,20 @@ needs_vnni = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=["llvm", "fbgemm", "neither"])
+@pytest.fixture(params=["llvm", "fbgemm", "fbgemm, 7 bits", "neither"])
 def way(request, monkeypatch) -> str:
     """Which products this processor seems to have."""
     if request.param == "llvm" and not integers.has_vnni():
         pytest.skip("this processor does not multiply bytes in fours")
-    if request.param == "fbgemm" and not fbgemm.available():
+    if "fbgemm" in request.param and not fbgemm.available():
         pytest.skip("this PyTorch has none")
+    if request.param == "fbgemm, 7 bits":
+        monkeypatch.setattr(fbgemm, "levels", lambda: fbgemm.SAFE_LEVELS)
     if request.param != "llvm":
         monkeypatch.setattr(integers, "has_vnni", lambda: False)
     if request.param == "neither":
         monkeypatch.setattr(fbgemm, "available", lambda: False)
     return request.param
-
-
-def largest_integer(way: str) -> int:
-    return fbgemm.levels() if way == "fbgemm" else 127
 
 
 def integer_rows(n_rows: int, n_in: int) -> torch.Tensor:
@@ -63,6 +60,8 @@ def by_hand(x: torch.Tensor, weight: torch.Tensor, mode: str) -> torch.Tensor:
 
 
 def test_the_way_decides_how_a_matrix_is_packed(way):
+    expected = {"fbgemm": fbgemm.levels(), "fbgemm, 7 bits": 64}.get(way, 127)
+    assert integers.weight_levels() == expected
     packed = with_torch.pack(torch.randn(16, 32), "int8")
     assert isinstance(packed.data, BytePanels) == (way == "llvm")
     assert isinstance(packed.data, tuple) == (way == "neither")
@@ -126,7 +125,7 @@ def test_no_rows(way):
 @SIZES
 @ROWS
 def test_integers_are_summed_exactly(way, n_out, n_in, n_rows):
-    levels = largest_integer(way)
+    levels = integers.weight_levels()
     weight = torch.randint(-levels, levels + 1, (n_out, n_in))
     weight[:, 0] = levels
     x = integer_rows(n_rows, n_in)
@@ -149,12 +148,9 @@ def test_the_worst_case_does_not_saturate(way, n_rows, sign):
 def test_near_the_law(way, mode, n_out, n_in, n_rows):
     weight, x = torch.randn(n_out, n_in), rows_of_all_sizes(n_rows, n_in)
     x[n_rows // 2] = 0
-    law = naive.linear(x, naive.pack(weight, mode))
+    law = naive.linear(x, naive.pack(weight, mode, integers.weight_levels()))
     y = with_torch.linear(x, with_torch.pack(weight, mode))
-    if largest_integer(way) == 127:
-        torch.testing.assert_close(y, law, rtol=1e-5, atol=1e-6 * float(law.abs().max()))
-    elif x.any():
-        assert nmse(y, law) < 2e-3
+    torch.testing.assert_close(y, law, rtol=1e-5, atol=1e-6 * float(law.abs().max()))
     assert torch.equal(y[n_rows // 2], torch.zeros(n_out))
 
 

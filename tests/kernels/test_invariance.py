@@ -21,6 +21,7 @@ from kernels.delta_rule import naive as naive_delta
 from kernels.gates import delta_gates
 from kernels.gates import with_torch as torch_gates
 from kernels.linear import MODES
+from kernels.linear.integers import weight_levels
 from kernels.moe import experts, pack_experts, route
 from kernels.moe import naive as naive_moe
 from kernels.norm import gated_rms_norm, l2_norm, rms_norm
@@ -136,7 +137,10 @@ def test_experts(mode):
     down = torch.randn(n_experts, d, f)
     pairs = [(torch.cat((g, u)), out) for g, u, out in zip(gate, up, down, strict=True)]
     weights, ids = route(torch.randn(16, n_experts), 3)
-    packed, law = pack_experts(gate, up, down, mode), naive_moe.pack(gate, pairs, mode)
+    packed, law = (
+        pack_experts(gate, up, down, mode),
+        naive_moe.pack(gate, pairs, mode, weight_levels()),
+    )
     y = experts(x, weights, ids, packed, invariant=True)
     bound = {"f32": 1e-10, "bf16": 5e-5, "int8": 1e-4, "int8x2": 1e-5}[mode]
     assert nmse(y, naive_moe.experts(x, weights, ids, law)) < bound

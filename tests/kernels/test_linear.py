@@ -7,7 +7,7 @@ import torch
 
 from kernels import linear as op
 from kernels.dispatch import uses_llvm
-from kernels.linear import fbgemm, fixed_blocks, integers, naive, with_torch
+from kernels.linear import fixed_blocks, integers, naive, with_torch
 from kernels.linear.packed import quantise_rows
 from tests.support.closeness import nmse
 
@@ -106,7 +106,7 @@ def test_int8_keeps_rows_of_zeros_and_of_tiny_numbers(ops):
 @pytest.mark.parametrize("leading", [(1,), (6,), (2, 3)])
 def test_int8x2_has_activations_of_15_bits(ops, n_out, n_in, leading):
     """With weights that int8 keeps exactly, only the activations are rounded."""
-    levels = 127 if integers.has_vnni() else fbgemm.levels()
+    levels = 127 if ops is naive else integers.weight_levels()
     weight = torch.randint(-levels, levels + 1, (n_out, n_in)).float()
     weight[:, 0] = levels
     x = torch.randn(*leading, n_in)

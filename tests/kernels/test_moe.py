@@ -30,9 +30,10 @@ def make(n_rows=5, n_experts=6, n_used=2, d=8, f=12):
 
 
 def pack(ops, gate, up, down, mode="f32"):
-    return ops.pack(
-        gate, [(torch.cat(pair), d) for *pair, d in zip(gate, up, down, strict=True)], mode
-    )
+    """By the law, with weights of as many levels as this processor's products have."""
+    pairs = [(torch.cat(pair), d) for *pair, d in zip(gate, up, down, strict=True)]
+    levels = {"levels": integers.weight_levels()} if ops is naive else {}
+    return ops.pack(gate, pairs, mode, **levels)
 
 
 def dense(x, weights, ids, gate, up, down):
@@ -195,20 +196,20 @@ def test_without_the_instructions_of_this_processor(missing, monkeypatch):
     x, weights, ids, *matrices = make(7, d=32, f=48)
     y = with_torch.experts(x, weights, ids, pack(with_torch, *matrices, mode))
     law = naive.experts(x, weights, ids, pack(naive, *matrices, mode))
-    # fbgemm may have fewer levels
-    assert nmse(y, law) < (2e-3 if missing == "has_vnni" else 1e-5)
+    assert nmse(y, law) < 1e-5
 
 
 def test_the_law_in_the_modes_is_that_of_the_products():
     """One expert, one row: three products of kernels.linear and silu between them."""
     x, _, _, gate, up, down = make(1, 1, 1)
     one, first = torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64)
+    levels = integers.weight_levels()
     for mode in MODES:
         opened, factor = (
-            linear_law.linear(x, linear_law.pack(part[0], mode)) for part in (gate, up)
+            linear_law.linear(x, linear_law.pack(part[0], mode, levels)) for part in (gate, up)
         )
         hidden = torch.nn.functional.silu(opened) * factor
-        expected = linear_law.linear(hidden, linear_law.pack(down[0], mode))
+        expected = linear_law.linear(hidden, linear_law.pack(down[0], mode, levels))
         y = naive.experts(x, one, first, pack(naive, gate, up, down, mode))
         assert nmse(y, expected) < F32
 

@@ -74,8 +74,7 @@ def state_behind(model: HybridModel, tokens: Sequence[int]) -> list[torch.Tensor
     for ubatch in memory.split([Span(0, 0, list(tokens), [])], len(tokens), "equal"):
         model.forward(ubatch, memory)
     assert memory.recurrent is not None
-    states, windows = memory.recurrent.live(0)
-    return [*states, *windows]
+    return list(memory.recurrent.live(0).values())
 
 
 def drafted(run: Run) -> tuple[list[list[int]], np.ndarray]:

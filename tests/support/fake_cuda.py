@@ -78,8 +78,9 @@ def fake_cuda(
     """Within the context `cuda:0` exists. values: what `read` finds for a tensor on it."""
     seen = Seen()
     from engine import graphs, transfer
-    from engine.decode import sampler, verify
+    from engine.decode import verify
     from engine.draft import model_drafter
+    from engine.sampling import sampler
 
     def read(*tensors: torch.Tensor) -> list[np.ndarray]:
         assert all(tensor.device == DEVICE for tensor in tensors)

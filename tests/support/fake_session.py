@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from app.engine_thread.events import ModelFiles
-from app.engine_thread.jobs import CompareRequest, OpenRequest
+from app.engine_thread.jobs import (
+    CompareRequest,
+    EngineSession,
+    Job,
+    OpenRequest,
+    Progress,
+    RunRequest,
+)
+from engine.compare.fidelity import Fidelity
 from engine.errors import Cancelled, ModelFileError, OptionError
-from engine.options import Prompt, RunOptions
+from engine.options import COMPUTE_MODES
 from engine.trace.store import TraceStore
+from tests.support.fake_run import FakeRun
 from tests.support.lane_traces import CLEAN, NOISE, LaneBuilder
-from tests.support.trace_builder import TraceBuilder
 
 TENSORS = 4
 
@@ -41,170 +49,161 @@ class FakeInfo:
     )
     quant_mix: dict[str, int] = field(default_factory=lambda: {"Q8_0": 9_300_000, "F32": 100_000})
     rollback: str = "partial seq_rm over snapshot planes"
-
-    def memory(
-        self, n_seqs: int, n_rs_seq: int, n_ctx: int, policy: str = "planes", compute: str = ""
-    ) -> dict[str, int]:
-        parts = {
-            "weights": self.weight_bytes * (2 if compute else 1),
-            "kv": n_seqs * n_ctx * 1000,
-            "state": n_seqs * 500_000,
-            "snapshots": n_seqs * n_rs_seq * 500_000,
-            "checkpoint": n_seqs * 500_000 * (policy == "checkpoint"),
-        }
-        return {**parts, "total": sum(parts.values())}
+    kv_bytes_per_token: int = 1000
+    mtp_kv_bytes_per_token: int = 0
+    state_bytes: int = 500_000
+    log_bytes_per_token: int = 125_000
+    loaded_bytes: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(COMPUTE_MODES, 18_800_000)
+    )
 
 
 @dataclass
 class FakeEngine:
-    """What opens fake sessions, and how they are to behave.
+    """An engine that opens fake sessions, and how they are to behave.
 
     gate: while it is clear, loading and every round wait for it (and for a cancel).
     rounds: rounds of a run. fail_round: the round in which the engine breaks.
+    fail_at: what is raised, once, at a stage: inspect, open, start, begun (behind the run's entry
+    in the trace), round, compare (with some lanes begun), cancel, stop, measure, close.
     """
 
     gate: threading.Event = field(default_factory=threading.Event)
     rounds: int = 12
     fail_load: Exception | None = None
     fail_round: int | None = None
+    fail_at: dict[str, BaseException] = field(default_factory=dict)
     opened: list[tuple[Path, Path | None, str]] = field(default_factory=list)
+    closed: list[Path] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
     compared: list[CompareRequest] = field(default_factory=list)
     cancelled: list[tuple[int, int]] = field(default_factory=list)
     """Sequences that were ended, each with the round before which it was."""
     steps: int = 0
+    waits: threading.Event = field(default_factory=threading.Event)
+    """Set while a round waits for the gate."""
+    identity: dict[str, Any] = field(default_factory=dict)
+    """Of the model opened last."""
 
     def __post_init__(self) -> None:
         self.gate.set()
 
     def inspect(self, request: OpenRequest) -> ModelFiles:
+        """Any file that ends with .gguf has metadata."""
+        self.raise_at("inspect")
         if request.target.suffix != ".gguf":
             raise ModelFileError(request.target, "byte 0", "no GGUF file", "Choose another.")
         draft_info: Any = FakeInfo() if request.draft else None
         info: Any = FakeInfo()
-        return ModelFiles(
-            request.target, request.draft, info, draft_info, {"name": request.target.name}
-        )
+        identity = {"name": request.target.name}
+        return ModelFiles(request.target, request.draft, info, draft_info, identity)
 
-    def open(
-        self,
-        target: Path,
-        draft: Path | None,
-        *,
-        compute: str,
-        progress: Callable[[int, int, str], None],
-        cancelled: Callable[[], bool],
-    ) -> Any:
+    def open(self, request: OpenRequest, progress: Progress) -> EngineSession:
+        """A session, tensor by tensor."""
         self.threads.add(threading.current_thread().name)
+        self.raise_at("open")
         for done in range(TENSORS):
             progress(done, TENSORS, f"dequantising blk.{done}")
             while not self.gate.wait(0.005):
-                if cancelled():
+                if request.cancelled.is_set():
                     raise Cancelled
-            if cancelled():
+            if request.cancelled.is_set():
                 raise Cancelled
         if self.fail_load is not None:
             raise self.fail_load
-        self.opened.append((target, draft, compute))
-        return FakeSession(self, "f32" if compute == "auto" else compute)
+        self.opened.append((request.target, request.draft, request.compute))
+        self.identity = {"name": request.target.name}
+        compute = "f32" if request.compute == "auto" else request.compute
+        return FakeSession(self, request.target, compute)
 
-    def compare(self, session: Any, request: CompareRequest, trace: TraceStore) -> Any:
-        self.compared.append(request)
-        if not request.texts[0]:
-            raise OptionError("The prompt is empty.", "Give at least one token of text.")
-        return FakeComparison(self, request, trace)
+    def raise_at(self, stage: str) -> None:
+        """Break where the test says so, once."""
+        error = self.fail_at.pop(stage, None)
+        if error is not None:
+            raise error
 
-
-class FakeComparison:
-    """Lanes that get one position a round."""
-
-    def __init__(self, engine: FakeEngine, request: CompareRequest, trace: TraceStore) -> None:
-        self._engine = engine
-        self._builder = LaneBuilder(trace)
-        self._begun: list[int] = []
-        self._names = [lane.name for lane in request.lanes]
-        for name in self._names:
-            self._begun.append(self._builder.lane(name, ()))
-
-    def step(self) -> bool:
-        while not self._engine.gate.wait(0.005):
-            pass
-        self._engine.threads.add(threading.current_thread().name)
-        number = self._engine.steps = self._engine.steps + 1
-        for run_id, name in zip(self._begun, self._names, strict=True):
-            errors = NOISE if name == "noise" else CLEAN
-            self._builder.row(run_id, name, number - 1, errors[(number - 1) % len(errors)])
-        return number < self._engine.rounds
-
-    def stop(self) -> None:
-        self._builder.end()
+    def wait(self) -> None:
+        """Until the gate is open."""
+        while not self.gate.wait(0.005):
+            self.waits.set()
+        self.waits.clear()
+        self.raise_at("round")
+        self.threads.add(threading.current_thread().name)
 
 
 class FakeSession:
-    def __init__(self, engine: FakeEngine, compute: str) -> None:
-        self._engine, self.compute, self.chat = engine, compute, None
+    """A model in use that has no weights."""
 
-    def prompt(self, text: str) -> Prompt:
-        return Prompt(tuple(range(len(text.split()))), text)
+    def __init__(self, engine: FakeEngine, target: Path, compute: str) -> None:
+        self._engine, self._target, self.compute = engine, target, compute
 
-    def start(self, prompts: Sequence[Prompt], options: RunOptions, trace: TraceStore) -> FakeRun:
-        return FakeRun(self._engine, prompts[0].text, options, trace)
+    def start(self, request: RunRequest, trace: TraceStore) -> Job:
+        """A scripted run; there is no chat template."""
+        if request.chat is not None:
+            raise OptionError("The model has no chat template.", "Switch the chat template off.")
+        self._engine.raise_at("start")
+        run = FakeRun(self._engine, request, self.compute, trace)
+        self._engine.raise_at("begun")
+        return run
+
+    def compare(self, request: CompareRequest, trace: TraceStore) -> Job:
+        """Scripted lanes."""
+        self._engine.compared.append(request)
+        if not request.texts[0]:
+            raise OptionError("The prompt is empty.", "Give at least one token of text.")
+        return FakeComparison(self._engine, request, trace)
+
+    def measure(self, text: str, progress: Progress, cancelled: Callable[[], bool]) -> Fidelity:
+        """As far from f32 as can be told without computing."""
+        progress(0, 1, "comparing logits with f32")
+        self._engine.raise_at("measure")
+        if cancelled():
+            raise Cancelled
+        return Fidelity(self.compute, len(text.split()), 1e-6, 1e-6, 1.0, 0.1)
+
+    def close(self) -> None:
+        """Note it."""
+        self._engine.raise_at("close")
+        self._engine.closed.append(self._target)
 
 
-class FakeRun:
-    """Drafts of three, of which 0 to 3 are accepted in turn."""
+class FakeComparison:
+    """Lanes that get one position a round. run_id: the reference lane."""
 
-    def __init__(
-        self, engine: FakeEngine, text: str, options: RunOptions, trace: TraceStore
-    ) -> None:
-        self._engine, self._options = engine, options
-        self._builder = TraceBuilder(trace)
-        trace.runs[self._builder.run_id]["n_predict"] = options.n_predict
-        self.trace, self.run_id = trace, self._builder.run_id
-        self.done = False
-        self.stopped = False
-        self._round = 0
-        self._text = text
+    def __init__(self, engine: FakeEngine, request: CompareRequest, trace: TraceStore) -> None:
+        self._engine, self._trace = engine, trace
+        self._builder = LaneBuilder(trace)
+        self.run_id = self._builder.reference
+        self._names = [lane.name for lane in request.lanes]
+        self._lanes = []
+        for name in self._names:
+            self._lanes.append(self._builder.lane(name, ()))
+            engine.raise_at("compare")
+        self._done = False
 
     def step(self) -> bool:
-        while not self._engine.gate.wait(0.005):
-            pass
-        self._engine.threads.add(threading.current_thread().name)
-        if self._round == self._engine.fail_round:
-            raise RuntimeError("scripted failure")
-        if self._round == 0:
-            self._builder.prompt([self._text or " "])
-            self.trace.rounds.append(
-                run_id=self.run_id,
-                round=0,
-                seq_id=0,
-                pos0=0,
-                t_ms=1.0,
-                verify_ms=1.0,
-                verify_width=1,
-                num_draft_tokens=0,
-                num_accepted_draft_tokens=0,
-                num_emitted=0,
-                stop_kind="target",
-                rollback_depth=0,
-                rollback_path="none",
-            )
-        else:
-            accepted = self._round % 4
-            pieces = [f" a{self._round}.{i}" for i in range(3)]
-            if self._options.spec.types:
-                self._builder.draft(pieces[:accepted], " last", pieces[accepted:])
-            else:
-                self._builder.plain(f" t{self._round}")
-        self._round += 1
-        self.done = self._round >= self._engine.rounds
-        return not self.done
+        """One position of every lane."""
+        self._engine.wait()
+        number = self._engine.steps = self._engine.steps + 1
+        for run_id, name in zip(self._lanes, self._names, strict=True):
+            errors = NOISE if name == "noise" else CLEAN
+            self._builder.row(run_id, name, number - 1, errors[(number - 1) % len(errors)])
+        if number >= self._engine.rounds:
+            self.stop()
+        return not self._done
+
+    def advance(self) -> bool:
+        """The same."""
+        return self.step()
 
     def cancel(self, seq_id: int) -> None:
-        if seq_id != 0:
-            raise OptionError(f"The run has no sequence {seq_id}.", "Name 0.")
-        self._engine.cancelled.append((seq_id, self._round))
+        """Always refused."""
+        raise OptionError(f"Sequence {seq_id} cannot be ended by itself.", "Stop all of them.")
 
     def stop(self) -> None:
-        self.stopped = True
-        self.done = True
+        """End all lanes."""
+        if not self._done:
+            self._engine.raise_at("stop")
+            self._done = True
+            for run_id in (self.run_id, *self._lanes):
+                self._trace.runs[run_id]["stops"] = ["limit"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from app.models.step import Step, read_step
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.trace_builder import TraceBuilder
 
@@ -87,7 +88,7 @@ def judged() -> TraceStore:
 
 def step_of(store: TraceStore, seq_id: int = 1, round_: int = 1) -> Step:
     """A round of the first run, which must be there."""
-    step = read_step(store, 0, seq_id, round_)
+    step = read_step(RunRef(store, 0), seq_id, round_)
     assert step is not None
     return step
 

@@ -9,6 +9,9 @@ import torch
 
 from engine.batch import UBatch
 from engine.model.config import ModelConfig, SsmConfig
+from engine.model.conv_window import ConvInputs
+from engine.model.delta_state import DeltaInputs
+from engine.model.recurrence import StateKey
 from kernels.conv import causal_conv
 from kernels.delta_rule import gated_delta_rule
 
@@ -66,37 +69,21 @@ class NaiveRecurrent:
     states: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     windows: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
-    def conv(self, layer: int, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def advance(self, key: StateKey, inputs: ConvInputs | DeltaInputs) -> torch.Tensor:
         assert self.ubatch is not None
-        zeros = torch.zeros(self.ssm.d_conv - 1, self.ssm.conv_dim)
         outputs = []
         for row, seq in enumerate(self.ubatch.seq_ids):
-            window = self.windows.get((layer, seq), zeros)
-            y, history = causal_conv(x[row : row + 1], weight, window.unsqueeze(0))
-            self.windows[layer, seq] = history[0, x.shape[1] :].clone()
+            one, at = inputs.part(slice(row, row + 1), slice(None)), (key.layer, seq)
+            if isinstance(one, ConvInputs):
+                zeros = torch.zeros(self.ssm.d_conv - 1, self.ssm.conv_dim)
+                y, history = causal_conv(*one, self.windows.get(at, zeros).unsqueeze(0))
+                self.windows[at] = history[0, one.x.shape[1] :].clone()
+            else:
+                zeros = torch.zeros(self.ssm.n_v_heads, self.ssm.d_state, self.ssm.d_state)
+                state = self.states.get(at, zeros).unsqueeze(0)
+                y, snapshots = gated_delta_rule(*one, state, grouped=self.ssm.grouped)
+                self.states[at] = snapshots[0, 0]
             outputs.append(y)
-        return torch.cat(outputs)
-
-    def delta(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-    ) -> torch.Tensor:
-        assert self.ubatch is not None
-        zeros = torch.zeros(self.ssm.n_v_heads, self.ssm.d_state, self.ssm.d_state)
-        outputs = []
-        for row, seq in enumerate(self.ubatch.seq_ids):
-            one = slice(row, row + 1)
-            state = self.states.get((layer, seq), zeros).unsqueeze(0)
-            o, snapshots = gated_delta_rule(
-                q[one], k[one], v[one], g[one], beta[one], state, grouped=self.ssm.grouped
-            )
-            self.states[layer, seq] = snapshots[0, 0]
-            outputs.append(o)
         return torch.cat(outputs)
 
 

@@ -1,9 +1,15 @@
-"""Texts decoded into a recurrent memory, and what their states are when computed from scratch."""
+"""Texts decoded into a recurrent memory, and what their states are when computed from scratch.
+
+Three kinds of layers stand for all: the delta rule with one gate per head, with one per key
+channel, and made-up ones of other shapes (tests.support.moving_average). No policy may know which
+it holds.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -11,56 +17,114 @@ import torch
 from hypothesis import strategies as st
 
 from engine.batch import UBatch
-from engine.memory.recurrent import RecurrentCheckpoint, RecurrentMemory, RecurrentShape
+from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
+from engine.model.conv_window import ConvInputs, ConvWindow
+from engine.model.delta_state import ChannelGatedDeltaState, DeltaInputs, DeltaState
+from engine.model.recurrence import Inputs, RecurrentLayout, StateKey
+from tests.support import moving_average
 from tests.support.closeness import nmse
 
 CPU = torch.device("cpu")
-N_KEY_HEADS = 2
-SHAPE = RecurrentShape((0, 2), n_v_heads=4, d_state=8, d_conv=4, conv_dim=64, grouped=False)
+N_KEY_HEADS, N_HEADS, D = 2, 4, 8
+N_CHANNELS, N_TAPS = (2 * N_KEY_HEADS + N_HEADS) * D, 4
 LIMIT = 1e-10
-Make = Callable[[int, int], RecurrentMemory]
+Make = Callable[[int, int], SnapshotPolicy]
 """A memory of (n_seqs, n_rs_seq)."""
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """Recurrent layers and what tokens put into them.
+
+    of_token: the inputs of one token, without batch or time, which depend on nothing else.
+    inputs: those of a ubatch, from tensors [B, T, ...]. step: state and output of the definition,
+    one token, in f64.
+    """
+
+    layout: RecurrentLayout
+    of_token: Callable[[StateKey, int], Tensors]
+    inputs: Callable[[StateKey, Tensors], Inputs]
+    step: Callable[[StateKey, torch.Tensor, Tensors], Tensors]
+
+    @property
+    def keys(self) -> list[StateKey]:
+        """Layer by layer, windows first, as a model advances them."""
+        states = self.layout.states
+        return sorted(states, key=lambda key: (key.layer, not states[key].is_window))
 
 
 @cache
-def layer_inputs(layer: int, token: int) -> tuple[torch.Tensor, ...]:
-    """x, q, k, v, g and beta of one token, which depend on nothing else."""
-    random = torch.Generator().manual_seed(1000 * layer + token)
-    d, heads = SHAPE.d_state, SHAPE.n_v_heads
-    sizes = [SHAPE.conv_dim, N_KEY_HEADS * d, N_KEY_HEADS * d, heads * d, heads, heads]
+def _of_token(key: StateKey, token: int, channels: bool) -> Tensors:
+    random = torch.Generator().manual_seed(1000 * key.layer + token)
+    n_gates = N_HEADS * (D if channels else 1)
+    sizes = [N_CHANNELS, N_KEY_HEADS * D, N_KEY_HEADS * D, N_HEADS * D, n_gates, N_HEADS]
     x, q, k, v, g, beta = torch.rand(sum(sizes), generator=random).split(sizes)
-    q, k = (torch.nn.functional.normalize(t.view(-1, d) - 0.5, dim=-1) for t in (q, k))
-    return x, q, k, v.view(-1, d), -2 * g, beta
+    if key.name == "window":
+        return (x,)
+    q, k = (torch.nn.functional.normalize(t.view(-1, D) - 0.5, dim=-1) for t in (q, k))
+    return q, k, v.view(-1, D), -2 * (g.view(-1, D) if channels else g), beta
 
 
 @cache
 def weight_of(layer: int) -> torch.Tensor:
-    return torch.rand(SHAPE.conv_dim, SHAPE.d_conv, generator=torch.Generator().manual_seed(layer))
+    return torch.rand(N_CHANNELS, N_TAPS, generator=torch.Generator().manual_seed(layer))
+
+
+def _inputs(key: StateKey, tensors: Tensors) -> Inputs:
+    if key.name == "window":
+        return ConvInputs(*tensors, weight_of(key.layer))
+    return DeltaInputs(*tensors)
+
+
+def _step(key: StateKey, state: torch.Tensor, inputs: Tensors) -> Tensors:
+    if key.name == "window":
+        rows = torch.cat((state, inputs[0][None]))
+        y = (rows * weight_of(key.layer).double().t()).sum(0)
+        return rows[1:], y * torch.sigmoid(y)
+    q, k, v, g, beta = inputs
+    # tiled pairing: value head j reads key head j mod H_k
+    q, k = (t.repeat(N_HEADS // N_KEY_HEADS, 1) for t in (q, k))
+    S = g.exp().view(N_HEADS, -1, 1) * state
+    u = beta[:, None] * (v - torch.einsum("hkv,hk->hv", S, k))
+    S = S + k[:, :, None] * u[:, None, :]
+    return S, torch.einsum("hkv,hk->hv", S, q) / math.sqrt(D)
+
+
+def _delta(state: DeltaState, *, channels: bool) -> Layers:
+    window = ConvWindow(N_TAPS, N_CHANNELS)
+    return Layers(
+        RecurrentLayout.alike((0, 2), state=state, window=window),
+        lambda key, token: _of_token(key, token, channels),
+        _inputs,
+        _step,
+    )
+
+
+HEAD_GATES = _delta(DeltaState(N_KEY_HEADS, N_HEADS, D, grouped=False), channels=False)
+CHANNEL_GATES = _delta(
+    ChannelGatedDeltaState(N_KEY_HEADS, N_HEADS, D, grouped=False), channels=True
+)
+AVERAGES = Layers(
+    moving_average.LAYOUT, moving_average.of_token, moving_average.inputs, moving_average.step
+)
+LAYERS = {"head gates": HEAD_GATES, "channel gates": CHANNEL_GATES, "averages": AVERAGES}
+LAYOUT = HEAD_GATES.layout
+_LAYERS_OF = {layers.layout: layers for layers in LAYERS.values()}
 
 
 @cache
-def truth(layer: int, tokens: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-    """State, window, and the last token's y and o, by the recurrence in f64."""
+def truth(layout: RecurrentLayout, key: StateKey, tokens: tuple[int, ...]) -> Tensors:
+    """State behind the tokens and the output of the last one, by the definition in f64."""
     if not tokens:
-        d = SHAPE.d_state
-        state = torch.zeros(SHAPE.n_v_heads, d, d, dtype=torch.float64)
-        none = torch.zeros(0)
-        window = torch.zeros(SHAPE.d_conv - 1, SHAPE.conv_dim, dtype=torch.float64)
-        return state, window, none, none
-    S, window, _, _ = truth(layer, tokens[:-1])
-    x, q, k, v, g, beta = (t.double() for t in layer_inputs(layer, tokens[-1]))
-    # tiled pairing: value head j reads key head j mod H_k
-    q, k = (t.repeat(SHAPE.n_v_heads // N_KEY_HEADS, 1) for t in (q, k))
-    S = g.exp()[:, None, None] * S
-    u = beta[:, None] * (v - torch.einsum("hkv,hk->hv", S, k))
-    S = S + k[:, :, None] * u[:, None, :]
-    o = torch.einsum("hkv,hk->hv", S, q) / math.sqrt(SHAPE.d_state)
-    rows = torch.cat((window, x[None]))
-    y = (rows * weight_of(layer).double().t()).sum(0)
-    return S, rows[1:], y * torch.sigmoid(y), o
+        return torch.zeros(layout.states[key].shape, dtype=torch.float64), torch.zeros(0)
+    before, _ = truth(layout, key, tokens[:-1])
+    layers = _LAYERS_OF[layout]
+    given = tuple(t.double() for t in layers.of_token(key, tokens[-1]))
+    return layers.step(key, before, given)
 
 
-def ubatch_of(texts: dict[int, list[int]], memory: RecurrentMemory) -> UBatch:
+def ubatch_of(texts: dict[int, list[int]], memory: SnapshotPolicy) -> UBatch:
     """Equally many new tokens for each of the sequences."""
     rows = list(texts.values())
     starts = [memory.seq_pos_max(seq) + 1 for seq in texts]
@@ -71,21 +135,21 @@ def ubatch_of(texts: dict[int, list[int]], memory: RecurrentMemory) -> UBatch:
 
 @torch.inference_mode()
 def decode(
-    memory: RecurrentMemory, new: dict[int, list[int]], *, by_index: bool = False
+    memory: SnapshotPolicy, new: dict[int, list[int]], *, by_index: bool = False
 ) -> list[torch.Tensor]:
-    """One ubatch; per layer y [n_seqs, T, C] and o [n_seqs, T, H_v, d]."""
-    ubatch = ubatch_of(new, memory)
+    """One ubatch; the output [n_seqs, T, ...] of every state, in the order of Layers.keys."""
+    ubatch, layers = ubatch_of(new, memory), _LAYERS_OF[memory.layout]
     assert memory.prepare([ubatch])
     memory.begin(ubatch, by_index=by_index)
     assert by_index or memory.fixed() is None
     out = []
-    for layer in SHAPE.layers:
-        rows = [[layer_inputs(layer, token) for token in tokens] for tokens in new.values()]
-        x, *rest = (
+    for key in layers.keys:
+        rows = [[layers.of_token(key, token) for token in tokens] for tokens in new.values()]
+        given = (
             torch.stack([torch.stack([token[i] for token in row]) for row in rows])
-            for i in range(6)
+            for i in range(len(rows[0][0]))
         )
-        out += [memory.conv(layer, x, weight_of(layer)), memory.delta(layer, *rest)]
+        out.append(memory.advance(key, layers.inputs(key, tuple(given))))
     memory.commit()
     return out
 
@@ -95,26 +159,27 @@ def close(result: torch.Tensor, wanted: torch.Tensor) -> bool:
     return nmse(result, wanted) <= LIMIT if wanted.any() else torch.equal(result.double(), wanted)
 
 
-def assert_state(memory: RecurrentMemory, seq: int, text: list[int]) -> None:
-    """Position, states and windows are those of the text."""
+def assert_state(memory: SnapshotPolicy, seq: int, text: list[int]) -> None:
+    """Position and states are those of the text."""
     assert memory.seq_pos_max(seq) == len(text) - 1
-    for layer, state, window in zip(SHAPE.layers, *memory.live(seq), strict=True):
-        wanted = truth(layer, tuple(text))
-        assert close(state, wanted[0]), (seq, layer)
-        assert close(window, wanted[1]), (seq, layer)
+    live = memory.live(seq)
+    assert live.keys() == memory.layout.states.keys()
+    for key, state in live.items():
+        assert close(state, truth(memory.layout, key, tuple(text))[0]), (seq, key)
 
 
-def assert_outputs(out: list[torch.Tensor], row: int, text: list[int], n_new: int) -> None:
-    """y and o of the last n_new tokens of a text, in row `row` of what decode gave."""
-    for i, layer in enumerate(SHAPE.layers):
-        ends = range(len(text) - n_new + 1, len(text) + 1)
-        wanted = [truth(layer, tuple(text[:end])) for end in ends]
-        assert close(out[2 * i][row], torch.stack([w[2] for w in wanted]))
-        assert close(out[2 * i + 1][row], torch.stack([w[3] for w in wanted]))
+def assert_outputs(
+    out: list[torch.Tensor], row: int, text: list[int], n_new: int, layers: Layers = HEAD_GATES
+) -> None:
+    """The last n_new tokens' outputs of a text, in row `row` of what decode gave."""
+    ends = range(len(text) - n_new + 1, len(text) + 1)
+    for key, found in zip(layers.keys, out, strict=True):
+        wanted = [truth(layers.layout, key, tuple(text[:end]))[1] for end in ends]
+        assert close(found[row], torch.stack(wanted)), key
 
 
-def copies(memory: RecurrentMemory, seq: int) -> list[torch.Tensor]:
-    return [t.clone() for part in memory.live(seq) for t in part]
+def copies(memory: SnapshotPolicy, seq: int) -> list[torch.Tensor]:
+    return [t.clone() for t in memory.live(seq).values()]
 
 
 def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:

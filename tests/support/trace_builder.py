@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 PLANES = 3
@@ -18,6 +19,11 @@ class TraceBuilder:
         self._ids = {piece: token_id for token_id, piece in self.store.pieces.items()}
         self._next_pos: dict[int, int] = {}
         self._next_round: dict[int, int] = {}
+
+    @property
+    def run(self) -> RunRef:
+        """The run that is written."""
+        return RunRef(self.store, self.run_id)
 
     def prompt(self, pieces: Iterable[str | bytes], seq_id: int = 0) -> None:
         """Round 0: the prompt of one sequence."""

@@ -37,3 +37,11 @@ def test_other_modes_are_wrong_usage(cli: Cli, modes: str) -> None:
     outcome = cli("fidelity", "--demo", "--modes", modes)
     assert outcome.status == 2
     assert "is not a compute mode" in outcome.err
+
+
+def test_a_full_context_is_mentioned(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.session._DEFAULT_CONTEXT", 16)
+    outcome = cli("fidelity", DEMO_DRAFT, "-n", 4096, "--modes", "f32", "-p", "a")
+    assert outcome.status == 0
+    assert "over 15 tokens" in outcome.out
+    assert "note: the context holds 15 more tokens only" in outcome.err

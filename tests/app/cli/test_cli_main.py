@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -150,41 +151,161 @@ def test_a_reader_that_leaves_is_no_error_to_shout_about() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.skipif(os.name != "posix", reason="SIGINT as on POSIX")
-def test_ctrl_c_exports_what_was_recorded(tmp_path: Path) -> None:
+def test_a_full_disk_behind_standard_output_is_a_sentence() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "app", "info", "--demo"],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("draftscope: error: The system refuses: No space left on device")
+    assert done.stderr.count("\n") == 1
+
+
+# signals
+
+
+def allow_signals() -> None:
+    """A shell starts background jobs with some of them ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+POSIX = pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX")
+
+
+@POSIX
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_exports_what_was_recorded(tmp_path: Path, name: str, status: int) -> None:
+    words = ["-p", "def f", "-n", "100000", "--ignore-eos", "--threads", "1"]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "app",
-            "run",
-            "--demo",
-            "-p",
-            "def f",
-            "-n",
-            "100000",
-            "--ignore-eos",
-            "--threads",
-            "1",
-            "--trace",
-            str(tmp_path / "out"),
-        ],
+        [sys.executable, "-m", "app", "run", DEMO_DRAFT, *words, "--trace", str(tmp_path / "out")],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # a shell starts background jobs with the signal ignored
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=allow_signals,
     )
     try:
         assert process.stdout is not None
         assert process.stdout.read(8)  # the prompt and the first token are out
-        time.sleep(0.3)
-        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        process.send_signal(getattr(signal, name))
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == status
     assert "Traceback" not in err
-    assert "trace written to" in err
-    assert len((tmp_path / "out" / "rounds.csv").read_text().splitlines()) > 1
+    assert err.endswith("draftscope: interrupted\n")
+    rounds = (tmp_path / "out" / "rounds.csv").read_text().splitlines()
+    assert len(rounds) > 1
+    (run,) = json.loads((tmp_path / "out" / "session.json").read_text())["runs"].values()
+    assert run["stops"] == ["stopped"]
+
+
+def signalled(code: str, *numbers: int) -> subprocess.CompletedProcess[str]:
+    """Run code that prints a line when it waits, and send it the signals one after another."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=allow_signals,
+    )
+    try:
+        assert process.stdout is not None
+        for number in numbers:
+            process.stdout.readline()
+            process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess([], process.returncode, out, err)
+
+
+@POSIX
+def test_a_second_signal_ends_at_once() -> None:
+    code = (
+        "import time\nfrom pathlib import Path\n"
+        "from app.cli.recorded import decode\nfrom engine.trace.store import TraceStore\n"
+        "def advance():\n    print('waits', flush=True); time.sleep(0.5); return True\n"
+        "class Job:\n    trace, done, emitted = TraceStore(), False, []\n"
+        "    def stop(self):\n        print('stops', flush=True); time.sleep(60)\n"
+        "decode(Job(), advance, Path('never-written'))\n"
+    )
+    began = time.monotonic()
+    done = signalled(code, signal.SIGTERM, signal.SIGINT)
+    assert done.returncode == -signal.SIGINT
+    assert time.monotonic() - began < 30
+    assert not (ROOT / "never-written").exists()
+
+
+@POSIX
+def test_a_closed_terminal_is_a_signal_too() -> None:
+    code = (
+        "import time\nfrom app.cli.interruption import Interrupted\n"
+        "from app.cli.recorded import decode\nfrom engine.trace.store import TraceStore\n"
+        "def advance():\n    print('waits', flush=True); time.sleep(0.2); return True\n"
+        "class Job:\n    trace, done, emitted = TraceStore(), False, []\n"
+        "    def stop(self):\n        pass\n"
+        "try:\n    decode(Job(), advance, None)\n"
+        "except Interrupted as ending:\n    raise SystemExit(ending.status)\n"
+    )
+    assert signalled(code, signal.SIGHUP).returncode == 129
+
+
+@POSIX
+def test_what_is_ignored_stays_ignored() -> None:
+    code = (
+        "import signal, time\nfrom app.cli.interruption import Interrupted, interrupt, on_signal\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "try:\n    with on_signal(interrupt):\n"
+        "        print('waits', flush=True); time.sleep(0.5)\n"
+        "        print('waits', flush=True); time.sleep(60)\n"
+        "except Interrupted as ending:\n    raise SystemExit(ending.status)\n"
+    )
+    assert signalled(code, signal.SIGHUP, signal.SIGTERM).returncode == 143
+
+
+def test_a_trace_folder_that_cannot_be_is_refused_before_anything_is_loaded(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / ("x" * 250), tmp_path / ("x" * 300), tmp_path / "file" / "below"):
+        for command in ("run", "compare"):
+            outcome = cli(command, "no-such.gguf", "-p", "a", "--trace", folder)
+            assert outcome.status == 2
+            assert outcome.err.startswith("draftscope: error: --trace ")
+            assert outcome.err.count("\n") == 1
+    before = sorted(tmp_path.rglob("*"))
+    assert cli("run", "no-such.gguf", "-p", "a", "--trace", tmp_path / "a" / "b").status == 1
+    assert sorted(tmp_path.rglob("*")) == before  # trying leaves nothing behind
+
+    def deny(*args: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", deny)
+    outcome = cli("run", "no-such.gguf", "-p", "a", "--trace", tmp_path / "a")
+    assert (outcome.status, "Permission denied" in outcome.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fidelity", "no-such.gguf", "-n", "2147483647"], "-n is above 4096"),
+        (["bench", "no-such.gguf", "--repeat", "2147483647"], "--repeat is above 1000"),
+        (["bench", "--rollback", "ring", "--layers", "2147483647"], "--layers is above 1024"),
+        (["bench", "--rollback", "ring", "--conv-dim", "2147483647"], "--conv-dim is above"),
+    ],
+)
+def test_counts_that_would_take_for_ever_are_refused(
+    cli: Cli, words: list[str], message: str
+) -> None:
+    outcome = cli(*words)
+    assert (outcome.status, message in outcome.err) == (2, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -269,9 +270,9 @@ def test_chat_without_a_template_is_refused(cli: Cli, monkeypatch: pytest.Monkey
         (["-p", "a", "--logit-bias", "12+1.2.3"], "'12+1.2.3' is not a token id"),
         (["-p", "a", "--logit-bias", "999999+1"], "Token id 999999 is outside the vocabulary"),
         (["-p", "a", "--spec-accept", "magic"], "--spec-accept magic is unknown"),
-        (["-p", "a", "--parallel", "0"], "'0' is not a whole number from 1"),
+        (["-p", "a", "--parallel", "0"], "--parallel is outside 1..64"),
         (["-p", "a", "--parallel", "1000"], "--parallel is outside"),
-        (["-p", "a", "--spec-type", "magic"], "--spec-type magic is not a drafter"),
+        (["-p", "a", "--spec-type", "magic"], "--spec-type magic is unknown"),
         (["-p", "a", "--spec-draft-n-max", "0"], "--spec-draft-n-max is outside"),
         (["-p", "a", "--spec-draft-n-min", "9"], "--spec-draft-n-min"),
         (["-p", "a", "--spec-draft-p-min", "2"], "--spec-draft-p-min is outside [0, 1]"),
@@ -340,3 +341,35 @@ def test_a_failing_round_still_exports_what_was_recorded(
     assert outcome.status == 1
     assert "draftscope: error: The rollback was refused. Try again." in outcome.err
     assert len(open_trace(tmp_path / "out").rounds) == 2
+
+
+def test_the_trace_says_what_is_in_the_tensors(cli: Cli, tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    found = []
+    for byte in (b"\0", b"\1"):  # in the middle of the weights: the head stays as it was
+        data = bytearray(DEMO_DRAFT.read_bytes())
+        data[len(data) // 2 : len(data) // 2 + 1] = byte
+        model.write_bytes(data)
+        words = ["run", model, "-p", "a", "-n", "2", "--trace", tmp_path / "out"]
+        assert cli(*words).err.splitlines()[-1].endswith(str(tmp_path / "out"))
+        (run,) = json.loads((tmp_path / "out" / "session.json").read_text())["runs"].values()
+        found.append(run["model"])
+    assert found[0]["sha256"] == found[1]["sha256"]
+    assert len(found[0]["content"]) == 64
+    assert found[0]["content"] != found[1]["content"]
+
+
+def test_a_trace_does_not_wait_long_for_it(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.cli.recorded._CONTENT_S", 0.05)
+    monkeypatch.setattr("engine.gguf.content.kept_hash", lambda parts: None)
+    monkeypatch.setattr("engine.gguf.file.kept_hash", lambda parts: None)
+    monkeypatch.setattr(
+        "engine.gguf.content.hash_tensors", lambda parts, cancelled: threading.Event().wait(1)
+    )
+    out = tmp_path / "out"
+    outcome = cli("run", DEMO_DRAFT, "-p", "a", "-n", "2", "--trace", out)
+    assert outcome.err.endswith("without the hash of the tensors, which takes longer\n")
+    (run,) = json.loads((out / "session.json").read_text())["runs"].values()
+    assert run["model"]["content"] is None

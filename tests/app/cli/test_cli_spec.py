@@ -109,7 +109,7 @@ def test_a_short_match_of_ngram_mod_is_noted(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--spec-type", "ngram"], "--spec-type ngram is not a drafter"),
+        (["--spec-type", "ngram"], "--spec-type ngram is unknown"),
         (["--spec-ngram-simple-size-n", 0], "--spec-ngram-simple-size-n is outside 1..1024"),
         (["--spec-ngram-map-k-size-m", 1025], "--spec-ngram-map-k-size-m is outside 1..1024"),
         (["--spec-ngram-map-k4v-min-hits", 0], "--spec-ngram-map-k4v-min-hits is outside"),

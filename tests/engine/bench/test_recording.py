@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-import engine.decode.scheduler as scheduler
 from engine.bench.measured import Configuration
 from engine.bench.recording import SECTIONS, bench_recording, recording_timed
 from engine.bench.sections import SectionClock
+from engine.decode import scheduler, verify_loop
 from engine.decode.forward import Forward
 from engine.decode.recorder import Recorder
 from engine.trace.store import TraceStore
@@ -20,21 +20,22 @@ NAME = "qwen35-c-v2x-mtp-f32"
 OPTIONS = options_of(20, "draft-mtp", ignore_eos=True)
 CONFIGURATIONS = [Configuration.plain(OPTIONS), Configuration("draft-mtp", OPTIONS)]
 PARTS = [(Recorder, name) for name in ("resume", "ubatch", "drafts", "prompt", "round")] + [
-    (scheduler, name) for name in ("prompt_facts", "verified_facts")
+    (module, "round_facts") for module in (scheduler, verify_loop)
 ]
 
 
 def parts() -> list[object]:
-    return [*vars(Recorder).items(), *vars(scheduler).items()]
+    return [i for part in (Recorder, scheduler, verify_loop) for i in vars(part).items()]
 
 
 class FakeTime:
-    """Time that passes only where a test says so, for the clocks of the measurement."""
+    """Time that passes only where a test says so, for all clocks of a measurement."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now, self._patch = 100.0, patch
-        for module in ("sections", "measured"):
-            patch.setattr(f"engine.bench.{module}.perf_counter", lambda: self.now)
+        # the run's too: how many rounds it does before it looks at its rows depends on time
+        for module in ("engine.bench.sections", "engine.bench.measured", "engine.run"):
+            patch.setattr(f"{module}.perf_counter", lambda: self.now)
 
     def spend(self, owner: Any, name: str, seconds: float) -> list[str]:
         """Each call of an attribute takes so long; returns the growing list of its calls."""
@@ -55,14 +56,16 @@ def test_all_that_records_is_counted_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, configuration: Configuration
 ) -> None:
     time = FakeTime(monkeypatch)
-    calls = {name: time.spend(owner, name, 2.0**i) for i, (owner, name) in enumerate(PARTS)}
+    calls = {
+        (owner, name): time.spend(owner, name, 2.0**i) for i, (owner, name) in enumerate(PARTS)
+    }
     passes = time.spend(Forward, "run", 1000.0)
     first, second = bench_recording(session(NAME), prompt_of(NAME), [configuration], repeats=2)
-    drafts = calls.pop("drafts")
+    drafts = calls.pop((Recorder, "drafts"))
     assert bool(drafts) == (configuration.name == "draft-mtp")
     assert all(calls.values())
-    calls["drafts"] = drafts
-    recorded = sum(2.0**i * len(calls[name]) for i, (_, name) in enumerate(PARTS))
+    calls[Recorder, "drafts"] = drafts
+    recorded = sum(2.0**i * len(calls[part]) for i, part in enumerate(PARTS))
     for done in (first, second):
         assert done.recording_s == pytest.approx(recorded / 2)
         assert done.wall_s == pytest.approx((recorded + 1000 * len(passes)) / 2)
@@ -110,10 +113,10 @@ def test_the_clocks_are_gone_behind_each_run() -> None:
 
 
 def test_the_clocks_are_gone_behind_a_run_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*args: object) -> None:
+    def interrupted(**facts: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scheduler, "verified_facts", interrupted)
+    monkeypatch.setattr(verify_loop, "round_facts", interrupted)
     before = parts()
     with pytest.raises(KeyboardInterrupt):
         list(bench_recording(session(NAME), prompt_of(NAME), CONFIGURATIONS))

@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 
-from engine.bench.rollback import NO_ROLLBACK, PHASES, RollbackRow, bench_rollback, bench_shape
+from engine.bench.rollback import NO_ROLLBACK, PHASES, RollbackRow, bench_layout, bench_rollback
 from engine.errors import OptionError
 from engine.memory.policies import POLICIES
 
-SHAPE = bench_shape(n_heads=4, d_state=16, n_layers=2, conv_dim=4 * 16 + 2 * 2 * 16)
+LAYOUT = bench_layout(n_heads=4, d_state=16, n_layers=2, conv_dim=4 * 16 + 2 * 2 * 16)
 STATE = 4 * 2 * (4 * 16 * 16 + 3 * 128)
 WIDTHS = (1, 4, 9)
 
@@ -19,7 +19,7 @@ Rows = dict[tuple[str, int], RollbackRow]
 
 @pytest.fixture(scope="module")
 def rows() -> Rows:
-    found = list(bench_rollback(tuple(POLICIES), WIDTHS, SHAPE, repeats=3))
+    found = list(bench_rollback(tuple(POLICIES), WIDTHS, LAYOUT, repeats=3))
     assert [(row.width, row.policy) for row in found] == [
         (width, policy) for width in WIDTHS for policy in (NO_ROLLBACK, *POLICIES)
     ]
@@ -50,7 +50,7 @@ def test_the_error_column_sees_a_window_that_was_not_rolled_back(
 ) -> None:
     faulty = partial(POLICIES[policy], faults=("no-conv-rollback",))
     monkeypatch.setitem(POLICIES, policy, faulty)
-    (_, row) = bench_rollback((policy,), (4,), SHAPE, repeats=1)
+    (_, row) = bench_rollback((policy,), (4,), LAYOUT, repeats=1)
     assert row.state_nmse is not None and row.state_nmse > 1e-3
 
 
@@ -88,20 +88,20 @@ def test_a_checkpoint_is_a_state_each_way_and_the_kept_tokens_again(rows: Rows) 
 
 
 def test_replay_needs_a_twentieth_of_planes_to_roll_back_sixteen_tokens() -> None:
-    shape = bench_shape(n_heads=16, d_state=128, n_layers=1, conv_dim=6144)
-    found = bench_rollback(("planes", "replay"), (17,), shape, repeats=1)
+    layout = bench_layout(n_heads=16, d_state=128, n_layers=1, conv_dim=6144)
+    found = bench_rollback(("planes", "replay"), (17,), layout, repeats=1)
     _, planes, replay = found
     assert planes.beyond == 16 * 4 * (16 * 128 * 128 + 3 * 6144)
     assert 20 * replay.beyond <= planes.beyond
 
 
 def test_keep_decides_how_many_tokens_stay() -> None:
-    kept = [row.kept for row in bench_rollback(("planes",), (2, 5), SHAPE, keep=3, repeats=1)]
+    kept = [row.kept for row in bench_rollback(("planes",), (2, 5), LAYOUT, keep=3, repeats=1)]
     assert kept == [2, 2, 5, 3]
 
 
 def test_only_carry_copies_where_a_ubatch_is_shorter_than_the_snapshots() -> None:
-    found = bench_rollback(tuple(POLICIES), (2,), SHAPE, n_rs_seq=5, repeats=8)
+    found = bench_rollback(tuple(POLICIES), (2,), LAYOUT, n_rs_seq=5, repeats=8)
     copied = {row.policy: row.copied for row in found}
     carried, rest = divmod(copied.pop("carry"), STATE)
     assert 1 <= carried <= 4 and rest == 0
@@ -109,7 +109,7 @@ def test_only_carry_copies_where_a_ubatch_is_shorter_than_the_snapshots() -> Non
 
 
 def test_drafts_deeper_than_the_snapshots_fall_back_to_a_checkpoint() -> None:
-    found = list(bench_rollback(("planes", "ring", "replay"), (9,), SHAPE, n_rs_seq=2, repeats=2))
+    found = list(bench_rollback(("planes", "ring", "replay"), (9,), LAYOUT, n_rs_seq=2, repeats=2))
     for row in found[1:]:
         assert (row.saved, row.restored) == (STATE, STATE)
         assert row.state_nmse is not None and row.state_nmse < 1e-10
@@ -118,4 +118,4 @@ def test_drafts_deeper_than_the_snapshots_fall_back_to_a_checkpoint() -> None:
 @pytest.mark.parametrize("conv_dim", [64, 100, 4 * 16 + 2 * 3 * 16])
 def test_channels_that_do_not_fit_the_heads_are_refused(conv_dim: int) -> None:
     with pytest.raises(OptionError, match="--conv-dim"):
-        bench_shape(n_heads=4, d_state=16, n_layers=1, conv_dim=conv_dim)
+        bench_layout(n_heads=4, d_state=16, n_layers=1, conv_dim=conv_dim)

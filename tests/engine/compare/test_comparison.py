@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cache
 
@@ -17,6 +19,7 @@ from engine.errors import ContextFullError, OptionError
 from engine.options import FAULTS, ROLLBACK_POLICIES, Prompt
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
+from engine.trace.store import TraceStore
 from engine.trace.verdict import judge, noise_bound
 from tests.support.clean import PASSED
 from tests.support.comparisons import finish, rounds_of, specs, verdicts
@@ -293,6 +296,28 @@ def test_a_lane_without_room_stops_and_the_others_go_on() -> None:
     assert "free cells" in full.error
     assert full.n_positions < clean.n_positions == 60
     assert clean.verdict in PASSED
+
+
+@pytest.mark.parametrize("lane", ["peer", "planes,compute=int8", "ring,free"])
+def test_a_comparison_that_cannot_start_leaves_no_run_going_on(
+    lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)  # as if it were not installed
+    opened = copy(session(MTP))
+    opened.path = None if "int8" in lane else opened.path
+    if "free" in lane:  # whatever the last step is, here a drafter's memory
+        made = iter([session(MTP).make_drafters])
+        opened.make_drafters = lambda *args: next(made)(*args)
+    trace = TraceStore()
+    before = trace.begin_run({"lane": "of an earlier comparison"})
+    options, lanes = options_of(8, "draft-mtp"), specs("planes", lane)
+    with pytest.raises((OptionError, StopIteration)) as error:
+        Comparison(opened, prompt_of(MTP), options, lanes, trace)
+    assert "stops" not in trace.runs.pop(before)
+    assert trace.runs
+    why = str(error.value) or "StopIteration"
+    for facts in trace.runs.values():
+        assert (facts["stops"], facts["lane_error"]) == ([], why)
 
 
 def test_an_opened_trace_is_judged_the_same(tmp_path) -> None:

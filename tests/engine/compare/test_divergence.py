@@ -82,7 +82,7 @@ def filled(**settings) -> HybridMemory:
 def test_memories_that_hold_the_same() -> None:
     found = ReferenceMemory(filled()).difference(filled())
     assert found.state == found.conv == [0.0] * len(found.layers)
-    assert found.layers == filled().recurrent.shape.layers
+    assert found.layers == filled().recurrent.layout.layers
     assert found.n_cells == 0
 
 
@@ -92,13 +92,9 @@ def test_a_pending_rollback_counts_as_done() -> None:
     reference = filled()
     found = ReferenceMemory(reference).difference(lane)
     assert found.n_cells == 2
-    for i in range(len(found.layers)):
-        for errors, mine, theirs in zip(
-            (found.state, found.conv),
-            reference.recurrent.live(0),
-            lane.recurrent.live(0),
-            strict=True,
-        ):
-            a, b = mine[i].numpy().astype(np.float64), theirs[i].numpy().astype(np.float64)
+    mine, theirs = reference.recurrent.live(0), lane.recurrent.live(0)
+    for i, layer in enumerate(found.layers):
+        for errors, name in ((found.state, "state"), (found.conv, "window")):
+            a, b = (live[layer, name].numpy().astype(np.float64) for live in (mine, theirs))
             assert errors[i] == pytest.approx(np.linalg.norm(a - b) / np.linalg.norm(a))
             assert errors[i] > 1e-2

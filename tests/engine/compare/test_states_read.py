@@ -10,9 +10,10 @@ import pytest
 
 from engine.compare.comparison import Comparison
 from engine.memory.plane_storage import PlaneMemory
-from engine.memory.recurrent import RecurrentMemory
+from engine.memory.recurrent import SnapshotPolicy
 from engine.memory.replay import ReplayMemory
 from engine.memory.ring import RingMemory
+from engine.model.recurrence import StateKey
 from engine.options import Prompt
 from tests.support.comparisons import differences_of, finish, specs
 from tests.support.golden_runs import options_of, prompt_of, session
@@ -44,26 +45,25 @@ def a_plane_too_old(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_window_too_early(patch: pytest.MonkeyPatch) -> None:
-    window = ReplayMemory._window
+    to_fold = ReplayMemory._to_fold
 
-    def shifted(self: Any, layer: int) -> Any:
-        at = self._plan.window_at
-        self._plan.window_at = max(at - 1, 0) if isinstance(at, int) else (at - 1).clamp_min(0)
-        try:
-            return window(self, layer)
-        finally:
-            self._plan.window_at = at
+    def shifted(self: Any, key: StateKey) -> Any:
+        fold = to_fold(self, key)
+        if not self.layout.states[key].is_window:
+            return fold
+        n = fold.counts
+        return fold._replace(counts=max(n - 1, 0) if isinstance(n, int) else (n - 1).clamp_min(0))
 
-    patch.setattr(ReplayMemory, "_window", shifted)
+    patch.setattr(ReplayMemory, "_to_fold", shifted)
 
 
 def the_slot_before(patch: pytest.MonkeyPatch) -> None:
-    state = RingMemory._state
-    patch.setattr(
-        RingMemory,
-        "_state",
-        lambda self, layer, slot: state(self, layer, slot and (slot - 1) % self._n_lanes),
-    )
+    read = RingMemory._read
+
+    def shifted(self: Any, key: StateKey) -> Any:
+        return [slot and (slot - 1) % self._n_lanes for slot in read(self, key)]
+
+    patch.setattr(RingMemory, "_read", shifted)
 
 
 MISREADS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -106,7 +106,7 @@ def test_looking_changes_nothing(policy: str) -> None:
     options = options_of(8, rollback=policy, parallel=3, n_rs_seq=3)
     memory = session(MTP).make_memory(options, 3, 64, options.snapshots_for(3))
     recurrent = memory.recurrent
-    assert isinstance(recurrent, RecurrentMemory)
-    assert all(not t.any() for states in recurrent.inputs([2, 0]) for part in states for t in part)
+    assert isinstance(recurrent, SnapshotPolicy)
+    assert all(not t.any() for states in recurrent.inputs([2, 0]) for t in states.values())
     assert [recurrent.seq_pos_max(seq) for seq in range(3)] == [-1] * 3
     assert all(not t.any() for t in recurrent.storage())

@@ -30,7 +30,7 @@ def held(request) -> HeldSequences:
         prompt = Prompt(tuple(range(seq, n + seq)))
         for pos in range(0, n, 4):
             if pos == 8:
-                assert held.checkpoint(seq, prompt, pos) == memory.recurrent.shape.n_bytes
+                assert held.checkpoint(seq, prompt, pos) == memory.recurrent.layout.n_bytes
             tokens = prompt.tokens[pos : pos + 4]
             for ubatch in memory.split([Span(seq, pos, tokens, [])], 8, "equal"):
                 model.forward(ubatch, memory)

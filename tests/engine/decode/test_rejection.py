@@ -178,7 +178,7 @@ def test_probabilities_that_decided_are_reported() -> None:
     found = reject(Draft([4, 0], q=[q, q]), lambda _: P, Sampler(SamplerOptions()), ())
     assert len(found.tokens) == 1
     assert (found.judged_p, found.judged_q) == ([0.0], [0.5])
-    assert found.own_p == P.of(found.tokens[0])
+    assert found.own_p == [P.of(found.tokens[0])]
 
 
 def test_penalties_see_accepted_and_replaced_tokens() -> None:

@@ -14,7 +14,7 @@ from engine.decode.synthetic import SyntheticAcceptance, keep
 from engine.draft.drafter import Draft
 from engine.errors import OptionError
 from engine.options import SamplerOptions, SpecOptions
-from engine.options.acceptance_rates import acceptance_rates
+from engine.options.speculation import acceptance_rates
 from engine.sampling.sampler import Sampler
 from tests.support.golden_runs import decode, options_of, prompt_of, session, tokens_of
 
@@ -83,7 +83,7 @@ def decided(decide, tokens, end_tokens=(), seq_id=0):
     found = decide.accept(seq_id, Draft(list(tokens)), sampler.rows(rows), sampler, end_tokens)
     assert len(found.judged_p) == len(found.judged_q) == min(len(found.tokens), len(tokens))
     assert np.isnan(found.judged_p).all()
-    assert found.own_p == 1.0
+    assert found.own_p == [1.0]
     return found.tokens
 
 

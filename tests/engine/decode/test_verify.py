@@ -45,7 +45,7 @@ def test_match_says_what_it_went_by():
     assert found.tokens == [6, 6]
     assert found.judged_p == [0.999, 0.001]
     assert np.isnan(found.judged_q).all() and len(found.judged_q) == 2
-    assert found.own_p == 0.999
+    assert found.own_p == [0.999]
 
 
 def test_target_facts_against_numpy():

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.lookup_tables import LAX, STRICT, LookupCache, learn, most_frequent, most_likely
 from engine.draft.ngram_cache import NgramCache
-from engine.draft.ngram_cache_file import LookupCache
-from engine.draft.ngram_table import LAX, STRICT, learn, most_frequent, most_likely
 
 
 def cache(**tables: dict) -> NgramCache:

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.draft.drafter import Draft, DraftRequest
-from engine.draft.ngram_hash import N_SLOTS, slot_of
-from engine.draft.ngram_map import MOST_HITS, NgramMap
-from engine.options.ngram_options import NgramSizes
+from engine.draft.ngram_drafter import NgramSizes
+from engine.draft.ngram_map import MOST_HITS, N_SLOTS, NgramMap, slot_of
 
 A, B, X, Y, Z = 1, 2, 7, 8, 9
 

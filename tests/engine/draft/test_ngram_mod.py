@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from engine.draft import ngram_mod
 from engine.draft.drafter import Draft, DraftRequest
-from engine.draft.ngram_mod import EMPTY, N_ENTRIES, NgramMod, Pool, entry_of
-from engine.options.ngram_options import NgramModOptions
+from engine.draft.ngram_mod import EMPTY, N_ENTRIES, NgramMod, NgramModOptions, Pool, entry_of
 
 
 def entry(ngram: list[int]) -> int:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.ngram_simple import NgramSimple
-from engine.options.ngram_options import NgramSizes
 
 
 def draft_of(history: list[int], last: int, n: int, m: int) -> Draft:

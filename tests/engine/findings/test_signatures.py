@@ -134,6 +134,6 @@ def test_a_single_token_behind_a_rollback_and_then_a_deep_one(faults: tuple[str,
         span = Span(0, 0, tokens[:5], [4])
         for ubatch in truth.split([span], 512, "equal"):
             opened.model.forward(ubatch, truth)
-        mine, true = recurrent.live(0)[0][0], truth.recurrent.live(0)[0][0]
+        mine, true = (next(iter(r.live(0).values())) for r in (recurrent, truth.recurrent))
         assert memory.seq_pos_max(0) == truth.seq_pos_max(0) == 4
         assert (mine - true).norm() > 1e-2 * true.norm()

@@ -6,12 +6,13 @@ import datetime
 import sys
 import time
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.errors import ChatTemplateError
+from engine.errors import Cancelled, ChatTemplateError
 from engine.gguf import chat
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.file import GgufFile
@@ -80,7 +81,7 @@ FAMILY = """
 """
 
 
-def render(source: str, messages: list[dict[str, Any]] = HELLO, **kwargs: Any) -> str:
+def render(source: str, messages: list[dict[str, Any]] = HELLO, /, **kwargs: Any) -> str:
     return ChatTemplate(source, "<s>", None).render(messages, **kwargs)
 
 
@@ -273,3 +274,25 @@ def test_a_child_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "exit status 3" in failure("x").message
     monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
     assert "No such file" in failure("x").message
+
+
+def test_a_rendering_ends_soon_after_it_is_cancelled() -> None:
+    looks: list[float] = []
+
+    def cancelled() -> bool:
+        looks.append(time.monotonic())
+        return len(looks) > 10
+
+    template = ChatTemplate("{{ 7 ** 99999999 % 7 }}", "<s>", None)
+    with pytest.raises(Cancelled):
+        template.render(HELLO, cancelled)
+    assert time.monotonic() - looks[-1] < 0.5
+    gaps = sorted(b - a for a, b in pairwise(looks))
+    assert gaps[len(gaps) // 2] < 0.05
+
+
+@pytest.mark.parametrize("name", ["messages", "self", "cancelled"])
+def test_a_variable_of_any_name_is_one_of_the_template(name: str) -> None:
+    expected = "calm" if name == "cancelled" else "Hello"  # Jinja has a `self` of its own
+    source = f"{{{{ messages[0].content if {name} is not string else {name} }}}}"
+    assert render(source, **{name: "calm"}) == expected

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from engine.memory.carry import CarryMemory
 from tests.support.closeness import nmse
-from tests.support.recurrent_texts import CPU, LIMIT, SHAPE, assert_state, decode, truth
+from tests.support.recurrent_texts import CPU, LAYOUT, LIMIT, assert_state, decode, truth
 
 
 def memory_of(n_rs_seq: int, n_seqs: int = 3) -> CarryMemory:
-    memory = CarryMemory(SHAPE, n_seqs, n_rs_seq, CPU)
+    memory = CarryMemory(LAYOUT, n_seqs, n_rs_seq, CPU)
     memory.poison(math.nan)
     return memory
 
@@ -84,12 +84,12 @@ def test_the_carry_is_what_is_copied():
     decode(memory, {0: list(range(9)), 1: list(range(9))})
     assert memory.traffic.copied == 0
     decode(memory, {0: [1]})
-    assert memory.traffic.copied == 3 * SHAPE.n_bytes
+    assert memory.traffic.copied == 3 * LAYOUT.n_bytes
     decode(memory, {0: [1, 2], 1: [1, 2]})
-    assert memory.traffic.copied == (3 + 2 * 2) * SHAPE.n_bytes
+    assert memory.traffic.copied == (3 + 2 * 2) * LAYOUT.n_bytes
     decode(memory, {0: [1, 2, 3, 4]})
-    assert memory.traffic.copied == (3 + 2 * 2) * SHAPE.n_bytes
-    assert memory.traffic.written == (2 * 4 + 1 + 2 * 2 + 4) * SHAPE.n_bytes
+    assert memory.traffic.copied == (3 + 2 * 2) * LAYOUT.n_bytes
+    assert memory.traffic.written == (2 * 4 + 1 + 2 * 2 + 4) * LAYOUT.n_bytes
 
 
 def test_relocation_and_restore_end_the_history():
@@ -188,7 +188,5 @@ def assert_plane(memory: CarryMemory, seq: int, plane: int, text: list[int]) -> 
     back = plane - memory.pending(seq)
     wanted = tuple(text[: len(text) - back])
     row = plane, memory.cells.tail[seq]
-    n = len(SHAPE.layers)
-    for tensors, part in ((memory.storage()[:n], 0), (memory.storage()[n:], 1)):
-        for layer, tensor in zip(SHAPE.layers, tensors, strict=True):
-            assert nmse(tensor[row], truth(layer, wanted)[part]) <= LIMIT if wanted else True
+    for key, tensor in zip(LAYOUT.states, memory.storage(), strict=True):
+        assert nmse(tensor[row], truth(LAYOUT, key, wanted)[0]) <= LIMIT if wanted else True

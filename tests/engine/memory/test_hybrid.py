@@ -132,7 +132,7 @@ def test_a_mirror_is_the_source_bit_by_bit(unified: bool) -> None:
         mirror.mirror(1, source, 12)
         assert_equal(mirror.state(1), source.state(1))
         mirror.attention.seq_rm(1, 12)
-        mirror.recurrent.put(1, 11, *source.recurrent.live(1))
+        mirror.recurrent.put(1, 11, source.recurrent.live(1))
     mirror.mirror(1, source, 0)
     expected = decode(MTP, source, 1, 15, TOKENS[15:17])
     torch.testing.assert_close(decode(MTP, mirror, 1, 15, TOKENS[15:17]), expected)
@@ -143,7 +143,6 @@ def assert_equal(one: SequenceState, other: SequenceState) -> None:
     for a, b in (
         (one.attention.k, other.attention.k),
         (one.attention.v, other.attention.v),
-        (one.recurrent.states, other.recurrent.states),
-        (one.recurrent.windows, other.recurrent.windows),
+        (one.recurrent.states.values(), other.recurrent.states.values()),
     ):
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
-from engine.memory.checkpoint import CheckpointMemory
 from engine.memory.planes import PlanesMemory
-from tests.support.recurrent_texts import CPU, SHAPE, assert_state, copies, decode, same, ubatch_of
+from engine.memory.policies import POLICIES
+from tests.support.recurrent_texts import CPU, LAYOUT, assert_state, copies, decode, same, ubatch_of
 
 
 def memory_of(n_rs_seq: int, n_seqs: int = 3, faults: tuple[str, ...] = ()) -> PlanesMemory:
-    memory = PlanesMemory(SHAPE, n_seqs, n_rs_seq, CPU, faults)
+    memory = PlanesMemory(LAYOUT, n_seqs, n_rs_seq, CPU, faults)
     memory.poison(math.nan)
     return memory
 
@@ -98,7 +98,7 @@ def test_restore_clears_what_was_pending():
     assert not memory.seq_rm(1, 1)
     assert states(memory, 1) == "live free free free"
     assert_state(memory, 1, [1, 2])
-    assert saved.n_bytes == SHAPE.n_bytes
+    assert saved.n_bytes == LAYOUT.n_bytes
 
 
 def test_an_idle_sequence_in_between_moves_and_loses_its_planes():
@@ -109,7 +109,7 @@ def test_an_idle_sequence_in_between_moves_and_loses_its_planes():
     copied = memory.traffic.copied
     decode(memory, {0: [50], 2: [52]})
     assert memory.cells.tail == [0, 2, 1]
-    assert memory.traffic.copied - copied == SHAPE.n_bytes
+    assert memory.traffic.copied - copied == LAYOUT.n_bytes
     assert (memory.pending(1), memory.valid_depth(1)) == (0, 0)
     assert states(memory, 1) == "live stale stale stale"
     assert not memory.seq_rm(1, 1)
@@ -126,7 +126,7 @@ def test_an_idle_sequence_that_keeps_its_cell_moves_only_out_of_a_pending_plane(
     assert memory.cells.tail == [0, 3, 2, 1]
     assert memory.pending(2) == 0
     assert memory.valid_depth(2) == (0 if back else 3)
-    assert memory.traffic.copied == (2 if back else 1) * SHAPE.n_bytes
+    assert memory.traffic.copied == (2 if back else 1) * LAYOUT.n_bytes
     assert_state(memory, 2, [20, 21, 22, 23][: 4 - back])
 
 
@@ -221,11 +221,11 @@ def test_a_pass_that_is_not_finished_changes_no_bookkeeping():
 def test_a_pass_writes_as_many_planes_as_it_has_tokens():
     memory = memory_of(3)
     decode(memory, {0: list(range(9)), 1: list(range(9))})
-    assert memory.traffic.written == 2 * 4 * SHAPE.n_bytes
+    assert memory.traffic.written == 2 * 4 * LAYOUT.n_bytes
     decode(memory, {1: [1, 2]})
-    assert memory.traffic.written == (2 * 4 + 2) * SHAPE.n_bytes
+    assert memory.traffic.written == (2 * 4 + 2) * LAYOUT.n_bytes
     assert memory.traffic.copied == 0
-    assert memory.n_bytes() == 3 * 4 * SHAPE.n_bytes
+    assert memory.n_bytes() == 3 * 4 * LAYOUT.n_bytes
 
 
 def test_guaranteed_depth_counts_the_last_pass_only():
@@ -245,14 +245,14 @@ def test_the_fault_stale_plane_reads_a_wrong_state():
 
 
 def test_checkpoint_keeps_one_state_and_refuses_every_partial_rollback():
-    memory = CheckpointMemory(SHAPE, 2, 5, CPU)
+    memory = POLICIES["checkpoint"](LAYOUT, 2, 5, CPU)
     decode(memory, {0: list(range(9))})
     assert memory.n_rs_seq == memory.valid_depth(0) == memory.guaranteed_depth(0, 9) == 0
     assert not memory.seq_rm(0, 8)
     assert states(memory, 0) == "live"
-    assert memory.n_bytes() == 2 * SHAPE.n_bytes
+    assert memory.n_bytes() == 2 * LAYOUT.n_bytes
     saved = memory.save(0)
     decode(memory, {0: [50]})
     memory.restore(0, saved)
     assert_state(memory, 0, list(range(9)))
-    assert memory.traffic.saved == memory.traffic.restored == SHAPE.n_bytes
+    assert memory.traffic.saved == memory.traffic.restored == LAYOUT.n_bytes

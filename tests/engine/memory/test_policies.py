@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import pytest
@@ -15,11 +14,16 @@ from hypothesis import strategies as st
 
 from engine.batch import UBatch
 from engine.memory.policies import POLICIES
-from engine.memory.recurrent import RecurrentCheckpoint, RecurrentMemory
+from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.trace.records import SLOT_STATES
 from tests.support.recurrent_texts import (
+    AVERAGES,
+    CHANNEL_GATES,
     CPU,
-    SHAPE,
+    HEAD_GATES,
+    LAYERS,
+    LAYOUT,
+    Layers,
     assert_outputs,
     assert_state,
     copies,
@@ -34,14 +38,18 @@ N_SEQS = 4
 
 
 def memory_of(
-    name: str, n_rs_seq: int, poison: float = math.nan, faults: Sequence[str] = ()
-) -> RecurrentMemory:
-    memory = POLICIES[name](SHAPE, N_SEQS, n_rs_seq, CPU, faults)
+    name: str,
+    n_rs_seq: int,
+    poison: float = math.nan,
+    faults: Sequence[str] = (),
+    layers: Layers = HEAD_GATES,
+) -> SnapshotPolicy:
+    memory = POLICIES[name](layers.layout, N_SEQS, n_rs_seq, CPU, faults)
     memory.poison(poison)
     return memory
 
 
-def bits(memory: RecurrentMemory) -> list[object]:
+def bits(memory: SnapshotPolicy) -> list[object]:
     """Everything there is to see of a memory, storage included bit for bit."""
     seen: list[object] = [t.clone().view(torch.int32).numpy().tobytes() for t in memory.storage()]
     for seq in range(N_SEQS):
@@ -50,7 +58,7 @@ def bits(memory: RecurrentMemory) -> list[object]:
     return seen
 
 
-def assert_cells(memory: RecurrentMemory) -> None:
+def assert_cells(memory: SnapshotPolicy) -> None:
     """INV11, for the policies that have cells."""
     cells = getattr(memory, "cells", None)
     if cells is None:
@@ -63,10 +71,11 @@ def assert_cells(memory: RecurrentMemory) -> None:
 class Walk:
     """One memory, and the text of each of its sequences."""
 
-    def __init__(self, name: str, data: st.DataObject) -> None:
-        self.data, self.name = data, name
+    def __init__(self, name: str, data: st.DataObject, layers: Layers) -> None:
+        self.data, self.name, self.layers = data, name, layers
         self.bound = data.draw(st.sampled_from([3, 8, 1, 2, 0]))
-        self.memory = memory_of(name, self.bound, data.draw(st.sampled_from(POISON)))
+        poison = data.draw(st.sampled_from(POISON))
+        self.memory = memory_of(name, self.bound, poison, layers=layers)
         self.texts: list[list[int]] = [[] for _ in range(N_SEQS)]
         self.saves: list[tuple[list[int], RecurrentCheckpoint]] = []
 
@@ -94,7 +103,7 @@ class Walk:
             for row, seq in enumerate(chosen):
                 self.texts[seq] = self.texts[seq] + left[seq][:n]
                 left[seq] = left[seq][n:]
-                assert_outputs(out, row, self.texts[seq], n)
+                assert_outputs(out, row, self.texts[seq], n, self.layers)
                 assert self.memory.pending(seq) == 0  # INV4
                 assert self.memory.valid_depth(seq) == promised[row]
             left = {seq: rest for seq, rest in left.items() if rest}
@@ -171,16 +180,46 @@ class Walk:
                 assert same(copies(memory, seq), before[seq])  # INV7
 
 
-@pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_random_operations_agree_with_decoding_from_scratch(name, data):
-    walk = Walk(name, data)
+def random_operations(name: str, data: st.DataObject, layers: Layers) -> None:
+    walk = Walk(name, data, layers)
     operations = [walk.decode] * 8 + [walk.remove] * 10
     operations += [walk.copy, walk.copy, walk.keep, walk.save, walk.restore]
     for operation in data.draw(st.lists(st.sampled_from(operations), min_size=8, max_size=16)):
         before = {seq: copies(walk.memory, seq) for seq in range(N_SEQS)}
         walk.check(operation(), before)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_random_operations_agree_with_decoding_from_scratch(name, data):
+    random_operations(name, data, HEAD_GATES)
+
+
+@pytest.mark.parametrize("layers", [CHANNEL_GATES, AVERAGES], ids=["channel gates", "averages"])
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_layers_of_another_kind_need_no_other_policy(name, layers, data):
+    random_operations(name, data, layers)
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("name", ROLLING)
+def test_every_kind_of_layer_rolls_back(name, layers):
+    """The walk above without chance: drafts and rollbacks, with rows as views and by number."""
+    memory, kind = memory_of(name, 3, layers=LAYERS[layers]), LAYERS[layers]
+    texts = {1: list(range(6)), 3: list(range(6))}
+    decode(memory, texts)
+    for by_index in (False, True, True):
+        new = {seq: [10 * seq + i for i in range(4)] for seq in texts}
+        out = decode(memory, new, by_index=by_index)
+        for row, (seq, n_rejected) in enumerate(((1, 3), (3, 1))):
+            texts[seq] = texts[seq] + new[seq]
+            assert_outputs(out, row, texts[seq], 4, kind)
+            del texts[seq][-n_rejected:]
+            assert memory.seq_rm(seq, len(texts[seq]))
+            assert_state(memory, seq, texts[seq])
 
 
 @pytest.mark.parametrize("name", ROLLING)
@@ -226,7 +265,7 @@ def test_positions_shift_and_states_do_not(name):
     assert same(copies(memory, 0), before)
 
 
-def after_a_rollback(name: str, *faults: str) -> RecurrentMemory:
+def after_a_rollback(name: str, *faults: str) -> SnapshotPolicy:
     """Prompt, a verify pass of 4, two of them undone, one more token: the text is TEXT."""
     memory = memory_of(name, 3, 0.0, faults)
     decode(memory, {0: list(range(9))})
@@ -265,7 +304,7 @@ def test_the_window_alone_is_wrong_without_its_rollback(name):
     """The states of these tests do not depend on the window, so the fault has to show there."""
     good = copies(after_a_rollback(name), 0)
     bad = copies(after_a_rollback(name, "no-conv-rollback"), 0)
-    n = len(SHAPE.layers)
+    n = len(LAYOUT.layers)
     assert same(good[:n], bad[:n])
     assert not any(torch.equal(a, b) for a, b in zip(good[n:], bad[n:], strict=True))
 
@@ -288,4 +327,4 @@ def test_poison_is_really_in_storage(name):
     """Otherwise the property above would not notice a read of unwritten memory."""
     assert all(t.isnan().all() for t in memory_of(name, 3).storage() if t.is_floating_point())
     memory = memory_of(name, 3)
-    assert all(not t.any() for t in chain.from_iterable(memory.live(0)))
+    assert all(not t.any() for t in memory.live(0).values())

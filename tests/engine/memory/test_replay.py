@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 
 from engine.batch import UBatch
 from engine.memory.planes import PlanesMemory
-from engine.memory.recurrent import RecurrentMemory, RecurrentShape
+from engine.memory.recurrent import SnapshotPolicy
 from engine.memory.replay import ReplayMemory
+from engine.model.conv_window import ConvWindow
+from engine.model.delta_state import DeltaState
+from engine.model.recurrence import RecurrentLayout
 from tests.support.recurrent_texts import (
     CPU,
-    SHAPE,
+    HEAD_GATES,
+    LAYOUT,
     assert_outputs,
     assert_state,
     close,
@@ -28,12 +32,12 @@ from tests.support.recurrent_texts import (
 
 
 def make(n_seqs: int, n_rs_seq: int, faults: tuple[str, ...] = ()) -> ReplayMemory:
-    memory = ReplayMemory(SHAPE, n_seqs, n_rs_seq, CPU, faults)
+    memory = ReplayMemory(LAYOUT, n_seqs, n_rs_seq, CPU, faults)
     memory.poison(math.nan)
     return memory
 
 
-def states(memory: RecurrentMemory, seq: int) -> str:
+def states(memory: SnapshotPolicy, seq: int) -> str:
     return " ".join(slot.state for slot in memory.slots(seq))
 
 
@@ -108,7 +112,6 @@ def test_nothing_is_copied_by_a_rollback():
 
 
 def test_only_an_unchanged_state_that_moves_counts_as_copied():
-    state_bytes = 4 * 2 * 4 * 8 * 8
     memory = make(2, 3)
     decode(memory, {0: [1, 2, 3]})
     memory.seq_cp(0, 1)
@@ -117,36 +120,36 @@ def test_only_an_unchanged_state_that_moves_counts_as_copied():
     memory.restore(0, memory.save(1))
     memory.seq_cp(0, 1)
     decode(memory, {1: [5]})  # nothing to fold
-    assert memory.traffic.copied == state_bytes
+    assert memory.traffic.copied == LAYOUT.n_bytes
     assert_state(memory, 0, [1, 2, 3, 4])
     assert_state(memory, 1, [1, 2, 3, 4, 5])
 
 
-def test_written_bytes_are_log_columns_and_folded_states():
+def test_written_bytes_are_log_entries_and_folded_states():
     memory = make(1, 3)
-    state, column = 4 * 2 * 4 * 8 * 8, 4 * 2 * 64
-    token = 4 * 2 * (2 * 8 + 4 * 8 + 4) + column
+    state, token = LAYOUT.n_bytes, 4 * 2 * (2 * 8 + 4 * 8 + 4 + 64)
     decode(memory, {0: [1, 2]})
-    written = 2 * token + 3 * column
+    written = 2 * token
     assert memory.traffic.written == written
     decode(memory, {0: [3, 4, 5]})
-    written += state + 3 * token + 3 * column
+    written += state + 3 * token
     assert memory.traffic.written == written
     memory.seq_rm(0, 2)
     decode(memory, {0: [6, 7, 8, 9, 10]})  # nothing to fold, but one token too many for the log
-    assert memory.traffic.written == written + state + 4 * token + 3 * column
+    assert memory.traffic.written == written + state + 4 * token
 
 
 def test_a_draft_of_16_needs_a_twentieth_of_what_planes_need():
     """16 heads of 128 x 128 and 6144 channels: storage of one sequence beyond the live state."""
-    shape = RecurrentShape((0,), n_v_heads=16, d_state=128, d_conv=4, conv_dim=6144, grouped=False)
+    state, window = DeltaState(16, 16, 128, grouped=False), ConvWindow(4, 6144)
+    layout = RecurrentLayout.alike((0,), state=state, window=window)
     n_draft = 16
     ours, planes = (
-        sum(t.numel() * t.element_size() for t in policy(shape, 1, n_draft, CPU).storage())
-        - shape.n_bytes
+        sum(t.numel() * t.element_size() for t in policy(layout, 1, n_draft, CPU).storage())
+        - layout.n_bytes
         for policy in (ReplayMemory, PlanesMemory)
     )
-    assert planes == n_draft * shape.n_bytes
+    assert planes == n_draft * layout.n_bytes
     assert 0 < ours <= planes / 20
     # a row of log and a column for each token: no d_state * d_state in it
     assert ours == (n_draft + 1) * 4 * (16 * 128 + 16 * 128 + 16 + 6144)
@@ -154,7 +157,7 @@ def test_a_draft_of_16_needs_a_twentieth_of_what_planes_need():
 
 def test_without_rollback_it_holds_one_state_and_one_token():
     memory = make(1, 0)
-    assert memory.n_bytes() - SHAPE.n_bytes == 4 * 2 * (2 * 8 + 4 * 8 + 4 + 64)
+    assert memory.n_bytes() - LAYOUT.n_bytes == 4 * 2 * (2 * 8 + 4 * 8 + 4 + 64)
     decode(memory, {0: [1, 2, 3]})
     decode(memory, {0: [4]})
     assert_state(memory, 0, [1, 2, 3, 4])
@@ -229,7 +232,7 @@ def test_restore_forgets_what_was_kept():
     assert (memory.pending(1), memory.valid_depth(1)) == (0, 0)
     assert not memory.seq_rm(1, 1)
     assert_state(memory, 1, [1, 2])
-    assert saved.n_bytes == SHAPE.n_bytes
+    assert saved.n_bytes == LAYOUT.n_bytes
     memory.restore(1, nothing)
     assert_state(memory, 1, [])
 
@@ -244,15 +247,9 @@ def test_a_window_that_is_not_rolled_back_shows(others):
         out = decode(memory, {0: [9], **others})
         for row, text in enumerate([[1, 2, 3, 4, 9], [5]][: len(out[0])]):
             y, o = out[0][row, -1], out[1][row, -1]
-            *_, right, unaffected = truth(0, tuple(text))
+            right, unaffected = (truth(LAYOUT, key, tuple(text))[1] for key in HEAD_GATES.keys[:2])
             assert close(y, right) != (fault and row == 0)
             assert close(o, unaffected)  # these tests' states do not depend on the convolution
-
-
-def test_channels_that_leave_no_room_for_keys_are_refused():
-    shape = RecurrentShape((0,), n_v_heads=4, d_state=8, d_conv=4, conv_dim=40, grouped=False)
-    with pytest.raises(ValueError, match="40 channels"):
-        ReplayMemory(shape, 1, 0, CPU)
 
 
 @settings(max_examples=60, deadline=None)

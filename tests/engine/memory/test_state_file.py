@@ -16,6 +16,7 @@ from engine.memory import state_file
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.recurrent import RecurrentCheckpoint
 from engine.memory.state_file import SequenceState, load_state, save_state
+from engine.model.recurrence import StateKey
 
 FRAME = struct.Struct("<8sII")
 
@@ -28,7 +29,9 @@ def state_of(n_cells: int, *, recurrent: bool = True, n_attention: int = 2) -> S
 
     positions = torch.arange(n_cells) + 3
     k, v = layers(n_attention, n_cells, 2, 4), layers(n_attention, n_cells, 2, 4)
-    past = RecurrentCheckpoint(n_cells + 2, layers(3, 4, 8, 8), layers(3, 3, 6))
+    keys = [StateKey(layer, name) for name in ("state", "window") for layer in (0, 1, 4)]
+    tensors = (*layers(3, 4, 8, 8), *layers(3, 3, 6))
+    past = RecurrentCheckpoint(n_cells + 2, dict(zip(keys, tensors, strict=True)))
     return SequenceState(AttentionState(positions, k, v), past if recurrent else None)
 
 
@@ -38,8 +41,9 @@ def assert_same(got: SequenceState, want: SequenceState) -> None:
     pairs = [(got.attention.k, want.attention.k), (got.attention.v, want.attention.v)]
     if got.recurrent and want.recurrent:
         assert got.recurrent.pos == want.recurrent.pos
-        pairs.append((got.recurrent.states, want.recurrent.states))
-        pairs.append((got.recurrent.windows, want.recurrent.windows))
+        assert list(got.recurrent.states) == list(want.recurrent.states)
+        ours, theirs = (state.recurrent.states.values() for state in (got, want))
+        pairs.append((tuple(ours), tuple(theirs)))
     for ours, theirs in pairs:
         assert len(ours) == len(theirs)
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
@@ -63,22 +67,20 @@ def test_layout(tmp_path):
     save_state(tmp_path / "a.seq", state)
     data = (tmp_path / "a.seq").read_bytes()
     magic, version, size = FRAME.unpack_from(data)
-    assert (magic, version) == (b"DSSEQ\r\n\x1a", 1)
+    assert (magic, version) == (b"DSSEQ\r\n\x1a", 2)
     header = json.loads(data[16 : 16 + size])
     assert header == {
         "n_cells": 2,
         "n_attention": 2,
-        "n_recurrent": 3,
         "pos": 4,
         "kv_shape": [2, 4],
-        "state_shape": [4, 8, 8],
-        "window_shape": [3, 6],
+        "states": [["state", [4, 8, 8], [0, 1, 4]], ["window", [3, 6], [0, 1, 4]]],
     }
     body = data[16 + size : -4]
     assert struct.unpack_from("<2q", body) == (3, 4)
     floats = torch.tensor(struct.unpack(f"<{len(body) // 4 - 4}f", body[16:]))
     past = state.recurrent
-    tensors = (*state.attention.k, *state.attention.v, *past.states, *past.windows)
+    tensors = (*state.attention.k, *state.attention.v, *past.states.values())
     assert torch.equal(floats, torch.cat([t.flatten() for t in tensors]))
     assert struct.unpack("<I", data[-4:]) == (zlib.crc32(data[:-4]),)
 
@@ -132,7 +134,7 @@ def rebuilt(tmp_path, header: object, body: bytes | None = None, *, crc: int | N
     data = path.read_bytes()
     old = FRAME.unpack_from(data)[2]
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    data = FRAME.pack(b"DSSEQ\r\n\x1a", 1, len(text)) + text + (body or data[16 + old : -4])
+    data = FRAME.pack(b"DSSEQ\r\n\x1a", 2, len(text)) + text + (body or data[16 + old : -4])
     path.write_bytes(data + struct.pack("<I", zlib.crc32(data) if crc is None else crc))
     return path
 
@@ -140,11 +142,9 @@ def rebuilt(tmp_path, header: object, body: bytes | None = None, *, crc: int | N
 GOOD = {
     "n_cells": 2,
     "n_attention": 2,
-    "n_recurrent": 3,
     "pos": 4,
     "kv_shape": [2, 4],
-    "state_shape": [4, 8, 8],
-    "window_shape": [3, 6],
+    "states": [["state", [4, 8, 8], [0, 1, 4]], ["window", [3, 6], [0, 1, 4]]],
 }
 
 
@@ -162,13 +162,19 @@ def test_a_rebuilt_file_is_good(tmp_path):
         ({"n_cells": True}, "outside"),
         ({"n_cells": 2.0}, "outside"),
         ({"kv_shape": [2**31, 2**31]}, "size that its header tells"),
-        ({"kv_shape": [8]}, "shape"),
-        ({"kv_shape": "2,4"}, "shape"),
-        ({"state_shape": [256, 1]}, "shape"),
-        ({"window_shape": [18, None]}, "outside"),
+        ({"kv_shape": [8]}, "no list of 2..2"),
+        ({"kv_shape": "2,4"}, "no list of 2..2"),
+        ({"states": [["state", [2] * 5, [0]]]}, "no list of 1..4"),
+        ({"states": [["state", [18, None], [0]]]}, "outside"),
+        ({"states": [["state", [4, 8, 8], [0, 0]]]}, "names a state twice"),
+        ({"states": [["state", [4, 8, 8], []]]}, "no list of 1..4096"),
+        ({"states": [["state", [4, 8, 8]]]}, "no list of 3..3"),
+        ({"states": [[7, [4, 8, 8], [0]]]}, "without a name"),
+        ({"states": [["state", [0], [0]]] * 17}, "no list of 0..16"),
         ({"n_attention": 2**31, "kv_shape": [0, 0]}, "outside"),
-        ({"n_recurrent": 2**31, "state_shape": [0, 0, 0], "window_shape": [0, 0]}, "outside"),
-        ({"pos": None}, "outside"),
+        ({"states": [["state", [0, 0, 0], [2**31]]]}, "outside"),
+        ({"states": [["state", [2**31] * 4, [0]]]}, "size that its header tells"),
+        ({"pos": None}, "no list of 0..0"),
         ({"pos": -2}, "outside"),
         ({"pos": "4"}, "outside"),
         ({"more": 1}, "fields"),
@@ -186,7 +192,7 @@ def test_headers_that_lie(tmp_path, change, message):
         (b"[" * 4000, "JSON"),
         (b"\xff", "JSON"),
         (b"[]", "fields"),
-        (b" " * 5000, "5000 bytes"),
+        (b" " * 70000, "70000 bytes"),
         (b'{"n_cells": ' + b"9" * 3000 + b"}", "fields"),
     ],
 )
@@ -216,8 +222,8 @@ def test_contents_that_cannot_be(tmp_path):
         (b"", "cut short"),
         (b"DSSEQ", "cut short"),
         (b"GGUF" * 4, "no saved sequence"),
-        (FRAME.pack(b"DSSEQ\r\n\x1a", 2, 0), "version 2"),
-        (FRAME.pack(b"DSSEQ\r\n\x1a", 1, 9), "cut short"),
+        (FRAME.pack(b"DSSEQ\r\n\x1a", 1, 0), "version 1"),
+        (FRAME.pack(b"DSSEQ\r\n\x1a", 2, 9), "cut short"),
     ],
 )
 def test_other_files(tmp_path, start, message):

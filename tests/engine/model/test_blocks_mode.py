@@ -186,6 +186,6 @@ def test_int8_is_refused_on_cuda():
     ],
 )
 def test_auto_on_the_processor(monkeypatch, bf16, n_params, types, mode):
-    monkeypatch.setattr(loader, "_has_bf16", lambda: bf16)
+    monkeypatch.setattr(loader, "has_feature", lambda name: bf16 and name == "avx512bf16")
     monkeypatch.setattr(loader, "uses_llvm", lambda: True)
     assert resolve_compute("auto", n_params, types=types) == mode

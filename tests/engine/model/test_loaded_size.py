@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.gguf.file import GgufFile
+from engine.memory.policies import memory_sizes
 from engine.model.info import describe
 from engine.model.loaded_size import MODES
 from engine.model.loader import load_model
@@ -26,7 +27,7 @@ def test_it_is_what_loading_counts(path, mode):
 def test_memory_counts_the_mode(golden_path):
     with GgufFile.open(golden_path("qwen35moe-d-v2x-mtp-f32")) as file:
         info = describe(file)
-    stored, loaded = info.memory(1, 0, 10), info.memory(1, 0, 10, compute="int8")
+    stored, loaded = (memory_sizes(info, 1, 0, 10, "planes", mode) for mode in ("", "int8"))
     assert stored["weights"] == info.weight_bytes == info.loaded_bytes["f32"]
     assert loaded["weights"] == info.loaded_bytes["int8"] < info.weight_bytes / 2
     assert stored["total"] - loaded["total"] == stored["weights"] - loaded["weights"]

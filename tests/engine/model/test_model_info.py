@@ -10,6 +10,7 @@ import pytest
 
 from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
+from engine.memory.policies import memory_sizes
 from engine.model.info import ModelInfo, describe
 
 
@@ -39,15 +40,15 @@ def test_a_quantised_hybrid_with_mtp(golden_path):
 
 def test_memory(golden_path):
     info = _describe(golden_path("qwen35-h-v2x-mtp-q8_0"))
-    memory = info.memory(n_seqs=2, n_rs_seq=3, n_ctx=1000)
+    memory = memory_sizes(info, 2, 3, 1000, "planes")
     assert memory["weights"] == info.weight_bytes
     assert memory["kv"] == 2 * 1000 * (512 + 512)
     assert memory["state"] == 2 * info.state_bytes
     assert (memory["snapshots"], memory["checkpoint"]) == (6 * info.state_bytes, 0)
     assert memory["total"] == sum(v for key, v in memory.items() if key != "total")
-    saved = info.memory(n_seqs=2, n_rs_seq=3, n_ctx=1000, policy="checkpoint")
+    saved = memory_sizes(info, 2, 3, 1000, "checkpoint")
     assert (saved["snapshots"], saved["checkpoint"]) == (0, 2 * info.state_bytes)
-    replay = info.memory(n_seqs=2, n_rs_seq=3, n_ctx=1000, policy="replay")
+    replay = memory_sizes(info, 2, 3, 1000, "replay")
     # 3 recurrent layers, 2 key heads and 4 value heads of 32, a column of 256 channels
     assert replay["snapshots"] == 2 * 4 * 4 * 3 * (2 * 32 + 4 * 32 + 4 + 256)
 
@@ -68,7 +69,7 @@ def test_attention_only(golden_path):
     info = _describe(golden_path("qwen3-f-f32"))
     assert info.rollback == "attention only: any tail can be removed"
     assert info.state_bytes == 0
-    assert info.memory(1, 3, 10)["snapshots"] == 0
+    assert memory_sizes(info, 1, 3, 10, "planes")["snapshots"] == 0
 
 
 def test_one_recurrent_layer(variant):

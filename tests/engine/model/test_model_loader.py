@@ -9,6 +9,7 @@ import torch
 from engine.errors import Cancelled, ModelFileError, OptionError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
+from engine.model import loader
 from engine.model.loader import load_model, resolve_compute
 from tests.support.closeness import nmse
 from tests.support.naive_memory import NaiveMemory, ubatch_of
@@ -82,12 +83,10 @@ def test_the_file_may_be_closed_afterwards(compute, golden_path):
 
 
 def test_auto(monkeypatch):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(loader, "has_feature", {"avx512bf16"}.__contains__)
     assert resolve_compute("auto", 600_000_000) == "bf16"
     assert resolve_compute("auto", 9_000_000) == "f32"
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    assert resolve_compute("auto", 600_000_000) == "f32"
-    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
+    monkeypatch.setattr(loader, "has_feature", {"avx512vnni"}.__contains__)
     assert resolve_compute("auto", 600_000_000) == "f32"
 
 

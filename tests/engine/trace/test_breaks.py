@@ -66,7 +66,7 @@ def test_depth_is_looked_at_once_and_only_in_new_rows() -> None:
     builder.draft([], " x", [" 1", " 2"])
     hit = watch.check(rules("depth >= 2"))
     assert hit is not None
-    assert (hit.run_id, hit.round, hit.seq_id) == (builder.run_id, 3, 0)
+    assert (hit.run.run_id, hit.round, hit.seq_id) == (builder.run_id, 3, 0)
     assert hit.number == f"depth 2 ≤ n_rs_seq {PLANES}"
     assert str(hit) == f"depth >= 2: round 3, sequence 0, depth 2 ≤ n_rs_seq {PLANES}"
     assert watch.check(rules("depth >= 1")) is None, "every row once"
@@ -108,7 +108,7 @@ def test_divergence_of_a_lane_but_not_of_the_noise() -> None:
     builder.row(lane, "planes", 1, 2e-4)
     hit = watch.check(rules("divergence > 1e-4"))
     assert hit is not None
-    assert (hit.run_id, hit.round) == (lane, 1)
+    assert (hit.run.run_id, hit.round) == (lane, 1)
     assert "0.0002" in hit.number and "planes" in hit.number
     builder.row(lane, "planes", 2, float("nan"))
     hit = watch.check(rules("divergence > 1e-4"))
@@ -149,7 +149,7 @@ def test_a_finding() -> None:
     store.findings.append(run_id=2, rule="replay-livelock", severity="error", evidence="3 restores")
     hit = watch.check(rules("finding = other", "finding = replay-livelock"))
     assert hit is not None
-    assert (hit.run_id, hit.round, hit.seq_id) == (2, None, None)
+    assert (hit.run.run_id, hit.round, hit.seq_id) == (2, None, None)
     assert hit.rule.name == "replay-livelock"
     assert str(hit).endswith("error replay-livelock (3 restores)")
     store.findings.append(run_id=2, round=4, seq_id=1, rule="other", severity="info", evidence="")

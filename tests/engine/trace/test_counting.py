@@ -71,7 +71,7 @@ class SlowCounter:
 
 
 def record(store: TraceStore, seq_id: int, parts: list[int], log: list[Event]) -> None:
-    run, pos, number = 0, 0, 0
+    run, pos, number = 0, 0, len(store.rounds)
     for i, n in enumerate(parts):
         is_last = i == len(parts) - 1
         store.rounds.append(

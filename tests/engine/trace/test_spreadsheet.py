@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 
 import pytest
@@ -16,19 +17,77 @@ from engine.trace.spreadsheet import guard, unguard
 from engine.trace.store import TraceStore
 
 DANGEROUS = ["=1+1", "+A1", "-A1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", "-2+3", "+1_0"]
+SEPARATORS = (";", "\t", "|", "\u061b")
+TEXTS = st.text(st.sampled_from("=+-@'\";|,\t\r\n\u061b＝ a1."), max_size=8) | st.text(max_size=5)
+
+
+def fields_of(text: str, separator: str) -> list[str]:
+    """Where a spreadsheet sees fields begin that splits at a separator, as leniently as any: a
+    quoted field may go on behind its closing quote."""
+    fields, at = [""], 0
+    begins = True
+    while at < len(text):
+        char = text[at]
+        if begins and char == '"':
+            end = at + 1
+            while end < len(text) and (text[end] != '"' or text[end + 1 : end + 2] == '"'):
+                end += 2 if text[end] == '"' else 1
+            fields[-1] += text[at + 1 : end].replace('""', '"')
+            at, begins = end + 1, False
+            continue
+        begins = char in (separator, "\r", "\n")
+        if begins:
+            fields.append("")
+        else:
+            fields[-1] += char
+        at += 1
+    return fields
+
+
+def runs(field: str) -> bool:
+    if not field.startswith(("=", "+", "-", "@", "＝", "＋", "－", "＠")):
+        return False
+    try:
+        float(field)
+    except ValueError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("cell", DANGEROUS)
 def test_what_could_run_becomes_text(cell: str) -> None:
-    assert guard([cell]) == ["'" + cell]
+    (guarded,) = guard([cell])
+    assert guarded.startswith("'" + cell[0])
 
 
-@pytest.mark.parametrize("cell", ["-1", "-1.5e-07", "a=1", "", " =1", 7, -3])
+@pytest.mark.parametrize(
+    ("cell", "guarded"),
+    [
+        (";=1", ";'=1"),
+        ("a|-b;+c", "a|'-b;'+c"),
+        ("a;'=1", "a;''=1"),
+        ('a;"=1"', 'a;\'"=1"'),
+        ("a\n=1", "a\n'=1"),
+        ("a; =1;b", "a; =1;b"),
+    ],
+)
+def test_what_could_run_behind_a_separator_becomes_text(cell: str, guarded: str) -> None:
+    assert guard([cell]) == [guarded]
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=3), st.sampled_from((",", *SEPARATORS)))
+def test_nothing_runs_wherever_fields_end(cells: list[str], separator: str) -> None:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerow([0, *guard(cells), 1])
+    assert not any(runs(field) for field in fields_of(file.getvalue(), separator))
+
+
+@pytest.mark.parametrize("cell", ["-1", "-1.5e-07", "a=1", "", " =1", "a,=1", 7, -3])
 def test_the_rest_stays_as_it_is(cell: object) -> None:
     assert guard([cell]) == [cell]
 
 
-@given(st.lists(st.text(max_size=5) | st.sampled_from(DANGEROUS)))
+@given(st.lists(TEXTS | st.sampled_from(DANGEROUS)))
 def test_every_text_comes_back(cells: list[str]) -> None:
     assert unguard(guard(cells)) == cells
 

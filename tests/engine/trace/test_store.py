@@ -204,3 +204,56 @@ def test_a_reader_on_another_thread_sees_only_complete_rows() -> None:
     assert not reader.is_alive()
     assert problems == []
     assert looks > 10
+
+
+@pytest.fixture
+def stained(monkeypatch) -> int:
+    """The byte that fills memory nobody has written to."""
+    stain = 0x5C
+
+    def empty(shape: Any, dtype: Any) -> np.ndarray:
+        array = np.ndarray(shape, dtype)
+        array.view(np.uint8)[...] = stain
+        return array
+
+    monkeypatch.setattr("engine.trace.store.np.empty", empty)
+    return stain
+
+
+def bytes_written(table: Table, stain: int) -> int:
+    """Up to the last byte that is no stain, over all columns."""
+    total = 0
+    for array in table._arrays.values():
+        other = np.flatnonzero(array.reshape(-1).view(np.uint8) != stain)
+        total += int(other[-1]) + 1 if other.size else 0
+    return total
+
+
+@pytest.mark.parametrize("n", [1, 1024, 1025, 9000, 40_000])
+@pytest.mark.parametrize("at_once", [1, 700])
+def test_memory_is_written_only_as_far_as_rows_reach(stained, n, at_once):
+    """What is not written takes no memory, however far a table has grown ahead."""
+    table = Table("t", COLUMNS, TextPool())
+    for start in range(0, n, at_once):
+        if at_once == 1:
+            table.append(number=start)
+        else:
+            count = min(at_once, n - start)
+            table.extend({"number": list(range(start, start + count))})
+    row_bytes = 8 + 8 + 4 + 4 * N_TOP + 4 * N_TOP
+    assert bytes_written(table, stained) <= row_bytes * (n + 1024)
+
+
+@pytest.mark.parametrize("first", [1, 1000, 1024, 1500])
+@pytest.mark.parametrize("more", [1, 30, 5000])
+def test_what_is_not_named_is_not_observed_wherever_a_table_grows(stained, first, more):
+    table = Table("t", COLUMNS, TextPool())
+    for number in range(first):
+        table.append(number=number)
+    table.extend({"value": [0.5] * more})
+    table.append(word="end")
+    assert table.column("number").tolist() == [*range(first), *[MISSING] * (more + 1)]
+    assert np.array_equal(table.column("value")[first:-1], np.full(more, 0.5))
+    assert np.isnan(table.column("value")[:first]).all()
+    assert set(table.texts("word")[:-1]) == {""}
+    assert (table.column("near_id") == MISSING).all() and np.isnan(table.column("near_p")).all()

@@ -113,7 +113,7 @@ def test_any_strides(device, small_splits):
         assert_near(o, q, *(x[:1].expand(2, -1, -1, -1) for x in (k, v)), mask[:1].expand(2, 3, 45))
 
 
-def test_a_query_has_the_same_bits_among_others(device, small_splits):
+def test_a_query_has_the_same_bits_among_others(device, small_splits, products_in_order):
     q, k, v, mask = (x.to(device) for x in make(3, 9, (4, 2, 16), 70))
     together = with_triton.attend(q, k, v, mask)
     for b, t in ((0, 0), (1, 4), (2, 8)):
@@ -123,7 +123,7 @@ def test_a_query_has_the_same_bits_among_others(device, small_splits):
         assert torch.equal(one[0, 0], together[b, t])
 
 
-def test_hidden_cells_at_the_end_do_not_change_a_bit(device, small_splits):
+def test_hidden_cells_at_the_end_do_not_change_a_bit(device, small_splits, products_in_order):
     q, k, v, mask = make(1, 2, (2, 1, 16), 100)
     mask[..., 40:] = False
     longer = run(device, q, k, v, mask)

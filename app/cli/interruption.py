@@ -1,0 +1,51 @@
+"""What ends a command from outside: Ctrl-C, a request to end, a terminal that is closed."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A command ends because of a signal; `status` is what shells give such an end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.status = 128 + number
+
+
+def interrupt(number: int) -> None:
+    """For `on_signal`: end the work in hand right here."""
+    raise Interrupted(number)
+
+
+@contextmanager
+def on_signal(act: Callable[[int], None]) -> Iterator[None]:
+    """Call `act` with the first of SIGNALS that comes; a second one ends the process at once.
+
+    What is ignored stays ignored, as under nohup. Without effect outside the main thread.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        found = {number: signal.getsignal(number) for number in SIGNALS}
+        before = {n: handler for n, handler in found.items() if handler != signal.SIG_IGN}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        for each in before:  # even inside a long forward pass, where no Python code runs
+            signal.signal(each, signal.SIG_DFL)
+        act(number)
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

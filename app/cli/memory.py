@@ -1,0 +1,229 @@
+"""`draftscope memory`: scripts of memory operations over rollback policies, as a table."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from app.cli.common import add_compute, add_model, loading_line, print_json, target_path
+from app.cli.files import check_files
+from engine.compare.memory_script import FORMAT, MemoryScript, memory_scripts, read_script
+from engine.errors import OptionError
+from engine.options import ROLLBACK_POLICIES
+from engine.trace.export import check_target, export_csv
+from engine.trace.store import TraceStore
+from resources import MEMORY_SCRIPTS
+
+if TYPE_CHECKING:
+    from engine.compare.memory_player import MemoryPlay, Outcome
+    from engine.session import Session
+
+_FILLS = ("00", "3E", "nan")
+_LINE = "{:<{width}}  {:<10}  {:<7}  {:>6}  {:>9}  {:>7}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One script under one policy. play is None where it is not for that policy."""
+
+    script: MemoryScript
+    policy: str
+    play: MemoryPlay | None
+    ms: float
+
+    @property
+    def verdict(self) -> str:
+        if self.play is None:
+            return "-"
+        return "FAILED" if self.play.failures else "passed"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.usage = "draftscope memory (SCRIPT … | --all | --list) (-m MODEL | --demo) [options]"
+    parser.epilog = (
+        f"A script:\n\n{_indented(FORMAT)}\n\n"
+        "In compute modes other than f32 the kernels run in the forms whose bits do not depend on\n"
+        "the shape of a batch.\n\n"
+        "exit status: 0 every script passed, 1 one failed, 2 wrong usage\n\n"
+        "examples:\n"
+        "  draftscope memory --all --demo\n"
+        "  draftscope memory mine.memory model.gguf --rollback ring"
+    )
+    parser.add_argument(
+        "scripts",
+        metavar="SCRIPT",
+        nargs="*",
+        help="script file, or the name of a bundled one; the last may be the MODEL, a .gguf file",
+    )
+    chosen = parser.add_argument_group("scripts")
+    chosen.add_argument("--all", action="store_true", help="play every bundled script")
+    chosen.add_argument("--list", action="store_true", help="name the bundled scripts and leave")
+    chosen.add_argument(
+        "--rollback",
+        type=_policies,
+        default=tuple(ROLLBACK_POLICIES),
+        metavar="POLICY[,POLICY…]",
+        help=f"play under these policies: {', '.join(ROLLBACK_POLICIES)}, or all (default)",
+    )
+    chosen.add_argument(
+        "--fill",
+        choices=_FILLS,
+        default="nan",
+        help="byte that memory is filled with beforehand, so that a read of what was never "
+        "written shows (default %(default)s)",
+    )
+    model = add_model(parser)
+    add_compute(model)
+    parser.set_defaults(compute="f32")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+    output.add_argument(
+        "--trace",
+        type=Path,
+        metavar="DIR",
+        help="write all contexts as lanes, as CSV files; replaces an earlier export",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Play scripts; whatever was recorded is exported, also after an error or Ctrl-C."""
+    if args.list:
+        known = memory_scripts(MEMORY_SCRIPTS)
+        width = max(len(script.name) for script in known)
+        for script in known:
+            print(f"{script.name:<{width}}  {script.title}")
+        return 0
+    names = args.scripts
+    if names and names[-1].endswith(".gguf") and args.model is None:
+        *names, model = names
+        args.model = Path(model)
+    target = target_path(args)
+    scripts = memory_scripts(MEMORY_SCRIPTS) if args.all else ()
+    scripts += tuple(_script(name) for name in names)
+    if not scripts:
+        raise OptionError("There is no script.", "Name one, or play all bundled ones with --all.")
+    if args.trace is not None:
+        check_target(args.trace)
+    check_files(target)
+    from engine.model.threads import use_threads
+    from engine.session import Session
+
+    session = Session.open(
+        target, compute=args.compute, device=args.device, progress=loading_line()
+    )
+    use_threads(args.threads, session.info)
+    trace = TraceStore()
+    rows: list[_Row] = []
+    try:
+        if not args.json:
+            width = max(len(script.name) for script in scripts)
+            heads = ("script", "policy", "verdict", "checks", "max NMSE", "ms")
+            print(_LINE.format(*heads, width=width))
+        for script in scripts:
+            for policy in args.rollback:
+                rows.append(_played(session, script, policy, trace, args.fill))
+                if not args.json:
+                    print(_line(rows[-1], width), flush=True)
+    finally:
+        if args.trace is not None:
+            export_csv(trace, args.trace)
+            print(f"draftscope: trace written to {args.trace}", file=sys.stderr)
+    if args.json:
+        print_json({"compute": session.compute, "scripts": [_facts(row) for row in rows]})
+    else:
+        for line in _failures(rows):
+            print(line)
+    return int(any(row.play is not None and row.play.failures for row in rows))
+
+
+def _script(name: str) -> MemoryScript:
+    """A bundled script by its name, else a file."""
+    bundled = MEMORY_SCRIPTS / f"{name}.memory"
+    known = bundled.parent == MEMORY_SCRIPTS and bundled.is_file()
+    return read_script(bundled if known else Path(name))
+
+
+def _played(
+    session: Session, script: MemoryScript, policy: str, trace: TraceStore, fill: str
+) -> _Row:
+    from engine.compare.memory_engine import FILLS, play_script
+
+    if policy not in script.policies:
+        return _Row(script, policy, None, 0.0)
+    start = perf_counter()
+    play = play_script(session, script, policy, trace, fill=FILLS[fill])
+    try:
+        while play.step():
+            pass
+    finally:
+        play.stop()
+    return _Row(script, policy, play, 1e3 * (perf_counter() - start))
+
+
+def _line(row: _Row, width: int) -> str:
+    if row.play is None:
+        return _LINE.format(row.script.name, row.policy, row.verdict, "-", "-", "-", width=width)
+    nmse = "-" if math.isnan(row.play.worst_nmse) else f"{row.play.worst_nmse:.1e}"
+    n_checks, ms = len(row.play.outcomes), f"{row.ms:.0f}"
+    return _LINE.format(row.script.name, row.policy, row.verdict, n_checks, nmse, ms, width=width)
+
+
+def _failures(rows: list[_Row]) -> Iterator[str]:
+    """How many passed, and a line for everything that went otherwise than its script says."""
+    played = [row for row in rows if row.play is not None]
+    n_failed = sum(row.verdict == "FAILED" for row in played)
+    yield ""
+    yield f"{len(played) - n_failed} of {len(played)} passed"
+    for row in played:
+        for outcome in row.play.failures if row.play else ():
+            at = outcome.statement
+            yield (f"{row.script.name}, {row.policy}, line {at.line}: {at.text}: {outcome.message}")
+
+
+def _facts(row: _Row) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "script": row.script.name,
+        "policy": row.policy,
+        "verdict": {"-": "not for this policy"}.get(row.verdict, row.verdict.lower()),
+    }
+    if row.play is None:
+        return facts
+    worst = row.play.worst_nmse
+    return facts | {
+        "ms": row.ms,
+        "max_nmse": None if math.isnan(worst) else worst,
+        "outcomes": [_outcome(outcome) for outcome in row.play.outcomes],
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "line": outcome.statement.line,
+        "statement": outcome.statement.text,
+        "value": outcome.value if math.isfinite(outcome.value) else None,
+        "message": outcome.message,
+    }
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    """Policies separated by commas, as an argparse type."""
+    names = text.split(",")
+    if names == ["all"]:
+        return tuple(ROLLBACK_POLICIES)
+    for name in names:
+        if name not in ROLLBACK_POLICIES:
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is not one of {', '.join(ROLLBACK_POLICIES)}, all"
+            )
+    return tuple(names)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" if line else "" for line in text.splitlines())

@@ -1,0 +1,93 @@
+"""Work in rounds whose trace is exported at its end, however it ends."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from app.cli.interruption import Interrupted, on_signal
+from engine.errors import OptionError
+from engine.gguf.content import ContentHash
+from engine.trace.export import check_target, export_csv
+from engine.trace.store import TraceStore
+
+_CONTENT_S = 1.0
+"""How long an export waits for the hash of the tensors, seconds."""
+_LATE = ", without the hash of the tensors, which takes longer"
+
+
+def check_trace_folder(folder: Path | None) -> None:
+    """Refuse a --trace folder that cannot be written, before anything is computed for it.
+
+    Raises TraceFileError for one that holds something else, OptionError for one that cannot be.
+    """
+    if folder is None:
+        return
+    try:
+        check_target(folder)
+        # an export is first a hidden folder beside the one that it replaces
+        _make_and_remove(folder.absolute().with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.old"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise OptionError(
+            f"--trace {str(folder)[:80]} cannot be written: {reason}.", "Name another folder."
+        ) from error
+
+
+def _make_and_remove(folder: Path) -> None:
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True)
+    finally:
+        for each in made:
+            with suppress(OSError):
+                each.rmdir()
+
+
+class Decoding(Protocol):
+    """A run or a comparison."""
+
+    trace: TraceStore
+    done: bool
+
+    @property
+    def emitted(self) -> list[list[int]]: ...
+
+    def stop(self) -> None: ...
+
+
+def decode(
+    job: Decoding,
+    advance: Callable[[], bool],
+    folder: Path | None,
+    content: ContentHash | None = None,
+    show: Callable[[], None] = lambda: None,
+) -> None:
+    """Call `advance` until it returns False and `show` after each time; then stop and export.
+
+    After an error the trace is exported too. A signal ends the work between two rounds, then
+    the trace is exported and Interrupted raised. content: of the model, for the export.
+    """
+    came: list[int] = []
+    if folder is not None and content is not None:
+        content.start(lambda: job.done or any(job.emitted))
+    with on_signal(came.append):
+        try:
+            more = True
+            while more and not came:
+                more = advance()
+                show()
+        finally:
+            job.stop()
+            if folder is not None:
+                is_known = content is None or content.wait(_CONTENT_S)
+                export_csv(job.trace, folder)
+                with suppress(OSError):  # the terminal may be gone
+                    late = "" if is_known else _LATE
+                    print(f"draftscope: trace written to {folder}{late}", file=sys.stderr)
+    if came:
+        raise Interrupted(came[0])

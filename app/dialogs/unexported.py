@@ -1,0 +1,48 @@
+"""Asking, when the window is closed, what becomes of runs that were not exported."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from PySide6.QtWidgets import QMessageBox, QWidget
+
+from app.models.run_facts import ModelRuns
+
+
+class Fate(enum.Enum):
+    """What becomes of them."""
+
+    KEEP = "kept for the next start"
+    DISCARD = "discarded"
+    STAY = "the window stays open"
+
+
+def ask_fate(parent: QWidget, recorded: Sequence[ModelRuns], problem: str) -> Fate:
+    """What the user chooses for the runs of these models; KEEP by default.
+
+    problem: why they cannot be kept, if so; KEEP is not offered then and STAY is the default.
+    """
+    box = QMessageBox(parent)
+    box.setIcon(QMessageBox.Icon.Warning if problem else QMessageBox.Icon.Question)
+    box.setWindowTitle("Quit")
+    box.setText("There are runs that were not exported.")
+    lines = [f"{runs.model}: {_counted(len(runs.store.runs))}" for runs in recorded]
+    if problem:
+        lines += ["", f"They cannot be kept. {problem} Cancel to export them (Ctrl+E)."]
+    box.setInformativeText("\n".join(lines))
+    roles = QMessageBox.ButtonRole
+    discard = box.addButton("&Discard", roles.DestructiveRole)
+    cancel = box.addButton(QMessageBox.StandardButton.Cancel)
+    keep = cancel if problem else box.addButton("&Keep for the next start", roles.AcceptRole)
+    box.setDefaultButton(keep)
+    box.setEscapeButton(cancel)
+    box.exec()
+    chosen = box.clickedButton()
+    if chosen is discard:
+        return Fate.DISCARD
+    return Fate.STAY if chosen is cancel else Fate.KEEP
+
+
+def _counted(n: int) -> str:
+    return f"{n} run" if n == 1 else f"{n} runs"

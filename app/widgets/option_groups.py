@@ -1,0 +1,277 @@
+"""Parts of the Run panel that are forms over options; see engine.option_fields.
+
+Which option goes where follows from its group on the command line; rows that are named here come
+first, in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QCheckBox, QComboBox, QDoubleSpinBox, QLineEdit, QSpinBox, QWidget
+
+from app.widgets.fields import choice, real, side_by_side, text, whole
+from app.widgets.form_group import FormGroup
+from app.widgets.names_choice import NamesChoice
+from engine.draft.registry import DRAFTERS
+from engine.option_fields import Setting, grouped
+from engine.options import RunOptions
+
+Values = dict[tuple[str, ...], Any]
+"""By path of the option in RunOptions."""
+
+ABOVE: tuple[tuple[str, ...], ...] = (
+    ("spec", "types"),
+    ("spec", "n_max"),
+    ("rollback",),
+    ("n_predict",),
+)
+"""Options that are always on show, above the groups."""
+_SAMPLING = (
+    "temp",
+    "top_k",
+    "typical_p",
+    "top_p",
+    "min_p",
+    "seed",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_last_n",
+    "logit_bias",
+)
+_COMMON = (("n_min",), ("p_min",), ("accept",))
+_MEMORY = ("n_rs_seq", "replay", "checkpoint_device", "split", "kv")
+
+
+def make_field(one: Setting) -> Any:
+    """A field that holds the option's default."""
+    row, option, start = one.row, one.option, one.default
+    if one.kind is bool:
+        return QCheckBox(row.label)
+    if option.choices:
+        if one.kind is tuple:
+            return NamesChoice(option.meanings, alarming=option.group == "faults")
+        return choice(option.meanings, start)
+    number = start if row.start is None else row.start
+    number = row.low if number is None else number
+    if one.kind is int:
+        return whole(int(row.low), int(row.high), int(number), row.special)
+    if one.kind is float:
+        return real(row.low, row.high, number, row.special)
+    return text(row.text)
+
+
+def value_of(one: Setting, field: QWidget) -> Any:
+    """What a field is set to. Raises OptionError for a text that cannot be read."""
+    match field:
+        case QCheckBox():
+            return field.isChecked()
+        case NamesChoice():
+            return field.names()
+        case QComboBox():
+            return field.currentText()
+        case QSpinBox() | QDoubleSpinBox():
+            is_none = one.default is None and field.value() == field.minimum()
+            return None if is_none else field.value()
+        case QLineEdit():
+            words = field.text().strip()
+            if one.option.parse is None:
+                return words or None
+            if one.option.repeats:
+                return tuple(one.option.parse(word) for word in words.replace(",", " ").split())
+            return one.option.parse(words)
+    raise TypeError(f"{type(field).__name__} holds no option")
+
+
+def tip(*options: Setting) -> str:
+    """The flags, and what they mean."""
+    flags = ", ".join(one.option.name for one in options)
+    return f"{flags}: {', '.join(dict.fromkeys(one.option.about for one in options))}"
+
+
+def shown(*groups: str, first: Iterable[str] = ()) -> list[Setting]:
+    """The options of these groups that a form has rows for."""
+    found = grouped(RunOptions, *groups, first=tuple(first))
+    return [one for one in found if one.option.row and one.path not in ABOVE]
+
+
+class OptionGroup(FormGroup):
+    """A form over some options; `changed` when any of them is another one."""
+
+    changed = Signal()
+
+    def __init__(
+        self,
+        title: str,
+        options: Iterable[Setting],
+        parent: QWidget | None = None,
+        *,
+        plain: str = "",
+    ) -> None:
+        super().__init__(title, parent, plain=plain)
+        self._fields: dict[tuple[str, ...], tuple[Setting, QWidget]] = {}
+        for one in options:
+            self.append(one)
+
+    def append(self, one: Setting) -> None:
+        """A row for one option."""
+        field, label = self.make(one), one.row.label
+        is_tick = isinstance(field, QCheckBox)
+        self.add("" if is_tick else label, field, tip(one), label if is_tick else "")
+
+    def make(self, one: Setting) -> Any:
+        """A field that is watched and read, without a row of its own yet."""
+        field = make_field(one)
+        self._fields[one.path] = one, field
+        match field:
+            case QCheckBox():
+                field.toggled.connect(self._on_changed)
+            case NamesChoice():
+                field.changed.connect(self._on_changed)
+            case QComboBox():
+                field.currentTextChanged.connect(self._on_changed)
+            case QSpinBox() | QDoubleSpinBox():
+                field.valueChanged.connect(self._on_changed)
+            case QLineEdit():
+                field.textChanged.connect(self._on_changed)
+        return field
+
+    def paths(self) -> list[tuple[str, ...]]:
+        """Where RunOptions has what is shown here."""
+        return list(self._fields)
+
+    def __getitem__(self, name: str) -> Any:
+        """The field of an option by its name in RunOptions, dotted within a drafter's part."""
+        return next(
+            field
+            for path, (_, field) in self._fields.items()
+            if name in (path[-1], ".".join(path[-2:]))
+        )
+
+    def values(self) -> Values:
+        """What is set. Raises OptionError for a text that cannot be read."""
+        return {path: value_of(one, field) for path, (one, field) in self._fields.items()}
+
+    def refresh(self) -> None:
+        """Show the rows that matter and sum them up."""
+        self.summarise()
+
+    def _on_changed(self) -> None:
+        self.refresh()
+        self.changed.emit()
+
+
+class SamplerGroup(OptionGroup):
+    """The sampler, and whether the end token counts."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__("Sampling", shown("decoding", first=_SAMPLING), parent, plain="greedy")
+        self.refresh()
+
+    def refresh(self) -> None:
+        draws = self["temp"].value() > 0
+        for name in ("top_k", "typical_p", "top_p", "min_p", "seed"):
+            self.set_relevant(self[name], draws)
+        penalties = ("repeat_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0)
+        penalised = any(self[name].value() != off for name, off in penalties)
+        self.set_relevant(self["repeat_last_n"], penalised)
+        self.summarise()
+
+
+class LimitsGroup(OptionGroup):
+    """Bounds on sequences, cells and batches."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__("Limits", shown("slots", "sizes"), parent)
+
+
+class MemoryGroup(OptionGroup):
+    """How memory is kept; the rollback policy is elsewhere."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        self._speculative, self._keeps = False, False
+        super().__init__("Memory", shown("memory", first=_MEMORY), parent)
+        self.refresh()
+
+    def set_use(self, *, speculative: bool, keeps_snapshots: bool) -> None:
+        """Show what matters with drafters, and with a policy that keeps snapshots."""
+        self._speculative, self._keeps = speculative, keeps_snapshots
+        self._on_changed()
+
+    def refresh(self) -> None:
+        for name in ("replay", "checkpoint_device"):
+            self.set_relevant(self[name], self._speculative)
+        self.set_relevant(self["n_rs_seq"], self._keeps)
+        self.summarise()
+
+
+class FaultsGroup(OptionGroup):
+    """Bugs of the field, switched on to learn their signature; red while anything is chosen."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        self._speculative = False
+        super().__init__("Faults", shown("faults"), parent, plain="none")
+        self.refresh()
+
+    def set_use(self, speculative: bool) -> None:
+        """Without a draft no fault does anything."""
+        self._speculative = speculative
+        self._on_changed()
+
+    def values(self) -> Values:
+        """The faults that are on, none without drafters."""
+        return super().values() if self._speculative else {}
+
+    def refresh(self) -> None:
+        self.set_relevant(self["faults"], self._speculative)
+        self.summarise("output may be wrong" if any(self.values().values()) else "")
+
+
+class DraftGroup(OptionGroup):
+    """What the drafters are set by, but for their longest draft; a row for each one's own sizes."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        self._types: tuple[str, ...] = ()
+        self._rows: dict[str, QWidget] = {}
+        options = shown("speculation", "ngram", "synthetic")
+        common = [one for one in options if one.path[1:] in _COMMON]
+        super().__init__("Drafter options", common, parent)
+        for name, drafter in DRAFTERS.items():
+            own = [one for one in options if one.path[1:-1] == (drafter.field,)]
+            if own:
+                fields = {one.row.short: self.make(one) for one in own}
+                self._rows[name] = side_by_side(fields)
+                self.add(name.removeprefix("ngram-"), self._rows[name], tip(*own), name)
+        for one in options:
+            if len(one.path) == 2 and one not in common:
+                self.append(one)
+        self.refresh()
+
+    def set_types(self, types: tuple[str, ...]) -> None:
+        """Show what these drafters have to set."""
+        self._types = types
+        self._on_changed()
+
+    def values(self) -> Values:
+        """What is set, as far as it matters to the drafters in use."""
+        found = super().values()
+        if not self._types:
+            found = {path: value for path, value in found.items() if "synth" not in path[-1]}
+        if self["accept"].currentText() != "match":  # the engine refuses to throw drafts away
+            found["spec", "n_min"] = 0
+        return found
+
+    def refresh(self) -> None:
+        for path, (one, field) in self._fields.items():
+            if len(path) == 2:
+                users = [name for name, d in DRAFTERS.items() if path[1:] in d.paths()]
+                used = set(self._types) & set(users) if users else self._types
+                matches = one.field != "n_min" or self["accept"].currentText() == "match"
+                self.set_relevant(field, bool(used) and matches)
+        for name, row in self._rows.items():
+            self.set_relevant(row, name in self._types)
+        is_synthetic = self["synth_rates"].text().strip() or self["synth_len"].value() > 0
+        self.summarise("output invalid" if self._types and is_synthetic else "")

@@ -1,0 +1,365 @@
+"""Scripts of memory operations on a session's model, recorded as lanes of a comparison.
+
+Every context is a run of the trace with its rounds, ubatches and snapshot slots. The checks of a
+context on their left sides are its rows of the divergence table, measured against the right sides,
+which all together are the reference lane. Where two checks look at the same position, the worse
+one stands there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from engine.batch import Span, make_ubatch, split_equal
+from engine.compare.divergence import LogitsDifference, MemoryDifference, ReferenceMemory
+from engine.compare.memory_player import MemoryPlay
+from engine.compare.memory_script import EXACT, Check, ContextSpec, MemoryScript, Statement
+from engine.compare.rows import DivergenceRows
+from engine.decode.forward import Forward
+from engine.decode.recorder import PhaseClock, Recorder
+from engine.decode.round_facts import RoundFacts, round_facts
+from engine.decode.verify import target_facts
+from engine.errors import ContextFullError, OutOfMemoryError
+from engine.memory.hybrid import Checkpoint, HybridMemory
+from engine.memory.plane_storage import PlaneMemory
+from engine.memory.policies import memory_sizes
+from engine.memory.state_file import load_state, save_state
+from engine.options import RunOptions
+from engine.session import Session
+from engine.trace.lane_kinds import POLICY, REFERENCE
+from engine.trace.store import TraceStore
+from engine.trace.writer import TraceWriter, this_engine
+
+FILLS = {"00": 0.0, "3E": torch.full((4,), 0x3E, dtype=torch.uint8).view(torch.float32).item()}
+"""What storage may hold before it is written, by the byte; `nan` besides."""
+FILLS["nan"] = float("nan")
+
+
+def play_script(
+    session: Session,
+    script: MemoryScript,
+    policy: str,
+    trace: TraceStore | None = None,
+    *,
+    fill: float = FILLS["nan"],
+    batch_invariant: bool | None = None,
+) -> MemoryPlay:
+    """A script to be played on the session's model.
+
+    fill: what storage holds before it is written. batch_invariant: None = in every compute mode
+    but f32, where the widths of batches alone would go beyond what scripts allow. Raises
+    OutOfMemoryError before anything is allocated.
+    """
+    if batch_invariant is None:
+        batch_invariant = session.compute != "f32"
+    _check_size(session, script, policy)
+    trace = TraceStore() if trace is None else trace
+    engine = SessionEngine(session, script, policy, trace, fill, batch_invariant)
+    return MemoryPlay(script, policy, engine, engine)
+
+
+def _check_size(session: Session, script: MemoryScript, policy: str) -> None:
+    n_bytes = 0
+    for statement in script.for_policy(policy):
+        spec = statement.action
+        if isinstance(spec, ContextSpec):
+            parts = memory_sizes(
+                session.info, spec.n_seqs, spec.n_rs_seq, spec.n_ctx, spec.policy or policy
+            )
+            n_bytes += parts["total"] - parts["weights"]
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if n_bytes > there:
+        raise OutOfMemoryError(
+            f"The contexts of {script.name} take {n_bytes / 2**30:.1f} GiB with this model, more "
+            f"than the {there / 2**30:.1f} GiB of the machine.",
+            "Lower n_seqs, n_rs_seq or n_ctx of its contexts.",
+        )
+
+
+class SessionContext:
+    """See memory_player.MemoryContext; `seq_id` in the trace is the sequence."""
+
+    def __init__(
+        self, engine: SessionEngine, spec: ContextSpec, options: RunOptions, memory: HybridMemory
+    ) -> None:
+        session, trace = engine.session, engine.trace
+        self.memory = memory
+        self.run_id = session.begin_run(trace, options, memory, spec.n_rs_seq)
+        self._engine, self._spec = engine, spec
+        self._recorder = Recorder(trace, self.run_id, session.tokenizer.piece)
+        self._forward = Forward(session.model, memory, options, self._recorder, lambda seq: seq)
+        self._clock, self._number = PhaseClock(), 0
+        self._open: list[RoundFacts] = []
+
+    def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, torch.Tensor]:
+        self.close_round()
+        memory, spec = self.memory, self._spec
+        starts = {seq: memory.seq_pos_max(seq) + 1 for seq in batch}
+        spans = [Span(seq, starts[seq], ids, range(len(ids))) for seq, ids in batch.items()]
+        if spec.keep is None:
+            ubatches = self._forward.split(spans)
+        else:
+            pieces = split_equal(spans, spec.n_ubatch, keep=spec.keep)
+            ubatches = [make_ubatch(spans, piece) for piece in pieces]
+        if not memory.prepare(ubatches):
+            raise ContextFullError(
+                f"Context {spec.name} has no room for {sum(map(len, batch.values()))} more tokens "
+                f"in {spec.n_ctx} cells.",
+                "Raise its n_ctx.",
+            )
+        self._number, self._clock = self._engine.next_round(), PhaseClock()
+        self._recorder.resume()
+        self._clock.start()
+        logits, _ = self._forward.run(ubatches, self._number, "prompt", self._clock)
+        for span in spans:
+            self._recorder.prompt(self._number, span.seq, span.pos0, span.tokens)
+        self._open = [
+            round_facts(
+                seq_id=span.seq,
+                seq=span.seq,
+                pos0=span.pos0,
+                width=len(span.tokens),
+                tokens=(),
+                n_own=0,
+                logits=None,
+                is_prompt=True,
+                valid_depth=self.fact(span.seq, "valid"),
+            )
+            for span in spans
+        ]
+        return logits
+
+    def close_round(self) -> None:
+        """Record the last batch with what was undone of it."""
+        if self._open:
+            self._recorder.round(self._number, self._open, self.memory, self._clock)
+        self._open = []
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        pos, pending = self.memory.seq_pos_max(seq), self.fact(seq, "pending")
+        accepted = self.memory.seq_rm(seq, p0, p1)
+        for facts in self._open:
+            if facts.seq == seq and not accepted:
+                facts.rollback_path = "refused"
+            elif facts.seq == seq and 0 < p0 <= pos:
+                facts.rollback_path = "seq_rm"
+                facts.rollback_depth += pos - self.memory.seq_pos_max(seq)
+                facts.memory_rollback = facts.rollback_depth
+                facts.rs_idx_before, facts.rs_idx_after = pending, self.fact(seq, "pending")
+        return accepted
+
+    def seq_cp(self, src: int, dst: int) -> None:
+        self.memory.seq_cp(src, dst)
+
+    def seq_keep(self, seq: int) -> None:
+        self.memory.seq_keep(seq)
+
+    def seq_add(self, seq: int, p0: int, p1: int, shift: int) -> None:
+        self.memory.seq_add(seq, p0, p1, shift)
+
+    def save(self, seq: int, path: os.PathLike[str]) -> None:
+        save_state(os.fspath(path), self.memory.state(seq))
+
+    def load(self, seq: int, path: os.PathLike[str]) -> None:
+        self.memory.put(seq, load_state(os.fspath(path)))
+
+    def checkpoint(self, seq: int) -> Checkpoint:
+        return self.memory.save(seq)
+
+    def restore(self, seq: int, checkpoint: Checkpoint) -> None:
+        self.memory.restore(seq, checkpoint)
+
+    def fact(self, seq: int, name: str) -> int | None:
+        memory, recurrent = self.memory, self.memory.recurrent
+        if name == "pos":
+            return memory.seq_pos_max(seq)
+        if name == "cells":
+            return memory.attention.used(seq)
+        if name == "duplicates":
+            return memory.attention.duplicates(seq)
+        if recurrent is None:
+            return None
+        if name == "valid":
+            return recurrent.valid_depth(seq)
+        if name == "pending":
+            return recurrent.pending(seq)
+        return recurrent.cells.tail[seq] if isinstance(recurrent, PlaneMemory) else None
+
+    def apart(self, seq: int, reference: SessionContext, reference_seq: int) -> MemoryDifference:
+        return ReferenceMemory(reference.memory, reference_seq).difference(self.memory, seq)
+
+
+class SessionEngine:
+    """See memory_player.MemoryEngine and Witness."""
+
+    def __init__(
+        self,
+        session: Session,
+        script: MemoryScript,
+        policy: str,
+        trace: TraceStore,
+        fill: float,
+        batch_invariant: bool,
+    ) -> None:
+        self.session, self.trace = session, trace
+        self.n_vocab = session.config.n_vocab
+        self._fill, self._invariant = fill, batch_invariant
+        checks = [s.action for s in script.for_policy(policy) if isinstance(s.action, Check)]
+        self._tolerances: dict[str, float] = {}
+        for check in checks:
+            name = check.left.context
+            known = self._tolerances.get(name, 0.0)
+            self._tolerances[name] = max(known, _tolerance(check))
+        options = RunOptions(rollback=policy, batch_invariant=batch_invariant)
+        self._reference = TraceWriter.begin(
+            trace,
+            this_engine(),
+            {
+                "lane": REFERENCE,
+                "lane_kind": REFERENCE,
+                "lane_against": None,
+                "options": asdict(options),
+                "compute": session.compute,
+                "device": str(session.device),
+                "model": session.identity,
+                "architecture": session.config.architecture,
+                "memory_script": script.name,
+            },
+        )
+        self._contexts: dict[str, SessionContext] = {}
+        self._worst: dict[tuple[str, int, int], _Row] = {}
+        self._states: dict[tuple[str, int, int], MemoryDifference] = {}
+        self._n_rounds = 0
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.session.prompt(text).tokens)
+
+    def next_round(self) -> int:
+        """Number of a batch, counted over all contexts."""
+        self._n_rounds += 1
+        return self._n_rounds - 1
+
+    def context(self, spec: ContextSpec, policy: str) -> SessionContext:
+        options = RunOptions(
+            parallel=spec.n_seqs,
+            n_ctx=spec.n_ctx,
+            n_batch=max(spec.n_ubatch, spec.n_ctx),
+            n_ubatch=spec.n_ubatch,
+            rollback=policy,
+            n_rs_seq=spec.n_rs_seq,
+            split=spec.split,
+            kv=spec.kv,
+            faults=(spec.fault,) if spec.fault else (),
+            batch_invariant=self._invariant,
+        )
+        try:
+            memory = self.session.make_memory(options, spec.n_seqs, spec.n_ctx, spec.n_rs_seq)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"The device has no room for context {spec.name}.",
+                "Lower its n_seqs, n_rs_seq or n_ctx.",
+            ) from error
+        memory.poison(self._fill)
+        context = self._contexts[spec.name] = SessionContext(self, spec, options, memory)
+        facts = self.trace.runs[context.run_id]
+        facts["lane"] = f"{policy} {spec.name}" + (f", {spec.fault}" if spec.fault else "")
+        measured = spec.name in self._tolerances
+        facts["lane_kind"] = POLICY if measured else REFERENCE
+        facts["lane_against"] = self._reference.run_id if measured else None
+        facts["lane_tolerance"] = self._tolerances.get(spec.name, 0.0)
+        return context
+
+    def compared(
+        self, check: Check, logits: LogitsDifference, left: torch.Tensor, right: torch.Tensor
+    ) -> None:
+        number = self._last_round
+        for i, nmse in enumerate(logits.nmse):
+            key = check.left.context, check.left.seq, check.left.start + i
+            known = self._worst.get(key)
+            if known is None or not nmse <= known.difference.nmse[0]:
+                self._worst[key] = _Row(number, logits.at(i), left[i : i + 1], right[i : i + 1])
+
+    def states(self, check: Check, pos: int, found: MemoryDifference) -> None:
+        self._states[check.left.context, check.left.seq, pos] = found
+
+    def failed(self, statement: Statement, message: str) -> None:
+        name = _context_of(statement)
+        if name in self._contexts:
+            facts = self.trace.runs[self._contexts[name].run_id]
+            facts.setdefault("lane_error", f"line {statement.line}: {statement.text}: {message}.")
+
+    def end(self) -> None:
+        for context in self._contexts.values():
+            context.close_round()
+        chosen: set[tuple[int, int]] = set()
+        for (name, seq, pos), row in sorted(self._worst.items()):
+            run_id, places = self._contexts[name].run_id, {(seq, pos)}
+            self._choose(run_id, seq, pos, row, row.left)
+            if not places & chosen:
+                self._choose(self._reference.run_id, seq, pos, row, row.right)
+            chosen |= places
+            rows = DivergenceRows(self.trace, run_id, self.trace.runs[run_id]["lane"])
+            states = self._states.pop((name, seq, pos), None)
+            rows.append(row.number, seq, pos + 1, [row.token], row.difference, states)
+        for (name, seq, pos), states in sorted(self._states.items()):
+            run_id = self._contexts[name].run_id
+            rows = DivergenceRows(self.trace, run_id, self.trace.runs[run_id]["lane"])
+            rows.states(self._last_round, seq, pos, states)
+        for context in self._contexts.values():
+            TraceWriter(self.trace, context.run_id).end(["end"])
+        self._reference.end(["end"])
+
+    def _choose(self, run_id: int, seq: int, pos: int, row: _Row, logits: torch.Tensor) -> None:
+        """What one side of a check thinks of the token that the right one chooses."""
+        writer, facts = TraceWriter(self.trace, run_id), target_facts(logits, [row.token])
+        writer.learn([row.token, *facts.top_ids[0]], self.session.tokenizer.piece)
+        writer.append(
+            "tokens",
+            round=row.number,
+            seq_id=seq,
+            pos=pos + 1,
+            kind="target",
+            token_id=row.token,
+            target_p=facts.prob[0],
+            target_rank=facts.rank[0],
+            target_entropy=facts.entropy[0],
+            target_top_id=facts.top_ids[0],
+            target_top_p=facts.top_probs[0],
+        )
+
+    @property
+    def _last_round(self) -> int:
+        return max(0, self._n_rounds - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One position of a check. number: batch before it. left, right: logits [1, n_vocab]."""
+
+    number: int
+    difference: LogitsDifference
+    left: torch.Tensor
+    right: torch.Tensor
+
+    @property
+    def token(self) -> int:
+        return int(self.right.argmax())
+
+
+def _tolerance(check: Check) -> float:
+    """NMSE by which the lane view may judge a check; 1 where it is judged by something else."""
+    bound = check.bound
+    if check.for_states:
+        return 0.0
+    return bound.limit if bound.measure == "nmse" or bound == EXACT else 1.0
+
+
+def _context_of(statement: Statement) -> str:
+    action = statement.action
+    if isinstance(action, Check):
+        return action.left.context
+    return action.name if isinstance(action, ContextSpec) else action.context

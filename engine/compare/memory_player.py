@@ -1,0 +1,297 @@
+"""Playing a script of memory operations on whatever has contexts: this engine, later others.
+
+A player drives the small protocol below and nothing else. Statements run one after another; a
+check or an expectation that fails is noted and the script goes on, an operation that does not end
+as the script says ends it, because what follows would mean something else.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from engine.compare.divergence import LogitsDifference, MemoryDifference, ReferenceLogits
+from engine.compare.memory_script import (
+    Bound,
+    Check,
+    ContextSpec,
+    Copy,
+    Decode,
+    Expect,
+    MemoryScript,
+    Operation,
+    Place,
+    Statement,
+)
+from engine.errors import DraftscopeError
+
+
+class MemoryContext(Protocol):
+    """A memory with a model behind it, as a script sees it. Errors: those of engine.errors."""
+
+    def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, torch.Tensor]:
+        """One batch, each sequence behind what it holds: logits [n_tokens, n_vocab] of each."""
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool: ...
+    def seq_cp(self, src: int, dst: int) -> None: ...
+    def seq_keep(self, seq: int) -> None: ...
+    def seq_add(self, seq: int, p0: int, p1: int, shift: int) -> None: ...
+
+    def save(self, seq: int, path: Path) -> None:
+        """The whole sequence to a file that `load` of any context reads."""
+
+    def load(self, seq: int, path: Path) -> None: ...
+
+    def checkpoint(self, seq: int) -> object:
+        """The part of a sequence that cannot be rewound, for `restore` of this context."""
+
+    def restore(self, seq: int, checkpoint: Any) -> None: ...
+
+    def fact(self, seq: int, name: str) -> int | None:
+        """One of memory_script.FACTS; None where there is no such thing."""
+
+    def apart(self, seq: int, reference: Any, reference_seq: int) -> MemoryDifference | None:
+        """How far a sequence's states are from one of another context; None: cannot be seen."""
+
+
+class MemoryEngine(Protocol):
+    """Makes contexts and knows the vocabulary."""
+
+    @property
+    def n_vocab(self) -> int: ...
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text."""
+
+    def context(self, spec: ContextSpec, policy: str) -> MemoryContext:
+        """A new, empty context."""
+
+
+class Witness(Protocol):
+    """Is told what checks measured and what failed, to record it."""
+
+    def compared(
+        self, check: Check, logits: LogitsDifference, left: torch.Tensor, right: torch.Tensor
+    ) -> None:
+        """The measures of a check's positions, and both sides' logits [n, n_vocab]."""
+
+    def states(self, check: Check, pos: int, found: MemoryDifference) -> None: ...
+
+    def failed(self, statement: Statement, message: str) -> None: ...
+
+    def end(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a check or expectation came to, or an operation that went wrong. value: what was
+    measured against `bound`, NaN without one. message: what is wrong, empty if nothing is."""
+
+    statement: Statement
+    value: float
+    bound: Bound | None
+    message: str
+
+
+class MemoryPlay:
+    """One script under one policy, a statement at a time: a job for whoever runs jobs."""
+
+    def __init__(
+        self,
+        script: MemoryScript,
+        policy: str,
+        engine: MemoryEngine,
+        witness: Witness | None = None,
+    ) -> None:
+        self.script, self.policy = script, policy
+        self.outcomes: list[Outcome] = []
+        self.worst_nmse = math.nan
+        """Of all checks that bound an error from above, NaN before the first."""
+        self._engine, self._witness = engine, witness
+        self._left = script.for_policy(policy)
+        self._wanted = {
+            (place.context, place.seq, pos)
+            for statement in self._left
+            if isinstance(check := statement.action, Check)
+            for place in (check.left, check.right)
+            for pos in range(place.start, place.stop)
+        }
+        self._logits: dict[tuple[str, int, int], torch.Tensor] = {}
+        self._contexts: dict[str, MemoryContext] = {}
+        self._checkpoints: dict[tuple[str, str], object] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="draftscope-memory-")
+
+    @property
+    def failures(self) -> list[Outcome]:
+        """What went otherwise than the script says."""
+        return [outcome for outcome in self.outcomes if outcome.message]
+
+    def step(self) -> bool:
+        """Play the next statement; whether any is left."""
+        if not self._left:
+            return False
+        statement = self._left.pop(0)
+        try:
+            self._play(statement)
+        except DraftscopeError as error:
+            self._note(statement, error.message.rstrip("."))
+            self._left.clear()
+        if not self._left:
+            self.stop()
+        return bool(self._left)
+
+    def stop(self) -> None:
+        """Give up the rest, and the contexts."""
+        self._left.clear()
+        if self._witness:
+            self._witness.end()
+        self._witness = None
+        self._contexts.clear()
+        self._logits.clear()
+        self._checkpoints.clear()
+        self._folder.cleanup()
+
+    def _play(self, statement: Statement) -> None:
+        action = statement.action
+        if isinstance(action, ContextSpec):
+            made = self._engine.context(action, action.policy or self.policy)
+            self._contexts[action.name] = made
+        elif isinstance(action, Check):
+            self._check(statement, action)
+        elif isinstance(action, Expect):
+            context = self._contexts[action.context]
+            missed = action.misses(lambda name: context.fact(action.seq, name))
+            self._note(statement, " and ".join(missed))
+        elif isinstance(action, Decode):
+            self._decode(action)
+        elif isinstance(action, Copy):
+            self._copy(action)
+        elif self._operate(action) != action.accepted:
+            refused = "refused" if action.accepted else "not refused"
+            self._note(statement, f"the removal was {refused}")
+            self._left.clear()
+
+    def _decode(self, action: Decode) -> None:
+        engine, context = self._engine, self._contexts[action.context]
+        batch = {
+            seq: [
+                id_ for part in tokens for id_ in part.resolve(seq, engine.n_vocab, engine.encode)
+            ]
+            for seq, tokens in action.batch
+        }
+        longest = max(map(len, batch.values()))
+        pieces = [batch]
+        if action.one_by_one:
+            pieces = [
+                {seq: ids[i : i + 1] for seq, ids in batch.items() if i < len(ids)}
+                for i in range(longest)
+            ]
+        for piece in pieces:
+            starts = {seq: (context.fact(seq, "pos") or 0) + 1 for seq in piece}
+            for seq, rows in context.decode(piece).items():
+                for pos, row in enumerate(rows, starts[seq]):
+                    if (action.context, seq, pos) in self._wanted:
+                        self._logits[action.context, seq, pos] = row.detach().clone()
+
+    def _operate(self, action: Operation) -> bool:
+        context, numbers = self._contexts[action.context], action.numbers
+        if action.name == "seq_rm":
+            seq, p0, *p1 = numbers
+            return context.seq_rm(seq, p0, *(p1 or [-1]))
+        if action.name == "seq_cp":
+            context.seq_cp(*numbers)
+        elif action.name == "seq_keep":
+            context.seq_keep(*numbers)
+        elif action.name == "seq_add":
+            context.seq_add(*numbers)
+        else:
+            for seq in numbers or range(self._spec(action.context).n_seqs):
+                context.seq_rm(seq, 0, -1)
+        return True
+
+    def _spec(self, name: str) -> ContextSpec:
+        actions = (statement.action for statement in self.script.for_policy(self.policy))
+        return next(a for a in actions if isinstance(a, ContextSpec) and a.name == name)
+
+    def _copy(self, action: Copy) -> None:
+        context, label = self._contexts[action.context], action.label
+        path = Path(self._folder.name) / f"{label}.seq"
+        if action.name == "save":
+            context.save(action.seq, path)
+        elif action.name == "load":
+            context.load(action.seq, path)
+        elif action.name == "checkpoint":
+            self._checkpoints[action.context, label] = context.checkpoint(action.seq)
+        else:
+            context.restore(action.seq, self._checkpoints[action.context, label])
+
+    def _check(self, statement: Statement, check: Check) -> None:
+        if check.for_states:
+            self._check_states(statement, check)
+            return
+        left, right = self._rows(check.left), self._rows(check.right)
+        missing = check.left if left is None else check.right
+        if left is None or right is None:
+            where = f"{missing.context} {missing.seq} at {missing.start}:{missing.stop}"
+            self._note(statement, f"nothing was decoded in {where}", check.bound)
+            return
+        found = ReferenceLogits(right, right.argmax(1).tolist()).difference(left)
+        value = _measured(check.bound.measure, found, right)
+        self._note(statement, _beyond(check.bound, value), check.bound, value)
+        if check.bound.compare == "<=":
+            self.worst_nmse = max(found.nmse + [v for v in [self.worst_nmse] if not math.isnan(v)])
+        if self._witness:
+            self._witness.compared(check, found, left, right)
+
+    def _check_states(self, statement: Statement, check: Check) -> None:
+        left, right = self._contexts[check.left.context], self._contexts[check.right.context]
+        found = left.apart(check.left.seq, right, check.right.seq)
+        if found is None:
+            return
+        value = max((*found.state, *found.conv), default=0.0)
+        message = _beyond(check.bound, value)
+        if not message and check.bound.compare == "<=" and found.n_cells:
+            message = f"{found.n_cells} attention cells differ"
+        self._note(statement, message, check.bound, value)
+        if self._witness:
+            self._witness.states(check, left.fact(check.left.seq, "pos") or 0, found)
+
+    def _rows(self, place: Place) -> torch.Tensor | None:
+        keys = [(place.context, place.seq, pos) for pos in range(place.start, place.stop)]
+        if not all(key in self._logits for key in keys):
+            return None
+        return torch.stack([self._logits[key] for key in keys])
+
+    def _note(
+        self,
+        statement: Statement,
+        message: str,
+        bound: Bound | None = None,
+        value: float = math.nan,
+    ) -> None:
+        self.outcomes.append(Outcome(statement, value, bound, message))
+        if message and self._witness:
+            self._witness.failed(statement, message)
+
+
+def _measured(measure: str, found: LogitsDifference, right: torch.Tensor) -> float:
+    """The worst over the positions; top1 is the number of positions that choose otherwise."""
+    if measure == "top1":
+        return float(found.top1_equal.count(False))
+    values = found.nmse if measure == "nmse" else found.max_abs
+    worst = math.nan if any(map(math.isnan, values)) else max(values)
+    return worst / float(right.abs().max()) if measure == "relative" else worst
+
+
+def _beyond(bound: Bound, value: float) -> str:
+    if bound.holds(value):
+        return ""
+    if bound.measure == "top1":
+        return f"the most probable token differs at {value:.0f} positions"
+    return f"{bound.measure} is {value:.1e}, not {bound.compare} {bound.limit:g}"

@@ -1,0 +1,97 @@
+"""What there is to know of a drafter without making one; torch is not needed for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from engine.option_fields import settings
+
+if TYPE_CHECKING:
+    from engine.draft.drafter import Drafter
+    from engine.draft.with_model import TokenDraws
+    from engine.model.hybrid import HybridModel
+    from engine.model.info import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a drafter takes from the model files. missing: what to say where they lack it."""
+
+    name: str
+    missing: str
+
+
+DRAFT_MODEL = Need("draft model", "Open a draft model first")
+MTP_HEAD = Need("MTP head", "The model file has no MTP head")
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """What a drafter is made from. options: its part of SpecOptions. n_ctx: cells per sequence.
+    draws: how tokens are drawn, None for the most probable one."""
+
+    target: HybridModel
+    draft_model: HybridModel | None
+    options: Any
+    n_slots: int
+    n_ctx: int
+    n_ubatch: int
+    batch_invariant: bool
+    draws: TokenDraws | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What the memory of a drafter is estimated from, beside its options. draft_info: of the draft
+    model. compute: mode in which weights are loaded, empty for their size in the file."""
+
+    draft_info: ModelInfo | None
+    n_seqs: int
+    n_ctx: int
+    compute: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterSpec:
+    """One drafter, as the command line, the forms, runs and readers of a trace know it.
+
+    about: what it drafts. make: raises OptionError where the models lack what it needs,
+    LookupCacheError for a file. options: dataclass of what it is set by. field: where SpecOptions
+    holds that, empty where it is a part of SpecOptions itself. longest: tokens of its longest
+    draft, from its options. needs: None for drafters that look tokens up. reasons: why a draft of
+    it is empty or short, beside COMMON_REASONS. n_bytes: what it takes beside the target's own
+    memory, as far as that is estimated. note: what deserves to be said about its options, or empty.
+    """
+
+    name: str
+    about: str
+    make: Callable[[Making], Drafter]
+    options: type
+    longest: Callable[[Any], int]
+    field: str = ""
+    needs: Need | None = None
+    reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    n_bytes: Callable[[Any, Sizing], int] = lambda options, sizing: 0
+    note: Callable[[Any], str] = lambda options: ""
+
+    def options_in(self, spec_options: Any) -> Any:
+        """Its own options among those of speculation."""
+        return getattr(spec_options, self.field) if self.field else spec_options
+
+    def paths(self) -> set[tuple[str, ...]]:
+        """Where SpecOptions has them."""
+        where = (self.field,) if self.field else ()
+        return {(*where, *one.path) for one in settings(self.options)}
+
+
+COMMON_REASONS = {
+    "p_min": "the next token was less probable than p_min",
+    "n_min": "shorter than n_min, thrown away",
+    "non-finite": "the drafter's logits are not finite",
+    "n_max": "drafts of no token were asked for",
+    "limit": "context or token limit leave no more room",
+}
+"""Why a draft is empty or shorter than its drafter's longest, whichever drafter it is."""

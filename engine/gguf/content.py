@@ -1,0 +1,198 @@
+"""What is in a model's tensors, as one hash: found in the background and kept for the next time.
+
+The head of a file does not tell a model from the same model trained on. Hashing all the data takes
+half a second per GiB (SHA-256, which processors have instructions for), so nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import Cancelled
+from engine.gguf.binary import check_cancelled, never
+
+_CHUNK = 4 << 20  # bytes between two looks at whether it goes on, 2 ms
+_LOOK_S = 0.05
+_MOST_KEPT = 256
+_MOST_BYTES = 1 << 20  # of the file that keeps them
+_SETTLED_NS = 2 * 10**9  # since the last change; before, another one may get the same time
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What changes with a file: size in bytes, time of the last change, number on its disk.
+
+    ctime_ns is the time that the system gave the last change: mtime_ns can be set by anyone.
+    """
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Stamp:
+        """The stamp of a file from its entry on the disk."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of a model as it was when opened; its tensors begin behind `head` bytes."""
+
+    path: Path
+    stamp: Stamp
+    head: int
+
+
+def hash_tensors(parts: Sequence[Part], cancelled: Callable[[], bool] = never) -> str | None:
+    """SHA-256 of everything behind the heads, in order; None if a file is not the one opened.
+
+    Raises OSError and, soon after `cancelled` returns True, Cancelled. The interpreter lock is
+    free while bytes are read and hashed.
+    """
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_CHUNK))
+    for part in parts:
+        with open(part.path, "rb", buffering=0) as file:
+            file.seek(part.head)
+            while n := file.readinto(buffer):
+                check_cancelled(cancelled)
+                digest.update(buffer[:n])
+            if Stamp.of(os.fstat(file.fileno())) != part.stamp:
+                return None
+    return digest.hexdigest()
+
+
+# -- kept for the next time ----------------------------------------------------------------
+
+
+def kept_file() -> Path:
+    """Where hashes are kept: DRAFTSCOPE_DATA_DIR, or the system's folder for what can go."""
+    name = "contents.json"
+    if chosen := os.environ.get("DRAFTSCOPE_DATA_DIR"):
+        return Path(chosen) / name
+    if sys.platform == "win32":
+        folder = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    elif sys.platform == "darwin":
+        folder = "~/Library/Caches"
+    else:
+        folder = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(folder)) / "draftscope" / name
+
+
+def kept_hash(parts: Sequence[Part]) -> str | None:
+    """The hash found earlier for the same files, unchanged since."""
+    key = _key(parts)
+    return next((found for known, found in _read() if known == key), None)
+
+
+def keep_hash(parts: Sequence[Part], found: str) -> None:
+    """Remember a hash, if the files have not just been written and the disk takes it."""
+    newest = max(max(part.stamp.mtime_ns, part.stamp.ctime_ns) for part in parts)
+    if time.time_ns() - newest < _SETTLED_NS:
+        return
+    key = _key(parts)
+    others = [entry for entry in _read() if _paths(entry[0]) != _paths(key)]
+    text = json.dumps({"version": 1, "contents": [*others[1 - _MOST_KEPT :], (key, found)]})
+    path = kept_file()
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    with suppress(OSError):  # it is found again the next time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_text(text, encoding="utf-8", errors="backslashreplace")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _key(parts: Sequence[Part]) -> list[list[Any]]:
+    return [[os.path.abspath(part.path), *astuple(part.stamp)] for part in parts]
+
+
+def _paths(key: list[list[Any]]) -> list[Any]:
+    return [part[0] for part in key]
+
+
+def _read() -> list[tuple[list[list[Any]], str]]:
+    """All that is kept, the newest last; nothing where the file is missing or damaged."""
+    try:
+        with kept_file().open("rb") as file:
+            entries = json.loads(file.read(_MOST_BYTES))["contents"]
+        return [
+            ([[str(part[0]), *part[1:]] for part in key], found)
+            for key, found in entries
+            if key and isinstance(found, str)
+        ]
+    except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError):
+        return []
+
+
+# -- in the background ---------------------------------------------------------------------
+
+
+class ContentHash:
+    """Finds the hash of models in a thread of its own and writes it into their identities.
+
+    models: for each the identity that gets `content`, and its files.
+    """
+
+    def __init__(self, models: Sequence[tuple[dict[str, Any], Sequence[Part]]]) -> None:
+        self._models = [([identity], parts) for identity, parts in models]
+        self._thread: threading.Thread | None = None
+        self._cancelled = threading.Event()
+        self._hurry = threading.Event()
+
+    @property
+    def known(self) -> bool:
+        """Whether every identity has its `content`."""
+        return all(one.get("content") for identities, _ in self._models for one in identities)
+
+    def tell(self, identity: dict[str, Any]) -> None:
+        """Write the first model's hash here too; to be called before `start`."""
+        self._models[0][0].append(identity)
+
+    def start(self, ready: Callable[[], bool]) -> None:
+        """Begin once `ready` returns True; it is called in the thread, every 50 ms."""
+        if self._thread is None and not self.known:
+            self._thread = threading.Thread(
+                target=self._work, args=(ready,), name="content", daemon=True
+            )
+            self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long at most for what was started; whether all is known then."""
+        self._hurry.set()
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return self.known
+
+    def cancel(self) -> None:
+        """Give up; what is known stays."""
+        self._cancelled.set()
+        self._hurry.set()
+
+    def _work(self, ready: Callable[[], bool]) -> None:
+        if sys.platform == "linux":  # where a priority can be a thread's own
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        while not ready() and not self._hurry.wait(_LOOK_S):
+            pass
+        for identities, parts in self._models:
+            with suppress(OSError, Cancelled):
+                found = kept_hash(parts) or hash_tensors(parts, self._cancelled.is_set)
+                if found is not None:
+                    keep_hash(parts, found)
+                    for identity in identities:
+                        identity["content"] = found

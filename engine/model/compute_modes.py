@@ -1,0 +1,13 @@
+"""The arithmetic that large matrices can be multiplied in; torch is not needed for it."""
+
+from __future__ import annotations
+
+COMPUTE_MODES = {
+    "auto": "f32 for small models, else what is fast there",
+    "f32": "the reference",
+    "bf16": "weights and activations in bfloat16, summed in f32",
+    "int8": "8 bits for both, with a scale per row",
+    "int8x2": "the same with activations of 15 bits",
+    "blocks": "exact weights, read from the blocks of the file and summed in f32",
+}
+"""Every mode and what it is; engine.model.loader chooses for auto."""

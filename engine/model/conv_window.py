@@ -1,0 +1,101 @@
+"""The state of a short causal convolution: the last rows of its input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from engine.model.recurrence import Recurrence, RowNumbers
+from kernels.conv import causal_conv
+
+
+class ConvInputs(NamedTuple):
+    """x: rows to convolve [B, T, C]. weight: taps [C, K]."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+
+    def part(self, rows: slice, tokens: slice) -> ConvInputs:
+        """See engine.model.recurrence.Inputs."""
+        return ConvInputs(self.x[rows, tokens], self.weight)
+
+
+class ConvWindow(Recurrence[ConvInputs]):
+    """Window [d_conv - 1, n_channels], oldest row first; a token's log entry is its row.
+
+    Advancing gives silu of the convolution, [B, T, C].
+    """
+
+    is_window = True
+
+    def __init__(self, d_conv: int, n_channels: int) -> None:
+        self._width = d_conv - 1
+        super().__init__((self._width, n_channels), [(n_channels,)])
+
+    def into(
+        self,
+        inputs: ConvInputs,
+        start: torch.Tensor,
+        slots: Sequence[torch.Tensor],
+        *,
+        invariant: bool = False,
+    ) -> torch.Tensor:
+        y, history = causal_conv(inputs.x, inputs.weight, start, invariant=invariant)
+        n = inputs.x.shape[1]
+        for back, slot in enumerate(slots):
+            slot.copy_(history[:, n - back : n - back + self._width])
+        return y
+
+    def log(
+        self, inputs: ConvInputs, start: torch.Tensor, *, invariant: bool = False
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        y, _ = causal_conv(inputs.x, inputs.weight, start, invariant=invariant)
+        return y, (inputs.x,)
+
+    def fold(
+        self,
+        start: torch.Tensor,
+        entries: Sequence[torch.Tensor],
+        n_tokens: int | torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        invariant: bool = False,
+    ) -> torch.Tensor:
+        (columns,), width = entries, self._width
+        if isinstance(n_tokens, int) and n_tokens >= width:
+            window = columns[:, n_tokens - width : n_tokens]
+        elif isinstance(n_tokens, int):
+            window = torch.cat((start[:, n_tokens:], columns[:, :n_tokens]), 1)
+        else:
+            at = n_tokens[:, None] + torch.arange(width, device=n_tokens.device)
+            history = torch.cat((start, columns), 1)
+            window = history.gather(1, at[..., None].expand(-1, -1, columns.shape[2]))
+        return window if out is None else out.copy_(window)
+
+    def in_rows(
+        self,
+        inputs: ConvInputs,
+        pool: torch.Tensor,
+        rows: Sequence[torch.Tensor],
+        read: Sequence[int | None],
+        write: Sequence[Sequence[int]],
+        in_order: torch.Tensor,
+        *,
+        invariant: bool = False,
+    ) -> torch.Tensor:
+        starts = [torch.zeros_like(rows[0]) if i is None else rows[i] for i in read]
+        start = starts[0] if len(starts) == 1 else torch.cat(starts)
+        y, history = causal_conv(inputs.x, inputs.weight, start, invariant=invariant)
+        self._keep(history, pool, in_order)
+        return y
+
+    def by_index(self, inputs: ConvInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+        y, history = causal_conv(inputs.x, inputs.weight, pool[rows.read])
+        self._keep(history, pool, rows.in_order)
+        return y
+
+    def _keep(self, history: torch.Tensor, pool: torch.Tensor, in_order: torch.Tensor) -> None:
+        after_each = history.unfold(1, self._width, 1).transpose(2, 3)
+        pool[in_order] = after_each[:, -in_order.shape[1] :]

@@ -1,0 +1,116 @@
+"""The state of the gated delta rule, with one gate per head or one per key channel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from engine.model.recurrence import Recurrence, RowNumbers
+from kernels.delta_rule import DeltaLog, fold, gated_delta_into, gated_delta_log, gated_delta_slots
+
+
+class DeltaInputs(NamedTuple):
+    """q, k: [B, T, H_k, d]. v: [B, T, H_v, d]. g: log decay [B, T, H_v], or [B, T, H_v, d] for one
+    gate per key channel. beta: [B, T, H_v]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    g: torch.Tensor
+    beta: torch.Tensor
+
+    def part(self, rows: slice, tokens: slice) -> DeltaInputs:
+        """See engine.model.recurrence.Inputs."""
+        return DeltaInputs(*(x[rows, tokens] for x in self))
+
+
+class DeltaState(Recurrence[DeltaInputs]):
+    """S [n_v_heads, d, d] of kernels.delta_rule; advancing gives o [B, T, n_v_heads, d].
+
+    grouped: value head j reads key head j // (n_v_heads / n_k_heads), else j mod n_k_heads.
+    A token's log entry is (k, u, g), and folding is one product.
+    """
+
+    def __init__(self, n_k_heads: int, n_v_heads: int, d: int, *, grouped: bool) -> None:
+        self.n_k_heads, self.n_v_heads, self.d, self.grouped = n_k_heads, n_v_heads, d, grouped
+        super().__init__((n_v_heads, d, d), self._entry())
+
+    def _entry(self) -> list[tuple[int, ...]]:
+        return [(self.n_k_heads, self.d), (self.n_v_heads, self.d), (self.n_v_heads,)]
+
+    def into(
+        self,
+        inputs: DeltaInputs,
+        start: torch.Tensor,
+        slots: Sequence[torch.Tensor],
+        *,
+        invariant: bool = False,
+    ) -> torch.Tensor:
+        return gated_delta_into(
+            *inputs, start, grouped=self.grouped, slots=slots, invariant=invariant
+        )
+
+    def log(
+        self, inputs: DeltaInputs, start: torch.Tensor, *, invariant: bool = False
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        return gated_delta_log(*inputs, start, grouped=self.grouped, invariant=invariant)
+
+    def fold(
+        self,
+        start: torch.Tensor,
+        entries: Sequence[torch.Tensor],
+        n_tokens: int | torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        invariant: bool = False,
+    ) -> torch.Tensor:
+        log = DeltaLog(*entries)
+        return fold(start, log, n_tokens, grouped=self.grouped, out=out, invariant=invariant)
+
+    def by_index(self, inputs: DeltaInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+        return gated_delta_slots(*inputs, pool, rows.read, rows.write, grouped=self.grouped)
+
+
+class ChannelGatedDeltaState(DeltaState):
+    """The same with one gate per key channel (Kimi Delta Attention).
+
+    Its log holds the inputs (k, v, g, beta) and folding decodes them again: the product of a log
+    needs one gate per head.
+    """
+
+    def _entry(self) -> list[tuple[int, ...]]:
+        values = (self.n_v_heads, self.d)
+        return [(self.n_k_heads, self.d), values, values, (self.n_v_heads,)]
+
+    def log(
+        self, inputs: DeltaInputs, start: torch.Tensor, *, invariant: bool = False
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        o = self.into(inputs, start, [torch.empty_like(start)], invariant=invariant)
+        return o, inputs[1:]
+
+    def fold(
+        self,
+        start: torch.Tensor,
+        entries: Sequence[torch.Tensor],
+        n_tokens: int | torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        invariant: bool = False,
+    ) -> torch.Tensor:
+        if isinstance(n_tokens, int):
+            entries = [x[:, :n_tokens] for x in entries]
+        else:  # a token without decay and without a value changes nothing
+            inside = torch.arange(entries[0].shape[1], device=start.device) < n_tokens[:, None]
+            zero = start.new_zeros(())
+            entries = [
+                torch.where(inside.view(*inside.shape, *(1,) * (x.dim() - 2)), x, zero)
+                for x in entries
+            ]
+        k, v, g, beta = entries
+        state = torch.empty_like(start) if out is None else out
+        if k.shape[1] == 0:
+            return state.copy_(start)
+        self.into(DeltaInputs(k, k, v, g, beta), start, [state], invariant=invariant)
+        return state

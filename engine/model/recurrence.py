@@ -1,0 +1,182 @@
+"""What a recurrent layer keeps of a sequence, and how tokens advance it.
+
+A layer has one or more states: S of a delta rule, the window in front of a convolution. Each is
+described by a Recurrence, which knows the mathematics and nothing of where states lie; that is
+the business of a snapshot policy (engine.memory), which in turn knows rows of storage and nothing
+of what is in them. A family with other states brings a Recurrence and no policy.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
+
+import torch
+
+_N_BYTES = 4
+"""Of a number: every state is float32, whatever the mode of the projections."""
+
+
+class StateKey(NamedTuple):
+    """One state of one trunk layer."""
+
+    layer: int
+    name: str
+
+
+class Inputs(Protocol):
+    """What a layer computed of the tokens of a ubatch, as its recurrence takes it."""
+
+    def part(self, rows: slice, tokens: slice) -> Self:
+        """The same of some sequences and of some of their tokens."""
+
+
+InputsT = TypeVar("InputsT", bound=Inputs)
+
+
+class RowNumbers(NamedTuple):
+    """Rows of a pool by numbers on the device, int64.
+
+    read: [n_seqs], rows that states start from. write: [n_seqs, n_new], rows for the newest states,
+    newest first; in_order: the same oldest first. What a sequence writes no other one reads.
+    """
+
+    read: torch.Tensor
+    write: torch.Tensor
+    in_order: torch.Tensor
+
+
+class Recurrence(ABC, Generic[InputsT]):
+    """One kind of state. B sequences of T tokens advance together; all tensors are float32.
+
+    shape: of one sequence's state. entry: shapes of the rows that one token leaves in a log, from
+    which `fold` makes the state after it. Where nothing cheaper is known, an entry is the state.
+    invariant: bits must not depend on the portions in which tokens and sequences come.
+    """
+
+    is_window: ClassVar[bool] = False
+    """Whether the state is nothing but the last rows of input, such as a convolution keeps."""
+
+    def __init__(self, shape: tuple[int, ...], entry: Sequence[tuple[int, ...]]) -> None:
+        self.shape, self.entry = shape, tuple(entry)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of one state."""
+        return _N_BYTES * math.prod(self.shape)
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of one token's log entry."""
+        return _N_BYTES * sum(map(math.prod, self.entry))
+
+    @abstractmethod
+    def into(
+        self,
+        inputs: InputsT,
+        start: torch.Tensor,
+        slots: Sequence[torch.Tensor],
+        *,
+        invariant: bool = False,
+    ) -> torch.Tensor:
+        """Advance from `start` [B, *shape] and return the layer's output [B, T, ...].
+
+        slots: 1 .. T tensors [B, *shape]; slots[s] receives the state s tokens before the last one.
+        One of them may be `start` itself.
+        """
+
+    @abstractmethod
+    def log(
+        self, inputs: InputsT, start: torch.Tensor, *, invariant: bool = False
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Advance without keeping a state: the output, and per member of `entry` [B, T, ...]."""
+
+    @abstractmethod
+    def fold(
+        self,
+        start: torch.Tensor,
+        entries: Sequence[torch.Tensor],
+        n_tokens: int | torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        invariant: bool = False,
+    ) -> torch.Tensor:
+        """The states [B, *shape] after the first n_tokens (one number, or int64 [B]) of a log.
+
+        What the log holds beyond them is not looked at. out: filled and returned in place of new
+        memory; may be `start` itself.
+        """
+
+    def in_rows(
+        self,
+        inputs: InputsT,
+        pool: torch.Tensor,
+        rows: Sequence[torch.Tensor],
+        read: Sequence[int | None],
+        write: Sequence[Sequence[int]],
+        in_order: torch.Tensor,
+        *,
+        invariant: bool = False,
+    ) -> torch.Tensor:
+        """Advance from rows of a pool [n_rows, *shape] into rows of it, chosen by the host.
+
+        rows: each row of the pool as a batch of one. read, write: per sequence the row to start
+        from, None for zeros, and rows for its newest states, oldest first; in_order: `write` as a
+        tensor. A sequence may write what an earlier one reads, so they run one after another here.
+        """
+        outputs = []
+        for row, (source, new) in enumerate(zip(read, write, strict=True)):
+            start = torch.zeros_like(rows[0]) if source is None else rows[source]
+            one = inputs.part(slice(row, row + 1), slice(None))
+            slots = [rows[i] for i in reversed(new)]
+            outputs.append(self.into(one, start, slots, invariant=invariant))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def by_index(self, inputs: InputsT, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+        """The same with numbers on the device, so that the pass can be recorded."""
+        n_seqs, n_new = rows.write.shape
+        slots = pool.new_empty(n_new, n_seqs, *self.shape)
+        o = self.into(inputs, pool[rows.read], slots.unbind(0))
+        pool[rows.write.t()] = slots
+        return o
+
+
+class RecurrentLayout:
+    """The states that a model's recurrent layers keep of every sequence.
+
+    layers: trunk layers, ascending. n_bytes, entry_bytes: of one snapshot, and of one token's log
+    entries, of one sequence with all layers.
+    """
+
+    def __init__(self, states: Mapping[StateKey, Recurrence[Any]]) -> None:
+        self.states = dict(states)
+        self.layers = tuple(sorted({key.layer for key in states}))
+        self.n_bytes = sum(recurrence.n_bytes for recurrence in self.states.values())
+        self.entry_bytes = sum(recurrence.entry_bytes for recurrence in self.states.values())
+
+    @classmethod
+    def alike(cls, layers: Sequence[int], **states: Recurrence[Any]) -> RecurrentLayout:
+        """Layers that all keep the same states, by their names."""
+        return cls({StateKey(i, name): one for name, one in states.items() for i in layers})
+
+    def fits(self, tensors: Mapping[StateKey, torch.Tensor]) -> bool:
+        """Whether these are one sequence's states."""
+        return tensors.keys() == self.states.keys() and all(
+            tensors[key].shape == recurrence.shape for key, recurrence in self.states.items()
+        )
+
+    def worst(self, errors: Mapping[StateKey, float], *, windows: bool) -> list[float]:
+        """Per layer the largest of its states' or of its windows' errors, 0 where it has none."""
+        return [
+            max(
+                (
+                    errors[key]
+                    for key, recurrence in self.states.items()
+                    if key.layer == layer and recurrence.is_window == windows
+                ),
+                default=0.0,
+            )
+            for layer in self.layers
+        ]

@@ -1,0 +1,222 @@
+"""Options that describe themselves.
+
+A field of a dataclass carries the flag of the command line, what the option means, which values
+are allowed and how a form shows it. Argparse arguments, form rows and checks are made from that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from engine.errors import OptionError
+
+_T = TypeVar("_T")
+_FOUND: dict[type, tuple[Setting, ...]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A range of numbers, and what to do about one that is not in it. is_open: `low` is outside.
+    Reals show as an interval."""
+
+    low: float
+    high: float
+    remedy: str
+    is_open: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Whether a number lies in the range; NaN never does."""
+        return (self.low < value if self.is_open else self.low <= value) and value <= self.high
+
+    def broken(self) -> str:
+        """What is wrong with a number that does not."""
+        if self.high == math.inf:
+            return "is not positive" if self.is_open else _below(self.low)
+        if isinstance(self.low, float):
+            return f"is outside {'(' if self.is_open else '['}{self.low:g}, {self.high:g}]"
+        return f"is outside {self.low}..{self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How a form shows an option.
+
+    label: before the field, or beside a tick. low, high: of a field for numbers. special: shown for
+    the lowest number, which stands for None where the default is None. text: an example, in an
+    empty line. short: the option's name among several in one row.
+    """
+
+    label: str
+    low: float = 0
+    high: float = 0
+    special: str = ""
+    start: float | None = None
+    text: str = ""
+    short: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. Words in braces are filled in: {choices} and {either} list the choices, others
+    come from the `part` that the option is in.
+
+    flags: short and long; the first one names it in errors unless `named` does. group: what it is
+    listed with, on the command line and in forms; empty: the GROUP of its dataclass. parse: reads
+    the text of one value, raises OptionError. repeats: the flag is given once per value.
+    """
+
+    flags: tuple[str, ...]
+    help: str
+    within: Within | None = None
+    row: Row | None = None
+    group: str = ""
+    choices: Collection[str] = ()
+    metavar: str = "N"
+    parse: Callable[[str], Any] | None = None
+    repeats: bool = False
+    named: str = ""
+
+    @property
+    def name(self) -> str:
+        """The flag that errors name."""
+        return self.named or self.flags[0]
+
+    @property
+    def dest(self) -> str:
+        """The argparse name of the value."""
+        long = next((flag for flag in self.flags if flag.startswith("--")), self.flags[0])
+        return long.lstrip("-").replace("-", "_")
+
+    @property
+    def about(self) -> str:
+        """`help` with the choices, which may have become more since."""
+        names = tuple(self.choices)
+        return self.help.format(choices=", ".join(names), either=" or ".join(names))
+
+    @property
+    def meanings(self) -> dict[str, str]:
+        """The choices and what is said of each, if anything is."""
+        if not isinstance(self.choices, Mapping):
+            return dict.fromkeys(self.choices, "")
+        return {name: str(getattr(one, "about", one)) for name, one in self.choices.items()}
+
+    def check(self, value: Any) -> None:
+        """Raise OptionError for a value that is not allowed; None always is."""
+        if value is None:
+            return
+        if self.within and not self.within.holds(value):
+            raise OptionError(f"{self.name} {self.within.broken()}.", self.within.remedy)
+        if self.choices:
+            for name in (value,) if isinstance(value, str) else value:
+                if name not in self.choices:
+                    raise OptionError(
+                        f"{self.name} {name} is unknown.", f"Choose from {', '.join(self.choices)}."
+                    )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An option in its place. path: names of fields from the outermost dataclass to its own.
+    kind: int, float, str, bool or tuple."""
+
+    path: tuple[str, ...]
+    option: Option
+    kind: type
+    default: Any
+
+    @property
+    def field(self) -> str:
+        """The last name of the path."""
+        return self.path[-1]
+
+    @property
+    def row(self) -> Row:
+        """How forms show it, where they do."""
+        assert self.option.row is not None
+        return self.option.row
+
+
+def option(default: Any, flags: str, help: str, *shown: Within | Row, **others: Any) -> Any:
+    """A field with this default that is an option. flags: separated by spaces. shown: the range
+    and the row, either of them. others: see Option."""
+    for one in shown:
+        others["within" if isinstance(one, Within) else "row"] = one
+    return field(default=default, metadata={"option": Option((*flags.split(),), help, **others)})
+
+
+def part(kind: type, *, without: Collection[str] = (), **words: str) -> Any:
+    """A field that holds options of its own. words: for the braces in their texts. without: fields
+    that no form shows."""
+    return field(default_factory=kind, metadata={"words": words, "without": tuple(without)})
+
+
+def settings(kind: type) -> tuple[Setting, ...]:
+    """All options of a dataclass and of its parts, in the order of its fields."""
+    if kind not in _FOUND:
+        _FOUND[kind] = tuple(_settings(kind))
+    return _FOUND[kind]
+
+
+def grouped(kind: type, *groups: str, first: Sequence[str] = ()) -> list[Setting]:
+    """Those of these groups. first: fields that come before others, in this order."""
+    order = {name: i for i, name in enumerate(first)}
+    found = [one for one in settings(kind) if one.option.group in groups]
+    return sorted(found, key=lambda one: order.get(one.field, len(order)))
+
+
+def check(options: Any) -> None:
+    """Raise OptionError for the first value that is not allowed, in parts too."""
+    for one in settings(type(options)):
+        value = options
+        for name in one.path:
+            value = getattr(value, name)
+        one.option.check(value)
+
+
+def build(kind: type[_T], values: Mapping[tuple[str, ...], Any]) -> _T:
+    """The dataclass with these values by path, and defaults elsewhere. Raises OptionError."""
+    own: dict[str, Any] = {path[0]: value for path, value in values.items() if len(path) == 1}
+    hints = get_type_hints(kind)
+    for name in {path[0] for path in values if len(path) > 1}:
+        inner = {path[1:]: value for path, value in values.items() if path[0] == name}
+        own[name] = build(hints[name], inner)
+    return kind(**own)
+
+
+def _settings(kind: type) -> Iterator[Setting]:
+    hints = get_type_hints(kind)
+    for one in fields(kind):
+        if (found := one.metadata.get("option")) is not None:
+            plain = [k for k in get_args(hints[one.name]) if k is not type(None)]
+            is_tuple = getattr(hints[one.name], "__origin__", None) is tuple
+            what = tuple if is_tuple else plain[0] if plain else hints[one.name]
+            found = replace(found, group=found.group or getattr(kind, "GROUP", ""))
+            yield Setting((one.name,), found, what, one.default)
+        elif "words" in one.metadata:
+            for inner in settings(hints[one.name]):
+                yield _within_part(inner, one.name, one.metadata)
+
+
+def _within_part(inner: Setting, name: str, metadata: Mapping[str, Any]) -> Setting:
+    words, found = _Words(metadata["words"]), inner.option
+    found = replace(
+        found,
+        flags=tuple(flag.format_map(words) for flag in found.flags),
+        help=found.help.format_map(words),
+        row=None if inner.field in metadata["without"] else found.row,
+    )
+    return replace(inner, path=(name, *inner.path), option=found)
+
+
+class _Words(dict[str, str]):
+    """Leaves braces alone that it has no word for."""
+
+    def __missing__(self, key: str) -> str:
+        return f"{{{key}}}"
+
+
+def _below(low: float) -> str:
+    return "is negative" if low == 0 else f"is below {low}"

@@ -1,0 +1,34 @@
+"""Bugs of the field that can be switched on, to learn what they do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """about: what goes wrong. policies: those that have the step that goes wrong, empty for all.
+    shown_by: a comparison's lane on which it shows; the fault itself is added to it."""
+
+    about: str
+    policies: tuple[str, ...] = ()
+    shown_by: str = "planes"
+
+
+FAULTS = {
+    "keep-stale-kv": Fault(
+        "a restore leaves attention cells above the checkpoint", shown_by="checkpoint"
+    ),
+    "stale-logits": Fault("the target's own token comes from the logits behind the whole draft"),
+    "stale-plane": Fault(
+        "rollbacks up to n_rs_seq are accepted, whatever the planes hold",
+        ("planes",),
+        "planes,ubatch=2",
+    ),
+    "no-conv-rollback": Fault(
+        "the convolution window keeps the rejected tokens",
+        ("planes", "carry", "ring", "replay"),
+        "ring",
+    ),
+    "plane-off-by-one": Fault("a rollback reads the plane beside its own", ("planes", "carry")),
+}

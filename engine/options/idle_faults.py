@@ -1,0 +1,75 @@
+"""Faults that cannot act: which settings a fault needs, and whether a run has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.options import FAULTS, RunOptions
+
+
+def why_idle(fault: str, options: RunOptions, n_draft: int | None = None) -> str:
+    """Why a fault cannot act in a run of a hybrid model with these options, and what to change;
+    empty if it can.
+
+    n_draft: tokens of the longest draft; None = what the drafters of the options may make.
+    """
+    if n_draft is None:
+        n_draft, n_snapshots = options.spec.longest, options.snapshots
+    else:
+        n_snapshots = options.snapshots if options.spec.types else options.snapshots_for(n_draft)
+    if not n_draft:
+        return "nothing is drafted, so nothing is undone; choose a drafter (--spec-type)"
+    n_pass = min(options.n_ubatch, options.n_batch)
+    if fault == "stale-logits":
+        return ""
+    if fault == "keep-stale-kv":
+        return _why_nothing_is_restored(options, n_draft, n_snapshots, n_pass)
+    policies = FAULTS[fault].policies
+    if options.rollback not in policies:
+        return f"--rollback {options.rollback} does not work that way; {_choose(policies)}"
+    if not n_snapshots:
+        return "no snapshots are kept, so every rollback restores a checkpoint; raise --n-rs-seq"
+    if fault == "stale-plane" and not _may_be_stale(options, n_draft, n_snapshots, n_pass):
+        least = min(n_draft, n_snapshots)
+        return (
+            "every verify batch writes all the planes that its rollback may read; lower -ub to "
+            f"{least} or less"
+        )
+    if options.rollback == "planes" and n_pass == 1 and fault != "stale-plane":
+        return "a pass of one token leaves no plane to roll back to; raise -ub"
+    return ""
+
+
+def notes_on(options: RunOptions, n_draft: int | None = None) -> list[str]:
+    """A sentence for each fault of these options that cannot act; see `why_idle`."""
+    found = ((fault, why_idle(fault, options, n_draft)) for fault in options.faults)
+    return [f"Fault {fault} cannot act: {why}." for fault, why in found if why]
+
+
+def _choose(policies: Sequence[str]) -> str:
+    *others, last = policies
+    return f"choose {', '.join(others)} or {last}" if others else f"choose {last}"
+
+
+def _why_nothing_is_restored(
+    options: RunOptions, n_draft: int, n_snapshots: int, n_pass: int
+) -> str:
+    if options.rollback == "checkpoint" or n_draft > n_snapshots:
+        return ""
+    if options.rollback == "planes" and _may_be_stale(options, n_draft, n_snapshots, n_pass):
+        return ""  # what the fault stale-plane would read is restored
+    return (
+        f"no draft is longer than the snapshots reach (n_rs_seq {n_snapshots}), so no checkpoint "
+        f"is ever restored; lower --n-rs-seq to {n_draft - 1} or choose --rollback checkpoint"
+    )
+
+
+def _may_be_stale(options: RunOptions, n_draft: int, n_snapshots: int, n_pass: int) -> bool:
+    """Whether the last pass of a verify batch may write fewer planes than a rollback may undo.
+
+    A batch of one token more than a pass holds leaves a last pass of one token; the equal split
+    keeps as many tokens together as snapshots reach, as far as a pass holds them.
+    """
+    if options.split == "seq":
+        return n_draft >= n_pass
+    return min(n_draft, n_snapshots) >= n_pass

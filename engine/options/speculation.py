@@ -1,0 +1,180 @@
+"""What speculation is set by: the drafters in use, their options, how drafts are judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+from engine.draft.ngram_cache import LookupCacheOptions
+from engine.draft.ngram_drafter import NgramSizes
+from engine.draft.ngram_mod import NgramModOptions
+from engine.draft.registry import DRAFTERS
+from engine.draft.with_model import ModelDraftOptions
+from engine.errors import OptionError
+from engine.option_fields import Row, check, option, part
+
+ACCEPT_RULES = ("match", "rejection")
+_BISECTIONS = 32
+_NO_EFFECT = "has no effect, as in llama.cpp"
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    return () if "none" in names else tuple(dict.fromkeys(names))
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in text.replace(",", " ").split())
+    except ValueError as error:
+        raise OptionError(
+            "--spec-synth-rates has a word that is no number.", "Write it like 0.8, 0.6, 0.4."
+        ) from error
+
+
+@dataclass(frozen=True)
+class SpecOptions(LookupCacheOptions, ModelDraftOptions):
+    """Speculation: drafters in use, in any order, what they are set by, and the rule.
+
+    accept: how drafted tokens are accepted, "match" keeps plain decoding's tokens, "rejection" the
+    target's distribution (engine.decode.rejection). synth_rates, synth_len: accept drafted tokens
+    by chance instead of by the target (engine.decode.synthetic); the output is then invalid.
+    """
+
+    GROUP: ClassVar[str] = "speculation"
+    types: tuple[str, ...] = option(
+        (),
+        "--spec-type",
+        "drafters: none, {choices}; several are asked in this order, whatever order they are "
+        "given in, until one has a draft",
+        Row("drafters"),
+        choices=DRAFTERS,
+        metavar="A[,B]",
+        parse=_names,
+        group="drafters",
+    )
+    accept: str = option(
+        "match",
+        "--spec-accept",
+        "how drafted tokens are accepted: {either}. match keeps the tokens of plain decoding, "
+        "rejection only their distribution: the drafter draws its tokens too, and p/q decides",
+        Row("accept"),
+        choices=ACCEPT_RULES,
+        metavar="RULE",
+    )
+    ngram_simple: NgramSizes = part(
+        NgramSizes, drafter="ngram-simple", hits=_NO_EFFECT, without=["min_hits"]
+    )
+    ngram_map_k: NgramSizes = part(
+        NgramSizes, drafter="ngram-map-k", hits=_NO_EFFECT, without=["min_hits"]
+    )
+    ngram_map_k4v: NgramSizes = part(
+        NgramSizes, drafter="ngram-map-k4v", hits="look-ups of a key before it drafts"
+    )
+    ngram_mod: NgramModOptions = part(NgramModOptions)
+    synth_rates: tuple[float, ...] = option(
+        (),
+        "--spec-synth-rates",
+        "probability that the first 1, 2, … drafted tokens are accepted, one value per token "
+        "of the longest draft",
+        Row("synth rates", text="0.8, 0.6, 0.4"),
+        group="synthetic",
+        metavar="P0,P1,…",
+        parse=_rates,
+    )
+    synth_len: float | None = option(
+        None,
+        "--spec-synth-len",
+        "instead: mean number of tokens that a full draft brings, the target's own included",
+        Row("synth len", 0.0, 1025.0, special="off"),
+        group="synthetic",
+        metavar="L",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not 0 <= self.n_min <= self.n_max:
+            raise OptionError(
+                "--spec-draft-n-min is negative or above --spec-draft-n-max.", "Lower it."
+            )
+        # the floor ends a draft for the tokens drawn: throwing it away for that would favour others
+        if self.accept != "match" and self.n_min > 1 and self.p_min > 0.0:
+            raise OptionError(
+                "--spec-accept rejection keeps no distribution when --spec-draft-p-min and "
+                "--spec-draft-n-min throw drafts away.",
+                "Leave one of the two out.",
+            )
+        acceptance_rates(self.synth_rates, self.synth_len, self.longest)
+
+    @property
+    def longest(self) -> int:
+        """The longest draft that any of the drafters in use may make."""
+        specs = [DRAFTERS[name] for name in self.types]
+        return max((spec.longest(spec.options_in(self)) for spec in specs), default=0)
+
+    @property
+    def has_model(self) -> bool:
+        """Whether any of the drafters in use drafts with a model."""
+        return any(DRAFTERS[name].needs for name in self.types)
+
+    @property
+    def synthetic(self) -> tuple[float, ...]:
+        """Rates of synthetic acceptance, empty while the target decides."""
+        return acceptance_rates(self.synth_rates, self.synth_len, self.longest)
+
+
+def acceptance_rates(rates: Sequence[float], length: float | None, n_max: int) -> tuple[float, ...]:
+    """Rate i is the probability that the first i + 1 drafted tokens are all accepted.
+
+    rates: these probabilities, one per token of the longest draft n_max. length: instead, the mean
+    of the accepted list of a full draft; rates are then p, p², … Empty if neither is given.
+    Raises OptionError.
+    """
+    if not rates and length is None:
+        return ()
+    if rates and length is not None:
+        raise OptionError(
+            "--spec-synth-rates and --spec-synth-len are both given.", "Use one of them."
+        )
+    if n_max < 1:
+        raise OptionError(
+            "Synthetic acceptance has nothing to accept.", "Name a drafter with --spec-type."
+        )
+    if length is not None:
+        if not 1.0 <= length <= n_max + 1:
+            raise OptionError(
+                f"--spec-synth-len is outside 1..{n_max + 1}.",
+                f"The longest draft has {n_max} tokens and one more is the target's.",
+            )
+        p = _rate_for(length, n_max)
+        return tuple(p ** (i + 1) for i in range(n_max))
+    if len(rates) != n_max:
+        raise OptionError(
+            f"--spec-synth-rates has {len(rates)} values.",
+            f"Give {n_max}, one per token of the longest draft.",
+        )
+    if not all(math.isfinite(rate) and 0.0 <= rate <= 1.0 for rate in rates):
+        raise OptionError("--spec-synth-rates has a value outside [0, 1].", "Give probabilities.")
+    if any(after > before for before, after in pairwise(rates)):
+        raise OptionError(
+            "--spec-synth-rates rises.",
+            "A token counts as accepted only with all before it, so later rates cannot be larger.",
+        )
+    return tuple(rates)
+
+
+def _rate_for(length: float, n_max: int) -> float:
+    """p with p + p² + … + p^n_max = length - 1."""
+    if length in (1.0, n_max + 1.0):
+        return float(length > 1.0)
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if sum(middle**i for i in range(1, n_max + 1)) < length - 1:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2

@@ -1,0 +1,127 @@
+"""What the sampler is set by; torch is not needed for it."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from engine.errors import OptionError
+from engine.option_fields import Row, Within, check, option
+
+_BIAS = re.compile(r"([0-9]{1,9})([+-][0-9.]+(?:[eE][+-]?[0-9]+)?)")
+
+
+def parse_bias(text: str) -> tuple[int, float]:
+    """Token id and finite bias of a text such as 302+1.5, as llama.cpp writes it.
+
+    Raises OptionError.
+    """
+    found = _BIAS.fullmatch(text)
+    try:
+        token, bias = (int(found[1]), float(found[2])) if found else (0, math.nan)
+    except ValueError:
+        bias = math.nan
+    if not math.isfinite(bias):
+        raise OptionError(
+            f"{text!r} is not a token id with a finite bias.", "Write it like 302+1.5 or 302-1000."
+        )
+    return token, bias
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOptions:
+    """The sampler chain, in the order of engine.sampling.sampler; temp <= 0 is greedy.
+
+    repeat_last_n: newest tokens, of the prompt too, that the three penalties look at; 0 = none,
+    -1 = all. logit_bias: token ids and what is added to their logits.
+    """
+
+    GROUP: ClassVar[str] = "decoding"
+    temp: float = option(
+        0.0,
+        "--temp",
+        "temperature, 0 = greedy",
+        Row("temperature", 0.0, 5.0, special="0 (greedy)"),
+        metavar="T",
+    )
+    top_k: int = option(
+        40,
+        "--top-k",
+        "most probable tokens kept, 0 = all",
+        Within(0, math.inf, "Use 0 to switch it off."),
+        Row("top_k", 0, 100_000, special="off"),
+    )
+    top_p: float = option(
+        0.95,
+        "--top-p",
+        "probability mass kept, 1 = all",
+        Within(0.0, 1.0, "Use 1 to switch it off.", is_open=True),
+        Row("top_p", 0.01, 1.0),
+        metavar="P",
+    )
+    min_p: float = option(
+        0.05,
+        "--min-p",
+        "least probability kept, relative to the largest, 0 = all",
+        Within(0.0, 1.0, "Use 0 to switch it off."),
+        Row("min_p", 0.0, 1.0),
+        metavar="P",
+    )
+    seed: int = option(
+        42,
+        "--seed",
+        "seed of the sampler",
+        Within(0, math.inf, "Use a whole number from 0."),
+        Row("seed", 0, 2**31 - 1),
+    )
+    typical_p: float = option(
+        1.0,
+        "--typical --typical-p",
+        "probability mass of locally typical tokens kept, 1 = all",
+        Within(0.0, 1.0, "Use 1 for off.", is_open=True),
+        Row("typical_p", 0.01, 1.0),
+        metavar="P",
+    )
+    repeat_penalty: float = option(
+        1.0,
+        "--repeat-penalty",
+        "divides positive logits of recent tokens, 1 = off",
+        Within(0.0, math.inf, "Use 1 for off.", is_open=True),
+        Row("repeat", 0.01, 10.0),
+        metavar="R",
+    )
+    repeat_last_n: int = option(
+        64,
+        "--repeat-last-n",
+        "tokens that the penalties call recent, 0 = none, -1 = all",
+        Within(-1, math.inf, "Use 0 for off, -1 for the whole context."),
+        Row("last_n", -1, 100_000, special="all"),
+    )
+    presence_penalty: float = option(
+        0.0,
+        "--presence-penalty",
+        "taken off the logit of every recent token, 0 = off",
+        Row("presence", -10.0, 10.0),
+        metavar="A",
+    )
+    frequency_penalty: float = option(
+        0.0,
+        "--frequency-penalty",
+        "the same for each time that it occurred, 0 = off",
+        Row("frequency", -10.0, 10.0),
+        metavar="A",
+    )
+    logit_bias: tuple[tuple[int, float], ...] = option(
+        (),
+        "--logit-bias",
+        "add to the logit of a token, for example 302+1 or 302-1.5; repeatable",
+        Row("logit bias", text="302+1.5, 15-100"),
+        metavar="TOKEN_ID(+/-)BIAS",
+        parse=parse_bias,
+        repeats=True,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,128 @@
+"""A folder that takes the place of another as a whole, whatever happens in between.
+
+It is written beside its target as `.NAME.draftscope-PID-….part` and becomes `.new` when it is
+complete; the target becomes `.old` while the new one moves in, and then `.gone`. So at every
+moment the target itself, `.new` or `.old` is complete, and `recover` finds it: the next export to
+the same place calls it, and so does whoever looks for what a killed process left. Nothing else
+beside a target is touched, and of what was in the target only the files of a trace are deleted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_STAGE = re.compile(r"\.(?P<name>.+)\.draftscope-(?P<pid>\d+)-[0-9a-f]{8}\.(part|new|old|gone)")
+_PART, _NEW, _OLD, _GONE = ".part", ".new", ".old", ".gone"
+
+_mine: set[str] = set()
+"""Stages that this process is at work with, without their endings."""
+
+
+@contextmanager
+def replacing(
+    folder: Path, check: Callable[[Path], None], ours: Callable[[Path], set[str]]
+) -> Iterator[Path]:
+    """A new folder beside `folder` that takes its place when the body succeeds; otherwise nothing
+    is left of it.
+
+    check: raises for a target that may not be replaced; it is asked when the new one is complete.
+    ours: names of the files in a folder that may be deleted.
+    """
+    made = [parent for parent in folder.parents if not parent.exists()]
+    stem = f".{folder.name}.draftscope-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    part, new, old = (folder.with_name(stem + ending) for ending in (_PART, _NEW, _OLD))
+    _mine.add(stem)
+    try:
+        recover(folder, ours)
+        part.mkdir(parents=True)
+        yield part
+        check(folder)
+        part.rename(new)
+        if folder.exists():
+            _swap(new, folder, old)
+            _remove(old, folder, ours)
+        else:
+            new.rename(folder)
+    except BaseException:
+        for stage in (part, new):
+            shutil.rmtree(stage, ignore_errors=True)
+        with suppress(OSError):
+            for parent in made:
+                parent.rmdir()
+        raise
+    finally:
+        _mine.discard(stem)
+
+
+def _swap(new: Path, folder: Path, old: Path) -> None:
+    folder.rename(old)
+    try:
+        new.rename(folder)
+    except OSError:
+        old.rename(folder)
+        raise
+
+
+def recover(folder: Path, ours: Callable[[Path], set[str]]) -> None:
+    """Bring a folder back whose replacement was killed, and take away what is left of that.
+
+    Raises OSError.
+    """
+    if not folder.parent.is_dir():
+        return
+    stages = [path for path in folder.parent.iterdir() if target_of(path) == folder]
+    stages = [path for path in stages if not _is_at_work(path)]
+    for ending in (_NEW, _OLD):  # where both are there, the new one was about to move in
+        for stage in stages:
+            if stage.suffix == ending and not folder.exists():
+                stage.rename(folder)
+    for stage in filter(Path.exists, stages):
+        if stage.suffix in (_OLD, _GONE):
+            _remove(stage, folder, ours)
+        else:
+            shutil.rmtree(stage, ignore_errors=True)
+
+
+def target_of(path: Path) -> Path | None:
+    """The folder whose place a stage was to take; None for any other path."""
+    found = _STAGE.fullmatch(path.name)
+    return None if found is None else path.with_name(found["name"])
+
+
+def _is_at_work(stage: Path) -> bool:
+    """Whether the process that made a stage may still need it."""
+    found = _STAGE.fullmatch(stage.name)
+    assert found is not None
+    if int(found["pid"]) == os.getpid():
+        return stage.stem in _mine
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(int(found["pid"]), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _remove(old: Path, folder: Path, ours: Callable[[Path], set[str]]) -> None:
+    """Delete the files of a trace; others go into the folder that took its place, or stay where
+    they are if their name is taken there."""
+    with suppress(OSError):
+        names = ours(old)
+        gone = old.with_suffix(_GONE)
+        if old != gone:
+            old.rename(gone)
+        for path in gone.iterdir():
+            if path.name in names:
+                path.unlink()
+            elif folder.is_dir() and not (folder / path.name).exists():
+                path.rename(folder / path.name)
+        gone.rmdir()

@@ -1,0 +1,334 @@
+"""session.json of an exported trace, checked: what is known of runs has the types that views and
+figures expect, whoever wrote it. What is not named here is kept as it is."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import TraceFileError
+from engine.trace.csv_fields import REMEDY
+from engine.trace.export import FORMAT
+from engine.trace.lane_kinds import PEER, REFERENCE
+from engine.trace.records import COLUMN_STATES, SCHEMA_VERSION
+from engine.trace.spreadsheet import EXCEL, PLAIN
+
+_MOST_BYTES = 256 << 20
+_DEEPEST = 64
+_MOST_RUNS = 10_000
+_MOST_LANES = 256
+_LONGEST_LIST = 1 << 16
+_LONGEST_TEXT = 1 << 16
+_LONGEST_PIECE = 1 << 16
+_COUNT = 2**31 - 1
+_TABLE_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_WRITTEN_ANEW = (
+    "format",
+    "schema_version",
+    "schema_minor",
+    "csv_variant",
+    "runs",
+    "rows",
+    "columns",
+    "unknown_columns",
+    "pieces",
+)
+
+Check = Callable[[Any], Iterator[tuple[str, str]]]
+"""Gives, for whatever is wrong in a value, its place inside and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFile:
+    """What session.json says. minor: of the schema. about: by table and column. more: what this
+    program knows nothing of."""
+
+    minor: int
+    variant: str
+    runs: dict[int, dict[str, Any]]
+    rows: dict[str, int]
+    pieces: dict[int, bytes]
+    about: dict[str, dict[str, str]]
+    more: dict[str, Any]
+
+
+def read_session(path: Path) -> SessionFile:
+    """Read and check the file. Raises TraceFileError naming the place in it."""
+    session = _read(path)
+    found = session.get("schema_version")
+    if found != SCHEMA_VERSION or isinstance(found, bool):
+        raise TraceFileError(
+            f"{path} has schema version {_shown(found)}, this program reads {SCHEMA_VERSION}.",
+            "Open it with the version of Draftscope that wrote it.",
+        )
+    if too_deep := _too_deep(session):
+        raise _wrong(path, too_deep, f"is nested more than {_DEEPEST} times")
+    for place, problem in _SESSION(session):
+        raise _wrong(path, place, problem)
+    runs = _runs(path, session["runs"])
+    return SessionFile(
+        session.get("schema_minor", 0),
+        session.get("csv_variant", PLAIN),
+        runs,
+        session["rows"],
+        _pieces(path, session["pieces"]),
+        session.get("columns", {}),
+        {key: value for key, value in session.items() if key not in _WRITTEN_ANEW},
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise TraceFileError(f"{path} is too large for a trace.", REMEDY)
+        session = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise TraceFileError(
+            f"{path.parent} is no exported trace: {path.name} is missing.",
+            "Choose the folder that an export wrote.",
+        ) from None
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (ValueError, RecursionError) as error:
+        raise TraceFileError(f"{path} is not valid JSON.", REMEDY) from error
+    if not isinstance(session, dict) or session.get("format") != FORMAT:
+        raise TraceFileError(
+            f"{path} does not describe a trace.", "Choose the folder that an export wrote."
+        )
+    return session
+
+
+def unreadable(path: Path, error: OSError) -> TraceFileError:
+    """The file cannot be read at all."""
+    return TraceFileError(
+        f"{path} cannot be read: {error.strerror or error}.", "Check the folder and its rights."
+    )
+
+
+def _wrong(path: Path, place: str, problem: str) -> TraceFileError:
+    place = place if len(place) <= 120 else f"{place[:120]}…"
+    return TraceFileError(f"{path}: {place} {problem}.", REMEDY)
+
+
+def _not(value: Any, wanted: str) -> tuple[str, str]:
+    return "", f"{_shown(value)} is not {wanted}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def _too_deep(session: dict[str, Any]) -> str:
+    """The key under which values are nested beyond measure, empty if none is."""
+    for key, value in session.items():
+        level = [value]
+        for _ in range(_DEEPEST):
+            level = [
+                inner
+                for one in level
+                if isinstance(one, (dict, list))
+                for inner in (one.values() if isinstance(one, dict) else one)
+            ]
+        if level:
+            return key
+    return ""
+
+
+def _runs(path: Path, runs: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    if list(runs) != [str(run_id) for run_id in range(len(runs))]:
+        raise TraceFileError(f"{path}: runs are not numbered from 0.", REMEDY)
+    if len(runs) > _MOST_RUNS:
+        raise TraceFileError(f"{path}: there are more than {_MOST_RUNS:,} runs.", REMEDY)
+    n_lanes = 0
+    for run_id, facts in runs.items():
+        n_lanes = n_lanes + 1 if facts.get("lane", REFERENCE) != REFERENCE else 0
+        if n_lanes > _MOST_LANES:
+            raise TraceFileError(
+                f"{path}: runs.{run_id} is one of more than {_MOST_LANES} lanes of a comparison.",
+                REMEDY,
+            )
+        if facts.get("lane_kind") == PEER and "lane_tolerance" not in facts:
+            raise _wrong(
+                path, f"runs.{run_id}.lane_tolerance", "is missing, which a peer lane needs"
+            )
+    return {int(run_id): facts for run_id, facts in runs.items()}
+
+
+def _pieces(path: Path, pieces: dict[str, str]) -> dict[int, bytes]:
+    try:
+        found = {int(token): bytes.fromhex(piece) for token, piece in pieces.items()}
+    except ValueError as error:
+        raise TraceFileError(
+            f"{path}: pieces are not token ids with hexadecimal bytes.", REMEDY
+        ) from error
+    for token in found:
+        if not 0 <= token <= _COUNT:
+            raise _wrong(path, f"pieces.{token}", f"is not a token id from 0 to {_COUNT:,}")
+    return found
+
+
+# -- what facts have to be -------------------------------------------------------------------
+
+
+def _number(least: float = -math.inf, most: float = math.inf, *, whole: bool = False) -> Check:
+    def check(value: Any) -> Iterator[tuple[str, str]]:
+        fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        if not (fits and least <= value <= most):
+            bounds = f" from {least:,} to {most:,}" if math.isfinite(least) else ""
+            yield _not(value, f"a {'whole ' if whole else ''}number{bounds}")
+
+    return check
+
+
+def _count(least: int = 0, most: int = _COUNT) -> Check:
+    return _number(least, most, whole=True)
+
+
+def _text(value: Any) -> Iterator[tuple[str, str]]:
+    if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
+        yield _not(value, f"a text of at most {_LONGEST_TEXT:,} characters")
+
+
+def _plain(value: Any) -> Iterator[tuple[str, str]]:
+    """Whatever is told as it is."""
+    if isinstance(value, (dict, list)):
+        yield _not(value, "a number or a text")
+
+
+def _one_of(*choices: str) -> Check:
+    def check(value: Any) -> Iterator[tuple[str, str]]:
+        if value not in choices:
+            yield _not(value, f"one of {', '.join(choices)}")
+
+    return check
+
+
+def _or_none(check: Check) -> Check:
+    def check_unless_none(value: Any) -> Iterator[tuple[str, str]]:
+        for place, problem in check(value) if value is not None else ():
+            yield place, f"{problem}, or null"
+
+    return check_unless_none
+
+
+def _list(of: Check) -> Check:
+    def check(value: Any) -> Iterator[tuple[str, str]]:
+        if not isinstance(value, list) or len(value) > _LONGEST_LIST:
+            yield _not(value, f"a list of at most {_LONGEST_LIST:,} entries")
+            return
+        for i, one in enumerate(value):
+            yield from _within(str(i), of(one))
+
+    return check
+
+
+def _object(
+    known: Mapping[str, Check] | None = None,
+    *,
+    needed: tuple[str, ...] = (),
+    each: Check | None = None,
+) -> Check:
+    """known: checks by key, for keys that are there. each: for the values of all other keys."""
+
+    def check(value: Any) -> Iterator[tuple[str, str]]:
+        if not isinstance(value, dict):
+            yield _not(value, "an object")
+            return
+        for key in needed:
+            if key not in value:
+                yield key, "is missing"
+        for key, one in value.items():
+            of = (known or {}).get(key, each)
+            if of is not None:
+                yield from _within(key, of(one))
+
+    return check
+
+
+def _within(key: str, found: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    for place, problem in found:
+        yield f"{key}.{place}" if place else key, problem
+
+
+_SPEC = _object(
+    {
+        "types": _list(_text),
+        "n_max": _count(),
+        "n_min": _count(),
+        "p_min": _number(),
+        "accept": _text,
+        **dict.fromkeys(
+            ("ngram_simple", "ngram_map_k", "ngram_map_k4v", "ngram_mod"), _object(each=_plain)
+        ),
+    }
+)
+_OPTIONS = _object(
+    {
+        "n_predict": _count(-1),
+        "faults": _list(_text),
+        "sampler": _object({"temp": _number()}),
+        "spec": _SPEC,
+        "n_rs_seq": _or_none(_count()),
+        **dict.fromkeys(("n_ctx", "n_batch", "n_ubatch", "parallel"), _count()),
+        **dict.fromkeys(("split", "kv", "rollback", "replay", "checkpoint_device"), _text),
+    }
+)
+_FIDELITY = _object(
+    {
+        "compute": _text,
+        "n_tokens": _count(),
+        **dict.fromkeys(("nmse", "kl", "top1"), _or_none(_number())),
+    },
+    needed=("compute", "n_tokens", "nmse", "kl", "top1"),
+)
+_RUN = _object(
+    {
+        "source": _object({"engine": _text, "version": _text}),
+        "columns": _object(each=_object(each=_one_of(*COLUMN_STATES))),
+        "options": _OPTIONS,
+        "stops": _list(_text),
+        "fidelity": _FIDELITY,
+        "banned_tokens": _list(_count()),
+        "lane_against": _or_none(_count()),
+        "lane_tolerance": _number(),
+        **dict.fromkeys(("environment", "summary", "drafters"), _object()),
+        "model": _or_none(_object()),
+        **dict.fromkeys(("n_ctx", "n_rs_seq"), _count()),
+        **dict.fromkeys(("weight_bytes", "snapshot_bytes", "memory_bytes"), _count(0, 2**53)),
+        **dict.fromkeys(
+            ("lane", "lane_kind", "lane_error", "error", "compute", "device", "architecture"), _text
+        ),
+        "chat": _text,
+    }
+)
+
+
+def _piece(value: Any) -> Iterator[tuple[str, str]]:
+    if not isinstance(value, str) or len(value) > 2 * _LONGEST_PIECE:
+        yield _not(value, f"at most {_LONGEST_PIECE:,} bytes, hexadecimal")
+
+
+def _rows(value: Any) -> Iterator[tuple[str, str]]:
+    yield from _object(each=_count())(value)
+    for name in value if isinstance(value, dict) else ():
+        if not _TABLE_NAME.fullmatch(name):
+            yield name, "is no name of a table"
+
+
+_SESSION = _object(
+    {
+        "schema_minor": _count(),
+        "csv_variant": _one_of(PLAIN, EXCEL),
+        "runs": _object(each=_RUN),
+        "rows": _rows,
+        "pieces": _object(each=_piece),
+        "columns": _object(each=_object(each=_text)),
+    },
+    needed=("runs", "rows", "pieces"),
+)

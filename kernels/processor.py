@@ -1,0 +1,87 @@
+"""What the processor can do, as far as kernels and the libraries beneath them may use it.
+
+DRAFTSCOPE_CPU=avx2 limits both to what every x86 processor with AVX2 has, as if this were one:
+results and tests of such a processor can then be had on a newer one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+VARIABLE = "DRAFTSCOPE_CPU"
+CHOICES = ("avx2",)
+
+
+class Target(NamedTuple):
+    """A processor as LLVM names it, and which of its features there are."""
+
+    name: str
+    features: Mapping[str, bool]
+
+
+# the first with AVX2, and what it has in LLVM's names
+_HASWELL = "haswell"
+_ITS_FEATURES = (
+    "64bit avx avx2 bmi bmi2 cmov crc32 cx16 cx8 f16c fma fsgsbase fxsr invpcid lzcnt mmx movbe "
+    "pclmul popcnt rdrnd sahf sse sse2 sse3 sse4.1 sse4.2 ssse3 xsave xsaveopt"
+)
+_NEEDED = ("avx2", "bmi2", "f16c", "fma")
+# Each library asks the processor itself, when it is loaded or first used
+_LIBRARIES = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "OPENBLAS_CORETYPE": "Haswell",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
+}
+
+
+def limit_libraries() -> None:
+    """Pass the limit on to torch and numpy; a variable that the user has set stays as it is.
+
+    Called when `kernels` is imported: torch asks at its first product, numpy when it is loaded,
+    so numpy is limited only where `kernels` comes first. Raises ValueError for another value
+    of DRAFTSCOPE_CPU than those in CHOICES.
+    """
+    if _limit():
+        for name, value in _LIBRARIES.items():
+            os.environ.setdefault(name, value)
+
+
+def target() -> Target:
+    """The processor to compile for. Raises ValueError where it cannot do what is asked for."""
+    return _target(_limit())
+
+
+def has_feature(name: str) -> bool:
+    """Whether kernels may use the instructions that LLVM calls `name`; no question of the kind
+    is asked anywhere else."""
+    return target().features.get(name, False)
+
+
+def _limit() -> str:
+    limit = os.environ.get(VARIABLE, "")
+    if limit and limit not in CHOICES:
+        raise ValueError(
+            f"{VARIABLE}={limit} is not one of {', '.join(CHOICES)}: unset it, or use one"
+        )
+    return limit
+
+
+@functools.cache
+def _target(limit: str) -> Target:
+    try:
+        from llvmlite import binding
+    except ImportError:
+        return Target("", {})
+    here = Target(binding.get_host_cpu_name(), dict(binding.get_host_cpu_features()))
+    if not limit:
+        return here
+    if missing := [name for name in _NEEDED if not here.features.get(name)]:
+        raise ValueError(f"{VARIABLE}={limit}: this processor has no {missing[0]}: unset it")
+    its = _ITS_FEATURES.split()
+    return Target(_HASWELL, {name: has and name in its for name, has in here.features.items()})

@@ -1,0 +1,88 @@
+"""Forms over options: a field for every kind, its tip, and what it is set to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QWidget
+from pytestqt.qtbot import QtBot
+
+from app.widgets.option_groups import ABOVE, OptionGroup
+from engine.errors import OptionError
+from engine.option_fields import Row, build, option, settings
+from engine.options import RunOptions
+
+
+def _pair(text: str) -> tuple[str, int]:
+    name, _, count = text.partition("=")
+    if not count.isdigit():
+        raise OptionError(f"{text!r} is no pair.", "Write a=1.")
+    return name, int(count)
+
+
+@dataclass(frozen=True)
+class Toy:
+    n: int = option(3, "--n", "how many", Row("n", 0, 9))
+    most: int | None = option(None, "--most", "at most", Row("most", -1, 9, special="all"))
+    share: float = option(0.5, "--share", "of it", Row("share", 0.0, 1.0))
+    way: str = option("a", "--way", "{either}", Row("way"), choices={"a": "the first", "b": ""})
+    names: tuple[str, ...] = option(
+        (), "--name", "any of {choices}", Row("names"), choices={"x": "an x", "y": "a y"}
+    )
+    loud: bool = option(False, "--loud", "more noise", Row("loud"))
+    file: str | None = option(None, "--file", "to read", Row("file", text="a.bin"))
+    pairs: tuple[tuple[str, int], ...] = option(
+        (), "--pair", "counts", Row("pairs"), parse=_pair, repeats=True
+    )
+
+
+@pytest.fixture
+def group(qtbot: QtBot) -> OptionGroup:
+    group = OptionGroup("Toys", settings(Toy))
+    qtbot.addWidget(group)
+    return group
+
+
+def test_a_form_begins_with_the_defaults(group: OptionGroup) -> None:
+    assert build(Toy, group.values()) == Toy()
+    assert group["most"].text() == "all"
+    assert group["way"].itemData(0, Qt.ItemDataRole.ToolTipRole) == "the first"
+    assert group["names"].actions_by_name["y"].toolTip() == "a y"
+    assert group["way"].toolTip() == "--way: a or b"
+    assert group["loud"].accessibleName() == "loud"
+    assert group.summary == ""
+
+
+def test_every_kind_of_field_is_read_and_heard(group: OptionGroup) -> None:
+    heard: list[None] = []
+    group.changed.connect(lambda: heard.append(None))
+    group["n"].setValue(4)
+    group["most"].setValue(0)
+    group["share"].setValue(0.25)
+    group["way"].setCurrentText("b")
+    group["names"].set_names(["y", "x"])
+    group["loud"].click()
+    group["file"].setText(" here ")
+    group["pairs"].setText("a=1, b=22")
+    assert len(heard) == 8
+    expected = Toy(4, 0, 0.25, "b", ("x", "y"), True, "here", (("a", 1), ("b", 22)))
+    assert build(Toy, group.values()) == expected
+    assert group.summary.startswith("n 4, most 0, share 0.25, way b, names x, y, loud, file here")
+    group["pairs"].setText("a")
+    with pytest.raises(OptionError, match="'a' is no pair"):
+        group.values()
+
+
+def test_every_option_of_a_run_is_shown_somewhere(qtbot: QtBot) -> None:
+    """What has a row has a field, in exactly one place of the Run panel."""
+    from app.views.run_panel import RunPanel
+
+    panel = RunPanel()
+    qtbot.addWidget(panel)
+    groups = (panel.draft, panel.sampling, panel.memory, panel.limits, panel.faults)
+    shown = [path for group in groups for path in group.paths()] + list(ABOVE)
+    assert len(set(shown)) == len(shown)
+    assert set(shown) == {one.path for one in settings(RunOptions) if one.option.row}
+    assert all(isinstance(group[path[-1]], QWidget) for group in groups for path in group.paths())

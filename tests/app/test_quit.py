@@ -1,0 +1,215 @@
+"""Closing the window over runs that were not exported: kept, discarded or not closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QMessageBox, QWidget
+from pytestqt.qtbot import QtBot
+
+from app.dialogs.unexported import Fate, ask_fate
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
+from app.models.run_facts import ModelRuns
+from app.saved.autosave import leftovers
+from app.shell.window import MainWindow
+from engine.trace.reopen import open_trace
+from tests.support.fake_session import FakeEngine
+from tests.support.trace_builder import sample_trace
+from tests.support.window_acts import messages, trigger, wait
+
+
+class Answers:
+    """What the user says, and what was asked."""
+
+    def __init__(self) -> None:
+        self.fate = Fate.STAY
+        self.asked: list[tuple[list[str], str]] = []
+
+    def __call__(self, _: QWidget, recorded: Sequence[ModelRuns], problem: str) -> Fate:
+        self.asked.append(([runs.model for runs in recorded], problem))
+        return self.fate
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    answers = Answers()
+    monkeypatch.setattr("app.shell.sessions.ask_fate", answers)
+    return answers
+
+
+@pytest.fixture
+def asking(
+    make_window: Callable[..., MainWindow], engine: FakeEngine, tmp_path: Path
+) -> Callable[[], MainWindow]:
+    """Windows over one data folder that ask before they close."""
+
+    def make() -> MainWindow:
+        window = make_window(Bridge(engine), tmp_path / "data")
+        window.sessions.fate = None
+        window.sessions.offer_restore()
+        return window
+
+    return make
+
+
+def run_on(window: MainWindow, model: Path, qtbot: QtBot) -> None:
+    with qtbot.waitSignal(window.bridge.loaded, timeout=5000):
+        window.open_model(model)
+    wait(qtbot, window, State.READY)
+    trigger(window, "run.start")
+    wait(qtbot, window, State.READY)
+
+
+def test_nothing_recorded_closes_without_a_word(
+    asking: Callable[[], MainWindow], answers: Answers
+) -> None:
+    window = asking()
+    assert window.close()
+    assert answers.asked == []
+
+
+def test_the_window_stays_and_works_on(
+    asking: Callable[[], MainWindow], answers: Answers, model_file: Path, qtbot: QtBot
+) -> None:
+    window = asking()
+    run_on(window, model_file, qtbot)
+    assert not window.close()
+    assert window.isVisible()
+    trigger(window, "run.start")
+    wait(qtbot, window, State.READY)
+    assert len(window.runs.model.rows) == 2
+    answers.fate = Fate.DISCARD
+    assert window.close()
+    assert answers.asked == [(["model"], "")] * 2
+
+
+def test_what_is_discarded_is_gone(
+    asking: Callable[[], MainWindow],
+    answers: Answers,
+    model_file: Path,
+    qtbot: QtBot,
+    tmp_path: Path,
+) -> None:
+    window = asking()
+    run_on(window, model_file, qtbot)
+    autosave = window.sessions.autosave
+    assert autosave is not None
+    with qtbot.waitSignal(autosave.saved, timeout=5000):
+        autosave.save()
+    answers.fate = Fate.DISCARD
+    window.close()
+    assert list((tmp_path / "data" / "autosave").iterdir()) == []
+    assert messages(asking()) == []
+
+
+def test_runs_of_all_models_are_kept_with_their_ends_and_offered(
+    asking: Callable[[], MainWindow],
+    answers: Answers,
+    engine: FakeEngine,
+    model_file: Path,
+    qtbot: QtBot,
+    tmp_path: Path,
+) -> None:
+    window = asking()
+    run_on(window, model_file, qtbot)
+    run_on(window, model_file.with_name("other.gguf"), qtbot)
+    engine.rounds = 10**9
+    trigger(window, "run.start")
+    qtbot.waitUntil(lambda: len(window.bridge.store.runs) == 2, timeout=5000)
+    sizes = [1, 2]
+    answers.fate = Fate.KEEP
+    assert window.close()
+    assert answers.asked == [(["model", "other"], "")]
+    kept = [open_trace(folder) for folder in leftovers(tmp_path / "data" / "autosave")]
+    assert sorted(len(store.runs) for store in kept) == sizes
+    stops = [facts["stops"] for store in kept for facts in store.runs.values()]
+    assert sorted(stops) == [["limit"], ["limit"], ["stopped"]], "the run that went on was ended"
+    engine.rounds = 12
+    again = asking()
+    said = "warning: The last session left runs of {} that were not exported."
+    models = [said.format(name) for name in ("model.gguf", "other.gguf")]
+    assert sorted(text.partition(" They")[0] for text in messages(again)) == models
+    with qtbot.waitSignal(again.bridge.trace_shown, timeout=5000):
+        again.banners.banners[-1].offer_buttons[0].click()
+    assert again.tokens.copy_text().startswith(" first a1.0")
+    assert again.close(), "what was restored is on disk"
+    assert len(answers.asked) == 1
+
+
+def test_what_was_exported_is_not_asked_about(
+    asking: Callable[[], MainWindow],
+    answers: Answers,
+    model_file: Path,
+    qtbot: QtBot,
+    tmp_path: Path,
+) -> None:
+    window = asking()
+    run_on(window, model_file, qtbot)
+    run_on(window, model_file.with_name("other.gguf"), qtbot)
+    with qtbot.waitSignal(window.bridge.exported, timeout=5000):
+        window.bridge.export(window.bridge.store, tmp_path / "out")
+    answers.fate = Fate.KEEP
+    window.close()
+    assert answers.asked == [(["model"], "")]
+    (left,) = leftovers(tmp_path / "data" / "autosave")
+    assert open_trace(left).runs[0]["model"] == {"name": "model.gguf"}
+
+
+def test_what_cannot_be_kept_keeps_the_window_open(
+    asking: Callable[[], MainWindow],
+    answers: Answers,
+    model_file: Path,
+    qtbot: QtBot,
+    tmp_path: Path,
+) -> None:
+    window = asking()
+    run_on(window, model_file, qtbot)
+    (tmp_path / "data").rmdir() if (tmp_path / "data").is_dir() else None
+    (tmp_path / "data").write_text("x")
+    answers.fate = Fate.KEEP
+    assert not window.close()
+    assert "error: The runs are not saved." in messages(window)[0]
+    assert not window.close()
+    assert answers.asked[0][1] == ""
+    assert "cannot be written" in answers.asked[1][1], "so that keeping is not offered again"
+    answers.fate = Fate.DISCARD
+    assert window.close()
+
+
+# -- the question itself -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("button", "problem", "fate"),
+    [
+        ("default", "", Fate.KEEP),
+        ("Keep for the next start", "", Fate.KEEP),
+        ("Discard", "", Fate.DISCARD),
+        ("escape", "", Fate.STAY),
+        ("default", "The disk is full.", Fate.STAY),
+        ("Discard", "The disk is full.", Fate.DISCARD),
+    ],
+)
+def test_the_question(
+    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, button: str, problem: str, fate: Fate
+) -> None:
+    parent = QWidget()
+    qtbot.addWidget(parent)
+    seen: list[str] = []
+
+    def answer(box: QMessageBox) -> int:
+        seen.append(box.informativeText())
+        known = {b.text().replace("&", ""): b for b in box.buttons()}
+        assert ("Keep for the next start" in known) is (not problem)
+        known |= {"default": box.defaultButton(), "escape": box.escapeButton()}
+        known[button].click()
+        return 0
+
+    monkeypatch.setattr(QMessageBox, "exec", answer)
+    store = sample_trace(rounds=2).store
+    assert ask_fate(parent, [ModelRuns("a", store), ModelRuns("b", store)], problem) is fate
+    assert seen[0].startswith("a: 1 run\nb: 1 run")
+    assert problem in seen[0]
