@@ -42,3 +42,13 @@ def test_runs(policy: str, n_seqs: int, drafter: str) -> None:
     assert set(trace.ubatches.column("pos_gap").tolist()) == {0}
     looked_at = 0 if drafter == "draft-mtp" else MISSING
     assert set(trace.drafts.column("num_wrong_rows").tolist()) <= {looked_at}
+
+
+def test_a_pool_with_several_rows_of_a_sequence_in_a_pass() -> None:
+    name = "qwen3-f-f32"
+    options = options_of(12, "ngram-simple", parallel=2, kv="unified", ignore_eos=True)
+    prompts = [Prompt(prompt_of(name).tokens[:n]) for n in (20, 13)]
+    trace = decode(session(name), prompts, options).trace
+    assert trace.ubatches.texts("seq_ids")[0].startswith("0 0 0")
+    assert set(trace.ubatches.column("pos_gap").tolist()) == {0}
+    assert serious(recorded(trace)) == []
