@@ -82,7 +82,5 @@ def model_drafters() -> list[str]:
 
 def meaning(reason: str) -> str:
     """Why a draft is empty or short, in words; empty for a reason that no drafter gives."""
-    known = COMMON_REASONS
-    for spec in DRAFTERS.values():
-        known = {**spec.reasons, **known}
-    return known.get(reason, "")
+    told = (COMMON_REASONS, *(spec.reasons for spec in DRAFTERS.values()))
+    return next((reasons[reason] for reasons in told if reason in reasons), "")
