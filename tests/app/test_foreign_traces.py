@@ -1,0 +1,140 @@
+"""Traces that come from anywhere, in the real window: what opens is shown soon and in little
+memory."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QApplication, QDockWidget
+from pytestqt.qtbot import QtBot
+
+from app.engine_thread.bridge import Bridge
+from app.shell.window import MainWindow
+from engine.errors import TraceFileError
+from engine.trace.export import SESSION_FILE
+from engine.trace.records import TABLES
+from tests.support.fake_session import FakeEngine
+from tests.support.foreign_traces import (
+    DAMAGES,
+    JUNK,
+    columns,
+    damaged,
+    export_real_trace,
+    facts,
+    is_refused,
+    keep_only,
+    opened,
+    read_rows,
+    replaced,
+    without_tables,
+    write_rows,
+)
+from tests.support.window_acts import messages
+
+ROOM = 1 << 30
+SECONDS = 5.0
+"""Of processor time, several times what it takes."""
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("real") / "trace"
+    export_real_trace(folder)
+    return folder
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Little more memory than now, and little time."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ROOM, before[1]))
+    begun = time.process_time()
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert time.process_time() - begun < SECONDS
+
+
+def show(qtbot: QtBot, window: MainWindow, folder: Path) -> None:
+    """Open a trace and look at every view of it."""
+    with bounded():
+        with qtbot.waitSignal(window.bridge.reading_ended, timeout=60_000):
+            window.sessions.open(folder)
+        for dock in window.findChildren(QDockWidget):
+            dock.show()
+            dock.raise_()
+            QApplication.processEvents()
+            dock.widget().grab()
+        for plot in (window.panels.plots.rollback, window.panels.plots.ring):
+            plot.plot.show_all()
+            for unit in ("token", "time", "round"):
+                plot.plot.set_unit(unit)
+                QApplication.processEvents()
+
+
+@pytest.fixture
+def window(make_window: Callable[..., MainWindow], engine: FakeEngine) -> MainWindow:
+    made = make_window(
+        Bridge(open_session=engine.open, inspect=engine.inspect, compare=engine.compare)
+    )
+    made.resize(1400, 900)
+    return made
+
+
+# what no column of numbers takes is refused before a view sees it
+PASSING = set(DAMAGES) - {"beyond the largest", "beyond all integers", "a word"}
+
+
+@pytest.mark.parametrize("damage", sorted(PASSING))
+def test_damage_that_opens_is_shown(
+    real: Path, tmp_path: Path, window: MainWindow, qtbot: QtBot, damage: str
+) -> None:
+    """Of every column, the damage that a reader lets pass: all columns with it in one trace."""
+    folder = tmp_path / "trace"
+    shutil.copytree(real, folder)
+    for table in TABLES:
+        alone = tmp_path / table
+        shutil.copytree(real, alone)
+        keep_only(alone, table)
+        rows = read_rows(real, table)
+        for _, column, name in (found for found in columns() if found[0] == table):
+            tried = damaged(rows, name, column, damage)
+            write_rows(alone, table, tried)
+            if not isinstance(opened(alone), TraceFileError):
+                rows = tried
+        write_rows(folder, table, rows)
+    show(qtbot, window, folder)
+    assert window.bridge.trace_folder == folder
+    assert not [text for text in messages(window) if text.startswith("error")]
+
+
+def test_damaged_facts_that_open_are_shown(
+    real: Path, tmp_path: Path, window: MainWindow, qtbot: QtBot
+) -> None:
+    """Every fact replaced by something that a reader lets pass, in three ways."""
+    folder = tmp_path / "trace"
+    shutil.copytree(real, folder)
+    session = json.loads((real / SESSION_FILE).read_text("utf-8"))
+    for first in range(3):
+        runs = without_tables(session)
+        for i, place in enumerate(facts(session), start=first):
+            for junk in (*JUNK[i % len(JUNK) :], *JUNK[: i % len(JUNK)]):
+                tried = replaced(runs, place, junk)
+                if not is_refused(tmp_path, tried):
+                    runs = tried
+                    break
+        changed = session | {"runs": runs["runs"]}
+        (folder / SESSION_FILE).write_text(json.dumps(changed), "utf-8")
+        show(qtbot, window, folder)
+        assert window.bridge.trace_folder == folder
+        assert not [text for text in messages(window) if text.startswith("error")]
+        window.bridge.close_trace()
