@@ -14,11 +14,11 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from engine.errors import OptionError
 
 _T = TypeVar("_T")
-_FOUND: dict[type, tuple[Setting, ...]] = {}
+_FOUND: dict[type, tuple[PlacedOption, ...]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
+class NumberRange:
     """A range of numbers, and what to do about one that is not in it. is_open: `low` is outside.
     Reals show as an interval."""
 
@@ -41,12 +41,13 @@ class Within:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FormRow:
     """How a form shows an option.
 
     label: before the field, or beside a tick. low, high: of a field for numbers. special: shown for
-    the lowest number, which stands for None where the default is None. text: an example, in an
-    empty line. short: the option's name among several in one row.
+    the lowest number, which stands for None where the default is None. start: what a form begins
+    with instead of the default. text: an example, in an empty line. short: the option's name among
+    several in one row.
     """
 
     label: str
@@ -70,8 +71,8 @@ class Option:
 
     flags: tuple[str, ...]
     help: str
-    within: Within | None = None
-    row: Row | None = None
+    within: NumberRange | None = None
+    row: FormRow | None = None
     group: str = ""
     choices: Collection[str] = ()
     metavar: str = "N"
@@ -118,7 +119,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class PlacedOption:
     """An option in its place. path: names of fields from the outermost dataclass to its own.
     kind: int, float, str, bool or tuple."""
 
@@ -133,17 +134,19 @@ class Setting:
         return self.path[-1]
 
     @property
-    def row(self) -> Row:
+    def row(self) -> FormRow:
         """How forms show it, where they do."""
         assert self.option.row is not None
         return self.option.row
 
 
-def option(default: Any, flags: str, help: str, *shown: Within | Row, **others: Any) -> Any:
+def option(
+    default: Any, flags: str, help: str, *shown: NumberRange | FormRow, **others: Any
+) -> Any:
     """A field with this default that is an option. flags: separated by spaces. shown: the range
     and the row, either of them. others: see Option."""
     for one in shown:
-        others["within" if isinstance(one, Within) else "row"] = one
+        others["within" if isinstance(one, NumberRange) else "row"] = one
     return field(default=default, metadata={"option": Option((*flags.split(),), help, **others)})
 
 
@@ -153,23 +156,23 @@ def part(kind: type, *, without: Collection[str] = (), **words: str) -> Any:
     return field(default_factory=kind, metadata={"words": words, "without": tuple(without)})
 
 
-def settings(kind: type) -> tuple[Setting, ...]:
+def options_in(kind: type) -> tuple[PlacedOption, ...]:
     """All options of a dataclass and of its parts, in the order of its fields."""
     if kind not in _FOUND:
-        _FOUND[kind] = tuple(_settings(kind))
+        _FOUND[kind] = tuple(_options_in(kind))
     return _FOUND[kind]
 
 
-def grouped(kind: type, *groups: str, first: Sequence[str] = ()) -> list[Setting]:
+def grouped(kind: type, *groups: str, first: Sequence[str] = ()) -> list[PlacedOption]:
     """Those of these groups. first: fields that come before others, in this order."""
     order = {name: i for i, name in enumerate(first)}
-    found = [one for one in settings(kind) if one.option.group in groups]
+    found = [one for one in options_in(kind) if one.option.group in groups]
     return sorted(found, key=lambda one: order.get(one.field, len(order)))
 
 
 def check(options: Any) -> None:
     """Raise OptionError for the first value that is not allowed, in parts too."""
-    for one in settings(type(options)):
+    for one in options_in(type(options)):
         value = options
         for name in one.path:
             value = getattr(value, name)
@@ -186,7 +189,7 @@ def build(kind: type[_T], values: Mapping[tuple[str, ...], Any]) -> _T:
     return kind(**own)
 
 
-def _settings(kind: type) -> Iterator[Setting]:
+def _options_in(kind: type) -> Iterator[PlacedOption]:
     hints = get_type_hints(kind)
     for one in fields(kind):
         if (found := one.metadata.get("option")) is not None:
@@ -194,13 +197,13 @@ def _settings(kind: type) -> Iterator[Setting]:
             is_tuple = getattr(hints[one.name], "__origin__", None) is tuple
             what = tuple if is_tuple else plain[0] if plain else hints[one.name]
             found = replace(found, group=found.group or getattr(kind, "GROUP", ""))
-            yield Setting((one.name,), found, what, one.default)
+            yield PlacedOption((one.name,), found, what, one.default)
         elif "words" in one.metadata:
-            for inner in settings(hints[one.name]):
+            for inner in options_in(hints[one.name]):
                 yield _within_part(inner, one.name, one.metadata)
 
 
-def _within_part(inner: Setting, name: str, metadata: Mapping[str, Any]) -> Setting:
+def _within_part(inner: PlacedOption, name: str, metadata: Mapping[str, Any]) -> PlacedOption:
     words, found = _Words(metadata["words"]), inner.option
     found = replace(
         found,

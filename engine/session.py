@@ -20,7 +20,7 @@ from engine.device import resolve_device
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Drafter
 from engine.draft.registry import DRAFTERS
-from engine.draft.spec import DRAFT_MODEL, MTP_HEAD, Making
+from engine.draft.spec import DRAFT_MODEL, MTP_HEAD, DrafterInputs
 from engine.draft.vocabulary import check_vocabularies
 from engine.draft.with_model import TokenDraws
 from engine.errors import ContextFullError, ModelFileError, OptionError
@@ -324,17 +324,17 @@ class Session:
         for name, spec in DRAFTERS.items():
             if name not in options.spec.types:
                 continue
-            making = Making(
+            inputs = DrafterInputs(
                 self._model,
                 self._draft_model,
-                spec.options_in(options.spec),
+                spec.options_of(options.spec),
                 n_slots,
                 n_ctx,
                 options.n_ubatch,
                 options.batch_invariant,
                 draws,
             )
-            drafters.append(there.get(name) or spec.make(making))
+            drafters.append(there.get(name) or spec.make(inputs))
         return drafters
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:

@@ -38,6 +38,7 @@ class _Witness(QObject):
         self._poll.start(_POLL_MS)
 
     def _look(self) -> None:
+        from app.dialogs.unexported import Fate
         from app.shell.window import MainWindow
 
         (window,) = (w for w in self._app.topLevelWidgets() if isinstance(w, MainWindow))
@@ -50,6 +51,7 @@ class _Witness(QObject):
                 area.viewport().repaint()
                 self.seen["token"] = time.monotonic()
                 window.actions_by_id["run.stop"].trigger()
+                window.sessions.fate = Fate.DISCARD
                 window.close()
 
 

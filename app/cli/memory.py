@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.common import add_compute, add_model, loading_line, print_json, target_path
 from app.cli.files import check_files
+from app.cli.recorded import check_trace_folder
 from engine.compare.memory_script import FORMAT, MemoryScript, memory_scripts, read_script
 from engine.errors import OptionError
 from engine.options import ROLLBACK_POLICIES
-from engine.trace.export import check_target, export_csv
+from engine.trace.export import export_csv
 from engine.trace.store import TraceStore
 from resources import MEMORY_SCRIPTS
 
@@ -109,8 +110,7 @@ def run(args: argparse.Namespace) -> int:
     scripts += tuple(_script(name) for name in names)
     if not scripts:
         raise OptionError("There is no script.", "Name one, or play all bundled ones with --all.")
-    if args.trace is not None:
-        check_target(args.trace)
+    check_trace_folder(args.trace)
     check_files(target)
     from engine.model.threads import use_threads
     from engine.session import Session

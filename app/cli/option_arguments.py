@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 from app.cli.common import real
 from engine.errors import OptionError
-from engine.option_fields import Setting, build, settings
+from engine.option_fields import PlacedOption, build, options_in
 
 _T = TypeVar("_T")
 
 
 def add_options(
-    group: argparse._ArgumentGroup, options: Iterable[Setting], *, is_set: bool = True
+    group: argparse._ArgumentGroup, options: Iterable[PlacedOption], *, is_set: bool = True
 ) -> None:
     """Add them. is_set: without it, the value of an option that is not given is None, not its
     default; the help is the same."""
@@ -36,7 +36,7 @@ def add_options(
         )
 
 
-def reader(one: Setting) -> Callable[[str], Any]:
+def reader(one: PlacedOption) -> Callable[[str], Any]:
     """The argparse type of an option's text."""
     parse = one.option.parse
     if parse is None:
@@ -55,7 +55,7 @@ def options_from(args: argparse.Namespace, kind: type[_T]) -> _T:
     """A dataclass of options from what was given; options that the parser lacks, or that were not
     given, keep their defaults. Raises OptionError for a value out of range."""
     values: dict[tuple[str, ...], Any] = {}
-    for one in settings(kind):
+    for one in options_in(kind):
         value = getattr(args, one.option.dest, None)
         if value is not None:
             values[one.path] = tuple(value) if isinstance(value, list) else value

@@ -96,7 +96,7 @@ def _print_notes(options: RunOptions) -> None:
     for note in notes_on(options):
         print(f"draftscope: note: {note}", file=sys.stderr)
     for drafter in (DRAFTERS[name] for name in spec.types):
-        if note := drafter.note(drafter.options_in(spec)):
+        if note := drafter.note(drafter.options_of(spec)):
             print(f"draftscope: note: {note}", file=sys.stderr)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from app.cli.common import add_compute, add_model, read_text, token_ids
 from app.cli.option_arguments import add_options, options_from, reader
 from engine.errors import OptionError
-from engine.option_fields import grouped, settings
+from engine.option_fields import grouped, options_in
 from engine.options import CacheOptions, RunOptions
 
 Source = str | tuple[int, ...]
@@ -140,7 +140,7 @@ def add_speculation(
     default: what the help says of it. repeatable: the option makes a list of drafter lists.
     """
     group = parser.add_argument_group("speculation")
-    (types,) = (one for one in settings(RunOptions) if one.path == ("spec", "types"))
+    (types,) = (one for one in options_in(RunOptions) if one.path == ("spec", "types"))
     more = "; repeatable, one configuration each" if repeatable else ""
     group.add_argument(
         *types.option.flags,
@@ -184,7 +184,7 @@ def add_sizes(group: argparse._ArgumentGroup) -> None:
 
 def add_batch_invariant(group: argparse._ArgumentGroup) -> None:
     """--batch-invariant alone."""
-    add_options(group, [one for one in settings(RunOptions) if one.field == "batch_invariant"])
+    add_options(group, [one for one in options_in(RunOptions) if one.field == "batch_invariant"])
 
 
 def run_options(args: argparse.Namespace) -> RunOptions:
@@ -203,13 +203,13 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="process only what is new in a prompt (default yes)",
     )
-    add_options(group, settings(CacheOptions), is_set=False)
+    add_options(group, options_in(CacheOptions), is_set=False)
 
 
 def cache_options(args: argparse.Namespace) -> CacheOptions | None:
     """The options as the engine takes them, None without a cache. Raises OptionError."""
     if args.cache_prompt is False:
-        for one in settings(CacheOptions):
+        for one in options_in(CacheOptions):
             if getattr(args, one.option.dest) is not None:
                 raise OptionError(
                     f"{one.option.name} goes not with --no-cache-prompt.",
@@ -222,7 +222,7 @@ def cache_options(args: argparse.Namespace) -> CacheOptions | None:
 def refuse_cache(args: argparse.Namespace) -> None:
     """Raises OptionError if any of the options is given."""
     given = {"--cache-prompt": args.cache_prompt} | {
-        one.option.name: getattr(args, one.option.dest) for one in settings(CacheOptions)
+        one.option.name: getattr(args, one.option.dest) for one in options_in(CacheOptions)
     }
     for name, value in given.items():
         if value is not None:

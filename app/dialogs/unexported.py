@@ -1,4 +1,5 @@
-"""Asking, when the window is closed, what becomes of runs that were not exported."""
+"""Asking what becomes of runs that were not exported: when the window is closed, or a model's runs
+are dropped."""
 
 from __future__ import annotations
 
@@ -42,6 +43,18 @@ def ask_fate(parent: QWidget, recorded: Sequence[ModelRuns], problem: str) -> Fa
     if chosen is discard:
         return Fate.DISCARD
     return Fate.STAY if chosen is cancel else Fate.KEEP
+
+
+def may_drop(parent: QWidget, runs: ModelRuns) -> bool:
+    """Whether the user drops the runs of a model although they were not exported."""
+    box = QMessageBox(parent)
+    box.setIcon(QMessageBox.Icon.Question)
+    box.setWindowTitle("Drop runs")
+    box.setText(f"Drop {_counted(len(runs.store.runs))} of {runs.model} without an export?")
+    drop = box.addButton("&Drop", QMessageBox.ButtonRole.DestructiveRole)
+    box.setDefaultButton(box.addButton(QMessageBox.StandardButton.Cancel))
+    box.exec()
+    return box.clickedButton() is drop
 
 
 def _counted(n: int) -> str:

@@ -6,8 +6,10 @@ Tokens do not pass through here: the views read them from the trace store.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent import futures
+from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Qt, Signal
@@ -59,6 +61,7 @@ class Bridge(QObject):
     measured = Signal(object)  # Fidelity
     exported = Signal(object)  # events.Exported, with a folder
     export_ended = Signal()
+    dropped = Signal(object)  # TraceStore, whose runs are forgotten
     trace_shown = Signal(object)  # Path of the trace on show, None when it was closed
     trace_read = Signal(object)  # TraceRead, which may be shown: something else came on show
     reading_ended = Signal()
@@ -83,7 +86,8 @@ class Bridge(QObject):
         self.compute_asked = "auto"
         """The mode that was asked for when it was loaded."""
         self._closed = False
-        self._request: OpenRequest | None = None
+        self._cancelled = threading.Event()
+        """The way out of the load, or of the measure."""
         self._control = RunControl()
         self._export: TraceJob | None = None
         self._reading: TraceJob | None = None
@@ -98,13 +102,13 @@ class Bridge(QObject):
     def open(self, target: Path, draft: Path | None = None, compute: str = "auto") -> None:
         """Show the files' metadata, then load them. A load in hand is cancelled, a run ended."""
         self._give_up()
-        self._request = OpenRequest(target, draft, compute)
-        self._worker.open(self._request)
+        request = OpenRequest(target, draft, compute)
+        self._cancelled = request.cancelled
+        self._worker.open(request)
 
     def cancel(self) -> None:
         """Give up the load, and the trace that is being written or read."""
-        if self._request is not None:
-            self._request.cancelled.set()
+        self._cancelled.set()
         for job in (self._export, self._reading):
             if job is not None:
                 job.cancel()
@@ -144,10 +148,10 @@ class Bridge(QObject):
 
     def measure(self, text: str) -> None:
         """Measure the compute mode in use against f32; `measured` tells, `cancel` gives up."""
-        if self.can_start and self.files is not None:
-            self._request = OpenRequest(self.files.target, None, "f32")
+        if self.can_start:
+            self._cancelled = threading.Event()
             self._set_state(State.LOADING)
-            self._worker.measure(self._request, text)
+            self._worker.measure(text, self._cancelled)
 
     def resume(self, rounds: int | None = None) -> None:
         """Go on with the paused run; with `rounds`, pause again after so many."""
@@ -235,6 +239,13 @@ class Bridge(QObject):
             self.trace = None
             self.trace_shown.emit(None)
 
+    def drop(self, store: TraceStore) -> None:
+        """Forget the runs of a model that is not in use."""
+        if store is not self.session_store:
+            self.recorded = [runs for runs in self.recorded if runs.store is not store]
+            self._worker.drop(store)
+            self.dropped.emit(store)
+
     # -- the end ---------------------------------------------------------------------------
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> bool:
@@ -250,8 +261,7 @@ class Bridge(QObject):
     # -- internals -------------------------------------------------------------------------
 
     def _give_up(self) -> None:
-        if self._request is not None:
-            self._request.cancelled.set()
+        self._cancelled.set()
         self._control.stop.set()
 
     def _set_state(self, state: State) -> None:
@@ -309,6 +319,7 @@ class Bridge(QObject):
         store = event.store
         if all(runs.store is not store for runs in self.recorded):
             self.recorded.append(ModelRuns(event.files.target.stem, store))
+        self.recorded = [replace(runs, in_use=runs.store is store) for runs in self.recorded]
         if store is not self.session_store:
             self.session_store = store
             self.live = RunRef(store, len(store.runs) - 1) if store.runs else None

@@ -119,9 +119,9 @@ class EngineWorker:
             )
         )
 
-    def measure(self, request: OpenRequest, text: str) -> None:
+    def measure(self, text: str, cancelled: threading.Event) -> None:
         """Measure the session's compute mode against f32, on its own continuation of a text."""
-        self._submit(lambda: self._measure(request, text))
+        self._submit(lambda: self._measure(text, cancelled))
 
     def advance(self, control: RunControl, rounds: int | None) -> None:
         """Go on with a paused run."""
@@ -135,6 +135,14 @@ class EngineWorker:
         """End one sequence of the run before the next round."""
         self._to_cancel.put(seq_id)
         self._submit(self._cancel_sequences)  # for a run that is paused
+
+    def drop(self, store: TraceStore) -> None:
+        """Forget the trace of a model that is not in use: opened again, it begins a new one."""
+
+        def forget() -> None:
+            self._stores = [kept for kept in self._stores if kept[1] is not store]
+
+        self._submit(forget)
 
     def finish(self) -> futures.Future[None] | None:
         """End a paused run; what is returned is done when no run is in hand any more."""
@@ -211,12 +219,11 @@ class EngineWorker:
         self._stores.append((files.identity, TraceStore()))
         return self._stores[-1][1]
 
-    def _measure(self, request: OpenRequest, text: str) -> State:
+    def _measure(self, text: str, cancelled: threading.Event) -> State:
         self._end_run()
         session = self._session
         if session is not None:
-            report, cancelled = throttled(self._post), request.cancelled.is_set
-            self._fidelity = session.measure(text, report, cancelled)
+            self._fidelity = session.measure(text, throttled(self._post), cancelled.is_set)
             for facts in self._store.runs.values():
                 if facts.get("compute") == session.compute:
                     facts["fidelity"] = asdict(self._fidelity)
@@ -225,7 +232,7 @@ class EngineWorker:
 
     def _start(
         self, begin: Callable[[EngineSession], Job], control: RunControl, rounds: int | None
-    ) -> State:
+    ) -> State | None:
         self._end_run()
         if self._session is None:
             return self._rest()
@@ -237,7 +244,7 @@ class EngineWorker:
         self._post(RunStarted(going.run))
         return self._advance(control, rounds)
 
-    def _advance(self, control: RunControl, rounds: int | None) -> State:
+    def _advance(self, control: RunControl, rounds: int | None) -> State | None:
         job = None if self._going is None else self._going.job
         if job is None:
             return self._rest()
@@ -268,7 +275,9 @@ class EngineWorker:
                 except DraftscopeError as error:  # a refusal, not a failure: the run goes on
                     self._post(failure(error))
 
-    def _finish(self) -> State:
+    def _finish(self) -> State | None:
+        if self._going is None:
+            return None  # it had ended, and the window may have asked for the next one since
         self._end_run()
         return self._rest()
 

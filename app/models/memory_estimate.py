@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.draft.registry import DRAFTERS
-from engine.draft.spec import Sizing
-from engine.memory.policies import POLICIES, Policy, memory_sizes
+from engine.draft.spec import SizeInputs
+from engine.memory.policies import POLICIES, PolicySpec, memory_sizes
 from engine.options import RunOptions
 
 if TYPE_CHECKING:
@@ -65,14 +65,16 @@ def estimate(
         policies = tuple(policy_cost(info, options, n_seqs, policy) for policy in POLICIES.values())
         mine = next(cost for cost in policies if cost.policy == options.rollback)
         sizes[options.rollback if n_rs_seq else "checkpoint"] = mine.total
-    sizing = Sizing(draft_info, n_seqs, n_ctx, compute)
+    inputs = SizeInputs(draft_info, n_seqs, n_ctx, compute)
     for drafter in (DRAFTERS[name] for name in types):
-        if drafter.needs and (own := drafter.n_bytes(drafter.options_in(options.spec), sizing)):
+        if drafter.needs and (own := drafter.n_bytes(drafter.options_of(options.spec), inputs)):
             sizes[drafter.needs.name] = own
     return MemoryEstimate(n_seqs, n_ctx, n_rs_seq, sizes, policies)
 
 
-def policy_cost(info: ModelInfo, options: RunOptions, n_seqs: int, policy: Policy) -> PolicyCost:
+def policy_cost(
+    info: ModelInfo, options: RunOptions, n_seqs: int, policy: PolicySpec
+) -> PolicyCost:
     """What these options would cost under a policy. Without snapshots, checkpoints are taken."""
     n_snapshots = replace(options, rollback=policy.name).snapshots
     if not n_snapshots:

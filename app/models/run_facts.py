@@ -15,10 +15,11 @@ RUNNING = "going on"
 
 @dataclass(frozen=True, slots=True)
 class ModelRuns:
-    """The trace that takes the runs of a model."""
+    """The trace that takes the runs of a model. in_use: the model is the one that is open."""
 
     model: str
     store: TraceStore
+    in_use: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from app.models.column_table import ColumnTable, TableColumn
 from app.models.live_numbers import significant
 from app.models.run_facts import ModelRuns, RunRow, run_row
 from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
 
 _COLUMNS = (
     TableColumn("run", "run", "Number of the run, in the order of starting with its model"),
@@ -76,6 +77,10 @@ class RunTable(ColumnTable):
         self._recorded = recorded
         self.refresh()
 
+    def recorded_in(self, store: TraceStore) -> ModelRuns | None:
+        """The model whose runs a trace takes, None for one that was opened from disk."""
+        return next((runs for runs in self._recorded if runs.store is store), None)
+
     def show_run(self, run: RunRef | None) -> None:
         """Mark the run on show."""
         self._shown = run
@@ -89,7 +94,7 @@ class RunTable(ColumnTable):
     def _traces(self) -> Sequence[ModelRuns]:
         """Those of the session; the one that was opened from disk, if a run of it is on show."""
         shown = self._shown
-        if shown is None or any(runs.store is shown.store for runs in self._recorded):
+        if shown is None or self.recorded_in(shown.store) is not None:
             return self._recorded
         return (ModelRuns("", shown.store),)
 

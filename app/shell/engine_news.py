@@ -22,6 +22,7 @@ from app.shell.panels import Panels
 from app.widgets.banner import Banner, Offer
 from engine.trace.breaks import BreakHit
 from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
 
 if TYPE_CHECKING:
@@ -56,11 +57,13 @@ class EngineNews(QObject):
         bridge.export_ended.connect(self._end_progress)
         bridge.trace_shown.connect(self._show_trace)
         bridge.trace_read.connect(self._offer_trace)
+        bridge.dropped.connect(self._show_dropped)
         bridge.reading_ended.connect(self._end_progress)
         panels.status.cancel_asked.connect(bridge.cancel)
         panels.run_panel.options_changed.connect(self._show_options)
         panels.runs.run_selected.connect(self._select_run)
         feed.numbers_changed.connect(self._refresh_runs)
+        feed.run_shown.connect(self._show_model_text)
 
     def show_state(self, state: State) -> None:
         """Loading, ready, running, …"""
@@ -138,6 +141,11 @@ class EngineNews(QObject):
         self._show_files(event.files)
         self._panels.model_map.set_compute(event.compute)
 
+    def _show_dropped(self, store: TraceStore) -> None:
+        self._panels.runs.set_recorded(self._bridge.recorded)
+        if self._feed.run is not None and self._feed.run.store is store:
+            self._show_lanes_or_run(self._bridge.run)
+
     def _show_options(self) -> None:
         panel = self._panels.run_panel
         if not panel.problem:
@@ -197,7 +205,7 @@ class EngineNews(QObject):
             self._panels.status.hide_progress()
         self.changed.emit()
 
-    def _show_model_text(self) -> None:
+    def _show_model_text(self, *_: object) -> None:
         bridge = self._bridge
         files, folder = bridge.files, bridge.trace_folder
         parts = [bridge.state.value]
@@ -208,4 +216,10 @@ class EngineNews(QObject):
         elif files is not None:
             quant = next(iter(files.info.quant_mix), "")
             parts = [files.target.stem, quant, bridge.compute, bridge.state.value]
+            shown = self._feed.run
+            parts += [
+                f"on show: a run of {runs.model}"
+                for runs in bridge.recorded
+                if shown is not None and runs.store is shown.store and not runs.in_use
+            ]
         self._panels.status.set_model(" · ".join(part for part in parts if part))

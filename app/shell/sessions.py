@@ -12,9 +12,10 @@ from PySide6.QtWidgets import QWidget
 
 from app.dialogs.export import ExportDialog
 from app.dialogs.open_files import ask_trace
-from app.dialogs.unexported import Fate, ask_fate
+from app.dialogs.unexported import Fate, ask_fate, may_drop
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import Failed
+from app.models.run_facts import ModelRuns
 from app.saved.autosave import Autosave, adopt, discard, leftovers, model_in
 from app.saved.folders import unwritable
 from app.saved.settings import Settings
@@ -75,6 +76,12 @@ class Sessions(QObject):
             lambda folder, excel: self._bridge.export(store, folder, excel_safe=excel)
         )
         dialog.show()
+
+    def drop(self, runs: ModelRuns) -> None:
+        """Forget the runs of a model, and ask before if they were not exported."""
+        unexported = self.autosave is not None and runs.store in self.autosave.unexported()
+        if not unexported or may_drop(self._window, runs):
+            self._bridge.drop(runs.store)
 
     def offer_restore(self) -> None:
         """A banner for each of the newest traces that earlier windows left behind; and one if this

@@ -208,6 +208,7 @@ class MainWindow(QMainWindow):
             view.position_selected.connect(feed.move_cursor)
         self.findings.run_selected.connect(feed.select_run)
         self.runs.overlay_asked.connect(feed.set_overlay)
+        self.runs.drop_asked.connect(self.sessions.drop)
         for shows in (self.runs, self.status):
             feed.overlay_changed.connect(shows.set_overlay)
         self.findings.count_changed.connect(lambda n: self.docks.count("findings", n))

@@ -29,7 +29,7 @@ from engine.draft.registry import DRAFTERS, model_drafters
 from engine.draft.spec import DRAFT_MODEL, MTP_HEAD
 from engine.errors import OptionError
 from engine.memory.policies import POLICIES
-from engine.option_fields import build, settings
+from engine.option_fields import build, options_in
 from engine.options import COMPUTE_MODES, RunOptions
 from engine.options.idle_faults import notes_on
 
@@ -125,7 +125,7 @@ class RunPanel(QWidget):
     def _make_fields(self) -> None:
         self.prompts = PromptBox()
         self.prompt = self.prompts.editor
-        options = {one.path: one for one in settings(RunOptions)}
+        options = {one.path: one for one in options_in(RunOptions)}
         self._above = [(options[path], make_field(options[path])) for path in ABOVE]
         self.drafter, self.n_max, self.rollback, self.n_predict = (f for _, f in self._above)
         self.drafter.set_names(self._wished_drafters)

@@ -37,6 +37,7 @@ class RunsView(QStackedWidget):
     position_selected = Signal(object)  # never: a run is no position
     run_selected = Signal(object)  # RunRef
     overlay_asked = Signal(object)  # RunRef, or None
+    drop_asked = Signal(object)  # ModelRuns
 
     def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -167,6 +168,12 @@ class RunsView(QStackedWidget):
         menu.addSeparator()
         hide = menu.addAction("Take off the list", self._hide)
         hide.setEnabled(run != self.model.shown)
+        runs = self.model.recorded_in(run.store)
+        if runs is not None:
+            drop = menu.addAction(
+                f"Drop all runs of {runs.model}", lambda: self.drop_asked.emit(runs)
+            )
+            drop.setEnabled(not runs.in_use)
         menu.popup(self.table.viewport().mapToGlobal(where))
 
     def _fit_columns(self) -> None:

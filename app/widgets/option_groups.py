@@ -16,7 +16,7 @@ from app.widgets.fields import choice, real, side_by_side, text, whole
 from app.widgets.form_group import FormGroup
 from app.widgets.names_choice import NamesChoice
 from engine.draft.registry import DRAFTERS
-from engine.option_fields import Setting, grouped
+from engine.option_fields import PlacedOption, grouped
 from engine.options import RunOptions
 
 Values = dict[tuple[str, ...], Any]
@@ -46,7 +46,7 @@ _COMMON = (("n_min",), ("p_min",), ("accept",))
 _MEMORY = ("n_rs_seq", "replay", "checkpoint_device", "split", "kv")
 
 
-def make_field(one: Setting) -> Any:
+def make_field(one: PlacedOption) -> Any:
     """A field that holds the option's default."""
     row, option, start = one.row, one.option, one.default
     if one.kind is bool:
@@ -64,7 +64,7 @@ def make_field(one: Setting) -> Any:
     return text(row.text)
 
 
-def value_of(one: Setting, field: QWidget) -> Any:
+def value_of(one: PlacedOption, field: QWidget) -> Any:
     """What a field is set to. Raises OptionError for a text that cannot be read."""
     match field:
         case QCheckBox():
@@ -86,13 +86,13 @@ def value_of(one: Setting, field: QWidget) -> Any:
     raise TypeError(f"{type(field).__name__} holds no option")
 
 
-def tip(*options: Setting) -> str:
+def tip(*options: PlacedOption) -> str:
     """The flags, and what they mean."""
     flags = ", ".join(one.option.name for one in options)
     return f"{flags}: {', '.join(dict.fromkeys(one.option.about for one in options))}"
 
 
-def shown(*groups: str, first: Iterable[str] = ()) -> list[Setting]:
+def shown(*groups: str, first: Iterable[str] = ()) -> list[PlacedOption]:
     """The options of these groups that a form has rows for."""
     found = grouped(RunOptions, *groups, first=tuple(first))
     return [one for one in found if one.option.row and one.path not in ABOVE]
@@ -106,23 +106,23 @@ class OptionGroup(FormGroup):
     def __init__(
         self,
         title: str,
-        options: Iterable[Setting],
+        options: Iterable[PlacedOption],
         parent: QWidget | None = None,
         *,
         plain: str = "",
     ) -> None:
         super().__init__(title, parent, plain=plain)
-        self._fields: dict[tuple[str, ...], tuple[Setting, QWidget]] = {}
+        self._fields: dict[tuple[str, ...], tuple[PlacedOption, QWidget]] = {}
         for one in options:
             self.append(one)
 
-    def append(self, one: Setting) -> None:
+    def append(self, one: PlacedOption) -> None:
         """A row for one option."""
         field, label = self.make(one), one.row.label
         is_tick = isinstance(field, QCheckBox)
         self.add("" if is_tick else label, field, tip(one), label if is_tick else "")
 
-    def make(self, one: Setting) -> Any:
+    def make(self, one: PlacedOption) -> Any:
         """A field that is watched and read, without a row of its own yet."""
         field = make_field(one)
         self._fields[one.path] = one, field

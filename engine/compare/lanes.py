@@ -13,7 +13,7 @@ from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import Round, SequenceRound
 from engine.decode.batching import verify_batches
 from engine.decode.forward import Forward, Rows
-from engine.draft.chain import Asked
+from engine.draft.chain import DrafterAnswer
 from engine.model.hybrid import HybridModel
 from engine.options import RunOptions
 
@@ -34,7 +34,7 @@ class ReferenceLane(EngineLane):
         logits, hidden = self._run(number, [span], is_prompt=is_prompt)
         return logits[span.seq], hidden[span.seq]
 
-    def record_drafts(self, number: int, asked: Sequence[Asked]) -> None:
+    def record_drafts(self, number: int, asked: Sequence[DrafterAnswer]) -> None:
         """Every drafter that was asked on behalf of all lanes."""
         self._recorder.drafts(number, asked, self._holders)
 

@@ -17,7 +17,7 @@ from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.batch import UBatch
-    from engine.draft.chain import Asked
+    from engine.draft.chain import DrafterAnswer
     from engine.memory.hybrid import HybridMemory
     from engine.memory.recurrent import SlotState, SnapshotPolicy
 
@@ -103,7 +103,9 @@ class Recorder:
         self._round_ubatches.append(self._n_ubatches)
         self._n_ubatches += 1
 
-    def drafts(self, round_: int, asked: Sequence[Asked], seq_ids: Mapping[int, int]) -> None:
+    def drafts(
+        self, round_: int, asked: Sequence[DrafterAnswer], seq_ids: Mapping[int, int]
+    ) -> None:
         """Every drafter that was asked. seq_ids: the number of each memory sequence's prompt."""
         for answer in asked:
             draft = answer.draft

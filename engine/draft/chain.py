@@ -26,7 +26,7 @@ _TIMES = ("begin_ms", "draft_ms", "accept_ms")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DrafterAnswer:
     """One drafter asked for one sequence. ms: its part of the call for all sequences."""
 
     seq: int
@@ -45,7 +45,7 @@ class DrafterChain:
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
         self._winners: dict[int, Drafter] = {}
-        self.asked: list[Asked] = []
+        self.asked: list[DrafterAnswer] = []
         self.statistics: dict[str, Statistics] = {
             drafter.name: {**dict.fromkeys(_COUNTERS, 0), **dict.fromkeys(_TIMES, 0.0)}
             for drafter in drafters
@@ -84,7 +84,7 @@ class DrafterChain:
             ms = self._book(drafter, "draft", start) / len(waiting)
             for request, draft in zip(waiting, answers, strict=True):
                 draft.cut(request.n_max, "limit")
-                self.asked.append(Asked(request.seq, draft, ms))
+                self.asked.append(DrafterAnswer(request.seq, draft, ms))
                 if draft.tokens:
                     self._count(drafter, "gen", len(draft.tokens))
                     self._winners[request.seq] = drafter

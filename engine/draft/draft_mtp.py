@@ -15,7 +15,7 @@ import torch
 from engine.batch import Span, UBatch
 from engine.draft.drafter import DraftRequest
 from engine.draft.model_drafter import ModelDrafter, single_tokens
-from engine.draft.spec import Making
+from engine.draft.spec import DrafterInputs
 from engine.draft.with_model import ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
@@ -133,9 +133,9 @@ def _rows(inputs: torch.Tensor, ubatch: UBatch, row: int) -> torch.Tensor:
     return inputs[first : first + ubatch.n_seq_tokens]
 
 
-def make(making: Making) -> DraftMtp:
+def make(inputs: DrafterInputs) -> DraftMtp:
     """With a memory for the head. Raises OptionError for a model without one."""
-    config, head = making.target.config, making.target.head
+    config, head = inputs.target.config, inputs.target.head
     if head is None:
         raise OptionError(
             f"draft-mtp needs an MTP head, and {config.name} has none.",
@@ -143,9 +143,9 @@ def make(making: Making) -> DraftMtp:
         )
     memory = HybridMemory.for_head(
         config,
-        making.n_slots,
-        making.n_ctx,
-        making.target.device,
-        batch_invariant=making.batch_invariant,
+        inputs.n_slots,
+        inputs.n_ctx,
+        inputs.target.device,
+        batch_invariant=inputs.batch_invariant,
     )
-    return DraftMtp(head, memory, config.n_embd, making.n_ubatch, making.options, making.draws)
+    return DraftMtp(head, memory, config.n_embd, inputs.n_ubatch, inputs.options, inputs.draws)

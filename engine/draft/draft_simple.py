@@ -18,7 +18,7 @@ import torch
 from engine.batch import Span
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter, single_tokens
-from engine.draft.spec import Making
+from engine.draft.spec import DrafterInputs
 from engine.draft.with_model import ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
@@ -140,19 +140,19 @@ class DraftSimple(ModelDrafter):
             progress.guessed = [*progress.guessed, *draft.tokens][: progress.n_guessed]
 
 
-def make(making: Making) -> DraftSimple:
+def make(inputs: DrafterInputs) -> DraftSimple:
     """With a memory of its own. Raises OptionError without a draft model."""
-    model, target = making.draft_model, making.target
+    model, target = inputs.draft_model, inputs.target
     if model is None:
         raise OptionError("draft-simple needs a draft model.", "Give one with -md or open one.")
     memory = HybridMemory.for_model(
         model.config,
-        making.n_slots,
-        making.n_ctx,
+        inputs.n_slots,
+        inputs.n_ctx,
         target.device,
         policy="ring",
-        n_rs_seq=making.options.n_max,
-        batch_invariant=making.batch_invariant,
+        n_rs_seq=inputs.options.n_max,
+        batch_invariant=inputs.batch_invariant,
     )
     n_vocab = target.config.n_vocab
-    return DraftSimple(model, memory, n_vocab, making.n_ubatch, making.options, making.draws)
+    return DraftSimple(model, memory, n_vocab, inputs.n_ubatch, inputs.options, inputs.draws)

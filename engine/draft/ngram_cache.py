@@ -23,8 +23,8 @@ from engine.draft.lookup_tables import (
     read_lookup_cache,
 )
 from engine.draft.ngram_drafter import GROUP, NgramDrafter, nothing
-from engine.draft.spec import DrafterSpec, Making
-from engine.option_fields import Row, option
+from engine.draft.spec import DrafterInputs, DrafterSpec
+from engine.option_fields import FormRow, option
 
 _HELP = "ngram-cache: {}, as llama-lookup-* writes them; never changed"
 
@@ -37,7 +37,7 @@ class LookupCacheOptions:
         None,
         "-lcs --lookup-cache-static",
         _HELP.format("2-grams of a large corpus"),
-        Row("static cache", text="file"),
+        FormRow("static cache", text="file"),
         group=GROUP,
         metavar="FILE",
     )
@@ -45,7 +45,7 @@ class LookupCacheOptions:
         None,
         "-lcd --lookup-cache-dynamic",
         _HELP.format("n-grams of earlier output"),
-        Row("dynamic cache", text="file"),
+        FormRow("dynamic cache", text="file"),
         group=GROUP,
         metavar="FILE",
     )
@@ -111,9 +111,9 @@ def _knows_nothing(ngram: tuple[int, ...]) -> Counts | None:
     return None
 
 
-def _make(making: Making) -> NgramCache:
-    files = making.options.lookup_cache_static, making.options.lookup_cache_dynamic
-    n_vocab = making.target.config.n_vocab
+def _make(inputs: DrafterInputs) -> NgramCache:
+    files = inputs.options.lookup_cache_static, inputs.options.lookup_cache_dynamic
+    n_vocab = inputs.target.config.n_vocab
     return NgramCache(*(read_lookup_cache(path, n_vocab) if path else None for path in files))
 
 

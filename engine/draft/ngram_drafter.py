@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.history import History
-from engine.option_fields import Row, Within, option
+from engine.option_fields import FormRow, NumberRange, option
 
 if TYPE_CHECKING:
     import torch
 
 GROUP = "ngram"
 """Of the command line: speculation without a draft model."""
-SIZE = Within(1, 1024, "Choose a number from 1.")
+SIZE = NumberRange(1, 1024, "Choose a number from 1.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class NgramSizes:
 
     GROUP: ClassVar[str] = GROUP
     size_n: int = option(
-        12, "--spec-{drafter}-size-n", "tokens looked up", SIZE, Row("", 1, 1024, short="n")
+        12, "--spec-{drafter}-size-n", "tokens looked up", SIZE, FormRow("", 1, 1024, short="n")
     )
     size_m: int = option(
-        48, "--spec-{drafter}-size-m", "longest draft", SIZE, Row("", 1, 1024, short="m")
+        48, "--spec-{drafter}-size-m", "longest draft", SIZE, FormRow("", 1, 1024, short="m")
     )
     min_hits: int = option(
-        1, "--spec-{drafter}-min-hits", "{hits}", SIZE, Row("", 1, 1024, short="hits")
+        1, "--spec-{drafter}-min-hits", "{hits}", SIZE, FormRow("", 1, 1024, short="hits")
     )
 
 

@@ -215,7 +215,7 @@ _MATCHING = {
 KEYS = DrafterSpec(
     "ngram-map-k",
     "what followed the last n tokens, as far as such drafts were accepted before",
-    lambda making: NgramMap(making.options, with_values=False),
+    lambda inputs: NgramMap(inputs.options, with_values=False),
     NgramSizes,
     lambda sizes: sizes.size_m,
     field="ngram_map_k",
@@ -224,7 +224,7 @@ KEYS = DrafterSpec(
 KEYS_AND_VALUES = DrafterSpec(
     "ngram-map-k4v",
     "the continuation of the last n tokens that dominates, if one does",
-    lambda making: NgramMap(making.options, with_values=True),
+    lambda inputs: NgramMap(inputs.options, with_values=True),
     NgramSizes,
     lambda sizes: sizes.size_m,
     field="ngram_map_k4v",

@@ -16,7 +16,7 @@ from engine.draft.drafter import Draft
 from engine.draft.history import History
 from engine.draft.ngram_drafter import GROUP, SIZE, NgramDrafter, nothing
 from engine.draft.spec import DrafterSpec
-from engine.option_fields import Row, Within, option
+from engine.option_fields import FormRow, NumberRange, option
 
 N_ENTRIES = 4 << 20
 EMPTY = -1
@@ -27,7 +27,7 @@ CHUNK = 32
 SHORT_MATCH = 16
 _FACTOR = 6364136223846793005
 _MASK = N_ENTRIES - 1
-_FROM_ZERO = Within(0, 1024, "Choose a number from 0.")
+_FROM_ZERO = NumberRange(0, 1024, "Choose a number from 0.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,17 @@ class NgramModOptions:
 
     GROUP: ClassVar[str] = GROUP
     n_match: int = option(
-        24, "--spec-ngram-mod-n-match", "tokens looked up", SIZE, Row("", 1, 1024, short="n")
+        24, "--spec-ngram-mod-n-match", "tokens looked up", SIZE, FormRow("", 1, 1024, short="n")
     )
     n_min: int = option(
         48,
         "--spec-ngram-mod-n-min",
         "a shorter find is thrown away",
         _FROM_ZERO,
-        Row("", 0, 1024, short="min"),
+        FormRow("", 0, 1024, short="min"),
     )
     n_max: int = option(
-        64, "--spec-ngram-mod-n-max", "longest draft", _FROM_ZERO, Row("", 0, 1024, short="max")
+        64, "--spec-ngram-mod-n-max", "longest draft", _FROM_ZERO, FormRow("", 0, 1024, short="max")
     )
 
 
@@ -181,7 +181,7 @@ def _note(options: NgramModOptions) -> str:
 SPEC = DrafterSpec(
     NgramMod.name,
     "tokens from a pool of n-grams that all sequences share",
-    lambda making: NgramMod(making.options),
+    lambda inputs: NgramMod(inputs.options),
     NgramModOptions,
     lambda options: options.n_max,
     field="ngram_mod",

@@ -35,7 +35,7 @@ class NgramSimple(NgramDrafter):
 SPEC = DrafterSpec(
     NgramSimple.name,
     "what followed the latest occurrence of the last n tokens",
-    lambda making: NgramSimple(making.options),
+    lambda inputs: NgramSimple(inputs.options),
     NgramSizes,
     lambda sizes: sizes.size_m,
     field="ngram_simple",

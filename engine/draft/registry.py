@@ -7,30 +7,37 @@ from __future__ import annotations
 
 from engine.draft import ngram_cache, ngram_map, ngram_mod, ngram_simple
 from engine.draft.drafter import Drafter
-from engine.draft.spec import COMMON_REASONS, DRAFT_MODEL, MTP_HEAD, DrafterSpec, Making, Sizing
+from engine.draft.spec import (
+    COMMON_REASONS,
+    DRAFT_MODEL,
+    MTP_HEAD,
+    DrafterInputs,
+    DrafterSpec,
+    SizeInputs,
+)
 from engine.draft.with_model import ModelDraftOptions
 from engine.memory.policies import memory_sizes
 
 
-def _simple(making: Making) -> Drafter:
+def _simple(inputs: DrafterInputs) -> Drafter:
     from engine.draft.draft_simple import make
 
-    return make(making)
+    return make(inputs)
 
 
-def _mtp(making: Making) -> Drafter:
+def _mtp(inputs: DrafterInputs) -> Drafter:
     from engine.draft.draft_mtp import make
 
-    return make(making)
+    return make(inputs)
 
 
-def _simple_bytes(options: ModelDraftOptions, sizing: Sizing) -> int:
+def _simple_bytes(options: ModelDraftOptions, inputs: SizeInputs) -> int:
     """Weights, cells and a ring of states."""
-    info = sizing.draft_info
+    info = inputs.draft_info
     if info is None:
         return 0
-    n_seqs, n_ctx = sizing.n_seqs, sizing.n_ctx
-    return memory_sizes(info, n_seqs, options.n_max, n_ctx, "ring", sizing.compute)["total"]
+    n_seqs, n_ctx = inputs.n_seqs, inputs.n_ctx
+    return memory_sizes(info, n_seqs, options.n_max, n_ctx, "ring", inputs.compute)["total"]
 
 
 def _n_max(options: ModelDraftOptions) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.option_fields import settings
+from engine.option_fields import options_in
 
 if TYPE_CHECKING:
     from engine.draft.drafter import Drafter
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class ModelNeed:
     """What a drafter takes from the model files. missing: what to say where they lack it."""
 
     name: str
     missing: str
 
 
-DRAFT_MODEL = Need("draft model", "Open a draft model first")
-MTP_HEAD = Need("MTP head", "The model file has no MTP head")
+DRAFT_MODEL = ModelNeed("draft model", "Open a draft model first")
+MTP_HEAD = ModelNeed("MTP head", "The model file has no MTP head")
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
+class DrafterInputs:
     """What a drafter is made from. options: its part of SpecOptions. n_ctx: cells per sequence.
     draws: how tokens are drawn, None for the most probable one."""
 
@@ -44,7 +44,7 @@ class Making:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizing:
+class SizeInputs:
     """What the memory of a drafter is estimated from, beside its options. draft_info: of the draft
     model. compute: mode in which weights are loaded, empty for their size in the file."""
 
@@ -68,23 +68,23 @@ class DrafterSpec:
 
     name: str
     about: str
-    make: Callable[[Making], Drafter]
+    make: Callable[[DrafterInputs], Drafter]
     options: type
     longest: Callable[[Any], int]
     field: str = ""
-    needs: Need | None = None
+    needs: ModelNeed | None = None
     reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    n_bytes: Callable[[Any, Sizing], int] = lambda options, sizing: 0
+    n_bytes: Callable[[Any, SizeInputs], int] = lambda options, sizing: 0
     note: Callable[[Any], str] = lambda options: ""
 
-    def options_in(self, spec_options: Any) -> Any:
+    def options_of(self, spec_options: Any) -> Any:
         """Its own options among those of speculation."""
         return getattr(spec_options, self.field) if self.field else spec_options
 
     def paths(self) -> set[tuple[str, ...]]:
         """Where SpecOptions has them."""
         where = (self.field,) if self.field else ()
-        return {(*where, *one.path) for one in settings(self.options)}
+        return {(*where, *one.path) for one in options_in(self.options)}
 
 
 COMMON_REASONS = {

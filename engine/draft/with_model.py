@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from engine.option_fields import Row, Within, option
+from engine.option_fields import FormRow, NumberRange, option
 from engine.sampling.distribution import Distribution, softmax
 
 _STREAM = 1
@@ -24,18 +24,18 @@ class ModelDraftOptions:
         3,
         "--spec-draft-n-max",
         "longest draft of draft-*, tokens",
-        Within(1, 64, "Choose a length from 1."),
-        Row("n_max", 1, 64),
+        NumberRange(1, 64, "Choose a length from 1."),
+        FormRow("n_max", 1, 64),
     )
     n_min: int = option(
-        0, "--spec-draft-n-min", "a shorter draft is thrown away", Row("n_min", 0, 64)
+        0, "--spec-draft-n-min", "a shorter draft is thrown away", FormRow("n_min", 0, 64)
     )
     p_min: float = option(
         0.0,
         "--spec-draft-p-min",
         "a draft ends before a token whose own probability is lower",
-        Within(0.0, 1.0, "Use 0 to switch it off."),
-        Row("p_min", 0.0, 1.0),
+        NumberRange(0.0, 1.0, "Use 0 to switch it off."),
+        FormRow("p_min", 0.0, 1.0),
         metavar="P",
     )
 

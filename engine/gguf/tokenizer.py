@@ -11,9 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 
+from tokenizers import Tokenizer as MergeTokenizer
+from tokenizers.models import BPE
+
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.binary import BLOCK, check_cancelled, never, shorten
-from engine.gguf.merging import Merger
 from engine.gguf.metadata import TypedMetadata
 from engine.gguf.pretokenise import BYTE_CHARACTERS, PATTERNS, bytes_of, pre_tokeniser
 
@@ -60,7 +62,7 @@ class Tokenizer:
         tokens: Sequence[str],
         types: Sequence[int],
         ids: dict[str, int],
-        ranks: dict[str, int],
+        merges: list[tuple[str, str]],
         pre: str,
         *,
         bos_id: int | None = None,
@@ -72,7 +74,7 @@ class Tokenizer:
     ) -> None:
         """Takes consistent parts; `from_gguf` is the way in that checks them.
 
-        ids: of every text in `tokens`. ranks: see Merger.
+        ids: of every text in `tokens`. merges: pairs in rank order, the first merged first.
         """
         self.model = "gpt2"
         self.pre = pre
@@ -87,8 +89,8 @@ class Tokenizer:
         self._types = types
         ends = {ids[text] for text in _END_TEXTS if text in ids}
         self.eog_ids = frozenset(ends | {i for i in (eos_id, eot_id) if i is not None})
-        self._split = pre_tokeniser(pre).pre_tokenize_str
-        self._merger = Merger(ids, ranks)
+        self._merger = MergeTokenizer(BPE(vocab=ids, merges=merges))
+        self._merger.pre_tokenizer = pre_tokeniser(pre)
         self._specials = _longest_first(tokens, types)
         self._always = [(text, i) for text, i in self._specials if types[i] == _USER_DEFINED]
         self._bytes: dict[int, bytes] = {}
@@ -118,7 +120,7 @@ class Tokenizer:
             tokens,
             types,
             ids,
-            _read_ranks(file, ids, cancelled),
+            _read_merges(file, ids, cancelled),
             pre,
             bos_id=_read_id(file, "bos_token_id", len(tokens)),
             eos_id=_read_id(file, "eos_token_id", len(tokens)),
@@ -141,8 +143,7 @@ class Tokenizer:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                for piece, _ in self._split(part):
-                    ids += self._merger.encode(piece)
+                ids += self._merger.encode(part, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
@@ -265,20 +266,21 @@ def _read_types(file: TypedMetadata, n_vocab: int) -> list[int]:
     return types
 
 
-def _read_ranks(
+def _read_merges(
     file: TypedMetadata, ids: dict[str, int], cancelled: Callable[[], bool]
-) -> dict[str, int]:
-    """The rank of each merge, "left right"; of one that is listed twice the first counts."""
+) -> list[tuple[str, str]]:
+    """Pairs in rank order; of a pair that is listed twice the first counts."""
     key = "tokenizer.ggml.merges"
-    ranks: dict[str, int] = {}
+    pairs: dict[tuple[str, str], None] = {}
     for start, block in _blocks(file.strs(key), cancelled):
         for rank, merge in enumerate(block, start):
             left, _, right = merge.partition(" ")
             if not (left and right and left in ids and right in ids and left + right in ids):
                 what = f"merge {rank} ({shorten(merge)}) names a token not in the vocabulary"
                 raise ModelFileError(file.path, f"key {key}", what, _REMEDY)
-            ranks.setdefault(merge, rank)
-    return ranks
+            pairs.setdefault((left, right))
+    check_cancelled(cancelled)  # the library that takes them cannot be interrupted
+    return list(pairs)
 
 
 def _read_id(file: TypedMetadata, name: str, n_vocab: int) -> int | None:

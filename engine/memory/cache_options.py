@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from engine.option_fields import Within, check, option
+from engine.option_fields import NumberRange, check, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +18,14 @@ class CacheOptions:
         32,
         "-ctxcp --ctx-checkpoints",
         "recurrent states kept along the text, to go on from its middle",
-        Within(0, math.inf, "Use 0 for none."),
+        NumberRange(0, math.inf, "Use 0 for none."),
         named="--ctx-checkpoints",
     )
     checkpoint_min_step: int = option(
         8192,
         "-cms --checkpoint-min-step",
         "tokens between two of them, but for those at the end of a prompt and at its last message",
-        Within(0, math.inf, "Use 0 for any."),
+        NumberRange(0, math.inf, "Use 0 for any."),
         named="--checkpoint-min-step",
     )
 

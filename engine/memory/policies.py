@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class PolicySpec:
     """One way of undoing tokens in recurrent memory.
 
     about: what it keeps. limits: what it cannot do, or what it costs. keeps_snapshots: whether
@@ -76,22 +76,22 @@ def _replay() -> type[SnapshotPolicy]:
 
 
 _POLICIES = (
-    Policy(
+    PolicySpec(
         "planes",
         "the last n_rs_seq + 1 states of the last batch",
         "only what the last batch wrote is truthful; one rollback per batch",
         _planes,
     ),
-    Policy("carry", "the same, older planes carried along", "rollbacks add up", _carry),
-    Policy("ring", "one state per token in a cyclic buffer", "no state is ever copied", _ring),
-    Policy(
+    PolicySpec("carry", "the same, older planes carried along", "rollbacks add up", _carry),
+    PolicySpec("ring", "one state per token in a cyclic buffer", "no state is ever copied", _ring),
+    PolicySpec(
         "replay",
         "one state and a log of inputs and window columns per token",
         "memory per token without d_k x d_v",
         _replay,
         is_log=True,
     ),
-    Policy(
+    PolicySpec(
         "checkpoint",
         "a copy taken before each draft",
         "costs a forward pass",
@@ -99,7 +99,7 @@ _POLICIES = (
         keeps_snapshots=False,
     ),
 )
-POLICIES: dict[str, Policy] = {policy.name: policy for policy in _POLICIES}
+POLICIES: dict[str, PolicySpec] = {policy.name: policy for policy in _POLICIES}
 
 
 def memory_sizes(

@@ -11,7 +11,7 @@ from engine.errors import OptionError
 from engine.memory.cache_options import CacheOptions
 from engine.memory.policies import POLICIES as ROLLBACK_POLICIES
 from engine.model.compute_modes import COMPUTE_MODES
-from engine.option_fields import Row, Within, check, option, part
+from engine.option_fields import FormRow, NumberRange, check, option, part
 from engine.options.faults import FAULTS
 from engine.options.speculation import ACCEPT_RULES, SpecOptions
 from engine.sampling.options import SamplerOptions
@@ -69,39 +69,39 @@ class RunOptions:
         1,
         "--parallel",
         "sequences decoded side by side; further prompts wait",
-        Within(1, 64, "Use at least 1."),
-        Row("parallel", 0, 64, special="all sequences", start=0),
+        NumberRange(1, 64, "Use at least 1."),
+        FormRow("parallel", 0, 64, special="all sequences", start=0),
         group="slots",
     )
     n_predict: int = option(
         128,
         "-n --n-predict",
         "tokens per sequence, -1 = no limit",
-        Row("tokens", -1, 100_000, special="no limit"),
+        FormRow("tokens", -1, 100_000, special="no limit"),
         group="decoding",
     )
     n_ctx: int = option(
         0,
         "-c --ctx-size",
         "cells per sequence, 0 = the trained context, at most 4096",
-        Within(0, 2**20, "Use 0 for the model's own context."),
-        Row("n_ctx", 0, 2**20, special="automatic"),
+        NumberRange(0, 2**20, "Use 0 for the model's own context."),
+        FormRow("n_ctx", 0, 2**20, special="automatic"),
         group="sizes",
     )
     n_batch: int = option(
         2048,
         "-b --batch-size",
         "most prompt and verified tokens in one round",
-        Within(1, math.inf, "Use a batch of at least one token."),
-        Row("n_batch", 1, 1 << 16),
+        NumberRange(1, math.inf, "Use a batch of at least one token."),
+        FormRow("n_batch", 1, 1 << 16),
         group="sizes",
     )
     n_ubatch: int = option(
         512,
         "-ub --ubatch-size",
         "most tokens in one forward pass",
-        Within(1, math.inf, "Use a batch of at least one token."),
-        Row("n_ubatch", 1, 1 << 16),
+        NumberRange(1, math.inf, "Use a batch of at least one token."),
+        FormRow("n_ubatch", 1, 1 << 16),
         group="sizes",
     )
     sampler: SamplerOptions = part(SamplerOptions)
@@ -110,7 +110,7 @@ class RunOptions:
         "planes",
         "--rollback",
         "how rejected tokens leave the recurrent state: {choices}",
-        Row("rollback"),
+        FormRow("rollback"),
         group="rollback",
         choices=ROLLBACK_POLICIES,
         metavar="POLICY",
@@ -120,25 +120,30 @@ class RunOptions:
         "--n-rs-seq",
         "most tokens that can be undone without a checkpoint (default: --spec-draft-n-max "
         "with a draft-* drafter, else 0)",
-        Within(0, 64, "Choose 0 to 64 snapshot planes."),
-        Row("n_rs_seq", -1, 64, special="automatic"),
+        NumberRange(0, 64, "Choose 0 to 64 snapshot planes."),
+        FormRow("n_rs_seq", -1, 64, special="automatic"),
     )
     split: str = option(
         "equal",
         "--split",
         "how a batch is split: {either}",
-        Row("split"),
+        FormRow("split"),
         choices=SPLITS,
         metavar="RULE",
     )
     kv: str = option(
-        "per-seq", "--kv", "attention cells: {either}", Row("KV"), choices=KV_MODES, metavar="MODE"
+        "per-seq",
+        "--kv",
+        "attention cells: {either}",
+        FormRow("KV"),
+        choices=KV_MODES,
+        metavar="MODE",
     )
     checkpoint_device: str = option(
         "host",
         "--checkpoint-device",
         "where checkpoints are kept: {either}",
-        Row("checkpoint"),
+        FormRow("checkpoint"),
         choices=CHECKPOINT_DEVICES,
         metavar="PLACE",
     )
@@ -148,7 +153,7 @@ class RunOptions:
         "accepted tokens after a restore: trust decodes them again, verify samples them "
         "again with the sampler restored, as llama.cpp does; with --spec-accept rejection they "
         "are always trusted",
-        Row("replay"),
+        FormRow("replay"),
         choices=REPLAY_MODES,
         metavar="HOW",
     )
@@ -157,7 +162,7 @@ class RunOptions:
         "--fault",
         "switch on a bug of the field to look at it; the output may be wrong. "
         "Repeatable: {choices}",
-        Row("fault"),
+        FormRow("fault"),
         group="faults",
         choices=FAULTS,
         metavar="NAME",
@@ -167,14 +172,14 @@ class RunOptions:
         False,
         "--ignore-eos",
         "never choose an end-of-generation token",
-        Row("ignore end of text"),
+        FormRow("ignore end of text"),
         group="decoding",
     )
     allow_non_finite: bool = option(
         False,
         "--allow-non-finite",
         "go on where the model's logits are NaN or infinite; else the run ends there",
-        Row("go on behind NaN"),
+        FormRow("go on behind NaN"),
         group="decoding",
     )
     batch_invariant: bool = option(
@@ -182,7 +187,7 @@ class RunOptions:
         "--batch-invariant",
         "give the logits behind a token the same bits whatever tokens and sequences are "
         "decoded with it; slower",
-        Row("batch-invariant"),
+        FormRow("batch-invariant"),
     )
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class FaultSpec:
     """about: what goes wrong. policies: those that have the step that goes wrong, empty for all.
     shown_by: a comparison's lane on which it shows; the fault itself is added to it."""
 
@@ -16,19 +16,21 @@ class Fault:
 
 
 FAULTS = {
-    "keep-stale-kv": Fault(
+    "keep-stale-kv": FaultSpec(
         "a restore leaves attention cells above the checkpoint", shown_by="checkpoint"
     ),
-    "stale-logits": Fault("the target's own token comes from the logits behind the whole draft"),
-    "stale-plane": Fault(
+    "stale-logits": FaultSpec(
+        "the target's own token comes from the logits behind the whole draft"
+    ),
+    "stale-plane": FaultSpec(
         "rollbacks up to n_rs_seq are accepted, whatever the planes hold",
         ("planes",),
         "planes,ubatch=2",
     ),
-    "no-conv-rollback": Fault(
+    "no-conv-rollback": FaultSpec(
         "the convolution window keeps the rejected tokens",
         ("planes", "carry", "ring", "replay"),
         "ring",
     ),
-    "plane-off-by-one": Fault("a rollback reads the plane beside its own", ("planes", "carry")),
+    "plane-off-by-one": FaultSpec("a rollback reads the plane beside its own", ("planes", "carry")),
 }

@@ -14,7 +14,7 @@ from engine.draft.ngram_mod import NgramModOptions
 from engine.draft.registry import DRAFTERS
 from engine.draft.with_model import ModelDraftOptions
 from engine.errors import OptionError
-from engine.option_fields import Row, check, option, part
+from engine.option_fields import FormRow, check, option, part
 
 ACCEPT_RULES = ("match", "rejection")
 _BISECTIONS = 32
@@ -50,7 +50,7 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
         "--spec-type",
         "drafters: none, {choices}; several are asked in this order, whatever order they are "
         "given in, until one has a draft",
-        Row("drafters"),
+        FormRow("drafters"),
         choices=DRAFTERS,
         metavar="A[,B]",
         parse=_names,
@@ -61,7 +61,7 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
         "--spec-accept",
         "how drafted tokens are accepted: {either}. match keeps the tokens of plain decoding, "
         "rejection only their distribution: the drafter draws its tokens too, and p/q decides",
-        Row("accept"),
+        FormRow("accept"),
         choices=ACCEPT_RULES,
         metavar="RULE",
     )
@@ -80,7 +80,7 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
         "--spec-synth-rates",
         "probability that the first 1, 2, … drafted tokens are accepted, one value per token "
         "of the longest draft",
-        Row("synth rates", text="0.8, 0.6, 0.4"),
+        FormRow("synth rates", text="0.8, 0.6, 0.4"),
         group="synthetic",
         metavar="P0,P1,…",
         parse=_rates,
@@ -89,7 +89,7 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
         None,
         "--spec-synth-len",
         "instead: mean number of tokens that a full draft brings, the target's own included",
-        Row("synth len", 0.0, 1025.0, special="off"),
+        FormRow("synth len", 0.0, 1025.0, special="off"),
         group="synthetic",
         metavar="L",
     )
@@ -113,7 +113,7 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
     def longest(self) -> int:
         """The longest draft that any of the drafters in use may make."""
         specs = [DRAFTERS[name] for name in self.types]
-        return max((spec.longest(spec.options_in(self)) for spec in specs), default=0)
+        return max((spec.longest(spec.options_of(self)) for spec in specs), default=0)
 
     @property
     def has_model(self) -> bool:

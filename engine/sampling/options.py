@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from engine.errors import OptionError
-from engine.option_fields import Row, Within, check, option
+from engine.option_fields import FormRow, NumberRange, check, option
 
 _BIAS = re.compile(r"([0-9]{1,9})([+-][0-9.]+(?:[eE][+-]?[0-9]+)?)")
 
@@ -43,81 +43,81 @@ class SamplerOptions:
         0.0,
         "--temp",
         "temperature, 0 = greedy",
-        Row("temperature", 0.0, 5.0, special="0 (greedy)"),
+        FormRow("temperature", 0.0, 5.0, special="0 (greedy)"),
         metavar="T",
     )
     top_k: int = option(
         40,
         "--top-k",
         "most probable tokens kept, 0 = all",
-        Within(0, math.inf, "Use 0 to switch it off."),
-        Row("top_k", 0, 100_000, special="off"),
+        NumberRange(0, math.inf, "Use 0 to switch it off."),
+        FormRow("top_k", 0, 100_000, special="off"),
     )
     top_p: float = option(
         0.95,
         "--top-p",
         "probability mass kept, 1 = all",
-        Within(0.0, 1.0, "Use 1 to switch it off.", is_open=True),
-        Row("top_p", 0.01, 1.0),
+        NumberRange(0.0, 1.0, "Use 1 to switch it off.", is_open=True),
+        FormRow("top_p", 0.01, 1.0),
         metavar="P",
     )
     min_p: float = option(
         0.05,
         "--min-p",
         "least probability kept, relative to the largest, 0 = all",
-        Within(0.0, 1.0, "Use 0 to switch it off."),
-        Row("min_p", 0.0, 1.0),
+        NumberRange(0.0, 1.0, "Use 0 to switch it off."),
+        FormRow("min_p", 0.0, 1.0),
         metavar="P",
     )
     seed: int = option(
         42,
         "--seed",
         "seed of the sampler",
-        Within(0, math.inf, "Use a whole number from 0."),
-        Row("seed", 0, 2**31 - 1),
+        NumberRange(0, math.inf, "Use a whole number from 0."),
+        FormRow("seed", 0, 2**31 - 1),
     )
     typical_p: float = option(
         1.0,
         "--typical --typical-p",
         "probability mass of locally typical tokens kept, 1 = all",
-        Within(0.0, 1.0, "Use 1 for off.", is_open=True),
-        Row("typical_p", 0.01, 1.0),
+        NumberRange(0.0, 1.0, "Use 1 for off.", is_open=True),
+        FormRow("typical_p", 0.01, 1.0),
         metavar="P",
     )
     repeat_penalty: float = option(
         1.0,
         "--repeat-penalty",
         "divides positive logits of recent tokens, 1 = off",
-        Within(0.0, math.inf, "Use 1 for off.", is_open=True),
-        Row("repeat", 0.01, 10.0),
+        NumberRange(0.0, math.inf, "Use 1 for off.", is_open=True),
+        FormRow("repeat", 0.01, 10.0),
         metavar="R",
     )
     repeat_last_n: int = option(
         64,
         "--repeat-last-n",
         "tokens that the penalties call recent, 0 = none, -1 = all",
-        Within(-1, math.inf, "Use 0 for off, -1 for the whole context."),
-        Row("last_n", -1, 100_000, special="all"),
+        NumberRange(-1, math.inf, "Use 0 for off, -1 for the whole context."),
+        FormRow("last_n", -1, 100_000, special="all"),
     )
     presence_penalty: float = option(
         0.0,
         "--presence-penalty",
         "taken off the logit of every recent token, 0 = off",
-        Row("presence", -10.0, 10.0),
+        FormRow("presence", -10.0, 10.0),
         metavar="A",
     )
     frequency_penalty: float = option(
         0.0,
         "--frequency-penalty",
         "the same for each time that it occurred, 0 = off",
-        Row("frequency", -10.0, 10.0),
+        FormRow("frequency", -10.0, 10.0),
         metavar="A",
     )
     logit_bias: tuple[tuple[int, float], ...] = option(
         (),
         "--logit-bias",
         "add to the logit of a token, for example 302+1 or 302-1.5; repeatable",
-        Row("logit bias", text="302+1.5, 15-100"),
+        FormRow("logit bias", text="302+1.5, 15-100"),
         metavar="TOKEN_ID(+/-)BIAS",
         parse=parse_bias,
         repeats=True,

@@ -15,7 +15,8 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs import CompareRequest
+from app.engine_thread.jobs import CompareRequest, OpenRequest, RunControl, RunRequest
+from app.engine_thread.worker import EngineWorker
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.errors import OutOfMemoryError
 from engine.options import RunOptions, SpecOptions
@@ -362,3 +363,18 @@ def test_a_window_over_an_engine_that_hangs_can_be_left(tmp_path: Path) -> None:
     )
     assert json.loads(done.stdout) == "open"
     assert done.returncode == 0, done.stderr
+
+
+def test_a_late_stop_says_nothing(engine: FakeEngine, model_file: Path) -> None:
+    """Stop pressed twice: when the second one is served, the next run may have been asked for."""
+    told: list[events.Event] = []
+    worker = EngineWorker(told.append, engine)
+    worker.open(OpenRequest(model_file, None, "auto"))
+    worker.start(RunRequest(("p",), OPTIONS), RunControl(), 1)
+    for _ in range(2):
+        last = worker.finish()
+    assert last is not None
+    last.result(timeout=5)
+    assert worker.close(5)
+    states = [event.state for event in told if isinstance(event, events.StateChanged)]
+    assert states == [State.LOADING, State.READY, State.PAUSED, State.READY]

@@ -40,7 +40,7 @@ class Echo(NgramDrafter):
 SPEC = DrafterSpec(
     Echo.name,
     "the last token, again",
-    lambda making: Echo(),
+    lambda inputs: Echo(),
     NgramSizes,
     lambda sizes: Echo.n_max,
     field="ngram_simple",

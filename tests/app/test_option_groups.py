@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from app.widgets.option_groups import ABOVE, OptionGroup
 from engine.errors import OptionError
-from engine.option_fields import Row, build, option, settings
+from engine.option_fields import FormRow, build, option, options_in
 from engine.options import RunOptions
 
 
@@ -24,23 +24,23 @@ def _pair(text: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Toy:
-    n: int = option(3, "--n", "how many", Row("n", 0, 9))
-    most: int | None = option(None, "--most", "at most", Row("most", -1, 9, special="all"))
-    share: float = option(0.5, "--share", "of it", Row("share", 0.0, 1.0))
-    way: str = option("a", "--way", "{either}", Row("way"), choices={"a": "the first", "b": ""})
+    n: int = option(3, "--n", "how many", FormRow("n", 0, 9))
+    most: int | None = option(None, "--most", "at most", FormRow("most", -1, 9, special="all"))
+    share: float = option(0.5, "--share", "of it", FormRow("share", 0.0, 1.0))
+    way: str = option("a", "--way", "{either}", FormRow("way"), choices={"a": "the first", "b": ""})
     names: tuple[str, ...] = option(
-        (), "--name", "any of {choices}", Row("names"), choices={"x": "an x", "y": "a y"}
+        (), "--name", "any of {choices}", FormRow("names"), choices={"x": "an x", "y": "a y"}
     )
-    loud: bool = option(False, "--loud", "more noise", Row("loud"))
-    file: str | None = option(None, "--file", "to read", Row("file", text="a.bin"))
+    loud: bool = option(False, "--loud", "more noise", FormRow("loud"))
+    file: str | None = option(None, "--file", "to read", FormRow("file", text="a.bin"))
     pairs: tuple[tuple[str, int], ...] = option(
-        (), "--pair", "counts", Row("pairs"), parse=_pair, repeats=True
+        (), "--pair", "counts", FormRow("pairs"), parse=_pair, repeats=True
     )
 
 
 @pytest.fixture
 def group(qtbot: QtBot) -> OptionGroup:
-    group = OptionGroup("Toys", settings(Toy))
+    group = OptionGroup("Toys", options_in(Toy))
     qtbot.addWidget(group)
     return group
 
@@ -84,5 +84,5 @@ def test_every_option_of_a_run_is_shown_somewhere(qtbot: QtBot) -> None:
     groups = (panel.draft, panel.sampling, panel.memory, panel.limits, panel.faults)
     shown = [path for group in groups for path in group.paths()] + list(ABOVE)
     assert len(set(shown)) == len(shown)
-    assert set(shown) == {one.path for one in settings(RunOptions) if one.option.row}
+    assert set(shown) == {one.path for one in options_in(RunOptions) if one.option.row}
     assert all(isinstance(group[path[-1]], QWidget) for group in groups for path in group.paths())

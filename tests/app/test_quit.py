@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QMessageBox, QWidget
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QApplication, QMenu, QMessageBox, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.dialogs.unexported import Fate, ask_fate
+from app.dialogs.unexported import Fate, ask_fate, may_drop
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.models.run_facts import ModelRuns
@@ -179,6 +180,54 @@ def test_what_cannot_be_kept_keeps_the_window_open(
     assert window.close()
 
 
+# -- dropping the runs of a model ----------------------------------------------------------
+
+
+def offered_drops(window: MainWindow) -> dict[str, QAction]:
+    """What the menu of every listed run says about dropping, by model."""
+    window.docks.reveal("runs")
+    found = {}
+    table, model = window.runs.table, window.runs.model
+    for row in range(len(model.rows)):
+        place = table.visualRect(model.index(row, 0)).center()
+        table.customContextMenuRequested.emit(place)
+        menu = QApplication.activePopupWidget()
+        assert isinstance(menu, QMenu)
+        (found[model.rows[row].model],) = [a for a in menu.actions() if "Drop" in a.text()]
+        menu.close()
+    return found
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_the_runs_of_a_model_are_dropped(
+    asking: Callable[[], MainWindow],
+    answers: Answers,
+    model_file: Path,
+    qtbot: QtBot,
+    monkeypatch: pytest.MonkeyPatch,
+    sure: bool,
+) -> None:
+    monkeypatch.setattr("app.shell.sessions.may_drop", lambda *_: sure)
+    window = asking()
+    run_on(window, model_file, qtbot)
+    first = window.feed.run
+    run_on(window, model_file.with_name("other.gguf"), qtbot)
+    window.runs.refresh_numbers()
+    drops = offered_drops(window)
+    assert not drops["other"].isEnabled(), "the model in use"
+    window.runs.run_selected.emit(first)
+    drops["model"].trigger()
+    assert [row.model for row in window.runs.model.rows] == (
+        ["other"] if sure else ["model", "other"]
+    )
+    assert (window.feed.run == window.bridge.live) is sure
+    run_on(window, model_file, qtbot)
+    assert len(window.bridge.store.runs) == (1 if sure else 2)
+    answers.fate = Fate.DISCARD
+    window.close()
+    assert sorted(answers.asked[0][0]) == ["model", "other"]
+
+
 # -- the question itself -------------------------------------------------------------------
 
 
@@ -213,3 +262,20 @@ def test_the_question(
     assert ask_fate(parent, [ModelRuns("a", store), ModelRuns("b", store)], problem) is fate
     assert seen[0].startswith("a: 1 run\nb: 1 run")
     assert problem in seen[0]
+
+
+@pytest.mark.parametrize("button", ["Drop", "Cancel"])
+def test_the_question_before_dropping(
+    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, button: str
+) -> None:
+    parent = QWidget()
+    qtbot.addWidget(parent)
+
+    def answer(box: QMessageBox) -> int:
+        assert box.text() == "Drop 1 run of a without an export?"
+        assert box.defaultButton().text().replace("&", "") == "Cancel"
+        {b.text().replace("&", ""): b for b in box.buttons()}[button].click()
+        return 0
+
+    monkeypatch.setattr(QMessageBox, "exec", answer)
+    assert may_drop(parent, ModelRuns("a", sample_trace(rounds=2).store)) is (button == "Drop")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 
 import pytest
 import torch
@@ -211,24 +210,3 @@ def test_bits_depend_on_the_query_and_its_visible_cells_alone(
         torch.ones(1, 1, len(cells), dtype=torch.bool),
     )
     assert torch.equal(alone[0, 0], together[b, t])
-
-
-def test_time_grows_with_the_cells_and_no_faster():
-    """Small heads, so that finding the visible cells takes a good part of it."""
-
-    def seconds(n_cells: int) -> float:
-        q, (k, v) = torch.randn(1, 1, 1, 4), torch.randn(2, 1, 1, n_cells, 4)
-        mask = torch.ones(1, 1, n_cells, dtype=torch.bool)
-        times = []
-        for _ in range(4):
-            start = time.thread_time()
-            with_llvm.attend_invariant(q, k, v, mask)
-            times.append(time.thread_time() - start)
-        return min(times)
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        assert seconds(1 << 20) < 9 * seconds(1 << 18)
-    finally:
-        torch.set_num_threads(before)

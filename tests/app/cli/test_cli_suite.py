@@ -204,7 +204,7 @@ def test_ctrl_c_keeps_the_turns_that_are_done(cli: Cli, monkeypatch: pytest.Monk
     ("words", "message"),
     [
         ([MTP, "--spec-type", "draft-simple"], "draft-simple needs a draft model"),
-        ([MTP, "--spec-type", "drft"], "--spec-type drft is not a drafter"),
+        ([MTP, "--spec-type", "drft"], "--spec-type drft is unknown"),
         ([NO_HEAD, "--spec-type", "draft-mtp"], "needs an MTP head"),
         ([MTP, "--prompts", "no-such-set"], "no-such-set cannot be read"),
         ([MTP, "--out", "no/such/folder/x.json"], "--out no/such/folder/x.json cannot be written"),

@@ -13,22 +13,31 @@ from app.cli.option_arguments import add_options, options_from
 from app.cli.run_arguments import add_arguments
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
-from engine.option_fields import Setting, Within, build, check, grouped, option, part, settings
+from engine.option_fields import (
+    NumberRange,
+    PlacedOption,
+    build,
+    check,
+    grouped,
+    option,
+    options_in,
+    part,
+)
 from engine.options import CacheOptions, RunOptions, SpecOptions
 
 
 @dataclass(frozen=True)
 class Inner:
-    size: int = option(3, "--{who}-size", "size, {what}", Within(1, 9, "Shrink it."))
+    size: int = option(3, "--{who}-size", "size, {what}", NumberRange(1, 9, "Shrink it."))
     way: str = option("a", "--{who}-way", "one of {choices}", choices=("a", "b"))
 
 
 @dataclass(frozen=True)
 class Toy:
     GROUP: ClassVar[str] = "toys"
-    n: int | None = option(None, "-n --number", "how many", Within(0, math.inf, "Add some."))
+    n: int | None = option(None, "-n --number", "how many", NumberRange(0, math.inf, "Add some."))
     share: float = option(
-        0.5, "--share", "100 % is all", Within(0.0, 1.0, "Halve it.", is_open=True)
+        0.5, "--share", "100 % is all", NumberRange(0.0, 1.0, "Halve it.", is_open=True)
     )
     names: tuple[str, ...] = option((), "--name", "{either}", choices=["x", "y"], repeats=True)
     loud: bool = option(False, "--loud", "more noise", group="noise")
@@ -41,12 +50,12 @@ class Toy:
 
 def parsed(*words: str) -> Toy:
     parser = argparse.ArgumentParser(exit_on_error=False)
-    add_options(parser.add_argument_group("all"), settings(Toy))
+    add_options(parser.add_argument_group("all"), options_in(Toy))
     return options_from(parser.parse_args(words), Toy)
 
 
 def test_parts_are_flattened_and_their_texts_filled_in() -> None:
-    found = {one.path: one for one in settings(Toy)}
+    found = {one.path: one for one in options_in(Toy)}
     assert list(found) == [
         ("n",),
         ("share",),
@@ -96,11 +105,13 @@ def test_a_value_that_is_not_allowed_is_refused_by_its_flag(words: str, message:
 
 
 def test_what_is_wrong_with_a_number() -> None:
-    assert Within(-1, math.inf, "").broken() == "is below -1"
-    assert Within(0.0, math.inf, "", is_open=True).broken() == "is not positive"
-    assert Within(0.0, 2.5, "").broken() == "is outside [0, 2.5]"
-    assert not Within(0.0, 1.0, "").holds(math.nan)
-    assert Within(0.0, 1.0, "").holds(0.0) and not Within(0.0, 1.0, "", is_open=True).holds(0.0)
+    assert NumberRange(-1, math.inf, "").broken() == "is below -1"
+    assert NumberRange(0.0, math.inf, "", is_open=True).broken() == "is not positive"
+    assert NumberRange(0.0, 2.5, "").broken() == "is outside [0, 2.5]"
+    assert not NumberRange(0.0, 1.0, "").holds(math.nan)
+    assert NumberRange(0.0, 1.0, "").holds(0.0) and not NumberRange(
+        0.0, 1.0, "", is_open=True
+    ).holds(0.0)
 
 
 def test_values_by_path_make_the_dataclass() -> None:
@@ -124,7 +135,7 @@ def every_field(kind: type, path: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
 
 @pytest.mark.parametrize("kind", [RunOptions, CacheOptions])
 def test_every_field_is_an_option_with_flags_of_its_own(kind: type) -> None:
-    found = settings(kind)
+    found = options_in(kind)
     assert {one.path for one in found} == every_field(kind)
     flags = [flag for one in found for flag in one.option.flags]
     assert len(set(flags)) == len(flags)
@@ -135,17 +146,17 @@ def test_run_has_every_option_once() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     known = parser._option_string_actions
-    for one in settings(RunOptions):
+    for one in options_in(RunOptions):
         assert all(known[flag].dest == one.option.dest for flag in one.option.flags)
     defaults = vars(parser.parse_args([]))
-    for one in settings(RunOptions):
+    for one in options_in(RunOptions):
         if one.path != ("spec", "types"):
             value = defaults[one.option.dest]
             assert (tuple(value) if isinstance(value, list) else value) == one.default
 
 
-@pytest.mark.parametrize("one", settings(RunOptions), ids=lambda one: ".".join(one.path))
-def test_a_form_can_show_every_default(one: Setting) -> None:
+@pytest.mark.parametrize("one", options_in(RunOptions), ids=lambda one: ".".join(one.path))
+def test_a_form_can_show_every_default(one: PlacedOption) -> None:
     row, shown = one.option.row, one.default
     if one.kind not in (int, float) or row is None:
         return
@@ -161,6 +172,6 @@ def test_every_drafter_finds_its_options() -> None:
     paths = every_field(SpecOptions)
     for drafter in DRAFTERS.values():
         assert drafter.paths() <= paths
-        assert isinstance(drafter.options_in(spec), drafter.options)
-        assert drafter.longest(drafter.options_in(spec)) > 0
+        assert isinstance(drafter.options_of(spec), drafter.options)
+        assert drafter.longest(drafter.options_of(spec)) > 0
         assert drafter.about

@@ -85,7 +85,8 @@ def test_a_call_inside_another_is_counted_once(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Recorder, "resume", resume)
     monkeypatch.setattr(Recorder, "prompt", prompt)
-    recorder: Any = Recorder(TraceStore(), 0, lambda token: b"")
+    store = TraceStore()
+    recorder: Any = Recorder(store, store.begin_run({}), lambda token: b"")
     clock = SectionClock(sections=SECTIONS)
     with recording_timed(clock):
         recorder.prompt()

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
-from engine.gguf.merging import Merger
 from engine.gguf.metadata import TypedMetadata
 from engine.gguf.pretokenise import BYTE_CHARACTERS, PATTERNS, bytes_of, pre_tokeniser
 from engine.gguf.tokenizer import MAX_TOKEN_LENGTH, Tokenizer, _cut
@@ -180,27 +179,6 @@ def test_ids_agree_with_naive_merging_and_come_back_as_text(tiny: Tokenizer, tex
     expected = [i for piece in naive_pieces(text, tiny.pre) for i in naive_merge(piece, ids, ranks)]
     assert tiny.encode(text) == expected
     assert tiny.decode(expected) == text
-
-
-@given(
-    piece=st.text(alphabet="ab", min_size=1, max_size=40),
-    merges=st.lists(
-        st.tuples(
-            st.text(alphabet="ab", min_size=1, max_size=4),
-            st.text(alphabet="ab", min_size=1, max_size=4),
-        ),
-        unique=True,
-        max_size=12,
-    ),
-)
-def test_merging_takes_any_order_of_ranks(piece: str, merges: list[tuple[str, str]]) -> None:
-    texts = {"a", "b"} | {part for a, b in merges for part in (a, b, a + b)}
-    ids = {text: i for i, text in enumerate(sorted(texts))}
-    ranks = {f"{a} {b}": rank for rank, (a, b) in enumerate(merges)}
-    merger = Merger(ids, ranks)
-    expected = naive_merge(piece, ids, ranks)
-    assert merger.encode(piece) == expected
-    assert merger.encode(piece) == expected  # and once more, from what is kept
 
 
 def test_digits_stand_alone_and_marks_follow_the_pattern(tiny: Tokenizer) -> None:
