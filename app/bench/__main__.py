@@ -11,11 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from app.bench.figure import Figure, table
-from app.bench.frames import measure_frames
-from app.bench.opening import measure_opening
+from app.bench.processes import measure_slowdown, measure_start
 from app.bench.scene import use_some_display
-from app.bench.slowdown import measure_slowdown
-from app.bench.start import measure_start
+from app.bench.window_thread import measure_frames, measure_opening
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,9 +1,10 @@
-"""The real window for a measurement: its own settings and data, off the screen without one."""
+"""The real window for a measurement or a picture, and an engine that can be made to wait for it."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,11 +16,13 @@ from PySide6.QtWidgets import QApplication
 from app.cli.display import check_display
 from app.dialogs.unexported import Fate
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.jobs import Engine
+from app.engine_thread.jobs import Engine, Job, OpenRequest, Progress, RunRequest
+from app.engine_thread.opening import LocalEngine, LocalSession
 from app.saved.settings import Settings
 from app.shell.collector import Collector
 from app.shell.window import MainWindow
 from engine.errors import DraftscopeError
+from engine.trace.store import TraceStore
 
 PATIENCE = 120.0
 """The longest wait for anything, seconds."""
@@ -88,3 +91,44 @@ def settle(seconds: float) -> None:
     """Let the window work for some time."""
     end = time.monotonic() + seconds
     spin(lambda: time.monotonic() >= end)
+
+
+class HeldEngine(LocalEngine):
+    """The local engine, whose runs wait behind `n_rounds` rounds for `go_on`; None = never."""
+
+    def __init__(self, n_rounds: int | None) -> None:
+        self._n_rounds = n_rounds
+        self._free = threading.Event()
+
+    def go_on(self) -> None:
+        """Let the rounds come again."""
+        self._free.set()
+
+    def open(self, request: OpenRequest, progress: Progress) -> LocalSession:
+        """A session whose runs wait."""
+        session = super().open(request, progress)
+        start = session.start
+
+        def start_held(request: RunRequest, trace: TraceStore) -> Job:
+            return _HeldRun(start(request, trace), self._n_rounds, self._free)
+
+        setattr(session, "start", start_held)  # noqa: B010
+        return session
+
+
+class _HeldRun:
+    """A run that waits behind so many rounds until it is free."""
+
+    def __init__(self, run: Job, n_rounds: int | None, free: threading.Event) -> None:
+        self._run, self._left, self._free = run, n_rounds, free
+        self.run_id, self.cancel, self.stop = run.run_id, run.cancel, run.stop
+
+    def step(self) -> bool:
+        """One round."""
+        if self._left == 0:
+            self._free.wait()
+        elif self._left is not None:
+            self._left -= 1
+        return self._run.step()
+
+    advance = step  # a wait between two rounds of `advance` would hide the first

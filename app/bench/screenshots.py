@@ -85,8 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def take(shots: Sequence[Shot], folder: Path) -> Iterator[Path]:
     """Take pictures, those of one state and size from one window; yields the files."""
-    from app.bench.held import HeldEngine
-    from app.bench.scene import settle, shown_window
+    from app.bench.scene import HeldEngine, settle, shown_window
 
     for size, state in dict.fromkeys((shot.size, shot.state) for shot in shots):
         engine = HeldEngine(_RUN_ROUNDS if state == "running" else None)

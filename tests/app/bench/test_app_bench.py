@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from app.bench import __main__ as bench
-from app.bench.child import run_child
 from app.bench.figure import Figure, table
+from app.bench.processes import run_child
 from app.bench.synthetic import PROMPT, SyntheticRun, trace_of
 from engine.findings.check import find
 from engine.trace.export import export_csv

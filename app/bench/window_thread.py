@@ -1,27 +1,76 @@
-"""What a frame costs while tokens stream into every view."""
+"""What the window's thread does while tokens stream into every view, and while a trace opens."""
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QObject, Qt, QTimer
 
 from app.bench.figure import Figure
-from app.bench.pulse import Pulse
-from app.bench.scene import settle, shown_window
-from app.bench.synthetic import SyntheticRun
+from app.bench.scene import settle, shown_window, spin
+from app.bench.synthetic import SyntheticRun, trace_of
 from app.engine_thread.feed import FRAME_MS
 from app.shell.docks import TITLES
 from app.shell.window import MainWindow
+from engine.trace.export import export_csv
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
+BEAT_MS = 5
 TOKENS_PER_SECOND = 2000
 STALL_MS = 100.0
 _STEP = 0.004
 _SIZE = (2560, 1440)
+GOAL_SECONDS = 3.0
+
+
+class Pulse(QObject):
+    """Beats every 5 ms while the event loop is free, and notes two clocks at every beat.
+
+    wall: seconds that passed. cpu: seconds that this thread computed, which other programs on the
+    machine do not lengthen.
+    """
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._beats: list[tuple[float, float]] = []
+        self._timer = QTimer(self)
+        self._timer.setTimerType(Qt.TimerType.PreciseTimer)
+        self._timer.setInterval(BEAT_MS)
+        self._timer.timeout.connect(self._beat)
+
+    def start(self) -> None:
+        """Forget earlier beats and begin."""
+        self._beats.clear()
+        self._beat()
+        self._timer.start()
+
+    def stop(self) -> None:
+        """A last beat."""
+        self._timer.stop()
+        self._beat()
+
+    def gaps(self) -> tuple[np.ndarray, np.ndarray]:
+        """Wall and CPU seconds from each beat to the next, float64 [beats - 1] each."""
+        clocks = np.diff(np.array(self._beats), axis=0)
+        return clocks[:, 0], clocks[:, 1]
+
+    def frames(self, seconds: float) -> np.ndarray:
+        """CPU seconds of the thread in spans of beats of at least `seconds`, float64 [spans]."""
+        cut: list[float] = []
+        begun, used = self._beats[0]
+        for at, cpu in self._beats[1:]:
+            if at - begun >= seconds:
+                cut.append(cpu - used)
+                begun, used = at, cpu
+        return np.array(cut)
+
+    def _beat(self) -> None:
+        self._beats.append((time.perf_counter(), time.thread_time()))
 
 
 class Writer:
@@ -99,3 +148,38 @@ def measure_frames(seconds: float) -> list[Figure]:
         Figure(name, "longest turn of the event loop", float(cpu.max()), "ms CPU", STALL_MS),
         Figure(name, "longest time without a beat", float(wall.max()), "ms", STALL_MS),
     ]
+
+
+def measure_opening(n_rows: int) -> list[Figure]:
+    """Export a made-up trace, then open it in the window."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "trace"
+        store = trace_of(n_rows)
+        export_csv(store, folder)
+        written = store.size()
+        del store
+        with shown_window() as window:
+            pulse = Pulse(window)
+            pulse.start()
+            begun = time.perf_counter()
+            window.sessions.open(folder)
+            spin(lambda: window.bridge.trace_folder == folder)
+            read = time.perf_counter()
+            spin(lambda: _shown(window))
+            shown = time.perf_counter()
+            pulse.stop()
+    cpu = 1e3 * pulse.gaps()[1]
+    name = "open"
+    return [
+        Figure(name, "rows", written, "rows"),
+        Figure(name, "read", read - begun, "s"),
+        Figure(name, "until the views show it", shown - begun, "s", GOAL_SECONDS),
+        Figure(name, "longest turn of the event loop", float(cpu.max()), "ms CPU"),
+    ]
+
+
+def _shown(window: MainWindow) -> bool:
+    """Whether the text shows the last token of every sequence."""
+    store, areas = window.bridge.store, window.tokens.areas
+    n_shown = sum(len(area.stream) for area in areas.values() if area.stream is not None)
+    return n_shown == len(store.tokens)
