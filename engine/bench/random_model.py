@@ -9,18 +9,70 @@ from __future__ import annotations
 import math
 import uuid
 from pathlib import Path
+from string import ascii_lowercase
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
 from gguf.utility import model_weight_count_rounded_notation
 
-from engine.bench.made_up_words import CONTROL, made_up_vocabulary
 from engine.bench.random_blocks import random_tensor
-from engine.bench.random_sizes import CONFIGS, INTERVAL
 from engine.errors import OptionError
+from engine.gguf.pretokenise import BYTE_CHARACTERS
 from engine.gguf.tokenizer import TokenType
-from engine.model.config import ModelConfig
+from engine.model.config import ModelConfig, MoeConfig, SsmConfig
+from engine.model.rope import RopeConfig
 from engine.model.tensors import Shapes, block_shapes, global_shapes
+
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""The last tokens of every vocabulary."""
+INTERVAL = 4
+_N_CTX = 4096
+
+
+def _config(
+    n_layer: int,
+    n_embd: int,
+    n_ff: int | MoeConfig,
+    n_vocab: int,
+    heads: tuple[int, int, int],
+    sections: tuple[int, int, int, int],
+    ssm: tuple[int, int],
+) -> ModelConfig:
+    """heads: attention's, those of keys and values, their dimension. ssm: d_state, heads."""
+    n_head, n_head_kv, head_dim = heads
+    d_state, n_heads = ssm
+    moe = n_ff if isinstance(n_ff, MoeConfig) else None
+    return ModelConfig(
+        architecture="qwen35" if moe is None else "qwen35moe",
+        name="",
+        n_layer=n_layer,
+        n_mtp=1,
+        n_embd=n_embd,
+        n_vocab=n_vocab,
+        n_ctx_train=_N_CTX,
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        head_dim=head_dim,
+        eps=1e-6,
+        recurrent_layers=tuple((i + 1) % INTERVAL != 0 for i in range(n_layer)),
+        n_ff=0 if isinstance(n_ff, MoeConfig) else n_ff,
+        rope=RopeConfig(head_dim // 4, 1e7, sections, n_ctx_orig=_N_CTX),
+        ssm=SsmConfig(4, d_state, n_heads, n_heads, grouped=False),
+        moe=moe,
+    )
+
+
+_LARGE = 151_936, (8, 2, 256), (11, 11, 10, 0), (128, 16)
+_TINY = 512, (4, 2, 64), (3, 3, 2, 0), (32, 8)
+
+CONFIGS = {
+    "0.65b": _config(24, 1024, 3584, *_LARGE),
+    "moe-1b": _config(16, 1024, MoeConfig(32, 8, 512, 512), *_LARGE),
+    "tiny": _config(4, 256, 256, *_TINY),
+    "moe-tiny": _config(4, 256, MoeConfig(8, 2, 256, 256), *_TINY),
+}
+"""Shapes by the name of their size."""
+
 
 _CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
@@ -179,3 +231,21 @@ def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
     writer.add_eos_token_id(tokens.index("<|im_end|>"))
     writer.add_pad_token_id(tokens.index("<|endoftext|>"))
     writer.add_chat_template(_CHAT_TEMPLATE)
+
+
+def made_up_vocabulary(n: int) -> tuple[list[str], list[str]]:
+    """n tokens and the merges that lead to them, "left right", in rank order.
+
+    All single bytes, then aa, ab, … zz, aaa, aab, …, then CONTROL. n > 259.
+    """
+    tokens = list(BYTE_CHARACTERS)
+    merges: list[str] = []
+    n_words = n - len(CONTROL)
+    words = iter(ascii_lowercase)
+    while len(tokens) < n_words:
+        longer = [(word, letter) for word in words for letter in ascii_lowercase]
+        longer = longer[: n_words - len(tokens)]
+        merges += [f"{word} {letter}" for word, letter in longer]
+        tokens += [word + letter for word, letter in longer]
+        words = iter([word + letter for word, letter in longer])
+    return [*tokens, *CONTROL], merges

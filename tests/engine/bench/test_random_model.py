@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.bench.made_up_words import CONTROL, made_up_vocabulary
 from engine.bench.random_blocks import random_tensor
-from engine.bench.random_model import QUANTS, write_random_model
+from engine.bench.random_model import CONTROL, QUANTS, made_up_vocabulary, write_random_model
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
