@@ -6,7 +6,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.cli import bench_forward, bench_memory, bench_recording, bench_slots, bench_suite, bench_w1
+from app.cli import (
+    bench_forward,
+    bench_recording,
+    bench_rollback,
+    bench_slots,
+    bench_suite,
+    bench_w1,
+)
 from app.cli.bench_requests import add_requests
 from app.cli.common import add_compute, add_model, check_output, positive, print_json, size
 from app.cli.run_arguments import (
@@ -201,7 +208,7 @@ def run(args: argparse.Namespace) -> int:
     if args.steps:
         return bench_forward.steps(args)
     if args.rollback is not None and not has_model:
-        return bench_memory.run(args)
+        return bench_rollback.run(args)
     return bench_suite.run(args)
 
 

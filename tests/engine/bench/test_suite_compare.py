@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.suite_tables import diff_lines
+from app.cli.bench_suite import diff_lines
 from engine.bench.measured import Configuration
 from engine.bench.suite_compare import KIND, VERSION, compare_results, read_result
 from engine.bench.suite_report import suite_report

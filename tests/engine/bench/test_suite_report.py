@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.cli.suite_tables import row_line, suite_lines
+from app.cli.bench_suite import row_line, suite_lines
 from engine.bench.measured import Configuration
 from engine.bench.suite_report import aggregate, split, suite_report
 from engine.options import RunOptions, SpecOptions
