@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kernels.linear.byte_panels import INPUTS, OUTPUTS
 from kernels.linear.byte_rows_with_llvm import I32X16, TAIL
-from kernels.linear.two_rows import STEPS
+from kernels.linear.packed import INPUTS, OUTPUTS, STEPS
 from kernels.llvm import F32, F32X16, Code, Value, vector
 from kernels.llvm.values import I8, I32
 

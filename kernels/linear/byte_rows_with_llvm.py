@@ -8,9 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from kernels.linear.byte_panels import WHOLE, ZERO
-from kernels.linear.packed import ROW_LEVELS
-from kernels.linear.two_rows import STEPS
+from kernels.linear.packed import ROW_LEVELS, STEPS, WHOLE, ZERO
 from kernels.llvm import F32, F32X16, Code, Program, Value, vector
 from kernels.llvm.rows import Rows, rows, run, start
 from kernels.llvm.values import I8, I32

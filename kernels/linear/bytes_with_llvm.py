@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.linear.byte_panels import INPUTS, OUTPUTS, BytePanels
 from kernels.linear.byte_products_with_llvm import multiply, store
 from kernels.linear.byte_rows_with_llvm import TAIL, quantise, row_bytes, whole_rows, write_rows
+from kernels.linear.packed import INPUTS, OUTPUTS, BytePanels
 from kernels.llvm import Code, Program, Value
 from kernels.llvm.rows import Rows
 

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from kernels.linear import two_rows
-from kernels.linear.packed import INTEGER_MODES, ROW_LEVELS, WEIGHT_LEVELS, Packed, quantise_rows
+from kernels.linear.packed import (
+    INTEGER_MODES,
+    ROW_LEVELS,
+    STEPS,
+    WEIGHT_LEVELS,
+    Packed,
+    quantise_rows,
+    split_rows,
+)
 from kernels.norm.naive import max_norm
 
 
@@ -31,7 +38,7 @@ def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     if packed.mode == "int8":
         return linear_int8(x, packed)
     if packed.mode == "int8x2":
-        return two_rows.law(x, packed)
+        return linear_int8x2(x, packed)
     if packed.mode == "bf16":
         x = x.to(torch.bfloat16)
     return (x.double() @ packed.data.double().T).float()
@@ -44,3 +51,11 @@ def linear_int8(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     rows = (rows * ROW_LEVELS).round()
     sums = rows.double() @ integers.double().T
     return (sums * (largest.double() / ROW_LEVELS) * scale.double()).float()
+
+
+def linear_int8x2(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """The product with pack_int8's matrix, exact before the scales come in."""
+    integers, scale = packed.data
+    first, second, largest = split_rows(x)
+    sums = (first.double() * STEPS + second.double()) @ integers.double().T
+    return (sums * (largest.double() / (ROW_LEVELS * STEPS)) * scale.double()).float()
