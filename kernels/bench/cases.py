@@ -13,7 +13,7 @@ from kernels.attention import attend
 from kernels.attention import naive as attention_law
 from kernels.bench import delta_cases
 from kernels.bench import sizes as count
-from kernels.bench.case import Case
+from kernels.bench.measure import Case
 from kernels.bench.sizes import Sizes
 from kernels.block_linear import TYPES, block_linear
 from kernels.block_linear import naive as block_law

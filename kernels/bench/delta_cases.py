@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from kernels.bench import sizes as count
-from kernels.bench.case import Case, Run
+from kernels.bench.measure import Case, Run
 from kernels.bench.sizes import Sizes
 from kernels.delta_rule import fold, gated_delta_log, gated_delta_rule, gated_delta_slots, naive
 

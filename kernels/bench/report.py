@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.bench.case import Case
-from kernels.bench.measure import seconds
+from kernels.bench.measure import Case, seconds
 
 NAIVE_STEPS = 2048
 """The most turns of its Python loops for which the naive version is timed, once."""

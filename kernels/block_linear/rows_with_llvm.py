@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from kernels.block_linear.arithmetic import Arithmetic
-from kernels.block_linear.operands_with_llvm import operands, sizes
+from kernels.block_linear.operands_with_llvm import Arithmetic, operands, sizes
 from kernels.block_linear.terms_with_llvm import GROUP, has_terms, terms
 from kernels.llvm import F32X16, Code, Program, Value
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
-from kernels.block_linear.arithmetic import BF16X32
+from kernels.block_linear.operands_with_llvm import BF16X32
 from kernels.dequant.decode_with_llvm import Numbers, k_scales
 from kernels.llvm import Code, Value, vector
 from kernels.llvm.values import F16, I8, I16

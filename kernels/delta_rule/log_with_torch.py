@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.delta_rule.log import DeltaLog
+from kernels.delta_rule.naive import DeltaLog
 from kernels.delta_rule.with_torch import by_token
 from kernels.delta_rule.wy import CHUNK, Rows, as_rows, per_value_head, solve_chunk
 from kernels.pointwise import pointwise

@@ -10,9 +10,9 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from kernels import processor
+from kernels.dispatch import gnu_openmp
 from kernels.llvm.code import Code
 from kernels.llvm.values import I32, I64, Value
-from kernels.openmp import gnu_openmp
 
 Body = Callable[[Code, Sequence[Value], Value, Value], None]
 """Writes the tasks first .. last - 1: (code, arguments as integers, first, last)."""

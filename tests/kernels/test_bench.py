@@ -10,8 +10,8 @@ import torch
 
 from kernels.bench import __main__ as bench
 from kernels.bench import sizes as count
-from kernels.bench.case import Case
 from kernels.bench.cases import all_cases
+from kernels.bench.measure import Case
 from kernels.bench.report import Limits, bound_and_share
 from kernels.bench.sizes import Sizes
 from kernels.linear.with_torch import has_bf16
