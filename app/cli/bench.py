@@ -26,7 +26,7 @@ from app.cli.run_arguments import (
     add_synthetic,
     refuse_cache,
 )
-from engine.bench.random_model import QUANTS, SIZES, write_random_model
+from engine.bench.random_model import MODEL_SIZES, QUANTS, write_random_model
 from engine.errors import OptionError
 from engine.options import ROLLBACK_POLICIES
 
@@ -158,7 +158,10 @@ def _add_details(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("--write-random-model")
     group.add_argument(
-        "--size", choices=SIZES, default=SIZES[0], help="parameters (default %(default)s)"
+        "--size",
+        choices=MODEL_SIZES,
+        default=MODEL_SIZES[0],
+        help="parameters (default %(default)s)",
     )
     group.add_argument(
         "--quant",

@@ -26,10 +26,12 @@ def run(args: argparse.Namespace) -> int:
     opened = open_session(args)
     session = opened.session
     from engine.bench.recording import bench_recording
-    from engine.bench.suite import Suite
+    from engine.bench.suite import PromptSuite
 
     prompt = make_prompt(session, args, prompts[0].text)
-    suite = Suite(session, [(prompts[0].name, prompt)], opened.configurations, repeats=args.repeat)
+    suite = PromptSuite(
+        session, [(prompts[0].name, prompt)], opened.configurations, repeats=args.repeat
+    )
     n_all = suite.n_requests
     runs: list[RecordedRun] = []
     try:

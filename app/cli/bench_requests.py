@@ -14,8 +14,8 @@ from app.cli.common import check_output, draft_path, loading_line, target_path
 from app.cli.files import check_files
 from app.cli.run import draft_model
 from app.cli.run_arguments import add_chat, run_options
-from engine.bench.measured import Configuration
 from engine.bench.prompts import NamedPrompt, read_prompts
+from engine.bench.request import Configuration
 from engine.errors import OptionError
 from engine.options import DRAFTERS, RunOptions
 

@@ -11,8 +11,14 @@ from typing import Any
 from app.cli.bench_requests import facts, headline, open_session, progress, prompt_set, write_out
 from app.cli.common import print_json
 from app.cli.run import make_prompt
-from engine.bench.measured import PLAIN
-from engine.bench.suite_compare import KIND, VERSION, SuiteDiff, compare_results, read_result
+from engine.bench.request import PLAIN
+from engine.bench.suite_compare import (
+    SUITE_KIND,
+    SUITE_VERSION,
+    SuiteDiff,
+    compare_results,
+    read_result,
+)
 from resources import SUITES
 
 N_PREDICT = 192
@@ -26,11 +32,11 @@ def run(args: argparse.Namespace) -> int:
     set_name, named = prompt_set(args, SUITES)
     opened = open_session(args)
     session = opened.session
-    from engine.bench.suite import Suite
+    from engine.bench.suite import PromptSuite
     from engine.bench.suite_report import suite_report
 
     prompts = [(prompt.name, make_prompt(session, args, prompt.text)) for prompt in named]
-    suite = Suite(session, prompts, opened.configurations, repeats=args.repeat)
+    suite = PromptSuite(session, prompts, opened.configurations, repeats=args.repeat)
     n_done = 0
     try:
         progress(0, suite.n_requests, "warm-up, not counted")
@@ -46,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
     finally:
         if n_done:
             report: dict[str, Any] = {
-                "kind": KIND,
-                "version": VERSION,
+                "kind": SUITE_KIND,
+                "version": SUITE_VERSION,
                 "complete": n_done == suite.n_requests,
                 "repeat": args.repeat,
                 **facts(args, session, set_name),

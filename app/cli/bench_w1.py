@@ -95,14 +95,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _facts(one: Workload, plain: Workload) -> dict[str, Any]:
-    from engine.bench.workload import totals
+    from engine.bench.workload import turn_totals
 
     pairs = zip(one.done, plain.done, strict=False)
     return {
         "name": one.configuration.name,
         "options": asdict(one.configuration.options),
         "turns": [asdict(turn) for turn in one.done],
-        "totals": totals(one.done),
+        "totals": turn_totals(one.done),
         "num_same": sum(turn.text == other.text for turn, other in pairs),
     }
 

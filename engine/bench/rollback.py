@@ -31,7 +31,7 @@ from kernels.delta_rule import gated_delta_rule
 NO_ROLLBACK = "none"
 """The row that everything is compared with: one live state, every token kept."""
 
-PHASES = ("save", "verify", "rollback", "restore", "replay")
+ROLLBACK_PHASES = ("save", "verify", "rollback", "restore", "replay")
 _WARM_UP = 2
 
 
@@ -174,7 +174,7 @@ class _Runner:
         memory, width, kept = self._memory, self._width, self._kept
         pos0 = memory.seq_pos_max(0) + 1
         ubatch, replayed = _ubatch(pos0, width), _ubatch(pos0, kept)
-        ms = dict.fromkeys(PHASES, 0.0)
+        ms = dict.fromkeys(ROLLBACK_PHASES, 0.0)
         before = Traffic(*astuple(memory.traffic))
         if width - kept and width - 1 > memory.guaranteed_depth(0, width):
             with _timed(ms, "save"):
@@ -217,7 +217,7 @@ class _Runner:
             self.label,
             self._width,
             self._kept,
-            {phase: median(ms[phase] for ms in times) for phase in (*PHASES, "total")},
+            {phase: median(ms[phase] for ms in times) for phase in (*ROLLBACK_PHASES, "total")},
             min(ms["total"] for ms in times),
             median(ratios),
             written,

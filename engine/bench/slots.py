@@ -8,7 +8,7 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from engine.bench.measured import Configuration
+from engine.bench.request import Configuration
 from engine.trace.timings import summary
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ _WARM_UP = 2
 class SplitFigures:
     """One way of splitting. ms and tokens_per_second: of the median round, all sequences
     together. n_ubatches: forward passes per round. sections: where the median round's time went,
-    ms per engine.bench.sections.SECTIONS."""
+    ms per engine.bench.sections.MODEL_SECTIONS."""
 
     ms: float
     tokens_per_second: float

@@ -34,7 +34,7 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RequestResult:
     """One finished request; counts and times are those of engine.trace.timings.
 
     prompt, configuration: names. cache_n: prompt tokens that a cache made unnecessary to process.
@@ -66,13 +66,13 @@ class Measured:
     text: str
 
 
-def measure(
+def measure_request(
     session: Session,
     prompt: Prompt,
     name: str,
     configuration: Configuration,
     cache: PromptCache | None = None,
-) -> Measured:
+) -> RequestResult:
     """Decode a prompt in one slot. Raises what Session.start raises."""
     run = session.start([prompt], replace(configuration.options, parallel=1), cache=cache)
     start = perf_counter()
@@ -85,7 +85,7 @@ def measure(
     (result,) = run.results()
     figures = summary(run.trace, run.run_id)
     rounds = run.trace.rounds
-    return Measured(
+    return RequestResult(
         prompt=name,
         configuration=configuration.name,
         cache_n=figures["cache_n"],
