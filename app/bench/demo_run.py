@@ -57,16 +57,16 @@ def _headless(n: int) -> tuple[TraceStore, int]:
 
 
 def _with_window(n: int) -> tuple[TraceStore, int]:
-    from app.bench.scene import shown_window, spin
+    from app.bench.scene import shown_window, wait_until
     from app.engine_thread.events import State
 
     with shown_window() as window:
         bridge = window.bridge
         window.open_demo()
-        spin(lambda: bridge.state is State.READY)
+        wait_until(lambda: bridge.state is State.READY)
         for length in (WARM_UP, n):
             bridge.start([demo_prompts()[0].text], options(length))
-            spin(lambda: bridge.state is State.READY, check_ms=_SELDOM_MS)
+            wait_until(lambda: bridge.state is State.READY, check_ms=_SELDOM_MS)
         assert bridge.live is not None
         return bridge.live.store, bridge.live.run_id
 

@@ -24,7 +24,7 @@ from app.shell.window import MainWindow
 from engine.errors import DraftscopeError
 from engine.trace.store import TraceStore
 
-PATIENCE = 120.0
+_LONGEST_WAIT = 120.0
 """The longest wait for anything, seconds."""
 _CHECK_MS = 20
 
@@ -56,7 +56,7 @@ def shown_window(
         try:
             window.resize(width, height)
             window.show()
-            spin(window.isVisible)
+            wait_until(window.isVisible)
             settle(0.2)
             yield window
         finally:
@@ -67,7 +67,9 @@ def shown_window(
             assert app is not None
 
 
-def spin(done: Callable[[], bool], patience: float = PATIENCE, check_ms: int = _CHECK_MS) -> None:
+def wait_until(
+    done: Callable[[], bool], patience: float = _LONGEST_WAIT, check_ms: int = _CHECK_MS
+) -> None:
     """Let the window work until something is so; every look takes Python from the engine. Raises
     TimeoutError."""
     if done():
@@ -90,7 +92,7 @@ def spin(done: Callable[[], bool], patience: float = PATIENCE, check_ms: int = _
 def settle(seconds: float) -> None:
     """Let the window work for some time."""
     end = time.monotonic() + seconds
-    spin(lambda: time.monotonic() >= end)
+    wait_until(lambda: time.monotonic() >= end)
 
 
 class HeldEngine(LocalEngine):

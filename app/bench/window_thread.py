@@ -11,7 +11,7 @@ import numpy as np
 from PySide6.QtCore import QObject, Qt, QTimer
 
 from app.bench.figure import Figure
-from app.bench.scene import settle, shown_window, spin
+from app.bench.scene import settle, shown_window, wait_until
 from app.bench.synthetic import SyntheticRun, trace_of
 from app.engine_thread.feed import FRAME_MS
 from app.shell.docks import TITLES
@@ -20,12 +20,12 @@ from engine.trace.export import export_csv
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
-BEAT_MS = 5
+_BEAT_MS = 5
 TOKENS_PER_SECOND = 2000
 STALL_MS = 100.0
 _STEP = 0.004
-_SIZE = (2560, 1440)
-GOAL_SECONDS = 3.0
+_FRAMES_SIZE = (2560, 1440)
+OPENING_SECONDS = 3.0
 
 
 class Pulse(QObject):
@@ -40,7 +40,7 @@ class Pulse(QObject):
         self._beats: list[tuple[float, float]] = []
         self._timer = QTimer(self)
         self._timer.setTimerType(Qt.TimerType.PreciseTimer)
-        self._timer.setInterval(BEAT_MS)
+        self._timer.setInterval(_BEAT_MS)
         self._timer.timeout.connect(self._beat)
 
     def start(self) -> None:
@@ -73,7 +73,7 @@ class Pulse(QObject):
         self._beats.append((time.perf_counter(), time.thread_time()))
 
 
-class Writer:
+class RoundWriter:
     """Writes rounds from a thread of its own, so many tokens per second, as an engine does."""
 
     def __init__(self, run: SyntheticRun, tokens_per_second: float) -> None:
@@ -122,12 +122,12 @@ def measure_frames(seconds: float) -> list[Figure]:
     """Stream for so long into a window with all docks in sight."""
     store = TraceStore()
     run = SyntheticRun(store, n_seqs=2)
-    with shown_window(*_SIZE) as window:
+    with shown_window(*_FRAMES_SIZE) as window:
         spread_out(window)
         settle(0.5)
         window.feed.show_run(RunRef(store, run.run_id))
         window.feed.start()
-        pulse, writer = Pulse(window), Writer(run, TOKENS_PER_SECOND)
+        pulse, writer = Pulse(window), RoundWriter(run, TOKENS_PER_SECOND)
         writer.start()
         settle(0.5)  # what is made once, at the first rows
         pulse.start()
@@ -163,9 +163,9 @@ def measure_opening(n_rows: int) -> list[Figure]:
             pulse.start()
             begun = time.perf_counter()
             window.sessions.open(folder)
-            spin(lambda: window.bridge.trace_folder == folder)
+            wait_until(lambda: window.bridge.trace_folder == folder)
             read = time.perf_counter()
-            spin(lambda: _shown(window))
+            wait_until(lambda: _shown(window))
             shown = time.perf_counter()
             pulse.stop()
     cpu = 1e3 * pulse.gaps()[1]
@@ -173,7 +173,7 @@ def measure_opening(n_rows: int) -> list[Figure]:
     return [
         Figure(name, "rows", written, "rows"),
         Figure(name, "read", read - begun, "s"),
-        Figure(name, "until the views show it", shown - begun, "s", GOAL_SECONDS),
+        Figure(name, "until the views show it", shown - begun, "s", OPENING_SECONDS),
         Figure(name, "longest turn of the event loop", float(cpu.max()), "ms CPU"),
     ]
 

@@ -15,7 +15,7 @@ from app.cli import (
     bench_w1,
 )
 from app.cli.bench_requests import add_requests
-from app.cli.common import add_compute, add_model, check_output, positive, print_json, size
+from app.cli.common import add_compute, add_model, check_output, positive, print_json, readable_size
 from app.cli.run_arguments import (
     add_cache,
     add_draft_model,
@@ -223,7 +223,7 @@ def _write(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"path": str(path), "size": args.size, "quant": args.quant, "bytes": n_bytes})
     else:
-        print(f"{path}: {size(n_bytes)}, random weights, the same ones every time")
+        print(f"{path}: {readable_size(n_bytes)}, random weights, the same ones every time")
     return 0
 
 

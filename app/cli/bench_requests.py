@@ -58,14 +58,14 @@ def prompt_set(args: argparse.Namespace, sets: Mapping[str, Path]) -> tuple[str,
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class BenchSession:
     """A session, and the configurations to measure with it, the plain one first."""
 
     session: Session
     configurations: list[Configuration]
 
 
-def open_session(args: argparse.Namespace) -> Opened:
+def open_session(args: argparse.Namespace) -> BenchSession:
     """Check the options, load the model files, list the configurations.
 
     A configuration is a list of drafters with a policy. Of several policies, the first possible
@@ -99,7 +99,7 @@ def open_session(args: argparse.Namespace) -> Opened:
         for policy in policies:
             name = "+".join(types) + (f" {policy}" if len(policies) > 1 else "")
             configurations.append(Configuration(name, _options(args, types, policy)))
-    return Opened(session, configurations)
+    return BenchSession(session, configurations)
 
 
 def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str, Any]:

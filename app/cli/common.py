@@ -132,7 +132,7 @@ def positive(text: str) -> int:
     return number
 
 
-def real(text: str) -> float:
+def finite_number(text: str) -> float:
     """A finite number, as an argparse type."""
     try:
         number = float(text)
@@ -211,7 +211,7 @@ def loading_line() -> Callable[[int, int, str], None] | None:
     return progress
 
 
-def size(n_bytes: int) -> str:
+def readable_size(n_bytes: int) -> str:
     """Bytes for people, in binary units."""
     value = float(n_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
