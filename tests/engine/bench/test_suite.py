@@ -26,7 +26,7 @@ def prompts() -> list[tuple[str, Prompt]]:
 def test_the_plain_configuration_has_nothing_that_speculation_needs() -> None:
     options = RunOptions(
         n_predict=7,
-        spec=SpecOptions(("draft-mtp",), 5),
+        spec=SpecOptions(("draft-mtp",), n_max=5),
         rollback="ring",
         n_rs_seq=2,
         kv="unified",
@@ -34,7 +34,7 @@ def test_the_plain_configuration_has_nothing_that_speculation_needs() -> None:
     )
     plain = Configuration.plain(options)
     assert plain.name == PLAIN
-    assert plain.options == RunOptions(n_predict=7, spec=SpecOptions((), 5), kv="unified")
+    assert plain.options == RunOptions(n_predict=7, spec=SpecOptions((), n_max=5), kv="unified")
 
 
 def test_a_request_is_measured_as_the_run_reports_it() -> None:
