@@ -41,6 +41,7 @@ def _speed(store: TraceStore, run_id: int) -> float:
 
 
 def _headless(n: int) -> tuple[TraceStore, int]:
+    from engine.bench.request import run_to_end
     from engine.model.threads import use_threads
     from engine.session import Session
 
@@ -50,9 +51,7 @@ def _headless(n: int) -> tuple[TraceStore, int]:
     store = TraceStore()
     for length in (WARM_UP, n):
         run = session.start([prompt], options(length), store)
-        while run.advance():
-            pass
-        run.stop()
+        run_to_end(run)
     return store, run.run_id
 
 

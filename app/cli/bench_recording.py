@@ -8,8 +8,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import facts, headline, open_session, progress, prompt_set
-from app.cli.common import print_json
+from app.cli.bench_requests import deliver, facts, open_session, progress, prompt_set
 from app.cli.run import make_prompt
 from resources import SUITES
 
@@ -60,10 +59,7 @@ def run(args: argparse.Namespace) -> int:
                     if (mine := [run for run in runs if run.configuration == one.name])
                 ],
             }
-            if args.json:
-                print_json(report)
-            else:
-                print("\n".join([headline(args, report), *_lines(report)]))
+            deliver(args, report, _lines(report))
     return 0
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_output, draft_path, loading_line, target_path
+from app.cli.common import check_output, draft_path, loading_line, print_json, target_path
 from app.cli.files import check_files
 from app.cli.run import draft_model
 from app.cli.run_arguments import add_chat, run_options
@@ -117,31 +117,40 @@ def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str,
     }
 
 
-def headline(args: argparse.Namespace, report: dict[str, Any]) -> str:
-    """The same in one line."""
-    return (
-        f"{report['model']['name']}, compute {report['compute']}, "
-        f"{report['environment']['threads']} threads, {report['prompts']} prompts, "
-        f"-n {args.n_predict}, --temp {args.temp:g}, --seed {args.seed}"
-    )
-
-
 def progress(done: int, total: int, what: str) -> None:
     """One line on stderr."""
     print(f"[{done:>{len(str(total))}}/{total}] {what}", file=sys.stderr, flush=True)
 
 
-def write_out(path: Path | None, report: dict[str, Any]) -> None:
-    """Write the result file, if one is asked for. Raises OptionError."""
-    if path is None:
+def deliver(args: argparse.Namespace, report: dict[str, Any], lines: Iterable[str]) -> None:
+    """Print a report, as JSON or as a headline and lines, and write it where --out says.
+
+    Raises OptionError where it cannot be written.
+    """
+    if args.json:
+        print_json(report)
+    else:
+        print("\n".join([_headline(args, report), *lines]))
+    if args.out is None:
         return
     try:
-        path.write_text(json.dumps(report, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(report, ensure_ascii=False, indent=2) + "\n"
+        args.out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OptionError(
-            f"{path} cannot be written: {error.strerror}.", "Change the path, or free some space."
+            f"{args.out} cannot be written: {error.strerror}.",
+            "Change the path, or free some space.",
         ) from error
-    print(f"draftscope: results written to {path}", file=sys.stderr)
+    print(f"draftscope: results written to {args.out}", file=sys.stderr)
+
+
+def _headline(args: argparse.Namespace, report: dict[str, Any]) -> str:
+    """What was measured, in one line."""
+    return (
+        f"{report['model']['name']}, compute {report['compute']}, "
+        f"{report['environment']['threads']} threads, {report['prompts']} prompts, "
+        f"-n {args.n_predict}, --temp {args.temp:g}, --seed {args.seed}"
+    )
 
 
 def _options(

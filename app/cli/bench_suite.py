@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from app.cli.bench_requests import facts, headline, open_session, progress, prompt_set, write_out
+from app.cli.bench_requests import deliver, facts, open_session, progress, prompt_set
 from app.cli.common import print_json
 from app.cli.run import make_prompt
 from engine.bench.request import PLAIN
@@ -59,11 +59,7 @@ def run(args: argparse.Namespace) -> int:
                 **facts(args, session, set_name),
                 "configurations": suite_report(suite.configurations, suite.done),
             }
-            if args.json:
-                print_json(report)
-            else:
-                print("\n".join([headline(args, report), *suite_lines(report)]))
-            write_out(args.out, report)
+            deliver(args, report, suite_lines(report))
     return 0
 
 

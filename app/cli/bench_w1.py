@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import facts, headline, open_session, progress, prompt_set, write_out
-from app.cli.common import print_json
+from app.cli.bench_requests import deliver, facts, open_session, progress, prompt_set
 from app.cli.run_arguments import cache_options
 from engine.errors import OptionError
 from resources import CONVERSATIONS
@@ -86,11 +85,7 @@ def run(args: argparse.Namespace) -> int:
                 **facts(args, session, set_name),
                 "configurations": [_facts(one, conversations[0]) for one in conversations],
             }
-            if args.json:
-                print_json(report)
-            else:
-                print("\n".join([headline(args, report), *_lines(report)]))
-            write_out(args.out, report)
+            deliver(args, report, _lines(report))
     return 0
 
 

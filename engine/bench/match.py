@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.bench.request import Configuration
+from engine.bench.request import Configuration, run_to_end
 from engine.bench.width_control import WidthControl, width_control
 from engine.errors import OptionError
 from engine.options import Prompt, RunOptions
@@ -165,11 +165,7 @@ class MatchTest:
 
     def _run(self, prompts: list[Prompt], options: RunOptions) -> Run:
         run = self._session.start(prompts, options)
-        try:
-            while run.advance():
-                pass
-        finally:
-            run.stop()
+        run_to_end(run)
         return run
 
     def _judge(self, lane: str, step: int, index: int, output: _Output) -> MatchResult:

@@ -12,6 +12,7 @@ from engine.trace.timings import summary
 
 if TYPE_CHECKING:
     from engine.decode.prompt_cache import PromptCache
+    from engine.run import Run
     from engine.session import Session
 
 PLAIN = "plain"
@@ -75,13 +76,7 @@ def measure_request(
 ) -> RequestResult:
     """Decode a prompt in one slot. Raises what Session.start raises."""
     run = session.start([prompt], replace(configuration.options, parallel=1), cache=cache)
-    start = perf_counter()
-    try:
-        while run.advance():
-            pass
-    finally:
-        run.stop()
-    wall_s = perf_counter() - start
+    wall_s = run_to_end(run)
     (result,) = run.results()
     figures = summary(run.trace, run.run_id)
     rounds = run.trace.rounds
@@ -107,3 +102,14 @@ def measure_request(
         tokens=tuple(result.tokens),
         text=result.text,
     )
+
+
+def run_to_end(run: Run) -> float:
+    """Do all rounds and stop the run, after an error too; returns seconds of wall time."""
+    start = perf_counter()
+    try:
+        while run.advance():
+            pass
+    finally:
+        run.stop()
+    return perf_counter() - start
