@@ -9,12 +9,12 @@ from time import perf_counter
 
 import torch
 
-Run = Callable[[], object]
+KernelCall = Callable[[], object]
 WARM_UP = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class KernelCase:
     """One measurement. n_steps: turns of the naive version's Python loops, 1 if it has none.
 
     rate: the matrix rate that bounds it, "f32" or "bf16". fla: the same work in fla-core,
@@ -23,13 +23,13 @@ class Case:
 
     name: str
     shape: str
-    run: Run
-    naive: Run
+    run: KernelCall
+    naive: KernelCall
     n_bytes: int
     n_operations: int
     n_steps: int = 1
     rate: str = "f32"
-    fla: Run | None = None
+    fla: KernelCall | None = None
 
 
 def seconds(run: Callable[[], object], evict: torch.Tensor, repeats: int) -> float:

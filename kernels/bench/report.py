@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.bench.measure import Case, seconds
+from kernels.bench.measure import KernelCase, seconds
 
 NAIVE_STEPS = 2048
 """The most turns of its Python loops for which the naive version is timed, once."""
@@ -41,7 +41,7 @@ class Row:
     fla_ms: float | None
 
 
-def measure(case: Case, limits: Limits, evict: torch.Tensor, repeats: int) -> Row:
+def measure(case: KernelCase, limits: Limits, evict: torch.Tensor, repeats: int) -> Row:
     """Times a case, fla-core, and where that can be borne its naive version.
 
     evict: see kernels.bench.measure.seconds.
@@ -63,7 +63,7 @@ def measure(case: Case, limits: Limits, evict: torch.Tensor, repeats: int) -> Ro
     )
 
 
-def bound_and_share(case: Case, limits: Limits, taken: float) -> tuple[str, float]:
+def bound_and_share(case: KernelCase, limits: Limits, taken: float) -> tuple[str, float]:
     """What holds a case back at best, and how near `taken` seconds come to that."""
     moving = case.n_bytes / limits.bytes_per_second
     counting = case.n_operations / limits.operations_per_second[case.rate]

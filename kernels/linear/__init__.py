@@ -7,7 +7,7 @@ import torch
 from kernels.dispatch import pick
 from kernels.linear import fixed_blocks, naive, with_torch
 from kernels.linear.blocks import (
-    Blocks,
+    BlockData,
     beside,
     in_blocks,
     linear_blocks,
@@ -67,7 +67,7 @@ def linear(x: torch.Tensor, packed: Packed, *, invariant: bool = False) -> torch
     """
     if packed.mode == "parts":
         return torch.cat([linear(x, part, invariant=invariant) for part in packed.data], -1)
-    if isinstance(packed.data, Blocks):
+    if isinstance(packed.data, BlockData):
         return linear_blocks(x, packed, invariant=invariant)
     return fixed_blocks.linear(_product, x, packed) if invariant else _product(x, packed)
 

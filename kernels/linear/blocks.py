@@ -20,7 +20,7 @@ from kernels.linear.packed import Packed
 GROUP = 32
 
 
-class Blocks(NamedTuple):
+class BlockData(NamedTuple):
     """The data of such a matrix: uint8 [out, bytes per row] of a GGML type."""
 
     bytes: torch.Tensor
@@ -52,7 +52,7 @@ def pack_blocks(blocks: torch.Tensor, type: str, mode: str = "blocks") -> Packed
     """
     elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
     n_in = blocks.shape[1] // n_bytes * elements
-    return Packed(mode, (blocks.shape[0], n_in), blocks.numel(), Blocks(blocks, type))
+    return Packed(mode, (blocks.shape[0], n_in), blocks.numel(), BlockData(blocks, type))
 
 
 def beside(parts: Sequence[Packed]) -> Packed:
@@ -67,7 +67,7 @@ def in_blocks(packed: Packed) -> bool:
     """Whether a matrix, or every part of it, is in blocks."""
     if packed.mode == "parts":
         return all(in_blocks(part) for part in packed.data)
-    return isinstance(packed.data, Blocks)
+    return isinstance(packed.data, BlockData)
 
 
 def linear_blocks(x: torch.Tensor, packed: Packed, *, invariant: bool) -> torch.Tensor:

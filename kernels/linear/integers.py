@@ -13,7 +13,7 @@ from kernels.dispatch import uses_llvm
 from kernels.linear import naive
 from kernels.linear.packed import (
     ROW_LEVELS,
-    STEPS,
+    SECOND_ROW_STEPS,
     WEIGHT_LEVELS,
     BytePanels,
     Packed,
@@ -89,23 +89,23 @@ def has_vnni() -> bool:
 
 
 def _linear_two_rows(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """The same through one product of both rows with the matrix that fbgemm has packed."""
+    """int8x2 through fbgemm: one product of the first and second rows of integers together."""
     first, second, largest = split_rows(x)
     rows = torch.stack((first, second)).reshape(-1, x.shape[-1]) / ROW_LEVELS
     sums = _product_fbgemm(rows, packed.data)
     high, low = sums.view(2, *x.shape[:-1], -1)
     # every operation by itself: fused ones might round the last numbers of a tensor otherwise
-    y: torch.Tensor = (low / STEPS + high) * largest
+    y: torch.Tensor = (low / SECOND_ROW_STEPS + high) * largest
     return y
 
 
 def has_fbgemm() -> bool:
-    """Whether this PyTorch has them."""
+    """Whether this PyTorch multiplies integers through fbgemm, as it does on x86 processors."""
     return "fbgemm" in torch.backends.quantized.supported_engines
 
 
 def _pack_fbgemm(weight: torch.Tensor, mode: str) -> Packed:
-    """A weight f32 [out, in] for a mode that sums integers."""
+    """A weight f32 [out, in] as fbgemm keeps it; mode: one of INTEGER_MODES."""
     n_out, n_in = weight.shape
     data = _prepack(*quantise_rows(weight, fbgemm_levels()))
     return Packed(mode, (n_out, n_in), n_out * n_in + 4 * n_out, data)
@@ -134,7 +134,7 @@ def fbgemm_levels() -> int:
 
 
 def _prepack(integers: torch.Tensor, scale: torch.Tensor) -> Any:
-    """int8 [out, in] and f32 [out], as `product` takes them."""
+    """Integers int8 [out, in] and their rows' scales f32 [out], in fbgemm's own layout."""
     zeros = torch.zeros(scale.shape[0], dtype=torch.int64)
     with warnings.catch_warnings():
         # PyTorch 2.13 announces the end of its quantised tensors; pyproject.toml stays below it

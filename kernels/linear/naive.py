@@ -7,7 +7,7 @@ import torch
 from kernels.linear.packed import (
     INTEGER_MODES,
     ROW_LEVELS,
-    STEPS,
+    SECOND_ROW_STEPS,
     WEIGHT_LEVELS,
     Packed,
     quantise_rows,
@@ -57,5 +57,5 @@ def linear_int8x2(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     """The product with pack_int8's matrix, exact before the scales come in."""
     integers, scale = packed.data
     first, second, largest = split_rows(x)
-    sums = (first.double() * STEPS + second.double()) @ integers.double().T
-    return (sums * (largest.double() / (ROW_LEVELS * STEPS)) * scale.double()).float()
+    sums = (first.double() * SECOND_ROW_STEPS + second.double()) @ integers.double().T
+    return (sums * (largest.double() / (ROW_LEVELS * SECOND_ROW_STEPS)) * scale.double()).float()
