@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs: the naive law, torch, or LLVM or Triton by device."""
+"""Which implementation of an operation runs: naive, torch, or by device LLVM or Triton."""
 
 from __future__ import annotations
 

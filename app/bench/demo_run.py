@@ -30,7 +30,7 @@ def main() -> int:
 
 
 def options(n_predict: int) -> RunOptions:
-    """What is run both times."""
+    """Options of the measured run, the same with and without the window."""
     return RunOptions(n_predict=n_predict, ignore_eos=True, spec=SpecOptions(types=("draft-mtp",)))
 
 

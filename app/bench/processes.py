@@ -48,7 +48,7 @@ def run_child(module: str, *arguments: str) -> dict[str, Any]:
 
 
 def measure_start(repeats: int) -> list[Figure]:
-    """Medians of fresh processes."""
+    """Seconds from the start of a process to the painted window and to the first token, medians."""
     window, token = [], []
     for _ in range(repeats):
         begun = time.monotonic()  # one clock for all processes

@@ -1,4 +1,4 @@
-"""The real window for a measurement or a picture, and an engine that can be made to wait for it."""
+"""The real window for a measurement or a picture, and an engine whose runs stop midway for one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CHECK_MS = 20
 
 
 def use_some_display() -> str:
-    """Take the display that is there, else Qt's offscreen platform; says which."""
+    """Choose Qt's offscreen platform where no display can be used; returns what is used."""
     try:
         check_display()
     except DraftscopeError:
@@ -70,8 +70,10 @@ def shown_window(
 def wait_until(
     done: Callable[[], bool], patience: float = _LONGEST_WAIT, check_ms: int = _CHECK_MS
 ) -> None:
-    """Let the window work until something is so; every look takes Python from the engine. Raises
-    TimeoutError."""
+    """Run the event loop until `done` is true. Raises TimeoutError after `patience` seconds.
+
+    check_ms: time between two calls of `done`, each of which takes Python's lock from the engine.
+    """
     if done():
         return
     loop, check, late = QEventLoop(), QTimer(), QTimer()
@@ -90,24 +92,24 @@ def wait_until(
 
 
 def settle(seconds: float) -> None:
-    """Let the window work for some time."""
+    """Run the event loop for so many seconds."""
     end = time.monotonic() + seconds
     wait_until(lambda: time.monotonic() >= end)
 
 
 class HeldEngine(LocalEngine):
-    """The local engine, whose runs wait behind `n_rounds` rounds for `go_on`; None = never."""
+    """The local engine, whose runs pause after `n_rounds` rounds until `go_on`; None: never."""
 
     def __init__(self, n_rounds: int | None) -> None:
         self._n_rounds = n_rounds
         self._free = threading.Event()
 
     def go_on(self) -> None:
-        """Let the rounds come again."""
+        """Let runs that are paused continue, and later ones not pause."""
         self._free.set()
 
     def open(self, request: OpenRequest, progress: Progress) -> LocalSession:
-        """A session whose runs wait."""
+        """See LocalEngine.open; the session's runs pause."""
         session = super().open(request, progress)
         start = session.start
 
@@ -119,14 +121,14 @@ class HeldEngine(LocalEngine):
 
 
 class _HeldRun:
-    """A run that waits behind so many rounds until it is free."""
+    """A run that pauses after `n_rounds` rounds until `free` is set."""
 
     def __init__(self, run: Job, n_rounds: int | None, free: threading.Event) -> None:
         self._run, self._left, self._free = run, n_rounds, free
         self.run_id, self.cancel, self.stop = run.run_id, run.cancel, run.stop
 
     def step(self) -> bool:
-        """One round."""
+        """One round of the run, where due after the pause."""
         if self._left == 0:
             self._free.wait()
         elif self._left is not None:

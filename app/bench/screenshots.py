@@ -51,7 +51,7 @@ def all_shots() -> list[Shot]:
 
 
 def readme_shots() -> list[Shot]:
-    """The three that README shows."""
+    """The three pictures in README."""
     size = SIZES[0]
     return [
         Shot("paused", "dark", size, "window-dark.png"),
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def take(shots: Sequence[Shot], folder: Path) -> Iterator[Path]:
-    """Take pictures, those of one state and size from one window; yields the files."""
+    """Write the pictures into a folder, with one window per state and size; yields each file."""
     from app.bench.scene import HeldEngine, settle, shown_window
 
     for size, state in dict.fromkeys((shot.size, shot.state) for shot in shots):

@@ -85,7 +85,7 @@ class SyntheticRun:
         return int(self._emitted_before(np.array(self.n_rounds - 1)).sum())
 
     def add(self, n_rounds: int) -> None:
-        """Write the next rounds."""
+        """Write the next n_rounds rounds, a row per sequence in each."""
         rounds = np.arange(self.n_rounds, self.n_rounds + n_rounds)
         drafted = self._drafted[(rounds - 1) % _PERIOD].ravel()
         accepted = self._accepted[(rounds - 1) % _PERIOD].ravel()
@@ -263,7 +263,7 @@ class SyntheticRun:
 
 
 def trace_of(n_rows: int, n_seqs: int = 2) -> TraceStore:
-    """A store with one synthetic run, at least so many rows in all tables together."""
+    """A store with one synthetic run and at least n_rows rows in all tables together."""
     store = TraceStore()
     run = SyntheticRun(store, n_seqs)
     per_round = 10 * n_seqs

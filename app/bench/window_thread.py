@@ -29,10 +29,10 @@ OPENING_SECONDS = 3.0
 
 
 class Pulse(QObject):
-    """Beats every 5 ms while the event loop is free, and notes two clocks at every beat.
+    """A timer of 5 ms; a beat that comes late shows how long the event loop was busy.
 
-    wall: seconds that passed. cpu: seconds that this thread computed, which other programs on the
-    machine do not lengthen.
+    At every beat two clocks are noted: wall time, and the CPU time of this thread, which other
+    programs on the machine do not lengthen.
     """
 
     def __init__(self, parent: QObject | None = None) -> None:
@@ -50,7 +50,7 @@ class Pulse(QObject):
         self._timer.start()
 
     def stop(self) -> None:
-        """A last beat."""
+        """Note the clocks once more and end."""
         self._timer.stop()
         self._beat()
 
@@ -60,7 +60,7 @@ class Pulse(QObject):
         return clocks[:, 0], clocks[:, 1]
 
     def frames(self, seconds: float) -> np.ndarray:
-        """CPU seconds of the thread in spans of beats of at least `seconds`, float64 [spans]."""
+        """CPU seconds of the thread in spans of `seconds` or just over, float64 [spans]."""
         cut: list[float] = []
         begun, used = self._beats[0]
         for at, cpu in self._beats[1:]:
@@ -74,7 +74,7 @@ class Pulse(QObject):
 
 
 class RoundWriter:
-    """Writes rounds from a thread of its own, so many tokens per second, as an engine does."""
+    """A thread that writes rounds of a synthetic run at a given speed, as an engine would."""
 
     def __init__(self, run: SyntheticRun, tokens_per_second: float) -> None:
         self._run, self._speed = run, tokens_per_second
@@ -99,7 +99,7 @@ class RoundWriter:
 
 
 def spread_out(window: MainWindow) -> None:
-    """Every dock open beside the others, none behind a tab."""
+    """Lay out all docks side by side, so that every view is drawn."""
     below, right = Qt.DockWidgetArea.BottomDockWidgetArea, Qt.DockWidgetArea.RightDockWidgetArea
     names = [name for name in TITLES if name not in ("model", "run")]
     half = len(names) // 2
@@ -119,7 +119,7 @@ def spread_out(window: MainWindow) -> None:
 
 
 def measure_frames(seconds: float) -> list[Figure]:
-    """Stream for so long into a window with all docks in sight."""
+    """Stream tokens for so many seconds into a window that shows all docks."""
     store = TraceStore()
     run = SyntheticRun(store, n_seqs=2)
     with shown_window(*_FRAMES_SIZE) as window:
@@ -151,7 +151,7 @@ def measure_frames(seconds: float) -> list[Figure]:
 
 
 def measure_opening(n_rows: int) -> list[Figure]:
-    """Export a made-up trace, then open it in the window."""
+    """Export a synthetic trace of at least n_rows rows, then open it in the window."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "trace"
         store = trace_of(n_rows)

@@ -178,7 +178,7 @@ def _number(group: argparse._ArgumentGroup, name: str, default: int, text: str) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure one thing."""
+    """Check which measurement is asked for, and do it. Raises OptionError."""
     has_model = args.model is not None or args.model_option is not None or args.demo
     on_requests = not (args.splits or args.steps or args.compare or args.write_random_model)
     if args.rollback is not None and not on_requests:

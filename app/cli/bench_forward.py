@@ -24,7 +24,7 @@ _STEP = "{:>5} {:>9} {:>9} {:>9}"
 
 
 def splits(args: argparse.Namespace) -> int:
-    """Both ways of splitting a batch."""
+    """`--splits`: several sequences in one forward pass against one sequence per pass."""
     if args.sequences > _MOST or args.draft > _MOST:
         raise OptionError(f"--sequences or --draft is above {_MOST}.", "Choose a smaller number.")
     model, facts = _model(args)
@@ -39,7 +39,7 @@ def splits(args: argparse.Namespace) -> int:
 
 
 def steps(args: argparse.Namespace) -> int:
-    """Steps of several widths."""
+    """`--steps`: the time of a forward pass by its number of tokens."""
     model, facts = _model(args)
     from engine.bench.steps import bench_steps
 
@@ -59,7 +59,7 @@ def steps(args: argparse.Namespace) -> int:
 
 
 def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
-    """The model to measure and what a reader of the figures must know of it."""
+    """Load the model; also returns the facts that head its figures. Raises OptionError."""
     path = target_path(args)
     check_files(path)
     with GgufFile.open(path) as file:

@@ -1,4 +1,4 @@
-"""What the measurements made of requests share: prompts, configurations, session, result file."""
+"""Shared by the bench modes that decode requests: prompts, configurations, session, report."""
 
 from __future__ import annotations
 
@@ -103,7 +103,10 @@ def open_session(args: argparse.Namespace) -> BenchSession:
 
 
 def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str, Any]:
-    """What a reader of the figures must know besides each configuration's options."""
+    """Facts at the head of a report: model, device, prompt set and machine.
+
+    prompts: the set's name.
+    """
     from engine.bench.environment import environment
     from engine.device import device_name
 
@@ -118,7 +121,7 @@ def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str,
 
 
 def progress(done: int, total: int, what: str) -> None:
-    """One line on stderr."""
+    """Say on stderr that so many of the requests are done, and what the last one was."""
     print(f"[{done:>{len(str(total))}}/{total}] {what}", file=sys.stderr, flush=True)
 
 

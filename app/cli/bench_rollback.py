@@ -23,7 +23,7 @@ _PHASES = ("save", "verify", "rollback", "restore", "replay", "total")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print the policies."""
+    """Measure the policies of --rollback and print a row for each at every width."""
     if max(args.widths) > _MOST_STATES + 1:
         raise OptionError(
             f"--widths {max(args.widths)} is above {_MOST_STATES + 1}.",

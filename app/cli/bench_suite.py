@@ -146,7 +146,7 @@ def split_lines(one: dict[str, Any]) -> Iterator[str]:
 
 
 def diff_lines(a: str, b: str, diff: SuiteDiff) -> Iterator[str]:
-    """The diff mode: aggregate fields, then the prompts of both files."""
+    """Two result files, named a and b: aggregate fields, then a line per prompt of both."""
     yield f"A: {a}"
     yield f"B: {b}"
     for pair in diff.pairs:

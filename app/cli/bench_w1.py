@@ -16,18 +16,6 @@ if TYPE_CHECKING:
     from engine.bench.workload import Workload
 
 _LINE = "{:<12} {:>7} {:>7} {:>9} {:>7} {:>7} {:>7} {:>8} {:>8} {:>8} {:>6} {:>7}"
-_COUNTERS = (
-    "prompt_tokens",
-    "cache_n",
-    "prompt_n",
-    "tokens",
-    "drafts",
-    "drafted",
-    "accepted",
-    "rejected",
-    "restores",
-    "duplicate_cells",
-)
 _HEADS = (
     "turn",
     "prompt",
@@ -111,9 +99,9 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         yield f"{one['name']}: {same}"
         yield _LINE.format(*_HEADS)
         for turn in one["turns"]:
-            counters = (turn[name] for name in _COUNTERS)
+            counters = (turn[name] for name in one["totals"])
             yield _LINE.format(turn["turn"], *counters, f"{turn['tokens_per_second']:.1f}")
-        yield _LINE.format("all", *(one["totals"][name] for name in _COUNTERS), "")
+        yield _LINE.format("all", *one["totals"].values(), "")
     yield ""
     yield "drafts: verification steps; dupl.: most cells beyond one per position after a round"
     if not report["complete"]:

@@ -212,7 +212,7 @@ def loading_line() -> Callable[[int, int, str], None] | None:
 
 
 def readable_size(n_bytes: int) -> str:
-    """Bytes for people, in binary units."""
+    """A number of bytes as text: "512 B", "1.50 MiB"."""
     value = float(n_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:

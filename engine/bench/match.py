@@ -73,7 +73,7 @@ class MatchResult:
 
 @dataclass(frozen=True, slots=True)
 class MatchStep:
-    """One step of one lane, with its duration in seconds. is_baseline: the others' measure."""
+    """One step of one lane and its duration in seconds. is_baseline: the one to compare with."""
 
     lane: str
     step: int
@@ -128,15 +128,14 @@ class MatchTest:
 
     @property
     def differing(self) -> list[MatchResult]:
-        """Outputs of the lane under test that differ: of the control where nothing is drafted."""
+        """Results that differ: with speculation, or of the control where nothing is drafted."""
         judged = self.lanes[-1]
         results = (result for step in self.done for result in step.results)
         return [r for r in results if r.lane == judged and r.difference is not None]
 
     @property
     def passed(self) -> bool:
-        """Whether every difference is explained; there need not be one. With batch_invariant,
-        nothing explains one."""
+        """Whether every difference is explained. With batch_invariant, none may be there at all."""
         if self.options.batch_invariant:
             return not self.differing
         return all(result.is_explained for result in self.differing)
@@ -207,7 +206,7 @@ class MatchTest:
 
 
 def first_difference(expected: _Output, got: _Output) -> TokenDifference | None:
-    """Where two outputs part, None if they do not."""
+    """The first token in which two outputs differ, None if they are equal."""
     n_expected, n_got = len(expected.tokens), len(got.tokens)
     for i in range(max(n_expected, n_got)):
         token = expected.tokens[i] if i < n_expected else None

@@ -1,4 +1,4 @@
-"""What the trace costs: the part of a run that is spent in recording it."""
+"""What the trace costs: the share of a run's time that goes into recording it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class RecordedRun:
 
 @contextmanager
 def recording_timed(clock: SectionClock) -> Iterator[None]:
-    """Within the context, whatever any run records switches a clock of these RECORDING_SECTIONS."""
+    """Within the context, the time that any run spends recording is counted by `clock`, which must
+    have RECORDING_SECTIONS."""
     with ExitStack() as undo:
         for name, value in list(vars(Recorder).items()):
             if isfunction(value) and not name.startswith("_"):

@@ -132,13 +132,13 @@ class _Inputs:
         self.width = width
 
     def pass_through(self, memory: SnapshotPolicy, n: int) -> None:
-        """The first n tokens."""
+        """Advance the memory of this layer by the first n tokens."""
         every: tuple[Inputs, ...] = (self._conv, self._delta)
         for key, inputs in zip(self._keys, every, strict=True):
             memory.advance(key, inputs.part(slice(None), slice(n)))
 
     def decoded(self, n: int, times: int) -> dict[StateKey, torch.Tensor]:
-        """The states after the first n tokens have come so many times, and nothing else."""
+        """The states after decoding the first n tokens `times` times: what rounds must leave."""
         (x, weight), delta = self._conv, self._delta.part(slice(None), slice(n))
         n_v, d = delta.v.shape[2:]
         state = torch.zeros(1, n_v, d, d)
@@ -197,7 +197,7 @@ class _Runner:
         self._traffic.append(Traffic(*(now - then for now, then in moved)))
 
     def row(self, baseline: _Runner, truth: dict[StateKey, torch.Tensor]) -> RollbackRow:
-        """The figures of all rounds after the warm-up."""
+        """Medians of the rounds after the warm-up. truth: the states to compare with, by key."""
         times = self._times[_WARM_UP:]
         ratios = [
             own["total"] / other["total"]

@@ -1,4 +1,4 @@
-"""Where time goes, measured by a clock that parts of the program switch: those of a model here."""
+"""Where time goes: a clock that counts by section, and the sections of a model's forward pass."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SectionClock:
         return {name: 1000 * seconds for name, seconds in self._seconds.items()}
 
     def timed(self, call: Callable[..., Any], section: str) -> Callable[..., Any]:
-        """`call`, counted as this section."""
+        """`call` wrapped: its time is counted as this section's."""
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             self._settle()

@@ -31,7 +31,10 @@ class SplitFigures:
 
 @dataclass(frozen=True, slots=True)
 class SplitComparison:
-    """ratio: aggregate speed of "equal" over "seq", the median of the rounds' own ratios."""
+    """Figures of both ways, "equal" and "seq", for n_seqs sequences of n_tokens tokens each.
+
+    rollback: the policy. ratio: speed of "equal" over "seq", median of the rounds' ratios.
+    """
 
     n_seqs: int
     n_tokens: int

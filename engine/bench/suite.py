@@ -50,7 +50,7 @@ class PromptSuite:
 
     @property
     def n_requests(self) -> int:
-        """Requests that count, without the warm-up."""
+        """How many requests `requests` makes; those of the warm-up do not count."""
         return len(self.prompts) * len(self.configurations) * self._repeats
 
     @property

@@ -35,7 +35,7 @@ class PromptDiff:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationDiff:
-    """A pair of configurations: names, (a, b) of every AGGREGATE_FIELDS field, prompts of both."""
+    """Two configurations compared. aggregate: (a, b) by field; prompts: those in both files."""
 
     a_name: str
     b_name: str

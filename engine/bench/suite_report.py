@@ -1,4 +1,4 @@
-"""What a suite's requests come to: rows, aggregates, speed-ups, and where the time went.
+"""The report on a suite: rows, aggregates, speed-ups, and where the time went.
 
 Everything here is plain data, as it stands in the result file.
 """

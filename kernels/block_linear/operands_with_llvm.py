@@ -1,4 +1,4 @@
-"""What the products multiply: weights out of their blocks, as this processor takes them best."""
+"""Weights decoded from their blocks into the operands of a product: float32 or bfloat16."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class Arithmetic:
         return 2 if self.fused else 4
 
     def operand(self, code: Code, low: Value, high: Value | None = None) -> Value:
-        """What `step` weights or inputs f32 become."""
+        """`step` weights or inputs as the product takes them.
+
+        low: the first 16, f32. high: the next 16, where step is 32.
+        """
         if self.fused:
             assert high is not None
             # the type's own rounding would be compiled to three instructions
@@ -45,15 +48,15 @@ class Arithmetic:
         return low.rounded_to_bf16() if self.rounded else low
 
     def load(self, code: Code, address: Value) -> Value:
-        """An operand from memory."""
+        """The operand of `step` elements at an address."""
         return code.load(address, BF16X32 if self.fused else F32X16)
 
     def read(self, bits: Value) -> Value:
-        """An operand out of 64 bytes."""
+        """A vector of 64 bytes taken for an operand."""
         return bits.bits(BF16X32 if self.fused else F32X16)
 
     def add(self, code: Code, total: Value, a: Value, b: Value) -> Value:
-        """total + a * b, f32 [16]; of bfloat16 the products of neighbours come in one place."""
+        """total + a * b, f32 [16]. With `fused`, each sum takes the products of two neighbours."""
         if self.fused:
             return code.call("llvm.x86.avx512bf16.dpbf16ps.512", F32X16, total, a, b)
         return code.fma(a, b, total)
@@ -61,17 +64,17 @@ class Arithmetic:
 
 @functools.cache
 def arithmetic(*, rounded: bool) -> Arithmetic:
-    """What this processor does best."""
+    """The faster way on this processor. rounded: bfloat16 products are asked for."""
     return Arithmetic(rounded, rounded and has_feature("avx512bf16"))
 
 
 def sizes(type: str) -> tuple[int, int]:
-    """Elements and bytes of a block."""
+    """Elements and bytes of a block of this GGML type, or of PLAIN."""
     return (32, 128) if type == PLAIN else decode_with_llvm.sizes(type)
 
 
 def operands(code: Code, type: str, block: Value, how: Arithmetic) -> Iterator[Value]:
-    """The weights of the block at an address as operands, in their order."""
+    """Write code that decodes the block at an address; yields its weights, `how.step` at a time."""
     decoded = _plain(code, block) if type == PLAIN else decode_with_llvm.decode(code, type, block)
     if not how.fused:
         yield from (how.operand(code, weights) for weights in decoded)

@@ -180,7 +180,7 @@ class _Stretch:
         return self._x + self._input_bytes * r
 
     def add(self, r: int, result: Value) -> None:
-        """To y; the first stretch finds nothing there."""
+        """Add a stretch's part of a sum to y; the first stretch sets it."""
         code, at = self._code, self._y + (self._n_out * r + self._row) * 4
         nothing = code.constant(result.type, 0.0)
         before = code.choose(self._begin.less(1), nothing, code.load(at, result.type))

@@ -116,7 +116,7 @@ def fold_invariant(
     grouped: bool,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """fold token by token: the very states of gated_delta_into_invariant."""
+    """fold token by token, which gives the bits of gated_delta_into_invariant's states."""
     k, u, g = _prefix(log, n_tokens)
     size = (-1, *state.shape[2:])
     target = torch.empty(state.shape, device=state.device) if out is None else out

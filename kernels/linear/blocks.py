@@ -21,7 +21,7 @@ GROUP = 32
 
 
 class BlockData(NamedTuple):
-    """The data of such a matrix: uint8 [out, bytes per row] of a GGML type."""
+    """A matrix in blocks. bytes: uint8 [out, bytes per row]. type: GGML's name, such as "Q4_K"."""
 
     bytes: torch.Tensor
     type: str
@@ -41,7 +41,7 @@ def stays_plain(weight: torch.Tensor, mode: str) -> bool:
 
 
 def pack_plain(weight: torch.Tensor) -> Packed:
-    """A weight f32 [out, in] that stays where it is."""
+    """A weight f32 [out, in] to be multiplied as it is, without a copy where it is contiguous."""
     return pack_blocks(weight.contiguous().view(torch.uint8), "F32", "f32")
 
 
@@ -56,7 +56,7 @@ def pack_blocks(blocks: torch.Tensor, type: str, mode: str = "blocks") -> Packed
 
 
 def beside(parts: Sequence[Packed]) -> Packed:
-    """Matrices of equal width, in whatever modes, as one whose rows are theirs in turn."""
+    """Matrices of equal width stacked: [sum of out, in], each part in a mode of its own."""
     if len(parts) == 1:
         return parts[0]
     shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])

@@ -1,4 +1,4 @@
-"""Sums of products of bytes: some rows of x with some panels of weights."""
+"""Code for LLVM that multiplies some rows of integers with some panels of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of x as signed bytes, each with what its products need to know about it."""
+"""Rows of x rounded to signed bytes, each followed by its scale and sums (TAIL_BYTES)."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _TINY_BITS = 0x00800000
 
 
 def row_bytes(n_in: int, n_integers: int) -> int:
-    """What a row of n_in numbers takes, made of so many rows of integers: 1, or 2 as in int8x2."""
+    """Bytes of a rounded row of n_in numbers. n_integers: rows of integers made of it, 1 or 2."""
     return (n_in + -n_in % ROW_MULTIPLE) * n_integers + TAIL_BYTES
 
 
 def whole_rows(x: torch.Tensor) -> tuple[torch.Tensor, RowPlaces]:
-    """x f32 [..., in] with rows of whole vectors, and where they are."""
+    """x f32 [..., in], its rows filled up to a multiple of ROW_MULTIPLE, and where they are."""
     filling = -x.shape[-1] % ROW_MULTIPLE
     return rows(functional.pad(x, (0, filling)) if filling else x)
 
 
 def quantise(x: torch.Tensor, n_integers: int) -> torch.Tensor:
-    """x f32 [..., in] -> uint8 [n, row_bytes]."""
+    """The n rows of x f32 [..., in] as integers with their tails, uint8 [n, row_bytes]."""
     n_in = x.shape[-1]
     n_rows = x.numel() // n_in
     out = torch.empty(n_rows, row_bytes(n_in, n_integers), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Products of rows with panels of bytes: weights stream by a few rows, or many rows by weights."""
+"""Integer products of rows of x with a weight in BytePanels, for few rows and for many."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from kernels.llvm import Code, Program, Value
 from kernels.llvm.rows import RowPlaces
 
 FEW_ROWS = 8
-"""Rows of integers for which the weights are read once, and every panel by itself."""
+"""Up to so many rows of integers are multiplied with one panel after the other, and the weights
+read once; more are multiplied with WIDE panels at a time."""
 
 # panels, and rows of integers, whose sums are in registers at the same time
 WIDE, TALL = 2, (12, 8, 4, 2, 1)

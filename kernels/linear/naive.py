@@ -27,7 +27,7 @@ def pack(weight: torch.Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> Packed
 
 
 def pack_int8(weight: torch.Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> Packed:
-    """Integers and scales, as plain tensors."""
+    """A weight f32 [out, in] as int8 [out, in] and scales f32 [out], both of quantise_rows."""
     n_out, n_in = weight.shape
     integers, scale = quantise_rows(weight, levels)
     return Packed(mode, (n_out, n_in), n_out * n_in + 4 * n_out, (integers, scale))
