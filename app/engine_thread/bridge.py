@@ -23,6 +23,7 @@ from app.engine_thread.jobs import (
     OpenRequest,
     RunControl,
     RunRequest,
+    ScriptRequest,
 )
 from app.engine_thread.opening import LocalEngine
 from app.engine_thread.trace_jobs import (
@@ -139,7 +140,7 @@ class Bridge(QObject):
             request = RunRequest(tuple(texts), options, chat)
             self._worker.start(request, self._control, rounds)
 
-    def compare(self, request: CompareRequest, rounds: int | None = None) -> None:
+    def compare(self, request: CompareRequest | ScriptRequest, rounds: int | None = None) -> None:
         """Begin a comparison of lanes; it pauses, goes on and stops like a run."""
         if self.can_start:
             self._control = RunControl()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.compare.lane_spec import LaneSpec
+from engine.compare.memory_script import MemoryScript
 from engine.options import RunOptions
 from engine.trace.store import TraceStore
 
@@ -68,6 +69,14 @@ class CompareRequest:
     chat: ChatWrap | None = None
 
 
+@dataclass(frozen=True)
+class ScriptRequest:
+    """A script of memory operations to play under a rollback policy; its contexts are the lanes."""
+
+    script: MemoryScript
+    policy: str
+
+
 class Job(Protocol):
     """A run or a comparison: work in rounds, between which it can be paused or ended."""
 
@@ -98,7 +107,7 @@ class EngineSession(Protocol):
     def start(self, request: RunRequest, trace: TraceStore) -> Job:
         """Begin a run in a trace."""
 
-    def compare(self, request: CompareRequest, trace: TraceStore) -> Job:
+    def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Job:
         """Begin the lanes of a comparison in a trace, the reference lane first."""
 
     def measure(self, text: str, progress: Progress, cancelled: Callable[[], bool]) -> Fidelity:

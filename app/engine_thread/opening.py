@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.engine_thread.events import ModelFiles
-from app.engine_thread.jobs import ChatWrap, CompareRequest, Job, OpenRequest, Progress, RunRequest
+from app.engine_thread.jobs import (
+    ChatWrap,
+    CompareRequest,
+    Job,
+    OpenRequest,
+    Progress,
+    RunRequest,
+    ScriptRequest,
+)
 from engine.errors import OptionError
 from engine.options import Prompt
 from engine.trace.store import TraceStore
@@ -17,6 +25,7 @@ from engine.trace.store import TraceStore
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
     from engine.compare.fidelity import Fidelity
+    from engine.compare.memory_player import MemoryPlay
     from engine.run import Run
     from engine.session import Session
 
@@ -105,11 +114,16 @@ class LocalSession:
         self._learn_content(run)
         return run
 
-    def compare(self, request: CompareRequest, trace: TraceStore) -> Job:
-        """Begin a comparison on the prompts, as many side by side as the options allow."""
+    def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Job:
+        """Begin a comparison on the prompts, as many side by side as the options allow, or a
+        script of memory operations."""
         from engine.compare.comparison import Comparison
+        from engine.compare.memory_engine import play_script
 
         first = len(trace.runs)
+        if isinstance(request, ScriptRequest):
+            play = play_script(self._session, request.script, request.policy, trace)
+            return ComparisonJob(play, first)
         comparison = Comparison(
             self._session,
             self._prompts(request),
@@ -151,9 +165,9 @@ class LocalSession:
 
 
 class ComparisonJob:
-    """A comparison as a job. run_id: its reference lane."""
+    """A comparison, or a script, as a job. run_id: its reference lane."""
 
-    def __init__(self, comparison: Comparison, run_id: int) -> None:
+    def __init__(self, comparison: Comparison | MemoryPlay, run_id: int) -> None:
         self._comparison, self.run_id = comparison, run_id
 
     def step(self) -> bool:

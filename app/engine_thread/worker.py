@@ -39,6 +39,7 @@ from app.engine_thread.jobs import (
     OpenRequest,
     RunControl,
     RunRequest,
+    ScriptRequest,
 )
 from engine.errors import Cancelled, DraftscopeError
 from engine.trace.breaks import BreakRule, BreakWatch
@@ -111,7 +112,9 @@ class EngineWorker:
 
         self._submit(lambda: self._start(begin, control, rounds))
 
-    def compare(self, request: CompareRequest, control: RunControl, rounds: int | None) -> None:
+    def compare(
+        self, request: CompareRequest | ScriptRequest, control: RunControl, rounds: int | None
+    ) -> None:
         """Begin a comparison of lanes; from there on it is a run like any other."""
         self._submit(
             lambda: self._start(

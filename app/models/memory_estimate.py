@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.draft.registry import DRAFTERS
-from engine.draft.spec import SizeInputs
 from engine.memory.policies import POLICIES, PolicySpec, memory_sizes
 from engine.options import RunOptions
 
@@ -65,10 +64,10 @@ def estimate(
         policies = tuple(policy_cost(info, options, n_seqs, policy) for policy in POLICIES.values())
         mine = next(cost for cost in policies if cost.policy == options.rollback)
         sizes[options.rollback if n_rs_seq else "checkpoint"] = mine.total
-    inputs = SizeInputs(draft_info, n_seqs, n_ctx, compute)
     for drafter in (DRAFTERS[name] for name in types):
-        if drafter.needs and (own := drafter.n_bytes(drafter.options_of(options.spec), inputs)):
-            sizes[drafter.needs.name] = own
+        if drafter.needs and drafter.n_bytes and draft_info is not None:
+            own = drafter.options_of(options.spec)
+            sizes[drafter.needs.name] = drafter.n_bytes(own, draft_info, n_seqs, n_ctx, compute)
     return MemoryEstimate(n_seqs, n_ctx, n_rs_seq, sizes, policies)
 
 

@@ -16,10 +16,12 @@ from app.saved.errors import ErrorCatcher
 from app.saved.folders import data_folder
 from app.saved.settings import Settings
 from app.shell.collector import Collector
+from app.shell.menus import Scenario
 from app.shell.window import MainWindow
+from engine.compare.memory_script import MemoryScript, memory_scripts
 from engine.compare.scenario import scenarios
 from engine.version import version
-from resources import SCENARIOS
+from resources import MEMORY_SCRIPTS, SCENARIOS
 
 _LATEST_MS = 500
 """A window that is never painted, because it starts minimised, is ready by then."""
@@ -75,7 +77,8 @@ def run_window(
     collector = Collector()
     collector.start()
     try:
-        known = scenarios(SCENARIOS)
+        known: list[Scenario | MemoryScript] = [*scenarios(SCENARIOS)]
+        known += memory_scripts(MEMORY_SCRIPTS)
         window = MainWindow(
             Bridge(), Settings(), catcher.recent_lines, known, data=data, whole=False
         )

@@ -16,6 +16,7 @@ from app.models.run_axis import UNITS
 from app.saved.settings import THEME_CHOICES, Settings
 from app.shell.docks import LAYOUTS
 from engine.compare.lane_spec import LaneSpec
+from engine.compare.memory_script import MemoryScript
 from engine.options import RunOptions
 
 _PLOTS = (
@@ -103,15 +104,22 @@ class Scenario(Protocol):
 
 
 class ScenarioMenu(QMenu):
-    """Scenarios by title, each with what it is about as its tooltip; hidden without any."""
+    """Scenarios and scripts of memory operations by title, each with what it is about as its
+    tooltip; hidden without any."""
 
     def __init__(
-        self, scenarios: Sequence[Scenario], open_scenario: Callable[[Scenario], None]
+        self,
+        scenarios: Sequence[Scenario | MemoryScript],
+        open_scenario: Callable[[Scenario | MemoryScript], None],
     ) -> None:
         super().__init__("Sc&enarios")
         self.setToolTipsVisible(True)
         self.menuAction().setVisible(bool(scenarios))
+        before: Scenario | MemoryScript | None = None
         for scenario in scenarios:
+            if before and isinstance(scenario, MemoryScript) > isinstance(before, MemoryScript):
+                self.addSeparator()
+            before = scenario
             action = self.addAction(scenario.title.replace("&", "&&"))
             action.setObjectName(f"scenario.{scenario.name}")
             action.setToolTip(scenario.about)

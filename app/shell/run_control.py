@@ -9,11 +9,12 @@ from PySide6.QtWidgets import QWidget
 from app.dialogs.open_files import ask_model
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs import CompareRequest
+from app.engine_thread.jobs import CompareRequest, ScriptRequest
 from app.saved.settings import Settings
 from app.shell.docks import Docks
 from app.shell.menus import Scenario
 from app.shell.panels import Panels
+from engine.compare.memory_script import MemoryScript
 from engine.trace.run_ref import RunRef
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
 
@@ -78,14 +79,23 @@ class RunControl:
             texts = tuple(panel.texts())
             self.compare(CompareRequest(texts, panel.options(), lanes, chat=panel.chat()))
 
-    def compare(self, request: CompareRequest) -> None:
+    def compare(self, request: CompareRequest | ScriptRequest) -> None:
         """Run lanes side by side, and bring them into sight."""
         self._docks.reveal("divergence", "findings")
         self._panels.banners.clear()
         self._bridge.compare(request)
 
-    def open_scenario(self, scenario: Scenario) -> None:
-        """Compare what a scenario asks for on the model in use, or just run it without lanes."""
+    def open_scenario(self, scenario: Scenario | MemoryScript) -> None:
+        """Compare what a scenario asks for on the model in use, or just run it without lanes.
+
+        A script of memory operations is played under the policy of the Run panel, or the first
+        that it is for.
+        """
+        if isinstance(scenario, MemoryScript):
+            chosen = self._panels.run_panel.options().rollback
+            policy = chosen if chosen in scenario.policies else scenario.policies[0]
+            self.compare(ScriptRequest(scenario, policy))
+            return
         if not scenario.lanes:
             self._docks.reveal("findings")
             self._panels.banners.clear()

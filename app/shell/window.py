@@ -28,6 +28,7 @@ from app.shell.menus import PlotsMenu, RecentMenu, Scenario, ScenarioMenu, make_
 from app.shell.panels import Panels
 from app.shell.run_control import RunControl
 from app.shell.sessions import Sessions
+from engine.compare.memory_script import MemoryScript
 
 
 class MainWindow(QMainWindow):
@@ -43,7 +44,7 @@ class MainWindow(QMainWindow):
         bridge: Bridge,
         settings: Settings,
         log_lines: Callable[[], list[str]] = list,
-        scenarios: Sequence[Scenario] = (),
+        scenarios: Sequence[Scenario | MemoryScript] = (),
         data: Path | None = None,
         *,
         whole: bool = True,
@@ -144,7 +145,7 @@ class MainWindow(QMainWindow):
         self.feed = Feed(self)
         self.feed.add(panels.text_views)
 
-    def _make_menus(self, scenarios: Sequence[Scenario]) -> None:
+    def _make_menus(self, scenarios: Sequence[Scenario | MemoryScript]) -> None:
         actions = self.actions_by_id
         self.recent_menu = RecentMenu(self.settings, actions, self.open_model, self.sessions.open)
         self.scenario_menu = ScenarioMenu(scenarios, self.control.open_scenario)
@@ -242,7 +243,7 @@ class MainWindow(QMainWindow):
         ]
         if not self.scenario_menu.isEnabled():
             return registered
-        scenarios = self.scenario_menu.actions()
+        scenarios = [a for a in self.scenario_menu.actions() if not a.isSeparator()]
         return registered + [Command(action, action.toolTip()) for action in scenarios]
 
     def _enable_actions(self) -> None:

@@ -57,7 +57,8 @@ class LaneCard(QAbstractButton):
         self.verdict: LaneVerdict | None = None
         self._drawing: QIcon | None = None
         policy, _, settings = lanes.names[run_id].partition(",")
-        self._title, self._about = policy, settings or _ABOUT.get(policy, "")
+        told = lanes.store.runs[run_id].get("lane_about")
+        self._title, self._about = policy, settings or told or _ABOUT.get(policy, "")
         is_reference = run_id == lanes.reference
         self.setCheckable(not is_reference)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus if is_reference else Qt.FocusPolicy.StrongFocus)

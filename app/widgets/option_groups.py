@@ -145,11 +145,10 @@ class OptionGroup(FormGroup):
 
     def __getitem__(self, name: str) -> Any:
         """The field of an option by its name in RunOptions, dotted within a drafter's part."""
-        return next(
-            field
-            for path, (_, field) in self._fields.items()
-            if name in (path[-1], ".".join(path[-2:]))
-        )
+        for path, (_, field) in self._fields.items():
+            if name in (path[-1], ".".join(path[-2:])):
+                return field
+        raise KeyError(name)
 
     def values(self) -> Values:
         """What is set. Raises OptionError for a text that cannot be read."""

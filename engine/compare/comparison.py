@@ -248,13 +248,15 @@ class Comparison:
     def _prompt(self, slot: Slot, _: Draft | None) -> tuple[SequenceRound, torch.Tensor]:
         tokens = slot.prompt.tokens
         span = Span(slot.index, 0, tokens, [len(tokens) - 1])
+        before = slot.sampler.clone()
         logits, hidden = self._reference.decode(self._round, slot.seq_id, span, is_prompt=True)
         rows = partial(self._row, slot, len(tokens), logits)
         chosen = match(Draft(), rows, slot.sampler, ()).tokens
-        return self._chosen(slot, tokens, None, chosen, logits, is_prompt=True), hidden
+        return self._chosen(slot, tokens, None, chosen, logits, before, is_prompt=True), hidden
 
     def _decode(self, slot: Slot, draft: Draft | None) -> tuple[SequenceRound, torch.Tensor]:
         tokens = [slot.last, *(draft.tokens if draft else ())]
+        before = slot.sampler.clone()
         rows: list[torch.Tensor] = []
         hidden: list[torch.Tensor] = []
 
@@ -266,7 +268,7 @@ class Comparison:
             return self._row(slot, span.pos0 + 1, logits, 0)
 
         chosen = self._rule(draft or Draft(), decode, slot.sampler, self._end_tokens).tokens
-        return self._chosen(slot, tokens, draft, chosen, torch.cat(rows)), torch.cat(hidden)
+        return self._chosen(slot, tokens, draft, chosen, torch.cat(rows), before), torch.cat(hidden)
 
     def _row(self, slot: Slot, pos: int, logits: torch.Tensor, row: int) -> Distribution:
         """What the token at `pos` is drawn from. Raises NonFiniteError unless that is allowed."""
@@ -290,16 +292,17 @@ class Comparison:
         draft: Draft | None,
         chosen: list[int],
         logits: torch.Tensor,
+        before: Sampler,
         *,
         is_prompt: bool = False,
     ) -> SequenceRound:
-        """Emit what the reference lane chose."""
+        """Emit what the reference lane chose. before: the sampler before it did."""
         pos0 = slot.n_tokens
         n_decoded = pos0 + (len(tokens) if is_prompt else 1)
         n = slot.emit(chosen, n_decoded, self._options, self._setting.n_ctx, self._end_tokens)
         slot.n_tokens, slot.last = n_decoded + len(chosen) - 1, chosen[-1]
         return SequenceRound(
-            slot.seq_id, slot.index, pos0, tokens, draft, chosen, n, logits, is_prompt
+            slot.seq_id, slot.index, pos0, tokens, draft, chosen, n, logits, before, is_prompt
         )
 
     def _draft(self, slots: Sequence[Slot]) -> dict[int, Draft]:

@@ -94,12 +94,19 @@ class ReferenceMemory:
             self._states = {key: t.clone() for key, t in memory.recurrent.live(seq).items()}
             self._sizes = _norms(self._states.values())
 
-    def difference(self, lane: HybridMemory, seq: int = 0) -> MemoryDifference:
-        """What a sequence of another memory differs in; pending rollbacks count as done."""
+    def difference(
+        self, lane: HybridMemory, seq: int = 0, beside: Sequence[int] = ()
+    ) -> MemoryDifference:
+        """What a sequence of another memory differs in; pending rollbacks count as done.
+
+        beside: the sequences of the next pass, with this one among them; none = it alone. States
+        are those that such a pass would start from.
+        """
+        seqs = beside or (seq,)
         n_cells = cells_that_differ(self._positions, lane.attention.positions(seq))
         if not self.layers or lane.recurrent is None:
             return MemoryDifference((), [], [], n_cells)
-        theirs = lane.recurrent.live(seq)
+        theirs = lane.inputs(seqs)[seqs.index(seq)]
         apart = _norms(theirs[key] - mine for key, mine in self._states.items())
         errors = dict(zip(self._states, _ratio(apart, self._sizes).tolist(), strict=True))
         state, conv = (self._layout.worst(errors, windows=windows) for windows in (False, True))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from engine.compare.divergence import ReferenceLogits
 from engine.compare.lane import EngineFollower, Leader, Setting
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.rounds import Round
+from engine.compare.rounds import Round, SequenceRound
 from engine.decode.scheduler import Scheduler
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Drafter
@@ -27,12 +28,23 @@ class _Row:
     logits: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class _Chosen(_Row):
+    """A token of the leader's, and where it was chosen."""
+
+    part: SequenceRound
+    index: int
+
+
 class FreeLane(EngineFollower):
     """Drafts, samples and accepts as a run of its own; positions are compared until they fork.
 
     It is stepped until it has emitted as much as the reference lane. Where one is ahead of the
     other, rows wait until both have them. A sequence ends with its first token that differs;
-    that position is the last one compared, because both chose there behind equal tokens.
+    that position is the last one compared, because both chose there behind equal tokens. The fact
+    lane_forks says of each such token whether it follows, whether the leader would have chosen it
+    from the lane's logits: if not, something else is wrong; and whether the leader would have from
+    its own, because it is led by tokens of another compute mode.
     """
 
     def __init__(
@@ -46,7 +58,8 @@ class FreeLane(EngineFollower):
         drafters: Sequence[Drafter],
     ) -> None:
         super().__init__(setting, spec, options, model, leader, n_rs_seq)
-        self.facts["lane_free"] = True
+        self.facts |= {"lane_free": True, "lane_forks": []}
+        self._samples = options.spec.accept == "match"
         end_tokens = setting.session.tokenizer.eog_ids
         self._scheduler = Scheduler(
             model,
@@ -59,7 +72,7 @@ class FreeLane(EngineFollower):
             self._watch,
         )
         self._mine: dict[int, dict[int, _Row]] = {}
-        self._theirs: dict[int, dict[int, _Row]] = {}
+        self._theirs: dict[int, dict[int, _Chosen]] = {}
         self._forked: set[int] = set()
 
     def forget(self, seq: int) -> None:
@@ -75,9 +88,9 @@ class FreeLane(EngineFollower):
             rows = self._theirs.setdefault(part.seq_id, {})
             if part.seq_id in self._forked:
                 continue
-            emitted = zip(part.chosen[: part.n_emitted], part.logits, strict=False)
-            for pos, (token, logits) in enumerate(emitted, part.first_pos):
-                rows[pos] = _Row(round_.number, token, logits)
+            for i, token in enumerate(part.chosen[: part.n_emitted]):
+                row = _Chosen(round_.number, token, part.logits[i], part, i)
+                rows[part.first_pos + i] = row
         self._compare_what_both_have(round_)
         while any(self._is_behind(part.seq_id) for part in round_.parts):
             self._scheduler.step()
@@ -96,7 +109,7 @@ class FreeLane(EngineFollower):
     def _compare_what_both_have(self, round_: Round) -> None:
         for seq_id, mine in self._mine.items():
             theirs = self._theirs.get(seq_id, {})
-            run: list[tuple[int, _Row, _Row]] = []
+            run: list[tuple[int, _Row, _Chosen]] = []
             for pos in sorted(mine.keys() & theirs.keys()):
                 if seq_id in self._forked:
                     break
@@ -106,15 +119,24 @@ class FreeLane(EngineFollower):
                     run = []
                 run.append((pos, own, other))
                 if own.token != other.token:
-                    self._forked.add(seq_id)
-                    self._scheduler.cancel(seq_id)
+                    self._fork(seq_id, pos, own, other)
             if run:
                 self._append(round_, seq_id, run)
             if seq_id in self._forked:
                 mine.clear()
                 theirs.clear()
 
-    def _append(self, round_: Round, seq_id: int, run: list[tuple[int, _Row, _Row]]) -> None:
+    def _fork(self, seq_id: int, pos: int, own: _Row, other: _Chosen) -> None:
+        self._forked.add(seq_id)
+        self._scheduler.cancel(seq_id)
+        fork: dict[str, Any] = {"seq_id": seq_id, "pos": pos, "follows": True, "by_mode": False}
+        if self._samples:
+            part, i = other.part, other.index
+            fork["follows"] = part.sampled_from(i, own.logits) == own.token
+            fork["by_mode"] = part.sampled_from(i, other.logits) == own.token
+        self.facts["lane_forks"].append(fork)
+
+    def _append(self, round_: Round, seq_id: int, run: list[tuple[int, _Row, _Chosen]]) -> None:
         chosen = [theirs.token for _, _, theirs in run]
         reference = ReferenceLogits(torch.stack([theirs.logits for *_, theirs in run]), chosen)
         measured = reference.difference(torch.stack([mine.logits for _, mine, _ in run]))

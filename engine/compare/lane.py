@@ -163,7 +163,10 @@ class Follower(Lane):
         memory: HybridMemory | None = None,
     ) -> None:
         """Append a row per chosen token; the last carries the difference of the memories."""
-        held = round_.held(part.seq).difference(memory, part.seq) if memory else None
+        held = None
+        if memory:
+            seqs = [each.seq for each in round_.parts]
+            held = round_.held(part.seq).difference(memory, part.seq, seqs)
         measured = part.measure.difference(logits)
         self._rows.append(round_.number, part.seq_id, part.first_pos, part.chosen, measured, held)
 

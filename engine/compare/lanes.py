@@ -17,6 +17,13 @@ from engine.draft.chain import DrafterAnswer
 from engine.model.hybrid import HybridModel
 from engine.options import RunOptions
 
+_JITTER = {"f32": 2.0**-20, "blocks": 2.0**-20}
+"""Relative error of a noise lane's embeddings: about what sums in float32 come to differ by over
+the layers of a model."""
+_JITTER_ROUNDED = 2.0**-16
+"""The same in modes that round activations, to 8 bits or so: a 256th of that rounding, so that in
+every row some are rounded the other way."""
+
 
 class ReferenceLane(EngineLane):
     """Decodes each sequence alone: prompts in the usual ubatches, every further token by itself.
@@ -77,6 +84,10 @@ class NoiseLane(EngineFollower):
     come from a second memory, which is given that state before every round and decodes the drafts
     in the batches, filler included, of a lane with snapshots enough. So its differences are those
     that a correct lane may have: no state of it has ever seen a rejected token.
+
+    Where activations are rounded to bf16 or int8, or routed to experts, most differences are
+    rare: a last bit that tips a rounding or a tie. So that they are seen here and not in some
+    lane alone, its embeddings are jittered, unless the shape of a batch cannot matter anyway.
     """
 
     def __init__(
@@ -87,6 +98,8 @@ class NoiseLane(EngineFollower):
         model: HybridModel,
         leader: Leader,
     ) -> None:
+        if not options.batch_invariant:
+            model = model.jittered(_JITTER.get(model.compute, _JITTER_ROUNDED))
         super().__init__(setting, spec, options, model, leader)
         self._drafting = setting.session.make_memory(options, setting.n_seqs, setting.n_ctx, 0)
         holder = self._holders.__getitem__

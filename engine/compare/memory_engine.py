@@ -58,8 +58,14 @@ def play_script(
         batch_invariant = session.compute != "f32"
     _check_size(session, script, policy)
     trace = TraceStore() if trace is None else trace
-    engine = SessionEngine(session, script, policy, trace, fill, batch_invariant)
-    return MemoryPlay(script, policy, engine, engine)
+    first = len(trace.runs)
+    try:
+        engine = SessionEngine(session, script, policy, trace, fill, batch_invariant)
+        return MemoryPlay(script, policy, engine, engine)
+    except Exception as error:
+        for run_id in range(first, len(trace.runs)):
+            TraceWriter(trace, run_id).fail(str(error))
+        raise
 
 
 def _check_size(session: Session, script: MemoryScript, policy: str) -> None:
@@ -143,9 +149,9 @@ class SessionContext:
         pos, pending = self.memory.seq_pos_max(seq), self.fact(seq, "pending")
         accepted = self.memory.seq_rm(seq, p0, p1)
         for facts in self._open:
-            if facts.seq == seq and not accepted:
+            if facts.seq == seq and not accepted and not facts.rollback_depth:
                 facts.rollback_path = "refused"
-            elif facts.seq == seq and 0 < p0 <= pos:
+            elif facts.seq == seq and accepted and 0 < p0 <= pos:
                 facts.rollback_path = "seq_rm"
                 facts.rollback_depth += pos - self.memory.seq_pos_max(seq)
                 facts.memory_rollback = facts.rollback_depth
@@ -214,7 +220,7 @@ class SessionEngine:
             name = check.left.context
             known = self._tolerances.get(name, 0.0)
             self._tolerances[name] = max(known, _tolerance(check))
-        options = RunOptions(rollback=policy, batch_invariant=batch_invariant)
+        options = RunOptions(n_predict=-1, rollback=policy, batch_invariant=batch_invariant)
         self._reference = TraceWriter.begin(
             trace,
             this_engine(),
@@ -222,6 +228,7 @@ class SessionEngine:
                 "lane": REFERENCE,
                 "lane_kind": REFERENCE,
                 "lane_against": None,
+                "lane_about": "right sides of the checks",
                 "options": asdict(options),
                 "compute": session.compute,
                 "device": str(session.device),
@@ -246,6 +253,7 @@ class SessionEngine:
     def context(self, spec: ContextSpec, policy: str) -> SessionContext:
         options = RunOptions(
             parallel=spec.n_seqs,
+            n_predict=-1,
             n_ctx=spec.n_ctx,
             n_batch=max(spec.n_ubatch, spec.n_ctx),
             n_ubatch=spec.n_ubatch,
@@ -267,6 +275,8 @@ class SessionEngine:
         context = self._contexts[spec.name] = SessionContext(self, spec, options, memory)
         facts = self.trace.runs[context.run_id]
         facts["lane"] = f"{policy} {spec.name}" + (f", {spec.fault}" if spec.fault else "")
+        many = f"{spec.n_seqs} sequences, " if spec.n_seqs > 1 else ""
+        facts["lane_about"] = f"{many}n_rs_seq {spec.n_rs_seq}"
         measured = spec.name in self._tolerances
         facts["lane_kind"] = POLICY if measured else REFERENCE
         facts["lane_against"] = self._reference.run_id if measured else None

@@ -100,7 +100,10 @@ class Outcome:
 
 
 class MemoryPlay:
-    """One script under one policy, a statement at a time: a job for whoever runs jobs."""
+    """One script under one policy, a statement at a time: a job for whoever runs jobs.
+
+    All contexts are made at once, so that whoever watches knows the lanes from the start.
+    """
 
     def __init__(
         self,
@@ -114,7 +117,10 @@ class MemoryPlay:
         self.worst_nmse = math.nan
         """Of all checks that bound an error from above, NaN before the first."""
         self._engine, self._witness = engine, witness
-        self._left = script.for_policy(policy)
+        statements = script.for_policy(policy)
+        specs = [one.action for one in statements if isinstance(one.action, ContextSpec)]
+        self._n_seqs = {spec.name: spec.n_seqs for spec in specs}
+        self._left = [one for one in statements if not isinstance(one.action, ContextSpec)]
         self._wanted = {
             (place.context, place.seq, pos)
             for statement in self._left
@@ -123,7 +129,7 @@ class MemoryPlay:
             for pos in range(place.start, place.stop)
         }
         self._logits: dict[tuple[str, int, int], torch.Tensor] = {}
-        self._contexts: dict[str, MemoryContext] = {}
+        self._contexts = {spec.name: engine.context(spec, spec.policy or policy) for spec in specs}
         self._checkpoints: dict[tuple[str, str], object] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="draftscope-memory-")
 
@@ -159,10 +165,7 @@ class MemoryPlay:
 
     def _play(self, statement: Statement) -> None:
         action = statement.action
-        if isinstance(action, ContextSpec):
-            made = self._engine.context(action, action.policy or self.policy)
-            self._contexts[action.name] = made
-        elif isinstance(action, Check):
+        if isinstance(action, Check):
             self._check(statement, action)
         elif isinstance(action, Expect):
             context = self._contexts[action.context]
@@ -172,7 +175,7 @@ class MemoryPlay:
             self._decode(action)
         elif isinstance(action, Copy):
             self._copy(action)
-        elif self._operate(action) != action.accepted:
+        elif isinstance(action, Operation) and self._operate(action) != action.accepted:
             refused = "refused" if action.accepted else "not refused"
             self._note(statement, f"the removal was {refused}")
             self._left.clear()
@@ -211,13 +214,9 @@ class MemoryPlay:
         elif action.name == "seq_add":
             context.seq_add(*numbers)
         else:
-            for seq in numbers or range(self._spec(action.context).n_seqs):
+            for seq in numbers or range(self._n_seqs[action.context]):
                 context.seq_rm(seq, 0, -1)
         return True
-
-    def _spec(self, name: str) -> ContextSpec:
-        actions = (statement.action for statement in self.script.for_policy(self.policy))
-        return next(a for a in actions if isinstance(a, ContextSpec) and a.name == name)
 
     def _copy(self, action: Copy) -> None:
         context, label = self._contexts[action.context], action.label

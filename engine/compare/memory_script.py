@@ -5,6 +5,7 @@ FORMAT is the whole language, as `draftscope memory --help` prints it.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ seq_rm A 0 P0 [P1] [refused]         positions P0 <= pos < P1; accepted unless i
 seq_cp A 0 1     seq_keep A 0        seq_add A 0 P0 P1 SHIFT     clear A [0]
 save A 0 NAME    load B 1 NAME       a whole sequence, through a file
 checkpoint A 0 NAME    restore A 0 NAME      its recurrent part, within one context
-check A 0 6:9 = B [0 6:9] BOUND      logits behind these positions; exact, top1, or
+check A 0 6:9 = B [0 [6:9]] BOUND     logits behind these positions; exact, top1, or
                                      nmse, max_abs, relative with <= or > and a number
 check A 0 = B 0 exact | error<=X     recurrent states and attention cells
 expect A 0 pos=8 valid>=1 …          pos, valid (depth), pending, cells, duplicates, cell"""
@@ -450,8 +451,10 @@ class _Parser:
         if right is None:
             _seq(other, [str(left.seq)])
             right = replace(left, context=other.name)
+        elif right.stop == 0:
+            right = replace(left, context=other.name, seq=right.seq)
         for_states = left.stop == 0
-        if (right.stop == 0) != for_states or left.stop - left.start != right.stop - right.start:
+        if left.stop - left.start != right.stop - right.start:
             raise _Wrong("both sides of a check need equally many positions")
         return Check(left, right, _bound(words[-1], for_states=for_states), for_states)
 
@@ -481,9 +484,12 @@ def _bound(word: str, *, for_states: bool) -> Bound:
     if found is None or found[1] not in measures or found[2] not in ("<=", ">"):
         raise _Wrong(f"{word!r} is no bound on {', '.join(measures)}")
     try:
-        return Bound(found[1], found[2], float(found[3]))
+        limit = float(found[3])
     except ValueError:
-        raise _Wrong(f"{found[3]!r} is no number") from None
+        limit = math.nan
+    if not math.isfinite(limit):
+        raise _Wrong(f"{found[3]!r} is no number")
+    return Bound(found[1], found[2], limit)
 
 
 _ARITY = {

@@ -12,6 +12,7 @@ from engine.batch import Span
 from engine.compare.divergence import ReferenceLogits, ReferenceMemory
 from engine.draft.drafter import Draft
 from engine.memory.hybrid import HybridMemory
+from engine.sampling.sampler import Sampler
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class SequenceRound:
     seq: memory sequence of the lockstep lanes. pos0: position of tokens[0]. tokens: the prompt, or
     the newest token and the draft. chosen: the reference's tokens, [1] behind a prompt; the first
     n_emitted of them are output, the rest lies behind a stop. logits: float32
-    [len(chosen), n_vocab], those of the leader.
+    [len(chosen), n_vocab], those of the leader. sampler: as it was before it chose.
     """
 
     seq_id: int
@@ -32,6 +33,7 @@ class SequenceRound:
     chosen: Sequence[int]
     n_emitted: int
     logits: torch.Tensor
+    sampler: Sampler
     is_prompt: bool = False
 
     @property
@@ -57,6 +59,14 @@ class SequenceRound:
             return [self.span]
         places = enumerate(self.decoded, self.pos0)
         return [Span(self.seq, pos, [token], [0]) for pos, token in places]
+
+    def sampled_from(self, i: int, logits: torch.Tensor) -> int:
+        """The token that other logits [n_vocab] in place of those of chosen[i] would have given,
+        by sampling; drafts that were accepted by rejection were chosen in another way."""
+        sampler = self.sampler.clone()
+        for j in range(i):
+            sampler.draw(sampler.rows(self.logits[j : j + 1])(0))
+        return sampler.draw(sampler.rows(logits.unsqueeze(0))(0))
 
     @cached_property
     def measure(self) -> ReferenceLogits:

@@ -96,12 +96,11 @@ def read_scenario(path: Path) -> Scenario:
 
 def _filled(cls: type[_T], table: dict[str, Any], path: Path, prefix: str) -> _T:
     """A dataclass from a table whose keys are its fields."""
-    hints = get_type_hints(cls)
+    hints, names = get_type_hints(cls), [f.name for f in fields(cls)]  # type: ignore[arg-type]
     values = {}
     for key, value in table.items():
-        if key not in hints:
-            known = ", ".join(f.name for f in fields(cls))  # type: ignore[arg-type]
-            raise _wrong(path, prefix + key, f"is unknown; known are {known}")
+        if key not in names:
+            raise _wrong(path, prefix + key, f"is unknown; known are {', '.join(names)}")
         values[key] = _value(hints[key], value, path, prefix + key)
     try:
         return cls(**values)

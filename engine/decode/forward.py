@@ -19,6 +19,7 @@ Rows = dict[int, torch.Tensor]
 
 class Forward:
     """Runs batches through the target. `seq_id_of` names a memory sequence in the trace.
+    `watch` is shown every pass and its hidden rows.
 
     n_ubatch: most tokens in one pass, never more than a batch may have.
     """
@@ -30,11 +31,12 @@ class Forward:
         options: RunOptions,
         recorder: Recorder,
         seq_id_of: Callable[[int], int],
+        watch: Callable[[UBatch, torch.Tensor], None] | None = None,
     ) -> None:
         self.memory = memory
         self.n_ubatch = min(options.n_ubatch, options.n_batch)
         self._model, self._options, self._recorder = model, options, recorder
-        self._seq_id_of = seq_id_of
+        self._seq_id_of, self._watch = seq_id_of, watch
 
     def split(self, spans: Sequence[Span]) -> list[UBatch]:
         """The ubatches of a batch."""
@@ -49,7 +51,10 @@ class Forward:
         logits: dict[int, list[torch.Tensor]] = {}
         hidden: dict[int, list[torch.Tensor]] = {}
         for ubatch in ubatches:
+            gap = self._gap(ubatch)
             out = self._model.forward(ubatch, self.memory)
+            if self._watch:
+                self._watch(ubatch, out.hidden)
             rows = [row // ubatch.n_seq_tokens for row in ubatch.outputs.tolist()]
             for i, seq in enumerate(ubatch.seq_ids):
                 hidden.setdefault(seq, []).append(out.hidden[i])
@@ -59,8 +64,20 @@ class Forward:
             wait_for(self._model.device)  # sampling would wait at once; this books it here
             ms = clock.stop(phase, ubatch.seq_ids)
             seq_ids = [self._seq_id_of(seq) for seq in ubatch.seq_ids]
-            self._recorder.ubatch(round_, ubatch, seq_ids, purpose, ms)
+            self._recorder.ubatch(round_, ubatch, seq_ids, purpose, ms, gap)
         return _joined(logits), _joined(hidden)
+
+    def _gap(self, ubatch: UBatch) -> int:
+        """Positions between what memory holds of a sequence and its first one here, the furthest
+        from 0."""
+        last: dict[int, int] = {}
+        gaps = []
+        ends = ubatch.positions[:, [0, -1]].tolist()
+        for seq, (start, end) in zip(ubatch.seq_ids, ends, strict=True):
+            held = last[seq] if seq in last else self.memory.seq_pos_max(seq)
+            gaps.append(start - 1 - held)
+            last[seq] = end  # in a pool, a sequence may have several rows
+        return max(gaps, key=abs)
 
 
 def _joined(parts: dict[int, list[torch.Tensor]]) -> Rows:

@@ -85,7 +85,13 @@ class Recorder:
         self._resumed = perf_counter()
 
     def ubatch(
-        self, round_: int, ubatch: UBatch, seq_ids: Sequence[int], purpose: str, ms: float
+        self,
+        round_: int,
+        ubatch: UBatch,
+        seq_ids: Sequence[int],
+        purpose: str,
+        ms: float,
+        pos_gap: int,
     ) -> None:
         """One forward pass of the target."""
         self._append(
@@ -99,6 +105,7 @@ class Recorder:
             purpose=purpose,
             reason=ubatch.reason,
             ms=ms,
+            pos_gap=pos_gap,
         )
         self._round_ubatches.append(self._n_ubatches)
         self._n_ubatches += 1
@@ -118,6 +125,7 @@ class Recorder:
                 num_raw=draft.n_raw,
                 num_draft_tokens=len(draft.tokens),
                 reason=draft.reason,
+                num_wrong_rows=draft.n_wrong_rows,
                 draft_ms=answer.ms,
             )
 
@@ -226,6 +234,7 @@ class Recorder:
             verify_width=facts.verify_width,
             state_bytes_restored=facts.restored_bytes,
             checkpoint_bytes=facts.checkpoint_bytes,
+            cache_wrong=facts.cache_wrong,
             ubatch_ids=" ".join(map(str, ubatch_ids)),
             **columns,
             **clock.columns(facts.seq, n),

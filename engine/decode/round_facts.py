@@ -44,6 +44,7 @@ class RoundFacts:
     n_replays: int = 0
     checkpoint_bytes: int = 0
     restored_bytes: int = 0
+    cache_wrong: int | None = None
     accept_rule: str = ""
     rule_p: Sequence[float] = ()
     rule_q: Sequence[float] = ()

@@ -63,7 +63,7 @@ class Scheduler:
         choose = held.best if held else None
         self._slots = Slots(self.sequences, memory.attention.n_seqs, choose)
         holder = self._slots.holders.__getitem__
-        self._forward = Forward(model, memory, options, recorder, holder)
+        self._forward = Forward(model, memory, options, recorder, holder, chain.decoded)
         self._loop = VerifyLoop(self._forward, options)
         rates = options.spec.synthetic
         self._synthetic = SyntheticAcceptance(rates, options.sampler.seed) if rates else None
@@ -114,13 +114,16 @@ class Scheduler:
     def _prompt_round(self, slots: list[Slot], n_left: int, clock: PhaseClock) -> list[RoundFacts]:
         """Decode n_left more prompt tokens, the first come first."""
         parts: list[tuple[Slot, Span]] = []
-        restored, saved = {}, {}
+        restored, saved, wrong = {}, {}, {}
         for slot in slots:
             if n_left <= 0:
                 break
             n_known = slot.n_tokens
             restored[slot.index], saved[slot.index] = self._resume(slot, clock)
             prompt, n_done = slot.prompt.tokens, slot.n_tokens
+            if self._held and n_known == 0:
+                cells = self._memory.attention
+                wrong[slot.index] = cells.others_than(slot.index, prompt[:n_done])
             end = self._held.part_end(slot.prompt, n_done) if self._held else len(prompt)
             tokens = prompt[n_done : min(end, n_done + n_left)]
             is_last = n_done + len(tokens) == len(prompt)
@@ -155,6 +158,7 @@ class Scheduler:
                 valid_depth=valid_depth(self._memory, seq),
             )
             facts.restored_bytes, facts.checkpoint_bytes = restored[seq], saved[seq]
+            facts.cache_wrong = wrong.get(seq)
             rounds.append(facts)
             if self._watch and first:
                 self._watch(self._round, slot.seq_id, slot.n_tokens, first.tokens, logits[seq])

@@ -8,7 +8,8 @@ from time import perf_counter
 
 import torch
 
-from engine.draft.drafter import Draft, Drafter, DraftRequest
+from engine.batch import UBatch
+from engine.draft.drafter import Draft, Drafter, DraftRequest, SeesPasses
 
 Statistics = dict[str, float]
 """What one drafter did, llama.cpp's counters: see DrafterChain.statistics."""
@@ -70,6 +71,12 @@ class DrafterChain:
         """Pass on what the target decoded for good."""
         for drafter in self._drafters:
             drafter.observe(seq, pos0, tokens, hidden)
+
+    def decoded(self, ubatch: UBatch, hidden: torch.Tensor) -> None:
+        """Show a pass of the target to those who want to see it."""
+        for drafter in self._drafters:
+            if isinstance(drafter, SeesPasses):
+                drafter.decoded(ubatch, hidden)
 
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, Draft]:
         """Drafts by sequence, cut to the limit of the request; one without a draft is absent."""

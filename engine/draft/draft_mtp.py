@@ -7,6 +7,7 @@ made again from the target's hidden rows, together with the first step of the ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,9 @@ from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.mtp import MtpHead
 from engine.transfer import upload
+
+_N_MARKS = 4
+"""Numbers by which a hidden row is known again; as it is only ever copied, they stay equal."""
 
 
 @dataclass(slots=True)
@@ -65,6 +69,7 @@ class DraftMtp(ModelDrafter):
         self._device = memory.attention.device
         self._n_embd = n_embd
         self._observed: dict[int, _Observed] = {}
+        self._marks: dict[int, torch.Tensor] = {}
         self._hidden = torch.empty(0)
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
@@ -72,6 +77,19 @@ class DraftMtp(ModelDrafter):
         observed = self._of(seq)
         self._memory.seq_rm(seq, observed.n_decoded)
         observed.write(pos0, tokens, hidden)
+
+    def decoded(self, ubatch: UBatch, hidden: torch.Tensor) -> None:
+        """Remember each row by its first numbers where the target computed it. The pairs come
+        another way, through acceptance and `observe`: a row of a rejected token shows."""
+        for i, seq in enumerate(ubatch.seq_ids):
+            first, n = int(ubatch.positions[i, 0]), ubatch.n_seq_tokens
+            marks = self._marks.get(seq)
+            if marks is None:
+                marks = torch.zeros(1, _N_MARKS, device=self._device)  # before the first token
+            if (lack := first + 1 + n - len(marks)) > 0:
+                more = marks.new_full((max(lack, len(marks)), _N_MARKS), math.nan)
+                self._marks[seq] = marks = torch.cat((marks, more))
+            marks[first + 1 : first + 1 + n] = hidden[i, :, :_N_MARKS]
 
     def resume(self, seq: int, n_tokens: int) -> None:
         """Remove the cells behind these tokens."""
@@ -85,6 +103,7 @@ class DraftMtp(ModelDrafter):
         """Drop the sequence."""
         super().forget(seq)
         self._observed.pop(seq, None)
+        self._marks.pop(seq, None)
         self._memory.clear(seq)
 
     def _first(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
@@ -96,13 +115,21 @@ class DraftMtp(ModelDrafter):
             inputs[request.seq] = observed.inputs
             observed.n_decoded += len(tokens)
         logits, hidden = {}, {}
+        none = torch.zeros((), dtype=torch.int64, device=self._device)
+        wrong = {request.seq: none for request in requests}
         for ubatch in self._memory.split(spans, self._n_ubatch, "equal"):
             pairs = [_rows(inputs[s], ubatch, i) for i, s in enumerate(ubatch.seq_ids)]
+            for i, seq in enumerate(ubatch.seq_ids):
+                if seq in self._marks:
+                    marks = _rows(self._marks[seq], ubatch, i)
+                    wrong[seq] = wrong[seq] + (pairs[i][:, :_N_MARKS] != marks).any(1).sum()
             out = self._head.forward(ubatch, torch.stack(pairs), self._memory)
             flat = out.hidden.flatten(0, 1)
             for i, row in enumerate(ubatch.outputs.tolist()):
                 seq = ubatch.seq_ids[row // ubatch.n_seq_tokens]
                 logits[seq], hidden[seq] = out.logits[i], flat[row]
+        if self._marks:
+            self._n_wrong = torch.stack([wrong[request.seq] for request in requests])
         self._hidden = torch.stack([hidden[request.seq] for request in requests])
         return torch.stack([logits[request.seq] for request in requests])
 

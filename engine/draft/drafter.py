@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from engine.sampling.distribution import Distribution
 
 if TYPE_CHECKING:
     import torch
+
+    from engine.batch import UBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Draft:
     certainty. match_pos: position in the history where the looked-up n-gram starts. n_raw: tokens
     found before trimming. reason: why the draft is shorter than the drafter's longest, or empty
     (engine.draft.registry.meaning). non_finite: how many tokens it had when the largest of its
-    drafter's logits was not finite, and that logit; None if all were.
+    drafter's logits was not finite, and that logit; None if all were. n_wrong_rows: hidden rows
+    that it was made from and that the target did not compute there, None where nobody looked.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -48,6 +51,7 @@ class Draft:
     n_raw: int = 0
     reason: str = ""
     non_finite: tuple[int, float] | None = None
+    n_wrong_rows: int | None = None
 
     def cut(self, n_max: int, reason: str) -> None:
         """Keep at most n_max tokens; the reason is noted if any are lost."""
@@ -56,6 +60,14 @@ class Draft:
             self.reason = reason
             for values in (self.tokens, self.probs, self.top_ids, self.top_probs, self.q):
                 del values[n_max:]
+
+
+@runtime_checkable
+class SeesPasses(Protocol):
+    """A drafter that is shown every forward pass of the target, before anything is undone."""
+
+    def decoded(self, ubatch: UBatch, hidden: torch.Tensor) -> None:
+        """hidden: float32 [n_seqs, n_seq_tokens, n_embd]."""
 
 
 class Drafter(Protocol):

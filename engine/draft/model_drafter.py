@@ -22,12 +22,14 @@ _N_CANDIDATES = 10
 
 class _Step(NamedTuple):
     """What one step found for the sequences still drafting: ids int64, values (raw logits) and
-    probs float32 [n, k] of the best candidates, the best first."""
+    probs float32 [n, k] of the best candidates, the best first. n_wrong: of the first step, what
+    Draft calls n_wrong_rows, int64 [n]; else empty."""
 
     requests: Sequence[DraftRequest]
     ids: torch.Tensor
     values: torch.Tensor
     probs: torch.Tensor
+    n_wrong: torch.Tensor
 
 
 class ModelDrafter(ABC):
@@ -45,6 +47,7 @@ class ModelDrafter(ABC):
     def __init__(self, options: ModelDraftOptions, draws: TokenDraws | None = None) -> None:
         self.n_max, self._p_min, self._n_min = options.n_max, options.p_min, options.n_min
         self._draws = draws
+        self._n_wrong: torch.Tensor | None = None
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:  # noqa: B027 - a hook
         """What was observed of the prompt is enough."""
@@ -63,7 +66,7 @@ class ModelDrafter(ABC):
         step, waiting = self._step(requests, self._first(requests)), []
         for n in range(1, self.n_max + 1):
             if looks:
-                rows = self._take(step.requests, *_on_host([step])[0], drafts)
+                rows = self._take(step.requests, drafts, *_on_host([step])[0])
             else:
                 waiting.append(step)
                 rows = [i for i, request in enumerate(step.requests) if n < self._limit(request)]
@@ -79,7 +82,7 @@ class ModelDrafter(ABC):
                     tokens = tokens[upload(rows, step.ids.device)]
             step = self._step(alive, self._next(alive, n, tokens, rows))
         for done, found in zip(waiting, _on_host(waiting), strict=True):
-            self._take(done.requests, *found, drafts)
+            self._take(done.requests, drafts, *found)
         self._drafted(drafts)
         for draft in drafts.values():
             if len(draft.tokens) < self._n_min:
@@ -88,20 +91,26 @@ class ModelDrafter(ABC):
 
     def _step(self, requests: Sequence[DraftRequest], logits: torch.Tensor) -> _Step:
         values, ids = top_k(logits, min(_N_CANDIDATES, logits.shape[-1]))
-        return _Step(requests, ids, values, torch.softmax(values, -1))
+        n_wrong, self._n_wrong = self._n_wrong, None
+        if n_wrong is None:
+            n_wrong = ids.new_empty(0)
+        return _Step(requests, ids, values, torch.softmax(values, -1), n_wrong)
 
     def _take(
         self,
         requests: Sequence[DraftRequest],
+        drafts: Mapping[int, Draft],
         ids: list[list[int]],
         values: list[list[float]],
         probs: list[list[float]],
-        drafts: Mapping[int, Draft],
+        n_wrong: list[int],
     ) -> list[int]:
         """Put the candidates of a step into the drafts; the rows that go on drafting."""
         rows = []
         for row, request in enumerate(requests):
             draft, rank = drafts[request.seq], 0
+            if n_wrong:
+                draft.n_wrong_rows = n_wrong[row]
             if draft.non_finite is None and not math.isfinite(values[row][0]):
                 draft.non_finite, draft.reason = (len(draft.tokens), values[row][0]), "non-finite"
             if draft.non_finite is not None:
@@ -173,9 +182,10 @@ def single_tokens(requests: Sequence[DraftRequest], n_drafted: int) -> UBatch:
     )
 
 
-def _on_host(steps: Sequence[_Step]) -> list[tuple[list[Any], list[Any], list[Any]]]:
-    """ids, values and probs of each step, all in one transfer."""
+def _on_host(steps: Sequence[_Step]) -> list[tuple[list[Any], ...]]:
+    """The tensors of each step as lists, all in one transfer."""
     if not steps:
         return []
     found = [x.tolist() for x in read(*(x for step in steps for x in step[1:]))]
-    return list(zip(found[::3], found[1::3], found[2::3], strict=True))
+    n = len(_Step._fields) - 1
+    return list(zip(*(found[i::n] for i in range(n)), strict=True))

@@ -5,18 +5,16 @@ Those with a model are described here: their modules need torch, and are loaded 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from engine.draft import ngram_cache, ngram_map, ngram_mod, ngram_simple
 from engine.draft.drafter import Drafter
-from engine.draft.spec import (
-    COMMON_REASONS,
-    DRAFT_MODEL,
-    MTP_HEAD,
-    DrafterInputs,
-    DrafterSpec,
-    SizeInputs,
-)
+from engine.draft.spec import COMMON_REASONS, DRAFT_MODEL, MTP_HEAD, DrafterInputs, DrafterSpec
 from engine.draft.with_model import ModelDraftOptions
 from engine.memory.policies import memory_sizes
+
+if TYPE_CHECKING:
+    from engine.model.info import ModelInfo
 
 
 def _simple(inputs: DrafterInputs) -> Drafter:
@@ -31,17 +29,11 @@ def _mtp(inputs: DrafterInputs) -> Drafter:
     return make(inputs)
 
 
-def _simple_bytes(options: ModelDraftOptions, inputs: SizeInputs) -> int:
+def _simple_bytes(
+    options: ModelDraftOptions, info: ModelInfo, n_seqs: int, n_ctx: int, compute: str
+) -> int:
     """Weights, cells and a ring of states."""
-    info = inputs.draft_info
-    if info is None:
-        return 0
-    n_seqs, n_ctx = inputs.n_seqs, inputs.n_ctx
-    return memory_sizes(info, n_seqs, options.n_max, n_ctx, "ring", inputs.compute)["total"]
-
-
-def _n_max(options: ModelDraftOptions) -> int:
-    return options.n_max
+    return memory_sizes(info, n_seqs, options.n_max, n_ctx, "ring", compute)["total"]
 
 
 _SIMPLE = DrafterSpec(
@@ -49,7 +41,7 @@ _SIMPLE = DrafterSpec(
     "what a smaller model of the same vocabulary says",
     _simple,
     ModelDraftOptions,
-    _n_max,
+    lambda options: options.n_max,
     needs=DRAFT_MODEL,
     reasons={"unknown-token": "the draft model lacks the newest token"},
     n_bytes=_simple_bytes,
@@ -59,7 +51,7 @@ _MTP = DrafterSpec(
     "what the model's own MTP head says",
     _mtp,
     ModelDraftOptions,
-    _n_max,
+    lambda options: options.n_max,
     needs=MTP_HEAD,
 )
 
@@ -82,7 +74,5 @@ def model_drafters() -> list[str]:
 
 def meaning(reason: str) -> str:
     """Why a draft is empty or short, in words; empty for a reason that no drafter gives."""
-    known = COMMON_REASONS
-    for spec in DRAFTERS.values():
-        known = {**spec.reasons, **known}
-    return known.get(reason, "")
+    told = (COMMON_REASONS, *(spec.reasons for spec in DRAFTERS.values()))
+    return next((reasons[reason] for reasons in told if reason in reasons), "")

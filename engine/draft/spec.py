@@ -44,17 +44,6 @@ class DrafterInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class SizeInputs:
-    """What the memory of a drafter is estimated from, beside its options. draft_info: of the draft
-    model. compute: mode in which weights are loaded, empty for their size in the file."""
-
-    draft_info: ModelInfo | None
-    n_seqs: int
-    n_ctx: int
-    compute: str
-
-
-@dataclass(frozen=True, slots=True)
 class DrafterSpec:
     """One drafter, as the command line, the forms, runs and readers of a trace know it.
 
@@ -63,7 +52,8 @@ class DrafterSpec:
     holds that, empty where it is a part of SpecOptions itself. longest: tokens of its longest
     draft, from its options. needs: None for drafters that look tokens up. reasons: why a draft of
     it is empty or short, beside COMMON_REASONS. n_bytes: what it takes beside the target's own
-    memory, as far as that is estimated. note: what deserves to be said about its options, or empty.
+    memory, from its options, the draft model's info, sequences, cells of each, and the compute
+    mode. note: what deserves to be said about its options, or empty.
     """
 
     name: str
@@ -74,7 +64,7 @@ class DrafterSpec:
     field: str = ""
     needs: ModelNeed | None = None
     reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    n_bytes: Callable[[Any, SizeInputs], int] = lambda options, sizing: 0
+    n_bytes: Callable[[Any, ModelInfo, int, int, str], int] | None = None
     note: Callable[[Any], str] = lambda options: ""
 
     def options_of(self, spec_options: Any) -> Any:

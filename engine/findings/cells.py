@@ -26,6 +26,24 @@ def _duplicate_kv_cells(run: RunRows) -> Iterator[Hit]:
         )
 
 
+def _missing_kv_cells(run: RunRows) -> Iterator[Hit]:
+    rounds = run.rounds
+    used, duplicate = rounds["kv_cells_used"], rounds["kv_cells_duplicate"]
+    last = np.maximum(rounds["attention_pos_max"], rounds["recurrent_pos_max"])
+    known = observed(used) & observed(duplicate) & observed(rounds["attention_pos_max"])
+    lacking = last + 1 + duplicate - used
+    for seq, rows in rounds.by_sequence(known & (lacking > 0)):
+        first = rows[0]
+        yield Hit(
+            int(rounds["round"][first]),
+            seq,
+            f"Attention lacks {lacking[first]} of {last[first] + 1} positions.",
+            f"{rounds_text(rounds['round'][rows])}; {used[first]} cells used up to position "
+            f"{rounds['attention_pos_max'][first]}, rollback path "
+            f"{rounds.texts('rollback_path', rows[:1])[0]}",
+        )
+
+
 def _attention_ahead(run: RunRows) -> Iterator[Hit]:
     rounds = run.rounds
     attention, recurrent = rounds["attention_pos_max"], rounds["recurrent_pos_max"]
@@ -77,6 +95,16 @@ RULES = (
         "Replaying their positions makes second cells, and keys of rejected tokens get weight.",
         "After a restore remove the cells above the checkpoint: seq_rm(seq, pos_max + 1, -1).",
         _duplicate_kv_cells,
+    ),
+    Rule(
+        "missing-kv-cells",
+        ERROR,
+        "Missing KV cells",
+        "Positions of the text have no attention cell: a removal took more than was rejected, or "
+        "a batch was decoded without some of its tokens. Later tokens cannot attend to them.",
+        "Remove cells from the first rejected position on: seq_rm(seq, p0, -1) with the position "
+        "behind the last accepted token.",
+        _missing_kv_cells,
     ),
     Rule(
         "attention-ahead",

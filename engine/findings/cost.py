@@ -76,7 +76,9 @@ RULES = (
         "Concurrency lost",
         "Sequences run at the same time but are decoded one after the other, so that N of them "
         "are hardly faster than one.",
-        "Use --split equal, equal draft lengths, and an -ub above the sum of the verify batches.",
+        "Use --split equal and an -ub above the sum of the verify batches; where the reason is "
+        "padding beyond the snapshots, raise --n-rs-seq to the longest draft or leave --rollback "
+        "checkpoint.",
         _concurrency_lost,
     ),
     Rule(

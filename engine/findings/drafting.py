@@ -149,6 +149,22 @@ def _acceptance_counting(run: RunRows) -> Iterator[Hit]:
         )
 
 
+def _wrong_hidden_row(run: RunRows) -> Iterator[Hit]:
+    asked = run.asked
+    for seq, rows in asked.by_sequence(asked["num_wrong_rows"] > 0):
+        first, judged = rows[0], run.rounds["num_draft_tokens"][run.is_later] > 0
+        accepted = run.rounds["num_accepted_draft_tokens"][run.is_later][judged]
+        drafted = run.rounds["num_draft_tokens"][run.is_later][judged]
+        yield Hit(
+            int(asked["round"][first]),
+            seq,
+            f"The MTP head paired {asked['num_wrong_rows'][first]} of its tokens with hidden rows "
+            "of other places.",
+            f"{rounds_text(asked['round'][rows])}; {accepted.sum()} of {drafted.sum()} drafted "
+            "tokens of the run accepted",
+        )
+
+
 def _names(run: RunRows) -> str:
     return ", ".join(run.option("spec", "types") or ()) or "given by the caller"
 
@@ -179,6 +195,17 @@ RULES = (
         "The defaults of llama.cpp fell from 16 to 3 (n_max) and from 0.75 to 0 (p_min, silently).",
         "Try --spec-draft-n-max and --spec-draft-p-min of your own.",
         _defaults_surprise,
+    ),
+    Rule(
+        "wrong-hidden-row",
+        WARNING,
+        "Wrong hidden row for the MTP head",
+        "The head pairs a token with the target's hidden row of the position before. Behind a "
+        "rejection that is the row of the last accepted token, not of the batch's last one. The "
+        "text stays right, and fewer drafts are accepted.",
+        "After acceptance keep row k of the verify batch for k accepted tokens, and the rows of "
+        "the replay behind a restore.",
+        _wrong_hidden_row,
     ),
     Rule(
         "acceptance-counting",

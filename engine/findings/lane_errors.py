@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.findings.run_rows import POLICY, RunRows
 
-_LEAST_STATE = 1e-3
+_LEAST_STATE = 1e-4
 """Relative error of a state that rounding never reaches in float32."""
 _MARGIN = 3.0
 
@@ -16,12 +16,14 @@ _MARGIN = 3.0
 @dataclass(frozen=True, slots=True)
 class LaneErrors:
     """Per row of `divergence`, bool [n]: logits beyond the bound, wrong S, wrong window. The
-    last two are False where states were not compared."""
+    last two are False where states were not compared. limit: relative error of a state that
+    noise explains."""
 
     run: RunRows
     logits_are_wrong: np.ndarray
     state_is_wrong: np.ndarray
     conv_is_wrong: np.ndarray
+    limit: float
 
     @classmethod
     def of(cls, run: RunRows) -> LaneErrors | None:
@@ -35,9 +37,8 @@ class LaneErrors:
             return None
         rows = run.divergence
         limit = max(_LEAST_STATE, _MARGIN * float(np.sqrt(bound)))
-        return cls(
-            run, ~(rows["nmse"] <= bound), rows["state_error"] > limit, rows["conv_error"] > limit
-        )
+        state, conv = (rows[name] > limit for name in ("state_error", "conv_error"))
+        return cls(run, ~(rows["nmse"] <= bound), state, conv, limit)
 
     def first_wrong(self, seq: int) -> int | None:
         """The first row of a sequence in which anything is wrong."""

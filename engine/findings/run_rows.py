@@ -89,6 +89,11 @@ class RunRows:
     def divergence(self) -> Rows:
         return self._rows(self.trace.divergence)
 
+    @cached_property
+    def states(self) -> Rows:
+        """Errors of states by layer."""
+        return self._rows(self.trace.states)
+
     def _rows(self, table: Table) -> Rows:
         return Rows(table, self.run_id, self.trace.text_pool)
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from engine.findings.lane_errors import LaneErrors
-from engine.findings.rule import ERROR, Hit, Rule
+from engine.findings.rule import ERROR, WARNING, Hit, Rule
 from engine.findings.run_rows import RunRows, observed, round_keys, rounds_text
 from engine.options import MAX_REPLAYS
+
+_MIN_REPLAYS, _MANY_REPLAYS = 3, 0.25
 
 
 def _partial(run: RunRows) -> np.ndarray:
@@ -83,7 +85,9 @@ def _conv_not_rolled_back(run: RunRows) -> Iterator[Hit]:
         return
     rows = run.divergence
     known = ~np.isnan(rows["conv_error"])
+    undone = round_keys(run.rounds)[run.rounds["memory_rollback"] > 0]
     wrong = known & errors.conv_is_wrong & ~errors.state_is_wrong
+    wrong &= np.isin(round_keys(rows), undone)
     for seq, chosen in rows.by_sequence(wrong):
         first = chosen[0]
         # later on everything that is computed from a wrong window is wrong as well
@@ -96,6 +100,21 @@ def _conv_not_rolled_back(run: RunRows) -> Iterator[Hit]:
                 f"{rows['state_error'][first]:.1e} of the state; "
                 + rounds_text(rows["round"][chosen]),
             )
+
+
+def _replay_disagrees(run: RunRows) -> Iterator[Hit]:
+    rounds = run.rounds
+    for seq, rows in rounds.by_sequence(rounds["replay_index"] > 0):
+        twice = rows[rounds["replay_index"][rows] > 1]
+        if len(twice) < _MIN_REPLAYS or len(twice) < _MANY_REPLAYS * len(rows):
+            continue
+        yield Hit(
+            int(rounds["round"][twice[0]]),
+            seq,
+            f"{len(twice)} of {len(rows)} replays did not choose the accepted tokens again.",
+            f"{rounds_text(rounds['round'][twice])}; up to "
+            f"{rounds['replay_index'][twice].max()} restores in a round",
+        )
 
 
 def _replay_livelock(run: RunRows) -> Iterator[Hit]:
@@ -158,6 +177,16 @@ RULES = (
         "snapshot and the convolution window from the newest one.",
         "Read both tensors by the same snapshot index.",
         _conv_not_rolled_back,
+    ),
+    Rule(
+        "replay-disagrees",
+        WARNING,
+        "Replays choose other tokens",
+        "A replay samples the accepted tokens again with the sampler as it was before them. Where "
+        "it often chooses others, the sampler's random numbers or penalties were not restored, or "
+        "logits depend on the width of the batch.",
+        "Restore the sampler together with the checkpoint; --replay trust does not sample again.",
+        _replay_disagrees,
     ),
     Rule(
         "replay-livelock",

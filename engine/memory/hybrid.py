@@ -17,6 +17,7 @@ from engine.memory.rotation import key_rotation
 from engine.memory.state_file import SequenceState
 from engine.model.config import ModelConfig
 from engine.model.delta_net import layout_of
+from engine.model.recurrence import StateKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,14 @@ class HybridMemory:
         self.attention.begin(ubatch, by_index=by_index)
         if self.recurrent:
             self.recurrent.begin(ubatch, by_index=by_index)
+
+    def inputs(self, seqs: Sequence[int]) -> list[dict[StateKey, torch.Tensor]]:
+        """States that a pass with one token of each of these sequences would start from
+        (SnapshotPolicy.inputs). Not for a memory without recurrent states."""
+        assert self.recurrent is not None
+        return self.recurrent.inputs(
+            seqs, by_index=self._graphs is not None and len(seqs) <= MOST_TOKENS
+        )
 
     def run(
         self,

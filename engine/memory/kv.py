@@ -17,7 +17,7 @@ import torch
 from engine.batch import UBatch
 from engine.errors import OptionError
 from engine.graphs import Fixed
-from engine.memory.kv_cells import CellTable
+from engine.memory.kv_cells import UNKNOWN, CellTable
 from engine.memory.kv_storage import Index, KVStorage, Strided
 from engine.memory.rotation import Rotate
 from engine.transfer import upload, upload_together
@@ -113,7 +113,7 @@ class AttentionKV:
         table, seqs = self._table, ubatch.seq_ids
         positions = ubatch.positions
         cells = table.find(seqs, ubatch.n_seq_tokens)
-        n_view = self._take(seqs, cells, positions)
+        n_view = self._take(seqs, cells, positions, ubatch.tokens)
         streams = [table.stream(seq) for seq in seqs]
         storage = self._storage
         if by_index:
@@ -232,6 +232,15 @@ class AttentionKV:
         """Position of every cell of a sequence, int64, ascending; the same in all layers."""
         return np.sort(self._table.positions(seq))
 
+    def others_than(self, seq: int, tokens: Sequence[int]) -> int:
+        """How many positions from 0 on lack the token that stands there in `tokens`. Cells whose
+        token is unknown may hold any."""
+        cells = self._table.holding(seq, 0, len(tokens))
+        held = self._table.tokens(seq, cells)
+        wanted = np.asarray(tokens)[self._table.positions(seq, cells)]
+        right = self._table.positions(seq, cells)[(held == wanted) | (held == UNKNOWN)]
+        return len(tokens) - np.unique(right).size
+
     def used(self, seq: int) -> int:
         """Cells that belong to a sequence, shared ones included."""
         return self._table.holding(seq).size
@@ -286,15 +295,17 @@ class AttentionKV:
         table.release(seq, held)
         if n:
             cells = table.find([seq], n)
-            self._take([seq], cells, state.positions.numpy()[None])
+            self._take([seq], cells, state.positions.numpy()[None], np.full((1, n), UNKNOWN))
             place = self._storage.place([table.stream(seq)], cells)
             for tensor, copy in zip(self._storage.by_cell(), copies, strict=True):
                 tensor[place] = copy.to(self.device)
 
-    def _take(self, seqs: Sequence[int], cells: np.ndarray, positions: np.ndarray) -> int:
+    def _take(
+        self, seqs: Sequence[int], cells: np.ndarray, positions: np.ndarray, tokens: np.ndarray
+    ) -> int:
         """Take found cells; returns how many cells their streams reach to, now readable."""
         table = self._table
-        table.take(seqs, cells, positions)
+        table.take(seqs, cells, positions, tokens)
         streams = {table.stream(seq) for seq in seqs}
         reach = max(table.end[stream] for stream in streams)
         self._storage.reserve(streams, reach)
@@ -325,7 +336,7 @@ class AttentionKV:
         table, stream = self._table, self._table.stream(seq)
         positions = table.positions(seq, cells)
         table.release(seq, cells)
-        self._take([seq], free, positions[None])
+        self._take([seq], free, positions[None], table.tokens(seq, cells)[None])
         source, target = self._storage.index(cells), self._storage.index(free[0])
         for tensor in self._storage.by_cell():
             tensor[stream, target] = tensor[stream, source]

@@ -13,6 +13,8 @@ import numpy as np
 from engine.errors import ContextFullError, OptionError
 
 MAX_SEQS = 64
+UNKNOWN = -1
+"""In place of the token of a cell whose contents were put there from elsewhere."""
 _NOBODY = np.uint64(0)
 _BITS = np.uint64(1) << np.arange(MAX_SEQS, dtype=np.uint64)
 
@@ -36,6 +38,7 @@ class CellTable:
         # of a cell without owners, the position means nothing
         self._pos = np.zeros((self.n_streams, self.n_cells), np.int64)
         self._owners = np.zeros((self.n_streams, self.n_cells), np.uint64)
+        self._tokens = np.full((self.n_streams, self.n_cells), UNKNOWN, np.int64)
         self.end = [0] * self.n_streams
         self.used = [0] * self.n_streams
 
@@ -61,11 +64,15 @@ class CellTable:
             left[self.stream(seq)] -= n
         return min(left) >= 0
 
-    def take(self, seqs: Sequence[int], cells: np.ndarray, positions: np.ndarray) -> None:
-        """Give found cells to the sequences; cells, positions: int64 [len(seqs), n], n >= 1."""
-        for seq, row, pos in zip(seqs, cells, positions, strict=True):
+    def take(
+        self, seqs: Sequence[int], cells: np.ndarray, positions: np.ndarray, tokens: np.ndarray
+    ) -> None:
+        """Give found cells to the sequences. cells, positions, tokens: int64 [len(seqs), n],
+        n >= 1; tokens may be UNKNOWN."""
+        for seq, row, pos, ids in zip(seqs, cells, positions, tokens, strict=True):
             stream = self.stream(seq)
             self._pos[stream, row] = pos
+            self._tokens[stream, row] = ids
             self._owners[stream, row] = _BITS[seq]
             self.used[stream] += row.size
             self.end[stream] = max(self.end[stream], int(row[-1]) + 1)
@@ -104,6 +111,10 @@ class CellTable:
             return self._pos[stream, : self.end[stream]]
         return self._pos[stream, self.holding(seq)]
 
+    def tokens(self, seq: int, cells: np.ndarray) -> np.ndarray:
+        """Tokens in these cells of a sequence's stream."""
+        return self._tokens[self.stream(seq), cells]
+
     def shared(self, seq: int, cells: np.ndarray) -> np.ndarray:
         """Those of a sequence's cells that belong to another sequence too."""
         return cells[self._owners[self.stream(seq), cells] != _BITS[seq]]
@@ -128,6 +139,7 @@ class CellTable:
         """
         cells, source, stream = self.holding(src), self.stream(src), self.stream(dst)
         self._pos[stream, cells] = self._pos[source, cells]
+        self._tokens[stream, cells] = self._tokens[source, cells]
         self._owners[stream, cells] |= _BITS[dst]
         self._recount(stream, self.end[source])
 

@@ -155,13 +155,13 @@ class PlaneMemory(SnapshotPolicy):
         self.cells.seq_cp(src, dst)
         self._depth[dst], self._planes[dst] = self._depth[src], self._planes[src][:]
 
-    def _live(self, seq: int) -> dict[StateKey, torch.Tensor]:
-        tail, idx = self.cells.tail[seq], self._pending[seq]
-        windows = 0 if "no-conv-rollback" in self.faults else idx
-        return {
-            key: planes[windows if self.layout.states[key].is_window else idx, tail]
-            for key, planes in self._states.items()
-        }
+    def _input(self, key: StateKey) -> torch.Tensor:
+        step, planes = self._running(), self._states[key]
+        is_window = self.layout.states[key].is_window
+        if step.numbers:
+            rows = step.numbers.windows if is_window else step.numbers.states
+            return _pick(planes, rows.read)
+        return _pick(planes, step.windows if is_window else step.states)
 
     def _put(self, seq: int, states: Mapping[StateKey, torch.Tensor]) -> None:
         cell = self.cells.claim(seq)
@@ -269,9 +269,7 @@ class PlaneMemory(SnapshotPolicy):
         """
         if step.zero != NONE:
             planes[0, step.zero] = 0.0
-        rows = step.windows if is_window else step.states
-        assert rows is not None  # a pass by numbers does not come here
-        taken = _pick(planes, rows)
+        taken = _pick(planes, step.windows if is_window else step.states)
         carried = None
         if step.carried is not None:
             carried = _pick(planes, step.carried)
@@ -300,5 +298,6 @@ class PlaneMemory(SnapshotPolicy):
         return planes
 
 
-def _pick(planes: torch.Tensor, rows: Rows) -> torch.Tensor:
+def _pick(planes: torch.Tensor, rows: Rows | None) -> torch.Tensor:
+    assert rows is not None  # a pass by numbers has none of these
     return planes.flatten(0, 1)[rows] if isinstance(rows, torch.Tensor) else planes[rows]

@@ -19,17 +19,22 @@ if TYPE_CHECKING:
 class PolicySpec:
     """One way of undoing tokens in recurrent memory.
 
-    about: what it keeps. limits: what it cannot do, or what it costs. keeps_snapshots: whether
+    keeps: what is in memory. limits: what it cannot do, or what it costs. keeps_snapshots: whether
     n_rs_seq means anything to it; a policy without snapshots always takes checkpoints. is_log: it
     keeps entries of a log instead of states, one more than tokens can be undone.
     """
 
     name: str
-    about: str
+    keeps: str
     limits: str
     load: Callable[[], type[SnapshotPolicy]]
     keeps_snapshots: bool = True
     is_log: bool = False
+
+    @property
+    def about(self) -> str:
+        """Both, for a reader."""
+        return f"{self.keeps}; {self.limits}"
 
     def __call__(
         self,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 
 from engine.batch import UBatch
@@ -122,8 +123,9 @@ class SnapshotPolicy(ABC):
         """dst, which holds nothing, refers to what src holds."""
 
     @abstractmethod
-    def _live(self, seq: int) -> dict[StateKey, torch.Tensor]:
-        """The logical states of a sequence that has tokens."""
+    def _input(self, key: StateKey) -> torch.Tensor | list[torch.Tensor]:
+        """The states that the pass which has begun starts from, read as `advance` reads them: one
+        for each sequence of the ubatch. Those of sequences without tokens are not looked at."""
 
     @abstractmethod
     def _put(self, seq: int, states: Mapping[StateKey, torch.Tensor]) -> None:
@@ -215,12 +217,30 @@ class SnapshotPolicy(ABC):
         """Tokens that the next ubatch will find rolled back (`rs_idx`), 0 = none."""
         return self._pending[seq]
 
+    def inputs(
+        self, seqs: Sequence[int], *, by_index: bool = False
+    ) -> list[dict[StateKey, torch.Tensor]]:
+        """What the next pass would start from if these sequences had one token each in it.
+
+        It goes through `begin` and reads what that chose, so a wrong row or plane shows here as it
+        does in the pass. Per sequence its states, which may be views. by_index: as in `begin`.
+        """
+        positions = np.array([[self._pos[seq] + 1] for seq in seqs])
+        self.begin(
+            UBatch(np.zeros_like(positions), positions, tuple(seqs), np.arange(0)),
+            by_index=by_index,
+        )
+        read = {key: self._input(key) for key in self.layout.states}
+        self._ubatch = None
+        found = [{key: rows[i] for key, rows in read.items()} for i in range(len(seqs))]
+        for states, (pos,) in zip(found, positions.tolist(), strict=True):
+            if pos == 0:
+                states |= {key: torch.zeros_like(state) for key, state in states.items()}
+        return found
+
     def live(self, seq: int) -> dict[StateKey, torch.Tensor]:
         """The logical states, each of its recurrence's shape, also while a rollback is pending."""
-        if self._pos[seq] >= 0:
-            return self._live(seq)
-        states = self.layout.states
-        return {key: torch.zeros(one.shape, device=self.device) for key, one in states.items()}
+        return self.inputs((seq,))[0]
 
     def put(self, seq: int, pos: int, states: Mapping[StateKey, torch.Tensor]) -> None:
         """Replace a sequence by these states, last position pos; nothing else is kept of it."""

@@ -146,7 +146,7 @@ class ReplayMemory(SnapshotPolicy):
         if not isinstance(plan.dst, slice):
             bases[plan.dst] = state
         for stored, rows in zip(log, new, strict=True):
-            stored[:, : plan.n_kept][plan.dst] = rows
+            stored[plan.dst, : plan.n_kept] = rows
         return torch.cat((*outputs, o), 1) if outputs else o
 
     def _committed(self, key: StateKey) -> torch.Tensor:
@@ -154,15 +154,24 @@ class ReplayMemory(SnapshotPolicy):
 
         Storage that early tokens will overwrite anyway is not written now.
         """
-        bases, recurrence, plan = self._bases[key], self.layout.states[key], self._plan
+        bases, plan = self._bases[key], self._plan
         in_storage, temporary = isinstance(plan.dst, slice), plan.n_early > 0
-        counts, n_read = plan.windows if recurrence.is_window else plan.states
         state = bases[plan.src]
         target = bases[plan.dst] if in_storage else state
-        if n_read == 0:
+        if self._to_fold(key).n_read == 0:
             return target.copy_(state) if any(plan.moved) and not temporary else state
-        read = [rows[:, :n_read][plan.src] for rows in self._logs[key]]
-        out = None if temporary and in_storage else target
+        return self._folded(key, state, None if temporary and in_storage else target)
+
+    def _to_fold(self, key: StateKey) -> _Fold:
+        return self._plan.windows if self.layout.states[key].is_window else self._plan.states
+
+    def _folded(
+        self, key: StateKey, state: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The bases of this ubatch's rows with the tokens in front of the cursors folded in."""
+        counts, n_read = self._to_fold(key)
+        read = [rows[self._plan.src, :n_read] for rows in self._logs[key]]
+        recurrence = self.layout.states[key]
         return recurrence.fold(state, read, counts, out=out, invariant=self.batch_invariant)
 
     def _commit(self, ubatch: UBatch) -> None:
@@ -183,17 +192,9 @@ class ReplayMemory(SnapshotPolicy):
     def guaranteed_depth(self, seq: int, n_last: int) -> int:
         return min(self.n_rs_seq, n_last)
 
-    def _live(self, seq: int) -> dict[StateKey, torch.Tensor]:
-        row, at = int(self._row[seq]), self._cursor(seq)
-        one, newest = slice(row, row + 1), self._n_logged[seq]
-        live = {}
-        for key, recurrence in self.layout.states.items():
-            behind = "no-conv-rollback" in self.faults and recurrence.is_window
-            log = [rows[one] for rows in self._logs[key]]
-            (live[key],) = recurrence.fold(
-                self._bases[key][one], log, newest if behind else at, invariant=self.batch_invariant
-            )
-        return live
+    def _input(self, key: StateKey) -> torch.Tensor:
+        state = self._bases[key][self._plan.src]
+        return self._folded(key, state) if self._to_fold(key).n_read else state
 
     def _put(self, seq: int, states: Mapping[StateKey, torch.Tensor]) -> None:
         row = self._free_row(self._row, seq)

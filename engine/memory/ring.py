@@ -111,7 +111,7 @@ class RingMemory(SnapshotPolicy):
             inputs,
             pool,
             self._slots[key],
-            plan.read_windows if recurrence.is_window else plan.read,
+            self._read(key),
             plan.new,
             plan.index,
             invariant=self.batch_invariant,
@@ -133,14 +133,15 @@ class RingMemory(SnapshotPolicy):
     def guaranteed_depth(self, seq: int, n_last: int) -> int:
         return min(self.n_rs_seq, len(self._held[seq]) + n_last - 1)
 
-    def _live(self, seq: int) -> dict[StateKey, torch.Tensor]:
-        slot = window = self._held[seq][-1]
-        if "no-conv-rollback" in self.faults:
-            window = self._newest_written[seq]
-        return {
-            key: pool[window if self.layout.states[key].is_window else slot]
-            for key, pool in self._pools.items()
-        }
+    def _read(self, key: StateKey) -> Sequence[int | None]:
+        """The slot of each sequence that this ubatch starts from, None for zeros."""
+        return self._plan.read_windows if self.layout.states[key].is_window else self._plan.read
+
+    def _input(self, key: StateKey) -> torch.Tensor | list[torch.Tensor]:
+        pool = self._pools[key]
+        if rows := self._plan.rows:
+            return pool[(rows.windows if self.layout.states[key].is_window else rows.states).read]
+        return [torch.zeros_like(pool[0]) if i is None else pool[i] for i in self._read(key)]
 
     def _put(self, seq: int, states: Mapping[StateKey, torch.Tensor]) -> None:
         [slot], _ = self._choose(self._n_refs, seq, 1)

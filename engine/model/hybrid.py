@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 
 import torch
@@ -43,7 +44,7 @@ class HybridModel:
         kinds = tuple(enumerate(config.recurrent_layers))
         self.recurrent_layers = tuple(i for i, recurrent in kinds if recurrent)
         self.trunk_attention_layers = tuple(i for i, recurrent in kinds if not recurrent)
-        self._embedding = embedding
+        self._embedding: Callable[[torch.Tensor], torch.Tensor] = embedding
         self._blocks = tuple(blocks)
         self._output = output
         self._rope = rope
@@ -64,6 +65,16 @@ class HybridModel:
         logits, hidden = memory.run((self, reach), there, partial(self._layers, memory))
         memory.commit()
         return StepOutput(logits, hidden)
+
+    def jittered(self, amount: float) -> HybridModel:
+        """The same weights behind embeddings whose values are all off by up to `amount` of
+        themselves, always in the same way: a model as wrong as rounding makes it."""
+        generator = torch.Generator().manual_seed(0)
+        signs = 2 * torch.rand(self.config.n_embd, generator=generator) - 1
+        factors, embed = (1 + amount * signs).to(self.device), self._embedding
+        other = copy(self)
+        other._embedding = lambda tokens: embed(tokens) * factors
+        return other
 
     def _layers(
         self, memory: Memory, tokens: torch.Tensor, positions: torch.Tensor, outputs: torch.Tensor

@@ -44,24 +44,13 @@ MAX_REPLAYS = 8
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Everything that decides the tokens and the cost of one run.
+    """Everything that decides the tokens and the cost of one run. Each field says what it is in its
+    help; beyond that:
 
-    parallel: sequences decoded side by side. n_predict: tokens to emit per sequence, -1 = until
-    the end token or a full context.
-    n_ctx: cells per sequence, 0 = the trained context, at most 4096.
-    n_batch: most prompt tokens in one round, together with what is verified in it. n_ubatch: most
-    tokens in one forward pass, at most n_batch. n_rs_seq: snapshot planes beyond the live state,
-    None = as many as the longest draft of a drafter with a model, and none without one: drafts
-    that are looked up may have dozens of tokens, and that many planes would cost more memory than
-    they save time. A draft longer than n_rs_seq is preceded by a checkpoint, as in llama.cpp.
-    checkpoint_device: where checkpoints are kept.
-    replay: "trust" decodes accepted tokens again after a restore, "verify" samples them again;
-    tokens accepted by rejection are always trusted.
-    faults: bugs of the field switched on to be looked at (FAULTS).
-    allow_non_finite: go on where logits are NaN or infinite, with tokens that mean nothing; else
-    the run ends there with an error.
-    batch_invariant: the logits behind a token have the same bits whatever tokens and sequences
-    share its batches; slower.
+    n_rs_seq: None = as many as the longest draft of a drafter with a model, and none without one:
+    drafts that are looked up may have dozens of tokens, and that many planes would cost more memory
+    than they save time. A draft longer than n_rs_seq is preceded by a checkpoint, as in llama.cpp.
+    Non-finite logits that are allowed choose tokens that mean nothing.
     """
 
     GROUP: ClassVar[str] = "memory"

@@ -64,7 +64,7 @@ class Block:
         """words[i]: the eight bytes from i on as a little-endian number, uint64."""
         return np.ndarray((len(self.data) - 7,), _WORD, buffer=self.data, strides=(1,))
 
-    def cells(self, column: int, rows: Sequence[int] | None = None) -> list[bytes]:
+    def cells(self, column: int, rows: Sequence[int] | np.ndarray | None = None) -> list[bytes]:
         """The fields of a column, or those of some rows of it."""
         starts, ends = self.starts[column], self.ends[column]
         if rows is not None:

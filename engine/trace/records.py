@@ -14,7 +14,7 @@ import numpy as np
 
 SCHEMA_VERSION = 3
 """Raised where a column changes its meaning: traces of other versions are not read."""
-SCHEMA_MINOR = 1
+SCHEMA_MINOR = 2
 """Raised where tables or columns join, which name it in `since`: older traces open with those
 empty, and in newer ones what this program does not know is kept and written back."""
 MISSING = int(np.iinfo(np.int32).min)
@@ -151,6 +151,14 @@ ROUNDS = (
     _bytes("state_bytes_copied", "stored state copied unchanged to another place"),
     _bytes("state_bytes_restored", "state put back from checkpoints"),
     _bytes("checkpoint_bytes", "size of the checkpoint taken this round"),
+    Column(
+        "cache_wrong",
+        "int",
+        "prompt tokens taken from the cache that cells hold otherwise",
+        0,
+        _COUNT,
+        since=2,
+    ),
     _bytes("memory_bytes_held", "storage of attention cells and recurrent states"),
     _ms("draft_ms", "drafting, and keeping the drafter in step"),
     _ms("verify_ms", "forward passes of the target"),
@@ -192,6 +200,14 @@ DRAFTS = (
     _count("num_raw", "tokens found before trimming"),
     _count("num_draft_tokens", "tokens drafted, after trimming", _LONGEST_DRAFT),
     Column("reason", "text", "why the draft is empty or shorter than possible"),
+    Column(
+        "num_wrong_rows",
+        "int",
+        "hidden rows paired by the MTP head that are of other places",
+        0,
+        _COUNT,
+        since=2,
+    ),
     _ms("draft_ms", "drafting, a part of the call for all sequences"),
 )
 
@@ -205,6 +221,14 @@ UBATCHES = (
     _count("n_padding", "filler tokens that make drafts equally long, all sequences"),
     Column("purpose", "text", "prompt, verify or replay"),
     Column("reason", "text", "why the split ended here"),
+    Column(
+        "pos_gap",
+        "int",
+        "positions left out behind what memory held, below 0: held already",
+        -_COUNT,
+        _COUNT,
+        since=2,
+    ),
     _ms("ms", "forward pass"),
 )
 

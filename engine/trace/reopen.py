@@ -146,12 +146,11 @@ class _Rows:
             return self._texts(block, column)
         if column.kind == "int":
             return self._numbers(block, column, column.name, np.dtype(np.int64))
-        dtype = np.dtype(np.float64)
-        if column.kind == "tops":
-            dtype = np.dtype(np.int32 if column.name.endswith("_id") else np.float32)
-            names = csv_names(self._table.name, column)
-            return np.stack([self._numbers(block, column, name, dtype) for name in names], axis=1)
-        return self._numbers(block, column, column.name, dtype)
+        if column.kind == "real":
+            return self._numbers(block, column, column.name, np.dtype(np.float64))
+        dtype: np.dtype[Any] = np.dtype(np.int32 if column.name.endswith("_id") else np.float32)
+        names = csv_names(self._table.name, column)
+        return np.stack([self._numbers(block, column, name, dtype) for name in names], axis=1)
 
     def _numbers(self, block: Block, column: Column, name: str, dtype: np.dtype[Any]) -> np.ndarray:
         whole, at = dtype.kind == "i", self._at[name]

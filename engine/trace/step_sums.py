@@ -23,9 +23,9 @@ class StepSums:
 
     def __init__(self) -> None:
         self.counts = np.zeros((1, 1), np.int64)
-        self.widths = np.zeros(0, np.int64)
-        self.width_n = np.zeros(0, np.int64)
-        self.width_ms = np.zeros(0)
+        self.widths: np.ndarray = np.zeros(0, np.int64)
+        self.width_n: np.ndarray = np.zeros(0, np.int64)
+        self.width_ms: np.ndarray = np.zeros(0)
         self.step_ms: dict[str, float] = {}
         self.plain_ms: dict[str, float] = {}
         self.step_tokens = 0
@@ -83,9 +83,10 @@ class StepSums:
         """Add verify times, [n], to those of their widths."""
         every = np.concatenate([self.widths, widths])
         self.widths, at = np.unique(every, return_inverse=True)
-        n = np.concatenate([self.width_n, np.ones(len(widths), np.int64)])
-        self.width_n = np.bincount(at, n, len(self.widths)).astype(np.int64)
-        self.width_ms = np.bincount(at, np.concatenate([self.width_ms, ms]), len(self.widths))
+        every_n = np.concatenate([self.width_n, np.ones(len(widths), np.int64)])
+        every_ms = np.concatenate([self.width_ms, ms])
+        self.width_n = np.bincount(at, every_n, len(self.widths)).astype(np.int64)
+        self.width_ms = np.bincount(at, every_ms, len(self.widths))
 
 
 def joint_counts(drafted: np.ndarray, accepted: np.ndarray) -> np.ndarray:

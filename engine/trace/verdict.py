@@ -8,21 +8,23 @@ Two words describe a lane, and only the second one judges:
   reference  what the others are measured against
   exact      all logits equal bit by bit
   within     no more than batch shapes explain (the bound)
-  suspect    beyond the bound: look for a wrong state
+  suspect    beyond the bound, or other attention cells: look for a wrong state
   failed     the lane had to stop; its error says why
-  forked     a free lane emitted another token although its logits were within: a near tie
+  forked     a free lane emitted another token where its logits, within, explain that: a near tie
   mode       a reference lane of another compute mode; its band is the distance of that mode
   agrees     a peer lane within the tolerance for other kernels
 
 The bound: logits of a lane are never those of the reference lane, because kernels add in another
-order for another width of the batch. The noise lane decodes the same widths from the reference's
-own state, so its worst error is what widths alone can do. A lane with a state of its own carries
-such errors from round to round, and gates let them fade rather than grow: ten times the noise
-leaves room for that, and wrong states are several orders above. Where the noise is (almost)
-nothing, as in a run without drafts, _LEAST stands for it; float32 rounding is two orders below.
-In bf16 and int8 the last bit of a sum now and then rounds an activation the other way, which costs
-far more than the bit and may befall a lane and not the noise lane: _LEAST is what a few of those
-were measured to come to. Errors smaller than that can only be told from rounding in f32.
+order for another width of the batch. The noise lane is what that alone can do to this model, mode
+and text: it decodes the same widths, never rolls back, drifts as any lane does, and is jittered, so
+that it meets in a few rows what other lanes meet rarely: an activation rounded the other way, a tie
+of two experts tipped (engine.compare.lanes). The bound is MARGIN times its worst row, as it has
+not met everything; wrong states are orders above. LEAST is what rounding of float32 comes to,
+below which nothing is asked.
+
+A fork is no fault if the lane's logits give its token when the reference samples from them, and if
+at temperature 0 the two best logits were nearer than noise moves them: twice its bound on one.
+Otherwise the lane is suspect, as it is beyond its bound.
 
 Lanes of another compute mode are measured against that mode's own reference lane and judged by
 that mode's noise, so a rollback is right or wrong whatever the mode costs. How far the mode
@@ -34,6 +36,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -41,9 +44,8 @@ from engine.trace.lane_kinds import NOISE, PEER, POLICY, REFERENCE
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import Table, TraceStore
 
-_MARGIN = 10.0
-_LEAST = {"bf16": 1e-4, "int8": 1e-3, "int8x2": 1e-6, "blocks": 1e-4}
-_LEAST_F32 = 1e-9
+MARGIN = 10.0
+LEAST = 1e-9
 BANDS = ((0.0, "exact"), (1e-6, "<= 1e-6"), (1e-4, "<= 1e-4"), (math.inf, "> 1e-4"))
 NOT_FINITE = "not finite"
 SUSPECT, FAILED = "suspect", "failed"
@@ -55,6 +57,7 @@ class Fork:
 
     round: of the lane, in which it chose the token. after_round: the last earlier round in which
     it rolled this sequence back. top2_gap: between the reference's two largest logits there.
+    explained: whether that is all that noise can do.
     """
 
     seq_id: int
@@ -64,6 +67,7 @@ class Fork:
     token_id: int
     reference_id: int
     top2_gap: float
+    explained: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +75,14 @@ class LaneVerdict:
     """One lane in short. Positions are those of the chosen tokens, None = there is none.
 
     verdict and band: as the module says; `error` of a failed lane. first_pos, first_round,
-    first_seq: where the NMSE is beyond the bound for the first time. after_round: the last earlier
-    round in which this lane rolled that sequence back, whose state the diverging logits come from.
+    first_seq: where the NMSE is beyond the bound for the first time, cells differ, or a fork is
+    not explained.
+    after_round: the last earlier round in which this lane rolled that sequence back, whose state
+    the diverging logits come from.
     n_forks: positions where the most probable token differs; first_fork the first of them.
     duplicates: most attention cells beyond one per position. state_error, conv_error: worst
     relative errors. bound: NMSE that the lane may reach, infinite for reference lanes. fork: of a
-    free lane.
+    free lane, the first that is not explained or else the first.
     """
 
     lane: str
@@ -117,10 +123,13 @@ def band(nmse: float) -> str:
 
 def noise_bound(trace: TraceStore, noise_runs: Sequence[int]) -> float:
     """Largest NMSE that noise lanes with these run ids, all of one compute mode, explain."""
-    modes = {str(trace.runs[run].get("compute", "")) for run in noise_runs}
-    least = max((_LEAST.get(mode, _LEAST_F32) for mode in modes), default=_LEAST_F32)
-    worst = (_Rows(trace.divergence, run)["nmse"].max(initial=0.0) for run in noise_runs)
-    return max(least, *(_MARGIN * float(nmse) for nmse in worst), 0.0)
+    return max(LEAST, _largest_of_noise(trace, noise_runs, "nmse"))
+
+
+def _largest_of_noise(trace: TraceStore, noise_runs: Sequence[int], column: str) -> float:
+    worst = [_Rows(trace.divergence, run)[column].max(initial=0.0) for run in noise_runs]
+    found = MARGIN * float(max(worst, default=0.0))
+    return 0.0 if math.isnan(found) else found  # a noise lane that is wrong explains nothing
 
 
 def judge_lanes(
@@ -149,12 +158,15 @@ def bound_of(trace: TraceStore, run_id: int, bound: float | None = None) -> floa
 
 def noise_against(trace: TraceStore, leader: int | None) -> float:
     """Largest NMSE that the noise lanes measured against a leading lane explain."""
-    noise = [
+    return noise_bound(trace, _noise_of(trace, leader))
+
+
+def _noise_of(trace: TraceStore, leader: int | None) -> list[int]:
+    return [
         run
         for run, facts in trace.runs.items()
         if facts.get("lane_kind") == NOISE and facts.get("lane_against") == leader
     ]
-    return noise_bound(trace, noise)
 
 
 def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
@@ -164,28 +176,34 @@ def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
     rows, rounds = _Rows(trace.divergence, run_id), _Rows(trace.rounds, run_id)
     nmse, pos = rows["nmse"], rows["pos"]
     beyond = np.flatnonzero(~(nmse <= bound))  # NaN is beyond any bound
-    forks = np.flatnonzero(rows["top1_equal"] == 0)
+    if not beyond.size:  # cells are counted: no noise makes one too many
+        beyond = np.flatnonzero(rows["cells_differ"] > 0)
+    differs = np.flatnonzero(rows["top1_equal"] == 0)
     worst = int(np.argmax(np.where(np.isnan(nmse), np.inf, nmse))) if nmse.size else None
     worst_nmse = 0.0 if worst is None else float(nmse[worst])
     first = int(beyond[0]) if beyond.size else None
+    first_pos = None if first is None else int(pos[first])
     first_round = None if first is None else int(rows["round"][first])
     first_seq = None if first is None else int(rows["seq_id"][first])
-    fork = _fork(trace, run_id, rows, rounds) if facts.get("lane_free") else None
+    forks = _forks(trace, run_id, rows, rounds) if facts.get("lane_free") else []
+    fork = next((f for f in forks if not f.explained), forks[0] if forks else None)
+    if fork and not fork.explained and (first_pos is None or fork.pos < first_pos):
+        first_pos, first_round, first_seq = fork.pos, fork.round, fork.seq_id
     return LaneVerdict(
         facts["lane"],
         run_id,
-        _verdict(trace, run_id, error, first, worst_nmse, fork),
+        _verdict(trace, run_id, error, first_pos, worst_nmse, fork),
         band(worst_nmse),
         len(pos),
         worst_nmse,
         None if worst is None else int(pos[worst]),
         float(rows["max_abs"].max(initial=0.0)),
         float(rows["kl"].max(initial=0.0)),
-        None if first is None else int(pos[first]),
+        first_pos,
         first_round,
         _undone_before(rounds, first_seq, first_round),
-        len(forks),
-        int(pos[forks[0]]) if forks.size else None,
+        len(differs),
+        int(pos[differs[0]]) if differs.size else None,
         int(rounds.observed("kv_cells_duplicate").max(initial=0)),
         _largest(rows["state_error"]),
         _largest(rows["conv_error"]),
@@ -198,7 +216,12 @@ def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
 
 
 def _verdict(
-    trace: TraceStore, run_id: int, error: str, first: int | None, worst: float, fork: Fork | None
+    trace: TraceStore,
+    run_id: int,
+    error: str,
+    first_pos: int | None,
+    worst: float,
+    fork: Fork | None,
 ) -> str:
     facts = trace.runs[run_id]
     kind = facts.get("lane_kind", REFERENCE if facts["lane"] == REFERENCE else POLICY)
@@ -206,7 +229,7 @@ def _verdict(
         return REFERENCE
     if error:
         return FAILED
-    if first is not None:
+    if first_pos is not None:
         return SUSPECT
     if kind == REFERENCE:
         return "mode"
@@ -217,20 +240,49 @@ def _verdict(
     return "agrees" if kind == PEER else "within"
 
 
-def _fork(trace: TraceStore, run_id: int, rows: _Rows, rounds: _Rows) -> Fork | None:
-    """Compare what the lane emitted with what the reference chose at the same positions."""
+def _forks(trace: TraceStore, run_id: int, rows: _Rows, rounds: _Rows) -> list[Fork]:
+    """Compare what the lane emitted with what the reference chose at the same positions: the first
+    token of each sequence that differs."""
     tokens = _Rows(trace.tokens, run_id)
     kinds = [trace.text_pool.find(kind) for kind in EMITTED_KINDS]
     emitted = np.isin(tokens["kind"], kinds)
     keys = zip(tokens["seq_id"][emitted].tolist(), tokens["pos"][emitted].tolist(), strict=True)
     own = dict(zip(keys, tokens["token_id"][emitted].tolist(), strict=True))
     columns = (rows[name].tolist() for name in ("seq_id", "pos", "token_id", "round", "top2_gap"))
+    found: dict[int, Fork] = {}
     for seq_id, pos, expected, number, gap in zip(*columns, strict=True):
         token = own.get((seq_id, pos), expected)
-        if token != expected:
+        if token != expected and seq_id not in found:
             after = _undone_before(rounds, seq_id, number)
-            return Fork(seq_id, pos, number, after, token, expected, gap)
-    return None
+            explained = _is_explained(trace, run_id, seq_id, gap)
+            found[seq_id] = Fork(seq_id, pos, number, after, token, expected, gap, explained)
+    return list(found.values())
+
+
+def _is_explained(trace: TraceStore, run_id: int, seq_id: int, gap: float) -> bool:
+    """Whether noise may have made a sequence fork where the two best logits lay so far apart."""
+    facts = trace.runs[run_id]
+    known = [fork for fork in _listed(facts, "lane_forks") if fork.get("seq_id") == seq_id]
+    if any(fork.get("follows") is False for fork in known):
+        return False
+    noise = _noise_of(trace, facts.get("lane_against"))
+    by_mode = any(fork.get("by_mode") is True for fork in known)
+    if not noise or by_mode or not _is_greedy(facts):
+        return True  # the gap says nothing
+    return bool(gap <= 2 * _largest_of_noise(trace, noise, "max_abs"))
+
+
+def _listed(facts: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """The objects in a fact, which may come from a file."""
+    found = facts.get(name)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _is_greedy(facts: dict[str, Any]) -> bool:
+    options = facts.get("options")
+    sampler = options.get("sampler") if isinstance(options, dict) else None
+    temp = sampler.get("temp") if isinstance(sampler, dict) else None
+    return isinstance(temp, int | float) and temp <= 0
 
 
 def _undone_before(rounds: _Rows, seq_id: int | None, number: int | None) -> int | None:

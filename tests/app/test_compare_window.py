@@ -13,15 +13,17 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs import CompareRequest
+from app.engine_thread.jobs import CompareRequest, ScriptRequest
 from app.saved.settings import Settings
 from app.shell.window import MainWindow
 from app.widgets.scroll_page import ScrollPage
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
+from engine.compare.memory_script import parse_script, read_script
 from engine.options import RunOptions, SpecOptions
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.run_ref import RunRef
+from resources import MEMORY_SCRIPTS
 from tests.support.clean import passed
 from tests.support.fake_session import FakeEngine
 
@@ -186,6 +188,41 @@ def test_scenarios_are_a_menu_that_compares(
     expected = CompareRequest(("one two",), scenario.options, scenario.lanes, (0,))
     assert engine.compared == [expected]
     window.close()
+
+
+def test_scripts_of_memory_operations_stand_behind_the_scenarios(
+    qtbot: QtBot, engine: FakeEngine, model_file: Path
+) -> None:
+    script = parse_script("s", "s", "title Say & do\nabout It\npolicies ring carry\ncontext A")
+    bridge = Bridge(engine)
+    window = MainWindow(bridge, Settings(), scenarios=[FakeScenario(), script])
+    qtbot.addWidget(window)
+    window.show()
+    _, separator, action = window.scenario_menu.actions()
+    assert separator.isSeparator()
+    assert (action.text(), action.toolTip()) == ("Say && do", "It")
+    window.open_model(model_file)
+    wait(qtbot, window, State.READY)
+    for chosen, played in (("planes", "carry"), ("ring", "ring")):
+        window.run_panel.rollback.setCurrentText(chosen)
+        action.trigger()
+        qtbot.waitUntil(lambda: bool(engine.compared), timeout=PATIENCE)
+        wait(qtbot, window, State.READY)
+        assert engine.compared.pop() == ScriptRequest(script, played)
+    window.close()
+
+
+def test_a_script_plays_on_the_demo(
+    make_window: Callable[[Bridge], MainWindow], qtbot: QtBot
+) -> None:
+    window = make_window(Bridge())
+    window.open_demo()
+    wait(qtbot, window, State.READY)
+    window.control.open_scenario(read_script(MEMORY_SCRIPTS / "1-save-after-rollback.memory"))
+    wait(qtbot, window, State.RUNNING)
+    wait(qtbot, window, State.READY)
+    qtbot.waitUntil(lambda: verdicts(window) == ["reference", "reference", "passed"])
+    assert window.divergence.isVisible()
 
 
 def test_the_demo_compared_with_a_faulty_lane(

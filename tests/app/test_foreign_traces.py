@@ -7,7 +7,7 @@ import json
 import resource
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,12 +15,10 @@ import pytest
 from PySide6.QtWidgets import QApplication, QDockWidget
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.bridge import Bridge
 from app.shell.window import MainWindow
 from engine.errors import TraceFileError
 from engine.trace.export import SESSION_FILE
 from engine.trace.records import TABLES
-from tests.support.fake_session import FakeEngine
 from tests.support.foreign_traces import (
     DAMAGES,
     JUNK,
@@ -66,6 +64,7 @@ def bounded() -> Iterator[None]:
 
 def show(qtbot: QtBot, window: MainWindow, folder: Path) -> None:
     """Open a trace and look at every view of it."""
+    window.resize(1400, 900)
     with bounded():
         with qtbot.waitSignal(window.bridge.reading_ended, timeout=60_000):
             window.sessions.open(folder)
@@ -79,15 +78,6 @@ def show(qtbot: QtBot, window: MainWindow, folder: Path) -> None:
             for unit in ("token", "time", "round"):
                 plot.plot.set_unit(unit)
                 QApplication.processEvents()
-
-
-@pytest.fixture
-def window(make_window: Callable[..., MainWindow], engine: FakeEngine) -> MainWindow:
-    made = make_window(
-        Bridge(open_session=engine.open, inspect=engine.inspect, compare=engine.compare)
-    )
-    made.resize(1400, 900)
-    return made
 
 
 # what no column of numbers takes is refused before a view sees it
@@ -120,18 +110,16 @@ def test_damage_that_opens_is_shown(
 def test_damaged_facts_that_open_are_shown(
     real: Path, tmp_path: Path, window: MainWindow, qtbot: QtBot
 ) -> None:
-    """Every fact replaced by something that a reader lets pass, in three ways."""
+    """Every fact replaced by something else, where a reader lets it pass."""
     folder = tmp_path / "trace"
     shutil.copytree(real, folder)
     session = json.loads((real / SESSION_FILE).read_text("utf-8"))
-    for first in range(3):
+    for first in range(2):
         runs = without_tables(session)
-        for i, place in enumerate(facts(session), start=first):
-            for junk in (*JUNK[i % len(JUNK) :], *JUNK[: i % len(JUNK)]):
-                tried = replaced(runs, place, junk)
-                if not is_refused(tmp_path, tried):
-                    runs = tried
-                    break
+        for i, place in enumerate(facts(session), start=first * 5):
+            tried = replaced(runs, place, JUNK[i % len(JUNK)])
+            if not is_refused(tmp_path, tried):
+                runs = tried
         changed = session | {"runs": runs["runs"]}
         (folder / SESSION_FILE).write_text(json.dumps(changed), "utf-8")
         show(qtbot, window, folder)

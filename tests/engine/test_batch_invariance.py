@@ -122,7 +122,7 @@ def test_two_threads() -> None:
     st.sets(st.integers(1, N_TOKENS - 1), max_size=8),
     st.integers(1, 3),
     st.integers(3, 20),
-    st.sampled_from(ROLLBACK_POLICIES),
+    st.sampled_from(list(ROLLBACK_POLICIES)),
     st.booleans(),
 )
 def test_any_split_gives_the_same_bits(

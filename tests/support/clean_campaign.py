@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -69,9 +69,9 @@ def opened(name: str, compute: str) -> Session:
     return Session.open(path, compute=compute)
 
 
-def play(random: np.random.Generator, models: tuple[str, ...] = (*MODELS, "demo")) -> Played:
+def play(random: np.random.Generator, modes: Sequence[str] = MODES) -> Played:
     """A comparison of random lanes over random prompts on a random model in a random mode."""
-    name, compute = str(random.choice(models)), str(random.choice(MODES))
+    name, compute = str(random.choice((*MODELS, "demo"))), str(random.choice(modes))
     session = opened(name, compute)
     n_prompts = int(random.choice([1, 1, 2, 3]))
     prompts = [_prompt(session, name, random) for _ in range(n_prompts)]
@@ -105,10 +105,10 @@ def play(random: np.random.Generator, models: tuple[str, ...] = (*MODELS, "demo"
     return Played(f"{what} accept {accept}", comparison, comparison.results())
 
 
-def played(n: int, seed: int) -> Iterator[Played]:
+def played(n: int, seed: int, modes: Sequence[str] = MODES) -> Iterator[Played]:
     """n comparisons, the same ones for the same seed."""
     for number in range(n):
-        yield play(np.random.default_rng((seed, number)))
+        yield play(np.random.default_rng((seed, number)), modes)
 
 
 def _prompt(session: Session, name: str, random: np.random.Generator) -> Prompt:
@@ -119,7 +119,7 @@ def _prompt(session: Session, name: str, random: np.random.Generator) -> Prompt:
 
 
 def _lane(random: np.random.Generator) -> str:
-    parts = [str(random.choice(ROLLBACK_POLICIES))]
+    parts = [str(random.choice(list(ROLLBACK_POLICIES)))]
     for key, values in (
         ("n_rs_seq", (None, None, 1, 2)),
         ("split", (None, None, "seq")),
@@ -137,9 +137,10 @@ def main() -> None:
     parser.add_argument("n", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows")
+    parser.add_argument("--modes", nargs="+", default=MODES)
     args = parser.parse_args()
     numbers, n_lanes, kept = count(1), 0, []
-    for game in played(args.n, args.seed):
+    for game in played(args.n, args.seed, args.modes):
         n_lanes += len(game.verdicts)
         rows = game.comparison.trace.divergence
         for v in game.verdicts:

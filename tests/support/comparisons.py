@@ -46,5 +46,15 @@ def differences_of(comparison: Comparison, lane: str) -> dict[str, np.ndarray]:
     """Columns of the divergence rows of one lane."""
     rows = comparison.trace.divergence
     mine = rows.column("run_id") == verdicts(comparison)[lane].run_id
-    names = ("round", "seq_id", "pos", "token_id", "nmse", "state_error", "cells_differ", "rank")
+    names = (
+        "round",
+        "seq_id",
+        "pos",
+        "token_id",
+        "nmse",
+        "state_error",
+        "conv_error",
+        "cells_differ",
+        "rank",
+    )
     return {name: rows.column(name)[mine] for name in names}

@@ -16,6 +16,7 @@ from app.engine_thread.jobs import (
     OpenRequest,
     Progress,
     RunRequest,
+    ScriptRequest,
 )
 from engine.compare.fidelity import Fidelity
 from engine.errors import Cancelled, ModelFileError, OptionError
@@ -76,7 +77,7 @@ class FakeEngine:
     opened: list[tuple[Path, Path | None, str]] = field(default_factory=list)
     closed: list[Path] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
-    compared: list[CompareRequest] = field(default_factory=list)
+    compared: list[CompareRequest | ScriptRequest] = field(default_factory=list)
     cancelled: list[tuple[int, int]] = field(default_factory=list)
     """Sequences that were ended, each with the round before which it was."""
     steps: int = 0
@@ -146,12 +147,14 @@ class FakeSession:
         self._engine.raise_at("begun")
         return run
 
-    def compare(self, request: CompareRequest, trace: TraceStore) -> Job:
+    def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Job:
         """Scripted lanes."""
         self._engine.compared.append(request)
+        if isinstance(request, ScriptRequest):
+            return FakeComparison(self._engine, [f"{request.policy} A"], trace)
         if not request.texts[0]:
             raise OptionError("The prompt is empty.", "Give at least one token of text.")
-        return FakeComparison(self._engine, request, trace)
+        return FakeComparison(self._engine, [lane.name for lane in request.lanes], trace)
 
     def measure(self, text: str, progress: Progress, cancelled: Callable[[], bool]) -> Fidelity:
         """As far from f32 as can be told without computing."""
@@ -170,11 +173,11 @@ class FakeSession:
 class FakeComparison:
     """Lanes that get one position a round. run_id: the reference lane."""
 
-    def __init__(self, engine: FakeEngine, request: CompareRequest, trace: TraceStore) -> None:
+    def __init__(self, engine: FakeEngine, names: list[str], trace: TraceStore) -> None:
         self._engine, self._trace = engine, trace
         self._builder = LaneBuilder(trace)
         self.run_id = self._builder.reference
-        self._names = [lane.name for lane in request.lanes]
+        self._names = names
         self._lanes = []
         for name in self._names:
             self._lanes.append(self._builder.lane(name, ()))

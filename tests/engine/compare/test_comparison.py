@@ -100,13 +100,13 @@ def test_clean_lanes_are_within_the_noise(name: str) -> None:
     comparison = compared(name)
     found = verdicts(comparison)
     assert comparison.tokens[:40] == golden(name)["greedy"].tolist()
-    assert comparison.bound <= 1e-9
+    assert comparison.bound <= 1e-7
     assert found["reference"].verdict == "reference"
     for lane in ("noise", *CLEAN):
         verdict = found[lane]
         assert verdict.verdict in PASSED, lane
         assert verdict.n_positions == N
-        assert verdict.worst_nmse < 1e-10
+        assert verdict.worst_nmse < (1e-8 if lane == "noise" else 1e-10)
         assert (verdict.first_pos, verdict.n_forks, verdict.duplicates) == (None, 0, 0)
         assert not verdict.is_beyond
         if lane != "noise":
@@ -244,7 +244,8 @@ def test_batches_of_one_token_are_exact() -> None:
     mute = Mute([*prompt.tokens, *plain], opened.config.n_vocab)
     options = options_of(12, "draft-mtp")
     comparison = Comparison(opened, prompt, options, DEFAULT_LANES, drafter=mute)
-    _, *same = finish(comparison).results()
+    _, noise, *same = finish(comparison).results()
+    assert 0 < noise.worst_nmse < 1e-8
     for verdict in same:
         assert (verdict.verdict, verdict.worst_nmse, verdict.state_error) == ("exact", 0.0, 0.0)
 
@@ -304,7 +305,9 @@ def test_a_comparison_that_cannot_start_leaves_no_run_going_on(
 ) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)  # as if it were not installed
     opened = copy(session(MTP))
-    opened.path = None if "int8" in lane else opened.path
+    if "int8" in lane:
+        opened.path = None
+        opened._other_modes = {}
     if "free" in lane:  # whatever the last step is, here a drafter's memory
         made = iter([session(MTP).make_drafters])
         opened.make_drafters = lambda *args: next(made)(*args)
@@ -325,7 +328,7 @@ def test_an_opened_trace_is_judged_the_same(tmp_path) -> None:
     export_csv(comparison.trace, tmp_path / "out")
     opened = open_trace(tmp_path / "out")
     noise = verdicts(comparison)["noise"].run_id
-    assert noise_bound(opened, [noise]) == comparison.bound
+    assert noise_bound(opened, [noise]) == pytest.approx(comparison.bound)
     for verdict in comparison.results():
         again = judge(opened, verdict.run_id, comparison.bound)
         assert (again.lane, again.verdict, again.band) == (

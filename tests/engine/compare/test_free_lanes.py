@@ -106,30 +106,6 @@ def test_stale_logits_are_the_ones_compared() -> None:
     assert (verdict.verdict, verdict.first_round, verdict.fork.round) == ("suspect", 1, 1)
 
 
-def test_a_near_tie_is_no_wrong_state() -> None:
-    """Noise that flips the choice at one position: within the noise, and yet another token."""
-    options = options_of(40, "draft-mtp", n_max=4, ignore_eos=True)
-    lane = "planes,free"
-    comparison = Comparison(
-        session(MTP), prompt_of(MTP), options, specs(lane, "planes"), bound=10.0
-    )
-    scheduler = comparison._followers[1]._scheduler
-    draw, n_drawn = scheduler.sequences[0].sampler.draw, 0
-
-    def other(distribution):
-        nonlocal n_drawn
-        n_drawn += 1
-        token = draw(distribution)
-        return (token + 1) % 300 if n_drawn == 12 else token
-
-    scheduler.sequences[0].sampler.draw = other
-    verdict = verdicts(finish(comparison))[lane]
-    assert (verdict.verdict, verdict.is_beyond) == ("forked", False)
-    assert verdict.fork.pos == len(prompt_of(MTP).tokens) + 11
-    assert verdict.n_positions == 12
-    assert verdict.worst_nmse < 1e-9
-
-
 def test_sequences_fork_one_by_one(tmp_path) -> None:
     tokens = prompt_of(MTP).tokens
     prompts = [Prompt(tokens[:9]), Prompt(tokens[3:20]), Prompt(tokens[5:12])]

@@ -84,6 +84,7 @@ def test_a_file_is_read(read: Callable[[str], Scenario]) -> None:
 
 
 BAD = {
+    "no option": (HEAD + '[options]\nGROUP = "x"\n', r"mine\.toml: options\.GROUP is unknown"),
     "no TOML": ("title =", r"mine\.toml is not valid TOML"),
     "no prompt": ('title = "t"\nabout = "a"\nprompts = []\n', r"mine\.toml: prompts is empty"),
     "no title": ('about = "a"\nprompts = ["x"]\n', r"mine\.toml is incomplete: .*'title'"),

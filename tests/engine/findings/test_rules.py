@@ -22,7 +22,7 @@ def store() -> TraceStore:
 
 
 def test_rules_are_complete() -> None:
-    assert len(RULES) == 20
+    assert len(RULES) == 26
     for name, rule in RULES.items():
         assert name == rule.id
         assert rule.severity in SEVERITIES
@@ -394,9 +394,9 @@ def test_forks_at_near_ties() -> None:
     ("columns", "rule"),
     [
         ({"conv_error": 0.5}, "conv-not-rolled-back"),
-        ({"conv_error": 0.5, "state_error": 0.5}, None),
+        ({"conv_error": 0.5, "state_error": 0.5}, "state-wrong"),
         ({"nmse": 0.5}, "stale-logits"),
-        ({"nmse": 0.5, "state_error": 0.5}, None),
+        ({"nmse": 0.5, "state_error": 0.5}, "state-wrong"),
         ({"nmse": 0.5, "cells_differ": 2}, None),
     ],
 )

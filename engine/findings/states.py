@@ -1,0 +1,92 @@
+"""The rule for every wrong state that no other rule has a name for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from engine.findings import cells, positions, snapshots
+from engine.findings.lane_errors import LaneErrors
+from engine.findings.rule import ERROR, Hit, Rule
+from engine.findings.run_rows import RunRows, rounds_text
+
+_NAMED = tuple(
+    rule for rule in (*cells.RULES, *positions.RULES, *snapshots.RULES) if rule.severity == ERROR
+)
+
+
+def _state_wrong(run: RunRows) -> Iterator[Hit]:
+    errors = LaneErrors.of(run)
+    if errors is None:
+        return
+    wrong = errors.state_is_wrong | errors.conv_is_wrong
+    if not wrong.any():
+        return
+    named = [(hit.seq_id, hit.round or 0) for rule in _NAMED for hit in rule.check(run)]
+    rows = run.divergence
+    for seq, chosen in rows.by_sequence(wrong):
+        number = int(rows["round"][chosen[0]])
+        if any(whose in (seq, None) and since <= number for whose, since in named):
+            continue
+        what, where = _first_layer(errors, seq, number)
+        depth, behind = _rollback(run, seq, number)
+        policy = run.option("rollback") or "unknown"
+        logits = rows["round"][errors.logits_are_wrong & (rows["seq_id"] == seq)]
+        yield Hit(
+            number,
+            seq,
+            f"{what} wrong behind the {'rollback' if depth else 'batch'} of round {number}: "
+            f"{where}, policy {policy}.",
+            f"{behind}; error of the state {rows['state_error'][chosen[0]]:.1e}, of the window "
+            f"{rows['conv_error'][chosen[0]]:.1e}, noise up to {errors.limit:.1e}; "
+            f"{rounds_text(rows['round'][chosen])}; logits "
+            + (f"wrong from round {logits[0]} on" if logits.size else "right"),
+        )
+
+
+def _first_layer(errors: LaneErrors, seq: int, number: int) -> tuple[str, str]:
+    """What is wrong there, and in which layer first."""
+    states = errors.run.states
+    here = (states["round"] == number) & (states["seq_id"] == seq)
+    state, window = (states[name] > errors.limit for name in ("state_error", "conv_error"))
+    found = np.flatnonzero(here & (state | window))
+    if not found.size:  # a trace without that table
+        return "The state is", "layers not recorded"
+    first = found[0]
+    what = "State and window are" if state[first] and window[first] else "The state is"
+    if not state[first]:
+        what = "The convolution window is"
+    n_layers = f"{found.size} of {int(here.sum())} recurrent layers"
+    return what, f"first layer {states['layer'][first]}, {n_layers}"
+
+
+def _rollback(run: RunRows, seq: int, number: int) -> tuple[int, str]:
+    """Tokens undone in that round, and how, and the rollback before it."""
+    rounds = run.rounds
+    mine = rounds["seq_id"] == seq
+    undone = np.flatnonzero(mine & (rounds["memory_rollback"] > 0) & (rounds["round"] <= number))
+    texts = [
+        f"{rounds['memory_rollback'][row]} undone by {path} in round {rounds['round'][row]}"
+        for row, path in zip(undone[-2:], rounds.texts("rollback_path", undone[-2:]), strict=True)
+    ]
+    is_here = bool(undone.size) and int(rounds["round"][undone[-1]]) == number
+    depth = int(rounds["memory_rollback"][undone[-1]]) if is_here else 0
+    if not is_here:
+        texts.append("none undone here")
+    return depth, ", before that ".join(reversed(texts))
+
+
+RULES = (
+    Rule(
+        "state-wrong",
+        ERROR,
+        "State wrong behind a rollback",
+        "From this round on the next pass starts from another recurrent state than the reference "
+        "does. Cells, positions, snapshot index and depth look right, so it is the content: what "
+        "was written, kept, copied or read.",
+        "Look at this policy's write and read of that layer at that depth; compare with "
+        "--rollback checkpoint, which copies and restores.",
+        _state_wrong,
+    ),
+)

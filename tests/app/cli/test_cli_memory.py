@@ -1,0 +1,73 @@
+"""`draftscope memory`: bundled and own scripts, the table, the exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.__main__ import main
+from resources import MEMORY_SCRIPTS
+
+MODEL = str(Path(__file__).resolve().parents[2] / "data" / "qwen35-a-f32.gguf")
+GOOD = "context A\ncontext B\ndecode A 0: 1 2\ndecode B 0: 1 2\ncheck A 0 0:2 = B 0 exact\n"
+
+
+def test_all_scripts_over_a_policy(capsys, tmp_path):
+    folder = str(tmp_path / "t")
+    status = main(["memory", "--all", "-m", MODEL, "--rollback", "ring", "--trace", folder])
+    out = capsys.readouterr().out
+    assert status == 0
+    assert "9 of 9 passed" in out
+    assert [line.split()[2] for line in out.splitlines()[1:10]] == ["passed"] * 9
+    assert (tmp_path / "t" / "divergence.csv").read_text().count("ring B") >= 6
+
+
+def test_a_script_of_ones_own_that_fails(capsys, tmp_path):
+    path = tmp_path / "mine.memory"
+    path.write_text(GOOD + "expect A 0 pos=7\n")
+    assert main(["memory", str(path), MODEL, "--rollback", "ring,planes"]) == 1
+    out = capsys.readouterr().out
+    assert "0 of 2 passed" in out
+    assert "mine, ring, line 6: expect A 0 pos=7: pos is 1, not 7" in out
+
+
+def test_json(capsys, tmp_path):
+    path = tmp_path / "mine.memory"
+    path.write_text("policies ring\n" + GOOD)
+    assert main(["memory", str(path), "-m", MODEL, "--json", "--fill", "3E"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["compute"] == "f32"
+    verdicts = {row["policy"]: row["verdict"] for row in found["scripts"]}
+    assert verdicts.pop("ring") == "passed"
+    assert set(verdicts.values()) == {"not for this policy"}
+
+
+def test_list_needs_no_model(capsys):
+    assert main(["memory", "--list"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == sorted(path.stem for path in MEMORY_SCRIPTS.glob("*.memory"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-m", MODEL], "There is no script."),
+        (["--all"], "No model is given."),
+        (["nothing-here", "-m", MODEL], "nothing-here cannot be read: No such file"),
+        (["--all", "-m", MODEL, "--rollback", "spiral"], "'spiral' is not one of planes, carry"),
+    ],
+)
+def test_wrong_usage(capsys, arguments, message):
+    assert main(["memory", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_bad_script_is_one_sentence_with_file_and_line(capsys, tmp_path):
+    path = tmp_path / "bad.memory"
+    path.write_text("context A\nseq_rm A 0 few\n")
+    assert main(["memory", str(path), "-m", MODEL]) == 2
+    error = capsys.readouterr().err
+    assert "bad.memory, line 2: 'few' is no whole number. Correct that line;" in error
+    assert error.count("\n") == 1
