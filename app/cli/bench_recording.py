@@ -19,7 +19,7 @@ _LINE = "{:<{width}} {:>6} {:>7} {:>9} {:>12} {:>8}"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; what is done when somebody stops it is printed."""
+    """Measure and print; after Ctrl-C, what was finished by then."""
     args.ignore_eos = True  # every run is as long as -n says
     set_name, prompts = prompt_set(args, SUITES)
     opened = open_session(args)

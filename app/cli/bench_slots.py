@@ -19,7 +19,7 @@ _LINE = "{:<14} {:>5} {:>7} {:>8} {:>9} {:>8} {:>6}"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; what is done when somebody stops it is printed and written."""
+    """Measure, print and write; after Ctrl-C, what was finished by then."""
     if max(args.slots) > _MOST:
         raise OptionError(f"--slots {max(args.slots)} is above {_MOST}.", "Choose fewer slots.")
     set_name, prompts = prompt_set(args, SUITES)

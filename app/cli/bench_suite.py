@@ -28,7 +28,7 @@ _DIFF = "{:<21} {:>10} {:>10} {:>7} {:>7} {:>7}"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; what is done is printed and written, also after an error or Ctrl-C."""
+    """Measure, print and write; after an error or Ctrl-C, what was finished by then."""
     set_name, named = prompt_set(args, SUITES)
     opened = open_session(args)
     session = opened.session

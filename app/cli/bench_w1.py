@@ -33,7 +33,7 @@ _HEADS = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Hold the conversation in every configuration; what is done is printed and written."""
+    """Hold the conversation in every configuration, print and write what was finished."""
     if args.repeat is not None:
         raise OptionError("--repeat goes not with --w1.", "Leave it out.")
     cached = cache_options(args)

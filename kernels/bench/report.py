@@ -1,4 +1,4 @@
-"""Measures cases and puts them beside what the device can do."""
+"""Cases measured, as rows of a table that shows how near each comes to the device's limits."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def measure(case: KernelCase, limits: Limits, evict: torch.Tensor, repeats: int)
 
 
 def bound_and_share(case: KernelCase, limits: Limits, taken: float) -> tuple[str, float]:
-    """What holds a case back at best, and how near `taken` seconds come to that."""
+    """Which limit bounds a case, "copy" or "matrix", and the share of it that is reached."""
     moving = case.n_bytes / limits.bytes_per_second
     counting = case.n_operations / limits.operations_per_second[case.rate]
     return ("copy", moving / taken) if moving >= counting else ("matrix", counting / taken)

@@ -99,7 +99,7 @@ def _by_numbers(
     first: Value,
     last: Value,
 ) -> None:
-    """Weights become numbers of the arithmetic before they are multiplied."""
+    """The body of a program that decodes weights to floating point and multiplies them."""
     elements, _ = sizes(type)
     zero = code.constant(F32X16, 0.0)
     for stretch in _stretches(type, n_rows, how, code, args, first, last):
@@ -123,7 +123,7 @@ def _by_terms(
     first: Value,
     last: Value,
 ) -> None:
-    """Whole numbers are multiplied, and every group's result with its scale."""
+    """The body of a program that multiplies integers, then each group's sum with its scale."""
     elements, _ = sizes(type)
     n_in, n_groups = args[3], elements // GROUP
     zero = code.constant(F32X16, 0.0)
