@@ -23,7 +23,7 @@ from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from tests.support.trace_builder import TraceBuilder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

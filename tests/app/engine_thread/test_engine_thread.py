@@ -23,7 +23,7 @@ from engine.options import RunOptions, SpecOptions
 from engine.trace.breaks import BreakRule
 from tests.support.fake_session import FakeEngine
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OPTIONS = RunOptions(spec=SpecOptions(types=("draft-mtp",)))
 LANES = CompareRequest(("p",), OPTIONS, (NOISE_LANE, LaneSpec.parse("planes")))
 ERRORS = (

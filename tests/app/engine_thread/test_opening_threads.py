@@ -14,7 +14,7 @@ from engine.gguf.file import GgufFile
 from engine.model import info, threads
 from engine.model.info import describe
 
-DATA = Path(__file__).resolve().parents[1] / "data"
+DATA = Path(__file__).resolve().parents[2] / "data"
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from engine.options import RunOptions
 from engine.trace.same_model import same_model
 from engine.trace.store import TraceStore
 
-MODEL = Path(__file__).parents[1] / "data" / "qwen35-a-f32.gguf"
+MODEL = Path(__file__).parents[2] / "data" / "qwen35-a-f32.gguf"
 
 
 def test_tensors_are_hashed_behind_the_first_token(tmp_path: Path) -> None:

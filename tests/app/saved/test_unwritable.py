@@ -26,7 +26,7 @@ from app.shell.window import MainWindow
 from tests.support.fake_session import FakeEngine
 from tests.support.window_acts import messages, trigger, wait
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from app.shell.docks import TITLES
 from app.shell.window import MainWindow
 from tests.support.fake_session import FakeEngine
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 _PAINTS = """
 import json, sys

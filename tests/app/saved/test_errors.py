@@ -114,7 +114,7 @@ def test_hard_crash_is_told_at_the_next_start(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         timeout=60,
     )
