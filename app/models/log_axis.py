@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.models.error_text import EXACT, NOT_FINITE
+from app.models.number_text import EXACT, NOT_FINITE
 
 _LEAST, _MOST = -30, 30
 _MOST_LABELS = 6

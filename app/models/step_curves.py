@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.models.grown import Grown
-from app.models.run_rows import RunRows
+from app.models.run_rows import Grown, RunRows
 from engine.trace.step_sums import StepSums
 
 WINDOW = 16

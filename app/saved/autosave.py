@@ -21,8 +21,7 @@ from PySide6.QtCore import QLockFile, QObject, QTimer, Signal
 from app.engine_thread.events import Exported, Failed, TraceMark, failure, mark_of
 from app.engine_thread.trace_jobs import TraceJob, start_export
 from app.saved.errors import log
-from app.saved.folders import unwritable
-from app.saved.process_lock import hold, is_held, lock_path
+from app.saved.folders import hold, is_held, lock_path, unwritable
 from engine.errors import DraftscopeError
 from engine.trace.export import SESSION_FILE, export_csv, recover_export
 from engine.trace.replacing import target_of

@@ -9,8 +9,7 @@ from PySide6.QtCore import QByteArray, Qt
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
 
-from app.shell.dock_lines import DockLines
-from app.shell.dock_shares import DockShares
+from app.shell.dock_area import DockLines, DockShares
 
 TITLES = {
     "model": "Model",

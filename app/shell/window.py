@@ -19,12 +19,19 @@ from app.looks.theme import Theme
 from app.saved.errors import log
 from app.saved.settings import Settings
 from app.shell.appearance import Appearance, first_theme
-from app.shell.availability import enable_actions
 from app.shell.copies import Copies
 from app.shell.docks import TITLES, Docks, known_layout
 from app.shell.dropping import Dropped, DropTarget
 from app.shell.engine_news import EngineNews
-from app.shell.menus import PlotsMenu, RecentMenu, Scenario, ScenarioMenu, make_menus, make_toolbar
+from app.shell.menus import (
+    PlotsMenu,
+    RecentMenu,
+    Scenario,
+    ScenarioMenu,
+    enable_actions,
+    make_menus,
+    make_toolbar,
+)
 from app.shell.panels import Panels
 from app.shell.run_control import RunControl
 from app.shell.sessions import Sessions

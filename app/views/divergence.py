@@ -12,11 +12,10 @@ from app.actions.actions import Actions
 from app.looks.theme import Theme
 from app.models.compared_lanes import ComparedLanes, lanes_of, latest_lanes, run_to_show
 from app.models.position import Position
-from app.widgets.comparison_header import ComparisonHeader
+from app.widgets.comparison_header import ComparisonHeader, PositionBar
 from app.widgets.empty_state import EmptyState
 from app.widgets.lane_plots import LanePlots
 from app.widgets.lane_tables import LaneTables
-from app.widgets.position_bar import PositionBar
 from app.widgets.scroll_page import ScrollPage
 from engine.compare.lane_spec import LaneSpec
 from engine.trace.run_ref import RunRef

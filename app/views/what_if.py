@@ -21,8 +21,8 @@ from app.looks.theme import Theme, figures_font
 from app.models.live_numbers import significant
 from app.models.position import Position
 from app.models.run_rows import RunRows
-from app.widgets.elided_label import ElidedLabel
 from app.widgets.empty_state import EmptyState
+from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.speed_plot import SpeedPlot
 from engine.trace.run_ref import RunRef
 from engine.trace.step_sums import StepSums

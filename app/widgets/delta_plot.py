@@ -12,10 +12,10 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.models.compared_lanes import ComparedLanes
-from app.models.error_text import error_text
 from app.models.log_axis import LogAxis
-from app.widgets.lane_style import lane_pen
+from app.models.number_text import error_text
 from app.widgets.legend import Swatch
+from app.widgets.line_styles import lane_pen
 from app.widgets.round_plot import RoundPlot
 from app.widgets.samples import draw_bar, draw_dashes, draw_diamond, draw_dots, draw_triangle
 

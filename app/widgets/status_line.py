@@ -8,8 +8,8 @@ from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QS
 
 from app.engine_thread.events import Progress
 from app.models.live_numbers import NOT_OBSERVED, LiveNumbers, significant
-from app.models.run_overlay import RunOverlay
-from app.models.units import format_bytes
+from app.models.number_text import format_bytes
+from app.models.run_axis import RunOverlay
 
 _CHIPS = {
     "acceptance": ("acceptance", "0.888", "Accepted of all drafted tokens"),

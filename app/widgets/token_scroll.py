@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
 from app.looks.theme import Theme, fixed_font
 from app.models.token_stream import GHOSTS, TokenStream
 from app.models.token_walk import NOWHERE
-from app.widgets.chip import Chip
+from app.widgets.buttons import Chip
 from app.widgets.token_layout import Span, TokenLayout
 from app.widgets.token_paint import TokenMetrics
 from app.widgets.token_rows import TokenRows

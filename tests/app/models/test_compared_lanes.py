@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from app.models.compared_lanes import ComparedLanes, lanes_of, latest_lanes, run_to_show
-from app.models.error_text import error_text
 from app.models.log_axis import LogAxis
+from app.models.number_text import error_text
 from app.models.position_detail import detail_rows
-from app.models.row_index import RowIndex
+from app.models.run_rows import RowIndex
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.run_ref import RunRef

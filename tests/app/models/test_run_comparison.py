@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pytestqt.qtbot import QtBot
 
+from app.models.run_axis import RunOverlay
 from app.models.run_comparison import FigurePair, compare_runs, text_difference
 from app.models.run_facts import run_row
-from app.models.run_overlay import RunOverlay
 from app.widgets.run_pair import RunPair
 from engine.trace.records import PHASES
 from engine.trace.store import TraceStore

@@ -6,9 +6,8 @@ import pytest
 
 from app.models.step import Step, neighbour, newest_round, read_step
 from app.models.step_facts import outcome, step_facts
-from app.models.step_line import step_line, step_line_tip
-from app.models.step_markdown import step_markdown
 from app.models.step_table import COLUMNS
+from app.models.step_text import step_line, step_line_tip, step_markdown
 from app.models.step_tops import alternatives
 from engine.trace.run_ref import RunRef
 from tests.support.judged_round import breakable, judged, step_of

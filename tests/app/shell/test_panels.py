@@ -20,7 +20,7 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.events import State
 from app.shell.docks import LAYOUTS, TITLES
 from app.shell.window import MainWindow
-from app.widgets.title_button import TitleButton
+from app.widgets.buttons import TitleButton
 
 _LEAST = 60
 """A panel that is smaller than this shows nothing."""

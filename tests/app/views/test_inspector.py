@@ -11,8 +11,8 @@ from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
 from app.models.position import Position
-from app.models.step_markdown import step_markdown
 from app.models.step_table import COLUMNS
+from app.models.step_text import step_markdown
 from app.shell.window import MainWindow
 from app.views.inspector import InspectorView
 from engine.trace.export import export_csv

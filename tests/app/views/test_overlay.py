@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QMenu
 from pytestqt.qtbot import QtBot
 
 import app.widgets.run_pair
-from app.models.run_overlay import RunOverlay
+from app.models.run_axis import RunOverlay
 from app.models.step_curves import WINDOW
 from app.shell.window import MainWindow
 from app.views.acceptance import AcceptanceView

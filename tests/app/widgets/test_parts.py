@@ -13,10 +13,10 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.events import ModelFiles, Progress
 from app.looks.theme import Theme, load_theme
 from app.models.live_numbers import LiveNumbers, significant
-from app.models.units import format_bytes
+from app.models.number_text import format_bytes
 from app.views.model_map import ModelMapView
 from app.widgets.banner import MOST_BANNERS, BannerArea
-from app.widgets.clamped_label import MOST_LINES
+from app.widgets.fitted_labels import MOST_LINES
 from app.widgets.layer_strip import LayerStrip
 from app.widgets.size_bars import SizeBars
 from app.widgets.status_line import StatusLine
