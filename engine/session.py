@@ -37,7 +37,7 @@ from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
-from engine.trace.same_model import same_model
+from engine.trace.run_ref import same_model
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
 from engine.transfer import read

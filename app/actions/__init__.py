@@ -2,12 +2,10 @@
 
 from app.actions.file import FILE
 from app.actions.go import GO
-from app.actions.help import HELP
 from app.actions.panels import PANELS
-from app.actions.plot import PLOT
 from app.actions.run import RUN
 from app.actions.spec import ActionSpec
-from app.actions.view import VIEW
+from app.actions.view import HELP, PLOT, VIEW
 
 __all__ = ["PANELS", "SPECS", "ActionSpec"]
 

@@ -43,8 +43,7 @@ from app.engine_thread.jobs import (
 )
 from engine.errors import Cancelled, DraftscopeError
 from engine.trace.breaks import BreakRule, BreakWatch
-from engine.trace.run_ref import RunRef
-from engine.trace.same_model import same_model
+from engine.trace.run_ref import RunRef, same_model
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 

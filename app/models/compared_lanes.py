@@ -1,4 +1,6 @@
-"""The lanes of a comparison as the trace holds them: errors, verdicts, top-k, states."""
+"""The lanes of a comparison as the trace holds them: errors, verdicts and their sentence, top-k,
+states.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,7 @@ import numpy as np
 from app.models.number_text import error_text
 from app.models.run_rows import RowIndex
 from app.models.token_text import line_text
-from engine.trace.lane_kinds import NOISE, REFERENCE
-from engine.trace.records import EMITTED_KINDS, MISSING
+from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, REFERENCE
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.verdict import SUSPECT, LaneVerdict, judge_lanes

@@ -1,4 +1,4 @@
-"""How errors are written: short, and nothing that is equal looks like a small number."""
+"""How errors and sizes are written. An error of exactly 0 never looks like a small number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many values in few pixels: what falls into the same column of pixels becomes one value."""
+"""Many values reduced to few: one for each column of pixels, or one for each round."""
 
 from __future__ import annotations
 

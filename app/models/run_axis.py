@@ -1,4 +1,4 @@
-"""The x-axis that plots of a run share: rounds, emitted tokens, or time."""
+"""The x-axis that plots of a run share (rounds, emitted tokens, or time), and a second run on it."""
 
 from __future__ import annotations
 

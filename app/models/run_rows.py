@@ -1,4 +1,6 @@
-"""The rows of one run in a table of the trace, found once and read where they are."""
+"""The rows of one run in a table of the trace, found once and read where they are; the same by run
+and sequence; the arrays that grow with them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a round did beside choosing tokens, in words: drafters, rollback, batch, bytes, times."""
+"""What a round did beside choosing tokens, in words (drafters, rollback, batch, bytes, times), and
+the table that lists it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of a judged token in words: a line for what a table of its round has no room for."""
+"""A round as text: a line about one judged token, and the whole round as Markdown."""
 
 from __future__ import annotations
 

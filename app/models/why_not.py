@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.draft.registry import DRAFTERS, meaning
-from engine.trace.lane_kinds import NOISE, REFERENCE
-from engine.trace.records import MISSING
+from engine.trace.records import MISSING, NOISE, REFERENCE
 from engine.trace.store import TraceStore
 
 _ORDINARY = ("limit", "n_max")

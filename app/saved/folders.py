@@ -1,4 +1,6 @@
-"""Where the program keeps its own files, and whether it can."""
+"""Where the program keeps its own files, whether it can, and locks on them that end with the
+process that holds them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Docks below the text keep their share of the window's height when the window is resized."""
+"""Docks around the text: those below keep their share of the window's height when it is resized,
+and thin lines part neighbours of one colour.
+"""
 
 from __future__ import annotations
 

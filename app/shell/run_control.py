@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QWidget
 
-from app.dialogs.open_files import ask_model
+from app.dialogs.files import ask_model
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.jobs import CompareRequest, ScriptRequest

@@ -10,8 +10,7 @@ from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QWidget
 
-from app.dialogs.export import ExportDialog
-from app.dialogs.open_files import ask_trace
+from app.dialogs.files import ExportDialog, ask_trace
 from app.dialogs.unexported import Fate, ask_fate, may_drop
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import Failed

@@ -1,4 +1,6 @@
-"""A small rounded button that floats over a view, such as "Jump to live"."""
+"""Small buttons: a rounded one that floats over a view ("Jump to live"), and one in the title of a
+dock that opens a menu.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What stands over a comparison: its lanes, what is said of one, and the lanes of the next."""
+"""What stands over a comparison: its lanes, what is said of one, the lanes of the next, and which
+sequence is on show.
+"""
 
 from __future__ import annotations
 

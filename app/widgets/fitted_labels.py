@@ -1,4 +1,4 @@
-"""One line of text that ends in an ellipsis where it does not fit; the tooltip has all of it."""
+"""Labels for text that may be too long: one line with an ellipsis, or a few lines that unfold."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from app.looks.theme import Theme, icon
 from app.models.compared_lanes import ComparedLanes
 from app.models.number_text import error_text
 from app.widgets.line_styles import lane_pen
-from engine.trace.lane_kinds import NOISE, REFERENCE
+from engine.trace.records import NOISE, REFERENCE
 from engine.trace.verdict import SUSPECT, LaneVerdict
 
 _ABOUT = {

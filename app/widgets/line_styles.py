@@ -1,4 +1,6 @@
-"""How lanes are told apart: a colour role and dashes for each, in the order given."""
+"""How lines are told apart in plots: a colour role and dashes for each lane, in the order given,
+and a dashed line on a casing for a second run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tables of figures as all panels have them."""
+"""Tables of figures as all panels have them, columns that are left out where they do not fit, and
+cells that draw a probability as a bar.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What views with a plot over rounds have in common: empty state, legend, cursor, links."""
+"""What views with a plot over rounds have in common: empty state, legend, cursor, links, and
+reading the trace together.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Drawing tokens: every kind has a colour and a second channel that survives without colour."""
+"""Drawing tokens: every kind has a colour and a second channel that survives without colour. Over
+and under them: selection, hits of a search, the round and the token in use.
+"""
 
 from __future__ import annotations
 

@@ -16,11 +16,9 @@ from engine.compare.lanes import ModeLane, NoiseLane, ReferenceLane
 from engine.compare.peer_lane import PeerLane
 from engine.compare.policy_lane import PolicyLane
 from engine.compare.rounds import Round, SequenceRound
-from engine.decode.non_finite import OF_DRAFTER, TRUNK, note_non_finite
-from engine.decode.rules import RULES
-from engine.decode.slot import Slot
-from engine.decode.slots import Slots
-from engine.decode.verify import match
+from engine.decode.acceptance_rules import RULES
+from engine.decode.slot import Slot, Slots
+from engine.decode.verify import OF_DRAFTER, TRUNK, match, note_non_finite
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.scripted import ScriptedDrafter
@@ -30,7 +28,7 @@ from engine.options import Prompt, RunOptions
 from engine.sampling.distribution import Distribution
 from engine.sampling.sampler import Sampler
 from engine.session import Session
-from engine.trace.lane_kinds import NOISE, PEER, REFERENCE
+from engine.trace.records import NOISE, PEER, REFERENCE
 from engine.trace.store import TraceStore
 from engine.trace.verdict import LaneVerdict, judge_lanes, noise_against
 

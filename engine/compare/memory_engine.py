@@ -30,7 +30,7 @@ from engine.memory.policies import memory_sizes
 from engine.memory.state_file import load_state, save_state
 from engine.options import RunOptions
 from engine.session import Session
-from engine.trace.lane_kinds import POLICY, REFERENCE
+from engine.trace.records import POLICY, REFERENCE
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
 

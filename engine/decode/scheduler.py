@@ -13,16 +13,14 @@ from functools import partial
 import torch
 
 from engine.batch import Span
+from engine.decode.acceptance_rules import SyntheticAcceptance
 from engine.decode.forward import Forward
 from engine.decode.held_sequences import HeldSequences
-from engine.decode.non_finite import OF_DRAFTER, TRUNK, note_non_finite
 from engine.decode.recorder import PhaseClock, Recorder
 from engine.decode.round_facts import RoundFacts, round_facts
-from engine.decode.slot import Slot
+from engine.decode.slot import Slot, Slots
 from engine.decode.slot_judge import SlotJudge
-from engine.decode.slots import Slots
-from engine.decode.synthetic import SyntheticAcceptance
-from engine.decode.verify import match
+from engine.decode.verify import OF_DRAFTER, TRUNK, match, note_non_finite
 from engine.decode.verify_loop import Attempt, Verified, VerifyLoop, valid_depth
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest

@@ -1,8 +1,9 @@
-"""One sequence being decoded."""
+"""One sequence being decoded, and which sequences hold a memory slot or wait for one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from engine.options import Prompt, RunOptions
@@ -62,3 +63,65 @@ class Slot:
             if self.stop:
                 return count + 1
         return len(tokens)
+
+
+Choose = Callable[[Sequence[int], Sequence[int]], int]
+"""Which of the free slots to give to a prompt of these tokens."""
+
+
+class Slots:
+    """Sequences in the order they are admitted in; each takes the slot that is free longest,
+    unless `choose` finds a better one.
+
+    holders: memory slot -> seq_id of the sequence that holds it, or held it last.
+    """
+
+    def __init__(
+        self, sequences: Sequence[Slot], n_slots: int, choose: Choose | None = None
+    ) -> None:
+        self.sequences = sequences
+        self._choose = choose or (lambda free, tokens: free[0])
+        self.holders: dict[int, int] = {}
+        self._waiting = deque(sequences)
+        self._free = list(range(n_slots))
+
+    @property
+    def running(self) -> list[Slot]:
+        """Sequences that hold a slot and have not stopped."""
+        return [s for s in self.sequences if s.index >= 0 and not s.stop]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any sequence runs or waits."""
+        return bool(self._waiting or self.running)
+
+    def admit(self) -> list[Slot]:
+        """Give free slots to those that wait longest; returns them."""
+        admitted = []
+        while self._waiting and self._free:
+            slot = self._waiting.popleft()
+            slot.index = self._choose(self._free, slot.prompt.tokens)
+            self._free.remove(slot.index)
+            self.holders[slot.index] = slot.seq_id
+            admitted.append(slot)
+        return admitted
+
+    def release(self) -> list[int]:
+        """Take the slots of sequences that have stopped; returns their indices."""
+        released = [s for s in self.sequences if s.stop and s.index >= 0]
+        indices = [slot.index for slot in released]
+        self._free.extend(indices)
+        for slot in released:
+            slot.index = -1
+        return indices
+
+    def cancel(self, seq_id: int) -> None:
+        """End one sequence, whether it runs or waits."""
+        slot = self.sequences[seq_id]
+        slot.stop = slot.stop or "stopped"
+        self._waiting = deque(s for s in self._waiting if s is not slot)
+
+    def stop(self) -> None:
+        """End what runs and drop what waits."""
+        for slot in self.sequences:
+            self.cancel(slot.seq_id)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection
 
 import torch
 
+from engine.decode.acceptance_rules import RULES, SyntheticAcceptance, keep
 from engine.decode.rollback import Again
-from engine.decode.rules import RULES
 from engine.decode.slot import Slot
-from engine.decode.synthetic import SyntheticAcceptance, keep
 from engine.decode.verify import Acceptance, match
 from engine.draft.drafter import Draft
 from engine.options import RunOptions

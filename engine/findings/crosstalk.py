@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.findings.lane_errors import LaneErrors
-from engine.findings.rule import WARNING, Hit, Rule
+from engine.findings.rule import WARNING, Hit, LaneErrors, Rule
 from engine.findings.run_rows import RunRows
 from engine.trace.records import EMITTED_KINDS
-from engine.trace.same_model import same_model
+from engine.trace.run_ref import same_model
 
 
 def _crosstalk(run: RunRows) -> Iterator[Hit]:

@@ -7,8 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from engine.findings.lane_errors import LaneErrors
-from engine.findings.rule import ERROR, INFO, Hit, Rule
+from engine.findings.rule import ERROR, INFO, Hit, LaneErrors, Rule
 from engine.findings.run_rows import RunRows, observed, round_keys, rounds_text
 from engine.options import SamplerOptions
 from engine.trace.records import EMITTED_KINDS

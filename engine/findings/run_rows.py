@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.trace.lane_kinds import NOISE, REFERENCE
-from engine.trace.records import MISSING
+from engine.trace.records import MISSING, NOISE, REFERENCE
 from engine.trace.round_rows import RoundRows
 from engine.trace.store import Table, TextPool, TraceStore
 from engine.trace.verdict import noise_bound
@@ -141,7 +140,7 @@ class RunRows:
 
     @property
     def non_finite(self) -> list[dict[str, Any]]:
-        """Rows of logits that were not finite, as engine.decode.non_finite notes them."""
+        """Rows of logits that were not finite, as engine.decode.verify notes them."""
         rows = self.facts.get("non_finite")
         named = {"round": int, "seq_id": int, "pos": int, "where": str, "what": str}
         return [

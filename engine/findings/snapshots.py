@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.findings.lane_errors import LaneErrors
-from engine.findings.rule import ERROR, WARNING, Hit, Rule
+from engine.findings.rule import ERROR, WARNING, Hit, LaneErrors, Rule
 from engine.findings.run_rows import RunRows, observed, round_keys, rounds_text
 from engine.options import MAX_REPLAYS
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from engine.findings import cells, positions, snapshots
-from engine.findings.lane_errors import LaneErrors
-from engine.findings.rule import ERROR, Hit, Rule
+from engine.findings.rule import ERROR, Hit, LaneErrors, Rule
 from engine.findings.run_rows import RunRows, rounds_text
 
 _NAMED = tuple(

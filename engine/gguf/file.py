@@ -107,7 +107,7 @@ class GgufFile(TypedMetadata):
         return np.frombuffer(data, np.uint8, info.n_bytes, info.offset)
 
     def identity(self) -> dict[str, Any]:
-        """What tells the model from others (engine.trace.same_model).
+        """What tells the model from others (engine.trace.run_ref).
 
         name and size in bytes; modified_ns: time of the last change in ns since 1970; sha256: of
         the metadata and directory of all parts; content: of the tensors, None while not known.

@@ -11,9 +11,9 @@ from engine.batch import Span, UBatch, make_ubatch, split_equal, split_seq, spli
 from engine.errors import OptionError
 from engine.graphs import MOST_TOKENS, Fixed, StepGraphs, graphs_for
 from engine.memory.kv import AttentionKV, AttentionState
+from engine.memory.kv_storage import key_rotation
 from engine.memory.policies import POLICIES
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
-from engine.memory.rotation import key_rotation
 from engine.memory.state_file import SequenceState
 from engine.model.config import ModelConfig
 from engine.model.delta_net import layout_of

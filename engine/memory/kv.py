@@ -18,8 +18,7 @@ from engine.batch import UBatch
 from engine.errors import OptionError
 from engine.graphs import Fixed
 from engine.memory.kv_cells import UNKNOWN, CellTable
-from engine.memory.kv_storage import Index, KVStorage, Strided
-from engine.memory.rotation import Rotate
+from engine.memory.kv_storage import Index, KVStorage, Rotate, Strided
 from engine.transfer import upload, upload_together
 
 

@@ -1,14 +1,37 @@
-"""The tensors behind attention cells: they double as needed, and what is read was initialised."""
+"""The tensors behind attention cells: they double as needed, what is read was initialised, and keys
+can be rotated to other positions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from engine.model.rope import RopeConfig
 from engine.transfer import upload
+from kernels.rope import apply_rope, rope_table
+
+Rotate = Callable[[torch.Tensor, int], torch.Tensor]
+
+
+def key_rotation(config: RopeConfig) -> Rotate:
+    """A function that turns keys [..., head_dim] by a number of positions, which may be negative.
+
+    Rotations add up, so this equals having written the keys at the shifted positions; the
+    magnitude that some scalings give to cosines and sines is in the keys already.
+    """
+    inverse = torch.tensor(config.inverse_frequencies(), dtype=torch.float64)
+
+    def rotate(k: torch.Tensor, shift: int) -> torch.Tensor:
+        cos, sin = rope_table(torch.tensor([[shift]]), config.n_rot, inverse)
+        heads = k.reshape(1, 1, -1, k.shape[-1])
+        return apply_rope(heads, cos.to(k.device), sin.to(k.device)).view(k.shape)
+
+    return rotate
+
 
 Index = int | slice | torch.Tensor
 

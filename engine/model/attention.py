@@ -6,8 +6,7 @@ import torch
 
 from engine.model.config import ModelConfig
 from engine.model.layers import Surroundings
-from engine.model.rows import Rows
-from engine.model.weights import Projection, Weights
+from engine.model.weights import Projection, Rows, Weights
 from kernels.attention import attend
 from kernels.norm import l2_norm
 from kernels.pointwise import pointwise

@@ -9,8 +9,7 @@ from engine.model.conv_window import ConvInputs, ConvWindow
 from engine.model.delta_state import DeltaInputs, DeltaState
 from engine.model.layers import Surroundings
 from engine.model.recurrence import RecurrentLayout, StateKey
-from engine.model.rows import Rows
-from engine.model.weights import Weights
+from engine.model.weights import Rows, Weights
 from kernels.gates import delta_gates
 from kernels.norm import gated_rms_norm, l2_norm
 

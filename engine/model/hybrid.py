@@ -10,10 +10,10 @@ import torch
 
 from engine.batch import UBatch
 from engine.model.config import ModelConfig
-from engine.model.embedding import Embedding
 from engine.model.layers import Block, OutputHead, RopeTables, StepOutput, Surroundings
 from engine.model.memory import Memory
 from engine.model.mtp import MtpHead
+from engine.model.weights import Embedding
 
 
 class HybridModel:

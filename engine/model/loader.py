@@ -15,14 +15,20 @@ from engine.model.attention import Attention
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.model.config import ModelConfig
 from engine.model.delta_net import DeltaNet
-from engine.model.embedding import Embedding
 from engine.model.hybrid import HybridModel
 from engine.model.info import SMALL_MODEL
-from engine.model.layers import Block, DenseFeedForward, FeedForward, Mixer, OutputHead, RopeTables
-from engine.model.moe import MixtureOfExperts
+from engine.model.layers import (
+    Block,
+    DenseFeedForward,
+    FeedForward,
+    Mixer,
+    MixtureOfExperts,
+    OutputHead,
+    RopeTables,
+)
 from engine.model.mtp import MtpHead
 from engine.model.tensors import block_shapes, check_tensors, ffn_norm_name, global_shapes
-from engine.model.weights import Projection, Weights
+from engine.model.weights import Embedding, Projection, Weights
 from kernels.dispatch import uses_llvm
 from kernels.linear import stays_in_blocks
 from kernels.processor import has_feature

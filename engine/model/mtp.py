@@ -7,10 +7,9 @@ from functools import partial
 import torch
 
 from engine.batch import UBatch
-from engine.model.embedding import Embedding
 from engine.model.layers import Block, OutputHead, RopeTables, StepOutput, Surroundings
 from engine.model.memory import Memory
-from engine.model.weights import Weights
+from engine.model.weights import Embedding, Weights
 from kernels.norm import rms_norm
 
 

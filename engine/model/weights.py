@@ -2,18 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby, tee
 
 import torch
+import torch.nn.functional as F
 
 from engine.device import CPU
 from engine.gguf.reader import TensorReader
-from engine.model.embedding import Embedding
-from engine.model.rows import Rows
 from engine.model.tensors import Shapes
+from kernels.dequant import dequantise
 from kernels.linear import Packed, beside, linear, pack, pack_blocks, stays_in_blocks
 from kernels.moe import PackedExperts, pack_experts, put_together
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Matrix rows f32 [out, in], or biases f32 [out]; with a `type` each row's GGUF blocks of that
+    type, uint8 [out, bytes].
+
+    A row of blocks is as whole as a row of numbers, so layers rearrange both alike.
+    """
+
+    data: torch.Tensor
+    type: str | None = None
+
+    def rearranged(self, rearrange: Callable[[torch.Tensor], Iterable[torch.Tensor]]) -> list[Rows]:
+        """The parts that `rearrange` makes of the data; it may move rows, never look into one."""
+        return [Rows(part, self.type) for part in rearrange(self.data)]
+
+
+class Embedding:
+    """Rows of a table, f32 or in the blocks of its file; looked up, both give the same bits."""
+
+    __slots__ = ("_width", "rows")
+
+    def __init__(self, rows: Rows, width: int) -> None:
+        """width: numbers in a row."""
+        self.rows = rows
+        self._width = width
+
+    @property
+    def device(self) -> torch.device:
+        return self.rows.data.device
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens int64 [B, T] -> f32 [B, T, width]."""
+        table, type = self.rows.data, self.rows.type
+        if type is None:
+            return F.embedding(tokens, table)
+        blocks = table.index_select(0, tokens.flatten())
+        n_elements = tokens.numel() * self._width
+        return dequantise(blocks.view(-1), type, n_elements).view(*tokens.shape, self._width)
 
 
 class Projection:

@@ -16,9 +16,8 @@ import torch
 
 from engine.sampling import filters
 from engine.sampling.distribution import Distribution, softmax
-from engine.sampling.logit_bias import LogitBias
 from engine.sampling.options import SamplerOptions
-from engine.sampling.penalties import Penalties
+from engine.sampling.penalties import LogitBias, Penalties
 from engine.transfer import read
 from kernels.top_k import top_k
 

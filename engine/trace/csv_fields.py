@@ -15,7 +15,7 @@ from typing import BinaryIO
 import numpy as np
 
 from engine.errors import TraceFileError
-from engine.trace.spreadsheet import EXCEL, encoding, unguard
+from engine.trace.cell_text import EXCEL, encoding, unguard
 
 REMEDY = "Export the trace again."
 PAD = b"0" * 16

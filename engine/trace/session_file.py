@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
+from engine.trace.cell_text import EXCEL, PLAIN
 from engine.trace.csv_fields import REMEDY
 from engine.trace.export import FORMAT
-from engine.trace.lane_kinds import PEER, REFERENCE
-from engine.trace.records import COLUMN_STATES, SCHEMA_VERSION
-from engine.trace.spreadsheet import EXCEL, PLAIN
+from engine.trace.records import COLUMN_STATES, PEER, REFERENCE, SCHEMA_VERSION
 
 _MOST_BYTES = 256 << 20
 _DEEPEST = 64

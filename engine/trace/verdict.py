@@ -40,8 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.trace.lane_kinds import NOISE, PEER, POLICY, REFERENCE
-from engine.trace.records import EMITTED_KINDS, MISSING
+from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, PEER, POLICY, REFERENCE
 from engine.trace.store import Table, TraceStore
 
 MARGIN = 10.0

@@ -19,7 +19,7 @@ import torch
 
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
-from engine.decode import held_sequences, rules
+from engine.decode import acceptance_rules, held_sequences
 from engine.decode.held_sequences import HeldSequences, Reuse
 from engine.decode.prompt_cache import PromptCache
 from engine.decode.rollback import Rollback
@@ -28,11 +28,10 @@ from engine.decode.verify import Acceptance, with_bonus
 from engine.decode.verify_loop import VerifyLoop
 from engine.findings.check import Finding, recorded
 from engine.memory import plane_storage
-from engine.memory.carry import CarryMemory
 from engine.memory.hybrid import Checkpoint, HybridMemory
 from engine.memory.kv import AttentionKV
 from engine.memory.plane_storage import PlaneMemory
-from engine.memory.planes import PlanesMemory
+from engine.memory.planes import CarryMemory, PlanesMemory
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.memory.replay import ReplayMemory
 from engine.memory.ring import RingMemory
@@ -452,9 +451,9 @@ def _wrong_draft_accepted(patch: Patch) -> None:
             sampler.accept(token)
         return with_bonus(found, rows_, sampler)
 
-    original = rules.RULES["match"]
-    _UNDO.append((rules, "RULES", dict(rules.RULES)))
-    patch.setitem(rules.RULES, "match", match)
+    original = acceptance_rules.RULES["match"]
+    _UNDO.append((acceptance_rules, "RULES", dict(acceptance_rules.RULES)))
+    patch.setitem(acceptance_rules.RULES, "match", match)
 
 
 def _cached_token_too_many(patch: Patch) -> None:

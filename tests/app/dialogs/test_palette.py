@@ -8,8 +8,8 @@ from PySide6.QtWidgets import QTableWidgetItem
 from pytestqt.qtbot import QtBot
 
 from app.actions import SPECS
+from app.dialogs.help import ShortcutsDialog
 from app.dialogs.palette import CommandPalette
-from app.dialogs.shortcuts import ShortcutsDialog
 from app.shell.window import MainWindow
 
 CTRL_SHIFT = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier

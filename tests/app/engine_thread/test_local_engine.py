@@ -8,7 +8,7 @@ from pathlib import Path
 from app.engine_thread.jobs import OpenRequest, RunRequest
 from app.engine_thread.opening import LocalEngine
 from engine.options import RunOptions
-from engine.trace.same_model import same_model
+from engine.trace.run_ref import same_model
 from engine.trace.store import TraceStore
 
 MODEL = Path(__file__).parents[2] / "data" / "qwen35-a-f32.gguf"

@@ -12,7 +12,7 @@ import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
-from app.dialogs.export import ExportDialog
+from app.dialogs.files import ExportDialog
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.shell.window import MainWindow

@@ -139,7 +139,7 @@ def test_closing_while_reading_leaves_no_thread(window: MainWindow, folder: Path
 def test_export_for_spreadsheets_is_remembered(
     window: MainWindow, qtbot: QtBot, folder: Path, tmp_path: Path
 ) -> None:
-    from app.dialogs.export import ExportDialog
+    from app.dialogs.files import ExportDialog
 
     shown(window, qtbot, folder)
     window.actions_by_id["file.export"].trigger()

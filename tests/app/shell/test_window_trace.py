@@ -11,7 +11,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFileDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
-from app.dialogs.export import ExportDialog, new_folder
+from app.dialogs.files import ExportDialog, new_folder
 from app.engine_thread.events import State
 from app.shell.window import MainWindow
 from tests.support.window_acts import enabled, messages, trigger, wait

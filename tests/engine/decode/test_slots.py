@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.decode.slot import Slot
-from engine.decode.slots import Slots
+from engine.decode.slot import Slot, Slots
 from engine.options import Prompt, SamplerOptions
 from engine.sampling.sampler import Sampler
 

@@ -10,7 +10,7 @@ import torch
 from engine.batch import Piece, Span, make_ubatch
 from engine.errors import ContextFullError, OptionError
 from engine.memory.kv import AttentionKV, AttentionState
-from engine.memory.rotation import key_rotation
+from engine.memory.kv_storage import key_rotation
 from engine.model.rope import RopeConfig
 from kernels.attention import attend
 from kernels.attention import naive as naive_attention

@@ -17,8 +17,7 @@ from engine.model import loader
 from engine.model.config import SsmConfig
 from engine.model.delta_net import _qkv_and_z
 from engine.model.loader import load_model, resolve_compute
-from engine.model.rows import Rows
-from engine.model.weights import Weights
+from engine.model.weights import Rows, Weights
 from kernels.dequant import dequantise
 from kernels.linear import linear
 from kernels.moe import experts

@@ -1,4 +1,4 @@
-"""Asking where a trace goes, and in which variant."""
+"""Asking which model or trace to open, and where a trace is exported to."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.saved.settings import Settings
+from engine.trace.export import SESSION_FILE
 from engine.trace.store import TraceStore
 
 _EXCEL_TIP = (
@@ -92,3 +93,35 @@ def new_folder(parent: Path, now: time.struct_time) -> Path:
     while folder.exists():
         folder, number = parent / f"{base}-{number}", number + 1
     return folder
+
+
+MODEL_FILTER = "GGUF models (*.gguf);;All files (*)"
+TRACE_FILTER = f"Exported traces ({SESSION_FILE})"
+
+
+def ask_model(parent: QWidget, settings: Settings, title: str) -> Path | None:
+    """A GGUF file chosen by the user, None when there was no choice."""
+    return _ask(parent, settings, "model", title, MODEL_FILTER)
+
+
+def ask_trace(parent: QWidget, settings: Settings) -> Path | None:
+    """The folder of an exported trace, chosen by its session.json; None without a choice."""
+    path = _ask(parent, settings, "trace", "Open trace", TRACE_FILTER)
+    return None if path is None else path.parent
+
+
+def _ask(
+    parent: QWidget, settings: Settings, purpose: str, title: str, accepted: str
+) -> Path | None:
+    name, _ = QFileDialog.getOpenFileName(
+        parent,
+        title,
+        str(settings.folder(purpose)),
+        accepted,
+        options=QFileDialog.Option.DontUseNativeDialog,
+    )
+    if not name:
+        return None
+    path = Path(name)
+    settings.set_folder(purpose, path.parent)
+    return path

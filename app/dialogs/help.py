@@ -1,4 +1,4 @@
-"""About, and the report that a user pastes into a bug report."""
+"""The dialogs of the help menu: versions and the report for bug reports, and all shortcuts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,21 @@ from importlib import metadata
 
 import PySide6
 from PySide6.QtCore import Qt, qVersion
-from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLabel, QVBoxLayout, QWidget
+from PySide6.QtGui import QGuiApplication, QKeySequence
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QDialog,
+    QDialogButtonBox,
+    QHeaderView,
+    QLabel,
+    QTableWidget,
+    QTableWidgetItem,
+    QVBoxLayout,
+    QWidget,
+)
 
+from app.actions import SPECS
+from app.actions.actions import Actions
 from app.engine_thread.events import ModelFiles
 from engine.version import version
 
@@ -71,3 +83,30 @@ class AboutDialog(QDialog):
         column = QVBoxLayout(self)
         column.addWidget(text)
         column.addWidget(buttons)
+
+
+class ShortcutsDialog(QDialog):
+    """Made from the actions themselves, so that it cannot be out of date."""
+
+    def __init__(self, actions: Actions, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle("Keyboard shortcuts")
+        self.table = QTableWidget(len(SPECS), 3)
+        self.table.setHorizontalHeaderLabels(["Action", "Keys", "What it does"])
+        self.table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.table.verticalHeader().hide()
+        for row, spec in enumerate(SPECS):
+            keys = actions[spec.id].shortcut().toString(QKeySequence.SequenceFormat.NativeText)
+            for column, text in enumerate((spec.text.replace("&", ""), keys, spec.tip)):
+                self.table.setItem(row, column, QTableWidgetItem(text))
+        header = self.table.horizontalHeader()
+        header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+        header.setStretchLastSection(True)
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
+        buttons.rejected.connect(self.reject)
+        layout = QVBoxLayout(self)
+        layout.addWidget(self.table)
+        layout.addWidget(buttons)
+        self.resize(self.fontMetrics().averageCharWidth() * 110, 520)

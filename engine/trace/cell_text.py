@@ -1,4 +1,5 @@
-"""The variant of an exported trace that spreadsheets may open: no cell of it is a formula.
+"""How texts become cells of a CSV file: token bytes as one readable line, and the variant for
+spreadsheets, in which no cell is a formula.
 
 A spreadsheet takes a text for a formula by its first character, and where a text begins depends
 on the locale: in many, fields end at semicolons, quotes in the middle of such a field mean
@@ -51,3 +52,28 @@ def guard(cells: Sequence[Any]) -> list[Any]:
 def unguard(cells: Sequence[str]) -> list[str]:
     """What `guard` was given, from cells that were read back."""
     return [_GUARDED.sub("", cell) for cell in cells]
+
+
+_NAMED = {"\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def escape_piece(piece: bytes) -> str:
+    """Printable characters as they are, everything else escaped; never a raw newline.
+
+    `\\n`, `\\t`, `\\r` and `\\\\` have names. Bytes that are no UTF-8, and the UTF-8 bytes of
+    characters that show nothing (controls, joiners, unusual spaces), become `\\xE4`. No two
+    byte strings give the same text.
+    """
+    text = piece.decode("utf-8", "surrogateescape")
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join(map(_escape, text))
+
+
+def _escape(char: str) -> str:
+    named = _NAMED.get(char)
+    if named is not None:
+        return named
+    if char.isprintable():
+        return char
+    return "".join(f"\\x{byte:02X}" for byte in char.encode("utf-8", "surrogateescape"))
