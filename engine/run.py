@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from engine.decode.prompt_cache import Kept, PromptCache
+from engine.decode.prompt_cache import CachedRun, PromptCache
 from engine.decode.scheduler import Scheduler
 from engine.errors import OptionError
 from engine.findings.check import record_findings
@@ -50,7 +50,7 @@ class Run:
         scheduler: Scheduler,
         tokenizer: Tokenizer,
         cache: PromptCache | None = None,
-        kept: Kept | None = None,
+        kept: CachedRun | None = None,
     ) -> None:
         self.run_id, self.trace = run_id, trace
         self.done = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from app.engine_thread.jobs import Job, OpenRequest, Progress, RunRequest
+from app.engine_thread.jobs import Job, OpenRequest, ReportProgress, RunRequest
 from app.engine_thread.opening import LocalEngine, LocalSession
 from engine.trace.store import TraceStore
 
@@ -20,7 +20,7 @@ class HeldEngine(LocalEngine):
         """Let the rounds come again."""
         self._free.set()
 
-    def open(self, request: OpenRequest, progress: Progress) -> LocalSession:
+    def open(self, request: OpenRequest, progress: ReportProgress) -> LocalSession:
         """A session whose runs wait."""
         session = super().open(request, progress)
         start = session.start

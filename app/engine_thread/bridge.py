@@ -21,7 +21,7 @@ from app.engine_thread.jobs import (
     CompareRequest,
     Engine,
     OpenRequest,
-    RunControl,
+    RunFlags,
     RunRequest,
     ScriptRequest,
 )
@@ -53,14 +53,14 @@ class Bridge(QObject):
 
     state_changed = Signal(object)  # State
     inspected = Signal(object)  # ModelFiles | None
-    loaded = Signal(object)  # events.Loaded
-    progress = Signal(object)  # events.Progress
-    failed = Signal(object)  # events.Failed
+    loaded = Signal(object)  # events.ModelLoaded
+    progress = Signal(object)  # events.ProgressMade
+    failed = Signal(object)  # events.CommandFailed
     run_started = Signal(object)  # RunRef
     run_ended = Signal(object)  # RunRef
     broke = Signal(object)  # BreakHit; the run then pauses, or has just ended
     measured = Signal(object)  # Fidelity
-    exported = Signal(object)  # events.Exported, with a folder
+    exported = Signal(object)  # events.TraceExported, with a folder
     export_ended = Signal()
     dropped = Signal(object)  # TraceStore, whose runs are forgotten
     trace_shown = Signal(object)  # Path of the trace on show, None when it was closed
@@ -89,7 +89,7 @@ class Bridge(QObject):
         self._closed = False
         self._cancelled = threading.Event()
         """The way out of the load, or of the measure."""
-        self._control = RunControl()
+        self._control = RunFlags()
         self._export: TraceJob | None = None
         self._reading: TraceJob | None = None
         self._n_shown = self._n_shown_before = 0
@@ -135,7 +135,7 @@ class Bridge(QObject):
     ) -> None:
         """Begin a run, one sequence for each text; with `rounds`, pause after so many."""
         if self.can_start:
-            self._control = RunControl()
+            self._control = RunFlags()
             self._set_state(State.RUNNING)
             request = RunRequest(tuple(texts), options, chat)
             self._worker.start(request, self._control, rounds)
@@ -143,7 +143,7 @@ class Bridge(QObject):
     def compare(self, request: CompareRequest | ScriptRequest, rounds: int | None = None) -> None:
         """Begin a comparison of lanes; it pauses, goes on and stops like a run."""
         if self.can_start:
-            self._control = RunControl()
+            self._control = RunFlags()
             self._set_state(State.RUNNING)
             self._worker.compare(request, self._control, rounds)
 
@@ -157,7 +157,7 @@ class Bridge(QObject):
     def resume(self, rounds: int | None = None) -> None:
         """Go on with the paused run; with `rounds`, pause again after so many."""
         if self.state is State.PAUSED:
-            self._control = RunControl()
+            self._control = RunFlags()
             self._set_state(State.RUNNING)
             self._worker.advance(self._control, rounds)
 
@@ -278,18 +278,18 @@ class Bridge(QObject):
                 self._set_state(state)
                 if state is State.PAUSED and self._control.stop.is_set():
                     self._worker.finish()  # stop was asked for while the pause was on its way
-            case events.Inspected(files):
+            case events.FilesInspected(files):
                 self.files = files
                 self.inspected.emit(files)
-            case events.Loaded():
+            case events.ModelLoaded():
                 self.files = event.files
                 self.compute, self.compute_asked = event.compute, event.mode
                 self._use_store(event)
                 self.close_trace()
                 self.loaded.emit(event)
-            case events.Progress():
+            case events.ProgressMade():
                 self.progress.emit(event)
-            case events.Failed():
+            case events.CommandFailed():
                 self.failed.emit(event)
             case events.RunStarted(run):
                 self.live = run
@@ -297,11 +297,11 @@ class Bridge(QObject):
                 self.run_started.emit(run)
             case events.RunEnded(run):
                 self.run_ended.emit(run)
-            case events.Measured(fidelity):
+            case events.FidelityMeasured(fidelity):
                 self.measured.emit(fidelity)
-            case events.Broke(hit):
+            case events.BreakRuleHeld(hit):
                 self.broke.emit(hit)
-            case events.Exported():
+            case events.TraceExported():
                 self._export = None
                 if event.folder is not None:
                     self.exported.emit(event)
@@ -315,7 +315,7 @@ class Bridge(QObject):
                 self._reading = None
                 self.reading_ended.emit()
 
-    def _use_store(self, event: events.Loaded) -> None:
+    def _use_store(self, event: events.ModelLoaded) -> None:
         """Record into the trace of the model that was opened, and know its newest run."""
         store = event.store
         if all(runs.store is not store for runs in self.recorded):

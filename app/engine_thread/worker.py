@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.engine_thread.events import (
-    Broke,
+    BreakRuleHeld,
     Event,
-    Inspected,
-    Loaded,
-    Measured,
+    FidelityMeasured,
+    FilesInspected,
     ModelFiles,
+    ModelLoaded,
     Post,
     RunEnded,
     RunStarted,
@@ -37,7 +37,7 @@ from app.engine_thread.jobs import (
     EngineSession,
     Job,
     OpenRequest,
-    RunControl,
+    RunFlags,
     RunRequest,
     ScriptRequest,
 )
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class _Going:
+class _JobInHand:
     """The run in hand. A job that fails while it begins may have begun runs already: all from
     `first` on are its own."""
 
@@ -85,7 +85,7 @@ class EngineWorker:
         self._stores: list[tuple[dict[str, Any], TraceStore]] = []
         """A trace for every model that was opened, by the model's identity."""
         self._store = TraceStore()
-        self._going: _Going | None = None
+        self._going: _JobInHand | None = None
         self._fidelity: Fidelity | None = None
         self._break_rules: tuple[BreakRule, ...] = ()
         self._watch = BreakWatch(self._store)
@@ -97,7 +97,7 @@ class EngineWorker:
         """Inspect, then load; the session in use stays until the new one is complete."""
         self._submit(lambda: self._open(request))
 
-    def start(self, request: RunRequest, control: RunControl, rounds: int | None) -> None:
+    def start(self, request: RunRequest, control: RunFlags, rounds: int | None) -> None:
         """Begin a run and advance it by `rounds` (None = until it ends or is told to pause)."""
 
         def begin(session: EngineSession) -> Job:
@@ -112,7 +112,7 @@ class EngineWorker:
         self._submit(lambda: self._start(begin, control, rounds))
 
     def compare(
-        self, request: CompareRequest | ScriptRequest, control: RunControl, rounds: int | None
+        self, request: CompareRequest | ScriptRequest, control: RunFlags, rounds: int | None
     ) -> None:
         """Begin a comparison of lanes; from there on it is a run like any other."""
         self._submit(
@@ -125,7 +125,7 @@ class EngineWorker:
         """Measure the session's compute mode against f32, on its own continuation of a text."""
         self._submit(lambda: self._measure(text, cancelled))
 
-    def advance(self, control: RunControl, rounds: int | None) -> None:
+    def advance(self, control: RunFlags, rounds: int | None) -> None:
         """Go on with a paused run."""
         self._submit(lambda: self._advance(control, rounds))
 
@@ -198,17 +198,17 @@ class EngineWorker:
         self._inspected = None
         try:
             found = self._inspected = self._engine.inspect(request)
-            self._post(Inspected(found))
+            self._post(FilesInspected(found))
             self._post(StateChanged(State.LOADING))
             session = self._engine.open(request, throttled(self._post))
         except BaseException:
             if self._session is not None or self._inspected is None:
-                self._post(Inspected(self._files))  # what is in use, if anything is
+                self._post(FilesInspected(self._files))  # what is in use, if anything is
             raise
         replaced, self._session = self._session, session
         self._files, self._fidelity = found, None
         self._store = self._store_of(found)
-        self._post(Loaded(found, request.compute, session.compute, self._store))
+        self._post(ModelLoaded(found, request.compute, session.compute, self._store))
         if replaced is not None:
             replaced.close()
         return State.READY
@@ -229,24 +229,24 @@ class EngineWorker:
             for facts in self._store.runs.values():
                 if facts.get("compute") == session.compute:
                     facts["fidelity"] = asdict(self._fidelity)
-            self._post(Measured(self._fidelity))
+            self._post(FidelityMeasured(self._fidelity))
         return self._rest()
 
     def _start(
-        self, begin: Callable[[EngineSession], Job], control: RunControl, rounds: int | None
+        self, begin: Callable[[EngineSession], Job], control: RunFlags, rounds: int | None
     ) -> State | None:
         self._end_run()
         if self._session is None:
             return self._rest()
         store = self._store
         self._watch = BreakWatch(store)
-        going = self._going = _Going(store, len(store.runs))
+        going = self._going = _JobInHand(store, len(store.runs))
         going.job = begin(self._session)
         going.run = RunRef(store, going.job.run_id)
         self._post(RunStarted(going.run))
         return self._advance(control, rounds)
 
-    def _advance(self, control: RunControl, rounds: int | None) -> State | None:
+    def _advance(self, control: RunFlags, rounds: int | None) -> State | None:
         job = None if self._going is None else self._going.job
         if job is None:
             return self._rest()
@@ -260,7 +260,7 @@ class EngineWorker:
             more = job.advance() if at_once else job.step()
             hit = self._watch.check(self._break_rules)
             if hit is not None:
-                self._post(Broke(hit))
+                self._post(BreakRuleHeld(hit))
             if not more:
                 break
             done += 1

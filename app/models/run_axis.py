@@ -1,10 +1,10 @@
-"""The x-axis that plots of a run share (rounds, emitted tokens, or time), and a second run on it."""
+"""The x-axis that plots of a run share (rounds, emitted tokens or time), and a second run on it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from app.models.run_rows import Grown, RunRows
+from app.models.run_rows import GrowingArray, RunRows
 from engine.trace.run_ref import RunRef
 
 UNITS = {"round": "round", "token": "emitted tokens", "time": "time, s"}
@@ -49,9 +49,9 @@ class RunAxis:
         times.add(np.maximum(before[1], np.maximum.accumulate(seconds)))
 
     def _forget(self) -> None:
-        self._rounds = Grown(np.int64)
+        self._rounds = GrowingArray(np.int64)
         """Those that have rows, ascending; `_ends` is about the same."""
-        self._ends = {"token": Grown(np.float64), "time": Grown(np.float64)}
+        self._ends = {"token": GrowingArray(np.float64), "time": GrowingArray(np.float64)}
 
     def starts(self, rounds: np.ndarray) -> np.ndarray:
         """Left edges of rounds, float64 of the same shape."""

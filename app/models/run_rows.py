@@ -15,7 +15,7 @@ from engine.trace.step_sums import StepSums
 from engine.trace.store import Table
 
 
-class Grown:
+class GrowingArray:
     """An array with room to spare; `values` is what has been added."""
 
     def __init__(self, dtype: type[np.generic]) -> None:
@@ -84,8 +84,8 @@ class RunRows:
 
     def __init__(self, run: RunRef, table: str) -> None:
         self.run, self.table = run, run.store.tables[table]
-        self.rounds = Grown(np.int64)
-        self._rows = Grown(np.int64)
+        self.rounds = GrowingArray(np.int64)
+        self._rows = GrowingArray(np.int64)
         self._next = 0
 
     def __len__(self) -> int:

@@ -33,7 +33,7 @@ _BYTES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class FactLine:
     """One line. A line without a value begins a section."""
 
     label: str
@@ -45,7 +45,7 @@ class Fact:
         return not self.value
 
 
-def step_facts(step: Step) -> list[Fact]:
+def step_facts(step: Step) -> list[FactLine]:
     """All lines about a round, sections in the order in which a round goes."""
     sections = (
         ("Draft", _draft(step)),
@@ -57,7 +57,7 @@ def step_facts(step: Step) -> list[Fact]:
     lines = []
     for title, facts in sections:
         if facts:
-            lines += [Fact(title), *facts]
+            lines += [FactLine(title), *facts]
     return lines
 
 
@@ -81,7 +81,7 @@ def outcome(step: Step) -> str:
     return f"{counts}{judge}: the draft said “{said}”, the target “{chose}”."
 
 
-def _draft(step: Step) -> list[Fact]:
+def _draft(step: Step) -> list[FactLine]:
     lines = []
     for one in step.drafts:
         n, raw = one["num_draft_tokens"], one["num_raw"]
@@ -93,57 +93,59 @@ def _draft(step: Step) -> list[Fact]:
         if one["reason"]:
             parts.append(one["reason"])
         tip = f"{meaning(one['reason']) or 'A full draft'}; {_ms(one['draft_ms'])}"
-        lines.append(Fact(one["drafter"], ", ".join(parts), tip))
+        lines.append(FactLine(one["drafter"], ", ".join(parts), tip))
     return lines
 
 
-def _verification(step: Step) -> list[Fact]:
+def _verification(step: Step) -> list[FactLine]:
     facts = step.facts
     lines = [
-        Fact("rule", facts["accept_rule"] or "none: nothing drafted", "What judged the draft"),
-        Fact("ended by", facts["stop_kind"] or NOT_OBSERVED, "The last token that was emitted"),
-        Fact("verify width", _whole(facts["verify_width"]), "Tokens of this sequence, unpadded"),
+        FactLine("rule", facts["accept_rule"] or "none: nothing drafted", "What judged the draft"),
+        FactLine("ended by", facts["stop_kind"] or NOT_OBSERVED, "The last token that was emitted"),
+        FactLine(
+            "verify width", _whole(facts["verify_width"]), "Tokens of this sequence, unpadded"
+        ),
     ]
     for one in step.ubatches:
         size = f"{one['purpose']} {_whole(one['n_seqs'])} × {_whole(one['n_seq_tokens'])}"
         padding = f", padding {one['n_padding']}" if one["n_padding"] else ""
         why = f", {one['reason']}" if one["reason"] else ""
         tip = f"Sequences × tokens of each, {_ms(one['ms'])}; sequences: {one['seq_ids']}"
-        lines.append(Fact(f"ubatch {_whole(one['ubatch'])}", f"{size}{padding}{why}", tip))
+        lines.append(FactLine(f"ubatch {_whole(one['ubatch'])}", f"{size}{padding}{why}", tip))
     return lines
 
 
-def _rollback(facts: Facts) -> list[Fact]:
+def _rollback(facts: Facts) -> list[FactLine]:
     path = facts["rollback_path"]
     in_memory, depth = facts["memory_rollback"], facts["rollback_depth"]
     deep = _whole(depth)
     if in_memory is not None and in_memory != depth:
         deep += f", in memory {in_memory}"
     return [
-        Fact("path", path or NOT_OBSERVED, _PATH_TIPS.get(path, "")),
-        Fact("depth", deep, "Drafted tokens undone; in memory, padding comes on top"),
-        Fact(
+        FactLine("path", path or NOT_OBSERVED, _PATH_TIPS.get(path, "")),
+        FactLine("depth", deep, "Drafted tokens undone; in memory, padding comes on top"),
+        FactLine(
             "valid depth / n_rs_seq",
             f"{_whole(facts['valid_depth'])} / {_whole(facts['n_rs_seq'])}",
             "Deepest truthful rollback behind this batch / snapshot planes",
         ),
-        Fact(
+        FactLine(
             "rs_idx",
             f"{_whole(facts['rs_idx_before'])} → {_whole(facts['rs_idx_after'])}",
             "Pending plane that the batch read → pending plane behind the rollback",
         ),
-        Fact("replays", _whole(facts["replay_index"]), "Restores and replays in this round"),
+        FactLine("replays", _whole(facts["replay_index"]), "Restores and replays in this round"),
     ]
 
 
-def _memory(facts: Facts) -> list[Fact]:
-    lines = [Fact(label, _bytes(facts[name]), tip) for label, name, tip in _BYTES]
+def _memory(facts: Facts) -> list[FactLine]:
+    lines = [FactLine(label, _bytes(facts[name]), tip) for label, name, tip in _BYTES]
     used, twice = facts["kv_cells_used"], facts["kv_cells_duplicate"]
     attention, recurrent = facts["attention_pos_max"], facts["recurrent_pos_max"]
     return [
         *lines,
-        Fact("KV cells / duplicates", f"{_whole(used)} / {_whole(twice)}", "Of this sequence"),
-        Fact(
+        FactLine("KV cells / duplicates", f"{_whole(used)} / {_whole(twice)}", "Of this sequence"),
+        FactLine(
             "last pos KV / state",
             f"{_whole(attention)} / {_whole(recurrent)}",
             "Last position that the attention cells and the recurrent state hold",
@@ -151,13 +153,13 @@ def _memory(facts: Facts) -> list[Fact]:
     ]
 
 
-def _times(facts: Facts) -> list[Fact]:
+def _times(facts: Facts) -> list[FactLine]:
     spent = [(phase, facts[f"{phase}_ms"]) for phase in PHASES]
     known = [(phase, ms) for phase, ms in spent if ms is not None]
     if not known:
         return []
-    total = Fact("all phases", _ms(sum(ms for _, ms in known)), "This sequence's part")
-    return [*(Fact(phase, _ms(ms)) for phase, ms in known if ms), total]
+    total = FactLine("all phases", _ms(sum(ms for _, ms in known)), "This sequence's part")
+    return [*(FactLine(phase, _ms(ms)) for phase, ms in known if ms), total]
 
 
 def _whole(value: int | None) -> str:
@@ -182,9 +184,9 @@ class FactTable(QAbstractTableModel):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.muted_colour = QColor()
-        self.facts: list[Fact] = []
+        self.facts: list[FactLine] = []
 
-    def show_facts(self, facts: list[Fact]) -> None:
+    def show_facts(self, facts: list[FactLine]) -> None:
         """Show other lines."""
         self.beginResetModel()
         self.facts = facts

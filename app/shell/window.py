@@ -22,9 +22,16 @@ from app.saved.settings import Settings
 from app.shell.appearance import Appearance, first_theme
 from app.shell.copies import Copies
 from app.shell.docks import TITLES, Docks, known_layout
-from app.shell.dropping import Dropped, DropTarget
+from app.shell.dropping import DroppedFiles, DropTarget
 from app.shell.engine_news import EngineNews
-from app.shell.menus import PlotsMenu, RecentMenu, Scenario, ScenarioMenu, make_menus, make_toolbar
+from app.shell.menus import (
+    PlotsMenu,
+    RecentMenu,
+    ScenarioEntry,
+    ScenarioMenu,
+    make_menus,
+    make_toolbar,
+)
 from app.shell.panels import Panels
 from app.shell.run_control import RunControl
 from app.shell.sessions import Sessions
@@ -45,7 +52,7 @@ class MainWindow(QMainWindow):
         bridge: Bridge,
         settings: Settings,
         log_lines: Callable[[], list[str]] = list,
-        scenarios: Sequence[Scenario | MemoryScript] = (),
+        scenarios: Sequence[ScenarioEntry | MemoryScript] = (),
         data: Path | None = None,
         *,
         whole: bool = True,
@@ -146,7 +153,7 @@ class MainWindow(QMainWindow):
         self.feed = Feed(self)
         self.feed.add(panels.text_views)
 
-    def _make_menus(self, scenarios: Sequence[Scenario | MemoryScript]) -> None:
+    def _make_menus(self, scenarios: Sequence[ScenarioEntry | MemoryScript]) -> None:
         actions = self.actions_by_id
         self.recent_menu = RecentMenu(self.settings, actions, self.open_model, self.sessions.open)
         self.scenario_menu = ScenarioMenu(scenarios, self.control.open_scenario)
@@ -256,7 +263,7 @@ class MainWindow(QMainWindow):
         if self.feed.run is not None:
             self.sessions.export(self.feed.run.store)
 
-    def _open_dropped(self, found: Dropped) -> None:
+    def _open_dropped(self, found: DroppedFiles) -> None:
         if found.trace is not None:
             self.sessions.open(found.trace)
         else:

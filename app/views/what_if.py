@@ -26,7 +26,7 @@ from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.speed_plot import SpeedPlot
 from engine.trace.run_ref import RunRef
 from engine.trace.step_sums import StepSums
-from engine.trace.what_if import ASSUMPTIONS, Estimate, WhatIf, what_if
+from engine.trace.what_if import ASSUMPTIONS, DraftLengthEstimate, WhatIf, what_if
 
 _HEADS = {
     "n_max": ("n_max", "Longest draft, tokens; 0 is no drafting"),
@@ -226,5 +226,5 @@ def _steps(result: WhatIf) -> str:
     return f"{result.n_steps:,} step{'' if result.n_steps == 1 else 's'}"
 
 
-def _speed(estimate: Estimate) -> str:
+def _speed(estimate: DraftLengthEstimate) -> str:
     return f"{significant(estimate.tokens_per_second)} tokens/s"

@@ -36,7 +36,7 @@ _SIGN_PIXELS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class ErrorMeasure:
     """A measure that can be drawn. has_bound: verdicts are given on it."""
 
     name: str
@@ -45,9 +45,9 @@ class Metric:
 
 
 METRICS = (
-    Metric("nmse", "NMSE of the logits", has_bound=True),
-    Metric("max_abs", "max |Δ| of the logits"),
-    Metric("kl", "KL, nats"),
+    ErrorMeasure("nmse", "NMSE of the logits", has_bound=True),
+    ErrorMeasure("max_abs", "max |Δ| of the logits"),
+    ErrorMeasure("kl", "KL, nats"),
 )
 
 
@@ -82,11 +82,11 @@ class DeltaPlot(RoundPlot):
         self.retheme(theme)
 
     @property
-    def metric(self) -> Metric:
+    def metric(self) -> ErrorMeasure:
         """What is drawn."""
         return self._metric
 
-    def set_metric(self, metric: Metric) -> None:
+    def set_metric(self, metric: ErrorMeasure) -> None:
         """Draw another measure."""
         self._metric = metric
         self.draw()

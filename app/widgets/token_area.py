@@ -25,7 +25,7 @@ from app.models.position import Position
 from app.models.token_stream import KIND, TokenStream
 from app.models.token_walk import NOWHERE
 from app.widgets.token_paint import (
-    Mark,
+    PlacedToken,
     TokenMetrics,
     TokenPainter,
     paint_cursor,
@@ -176,7 +176,9 @@ class TokenArea(TokenScroll):
             self._painter.paint(
                 painter,
                 (
-                    Mark(s.text, kinds[s.token], s.x + MARGIN, y, s.width, bool(replayed[s.token]))
+                    PlacedToken(
+                        s.text, kinds[s.token], s.x + MARGIN, y, s.width, bool(replayed[s.token])
+                    )
                     for s, y in placed
                 ),
             )

@@ -54,7 +54,7 @@ class TokenMetrics:
         return ready
 
 
-class Mark(NamedTuple):
+class PlacedToken(NamedTuple):
     """One token, or the part of it that lies in a row, at its place in the viewport."""
 
     text: str
@@ -97,7 +97,7 @@ class TokenPainter:
         self._tint_height, self._under = metrics.tint_height, metrics.under
         self._strike = metrics.strike
 
-    def paint(self, painter: QPainter, marks: Iterable[Mark]) -> None:
+    def paint(self, painter: QPainter, marks: Iterable[PlacedToken]) -> None:
         """Draw the marks; the painter's pen, brush and font are left as they fall."""
         batches: dict[int, _Batch] = defaultdict(_Batch)
         for mark in marks:
@@ -144,7 +144,7 @@ class TokenPainter:
             painter.drawPoints(batch.dots)
             painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
 
-    def _collect(self, batch: _Batch, mark: Mark) -> None:
+    def _collect(self, batch: _Batch, mark: PlacedToken) -> None:
         text, kind, x, y, width_, replayed = mark
         # whole pixels, one of them left free as the border between two tokens
         left, top = round(x), y + _ABOVE

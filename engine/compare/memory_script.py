@@ -109,7 +109,7 @@ class ContextSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PositionRange:
     """A sequence of a context, and positions start .. stop of it."""
 
     context: str
@@ -119,7 +119,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class MeasureBound:
     """What a check asks of a measure (one of MEASURES or top1)."""
 
     measure: str
@@ -131,12 +131,12 @@ class Bound:
         return _COMPARE[self.compare](value, self.limit)
 
 
-EXACT = Bound("max_abs")
+EXACT = MeasureBound("max_abs")
 """Equal logits, bit by bit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decode:
+class DecodeTokens:
     """Tokens for sequences, as one batch or, one_by_one, each in a batch of its own."""
 
     context: str
@@ -145,7 +145,7 @@ class Decode:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class SequenceOperation:
     """seq_rm, seq_cp, seq_keep, seq_add or clear with its numbers, negative = none."""
 
     context: str
@@ -155,7 +155,7 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class StateCopy:
     """save, load, checkpoint or restore of a sequence under a label."""
 
     context: str
@@ -165,17 +165,17 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CompareRanges:
     """The left place against the right one: logits, or for_states states and cells."""
 
-    left: Place
-    right: Place
-    bound: Bound
+    left: PositionRange
+    right: PositionRange
+    bound: MeasureBound
     for_states: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Expect:
+class ExpectFacts:
     """Facts of a sequence: name, comparison, value."""
 
     context: str
@@ -190,7 +190,7 @@ class Expect:
                 yield f"{name} is {found}, not {compare if compare != '=' else ''}{wanted}"
 
 
-Action = ContextSpec | Decode | Operation | Copy | Check | Expect
+Action = ContextSpec | DecodeTokens | SequenceOperation | StateCopy | CompareRanges | ExpectFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +327,7 @@ class _Parser:
             facts = tuple(map(_fact, numbers[1:]))
             if not facts:
                 raise _Wrong("expect names no fact")
-            return Expect(context.name, _seq(context, numbers[:1]), facts)
+            return ExpectFacts(context.name, _seq(context, numbers[:1]), facts)
         return _operation(word, context, numbers)
 
     def _whose(self, words: list[str]) -> tuple[ContextSpec, list[str]]:
@@ -408,7 +408,7 @@ class _Parser:
         self._contexts[name] = ContextSpec(name, **values)  # type: ignore[arg-type]
         return self._contexts[name]
 
-    def _decode(self, rest: str, one_by_one: bool) -> Decode:
+    def _decode(self, rest: str, one_by_one: bool) -> DecodeTokens:
         name, _, parts = rest.partition(" ")
         context, _ = self._whose([name] if name else [])
         batch: dict[int, Tokens] = {}
@@ -423,9 +423,9 @@ class _Parser:
             self._n_tokens += sum(part.n_most for part in batch[seq])
         if self._n_tokens > _MOST_TOKENS:
             raise _Wrong(f"more than {_MOST_TOKENS} tokens have been decoded here")
-        return Decode(context.name, tuple(batch.items()), one_by_one)
+        return DecodeTokens(context.name, tuple(batch.items()), one_by_one)
 
-    def _copy(self, word: str, context: ContextSpec, words: list[str]) -> Copy:
+    def _copy(self, word: str, context: ContextSpec, words: list[str]) -> StateCopy:
         if len(words) != 2 or not _NAME.fullmatch(words[1]):
             raise _Wrong(f"{word} takes a context, a sequence and a name")
         label, partial = words[1], word in ("checkpoint", "restore")
@@ -434,9 +434,9 @@ class _Parser:
             self._made[what] = self._made.get(what, frozenset()) | self._for
         else:
             self._must_be_there(what)
-        return Copy(context.name, word, _seq(context, words[:1]), label)
+        return StateCopy(context.name, word, _seq(context, words[:1]), label)
 
-    def _check(self, rest: str) -> Check:
+    def _check(self, rest: str) -> CompareRanges:
         sides = re.split(r" = ", rest)
         if len(sides) != 2:
             raise _Wrong("a check is written as `check A 0 6:9 = B 0 6:9 exact`")
@@ -456,12 +456,12 @@ class _Parser:
         for_states = left.stop == 0
         if left.stop - left.start != right.stop - right.start:
             raise _Wrong("both sides of a check need equally many positions")
-        return Check(left, right, _bound(words[-1], for_states=for_states), for_states)
+        return CompareRanges(left, right, _bound(words[-1], for_states=for_states), for_states)
 
 
-def _place(context: ContextSpec, words: list[str]) -> Place | None:
+def _place(context: ContextSpec, words: list[str]) -> PositionRange | None:
     if len(words) == 1:
-        return Place(context.name, _seq(context, words))
+        return PositionRange(context.name, _seq(context, words))
     if len(words) != 2:
         return None
     start, colon, stop = words[1].partition(":")
@@ -471,14 +471,14 @@ def _place(context: ContextSpec, words: list[str]) -> Place | None:
         raise _Wrong(f"{words[1]!r} are no positions")
     if last - first > _MOST_TOKENS:
         raise _Wrong(f"there are more than {_MOST_TOKENS} positions")
-    return Place(context.name, _seq(context, words[:1]), first, last)
+    return PositionRange(context.name, _seq(context, words[:1]), first, last)
 
 
-def _bound(word: str, *, for_states: bool) -> Bound:
+def _bound(word: str, *, for_states: bool) -> MeasureBound:
     if word == "exact":
-        return Bound("error") if for_states else EXACT
+        return MeasureBound("error") if for_states else EXACT
     if word == "top1" and not for_states:
-        return Bound("top1")
+        return MeasureBound("top1")
     found = _COMPARED.fullmatch(word)
     measures = MEASURES[3:] if for_states else MEASURES[:3]
     if found is None or found[1] not in measures or found[2] not in ("<=", ">"):
@@ -489,7 +489,7 @@ def _bound(word: str, *, for_states: bool) -> Bound:
         limit = math.nan
     if not math.isfinite(limit):
         raise _Wrong(f"{found[3]!r} is no number")
-    return Bound(found[1], found[2], limit)
+    return MeasureBound(found[1], found[2], limit)
 
 
 _ARITY = {
@@ -501,7 +501,7 @@ _ARITY = {
 }
 
 
-def _operation(word: str, context: ContextSpec, words: list[str]) -> Operation:
+def _operation(word: str, context: ContextSpec, words: list[str]) -> SequenceOperation:
     if word not in _ARITY:
         raise _Wrong(f"{word!r} is no statement")
     refused = word == "seq_rm" and words[-1:] == ["refused"]
@@ -513,7 +513,7 @@ def _operation(word: str, context: ContextSpec, words: list[str]) -> Operation:
     numbers = tuple(map(_number, words))
     for seq in numbers[: 2 if word == "seq_cp" else 1]:
         _seq(context, [str(seq)])
-    return Operation(context.name, word, numbers, not refused)
+    return SequenceOperation(context.name, word, numbers, not refused)
 
 
 def _fact(word: str) -> tuple[str, str, int]:

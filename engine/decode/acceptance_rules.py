@@ -19,10 +19,12 @@ import numpy as np
 from engine.decode.verify import Acceptance, closes, match, with_bonus
 from engine.draft.drafter import Draft
 from engine.sampling.distribution import Distribution
-from engine.sampling.sampler import Rows, Sampler
+from engine.sampling.sampler import RowDistribution, Sampler
 
 
-def reject(draft: Draft, rows: Rows, sampler: Sampler, end_tokens: Collection[int]) -> Acceptance:
+def reject(
+    draft: Draft, rows: RowDistribution, sampler: Sampler, end_tokens: Collection[int]
+) -> Acceptance:
     """Accept each drafted token with probability min(1, p / q); arguments as for `match`.
 
     The first token that is not accepted is replaced by one drawn from `residual`, and behind a
@@ -53,9 +55,9 @@ def residual(p: Distribution, q: Distribution) -> Distribution:
     return Distribution.of_weights(p.ids, np.maximum(missing, 0)) if (missing > 0).any() else p
 
 
-Rule = Callable[[Draft, Rows, Sampler, Collection[int]], Acceptance]
+AcceptanceRule = Callable[[Draft, RowDistribution, Sampler, Collection[int]], Acceptance]
 
-RULES: dict[str, Rule] = {"match": match, "rejection": reject}
+RULES: dict[str, AcceptanceRule] = {"match": match, "rejection": reject}
 """The keys are those of engine.options.ACCEPT_RULES."""
 
 
@@ -77,7 +79,12 @@ class SyntheticAcceptance:
         self._random: dict[int, np.random.Generator] = {}
 
     def accept(
-        self, seq_id: int, draft: Draft, rows: Rows, sampler: Sampler, end_tokens: Collection[int]
+        self,
+        seq_id: int,
+        draft: Draft,
+        rows: RowDistribution,
+        sampler: Sampler,
+        end_tokens: Collection[int],
     ) -> Acceptance:
         """As engine.decode.verify.match, but chance decides. It never accepts an end token."""
         random = self._random.setdefault(seq_id, np.random.default_rng((self._seed, _STREAM)))
@@ -89,7 +96,7 @@ class SyntheticAcceptance:
         return keep(draft, n, rows, sampler)
 
 
-def keep(draft: Draft, n: int, rows: Rows, sampler: Sampler) -> Acceptance:
+def keep(draft: Draft, n: int, rows: RowDistribution, sampler: Sampler) -> Acceptance:
     """The first n drafted tokens, and one that the target samples behind them."""
     n_judged = min(n + 1, len(draft.tokens))
     unknown = [math.nan] * n_judged

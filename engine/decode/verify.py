@@ -14,7 +14,7 @@ import torch
 
 from engine.draft.drafter import Draft
 from engine.errors import NonFiniteError
-from engine.sampling.sampler import Rows, Sampler
+from engine.sampling.sampler import RowDistribution, Sampler
 from engine.trace.records import N_TOP
 from engine.transfer import read, upload
 from kernels.top_k import top_k
@@ -42,7 +42,9 @@ class Acceptance:
     own_row: int | None = None
 
 
-def match(draft: Draft, rows: Rows, sampler: Sampler, end_tokens: Collection[int]) -> Acceptance:
+def match(
+    draft: Draft, rows: RowDistribution, sampler: Sampler, end_tokens: Collection[int]
+) -> Acceptance:
     """Sample every position; a drafted token is accepted if it is the one that was drawn.
 
     rows: the target's distributions at the positions of the verify batch, asked for in order.
@@ -67,7 +69,7 @@ def closes(i: int, token: int, draft: Draft, end_tokens: Collection[int]) -> boo
     return token in end_tokens and i < len(draft.tokens) - 1
 
 
-def with_bonus(found: Acceptance, rows: Rows, sampler: Sampler) -> Acceptance:
+def with_bonus(found: Acceptance, rows: RowDistribution, sampler: Sampler) -> Acceptance:
     """Add the token that the target chooses behind a draft that was accepted whole."""
     p = rows(len(found.tokens))
     found.tokens.append(sampler.draw(p))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.findings.run_rows import POLICY, RunRows
+from engine.findings.run_rows import POLICY, ExaminedRun
 
 ERROR, WARNING, INFO = "error", "warning", "info"
 SEVERITIES = (ERROR, WARNING, INFO)
@@ -16,7 +16,7 @@ mislead. info: a cost or a setting to know about, or a difference that is no fau
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class RuleHit:
     """One sequence of a run, or a whole run (seq_id None), in which a rule's condition holds.
 
     round: the first offending one, None if it is the run as a whole. message: one sentence.
@@ -39,7 +39,7 @@ class Rule:
     title: str
     means: str
     suggestion: str
-    check: Callable[[RunRows], Iterator[Hit]]
+    check: Callable[[ExaminedRun], Iterator[RuleHit]]
 
 
 _LEAST_STATE = 1e-4
@@ -53,14 +53,14 @@ class LaneErrors:
     last two are False where states were not compared. limit: relative error of a state that
     noise explains."""
 
-    run: RunRows
+    run: ExaminedRun
     logits_are_wrong: np.ndarray
     state_is_wrong: np.ndarray
     conv_is_wrong: np.ndarray
     limit: float
 
     @classmethod
-    def of(cls, run: RunRows) -> LaneErrors | None:
+    def of(cls, run: ExaminedRun) -> LaneErrors | None:
         """None for a run that is no policy lane, or has no noise lane to be measured by.
 
         The bound on states is that of the logits as an amplitude, with some room: both are made

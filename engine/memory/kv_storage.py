@@ -39,7 +39,7 @@ Index = int | slice | torch.Tensor
 _BLOCK = 256
 
 
-class Strided(NamedTuple):
+class StridedView(NamedTuple):
     """A view of every tensor here, as `torch.Tensor.as_strided` takes it: one call, no copy."""
 
     size: tuple[int, ...]
@@ -116,7 +116,7 @@ class KVStorage:
             return slice(first, last + 1, step)
         return upload(cells, self._device)
 
-    def cells_at(self, streams: Sequence[int], cells: np.ndarray) -> Strided | None:
+    def cells_at(self, streams: Sequence[int], cells: np.ndarray) -> StridedView | None:
         """The cells [len(streams), n] as [len(streams), n, n_head_kv, head_dim].
 
         None where they do not lie at even distances. It holds until storage grows, as does `view`.
@@ -132,9 +132,9 @@ class KVStorage:
         if others or along is None or down is None:
             return None
         stride = (down, along * head_dim, per_head, 1)
-        return Strided((*cells.shape, *self._shape[1:]), stride, starts[0])
+        return StridedView((*cells.shape, *self._shape[1:]), stride, starts[0])
 
-    def view(self, rows: slice, n_seqs: int, n: int) -> Strided:
+    def view(self, rows: slice, n_seqs: int, n: int) -> StridedView:
         """The first n cells of these streams as [n_seqs, n_head_kv, n, head_dim].
 
         A single stream stands for all n_seqs.
@@ -143,7 +143,7 @@ class KVStorage:
         single = rows.stop == rows.start + 1
         down = 0 if single else per_stream * (rows.step or 1)
         size = (n_seqs, self._shape[1], n, head_dim)
-        return Strided(size, (down, per_head, head_dim, 1), rows.start * per_stream)
+        return StridedView(size, (down, per_head, head_dim, 1), rows.start * per_stream)
 
     def place(self, streams: Sequence[int], cells: np.ndarray) -> tuple[Index, Index]:
         """Where `by_cell` tensors hold the cells [len(streams), n] of these streams, flattened."""

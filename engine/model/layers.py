@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from engine.device import CPU
 from engine.model.config import MoeConfig
-from engine.model.memory import Memory
+from engine.model.memory import ModelMemory
 from engine.model.rope import RopeConfig
 from engine.model.weights import Projection, Weights
 from kernels.moe import experts, route
@@ -34,12 +34,12 @@ class StepOutput(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class RopeAndMemory:
     """What a block needs besides its input: cos, sin [B, T, n_rot/2] and the memory."""
 
     cos: torch.Tensor
     sin: torch.Tensor
-    memory: Memory
+    memory: ModelMemory
 
     @property
     def invariant(self) -> bool:
@@ -50,7 +50,7 @@ class Surroundings:
 class Mixer(Protocol):
     """The token-mixing half of a block: full attention or Gated DeltaNet."""
 
-    def __call__(self, x: torch.Tensor, around: Surroundings) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], normed -> the same shape."""
 
 
@@ -102,7 +102,7 @@ class DenseFeedForward:
         return self._down(swiglu(gate, up, invariant=invariant), invariant=invariant)
 
 
-class Block:
+class ResidualBlock:
     """Pre-norm residual block: x += mixer(norm x), x += ffn(norm x)."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Block:
         self._ffn_norm = ffn_norm
         self._eps = eps
 
-    def __call__(self, x: torch.Tensor, around: Surroundings) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], not normed -> the same shape."""
         x = x + self._mixer(rms_norm(x, self._mixer_norm, self._eps), around)
         return x + self._ffn(rms_norm(x, self._ffn_norm, self._eps), invariant=around.invariant)

@@ -27,7 +27,7 @@ from engine.trace.store import Table, TextPool, TraceStore
 from engine.trace.timings import summary
 from engine.version import version
 
-Progress = Callable[[int, int, str], None]
+ReportProgress = Callable[[int, int, str], None]
 """Rows done, rows in all, what is being written."""
 
 SESSION_FILE = "session.json"
@@ -95,7 +95,7 @@ def export_csv(
     store: TraceStore,
     folder: Path,
     *,
-    progress: Progress | None = None,
+    progress: ReportProgress | None = None,
     cancelled: Callable[[], bool] | None = None,
     excel_safe: bool = False,
 ) -> None:
@@ -121,7 +121,7 @@ def export_csv(
 def _write(
     store: TraceStore,
     stage: Path,
-    progress: Progress | None,
+    progress: ReportProgress | None,
     cancelled: Callable[[], bool] | None,
     variant: str,
 ) -> None:

@@ -56,9 +56,9 @@ def test_loading_goes_through_inspection_and_counts_bytes(
     wait_for(State.READY)
     assert seen.states == [State.LOADING, State.READY]
     assert isinstance(seen.events[0], events.ModelFiles), "metadata comes before the weights"
-    progress = seen.of(events.Progress)
+    progress = seen.of(events.ProgressMade)
     assert progress
-    assert all(p.total == TENSORS for p in progress if isinstance(p, events.Progress))
+    assert all(p.total == TENSORS for p in progress if isinstance(p, events.ProgressMade))
     assert bridge.compute == "f32"
 
 
@@ -193,9 +193,9 @@ def test_bad_file_is_a_failure_and_nothing_more(
 ) -> None:
     seen = Watcher(bridge)
     bridge.open(tmp_path / "letter.txt")
-    qtbot.waitUntil(lambda: bool(seen.of(events.Failed)), timeout=5000)
-    failed = seen.of(events.Failed)[0]
-    assert isinstance(failed, events.Failed)
+    qtbot.waitUntil(lambda: bool(seen.of(events.CommandFailed)), timeout=5000)
+    failed = seen.of(events.CommandFailed)[0]
+    assert isinstance(failed, events.CommandFailed)
     assert failed.message == "letter.txt: byte 0: no GGUF file."
     assert failed.remedy == "Choose another."
     assert bridge.state is State.EMPTY
@@ -210,7 +210,7 @@ def test_failing_engine_keeps_the_trace_and_can_run_again(
     wait_for(State.READY)
     bridge.start(["p"], OPTIONS)
     wait_for(State.READY)
-    assert "scripted failure" in str(seen.of(events.Failed)[0])
+    assert "scripted failure" in str(seen.of(events.CommandFailed)[0])
     assert len(bridge.store.rounds) == 5
     engine.fail_round = None
     bridge.start(["p"], OPTIONS)
@@ -278,7 +278,7 @@ def test_progress_is_thinned_out_but_its_end_is_told() -> None:
     for done in range(10_001):
         report(done, 10_000, "x")
     assert len(seen) < 100
-    assert seen[-1] == events.Progress(10_000, 10_000, "x")
+    assert seen[-1] == events.ProgressMade(10_000, 10_000, "x")
 
 
 @pytest.mark.parametrize(

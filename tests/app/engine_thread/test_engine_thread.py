@@ -15,7 +15,7 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs import CompareRequest, OpenRequest, RunControl, RunRequest
+from app.engine_thread.jobs import CompareRequest, OpenRequest, RunFlags, RunRequest
 from app.engine_thread.worker import EngineWorker
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.errors import OutOfMemoryError
@@ -52,8 +52,8 @@ def wait_for(qtbot: QtBot, bridge: Bridge) -> Wait:
 
 
 @pytest.fixture
-def failed(bridge: Bridge) -> list[events.Failed]:
-    told: list[events.Failed] = []
+def failed(bridge: Bridge) -> list[events.CommandFailed]:
+    told: list[events.CommandFailed] = []
     bridge.failed.connect(told.append)
     return told
 
@@ -78,7 +78,7 @@ def test_a_round(
     bridge: Bridge,
     engine: FakeEngine,
     wait_for: Wait,
-    failed: list[events.Failed],
+    failed: list[events.CommandFailed],
     error: BaseException,
     rounds: int | None,
 ) -> None:
@@ -97,7 +97,11 @@ def test_a_round(
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_the_start(
-    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[events.Failed], begun: bool
+    bridge: Bridge,
+    engine: FakeEngine,
+    wait_for: Wait,
+    failed: list[events.CommandFailed],
+    begun: bool,
 ) -> None:
     """It may fail before there is a run, or behind its entry in the trace."""
     engine.fail_at["begun" if begun else "start"] = RuntimeError("scripted")
@@ -111,7 +115,7 @@ def test_the_start(
 
 
 def test_a_comparison_whose_second_lane_cannot_begin(
-    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[events.Failed]
+    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[events.CommandFailed]
 ) -> None:
     engine.fail_at["compare"] = OutOfMemoryError("No room for a lane.", "Compare fewer.")
     bridge.compare(LANES)
@@ -136,7 +140,7 @@ def test_the_stop_of_a_paused_run(
     bridge: Bridge,
     engine: FakeEngine,
     wait_for: Wait,
-    failed: list[events.Failed],
+    failed: list[events.CommandFailed],
     model_file: Path,
     command: str,
     qtbot: QtBot,
@@ -155,7 +159,11 @@ def test_the_stop_of_a_paused_run(
 
 
 def test_the_stop_of_a_run_that_goes_on(
-    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[events.Failed], qtbot: QtBot
+    bridge: Bridge,
+    engine: FakeEngine,
+    wait_for: Wait,
+    failed: list[events.CommandFailed],
+    qtbot: QtBot,
 ) -> None:
     engine.rounds = 10**9
     bridge.start(["p"], OPTIONS)
@@ -170,7 +178,7 @@ def test_the_stop_of_a_run_that_goes_on(
 
 
 def test_a_round_and_then_the_stop_too(
-    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[events.Failed]
+    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[events.CommandFailed]
 ) -> None:
     engine.fail_at |= {"round": RuntimeError("first"), "stop": RuntimeError("second")}
     bridge.start(["p"], OPTIONS)
@@ -186,7 +194,7 @@ def test_the_end_of_a_sequence(
     bridge: Bridge,
     engine: FakeEngine,
     wait_for: Wait,
-    failed: list[events.Failed],
+    failed: list[events.CommandFailed],
     qtbot: QtBot,
     paused: bool,
 ) -> None:
@@ -206,7 +214,7 @@ def test_the_end_of_a_sequence(
 
 
 def test_a_sequence_of_another_run_is_never_ended(
-    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[events.Failed]
+    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[events.CommandFailed]
 ) -> None:
     pause(bridge, wait_for)
     before = bridge.live
@@ -227,7 +235,7 @@ def test_opening(
     qtbot: QtBot, engine: FakeEngine, model_file: Path, stage: str, first: bool
 ) -> None:
     bridge = Bridge(engine)
-    told: list[events.Failed] = []
+    told: list[events.CommandFailed] = []
     bridge.failed.connect(told.append)
     other = model_file.with_name("other.gguf")
     if not first:
@@ -250,7 +258,11 @@ def test_opening(
 
 
 def test_the_model_before_cannot_be_let_go(
-    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[events.Failed], qtbot: QtBot
+    bridge: Bridge,
+    engine: FakeEngine,
+    wait_for: Wait,
+    failed: list[events.CommandFailed],
+    qtbot: QtBot,
 ) -> None:
     assert bridge.files is not None
     other = bridge.files.target.with_name("other.gguf")
@@ -263,7 +275,7 @@ def test_the_model_before_cannot_be_let_go(
 
 
 def test_measuring(
-    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[events.Failed]
+    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[events.CommandFailed]
 ) -> None:
     pause(bridge, wait_for)
     bridge.stop()
@@ -282,7 +294,10 @@ def test_measuring(
 
 
 def test_a_break_rule_that_fails(
-    bridge: Bridge, wait_for: Wait, failed: list[events.Failed], monkeypatch: pytest.MonkeyPatch
+    bridge: Bridge,
+    wait_for: Wait,
+    failed: list[events.CommandFailed],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bridge.set_break_rules([BreakRule.parse("depth >= 9")])
 
@@ -370,7 +385,7 @@ def test_a_late_stop_says_nothing(engine: FakeEngine, model_file: Path) -> None:
     told: list[events.Event] = []
     worker = EngineWorker(told.append, engine)
     worker.open(OpenRequest(model_file, None, "auto"))
-    worker.start(RunRequest(("p",), OPTIONS), RunControl(), 1)
+    worker.start(RunRequest(("p",), OPTIONS), RunFlags(), 1)
     for _ in range(2):
         last = worker.finish()
     assert last is not None

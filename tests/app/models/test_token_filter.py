@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from app.models.token_filter import Choice, Compare, FilterError, Kind, Text, parse_filter
+from app.models.token_filter import (
+    ChoiceTerm,
+    FilterError,
+    KindTerm,
+    NumberTerm,
+    TextTerm,
+    parse_filter,
+)
 
 
 @pytest.mark.parametrize(
@@ -12,23 +19,26 @@ from app.models.token_filter import Choice, Compare, FilterError, Kind, Text, pa
     [
         ("", ()),
         ("   ", ()),
-        ("rejected", (Kind("rejected"),)),
-        ("kind:bonus", (Kind("bonus"),)),
-        ("depth>2", (Compare("depth", ">", 2),)),
-        ("p<=0.1", (Compare("p", "<=", 0.1),)),
-        ("rank!=1", (Compare("rank", "!=", 1),)),
-        ("seq:1", (Compare("seq", "=", 1),)),
-        ("path:restore", (Choice("path", ("restore", "restore_depth")),)),
-        ("path:restore_depth", (Choice("path", ("restore_depth",)),)),
-        ("drafter:ngram-mod", (Choice("drafter", ("ngram-mod",)),)),
-        ("return arr", (Text("return arr"),)),
-        ("else:", (Text("else:"),)),
-        ("x < y", (Text("x < y"),)),
-        ('"rejected"', (Text("rejected"),)),
-        ('" if"', (Text(" if"),)),
-        ("rejected q>0.5  def f", (Kind("rejected"), Compare("q", ">", 0.5), Text("def f"))),
-        ("a b rejected c", (Text("a b"), Kind("rejected"), Text("c"))),
-        ('depth=0 "a b" c', (Compare("depth", "=", 0), Text("a b"), Text("c"))),
+        ("rejected", (KindTerm("rejected"),)),
+        ("kind:bonus", (KindTerm("bonus"),)),
+        ("depth>2", (NumberTerm("depth", ">", 2),)),
+        ("p<=0.1", (NumberTerm("p", "<=", 0.1),)),
+        ("rank!=1", (NumberTerm("rank", "!=", 1),)),
+        ("seq:1", (NumberTerm("seq", "=", 1),)),
+        ("path:restore", (ChoiceTerm("path", ("restore", "restore_depth")),)),
+        ("path:restore_depth", (ChoiceTerm("path", ("restore_depth",)),)),
+        ("drafter:ngram-mod", (ChoiceTerm("drafter", ("ngram-mod",)),)),
+        ("return arr", (TextTerm("return arr"),)),
+        ("else:", (TextTerm("else:"),)),
+        ("x < y", (TextTerm("x < y"),)),
+        ('"rejected"', (TextTerm("rejected"),)),
+        ('" if"', (TextTerm(" if"),)),
+        (
+            "rejected q>0.5  def f",
+            (KindTerm("rejected"), NumberTerm("q", ">", 0.5), TextTerm("def f")),
+        ),
+        ("a b rejected c", (TextTerm("a b"), KindTerm("rejected"), TextTerm("c"))),
+        ('depth=0 "a b" c', (NumberTerm("depth", "=", 0), TextTerm("a b"), TextTerm("c"))),
     ],
 )
 def test_what_a_query_means(query: str, terms: tuple[object, ...]) -> None:
@@ -56,5 +66,5 @@ def test_a_wrong_query_is_told_in_a_sentence(query: str, words: tuple[str, ...])
 
 
 def test_text_in_lower_case_is_found_in_either_case() -> None:
-    assert Text("abc").folded
-    assert not Text("Abc").folded
+    assert TextTerm("abc").folded
+    assert not TextTerm("Abc").folded

@@ -15,7 +15,7 @@ import pytest
 from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import Exported, Failed, mark_of
+from app.engine_thread.events import CommandFailed, TraceExported, mark_of
 from app.saved import autosave
 from app.saved.autosave import Autosave, adopt, discard, leftovers
 from engine.trace.export import SESSION_FILE, export_csv
@@ -182,7 +182,7 @@ def test_every_trace_is_saved_and_kept_unless_it_was_exported(tmp_path: Path, qt
         {b"two", b" two"},
         {b"three", b" three"},
     ]
-    export = Exported(stores[1], mark_of(stores[1]), tmp_path / "out")
+    export = TraceExported(stores[1], mark_of(stores[1]), tmp_path / "out")
     saver.note_export(export)
     assert saver.unexported() == [stores[0], stores[2]]
     stores[2].findings.append(run_id=0, rule="x", severity="info", message="m", evidence="e")
@@ -199,7 +199,7 @@ def test_every_trace_is_saved_and_kept_unless_it_was_exported(tmp_path: Path, qt
 def test_an_exported_trace_that_goes_on_is_unexported_again(
     saver: Autosave, trace: TraceStore, tmp_path: Path
 ) -> None:
-    saver.note_export(Exported(trace, mark_of(trace), tmp_path / "out"))
+    saver.note_export(TraceExported(trace, mark_of(trace), tmp_path / "out"))
     assert not saver.unexported()
     trace.runs[0]["stops"] = ["limit"]
     assert saver.unexported() == [trace], "its end is not in the export"
@@ -240,7 +240,7 @@ def test_a_place_that_takes_no_files_is_told_once(
     if kind == "full":
         monkeypatch.setattr("app.saved.folders.tempfile.TemporaryFile", full)
     saver = Autosave(parent, lambda: stores, owner)
-    told: list[Failed] = []
+    told: list[CommandFailed] = []
     saver.failed.connect(told.append)
     for _ in range(2):
         saver.save()

@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QColor
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import ModelFiles, Progress
+from app.engine_thread.events import ModelFiles, ProgressMade
 from app.looks.theme import Theme, load_theme
 from app.models.live_numbers import LiveNumbers, significant
 from app.models.number_text import format_bytes
@@ -147,7 +147,7 @@ def test_status_line_shows_figures_or_progress(qtbot: QtBot) -> None:
         "path": "seq_rm",
     }
     assert "0.70512" in status.chips["acceptance"].toolTip()
-    status.show_progress(Progress(5, 10, "dequantising blk.3"))
+    status.show_progress(ProgressMade(5, 10, "dequantising blk.3"))
     assert status.progress_shown
     assert not status.chips["path"].isVisible()
     status.hide_progress()

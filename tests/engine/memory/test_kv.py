@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from engine.batch import Piece, Span, make_ubatch
+from engine.batch import Span, UBatchPlan, make_ubatch
 from engine.errors import ContextFullError, OptionError
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.kv_storage import key_rotation
@@ -22,7 +22,7 @@ BOTH = pytest.mark.parametrize("unified", [False, True], ids=["per-seq", "unifie
 
 def ubatch_of(*spans: Span):
     n = len(spans[0].tokens)
-    piece = Piece(tuple(range(len(spans))), (0,) * len(spans), n, "")
+    piece = UBatchPlan(tuple(range(len(spans))), (0,) * len(spans), n, "")
     return make_ubatch(list(spans), piece)
 
 

@@ -1,4 +1,4 @@
-"""The judge of a slot that chooses its own tokens."""
+"""The judge of a sequence that chooses its own tokens."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 
 from engine.decode.acceptance_rules import RULES, SyntheticAcceptance, keep
 from engine.decode.rollback import Again
-from engine.decode.slot import Slot
+from engine.decode.sequences import DecodingSequence
 from engine.decode.verify import Acceptance, match
 from engine.draft.drafter import Draft
 from engine.options import RunOptions
 from engine.sampling.distribution import Distribution
 
 
-class SlotJudge:
-    """Judges one draft by the slot's sampler and the rule of the options.
+class SequenceJudge:
+    """Judges one draft by the sequence's sampler and the rule of the options.
 
     Tokens that were accepted by rejection are never judged again: they are decided, with random
     numbers and a q that belong to the draft, and to draw them again could only change their
@@ -28,17 +28,17 @@ class SlotJudge:
 
     def __init__(
         self,
-        slot: Slot,
+        sequence: DecodingSequence,
         options: RunOptions,
         n_ctx: int,
         end_tokens: Collection[int],
         synthetic: SyntheticAcceptance | None,
         check: Callable[[], None] | None = None,
     ) -> None:
-        self._slot, self._options, self._n_ctx = slot, options, n_ctx
+        self._sequence, self._options, self._n_ctx = sequence, options, n_ctx
         self._end_tokens, self._synthetic = end_tokens, synthetic
         self._check = check
-        self._before, self._draft = slot.sampler.clone(), Draft()
+        self._before, self._draft = sequence.sampler.clone(), Draft()
 
     @property
     def again(self) -> Again | None:
@@ -49,11 +49,11 @@ class SlotJudge:
     def accept(self, draft: Draft, logits: torch.Tensor) -> Acceptance:
         """See engine.decode.verify_loop.Judge."""
         self._draft = draft
-        sampler, n_drafted = self._slot.sampler, len(draft.tokens)
+        sampler, n_drafted = self._sequence.sampler, len(draft.tokens)
         rows = sampler.rows(logits)
         if self._synthetic:
             accepted = self._synthetic.accept(
-                self._slot.seq_id, draft, rows, sampler, self._end_tokens
+                self._sequence.seq_id, draft, rows, sampler, self._end_tokens
             )
         else:
             accepted = RULES[self._options.spec.accept](draft, rows, sampler, self._end_tokens)
@@ -68,11 +68,13 @@ class SlotJudge:
         """See engine.decode.verify_loop.Judge."""
         if self._check:
             self._check()
-        slot = self._slot
-        return slot.emit(tokens, slot.n_tokens + 1, self._options, self._n_ctx, self._end_tokens)
+        sequence = self._sequence
+        return sequence.emit(
+            tokens, sequence.n_tokens + 1, self._options, self._n_ctx, self._end_tokens
+        )
 
     def _verify_again(self, tokens: list[int], logits: torch.Tensor) -> Acceptance:
-        sampler, drafted = self._slot.sampler, self._draft.tokens
+        sampler, drafted = self._sequence.sampler, self._draft.tokens
         sampler.copy_from(self._before)
         rows = sampler.rows(logits)
         seen: dict[int, Distribution] = {}

@@ -11,8 +11,8 @@ from engine.sampling.sampler import Sampler
 
 
 @dataclass(slots=True)
-class Slot:
-    """A sequence in a memory slot.
+class DecodingSequence:
+    """A prompt that is decoded: in a memory slot, waiting for one, or ended.
 
     seq_id: number of the prompt, as the trace shows it. index: sequence in memory.
     n_tokens: tokens in memory. last: the newest token, chosen but not decoded. stop: why the
@@ -65,11 +65,11 @@ class Slot:
         return len(tokens)
 
 
-Choose = Callable[[Sequence[int], Sequence[int]], int]
+ChooseSlot = Callable[[Sequence[int], Sequence[int]], int]
 """Which of the free slots to give to a prompt of these tokens."""
 
 
-class Slots:
+class SlotAssignment:
     """Sequences in the order they are admitted in; each takes the slot that is free longest,
     unless `choose` finds a better one.
 
@@ -77,7 +77,7 @@ class Slots:
     """
 
     def __init__(
-        self, sequences: Sequence[Slot], n_slots: int, choose: Choose | None = None
+        self, sequences: Sequence[DecodingSequence], n_slots: int, choose: ChooseSlot | None = None
     ) -> None:
         self.sequences = sequences
         self._choose = choose or (lambda free, tokens: free[0])
@@ -86,7 +86,7 @@ class Slots:
         self._free = list(range(n_slots))
 
     @property
-    def running(self) -> list[Slot]:
+    def running(self) -> list[DecodingSequence]:
         """Sequences that hold a slot and have not stopped."""
         return [s for s in self.sequences if s.index >= 0 and not s.stop]
 
@@ -95,33 +95,33 @@ class Slots:
         """Whether any sequence runs or waits."""
         return bool(self._waiting or self.running)
 
-    def admit(self) -> list[Slot]:
+    def admit(self) -> list[DecodingSequence]:
         """Give free slots to those that wait longest; returns them."""
         admitted = []
         while self._waiting and self._free:
-            slot = self._waiting.popleft()
-            slot.index = self._choose(self._free, slot.prompt.tokens)
-            self._free.remove(slot.index)
-            self.holders[slot.index] = slot.seq_id
-            admitted.append(slot)
+            sequence = self._waiting.popleft()
+            sequence.index = self._choose(self._free, sequence.prompt.tokens)
+            self._free.remove(sequence.index)
+            self.holders[sequence.index] = sequence.seq_id
+            admitted.append(sequence)
         return admitted
 
     def release(self) -> list[int]:
         """Take the slots of sequences that have stopped; returns their indices."""
         released = [s for s in self.sequences if s.stop and s.index >= 0]
-        indices = [slot.index for slot in released]
+        indices = [sequence.index for sequence in released]
         self._free.extend(indices)
-        for slot in released:
-            slot.index = -1
+        for sequence in released:
+            sequence.index = -1
         return indices
 
     def cancel(self, seq_id: int) -> None:
         """End one sequence, whether it runs or waits."""
-        slot = self.sequences[seq_id]
-        slot.stop = slot.stop or "stopped"
-        self._waiting = deque(s for s in self._waiting if s is not slot)
+        sequence = self.sequences[seq_id]
+        sequence.stop = sequence.stop or "stopped"
+        self._waiting = deque(s for s in self._waiting if s is not sequence)
 
     def stop(self) -> None:
         """End what runs and drop what waits."""
-        for slot in self.sequences:
-            self.cancel(slot.seq_id)
+        for sequence in self.sequences:
+            self.cancel(sequence.seq_id)
