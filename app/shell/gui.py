@@ -18,7 +18,8 @@ from app.saved.settings import Settings
 from app.shell.collector import Collector
 from app.shell.menus import ScenarioEntry
 from app.shell.window import MainWindow
-from engine.compare.memory_script import MemoryScript, memory_scripts
+from engine.compare.memory_script import MemoryScript
+from engine.compare.memory_script_parser import memory_scripts
 from engine.compare.scenario import scenarios
 from engine.version import version
 from resources import MEMORY_SCRIPTS, SCENARIOS

@@ -374,7 +374,7 @@ def _cells_above_the_checkpoint(patch: Patch) -> None:
 def _sampler_not_restored(patch: Patch) -> None:
     def make(original: Any) -> Any:
         def again(self: SequenceJudge, *rest: Any) -> Any:
-            self._before = self._slot.sampler.clone()
+            self._before = self._sequence.sampler.clone()
             return original(self, *rest)
 
         return again

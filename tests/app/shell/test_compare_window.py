@@ -18,7 +18,7 @@ from app.saved.settings import Settings
 from app.shell.window import MainWindow
 from app.widgets.scroll_page import ScrollPage
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
-from engine.compare.memory_script import parse_script, read_script
+from engine.compare.memory_script_parser import parse_script, read_script
 from engine.options import RunOptions, SpecOptions
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace

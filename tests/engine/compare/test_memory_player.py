@@ -12,7 +12,8 @@ import torch
 
 from engine.compare.memory_engine import play_script
 from engine.compare.memory_player import MemoryPlay
-from engine.compare.memory_script import ContextSpec, parse_script
+from engine.compare.memory_script import ContextSpec
+from engine.compare.memory_script_parser import parse_script
 from engine.errors import ContextFullError, OutOfMemoryError
 from engine.session import Session
 from engine.trace.export import export_csv

@@ -16,9 +16,8 @@ from engine.compare.memory_script import (
     MeasureBound,
     PositionRange,
     SequenceOperation,
-    parse_script,
-    read_script,
 )
+from engine.compare.memory_script_parser import parse_script, read_script
 from engine.errors import OptionError
 from engine.options import ROLLBACK_POLICIES
 
