@@ -1,4 +1,6 @@
-"""Every action of the window, registered once: one module for each menu."""
+"""Every action of the window, registered once, in one module for each menu (plots and help stand
+with view).
+"""
 
 from app.actions.file import FILE
 from app.actions.go import GO

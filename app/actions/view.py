@@ -1,4 +1,4 @@
-"""What is on screen and how, what the plots share, and help."""
+"""What is on screen and how it looks; the actions that all plots share; help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The only door between the window and the engine.
+"""The window's only interface to the engine's thread.
 
 Requests go to the engine's thread, its events come back as signals on the window's thread.
 Tokens do not pass through here: the views read them from the trace store.

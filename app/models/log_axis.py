@@ -1,4 +1,4 @@
-"""Errors on a log axis on which no error at all has its place too."""
+"""A logarithmic axis for errors that also has a place for an error of exactly 0."""
 
 from __future__ import annotations
 

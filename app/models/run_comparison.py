@@ -1,4 +1,4 @@
-"""Two runs in figures, and where their texts part."""
+"""The figures of two runs side by side, and the first token at which their texts differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Lanes side by side: how far each is from never having drafted, where it began, and why."""
+"""The lanes of a comparison side by side: how far each differs from the reference lane, from which
+position on, and why.
+"""
 
 from __future__ import annotations
 

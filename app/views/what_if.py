@@ -1,4 +1,4 @@
-"""What a shorter longest draft would have brought: a table, a small plot, the best one named."""
+"""Estimates of the run's speed with a smaller n_max: a table, a small plot, the best one marked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs side by side: their figures, and where their texts part."""
+"""Two runs side by side: their figures, and the first token at which their texts differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lane that runs on its own until it says something else than the reference lane."""
+"""A lane that chooses its own tokens, until one of them differs from the reference lane's."""
 
 from __future__ import annotations
 

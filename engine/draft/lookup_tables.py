@@ -1,4 +1,4 @@
-"""Lookup tables: counts of what followed an n-gram, and which token they speak for.
+"""Lookup tables: counts of what followed an n-gram, and which token they predict.
 
 Files of them are llama.cpp's lookup caches: a row of records of little-endian int32: four tokens,
 -1 where the n-gram is shorter; a number of pairs; pairs of a token and its count. A file may come

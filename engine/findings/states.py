@@ -1,4 +1,4 @@
-"""The rule for every wrong state that no other rule has a name for."""
+"""The rule for wrong states that no other rule explains."""
 
 from __future__ import annotations
 

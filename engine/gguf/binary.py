@@ -1,4 +1,4 @@
-"""Bounded little-endian reads from a mapped file whose contents nobody vouches for."""
+"""Bounded little-endian reads from a mapped file that is not trusted."""
 
 from __future__ import annotations
 

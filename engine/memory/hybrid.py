@@ -1,4 +1,6 @@
-"""Both parts of a hybrid model's memory, moved together."""
+"""The memory of a hybrid model: attention cells and recurrent states, which always change
+together.
+"""
 
 from __future__ import annotations
 

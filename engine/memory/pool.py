@@ -1,4 +1,4 @@
-"""States in rows of a pool that are named by numbers on the device.
+"""Recurrent states in rows of one tensor, the pool, found by row numbers that lie on the device.
 
 With views of storage the host chooses the rows, and a CUDA graph would repeat its choice for ever.
 With numbers it chooses nothing: two passes of the same shape differ in values alone.

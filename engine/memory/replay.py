@@ -1,4 +1,5 @@
-"""A base state and a log of tokens instead of states (ReplaySSM; WY form of the delta rule).
+"""A base state and a log of the last tokens, which are folded into the base once they are final
+(ReplaySSM; WY form of the delta rule).
 
 Of the last ubatch's tokens, at most L = R + 1, memory keeps what their layer's recurrence logs of
 them: (k, u, g) and the row of a convolution. A rollback moves a cursor in that log. The next

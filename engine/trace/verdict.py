@@ -1,4 +1,4 @@
-"""Judging lanes by what the trace holds of them, so that an opened trace can be judged too.
+"""The verdict on each lane, computed from the trace alone, so that an opened trace gets one too.
 
 Two words describe a lane, and only the second one judges:
 

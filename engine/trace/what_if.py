@@ -1,4 +1,4 @@
-"""What a shorter longest draft would have brought, estimated from one recorded run.
+"""What the speed of a run would have been with a smaller n_max, estimated from its trace.
 
 A draft cut to K' tokens has min(a, K') of its tokens accepted where the recorded one had a: the
 target judges the first K' tokens in the same way. So the expected length follows from the
