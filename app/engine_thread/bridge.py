@@ -89,7 +89,7 @@ class Bridge(QObject):
         self._closed = False
         self._cancelled = threading.Event()
         """The way out of the load, or of the measure."""
-        self._control = RunFlags()
+        self._flags = RunFlags()
         self._export: TraceJob | None = None
         self._reading: TraceJob | None = None
         self._n_shown = self._n_shown_before = 0
@@ -135,17 +135,17 @@ class Bridge(QObject):
     ) -> None:
         """Begin a run, one sequence for each text; with `rounds`, pause after so many."""
         if self.can_start:
-            self._control = RunFlags()
+            self._flags = RunFlags()
             self._set_state(State.RUNNING)
             request = RunRequest(tuple(texts), options, chat)
-            self._worker.start(request, self._control, rounds)
+            self._worker.start(request, self._flags, rounds)
 
     def compare(self, request: CompareRequest | ScriptRequest, rounds: int | None = None) -> None:
         """Begin a comparison of lanes; it pauses, goes on and stops like a run."""
         if self.can_start:
-            self._control = RunFlags()
+            self._flags = RunFlags()
             self._set_state(State.RUNNING)
-            self._worker.compare(request, self._control, rounds)
+            self._worker.compare(request, self._flags, rounds)
 
     def measure(self, text: str) -> None:
         """Measure the compute mode in use against f32; `measured` tells, `cancel` gives up."""
@@ -157,23 +157,23 @@ class Bridge(QObject):
     def resume(self, rounds: int | None = None) -> None:
         """Go on with the paused run; with `rounds`, pause again after so many."""
         if self.state is State.PAUSED:
-            self._control = RunFlags()
+            self._flags = RunFlags()
             self._set_state(State.RUNNING)
-            self._worker.advance(self._control, rounds)
+            self._worker.advance(self._flags, rounds)
 
     def pause(self) -> None:
         """Pause before the next round."""
-        self._control.pause.set()
+        self._flags.pause.set()
 
     def stop(self) -> None:
         """End the run before the next round."""
-        self._control.stop.set()
+        self._flags.stop.set()
         if self.state is State.PAUSED:
             self._worker.finish()
 
     def end_run(self, timeout: float = CLOSE_TIMEOUT) -> bool:
         """End the run and wait for its end; False if it did not come in time."""
-        self._control.stop.set()
+        self._flags.stop.set()
         ending = self._worker.finish()
         return ending is None or bool(futures.wait([ending], timeout).done)
 
@@ -263,7 +263,7 @@ class Bridge(QObject):
 
     def _give_up(self) -> None:
         self._cancelled.set()
-        self._control.stop.set()
+        self._flags.stop.set()
 
     def _set_state(self, state: State) -> None:
         if state is not self.state:
@@ -276,7 +276,7 @@ class Bridge(QObject):
         match event:
             case events.StateChanged(state):
                 self._set_state(state)
-                if state is State.PAUSED and self._control.stop.is_set():
+                if state is State.PAUSED and self._flags.stop.is_set():
                     self._worker.finish()  # stop was asked for while the pause was on its way
             case events.FilesInspected(files):
                 self.files = files

@@ -97,7 +97,7 @@ class EngineWorker:
         """Inspect, then load; the session in use stays until the new one is complete."""
         self._submit(lambda: self._open(request))
 
-    def start(self, request: RunRequest, control: RunFlags, rounds: int | None) -> None:
+    def start(self, request: RunRequest, flags: RunFlags, rounds: int | None) -> None:
         """Begin a run and advance it by `rounds` (None = until it ends or is told to pause)."""
 
         def begin(session: EngineSession) -> Job:
@@ -109,15 +109,15 @@ class EngineWorker:
                 facts["chat"] = json.dumps(request.chat.kwargs)
             return run
 
-        self._submit(lambda: self._start(begin, control, rounds))
+        self._submit(lambda: self._start(begin, flags, rounds))
 
     def compare(
-        self, request: CompareRequest | ScriptRequest, control: RunFlags, rounds: int | None
+        self, request: CompareRequest | ScriptRequest, flags: RunFlags, rounds: int | None
     ) -> None:
         """Begin a comparison of lanes; from there on it is a run like any other."""
         self._submit(
             lambda: self._start(
-                lambda session: session.compare(request, self._store), control, rounds
+                lambda session: session.compare(request, self._store), flags, rounds
             )
         )
 
@@ -125,9 +125,9 @@ class EngineWorker:
         """Measure the session's compute mode against f32, on its own continuation of a text."""
         self._submit(lambda: self._measure(text, cancelled))
 
-    def advance(self, control: RunFlags, rounds: int | None) -> None:
+    def advance(self, flags: RunFlags, rounds: int | None) -> None:
         """Go on with a paused run."""
-        self._submit(lambda: self._advance(control, rounds))
+        self._submit(lambda: self._advance(flags, rounds))
 
     def set_break_rules(self, rules: tuple[BreakRule, ...]) -> None:
         """Pause at these conditions from the next round on."""
@@ -233,7 +233,7 @@ class EngineWorker:
         return self._rest()
 
     def _start(
-        self, begin: Callable[[EngineSession], Job], control: RunFlags, rounds: int | None
+        self, begin: Callable[[EngineSession], Job], flags: RunFlags, rounds: int | None
     ) -> State | None:
         self._end_run()
         if self._session is None:
@@ -244,15 +244,15 @@ class EngineWorker:
         going.job = begin(self._session)
         going.run = RunRef(store, going.job.run_id)
         self._post(RunStarted(going.run))
-        return self._advance(control, rounds)
+        return self._advance(flags, rounds)
 
-    def _advance(self, control: RunFlags, rounds: int | None) -> State | None:
+    def _advance(self, flags: RunFlags, rounds: int | None) -> State | None:
         job = None if self._going is None else self._going.job
         if job is None:
             return self._rest()
         done = 0
-        while not control.stop.is_set():
-            if control.pause.is_set() or done == rounds:
+        while not flags.stop.is_set():
+            if flags.pause.is_set() or done == rounds:
                 return State.PAUSED
             self._cancel_sequences()
             # whoever counts rounds, or wants to stop behind one, sees every single one
@@ -264,7 +264,7 @@ class EngineWorker:
             if not more:
                 break
             done += 1
-            if hit is not None and not control.stop.is_set():
+            if hit is not None and not flags.stop.is_set():
                 return State.PAUSED
         return self._finish()
 

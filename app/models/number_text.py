@@ -1,14 +1,20 @@
-"""How errors and sizes are written. An error of exactly 0 never looks like a small number."""
+"""How figures are written: numbers, sizes, errors (an error of exactly 0 never looks like a number)."""
 
 from __future__ import annotations
 
 import math
 
-from app.models.live_numbers import NOT_OBSERVED
-
+NOT_OBSERVED = "–"
 EXACT = "exact"
 NOT_FINITE = "not finite"
 NOT_RECORDED = "not recorded"
+
+
+def significant(value: float | None) -> str:
+    """At most three significant digits, or the mark of a figure not observed."""
+    if value is None:
+        return NOT_OBSERVED
+    return f"{value:.3g}" if abs(value) < 1000 else f"{float(f'{value:.3g}'):,.0f}"
 
 
 def error_text(value: float | None) -> str:

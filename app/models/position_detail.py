@@ -9,8 +9,7 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersisten
 from PySide6.QtGui import QColor, QFont
 
 from app.models.compared_lanes import ComparedLanes
-from app.models.live_numbers import NOT_OBSERVED
-from app.models.number_text import EXACT, NOT_RECORDED, error_text
+from app.models.number_text import EXACT, NOT_OBSERVED, NOT_RECORDED, error_text
 from engine.trace.records import N_TOP
 
 _Index = QModelIndex | QPersistentModelIndex

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from app.models.live_numbers import NOT_OBSERVED, significant
-from app.models.number_text import format_bytes
+from app.models.number_text import NOT_OBSERVED, format_bytes, significant
 from app.models.token_text import line_text
 from engine.trace.baseline import find_baseline, speed
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES

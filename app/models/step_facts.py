@@ -10,8 +10,7 @@ from typing import Any
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 from PySide6.QtGui import QColor, QFont
 
-from app.models.live_numbers import NOT_OBSERVED, significant
-from app.models.number_text import format_bytes
+from app.models.number_text import NOT_OBSERVED, format_bytes, significant
 from app.models.step import Facts, Step
 from engine.draft.registry import meaning
 from engine.trace.records import PHASES

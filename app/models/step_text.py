@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.models.live_numbers import NOT_OBSERVED
+from app.models.number_text import NOT_OBSERVED
 from app.models.step import Facts, Step
 from app.models.step_facts import outcome, step_facts
 from app.models.step_table import COLUMNS, cell_text, figure

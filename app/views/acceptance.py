@@ -8,7 +8,7 @@ from PySide6.QtGui import QPen, QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.models.live_numbers import significant
+from app.models.number_text import significant
 from app.models.pixel_columns import envelope
 from app.models.run_axis import RunAxis, RunOverlay
 from app.models.run_rows import RunRows

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
 
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme, figures_font
-from app.models.live_numbers import significant
+from app.models.number_text import significant
 from app.models.position import Position
 from app.models.run_rows import RunRows
 from app.widgets.empty_state import EmptyState

@@ -11,7 +11,7 @@ from PySide6.QtGui import QBrush, QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.models.live_numbers import significant
+from app.models.number_text import significant
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import overlay_pen
 from app.widgets.plot_surface import PlotSurface

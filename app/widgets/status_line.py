@@ -7,8 +7,8 @@ from PySide6.QtGui import QPainter, QPaintEvent, QPalette
 from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QStatusBar, QWidget
 
 from app.engine_thread.events import ProgressMade
-from app.models.live_numbers import NOT_OBSERVED, LiveNumbers, significant
-from app.models.number_text import format_bytes
+from app.models.live_numbers import LiveNumbers
+from app.models.number_text import NOT_OBSERVED, format_bytes, significant
 from app.models.run_axis import RunOverlay
 
 _CHIPS = {

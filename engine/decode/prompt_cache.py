@@ -39,16 +39,16 @@ class PromptCache:
 
     def __init__(self, options: CacheOptions | None = None) -> None:
         self.options = options or CacheOptions()
-        self._kept: CachedRun | None = None
+        self._cached: CachedRun | None = None
 
     def take(self, key: tuple[object, ...]) -> CachedRun | None:
         """What an earlier run of the same key put back; whatever else is there is given up."""
-        kept, self._kept = self._kept, None
-        if kept is None or kept.key != key:
+        cached, self._cached = self._cached, None
+        if cached is None or cached.key != key:
             return None
-        if recurrent := kept.memory.recurrent:
+        if recurrent := cached.memory.recurrent:
             recurrent.traffic = Traffic()  # every run counts its own
-        return kept
+        return cached
 
     def keep(
         self,
@@ -64,6 +64,6 @@ class PromptCache:
         own = {drafter.name: drafter for drafter in drafters if drafter.name in model_drafters()}
         return CachedRun(key, held, own)
 
-    def put(self, kept: CachedRun) -> None:
+    def put(self, cached: CachedRun) -> None:
         """Leave the memory of a run that has ended to the next one."""
-        self._kept = kept
+        self._cached = cached

@@ -127,14 +127,14 @@ class HybridMemory:
         needs that; in a pool of attention cells alone, short batches need no rectangles at all
         (as llama.cpp)."""
         if mode == "seq":
-            pieces = split_seq(spans, n_ubatch)
+            plans = split_seq(spans, n_ubatch)
         elif self.is_pool and max(len(span.tokens) for span in spans) <= _SHORT:
-            pieces = split_simple(spans, n_ubatch)
+            plans = split_simple(spans, n_ubatch)
         else:
             recurrent = self.recurrent
             keep = recurrent.n_rs_seq + 1 if recurrent and not recurrent.accumulates else 0
-            pieces = split_equal(spans, n_ubatch, keep=keep)
-        return [make_ubatch(spans, piece) for piece in pieces]
+            plans = split_equal(spans, n_ubatch, keep=keep)
+        return [make_ubatch(spans, plan) for plan in plans]
 
     @property
     def is_pool(self) -> bool:

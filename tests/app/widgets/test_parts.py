@@ -12,8 +12,8 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import ModelFiles, ProgressMade
 from app.looks.theme import Theme, load_theme
-from app.models.live_numbers import LiveNumbers, significant
-from app.models.number_text import format_bytes
+from app.models.live_numbers import LiveNumbers
+from app.models.number_text import format_bytes, significant
 from app.views.model_map import ModelMapView
 from app.widgets.banner import MOST_BANNERS, BannerArea
 from app.widgets.fitted_labels import MOST_LINES
