@@ -1,4 +1,4 @@
-"""How figures are written: numbers, sizes, errors (an error of exactly 0 never looks like a number)."""
+"""How figures are written: numbers, sizes, and errors, of which only 0 is called exact."""
 
 from __future__ import annotations
 

@@ -120,7 +120,10 @@ def test_another_engine_plays_the_same_scripts() -> None:
     assert contexts["B"].texts == {0: [1, 2]}
     assert contexts["A"].texts == {0: [], 1: []}
     # what cannot be seen is not judged: the states, and the depth
-    assert [o.statement.action.__class__.__name__ for o in play.outcomes] == ["Check", "Expect"]
+    assert [o.statement.action.__class__.__name__ for o in play.outcomes] == [
+        "CompareRanges",
+        "ExpectFacts",
+    ]
 
 
 def test_what_fails_is_said_and_the_rest_goes_on() -> None:
