@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QApplication
 from app.cli.display import check_display
 from app.dialogs.unexported import Fate
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.jobs import Engine, Job, OpenRequest, Progress, RunRequest
+from app.engine_thread.jobs import Engine, Job, OpenRequest, ReportProgress, RunRequest
 from app.engine_thread.opening import LocalEngine, LocalSession
 from app.saved.settings import Settings
 from app.shell.collector import Collector
@@ -108,7 +108,7 @@ class HeldEngine(LocalEngine):
         """Let runs that are paused continue, and later ones not pause."""
         self._free.set()
 
-    def open(self, request: OpenRequest, progress: Progress) -> LocalSession:
+    def open(self, request: OpenRequest, progress: ReportProgress) -> LocalSession:
         """See LocalEngine.open; the session's runs pause."""
         session = super().open(request, progress)
         start = session.start

@@ -22,7 +22,7 @@ from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
 from engine.options import FAULTS, ROLLBACK_POLICIES, RunOptions
 from engine.options.idle_faults import notes_on
-from engine.trace.lane_kinds import NOISE, REFERENCE
+from engine.trace.records import NOISE, REFERENCE
 
 _SHOWN_LINES = 3
 _HINT = (

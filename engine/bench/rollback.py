@@ -24,7 +24,7 @@ from engine.memory.policies import POLICIES
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy, Traffic
 from engine.model.conv_window import ConvInputs, ConvWindow
 from engine.model.delta_state import DeltaInputs, DeltaState
-from engine.model.recurrence import Inputs, RecurrentLayout, StateKey
+from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
 from kernels.conv import causal_conv
 from kernels.delta_rule import gated_delta_rule
 
@@ -133,7 +133,7 @@ class _Inputs:
 
     def pass_through(self, memory: SnapshotPolicy, n: int) -> None:
         """Advance the memory of this layer by the first n tokens."""
-        every: tuple[Inputs, ...] = (self._conv, self._delta)
+        every: tuple[RecurrenceInputs, ...] = (self._conv, self._delta)
         for key, inputs in zip(self._keys, every, strict=True):
             memory.advance(key, inputs.part(slice(None), slice(n)))
 

@@ -13,7 +13,7 @@ from engine.device import CPU, wait_for
 from engine.memory.hybrid import HybridMemory
 from engine.model.attention import Attention
 from engine.model.hybrid import HybridModel
-from engine.model.moe import MixtureOfExperts
+from engine.model.layers import MixtureOfExperts
 from engine.model.weights import Projection
 
 MODEL_SECTIONS = ("linears", "recurrent core", "attention", "head", "rest")

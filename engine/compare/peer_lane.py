@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import torch
 
-from engine.compare.lane import Follower, Leader, Setting
+from engine.compare.lane import ComparisonSetup, Follower, Leader
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.llama_cpp import LlamaCpp
 from engine.compare.rounds import Round
@@ -28,7 +28,7 @@ class PeerLane(Follower):
     """
 
     def __init__(
-        self, setting: Setting, spec: LaneSpec, options: RunOptions, leader: Leader
+        self, setting: ComparisonSetup, spec: LaneSpec, options: RunOptions, leader: Leader
     ) -> None:
         session = setting.session
         if session.path is None:

@@ -2,18 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby, tee
 
 import torch
+import torch.nn.functional as F
 
 from engine.device import CPU
 from engine.gguf.reader import TensorReader
-from engine.model.embedding import Embedding
-from engine.model.rows import Rows
 from engine.model.tensors import Shapes
+from kernels.dequant import dequantise
 from kernels.linear import Packed, beside, linear, pack, pack_blocks, stays_in_blocks
 from kernels.moe import PackedExperts, pack_experts, put_together
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRows:
+    """Matrix rows f32 [out, in], or biases f32 [out]; with a `type` each row's GGUF blocks of that
+    type, uint8 [out, bytes].
+
+    A row of blocks is as whole as a row of numbers, so layers rearrange both alike.
+    """
+
+    data: torch.Tensor
+    type: str | None = None
+
+    def rearranged(
+        self, rearrange: Callable[[torch.Tensor], Iterable[torch.Tensor]]
+    ) -> list[MatrixRows]:
+        """The parts that `rearrange` makes of the data; it may move rows, never look into one."""
+        return [MatrixRows(part, self.type) for part in rearrange(self.data)]
+
+
+class Embedding:
+    """Rows of a table, f32 or in the blocks of its file; looked up, both give the same bits."""
+
+    __slots__ = ("_width", "rows")
+
+    def __init__(self, rows: MatrixRows, width: int) -> None:
+        """width: numbers in a row."""
+        self.rows = rows
+        self._width = width
+
+    @property
+    def device(self) -> torch.device:
+        return self.rows.data.device
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens int64 [B, T] -> f32 [B, T, width]."""
+        table, type = self.rows.data, self.rows.type
+        if type is None:
+            return F.embedding(tokens, table)
+        blocks = table.index_select(0, tokens.flatten())
+        n_elements = tokens.numel() * self._width
+        return dequantise(blocks.view(-1), type, n_elements).view(*tokens.shape, self._width)
 
 
 class Projection:
@@ -73,16 +116,16 @@ class Weights:
         """Whether a matrix stays in the blocks of the file."""
         return stays_in_blocks(self._reader.type(self._prefix + name), self.compute, self._device)
 
-    def rows(self, name: str) -> Rows:
+    def rows(self, name: str) -> MatrixRows:
         """A matrix or biases for rearranging, in blocks if they stay in them; not counted."""
         return self._rows(name, self.compute)
 
-    def _rows(self, name: str, mode: str) -> Rows:
+    def _rows(self, name: str, mode: str) -> MatrixRows:
         full = self._prefix + name
         type = self._reader.type(full)
         if stays_in_blocks(type, mode, self._device):
-            return Rows(self._reader.take_blocks(full, self._shapes[full]), type)
-        return Rows(self.take(name))
+            return MatrixRows(self._reader.take_blocks(full, self._shapes[full]), type)
+        return MatrixRows(self.take(name))
 
     def table(self, name: str) -> Embedding:
         """An embedding, whose rows are looked up: the numbers of the file in every mode.
@@ -92,7 +135,7 @@ class Weights:
         """
         width = self._shapes[self._prefix + name][1]
         if self.compute == "f32" or self._device.type != "cpu":
-            return Embedding(Rows(self.keep(name)), width)
+            return Embedding(MatrixRows(self.keep(name)), width)
         rows = self._rows(name, "blocks")
         self.n_bytes += rows.data.nbytes
         return Embedding(rows, width)
@@ -103,23 +146,23 @@ class Weights:
 
     def stack(
         self,
-        parts: Sequence[Rows | torch.Tensor],
-        biases: Sequence[Rows] | None = None,
+        parts: Sequence[MatrixRows | torch.Tensor],
+        biases: Sequence[MatrixRows] | None = None,
         compute: str | None = None,
     ) -> Projection:
         """Matrices [out, in] (and their biases [out]) stacked by rows; numbers in this mode."""
-        rows = [part if isinstance(part, Rows) else Rows(part) for part in parts]
+        rows = [part if isinstance(part, MatrixRows) else MatrixRows(part) for part in parts]
         packed = self._beside(rows, compute or self.compute)
         bias = _joined(biases).data.to(self._device) if biases else None
         self.n_bytes += packed.n_bytes + (bias.nbytes if bias is not None else 0)
         return Projection(packed, bias)
 
-    def _beside(self, rows: Sequence[Rows], mode: str) -> Packed:
+    def _beside(self, rows: Sequence[MatrixRows], mode: str) -> Packed:
         """Rows one below the other, neighbours of one type as one matrix."""
         groups = groupby(rows, lambda part: part.type)
         return beside([self._pack(_joined(list(group)), mode) for _, group in groups])
 
-    def _pack(self, rows: Rows, mode: str) -> Packed:
+    def _pack(self, rows: MatrixRows, mode: str) -> Packed:
         if rows.type is not None:
             return pack_blocks(rows.data.to(self._device), rows.type, mode)
         return pack(rows.data, self._without_blocks(mode), self._device)
@@ -152,7 +195,7 @@ class Weights:
         types = [self._reader.type(name) for name in full]
         each = [self._reader.take_blocks_each(name, self._shapes[name]) for name in full]
         for matrices in zip(*each, strict=True):
-            rows = [Rows(data, type) for data, type in zip(matrices, types, strict=True)]
+            rows = [MatrixRows(data, type) for data, type in zip(matrices, types, strict=True)]
             yield self._beside(rows[:-1], self.compute), self._pack(rows[-1], self.compute)
 
     def _each(self, name: str) -> Iterator[torch.Tensor]:
@@ -168,8 +211,8 @@ def _halves(both: Iterator[torch.Tensor]) -> list[Iterator[torch.Tensor]]:
     return [(pair.chunk(2)[0] for pair in first), (pair.chunk(2)[1] for pair in second)]
 
 
-def _joined(parts: Sequence[Rows]) -> Rows:
+def _joined(parts: Sequence[MatrixRows]) -> MatrixRows:
     """Rows of one type below each other."""
     if len(parts) == 1:
         return parts[0]
-    return Rows(torch.cat([part.data for part in parts]), parts[0].type)
+    return MatrixRows(torch.cat([part.data for part in parts]), parts[0].type)

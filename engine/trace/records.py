@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+REFERENCE, NOISE, PEER, POLICY = "reference", "noise", "peer", "policy"
+
+
 SCHEMA_VERSION = 3
 """Raised where a column changes its meaning: traces of other versions are not read."""
 SCHEMA_MINOR = 2
