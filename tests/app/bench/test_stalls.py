@@ -9,9 +9,8 @@ import pytest
 from PySide6.QtCore import QTimer
 from pytestqt.qtbot import QtBot
 
-from app.bench.frames import spread_out
-from app.bench.pulse import Pulse
 from app.bench.synthetic import SyntheticRun
+from app.bench.window_thread import Pulse, spread_out
 from app.shell.window import MainWindow
 from engine.trace.run_ref import RunRef
 

@@ -12,6 +12,7 @@ from engine.trace.timings import summary
 
 if TYPE_CHECKING:
     from engine.decode.prompt_cache import PromptCache
+    from engine.run import Run
     from engine.session import Session
 
 PLAIN = "plain"
@@ -34,7 +35,7 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RequestResult:
     """One finished request; counts and times are those of engine.trace.timings.
 
     prompt, configuration: names. cache_n: prompt tokens that a cache made unnecessary to process.
@@ -66,26 +67,20 @@ class Measured:
     text: str
 
 
-def measure(
+def measure_request(
     session: Session,
     prompt: Prompt,
     name: str,
     configuration: Configuration,
     cache: PromptCache | None = None,
-) -> Measured:
+) -> RequestResult:
     """Decode a prompt in one slot. Raises what Session.start raises."""
     run = session.start([prompt], replace(configuration.options, parallel=1), cache=cache)
-    start = perf_counter()
-    try:
-        while run.advance():
-            pass
-    finally:
-        run.stop()
-    wall_s = perf_counter() - start
+    wall_s = run_to_end(run)
     (result,) = run.results()
     figures = summary(run.trace, run.run_id)
     rounds = run.trace.rounds
-    return Measured(
+    return RequestResult(
         prompt=name,
         configuration=configuration.name,
         cache_n=figures["cache_n"],
@@ -107,3 +102,14 @@ def measure(
         tokens=tuple(result.tokens),
         text=result.text,
     )
+
+
+def run_to_end(run: Run) -> float:
+    """Do all rounds and stop the run, after an error too; returns seconds of wall time."""
+    start = perf_counter()
+    try:
+        while run.advance():
+            pass
+    finally:
+        run.stop()
+    return perf_counter() - start

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.bench.measured import Measured
+from engine.bench.request import RequestResult
 
 
-def made_up(prompt: str, configuration: str, **figures: Any) -> Measured:
+def made_up(prompt: str, configuration: str, **figures: Any) -> RequestResult:
     values: dict[str, Any] = {
         "cache_n": 0,
         "prompt_n": 5,
@@ -29,4 +29,4 @@ def made_up(prompt: str, configuration: str, **figures: Any) -> Measured:
         **figures,
     }
     speed = 1000 * (values["predicted_n"] - 1) / values["predicted_ms"]
-    return Measured(prompt, configuration, **{"predicted_per_second": speed, **values})
+    return RequestResult(prompt, configuration, **{"predicted_per_second": speed, **values})
