@@ -123,6 +123,7 @@ class FakeRun:
             num_draft_tokens=N_DRAFT,
             reason="n-max",
             draft_ms=_LENGTH_MS,
+            num_wrong_rows=0,
         )
         self._ubatch("verify", 1 + N_DRAFT)
         self._end(
@@ -178,6 +179,7 @@ class FakeRun:
             purpose=purpose,
             reason="end of batch",
             ms=_LENGTH_MS,
+            pos_gap=0,
         )
 
     def _end(
