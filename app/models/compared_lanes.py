@@ -10,7 +10,7 @@ from engine.trace.lane_kinds import NOISE, REFERENCE
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from engine.trace.verdict import LaneVerdict, judge_lanes
+from engine.trace.verdict import LaneVerdict, judge_lanes, noise_of
 
 
 def lanes_of(run: RunRef) -> tuple[RunRef, ...]:
@@ -87,8 +87,12 @@ class ComparedLanes:
         return tuple(RunRef(self.store, run_id) for run_id in self.run_ids)
 
     def is_noise(self, run_id: int) -> bool:
-        """Whether a lane only tells what the widths of batches do."""
+        """Whether a lane only tells what the widths of batches do, or a peer's rounding."""
         return _first_word(RunRef(self.store, run_id)) == NOISE
+
+    def noise_of(self, run_id: int) -> list[int]:
+        """The noise lanes that a lane is judged by."""
+        return noise_of(self.store, run_id) if run_id in self.followers else []
 
     @property
     def seq_ids(self) -> list[int]:

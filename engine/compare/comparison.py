@@ -13,7 +13,7 @@ from engine.compare.free_lane import FreeLane
 from engine.compare.lane import Follower, Leader, Setting
 from engine.compare.lane_spec import DEFAULT_LANES, LaneSpec, with_mode_lanes
 from engine.compare.lanes import ModeLane, NoiseLane, ReferenceLane
-from engine.compare.peer_lane import PeerLane
+from engine.compare.peer_lane import PeerLane, PeerNoiseLane
 from engine.compare.policy_lane import PolicyLane
 from engine.compare.rounds import Round, SequenceRound
 from engine.decode.non_finite import OF_DRAFTER, TRUNK, note_non_finite
@@ -30,7 +30,7 @@ from engine.options import Prompt, RunOptions
 from engine.sampling.distribution import Distribution
 from engine.sampling.sampler import Sampler
 from engine.session import Session
-from engine.trace.lane_kinds import NOISE, PEER, REFERENCE
+from engine.trace.lane_kinds import NOISE, PEER, PEER_NOISE, REFERENCE
 from engine.trace.store import TraceStore
 from engine.trace.verdict import LaneVerdict, judge_lanes, noise_against
 
@@ -197,6 +197,8 @@ class Comparison:
         setting, session = self._setting, self._setting.session
         if spec.kind == PEER:
             return PeerLane(setting, spec, options, self._reference)
+        if spec.kind == PEER_NOISE:
+            return PeerNoiseLane(setting, spec, options, self._reference)
         compute = spec.compute or session.compute
         model = session.model_in(compute)
         if spec.kind == REFERENCE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby, tee
 
 import torch
@@ -12,7 +13,7 @@ from engine.gguf.reader import TensorReader
 from engine.model.embedding import Embedding
 from engine.model.rows import Rows
 from engine.model.tensors import Shapes
-from kernels.linear import Packed, beside, linear, pack, pack_blocks, stays_in_blocks
+from kernels.linear import Packed, as_llama_cpp, beside, linear, pack, pack_blocks, stays_in_blocks
 from kernels.moe import PackedExperts, pack_experts, put_together
 
 
@@ -37,6 +38,8 @@ class Weights:
     compute: the mode of large matrices; those that stay in the blocks of the file are kept as they
     are (kernels.linear.stays_in_blocks), and "blocks" takes others as bf16 on a GPU, f32 on the
     processor. device: where what is kept goes; tensors are read and rearranged on the processor.
+    as_llama_cpp: products round their other side for the type of the tensor in the file, as
+    llama.cpp's do (kernels.linear.as_llama_cpp); for the processor, in modes f32 and blocks.
     n_bytes: memory taken by kept and packed tensors.
     """
 
@@ -47,9 +50,12 @@ class Weights:
         compute: str,
         prefix: str = "",
         device: torch.device = CPU,
+        *,
+        as_llama_cpp: bool = False,
     ) -> None:
         self.compute = compute
         self._device = device
+        self._as_llama_cpp = as_llama_cpp
         self.n_bytes = 0
         self._reader = reader
         self._shapes = shapes
@@ -62,6 +68,10 @@ class Weights:
         """The tensor as f32 in its full shape, for rearranging; not counted."""
         full = self._prefix + name
         return self._reader.take(full, self._shapes[full])
+
+    def numbers(self, name: str) -> Rows:
+        """A matrix as f32, for rearranging; not counted."""
+        return Rows(self.take(name), rounding=self._rounding(name))
 
     def keep(self, name: str) -> torch.Tensor:
         """The tensor as f32, to stay as it is."""
@@ -81,8 +91,12 @@ class Weights:
         full = self._prefix + name
         type = self._reader.type(full)
         if stays_in_blocks(type, mode, self._device):
-            return Rows(self._reader.take_blocks(full, self._shapes[full]), type)
-        return Rows(self.take(name))
+            blocks = self._reader.take_blocks(full, self._shapes[full])
+            return Rows(blocks, type, self._rounding(name))
+        return self.numbers(name)
+
+    def _rounding(self, name: str) -> str | None:
+        return self._reader.type(self._prefix + name) if self._as_llama_cpp else None
 
     def table(self, name: str) -> Embedding:
         """An embedding, whose rows are looked up: the numbers of the file in every mode.
@@ -92,7 +106,7 @@ class Weights:
         """
         width = self._shapes[self._prefix + name][1]
         if self.compute == "f32" or self._device.type != "cpu":
-            return Embedding(Rows(self.keep(name)), width)
+            return Embedding(Rows(self.keep(name), rounding=self._rounding(name)), width)
         rows = self._rows(name, "blocks")
         self.n_bytes += rows.data.nbytes
         return Embedding(rows, width)
@@ -103,26 +117,27 @@ class Weights:
 
     def stack(
         self,
-        parts: Sequence[Rows | torch.Tensor],
+        parts: Sequence[Rows],
         biases: Sequence[Rows] | None = None,
         compute: str | None = None,
     ) -> Projection:
         """Matrices [out, in] (and their biases [out]) stacked by rows; numbers in this mode."""
-        rows = [part if isinstance(part, Rows) else Rows(part) for part in parts]
-        packed = self._beside(rows, compute or self.compute)
+        packed = self._beside(parts, compute or self.compute)
         bias = _joined(biases).data.to(self._device) if biases else None
         self.n_bytes += packed.n_bytes + (bias.nbytes if bias is not None else 0)
         return Projection(packed, bias)
 
     def _beside(self, rows: Sequence[Rows], mode: str) -> Packed:
         """Rows one below the other, neighbours of one type as one matrix."""
-        groups = groupby(rows, lambda part: part.type)
+        groups = groupby(rows, lambda part: (part.type, part.rounding))
         return beside([self._pack(_joined(list(group)), mode) for _, group in groups])
 
     def _pack(self, rows: Rows, mode: str) -> Packed:
         if rows.type is not None:
-            return pack_blocks(rows.data.to(self._device), rows.type, mode)
-        return pack(rows.data, self._without_blocks(mode), self._device)
+            packed = pack_blocks(rows.data.to(self._device), rows.type, mode)
+        else:
+            packed = pack(rows.data, self._without_blocks(mode), self._device)
+        return as_llama_cpp(packed, rows.rounding) if rows.rounding else packed
 
     def _without_blocks(self, mode: str) -> str:
         """The mode of what cannot stay in blocks."""
@@ -137,8 +152,9 @@ class Weights:
         if fused:
             names[:2] = ["ffn_gate_up_exps.weight"]
         # a GPU takes all experts of a layer in one call, which has no product with blocks
-        if self._device.type == "cpu" and all(self.in_blocks(name) for name in names):
-            packed = put_together(self._experts_in_blocks(names), self.compute)
+        apart = self._as_llama_cpp or all(self.in_blocks(name) for name in names)
+        if self._device.type == "cpu" and apart:
+            packed = put_together(self._experts_apart(names), self.compute)
         else:
             *first, down = (self._each(name) for name in names)
             gate, up = _halves(first[0]) if fused else first
@@ -146,14 +162,20 @@ class Weights:
         self.n_bytes += packed.n_bytes
         return packed
 
-    def _experts_in_blocks(self, names: Sequence[str]) -> Iterator[tuple[Packed, Packed]]:
-        """Of every expert gate above up, and down."""
-        full = [self._prefix + name for name in names]
-        types = [self._reader.type(name) for name in full]
-        each = [self._reader.take_blocks_each(name, self._shapes[name]) for name in full]
-        for matrices in zip(*each, strict=True):
-            rows = [Rows(data, type) for data, type in zip(matrices, types, strict=True)]
+    def _experts_apart(self, names: Sequence[str]) -> Iterator[tuple[Packed, Packed]]:
+        """Of every expert gate above up, and down, in the blocks of the file where they stay."""
+        for rows in zip(*map(self._rows_each, names), strict=True):
             yield self._beside(rows[:-1], self.compute), self._pack(rows[-1], self.compute)
+
+    def _rows_each(self, name: str) -> Iterator[Rows]:
+        full = self._prefix + name
+        if self.in_blocks(name):
+            type = self._reader.type(full)
+            for blocks in self._reader.take_blocks_each(full, self._shapes[full]):
+                yield Rows(blocks, type, self._rounding(name))
+        else:
+            for data in self._each(name):
+                yield Rows(data, rounding=self._rounding(name))
 
     def _each(self, name: str) -> Iterator[torch.Tensor]:
         """The slices of a tensor along its first dimension as f32, each read when asked for."""
@@ -172,4 +194,4 @@ def _joined(parts: Sequence[Rows]) -> Rows:
     """Rows of one type below each other."""
     if len(parts) == 1:
         return parts[0]
-    return Rows(torch.cat([part.data for part in parts]), parts[0].type)
+    return replace(parts[0], data=torch.cat([part.data for part in parts]))

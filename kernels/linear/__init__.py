@@ -6,6 +6,7 @@ import torch
 
 from kernels.dispatch import pick
 from kernels.linear import fixed_blocks, naive, on_cuda, with_torch
+from kernels.linear.as_llama_cpp import as_llama_cpp, round_rows
 from kernels.linear.blocks import (
     Blocks,
     beside,
@@ -17,7 +18,16 @@ from kernels.linear.blocks import (
 )
 from kernels.linear.packed import INTEGER_MODES, MODES, Packed
 
-__all__ = ["MODES", "Packed", "beside", "linear", "pack", "pack_blocks", "stays_in_blocks"]
+__all__ = [
+    "MODES",
+    "Packed",
+    "as_llama_cpp",
+    "beside",
+    "linear",
+    "pack",
+    "pack_blocks",
+    "stays_in_blocks",
+]
 
 _CPU = torch.device("cpu")
 
@@ -55,6 +65,8 @@ def linear(x: torch.Tensor, packed: Packed, *, invariant: bool = False) -> torch
     """
     if packed.mode == "parts":
         return torch.cat([linear(x, part, invariant=invariant) for part in packed.data], -1)
+    if packed.rounding:
+        x = round_rows(x, packed.rounding)
     if isinstance(packed.data, Blocks):
         return linear_blocks(x, packed, invariant=invariant)
     return fixed_blocks.linear(_product, x, packed) if invariant else _product(x, packed)

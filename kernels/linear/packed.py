@@ -21,13 +21,15 @@ WEIGHT_LEVELS = ROW_LEVELS = 127
 class Packed:
     """A weight [out, in] ready for `linear`; data belongs to the implementation that packed it.
 
-    n_bytes is what the matrix occupies in memory, scales included.
+    n_bytes is what the matrix occupies in memory, scales included. rounding: the GGML type for
+    which llama.cpp would round the rows it is multiplied with, so that `linear` does, or None.
     """
 
     mode: str
     shape: tuple[int, int]
     n_bytes: int
     data: Any
+    rounding: str | None = None
 
 
 def quantise_rows(weight: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from kernels.linear import integers, linear
-from kernels.linear.blocks import in_blocks
+from kernels.linear.blocks import takes_any_rows
 from kernels.linear.packed import INTEGER_MODES, Packed
 
 
@@ -17,7 +17,7 @@ def prepare(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.Tensor
     """
     if packed.mode in INTEGER_MODES:
         return integers.prepare(x, packed)
-    if packed.mode == "f32" or in_blocks(packed):
+    if packed.mode == "f32" or takes_any_rows(packed):
         return x, None
     rounded = x.to(torch.bfloat16)
     return (rounded.float() if packed.data.dtype == torch.float32 else rounded), None
@@ -25,7 +25,7 @@ def prepare(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.Tensor
 
 def product(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
     """Prepared rows [n, in] -> unfinished results [n, out]."""
-    if in_blocks(packed):
+    if takes_any_rows(packed):
         return linear(rows, packed)
     if packed.mode in INTEGER_MODES:
         return integers.product(rows, packed)
