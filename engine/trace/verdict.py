@@ -27,7 +27,9 @@ at temperature 0 the two best logits were nearer than noise moves them: twice it
 Otherwise the lane is suspect, as it is beyond its bound.
 
 A peer lane rounds activations as we do not. It has noise lanes of its own, which round as it does
-and decode what it decodes, and is judged by them alone; so are they.
+and decode what it decodes, and is judged by them alone; so are they. Where rounding tips experts
+of a model that has learnt nothing, MARGIN times their worst row is more than any mistake costs: the
+bound stays below UNLIKE, unless they are beyond it themselves.
 
 Lanes of another compute mode are measured against that mode's own reference lane and judged by
 that mode's noise, so a rollback is right or wrong whatever the mode costs. How far the mode
@@ -49,6 +51,8 @@ from engine.trace.store import Table, TraceStore
 
 MARGIN = 10.0
 LEAST = 1e-9
+UNLIKE = 1.0
+"""NMSE of logits that are all zero."""
 BANDS = ((0.0, "exact"), (1e-6, "<= 1e-6"), (1e-4, "<= 1e-4"), (math.inf, "> 1e-4"))
 NOT_FINITE = "not finite"
 SUSPECT, FAILED = "suspect", "failed"
@@ -155,7 +159,8 @@ def bound_of(trace: TraceStore, run_id: int, bound: float | None = None) -> floa
         return bound
     if "lane_tolerance" in facts:  # a peer lane of an older trace
         return float(facts["lane_tolerance"])
-    return noise_bound(trace, noise_of(trace, run_id))
+    found = noise_bound(trace, noise_of(trace, run_id))
+    return min(found, max(UNLIKE, found / MARGIN)) if _is_of_peer(facts) else found
 
 
 def noise_against(trace: TraceStore, leader: int | None) -> float:
@@ -166,8 +171,12 @@ def noise_against(trace: TraceStore, leader: int | None) -> float:
 def noise_of(trace: TraceStore, run_id: int) -> list[int]:
     """The noise lanes that a lane is judged by."""
     facts = trace.runs[run_id]
-    of_peer = facts.get("lane_kind") in (PEER, PEER_NOISE)
-    return _noise_of(trace, facts.get("lane_against"), PEER_NOISE if of_peer else NOISE)
+    kind = PEER_NOISE if _is_of_peer(facts) else NOISE
+    return _noise_of(trace, facts.get("lane_against"), kind)
+
+
+def _is_of_peer(facts: dict[str, Any]) -> bool:
+    return facts.get("lane_kind") in (PEER, PEER_NOISE)
 
 
 def _noise_of(trace: TraceStore, leader: int | None, kind: str) -> list[int]:
