@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from engine.batch import UBatch
 from engine.sampling.distribution import Distribution
 
 if TYPE_CHECKING:
     import torch
+
+    from engine.batch import UBatch
 
 
 @dataclass(frozen=True, slots=True)
