@@ -123,9 +123,9 @@ PEER_LANE = LaneSpec(PEER, dict(_PLAIN), PEER)
 """llama.cpp on the same file and tokens, for which llama-cpp-python has to be installed."""
 
 PEER_NOISE_LANES = tuple(
-    LaneSpec(f"{NOISE},{PEER}={seed}", dict(_PLAIN), PEER_NOISE, seed=seed) for seed in (1, 2)
+    LaneSpec(f"{NOISE},{PEER}={seed}", dict(_PLAIN), PEER_NOISE, seed=seed) for seed in (1, 2, 3)
 )
-"""Round as llama.cpp does; two, since one may not meet the ties that the other does."""
+"""Round as llama.cpp does; three, since one may not meet the ties that another does."""
 
 DEFAULT_LANES = (NOISE_LANE, LaneSpec.parse("checkpoint"), LaneSpec.parse("planes"))
 

@@ -16,6 +16,8 @@ from engine.errors import OptionError
 from engine.options import RunOptions
 from engine.trace.writer import Source, TraceWriter
 
+_FINE = 3
+
 
 class PeerLane(Follower):
     """Decodes what the reference lane decodes, in the same batches: each sequence alone, prompts
@@ -76,7 +78,8 @@ class PeerNoiseLane(EngineFollower):
     Exact weights meet activations rounded for the types of the file (kernels.linear.as_llama_cpp),
     so its differences are those that a correct peer may have. Embeddings are jittered like those
     of a noise lane: the peer adds in another order, which tips a few roundings, and may tip a tie
-    of two experts.
+    of two experts. The lane of seed 3 is jittered by no more than sums differ: what rounding itself
+    tips, it tips as the peer does.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class PeerNoiseLane(EngineFollower):
         session = setting.session
         rounds = set(session.info.quant_mix) != {"F32"}
         model = session.model_as_llama_cpp()
-        jitter = JITTER_ROUNDED if rounds else JITTER[model.compute]
+        jitter = JITTER_ROUNDED if rounds and spec.seed != _FINE else JITTER[model.compute]
         model = model.jittered(jitter, spec.seed)
         super().__init__(setting, spec, options, model, leader)
         self.facts["compute"] = f"{model.compute}, activations rounded as in llama.cpp"
