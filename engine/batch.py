@@ -34,7 +34,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class UBatchPlan:
     """Tokens start..stop of the spans with these indices, and why the split ended there."""
 
     spans: tuple[int, ...]
@@ -86,18 +86,18 @@ class UBatchTensors(NamedTuple):
 
 def split_equal(
     spans: Sequence[Span], n_ubatch: int, *, sequential: bool = False, keep: int = 0
-) -> list[Piece]:
+) -> list[UBatchPlan]:
     """Rectangles of equally many tokens per sequence, at most n_ubatch tokens each.
 
     sequential: sequences side by side must have ids that increase by exactly one.
     keep: the last `keep` tokens of each sequence share one ubatch wherever they fit.
     """
     done = [0] * len(spans)
-    pieces: list[Piece] = []
+    plans: list[UBatchPlan] = []
     while True:
         chosen = _side_by_side(spans, done, n_ubatch, sequential)
         if not chosen:
-            return pieces
+            return plans
         left = [len(spans[i].tokens) - done[i] for i in chosen]
         n = min(min(left), n_ubatch // len(chosen))
         reason = _reason(n, left)
@@ -108,55 +108,55 @@ def split_equal(
                 chosen, left = chosen[: max(n_kept, 1)], left[: max(n_kept, 1)]
             if n_kept == 0:
                 n = left[0] if left[0] <= n_ubatch else max(1, min(n_ubatch, left[0] - keep))
-        pieces.append(Piece(tuple(chosen), tuple(done[i] for i in chosen), n, reason))
+        plans.append(UBatchPlan(tuple(chosen), tuple(done[i] for i in chosen), n, reason))
         for i in chosen:
             done[i] += n
 
 
-def split_simple(spans: Sequence[Span], n_ubatch: int) -> list[Piece]:
+def split_simple(spans: Sequence[Span], n_ubatch: int) -> list[UBatchPlan]:
     """Any n_ubatch tokens, each as a row of its own, so that unequal sequences share a pass.
 
     Only for memories without recurrent part, whose cells do not care which row came first.
     """
     rows = [(i, start) for i, span in enumerate(spans) for start in range(len(span.tokens))]
-    pieces = []
+    plans = []
     for first in range(0, len(rows), n_ubatch):
         part = rows[first : first + n_ubatch]
         reason = "all tokens" if first + len(part) == len(rows) else "n_ubatch"
-        pieces.append(Piece(tuple(i for i, _ in part), tuple(at for _, at in part), 1, reason))
-    return pieces
+        plans.append(UBatchPlan(tuple(i for i, _ in part), tuple(at for _, at in part), 1, reason))
+    return plans
 
 
-def split_seq(spans: Sequence[Span], n_ubatch: int) -> list[Piece]:
+def split_seq(spans: Sequence[Span], n_ubatch: int) -> list[UBatchPlan]:
     """One sequence per ubatch, cut at n_ubatch tokens."""
-    pieces = []
+    plans = []
     for i, span in enumerate(spans):
         for start in range(0, len(span.tokens), n_ubatch):
             n = min(n_ubatch, len(span.tokens) - start)
             ends = start + n == len(span.tokens)
-            pieces.append(Piece((i,), (start,), n, "one sequence" if ends else "n_ubatch"))
-    return pieces
+            plans.append(UBatchPlan((i,), (start,), n, "one sequence" if ends else "n_ubatch"))
+    return plans
 
 
-def make_ubatch(spans: Sequence[Span], piece: Piece) -> UBatch:
-    """The ubatch of one piece."""
+def make_ubatch(spans: Sequence[Span], plan: UBatchPlan) -> UBatch:
+    """The ubatch that a plan describes."""
     tokens: list[list[int]] = []
     positions: list[list[int]] = []
     outputs: list[int] = []
     n_padding = 0
-    for row, (i, start) in enumerate(zip(piece.spans, piece.starts, strict=True)):
-        span, stop = spans[i], start + piece.n_tokens
+    for row, (i, start) in enumerate(zip(plan.spans, plan.starts, strict=True)):
+        span, stop = spans[i], start + plan.n_tokens
         tokens.append(list(span.tokens[start:stop]))
         positions.append(list(range(span.pos0 + start, span.pos0 + stop)))
-        base = row * piece.n_tokens - start
+        base = row * plan.n_tokens - start
         outputs.extend(base + o for o in span.outputs if start <= o < stop)
         n_padding += max(0, stop - max(start, len(span.tokens) - span.n_padding))
     return UBatch(
         np.array(tokens, np.int64),
         np.array(positions, np.int64),
-        tuple(spans[i].seq for i in piece.spans),
+        tuple(spans[i].seq for i in plan.spans),
         np.array(outputs, np.int64),
-        piece.reason,
+        plan.reason,
         n_padding,
     )
 

@@ -33,7 +33,7 @@ Record = Callable[[Callable[[], Tensors]], tuple[Tensors, Callable[[], None]]]
 log = logging.getLogger("draftscope.graphs")
 
 
-class Fixed(NamedTuple):
+class PassInputs(NamedTuple):
     """What a pass looks at beside weights and storage.
 
     key: all that cannot change without another recording. inputs: tensors, used for this pass
@@ -65,19 +65,21 @@ class StepGraphs:
         self._seen: set[Hashable] = set()
         self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
 
-    def run(self, fixed: Fixed, arguments: Tensors, compute: Callable[..., Tensors]) -> Tensors:
-        """compute(*arguments), which reads `fixed.inputs` by itself.
+    def run(
+        self, pass_inputs: PassInputs, arguments: Tensors, compute: Callable[..., Tensors]
+    ) -> Tensors:
+        """compute(*arguments), which reads `pass_inputs.inputs` by itself.
 
         It must not wait for the device, nor change anything on the host. What it returns is
         copied, so that the next pass does not overwrite it.
         """
-        key = fixed.key, tuple((x.shape, x.dtype) for x in arguments)
+        key = pass_inputs.key, tuple((x.shape, x.dtype) for x in arguments)
         graph = self._graphs.get(key)
         if graph is None:
             if self._record is None or key not in self._seen:
                 self._seen.add(key)
                 return compute(*arguments)
-            graph = self._recorded(self._record, fixed, arguments, compute)
+            graph = self._recorded(self._record, pass_inputs, arguments, compute)
             if graph is None:
                 return compute(*arguments)
             self._graphs[key] = graph
@@ -85,13 +87,17 @@ class StepGraphs:
                 self._graphs.popitem(last=False)
         else:
             self._graphs.move_to_end(key)
-            for mine, new in zip(graph.inputs, (*fixed.inputs, *arguments), strict=True):
+            for mine, new in zip(graph.inputs, (*pass_inputs.inputs, *arguments), strict=True):
                 mine.copy_(new)
         graph.replay()
         return tuple(x.clone() for x in graph.outputs)
 
     def _recorded(
-        self, record: Record, fixed: Fixed, arguments: Tensors, compute: Callable[..., Tensors]
+        self,
+        record: Record,
+        pass_inputs: PassInputs,
+        arguments: Tensors,
+        compute: Callable[..., Tensors],
     ) -> _Graph | None:
         # arguments may be somebody's own, which no later pass may overwrite
         mine = tuple(x.clone() for x in arguments)
@@ -101,7 +107,7 @@ class StepGraphs:
             log.warning("CUDA graphs are off, because recording one failed: %s", error)
             self._record = None
             return None
-        return _Graph((*fixed.inputs, *mine), outputs, replay)
+        return _Graph((*pass_inputs.inputs, *mine), outputs, replay)
 
 
 def graphs_for(device: torch.device) -> StepGraphs | None:

@@ -1,4 +1,4 @@
-"""Memory that is read from end to end at every step, on pages that a processor follows faster.
+"""Huge pages (2 MiB) for the weights, which are read from end to end at every step.
 
 On pages of 4 KiB the processor's prefetching stops at every page's end. One row through int8
 matrices took a fifth less time on pages of 2 MiB (two cores of Zen 4).

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from engine.decode.prompt_cache import Kept, PromptCache
+from engine.decode.prompt_cache import CachedRun, PromptCache
 from engine.decode.scheduler import Scheduler
 from engine.errors import OptionError
 from engine.findings.check import record_findings
@@ -40,7 +40,7 @@ LOOK_STEPS = 16
 class Run:
     """One run: `step` or `advance` until it returns False; what happened is in `trace`.
 
-    cache: where `kept` goes at the end, unless the run fails.
+    cache: where `cached` goes at the end, unless the run fails.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Run:
         scheduler: Scheduler,
         tokenizer: Tokenizer,
         cache: PromptCache | None = None,
-        kept: Kept | None = None,
+        cached: CachedRun | None = None,
     ) -> None:
         self.run_id, self.trace = run_id, trace
         self.done = False
         self._scheduler, self._tokenizer = scheduler, tokenizer
-        self._cache, self._kept = cache, kept
+        self._cache, self._cached = cache, cached
 
     def step(self) -> bool:
         """One scheduler round. True while more work remains; DraftscopeError ends the run."""
@@ -63,7 +63,7 @@ class Run:
             try:
                 self.done = not self._scheduler.step()
             except BaseException:
-                self._kept = None  # nobody knows how far the round came
+                self._cached = None  # nobody knows how far the round came
                 self.stop()
                 raise
             if self.done:
@@ -127,7 +127,7 @@ class Run:
 
     def _close(self) -> None:
         self._scheduler.settle()
-        if self._cache and self._kept:
-            self._cache.put(self._kept)
+        if self._cache and self._cached:
+            self._cache.put(self._cached)
         record_findings(self.trace, [self.run_id])
         TraceWriter(self.trace, self.run_id).end([s.stop for s in self._scheduler.sequences])

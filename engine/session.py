@@ -28,7 +28,7 @@ from engine.gguf.binary import never
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.content import ContentHash
 from engine.gguf.file import GgufFile
-from engine.gguf.reader import Progress
+from engine.gguf.reader import ReportProgress
 from engine.gguf.tokenizer import Tokenizer
 from engine.memory.hybrid import HybridMemory
 from engine.model.config import ModelConfig
@@ -37,7 +37,7 @@ from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
-from engine.trace.same_model import same_model
+from engine.trace.run_ref import same_model
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
 from engine.transfer import read
@@ -78,7 +78,7 @@ class Session:
         *,
         compute: str = "auto",
         device: str = "cpu",
-        progress: Progress | None = None,
+        progress: ReportProgress | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Session:
         """Load one or two GGUF files to a device (engine.device.resolve_device).
@@ -367,7 +367,7 @@ class Session:
                 )
 
 
-def _loaded(file: GgufFile, progress: Progress | None = None, **options: Any) -> HybridModel:
+def _loaded(file: GgufFile, progress: ReportProgress | None = None, **options: Any) -> HybridModel:
     """See load_model; a large model is then ready to be measured."""
     model = load_model(file, progress=progress, **options)
     if not describe(file).is_small:
@@ -377,7 +377,7 @@ def _loaded(file: GgufFile, progress: Progress | None = None, **options: Any) ->
     return model
 
 
-def _part(progress: Progress | None, start: int, total: int) -> Progress | None:
+def _part(progress: ReportProgress | None, start: int, total: int) -> ReportProgress | None:
     if progress is None:
         return None
     return lambda done, _, phase: progress(start + done, total, phase)

@@ -1,4 +1,4 @@
-"""Between host and device: uploads that do not wait, and the one place that does."""
+"""Copies between host and device: uploads that do not wait, and `read`, the one that does."""
 
 from __future__ import annotations
 

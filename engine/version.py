@@ -10,7 +10,7 @@ from pathlib import Path
 
 @cache
 def version() -> str:
-    """As installed; a checkout that is not installed reads its own project file."""
+    """The version that is installed; that of pyproject.toml in a checkout that is not."""
     try:
         return metadata.version("draftscope")
     except metadata.PackageNotFoundError:

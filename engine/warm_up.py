@@ -1,4 +1,4 @@
-"""Forward passes on nothing, so that no figure of a run contains the compiling of kernels.
+"""Forward passes ahead of the first run, so that no timing contains the compiling of kernels.
 
 Kernels are compiled when they are first called, some for every number of rows. For a model whose
 passes take a few hundredths of a second that would be seen in the first rounds of a process.
@@ -20,7 +20,7 @@ _N_RS_SEQ = max(WIDTHS[1:]) - 1
 
 @torch.inference_mode()
 def warm_up(model: HybridModel) -> None:
-    """Decode every width once, with the trunk and the MTP head, on memory of its own."""
+    """Decode each of WIDTHS once, with the model and its MTP head, in memory of their own."""
     config, n_ctx = model.config, sum(WIDTHS)
     memory = HybridMemory.for_model(
         config, 1, n_ctx, model.device, policy="planes", n_rs_seq=_N_RS_SEQ

@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs: the naive law, torch, or LLVM or Triton by device."""
+"""Which implementation of an operation runs: naive, torch, or by device LLVM or Triton."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-
-from kernels.openmp import gnu_openmp
 
 VARIABLE = "DRAFTSCOPE_KERNELS"
 CHOICES = ("naive", "torch", "llvm", "triton")
@@ -125,3 +124,10 @@ def _has_cuda() -> bool:
 
 def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
+@functools.cache
+def gnu_openmp() -> Path | None:
+    """GNU's OpenMP, as torch brings it on Linux; None where it uses another."""
+    libraries = sorted(Path(torch.__file__).parent.glob("lib/libgomp*.so*"))
+    return libraries[0] if libraries else None

@@ -15,7 +15,7 @@ VARIABLE = "DRAFTSCOPE_CPU"
 CHOICES = ("avx2",)
 
 
-class Target(NamedTuple):
+class ProcessorTarget(NamedTuple):
     """A processor as LLVM names it, and which of its features there are."""
 
     name: str
@@ -52,7 +52,7 @@ def limit_libraries() -> None:
             os.environ.setdefault(name, value)
 
 
-def target() -> Target:
+def target() -> ProcessorTarget:
     """The processor to compile for. Raises ValueError where it cannot do what is asked for."""
     return _target(_limit())
 
@@ -73,15 +73,17 @@ def _limit() -> str:
 
 
 @functools.cache
-def _target(limit: str) -> Target:
+def _target(limit: str) -> ProcessorTarget:
     try:
         from llvmlite import binding
     except ImportError:
-        return Target("", {})
-    here = Target(binding.get_host_cpu_name(), dict(binding.get_host_cpu_features()))
+        return ProcessorTarget("", {})
+    here = ProcessorTarget(binding.get_host_cpu_name(), dict(binding.get_host_cpu_features()))
     if not limit:
         return here
     if missing := [name for name in _NEEDED if not here.features.get(name)]:
         raise ValueError(f"{VARIABLE}={limit}: this processor has no {missing[0]}: unset it")
     its = _ITS_FEATURES.split()
-    return Target(_HASWELL, {name: has and name in its for name, has in here.features.items()})
+    return ProcessorTarget(
+        _HASWELL, {name: has and name in its for name, has in here.features.items()}
+    )

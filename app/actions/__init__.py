@@ -1,13 +1,13 @@
-"""Every action of the window, registered once: one module for each menu."""
+"""Every action of the window, registered once, in one module for each menu (plots and help stand
+with view).
+"""
 
 from app.actions.file import FILE
 from app.actions.go import GO
-from app.actions.help import HELP
 from app.actions.panels import PANELS
-from app.actions.plot import PLOT
 from app.actions.run import RUN
 from app.actions.spec import ActionSpec
-from app.actions.view import VIEW
+from app.actions.view import HELP, PLOT, VIEW
 
 __all__ = ["PANELS", "SPECS", "ActionSpec"]
 

@@ -1,4 +1,4 @@
-"""What is on screen, and how."""
+"""What is on screen and how it looks; the actions that all plots share; help."""
 
 from __future__ import annotations
 
@@ -69,4 +69,70 @@ VIEW = (
     ActionSpec(
         "view.reset_layout", "&Reset Layout", "Put the panels of this layout in their first places"
     ),
+)
+
+
+PLOT = (
+    ActionSpec(
+        "plot.x_round",
+        "X-Axis: &Rounds",
+        "Count rounds on the x-axis of all plots",
+        checkable=True,
+        group="plot_x",
+    ),
+    ActionSpec(
+        "plot.x_token",
+        "X-Axis: &Tokens",
+        "Count emitted tokens on the x-axis of all plots",
+        checkable=True,
+        group="plot_x",
+    ),
+    ActionSpec(
+        "plot.x_time",
+        "X-Axis: T&ime",
+        "Count seconds without pauses on the x-axis of all plots",
+        checkable=True,
+        group="plot_x",
+    ),
+    ActionSpec(
+        "plot.show_all", "&Whole Run", "Bring all rounds into sight in the plots (Home in a plot)"
+    ),
+    ActionSpec(
+        "plot.reset", "Reset &Zoom", "Follow the newest rounds at the first zoom (double click)"
+    ),
+    ActionSpec(
+        "plot.overlay",
+        "&Overlay a Run",
+        "Draw the run chosen in the Runs panel, else the newest other one, over the one on show",
+        "O",
+        "overlay",
+        needs="a second run",
+    ),
+    ActionSpec(
+        "plot.no_overlay",
+        "&No Overlay",
+        "Show one run alone again",
+        "Shift+O",
+        needs="a run laid over the one on show",
+    ),
+    ActionSpec(
+        "plot.export", "&Export Plot…", "Write the plot in use as PNG, SVG or CSV", icon="export"
+    ),
+    ActionSpec(
+        "plot.copy_image", "&Copy as Image", "Copy a picture of the plot in use", icon="copy"
+    ),
+)
+
+
+HELP = (
+    ActionSpec("help.shortcuts", "Keyboard &Shortcuts", "List all actions and their keys", "F1"),
+    ActionSpec(
+        "help.copy_report",
+        "&Copy Report",
+        "Copy versions, model and the last log lines, for a bug report",
+    ),
+    ActionSpec(
+        "help.copy_environment", "Copy &Environment", "Copy versions and machine as Markdown"
+    ),
+    ActionSpec("help.about", "&About Draftscope", "Version and licence", icon="info"),
 )

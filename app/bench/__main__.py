@@ -10,12 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from app.bench.figure import Figure, table
-from app.bench.frames import measure_frames
-from app.bench.opening import measure_opening
+from app.bench.figure import Figure, figure_table
+from app.bench.processes import measure_slowdown, measure_start
 from app.bench.scene import use_some_display
-from app.bench.slowdown import measure_slowdown
-from app.bench.start import measure_start
+from app.bench.window_thread import measure_frames, measure_opening
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps({**facts, "figures": rows}, indent=1))
         return 0
     print(", ".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n")
-    print(table(figures))
+    print(figure_table(figures))
     return 0
 
 

@@ -30,7 +30,7 @@ def main() -> int:
 
 
 def options(n_predict: int) -> RunOptions:
-    """What is run both times."""
+    """Options of the measured run, the same with and without the window."""
     return RunOptions(n_predict=n_predict, ignore_eos=True, spec=SpecOptions(types=("draft-mtp",)))
 
 
@@ -41,6 +41,7 @@ def _speed(store: TraceStore, run_id: int) -> float:
 
 
 def _headless(n: int) -> tuple[TraceStore, int]:
+    from engine.bench.request import run_to_end
     from engine.model.threads import use_threads
     from engine.session import Session
 
@@ -50,23 +51,21 @@ def _headless(n: int) -> tuple[TraceStore, int]:
     store = TraceStore()
     for length in (WARM_UP, n):
         run = session.start([prompt], options(length), store)
-        while run.advance():
-            pass
-        run.stop()
+        run_to_end(run)
     return store, run.run_id
 
 
 def _with_window(n: int) -> tuple[TraceStore, int]:
-    from app.bench.scene import shown_window, spin
+    from app.bench.scene import shown_window, wait_until
     from app.engine_thread.events import State
 
     with shown_window() as window:
         bridge = window.bridge
         window.open_demo()
-        spin(lambda: bridge.state is State.READY)
+        wait_until(lambda: bridge.state is State.READY)
         for length in (WARM_UP, n):
             bridge.start([demo_prompts()[0].text], options(length))
-            spin(lambda: bridge.state is State.READY, check_ms=_SELDOM_MS)
+            wait_until(lambda: bridge.state is State.READY, check_ms=_SELDOM_MS)
         assert bridge.live is not None
         return bridge.live.store, bridge.live.run_id
 

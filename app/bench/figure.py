@@ -25,7 +25,7 @@ class Figure:
         return None if self.goal is None else self.value <= self.goal
 
 
-def table(figures: Iterable[Figure]) -> str:
+def figure_table(figures: Iterable[Figure]) -> str:
     """The figures as aligned text with a head line."""
     cells: list[tuple[str, ...]] = [HEAD]
     for figure in figures:

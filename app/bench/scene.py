@@ -1,9 +1,10 @@
-"""The real window for a measurement: its own settings and data, off the screen without one."""
+"""The real window for a measurement or a picture, and an engine whose runs stop midway for one."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,19 +16,21 @@ from PySide6.QtWidgets import QApplication
 from app.cli.display import check_display
 from app.dialogs.unexported import Fate
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.jobs import Engine
+from app.engine_thread.jobs import Engine, Job, OpenRequest, ReportProgress, RunRequest
+from app.engine_thread.opening import LocalEngine, LocalSession
 from app.saved.settings import Settings
 from app.shell.collector import Collector
 from app.shell.window import MainWindow
 from engine.errors import DraftscopeError
+from engine.trace.store import TraceStore
 
-PATIENCE = 120.0
+_LONGEST_WAIT = 120.0
 """The longest wait for anything, seconds."""
 _CHECK_MS = 20
 
 
 def use_some_display() -> str:
-    """Take the display that is there, else Qt's offscreen platform; says which."""
+    """Choose Qt's offscreen platform where no display can be used; returns what is used."""
     try:
         check_display()
     except DraftscopeError:
@@ -53,7 +56,7 @@ def shown_window(
         try:
             window.resize(width, height)
             window.show()
-            spin(window.isVisible)
+            wait_until(window.isVisible)
             settle(0.2)
             yield window
         finally:
@@ -64,9 +67,13 @@ def shown_window(
             assert app is not None
 
 
-def spin(done: Callable[[], bool], patience: float = PATIENCE, check_ms: int = _CHECK_MS) -> None:
-    """Let the window work until something is so; every look takes Python from the engine. Raises
-    TimeoutError."""
+def wait_until(
+    done: Callable[[], bool], patience: float = _LONGEST_WAIT, check_ms: int = _CHECK_MS
+) -> None:
+    """Run the event loop until `done` is true. Raises TimeoutError after `patience` seconds.
+
+    check_ms: time between two calls of `done`, each of which takes Python's lock from the engine.
+    """
     if done():
         return
     loop, check, late = QEventLoop(), QTimer(), QTimer()
@@ -85,6 +92,47 @@ def spin(done: Callable[[], bool], patience: float = PATIENCE, check_ms: int = _
 
 
 def settle(seconds: float) -> None:
-    """Let the window work for some time."""
+    """Run the event loop for so many seconds."""
     end = time.monotonic() + seconds
-    spin(lambda: time.monotonic() >= end)
+    wait_until(lambda: time.monotonic() >= end)
+
+
+class HeldEngine(LocalEngine):
+    """The local engine, whose runs pause after `n_rounds` rounds until `go_on`; None: never."""
+
+    def __init__(self, n_rounds: int | None) -> None:
+        self._n_rounds = n_rounds
+        self._free = threading.Event()
+
+    def go_on(self) -> None:
+        """Let runs that are paused continue, and later ones not pause."""
+        self._free.set()
+
+    def open(self, request: OpenRequest, progress: ReportProgress) -> LocalSession:
+        """See LocalEngine.open; the session's runs pause."""
+        session = super().open(request, progress)
+        start = session.start
+
+        def start_held(request: RunRequest, trace: TraceStore) -> Job:
+            return _HeldRun(start(request, trace), self._n_rounds, self._free)
+
+        setattr(session, "start", start_held)  # noqa: B010
+        return session
+
+
+class _HeldRun:
+    """A run that pauses after `n_rounds` rounds until `free` is set."""
+
+    def __init__(self, run: Job, n_rounds: int | None, free: threading.Event) -> None:
+        self._run, self._left, self._free = run, n_rounds, free
+        self.run_id, self.cancel, self.stop = run.run_id, run.cancel, run.stop
+
+    def step(self) -> bool:
+        """One round of the run, where due after the pause."""
+        if self._left == 0:
+            self._free.wait()
+        elif self._left is not None:
+            self._left -= 1
+        return self._run.step()
+
+    advance = step  # a wait between two rounds of `advance` would hide the first

@@ -51,7 +51,7 @@ def all_shots() -> list[Shot]:
 
 
 def readme_shots() -> list[Shot]:
-    """The three that README shows."""
+    """The three pictures in README."""
     size = SIZES[0]
     return [
         Shot("paused", "dark", size, "window-dark.png"),
@@ -84,9 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def take(shots: Sequence[Shot], folder: Path) -> Iterator[Path]:
-    """Take pictures, those of one state and size from one window; yields the files."""
-    from app.bench.held import HeldEngine
-    from app.bench.scene import settle, shown_window
+    """Write the pictures into a folder, with one window per state and size; yields each file."""
+    from app.bench.scene import HeldEngine, settle, shown_window
 
     for size, state in dict.fromkeys((shot.size, shot.state) for shot in shots):
         engine = HeldEngine(_RUN_ROUNDS if state == "running" else None)
@@ -104,7 +103,7 @@ def take(shots: Sequence[Shot], folder: Path) -> Iterator[Path]:
 
 
 def _bring_to(state: str, window: MainWindow) -> None:
-    from app.bench.scene import settle, spin
+    from app.bench.scene import settle, wait_until
     from app.engine_thread.events import State
     from app.models.position import Position
 
@@ -112,7 +111,7 @@ def _bring_to(state: str, window: MainWindow) -> None:
         return
     bridge, panel = window.bridge, window.run_panel
     window.open_demo()
-    spin(lambda: bridge.state is State.READY)
+    wait_until(lambda: bridge.state is State.READY)
     panel.prompt.setPlainText(_PROMPT)
     panel.n_predict.setValue(_TOKENS)
     panel.ignore_eos.setChecked(True)
@@ -121,15 +120,15 @@ def _bring_to(state: str, window: MainWindow) -> None:
         settle(_SETTLE)
         window.divergence.header.editor.text.setPlainText("\n".join(_LANES))
         window.actions_by_id["run.compare"].trigger()
-        spin(lambda: bridge.state is State.READY)
+        wait_until(lambda: bridge.state is State.READY)
         window.divergence.header.edit_button.setChecked(False)
         window.actions_by_id["go.first_divergence"].trigger()
     elif state == "running":
         window.actions_by_id["run.start"].trigger()
-        spin(lambda: bridge.store.size() > 0 and window.rollback.plot.n_rounds == _RUN_ROUNDS)
+        wait_until(lambda: bridge.store.size() > 0 and window.rollback.plot.n_rounds == _RUN_ROUNDS)
     else:
         bridge.start(panel.texts(), panel.options(), _PAUSE_ROUNDS, panel.chat())
-        spin(lambda: bridge.state is State.PAUSED)
+        wait_until(lambda: bridge.state is State.PAUSED)
         assert bridge.live is not None
         window.feed.move_cursor(Position(bridge.live, 0, _PAUSE_ROUNDS - 4, None))
         window.actions_by_id["go.inspect"].trigger()

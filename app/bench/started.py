@@ -1,4 +1,4 @@
-"""A start of the window that says when what was seen: python -m app.bench.started.
+"""`draftscope --demo` started once and timed: python -m app.bench.started.
 
 Prints one JSON object: time.monotonic() when the window was painted and when a token of the demo
 was. Everything else is `draftscope --demo` with Run pressed as soon as it can be.
@@ -56,7 +56,7 @@ class _Witness(QObject):
 
 
 def main() -> int:
-    """Start, look, leave."""
+    """Open the window, close it at the first token, print both times."""
     from app.__main__ import main as draftscope
 
     app = QApplication(["draftscope"])

@@ -13,7 +13,7 @@ from engine.trace.records import MISSING, N_TOP
 from engine.trace.store import TraceStore
 
 N_MAX = 3
-PROMPT = 16
+N_PROMPT = 16
 _PERIOD = 1024
 """Rounds after which drafts repeat."""
 _WORDS = (
@@ -85,11 +85,11 @@ class SyntheticRun:
         return int(self._emitted_before(np.array(self.n_rounds - 1)).sum())
 
     def add(self, n_rounds: int) -> None:
-        """Write the next rounds."""
+        """Write the next n_rounds rounds, a row per sequence in each."""
         rounds = np.arange(self.n_rounds, self.n_rounds + n_rounds)
         drafted = self._drafted[(rounds - 1) % _PERIOD].ravel()
         accepted = self._accepted[(rounds - 1) % _PERIOD].ravel()
-        pos = (PROMPT + self._emitted_before(rounds - 1)).ravel()
+        pos = (N_PROMPT + self._emitted_before(rounds - 1)).ravel()
         number, seq = np.repeat(rounds, self.n_seqs), np.tile(np.arange(self.n_seqs), n_rounds)
         self._ubatches(rounds, drafted.reshape(-1, self.n_seqs))
         self._drafts(number, seq, drafted)
@@ -105,16 +105,16 @@ class SyntheticRun:
         return before
 
     def _prompt(self) -> None:
-        n = PROMPT * self.n_seqs
-        seq = np.repeat(np.arange(self.n_seqs), PROMPT)
-        pos = np.tile(np.arange(PROMPT), self.n_seqs)
+        n = N_PROMPT * self.n_seqs
+        seq = np.repeat(np.arange(self.n_seqs), N_PROMPT)
+        pos = np.tile(np.arange(N_PROMPT), self.n_seqs)
         self.store.tokens.extend(
             self._base(np.zeros(n, int), seq)
             | {"pos": pos, "kind": ["prompt"] * n, "token_id": self._token(pos + seq)}
         )
         every, none = np.arange(self.n_seqs), np.full(self.n_seqs, MISSING)
         zero = np.zeros(self.n_seqs, int)
-        self._ubatches(np.zeros(1, int), np.full((1, self.n_seqs), PROMPT - 1))
+        self._ubatches(np.zeros(1, int), np.full((1, self.n_seqs), N_PROMPT - 1))
         self._slots(zero, every)
         self._rounds(zero, every, none, none, zero)
         self.n_rounds = 1
@@ -223,7 +223,7 @@ class SyntheticRun:
         n, prompt = len(number), number == 0
         steps, right = np.maximum(drafted, 0), np.maximum(accepted, 0)
         undone = steps - right
-        held = np.where(prompt, PROMPT, pos + right + 1)
+        held = np.where(prompt, N_PROMPT, pos + right + 1)
         stop = np.select([steps == 0, undone == 0], ["target", "bonus"], "replacement")
         share = self.n_seqs
         self.store.rounds.extend(
@@ -244,7 +244,7 @@ class SyntheticRun:
                 "n_rs_seq": np.full(n, N_MAX),
                 "valid_depth": np.full(n, N_MAX),
                 "rs_idx_after": undone,
-                "verify_width": np.where(prompt, PROMPT, steps + 1),
+                "verify_width": np.where(prompt, N_PROMPT, steps + 1),
                 "ubatch_ids": [str(r) for r in number.tolist()],
                 "attention_pos_max": held - 1,
                 "recurrent_pos_max": held - 1,
@@ -263,7 +263,7 @@ class SyntheticRun:
 
 
 def trace_of(n_rows: int, n_seqs: int = 2) -> TraceStore:
-    """A store with one synthetic run, at least so many rows in all tables together."""
+    """A store with one synthetic run and at least n_rows rows in all tables together."""
     store = TraceStore()
     run = SyntheticRun(store, n_seqs)
     per_round = 10 * n_seqs

@@ -6,9 +6,16 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.cli import bench_forward, bench_memory, bench_recording, bench_slots, bench_suite, bench_w1
+from app.cli import (
+    bench_forward,
+    bench_recording,
+    bench_rollback,
+    bench_slots,
+    bench_suite,
+    bench_w1,
+)
 from app.cli.bench_requests import add_requests
-from app.cli.common import add_compute, add_model, check_output, positive, print_json, size
+from app.cli.common import add_compute, add_model, check_output, positive, print_json, readable_size
 from app.cli.run_arguments import (
     add_cache,
     add_draft_model,
@@ -19,7 +26,7 @@ from app.cli.run_arguments import (
     add_synthetic,
     refuse_cache,
 )
-from engine.bench.random_model import QUANTS, SIZES, write_random_model
+from engine.bench.random_model import MODEL_SIZES, QUANTS, write_random_model
 from engine.errors import OptionError
 from engine.options import ROLLBACK_POLICIES
 
@@ -151,7 +158,10 @@ def _add_details(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("--write-random-model")
     group.add_argument(
-        "--size", choices=SIZES, default=SIZES[0], help="parameters (default %(default)s)"
+        "--size",
+        choices=MODEL_SIZES,
+        default=MODEL_SIZES[0],
+        help="parameters (default %(default)s)",
     )
     group.add_argument(
         "--quant",
@@ -168,7 +178,7 @@ def _number(group: argparse._ArgumentGroup, name: str, default: int, text: str) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure one thing."""
+    """Check which measurement is asked for, and do it. Raises OptionError."""
     has_model = args.model is not None or args.model_option is not None or args.demo
     on_requests = not (args.splits or args.steps or args.compare or args.write_random_model)
     if args.rollback is not None and not on_requests:
@@ -201,7 +211,7 @@ def run(args: argparse.Namespace) -> int:
     if args.steps:
         return bench_forward.steps(args)
     if args.rollback is not None and not has_model:
-        return bench_memory.run(args)
+        return bench_rollback.run(args)
     return bench_suite.run(args)
 
 
@@ -213,7 +223,7 @@ def _write(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"path": str(path), "size": args.size, "quant": args.quant, "bytes": n_bytes})
     else:
-        print(f"{path}: {size(n_bytes)}, random weights, the same ones every time")
+        print(f"{path}: {readable_size(n_bytes)}, random weights, the same ones every time")
     return 0
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_tables import split_lines, step_lines
 from app.cli.common import loading_line, print_json, target_path
 from app.cli.files import check_files
 from engine.errors import OptionError
@@ -14,13 +14,17 @@ from engine.gguf.file import GgufFile
 from engine.model.info import describe
 
 if TYPE_CHECKING:
+    from engine.bench.splits import SplitComparison
+    from engine.bench.steps import StepRow
     from engine.model.hybrid import HybridModel
 
 _MOST = 64
+_SPLIT = "{:<6} {:>6} {:>9} {:>9}  |"
+_STEP = "{:>5} {:>9} {:>9} {:>9}"
 
 
 def splits(args: argparse.Namespace) -> int:
-    """Both ways of splitting a batch."""
+    """`--splits`: several sequences in one forward pass against one sequence per pass."""
     if args.sequences > _MOST or args.draft > _MOST:
         raise OptionError(f"--sequences or --draft is above {_MOST}.", "Choose a smaller number.")
     model, facts = _model(args)
@@ -30,12 +34,12 @@ def splits(args: argparse.Namespace) -> int:
     if args.json:
         print_json({**facts, **asdict(result)})
     else:
-        print("\n".join(split_lines(facts, result)))
+        print("\n".join(_split_lines(facts, result)))
     return 0
 
 
 def steps(args: argparse.Namespace) -> int:
-    """Steps of several widths."""
+    """`--steps`: the time of a forward pass by its number of tokens."""
     model, facts = _model(args)
     from engine.bench.steps import bench_steps
 
@@ -50,12 +54,12 @@ def steps(args: argparse.Namespace) -> int:
     if args.json:
         print_json({**facts, "rows": [asdict(row) for row in rows]})
     else:
-        print("\n".join(step_lines(facts, rows)))
+        print("\n".join(_step_lines(facts, rows)))
     return 0
 
 
 def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
-    """The model to measure and what a reader of the figures must know of it."""
+    """Load the model; also returns the facts that head its figures. Raises OptionError."""
     path = target_path(args)
     check_files(path)
     with GgufFile.open(path) as file:
@@ -85,3 +89,47 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
         "repeat": args.repeat,
     }
     return model, facts
+
+
+def _split_lines(facts: dict[str, Any], result: SplitComparison) -> Iterator[str]:
+    """Both ways of splitting, with the sections of their time, and the ratio."""
+    yield (
+        f"{_headline(facts)}: {result.n_seqs} sequences x {result.n_tokens} tokens, "
+        f"--rollback {result.rollback}, median of {facts['repeat']} rounds"
+    )
+    yield ""
+    sections = list(next(iter(result.figures.values())).sections)
+    cells = "".join(f" {{:>{max(8, len(name))}}}" for name in sections)
+    line = _SPLIT + cells
+    yield line.format("split", "passes", "ms", "tokens/s", *sections)
+    for mode, figures in result.figures.items():
+        yield line.format(
+            mode,
+            figures.n_ubatches,
+            f"{figures.ms:.2f}",
+            f"{figures.tokens_per_second:.1f}",
+            *(f"{figures.sections[name]:.2f}" for name in sections),
+        )
+    yield ""
+    yield f"equal is {result.ratio:.2f} times as fast as seq (median of the rounds' ratios)"
+
+
+def _step_lines(facts: dict[str, Any], rows: Sequence[StepRow]) -> Iterator[str]:
+    """One line per width."""
+    yield (
+        f"{_headline(facts)}: behind one token, logits of {facts['outputs']}, "
+        f"{facts['repeat']} repetitions"
+    )
+    yield ""
+    yield _STEP.format("T", "min ms", "median ms", "tokens/s")
+    for row in rows:
+        yield _STEP.format(
+            row.width, f"{row.min_ms:.2f}", f"{row.median_ms:.2f}", f"{row.tokens_per_second:.1f}"
+        )
+
+
+def _headline(facts: dict[str, Any]) -> str:
+    return (
+        f"{facts['model']} ({facts['n_params'] / 1e6:,.0f} M parameters), compute "
+        f"{facts['compute']}, {facts['device']}, {facts['threads']} threads"
+    )

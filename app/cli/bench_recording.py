@@ -8,8 +8,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import facts, headline, open_session, progress, prompt_set
-from app.cli.common import print_json
+from app.cli.bench_requests import deliver, facts, open_session, progress, prompt_set
 from app.cli.run import make_prompt
 from resources import SUITES
 
@@ -20,16 +19,18 @@ _LINE = "{:<{width}} {:>6} {:>7} {:>9} {:>12} {:>8}"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; what is done when somebody stops it is printed."""
+    """Measure and print; after Ctrl-C, what was finished by then."""
     args.ignore_eos = True  # every run is as long as -n says
     set_name, prompts = prompt_set(args, SUITES)
     opened = open_session(args)
     session = opened.session
     from engine.bench.recording import bench_recording
-    from engine.bench.suite import Suite
+    from engine.bench.suite import PromptSuite
 
     prompt = make_prompt(session, args, prompts[0].text)
-    suite = Suite(session, [(prompts[0].name, prompt)], opened.configurations, repeats=args.repeat)
+    suite = PromptSuite(
+        session, [(prompts[0].name, prompt)], opened.configurations, repeats=args.repeat
+    )
     n_all = suite.n_requests
     runs: list[RecordedRun] = []
     try:
@@ -58,10 +59,7 @@ def run(args: argparse.Namespace) -> int:
                     if (mine := [run for run in runs if run.configuration == one.name])
                 ],
             }
-            if args.json:
-                print_json(report)
-            else:
-                print("\n".join([headline(args, report), *_lines(report)]))
+            deliver(args, report, _lines(report))
     return 0
 
 

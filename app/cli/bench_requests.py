@@ -1,21 +1,21 @@
-"""What the measurements made of requests share: prompts, configurations, session, result file."""
+"""Shared by the bench modes that decode requests: prompts, configurations, session, report."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_output, draft_path, loading_line, target_path
+from app.cli.common import check_output, draft_path, loading_line, print_json, target_path
 from app.cli.files import check_files
 from app.cli.run import draft_model
 from app.cli.run_arguments import add_chat, run_options
-from engine.bench.measured import Configuration
 from engine.bench.prompts import NamedPrompt, read_prompts
+from engine.bench.request import Configuration
 from engine.errors import OptionError
 from engine.options import DRAFTERS, RunOptions
 
@@ -58,14 +58,14 @@ def prompt_set(args: argparse.Namespace, sets: Mapping[str, Path]) -> tuple[str,
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class BenchSession:
     """A session, and the configurations to measure with it, the plain one first."""
 
     session: Session
     configurations: list[Configuration]
 
 
-def open_session(args: argparse.Namespace) -> Opened:
+def open_session(args: argparse.Namespace) -> BenchSession:
     """Check the options, load the model files, list the configurations.
 
     A configuration is a list of drafters with a policy. Of several policies, the first possible
@@ -99,11 +99,14 @@ def open_session(args: argparse.Namespace) -> Opened:
         for policy in policies:
             name = "+".join(types) + (f" {policy}" if len(policies) > 1 else "")
             configurations.append(Configuration(name, _options(args, types, policy)))
-    return Opened(session, configurations)
+    return BenchSession(session, configurations)
 
 
 def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str, Any]:
-    """What a reader of the figures must know besides each configuration's options."""
+    """Facts at the head of a report: model, device, prompt set and machine.
+
+    prompts: the set's name.
+    """
     from engine.bench.environment import environment
     from engine.device import device_name
 
@@ -117,31 +120,40 @@ def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str,
     }
 
 
-def headline(args: argparse.Namespace, report: dict[str, Any]) -> str:
-    """The same in one line."""
+def progress(done: int, total: int, what: str) -> None:
+    """Say on stderr that so many of the requests are done, and what the last one was."""
+    print(f"[{done:>{len(str(total))}}/{total}] {what}", file=sys.stderr, flush=True)
+
+
+def deliver(args: argparse.Namespace, report: dict[str, Any], lines: Iterable[str]) -> None:
+    """Print a report, as JSON or as a headline and lines, and write it where --out says.
+
+    Raises OptionError where it cannot be written.
+    """
+    if args.json:
+        print_json(report)
+    else:
+        print("\n".join([_headline(args, report), *lines]))
+    if args.out is None:
+        return
+    try:
+        text = json.dumps(report, ensure_ascii=False, indent=2) + "\n"
+        args.out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(
+            f"{args.out} cannot be written: {error.strerror}.",
+            "Change the path, or free some space.",
+        ) from error
+    print(f"draftscope: results written to {args.out}", file=sys.stderr)
+
+
+def _headline(args: argparse.Namespace, report: dict[str, Any]) -> str:
+    """What was measured, in one line."""
     return (
         f"{report['model']['name']}, compute {report['compute']}, "
         f"{report['environment']['threads']} threads, {report['prompts']} prompts, "
         f"-n {args.n_predict}, --temp {args.temp:g}, --seed {args.seed}"
     )
-
-
-def progress(done: int, total: int, what: str) -> None:
-    """One line on stderr."""
-    print(f"[{done:>{len(str(total))}}/{total}] {what}", file=sys.stderr, flush=True)
-
-
-def write_out(path: Path | None, report: dict[str, Any]) -> None:
-    """Write the result file, if one is asked for. Raises OptionError."""
-    if path is None:
-        return
-    try:
-        path.write_text(json.dumps(report, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OptionError(
-            f"{path} cannot be written: {error.strerror}.", "Change the path, or free some space."
-        ) from error
-    print(f"draftscope: results written to {path}", file=sys.stderr)
 
 
 def _options(

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import facts, headline, open_session, progress, prompt_set, write_out
-from app.cli.common import print_json
+from app.cli.bench_requests import deliver, facts, open_session, progress, prompt_set
 from engine.errors import OptionError
 from resources import SUITES
 
@@ -20,7 +19,7 @@ _LINE = "{:<14} {:>5} {:>7} {:>8} {:>9} {:>8} {:>6}"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; what is done when somebody stops it is printed and written."""
+    """Measure, print and write; after Ctrl-C, what was finished by then."""
     if max(args.slots) > _MOST:
         raise OptionError(f"--slots {max(args.slots)} is above {_MOST}.", "Choose fewer slots.")
     set_name, prompts = prompt_set(args, SUITES)
@@ -50,11 +49,7 @@ def run(args: argparse.Namespace) -> int:
                 "options": asdict(opened.configurations[-1].options),
                 "rows": [asdict(row) for row in rows],
             }
-            if args.json:
-                print_json(report)
-            else:
-                print("\n".join([headline(args, report), *_lines(rows)]))
-            write_out(args.out, report)
+            deliver(args, report, _lines(rows))
     return 0
 
 

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from app.cli.bench_requests import facts, headline, open_session, progress, prompt_set, write_out
+from app.cli.bench_requests import deliver, facts, open_session, progress, prompt_set
 from app.cli.common import print_json
 from app.cli.run import make_prompt
-from app.cli.suite_tables import diff_lines, suite_lines
-from engine.bench.suite_compare import KIND, VERSION, compare_results, read_result
+from engine.bench.request import PLAIN
+from engine.bench.suite_compare import (
+    SUITE_KIND,
+    SUITE_VERSION,
+    SuiteDiff,
+    compare_results,
+    read_result,
+)
 from resources import SUITES
 
 N_PREDICT = 192
 """Tokens per request, as in llama.cpp #22400."""
+_OVERVIEW = "{:<{width}}  {:>8}  {:>8}  {:>6}  {:>12}  {:>7}  {:>7}"
+_DIFF = "{:<21} {:>10} {:>10} {:>7} {:>7} {:>7}"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; what is done is printed and written, also after an error or Ctrl-C."""
+    """Measure, print and write; after an error or Ctrl-C, what was finished by then."""
     set_name, named = prompt_set(args, SUITES)
     opened = open_session(args)
     session = opened.session
-    from engine.bench.suite import Suite
+    from engine.bench.suite import PromptSuite
     from engine.bench.suite_report import suite_report
 
     prompts = [(prompt.name, make_prompt(session, args, prompt.text)) for prompt in named]
-    suite = Suite(session, prompts, opened.configurations, repeats=args.repeat)
+    suite = PromptSuite(session, prompts, opened.configurations, repeats=args.repeat)
     n_done = 0
     try:
         progress(0, suite.n_requests, "warm-up, not counted")
@@ -42,18 +52,14 @@ def run(args: argparse.Namespace) -> int:
     finally:
         if n_done:
             report: dict[str, Any] = {
-                "kind": KIND,
-                "version": VERSION,
+                "kind": SUITE_KIND,
+                "version": SUITE_VERSION,
                 "complete": n_done == suite.n_requests,
                 "repeat": args.repeat,
                 **facts(args, session, set_name),
                 "configurations": suite_report(suite.configurations, suite.done),
             }
-            if args.json:
-                print_json(report)
-            else:
-                print("\n".join([headline(args, report), *suite_lines(report)]))
-            write_out(args.out, report)
+            deliver(args, report, suite_lines(report))
     return 0
 
 
@@ -67,3 +73,106 @@ def compare(args: argparse.Namespace) -> int:
         first, second = args.compare
         print("\n".join(diff_lines(str(first), str(second), diff)))
     return 0
+
+
+def suite_lines(report: dict[str, Any]) -> Iterator[str]:
+    """One block per configuration, then one line for each."""
+    configurations = report["configurations"]
+    for one in configurations:
+        yield ""
+        yield f"{one['name']}:"
+        for row in one["rows"]:
+            yield row_line(row)
+        yield f"Aggregate: {json.dumps(one['aggregate'])}"
+        if one["name"] != PLAIN:
+            yield from split_lines(one)
+    yield ""
+    width = max(len("configuration"), *(len(one["name"]) for one in configurations))
+    yield _OVERVIEW.format(
+        "configuration", "tok/s", "speed-up", "rate", "tokens/round", "wall s", "same", width=width
+    )
+    for one in configurations:
+        split, total = one["split"] or {}, one["aggregate"]
+        yield _OVERVIEW.format(
+            one["name"],
+            _number(one["tokens_per_second"], 1),
+            _number(one["speed_up"], 2),
+            _number(total["aggregate_accept_rate"], 3),
+            _number(split.get("tokens_per_round"), 2),
+            _number(total["wall_s_total"], 2),
+            f"{one['num_same']}/{len(one['rows'])}",
+            width=width,
+        )
+    if not report["complete"]:
+        yield ""
+        yield "not complete: the suite was stopped"
+
+
+def row_line(row: dict[str, Any]) -> str:
+    """A prompt's line: llama.cpp #22400's columns, then the speed-up and whether the tokens are
+    those of plain decoding."""
+    same = {True: "yes", False: "NO", None: "n/a"}[row["same"]]
+    return (
+        f"{row['name']:<18} pred={row['predicted_n']:>4} draft={row['draft_n']:>4} "
+        f"acc={row['draft_n_accepted']:>4} rate={_number(row['accept_rate'], 3):>5} "
+        f"tok/s={_number(row['predicted_per_second'], 1):>6} "
+        f"speed-up={_number(row['speed_up'], 2):>5} same={same}"
+    )
+
+
+def split_lines(one: dict[str, Any]) -> Iterator[str]:
+    """Where a round's time went, and what it would take to be faster than plain decoding."""
+    split = one["split"]
+    if split is None:
+        return
+    yield (
+        f"{split['tokens_per_round']:.2f} tokens a round of {split['round_ms']:.2f} ms: drafting "
+        f"{split['draft_ms']:.2f}, verifying {split['verify_ms']:.2f}, rest "
+        f"{split['rest_ms']:.2f}; a plain step takes {split['plain_step_ms']:.2f} ms"
+    )
+    needed = split["break_even_acceptance"]
+    if needed is None:
+        yield "nothing was drafted"
+    else:
+        rate = one["aggregate"]["aggregate_accept_rate"]
+        verdict = "faster" if split["tokens_per_round"] > split["break_even_tokens"] else "slower"
+        cannot = ", which no draft of this length reaches" if needed > 1 else ""
+        yield (
+            f"even at {split['break_even_tokens']:.2f} tokens a round, an acceptance of "
+            f"{needed:.3f}{cannot}; measured {rate:.3f}: {verdict} than plain decoding"
+        )
+    if one["num_same"] < len(one["rows"]):
+        yield "not every text is that of plain decoding: `draftscope match` tells what differs"
+
+
+def diff_lines(a: str, b: str, diff: SuiteDiff) -> Iterator[str]:
+    """Two result files, named a and b: aggregate fields, then a line per prompt of both."""
+    yield f"A: {a}"
+    yield f"B: {b}"
+    for pair in diff.pairs:
+        yield ""
+        same_name = pair.a_name == pair.b_name
+        yield f"{pair.a_name}:" if same_name else f"{pair.a_name} (A), {pair.b_name} (B):"
+        for name, (own, other) in pair.aggregate.items():
+            yield f"{name:<21} {_plain(own):>10} {_plain(other):>10}"
+        yield _DIFF.format("prompt", "A tok/s", "B tok/s", "B/A", "A rate", "B rate")
+        for row in pair.prompts:
+            yield _DIFF.format(
+                row.name,
+                f"{row.a_tok_s:.1f}",
+                f"{row.b_tok_s:.1f}",
+                _number(row.ratio, 2),
+                _number(row.a_rate, 3),
+                _number(row.b_rate, 3),
+            )
+    for file, names in (("A", diff.only_a), ("B", diff.only_b)):
+        if names:
+            yield f"only in {file}: {', '.join(names)}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "n/a" if value is None else f"{value:.{digits}f}"
+
+
+def _plain(value: float | None) -> str:
+    return "n/a" if value is None else str(value)

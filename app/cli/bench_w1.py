@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import facts, headline, open_session, progress, prompt_set, write_out
-from app.cli.common import print_json
+from app.cli.bench_requests import deliver, facts, open_session, progress, prompt_set
 from app.cli.run_arguments import cache_options
 from engine.errors import OptionError
 from resources import CONVERSATIONS
@@ -17,18 +16,6 @@ if TYPE_CHECKING:
     from engine.bench.workload import Workload
 
 _LINE = "{:<12} {:>7} {:>7} {:>9} {:>7} {:>7} {:>7} {:>8} {:>8} {:>8} {:>6} {:>7}"
-_COUNTERS = (
-    "prompt_tokens",
-    "cache_n",
-    "prompt_n",
-    "tokens",
-    "drafts",
-    "drafted",
-    "accepted",
-    "rejected",
-    "restores",
-    "duplicate_cells",
-)
 _HEADS = (
     "turn",
     "prompt",
@@ -46,7 +33,7 @@ _HEADS = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Hold the conversation in every configuration; what is done is printed and written."""
+    """Hold the conversation in every configuration, print and write what was finished."""
     if args.repeat is not None:
         raise OptionError("--repeat goes not with --w1.", "Leave it out.")
     cached = cache_options(args)
@@ -86,23 +73,19 @@ def run(args: argparse.Namespace) -> int:
                 **facts(args, session, set_name),
                 "configurations": [_facts(one, conversations[0]) for one in conversations],
             }
-            if args.json:
-                print_json(report)
-            else:
-                print("\n".join([headline(args, report), *_lines(report)]))
-            write_out(args.out, report)
+            deliver(args, report, _lines(report))
     return 0
 
 
 def _facts(one: Workload, plain: Workload) -> dict[str, Any]:
-    from engine.bench.workload import totals
+    from engine.bench.workload import turn_totals
 
     pairs = zip(one.done, plain.done, strict=False)
     return {
         "name": one.configuration.name,
         "options": asdict(one.configuration.options),
         "turns": [asdict(turn) for turn in one.done],
-        "totals": totals(one.done),
+        "totals": turn_totals(one.done),
         "num_same": sum(turn.text == other.text for turn, other in pairs),
     }
 
@@ -116,9 +99,9 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         yield f"{one['name']}: {same}"
         yield _LINE.format(*_HEADS)
         for turn in one["turns"]:
-            counters = (turn[name] for name in _COUNTERS)
+            counters = (turn[name] for name in one["totals"])
             yield _LINE.format(turn["turn"], *counters, f"{turn['tokens_per_second']:.1f}")
-        yield _LINE.format("all", *(one["totals"][name] for name in _COUNTERS), "")
+        yield _LINE.format("all", *one["totals"].values(), "")
     yield ""
     yield "drafts: verification steps; dupl.: most cells beyond one per position after a round"
     if not report["complete"]:

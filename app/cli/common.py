@@ -132,7 +132,7 @@ def positive(text: str) -> int:
     return number
 
 
-def real(text: str) -> float:
+def finite_number(text: str) -> float:
     """A finite number, as an argparse type."""
     try:
         number = float(text)
@@ -211,8 +211,8 @@ def loading_line() -> Callable[[int, int, str], None] | None:
     return progress
 
 
-def size(n_bytes: int) -> str:
-    """Bytes for people, in binary units."""
+def readable_size(n_bytes: int) -> str:
+    """A number of bytes as text: "512 B", "1.50 MiB"."""
     value = float(n_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from app.cli.common import (
     add_compute,
     add_model,
+    finite_number,
     loading_line,
     positive,
     print_json,
-    real,
     target_path,
 )
 from app.cli.files import check_files
@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     lanes.add_argument(
         "--bound",
-        type=real,
+        type=finite_number,
         metavar="NMSE",
         help="error of the logits that a lane may reach (default: what the noise lane explains)",
     )

@@ -1,4 +1,4 @@
-"""A first look at model files, without torch."""
+"""Model files checked before torch is imported, so that a wrong one is refused at once."""
 
 from __future__ import annotations
 

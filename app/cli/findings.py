@@ -1,4 +1,4 @@
-"""What the rules found, as lines and as JSON."""
+"""The findings recorded in a trace, as lines for a terminal and as JSON."""
 
 from __future__ import annotations
 

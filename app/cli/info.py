@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from app.cli.common import add_model, positive, print_json, size, target_path
+from app.cli.common import add_model, positive, print_json, readable_size, target_path
 from engine.gguf.file import GgufFile
 from engine.memory.policies import POLICIES, memory_sizes
 from engine.model.info import LayerInfo, ModelInfo, describe
@@ -83,16 +83,17 @@ def _lines(info: ModelInfo, memory: dict[str, Any], metadata: dict[str, Any]) ->
     lines = [
         f"{info.name or 'unnamed'} ({info.architecture})",
         f"  parameters     {info.n_params:,}",
-        f"  weights        {size(info.weight_bytes)}",
-        "  loaded         " + ", ".join(f"{m} {size(n)}" for m, n in info.loaded_bytes.items()),
+        f"  weights        {readable_size(info.weight_bytes)}",
+        "  loaded         "
+        + ", ".join(f"{m} {readable_size(n)}" for m, n in info.loaded_bytes.items()),
         f"  vocabulary     {info.n_vocab:,} tokens",
         f"  context        {info.n_ctx_train:,} tokens as trained",
         f"  rollback       {info.rollback}",
-        f"  snapshot       {size(info.state_bytes)} per plane and sequence",
-        f"  attention      {size(info.kv_bytes_per_token)} per token",
+        f"  snapshot       {readable_size(info.state_bytes)} per plane and sequence",
+        f"  attention      {readable_size(info.kv_bytes_per_token)} per token",
         "",
         "quantisation",
-        *(f"  {name:<8} {size(n):>12}" for name, n in info.quant_mix.items()),
+        *(f"  {name:<8} {readable_size(n):>12}" for name, n in info.quant_mix.items()),
         "",
         "layers",
         *_layer_lines(info.layers),
@@ -100,7 +101,8 @@ def _lines(info: ModelInfo, memory: dict[str, Any], metadata: dict[str, Any]) ->
         "memory for {n_seqs} x {n_ctx} cells, drafts of up to {n_rs_seq}".format(**memory),
         f"  {'--rollback':<12}" + "".join(f" {policy:>12}" for policy in policies),
         *(
-            f"  {part:<12}" + "".join(f" {size(parts[part]):>12}" for parts in policies.values())
+            f"  {part:<12}"
+            + "".join(f" {readable_size(parts[part]):>12}" for parts in policies.values())
             for part in policies["planes"]
         ),
         "",
@@ -117,7 +119,7 @@ def _layer_lines(layers: tuple[LayerInfo, ...]) -> list[str]:
         members = list(group)
         first, last = members[0].index, members[-1].index
         span = str(first) if first == last else f"{first}-{last}"
-        total = size(sum(layer.n_bytes for layer in members))
+        total = readable_size(sum(layer.n_bytes for layer in members))
         lines.append(f"  {span:<8} {kind:<10} {quant:<16} {total:>12}")
     return lines
 

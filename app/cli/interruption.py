@@ -22,7 +22,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def interrupt(number: int) -> None:
-    """For `on_signal`: end the work in hand right here."""
+    """Raise Interrupted wherever the program is; an `act` for `on_signal`."""
     raise Interrupted(number)
 
 

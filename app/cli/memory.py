@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from app.cli.common import add_compute, add_model, loading_line, print_json, target_path
 from app.cli.files import check_files
 from app.cli.recorded import check_trace_folder
-from engine.compare.memory_script import FORMAT, MemoryScript, memory_scripts, read_script
+from engine.compare.memory_script import MemoryScript
+from engine.compare.memory_script_parser import FORMAT, memory_scripts, read_script
 from engine.errors import OptionError
 from engine.options import ROLLBACK_POLICIES
 from engine.trace.export import export_csv

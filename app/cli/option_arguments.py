@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from app.cli.common import real
+from app.cli.common import finite_number
 from engine.errors import OptionError
 from engine.option_fields import PlacedOption, build, options_in
 
@@ -40,7 +40,7 @@ def reader(one: PlacedOption) -> Callable[[str], Any]:
     """The argparse type of an option's text."""
     parse = one.option.parse
     if parse is None:
-        return int if one.kind is int else real if one.kind is float else str
+        return int if one.kind is int else finite_number if one.kind is float else str
 
     def read(text: str) -> Any:
         try:

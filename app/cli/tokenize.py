@@ -7,7 +7,7 @@ import argparse
 from app.cli.common import add_model, print_json, read_text, target_path
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
-from engine.trace.pieces import escape_piece
+from engine.trace.cell_text import escape_piece
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

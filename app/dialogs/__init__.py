@@ -1,1 +1,1 @@
-"""Dialogs: open, export, settings, about."""
+"""Dialogs: opening and exporting files, help, the command palette, runs not exported."""

@@ -1,4 +1,4 @@
-"""The only door between the window and the engine.
+"""The window's only interface to the engine's thread.
 
 Requests go to the engine's thread, its events come back as signals on the window's thread.
 Tokens do not pass through here: the views read them from the trace store.
@@ -21,7 +21,7 @@ from app.engine_thread.jobs import (
     CompareRequest,
     Engine,
     OpenRequest,
-    RunControl,
+    RunFlags,
     RunRequest,
     ScriptRequest,
 )
@@ -53,14 +53,14 @@ class Bridge(QObject):
 
     state_changed = Signal(object)  # State
     inspected = Signal(object)  # ModelFiles | None
-    loaded = Signal(object)  # events.Loaded
-    progress = Signal(object)  # events.Progress
-    failed = Signal(object)  # events.Failed
+    loaded = Signal(object)  # events.ModelLoaded
+    progress = Signal(object)  # events.ProgressMade
+    failed = Signal(object)  # events.CommandFailed
     run_started = Signal(object)  # RunRef
     run_ended = Signal(object)  # RunRef
     broke = Signal(object)  # BreakHit; the run then pauses, or has just ended
     measured = Signal(object)  # Fidelity
-    exported = Signal(object)  # events.Exported, with a folder
+    exported = Signal(object)  # events.TraceExported, with a folder
     export_ended = Signal()
     dropped = Signal(object)  # TraceStore, whose runs are forgotten
     trace_shown = Signal(object)  # Path of the trace on show, None when it was closed
@@ -89,7 +89,7 @@ class Bridge(QObject):
         self._closed = False
         self._cancelled = threading.Event()
         """The way out of the load, or of the measure."""
-        self._control = RunControl()
+        self._flags = RunFlags()
         self._export: TraceJob | None = None
         self._reading: TraceJob | None = None
         self._n_shown = self._n_shown_before = 0
@@ -135,17 +135,17 @@ class Bridge(QObject):
     ) -> None:
         """Begin a run, one sequence for each text; with `rounds`, pause after so many."""
         if self.can_start:
-            self._control = RunControl()
+            self._flags = RunFlags()
             self._set_state(State.RUNNING)
             request = RunRequest(tuple(texts), options, chat)
-            self._worker.start(request, self._control, rounds)
+            self._worker.start(request, self._flags, rounds)
 
     def compare(self, request: CompareRequest | ScriptRequest, rounds: int | None = None) -> None:
         """Begin a comparison of lanes; it pauses, goes on and stops like a run."""
         if self.can_start:
-            self._control = RunControl()
+            self._flags = RunFlags()
             self._set_state(State.RUNNING)
-            self._worker.compare(request, self._control, rounds)
+            self._worker.compare(request, self._flags, rounds)
 
     def measure(self, text: str) -> None:
         """Measure the compute mode in use against f32; `measured` tells, `cancel` gives up."""
@@ -157,23 +157,23 @@ class Bridge(QObject):
     def resume(self, rounds: int | None = None) -> None:
         """Go on with the paused run; with `rounds`, pause again after so many."""
         if self.state is State.PAUSED:
-            self._control = RunControl()
+            self._flags = RunFlags()
             self._set_state(State.RUNNING)
-            self._worker.advance(self._control, rounds)
+            self._worker.advance(self._flags, rounds)
 
     def pause(self) -> None:
         """Pause before the next round."""
-        self._control.pause.set()
+        self._flags.pause.set()
 
     def stop(self) -> None:
         """End the run before the next round."""
-        self._control.stop.set()
+        self._flags.stop.set()
         if self.state is State.PAUSED:
             self._worker.finish()
 
     def end_run(self, timeout: float = CLOSE_TIMEOUT) -> bool:
         """End the run and wait for its end; False if it did not come in time."""
-        self._control.stop.set()
+        self._flags.stop.set()
         ending = self._worker.finish()
         return ending is None or bool(futures.wait([ending], timeout).done)
 
@@ -263,7 +263,7 @@ class Bridge(QObject):
 
     def _give_up(self) -> None:
         self._cancelled.set()
-        self._control.stop.set()
+        self._flags.stop.set()
 
     def _set_state(self, state: State) -> None:
         if state is not self.state:
@@ -276,20 +276,20 @@ class Bridge(QObject):
         match event:
             case events.StateChanged(state):
                 self._set_state(state)
-                if state is State.PAUSED and self._control.stop.is_set():
+                if state is State.PAUSED and self._flags.stop.is_set():
                     self._worker.finish()  # stop was asked for while the pause was on its way
-            case events.Inspected(files):
+            case events.FilesInspected(files):
                 self.files = files
                 self.inspected.emit(files)
-            case events.Loaded():
+            case events.ModelLoaded():
                 self.files = event.files
                 self.compute, self.compute_asked = event.compute, event.mode
                 self._use_store(event)
                 self.close_trace()
                 self.loaded.emit(event)
-            case events.Progress():
+            case events.ProgressMade():
                 self.progress.emit(event)
-            case events.Failed():
+            case events.CommandFailed():
                 self.failed.emit(event)
             case events.RunStarted(run):
                 self.live = run
@@ -297,11 +297,11 @@ class Bridge(QObject):
                 self.run_started.emit(run)
             case events.RunEnded(run):
                 self.run_ended.emit(run)
-            case events.Measured(fidelity):
+            case events.FidelityMeasured(fidelity):
                 self.measured.emit(fidelity)
-            case events.Broke(hit):
+            case events.BreakRuleHeld(hit):
                 self.broke.emit(hit)
-            case events.Exported():
+            case events.TraceExported():
                 self._export = None
                 if event.folder is not None:
                     self.exported.emit(event)
@@ -315,7 +315,7 @@ class Bridge(QObject):
                 self._reading = None
                 self.reading_ended.emit()
 
-    def _use_store(self, event: events.Loaded) -> None:
+    def _use_store(self, event: events.ModelLoaded) -> None:
         """Record into the trace of the model that was opened, and know its newest run."""
         store = event.store
         if all(runs.store is not store for runs in self.recorded):

@@ -56,14 +56,14 @@ class StateChanged:
 
 
 @dataclass(frozen=True)
-class Inspected:
+class FilesInspected:
     """Metadata to show; None takes the model map down again."""
 
     files: ModelFiles | None
 
 
 @dataclass(frozen=True)
-class Loaded:
+class ModelLoaded:
     """A complete session is in use.
 
     mode: the compute mode asked for, compute: the one in effect. store takes the model's runs; it
@@ -77,7 +77,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProgressMade:
     """Bytes (or rows) done of a total, and what is being done."""
 
     done: int
@@ -86,7 +86,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Failed:
+class CommandFailed:
     """One sentence each; `detail` is a traceback when the error was not foreseen."""
 
     message: str
@@ -107,7 +107,7 @@ class RunEnded:
 
 
 @dataclass(frozen=True)
-class Exported:
+class TraceExported:
     """An export of a trace ended; `folder` is None when it was cancelled or failed.
 
     mark: how far the trace had grown when the export began, which at least is in the folder.
@@ -119,14 +119,14 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class Broke:
+class BreakRuleHeld:
     """A break rule held; the run pauses."""
 
     hit: BreakHit
 
 
 @dataclass(frozen=True)
-class Measured:
+class FidelityMeasured:
     """How far the compute mode in use is from f32."""
 
     fidelity: Fidelity
@@ -134,15 +134,15 @@ class Measured:
 
 Event = (
     StateChanged
-    | Inspected
-    | Loaded
-    | Progress
-    | Failed
+    | FilesInspected
+    | ModelLoaded
+    | ProgressMade
+    | CommandFailed
     | RunStarted
     | RunEnded
-    | Broke
-    | Measured
-    | Exported
+    | BreakRuleHeld
+    | FidelityMeasured
+    | TraceExported
 )
 Post = Callable[[Event], None]
 
@@ -161,19 +161,21 @@ def throttled(post: Post) -> Callable[[int, int, str], None]:
         now = time.monotonic()
         if now - last >= PROGRESS_PERIOD or done >= total:
             last = now
-            post(Progress(done, total, phase))
+            post(ProgressMade(done, total, phase))
 
     return report
 
 
-def failure(error: BaseException) -> Failed:
+def failure(error: BaseException) -> CommandFailed:
     """What to tell the user about an error that ended a piece of work."""
     if isinstance(error, DraftscopeError):
-        return Failed(error.message, error.remedy)
+        return CommandFailed(error.message, error.remedy)
     if isinstance(error, MemoryError):
-        return Failed("There is not enough memory for this.", "Close other programs and try again.")
+        return CommandFailed(
+            "There is not enough memory for this.", "Close other programs and try again."
+        )
     log.error("the engine failed", exc_info=error)
-    return Failed(
+    return CommandFailed(
         f"The engine failed: {type(error).__name__}: {error}.",
         "What was recorded is still there; the log has the details (Help, Copy report).",
     )

@@ -11,7 +11,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.models.live_numbers import LiveNumbers
 from app.models.position import Position
-from app.models.run_overlay import RunOverlay
+from app.models.run_axis import RunOverlay
 from engine.trace.run_ref import RunRef
 
 FRAME_MS = 33

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from app.engine_thread.events import ModelFiles
     from engine.compare.fidelity import Fidelity
 
-Progress = Callable[[int, int, str], None]
+ReportProgress = Callable[[int, int, str], None]
 """Done, in all, and what is being done."""
 
 
@@ -32,7 +32,7 @@ class OpenRequest:
 
 
 @dataclass(frozen=True)
-class RunControl:
+class RunFlags:
     """Flags that the window sets and the worker reads between rounds."""
 
     pause: threading.Event = field(default_factory=threading.Event)
@@ -110,7 +110,9 @@ class EngineSession(Protocol):
     def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Job:
         """Begin the lanes of a comparison in a trace, the reference lane first."""
 
-    def measure(self, text: str, progress: Progress, cancelled: Callable[[], bool]) -> Fidelity:
+    def measure(
+        self, text: str, progress: ReportProgress, cancelled: Callable[[], bool]
+    ) -> Fidelity:
         """How far the compute mode is from f32, on the model's own continuation of a text."""
 
     def close(self) -> None:
@@ -123,5 +125,5 @@ class Engine(Protocol):
     def inspect(self, request: OpenRequest) -> ModelFiles:
         """The metadata of the files; no weights are read."""
 
-    def open(self, request: OpenRequest, progress: Progress) -> EngineSession:
+    def open(self, request: OpenRequest, progress: ReportProgress) -> EngineSession:
         """Load them; raises Cancelled once `request.cancelled` is set."""

@@ -14,7 +14,7 @@ from app.engine_thread.jobs import (
     CompareRequest,
     Job,
     OpenRequest,
-    Progress,
+    ReportProgress,
     RunRequest,
     ScriptRequest,
 )
@@ -83,7 +83,7 @@ class LocalEngine:
         self._identity = found.identity
         return found
 
-    def open(self, request: OpenRequest, progress: Progress) -> LocalSession:
+    def open(self, request: OpenRequest, progress: ReportProgress) -> LocalSession:
         """See `open_engine`."""
         session = open_engine(
             request.target,
@@ -135,7 +135,9 @@ class LocalSession:
         self._learn_content(comparison)
         return ComparisonJob(comparison, first)
 
-    def measure(self, text: str, progress: Progress, cancelled: Callable[[], bool]) -> Fidelity:
+    def measure(
+        self, text: str, progress: ReportProgress, cancelled: Callable[[], bool]
+    ) -> Fidelity:
         """Measure the compute mode against f32, for which the file is loaded a second time."""
         from engine.compare.fidelity import N_TOKENS, greedy_text, measure_fidelity
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.engine_thread.events import Exported, Progress, failure, mark_of, throttled
+from app.engine_thread.events import ProgressMade, TraceExported, failure, mark_of, throttled
 from engine.errors import Cancelled
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
@@ -50,7 +50,7 @@ Post = Callable[[Any], None]
 
 
 def start_export(store: TraceStore, folder: Path, excel_safe: bool, post: Post) -> TraceJob:
-    """Write the tables; posts Progress, perhaps Failed, and Exported at the end."""
+    """Write the tables; posts ProgressMade, perhaps CommandFailed, and TraceExported."""
 
     mark = mark_of(store)
 
@@ -65,17 +65,17 @@ def start_export(store: TraceStore, folder: Path, excel_safe: bool, post: Post) 
             pass
         except Exception as error:
             post(failure(error))
-        post(Exported(store, mark, written))
+        post(TraceExported(store, mark, written))
 
     return TraceJob("export", work)
 
 
 def start_reading(folder: Path, post: Post) -> TraceJob:
-    """Read an exported trace; posts Progress, TraceRead or perhaps Failed, and ReadingEnded."""
+    """Read an exported trace; posts ProgressMade, TraceRead or CommandFailed, ReadingEnded."""
 
     def work(cancelled: Callable[[], bool]) -> None:
         try:
-            post(Progress(0, 1, "reading the trace"))
+            post(ProgressMade(0, 1, "reading the trace"))
             store = open_trace(folder, progress=throttled(post), cancelled=cancelled)
             post(TraceRead(folder, store))
         except Cancelled:

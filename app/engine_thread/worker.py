@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.engine_thread.events import (
-    Broke,
+    BreakRuleHeld,
     Event,
-    Inspected,
-    Loaded,
-    Measured,
+    FidelityMeasured,
+    FilesInspected,
     ModelFiles,
+    ModelLoaded,
     Post,
     RunEnded,
     RunStarted,
@@ -37,14 +37,13 @@ from app.engine_thread.jobs import (
     EngineSession,
     Job,
     OpenRequest,
-    RunControl,
+    RunFlags,
     RunRequest,
     ScriptRequest,
 )
 from engine.errors import Cancelled, DraftscopeError
 from engine.trace.breaks import BreakRule, BreakWatch
-from engine.trace.run_ref import RunRef
-from engine.trace.same_model import same_model
+from engine.trace.run_ref import RunRef, same_model
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class _Going:
+class _JobInHand:
     """The run in hand. A job that fails while it begins may have begun runs already: all from
     `first` on are its own."""
 
@@ -86,7 +85,7 @@ class EngineWorker:
         self._stores: list[tuple[dict[str, Any], TraceStore]] = []
         """A trace for every model that was opened, by the model's identity."""
         self._store = TraceStore()
-        self._going: _Going | None = None
+        self._going: _JobInHand | None = None
         self._fidelity: Fidelity | None = None
         self._break_rules: tuple[BreakRule, ...] = ()
         self._watch = BreakWatch(self._store)
@@ -98,7 +97,7 @@ class EngineWorker:
         """Inspect, then load; the session in use stays until the new one is complete."""
         self._submit(lambda: self._open(request))
 
-    def start(self, request: RunRequest, control: RunControl, rounds: int | None) -> None:
+    def start(self, request: RunRequest, flags: RunFlags, rounds: int | None) -> None:
         """Begin a run and advance it by `rounds` (None = until it ends or is told to pause)."""
 
         def begin(session: EngineSession) -> Job:
@@ -110,15 +109,15 @@ class EngineWorker:
                 facts["chat"] = json.dumps(request.chat.kwargs)
             return run
 
-        self._submit(lambda: self._start(begin, control, rounds))
+        self._submit(lambda: self._start(begin, flags, rounds))
 
     def compare(
-        self, request: CompareRequest | ScriptRequest, control: RunControl, rounds: int | None
+        self, request: CompareRequest | ScriptRequest, flags: RunFlags, rounds: int | None
     ) -> None:
         """Begin a comparison of lanes; from there on it is a run like any other."""
         self._submit(
             lambda: self._start(
-                lambda session: session.compare(request, self._store), control, rounds
+                lambda session: session.compare(request, self._store), flags, rounds
             )
         )
 
@@ -126,9 +125,9 @@ class EngineWorker:
         """Measure the session's compute mode against f32, on its own continuation of a text."""
         self._submit(lambda: self._measure(text, cancelled))
 
-    def advance(self, control: RunControl, rounds: int | None) -> None:
+    def advance(self, flags: RunFlags, rounds: int | None) -> None:
         """Go on with a paused run."""
-        self._submit(lambda: self._advance(control, rounds))
+        self._submit(lambda: self._advance(flags, rounds))
 
     def set_break_rules(self, rules: tuple[BreakRule, ...]) -> None:
         """Pause at these conditions from the next round on."""
@@ -199,17 +198,17 @@ class EngineWorker:
         self._inspected = None
         try:
             found = self._inspected = self._engine.inspect(request)
-            self._post(Inspected(found))
+            self._post(FilesInspected(found))
             self._post(StateChanged(State.LOADING))
             session = self._engine.open(request, throttled(self._post))
         except BaseException:
             if self._session is not None or self._inspected is None:
-                self._post(Inspected(self._files))  # what is in use, if anything is
+                self._post(FilesInspected(self._files))  # what is in use, if anything is
             raise
         replaced, self._session = self._session, session
         self._files, self._fidelity = found, None
         self._store = self._store_of(found)
-        self._post(Loaded(found, request.compute, session.compute, self._store))
+        self._post(ModelLoaded(found, request.compute, session.compute, self._store))
         if replaced is not None:
             replaced.close()
         return State.READY
@@ -230,30 +229,30 @@ class EngineWorker:
             for facts in self._store.runs.values():
                 if facts.get("compute") == session.compute:
                     facts["fidelity"] = asdict(self._fidelity)
-            self._post(Measured(self._fidelity))
+            self._post(FidelityMeasured(self._fidelity))
         return self._rest()
 
     def _start(
-        self, begin: Callable[[EngineSession], Job], control: RunControl, rounds: int | None
+        self, begin: Callable[[EngineSession], Job], flags: RunFlags, rounds: int | None
     ) -> State | None:
         self._end_run()
         if self._session is None:
             return self._rest()
         store = self._store
         self._watch = BreakWatch(store)
-        going = self._going = _Going(store, len(store.runs))
+        going = self._going = _JobInHand(store, len(store.runs))
         going.job = begin(self._session)
         going.run = RunRef(store, going.job.run_id)
         self._post(RunStarted(going.run))
-        return self._advance(control, rounds)
+        return self._advance(flags, rounds)
 
-    def _advance(self, control: RunControl, rounds: int | None) -> State | None:
+    def _advance(self, flags: RunFlags, rounds: int | None) -> State | None:
         job = None if self._going is None else self._going.job
         if job is None:
             return self._rest()
         done = 0
-        while not control.stop.is_set():
-            if control.pause.is_set() or done == rounds:
+        while not flags.stop.is_set():
+            if flags.pause.is_set() or done == rounds:
                 return State.PAUSED
             self._cancel_sequences()
             # whoever counts rounds, or wants to stop behind one, sees every single one
@@ -261,11 +260,11 @@ class EngineWorker:
             more = job.advance() if at_once else job.step()
             hit = self._watch.check(self._break_rules)
             if hit is not None:
-                self._post(Broke(hit))
+                self._post(BreakRuleHeld(hit))
             if not more:
                 break
             done += 1
-            if hit is not None and not control.stop.is_set():
+            if hit is not None and not flags.stop.is_set():
                 return State.PAUSED
         return self._finish()
 

@@ -1,4 +1,4 @@
-"""Work that need not be done with every frame."""
+"""Limits how often slow work is done, so that painting and the engine keep their time."""
 
 from __future__ import annotations
 

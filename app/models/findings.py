@@ -28,7 +28,7 @@ _LONG = ("lane", "message", "evidence", "suggestion")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ListedFinding:
     """One row of the findings table; round and seq None = it is about the whole run."""
 
     run: RunRef
@@ -47,7 +47,7 @@ class FindingTable(ColumnTable):
 
     def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
         super().__init__(_COLUMNS, parent)
-        self.findings: list[Finding] = []
+        self.findings: list[ListedFinding] = []
         self._runs: tuple[RunRef, ...] = ()
         self._n_read = 0
         self.retheme(theme)
@@ -101,11 +101,11 @@ class FindingTable(ColumnTable):
             return self._icons.get(finding.severity)
         return None
 
-    def _finding(self, row: int) -> Finding:
+    def _finding(self, row: int) -> ListedFinding:
         store = self._runs[0].store
         facts = store.findings.row(row)
         run = RunRef(store, facts["run_id"])
-        return Finding(
+        return ListedFinding(
             run,
             facts["round"],
             facts["seq_id"],

@@ -1,4 +1,4 @@
-"""Which texts a few typed letters may mean, and how well each fits."""
+"""Fuzzy matching of a few typed letters against texts, with a score for each match."""
 
 from __future__ import annotations
 

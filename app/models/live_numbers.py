@@ -10,7 +10,6 @@ from engine.trace.round_rows import RoundRows
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance_of, timings_of
 
-NOT_OBSERVED = "–"
 _PATH_NAMES = {"restore_depth": "restore (depth > n_rs_seq)"}
 
 
@@ -49,10 +48,3 @@ def _last_path(store: TraceStore, of_run: np.ndarray) -> str | None:
         return None
     name = store.text_pool.text(int(used[-1]))
     return _PATH_NAMES.get(name, name)
-
-
-def significant(value: float | None) -> str:
-    """At most three significant digits, or the mark of a figure not observed."""
-    if value is None:
-        return NOT_OBSERVED
-    return f"{value:.3g}" if abs(value) < 1000 else f"{float(f'{value:.3g}'):,.0f}"

@@ -1,4 +1,4 @@
-"""Errors on a log axis on which no error at all has its place too."""
+"""A logarithmic axis for errors that also has a place for an error of exactly 0."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.models.error_text import EXACT, NOT_FINITE
+from app.models.number_text import EXACT, NOT_FINITE
 
 _LEAST, _MOST = -30, 30
 _MOST_LABELS = 6

@@ -1,4 +1,4 @@
-"""Many values in few pixels: what falls into the same column of pixels becomes one value."""
+"""Many values reduced to few: one for each column of pixels, or one for each round."""
 
 from __future__ import annotations
 
@@ -68,3 +68,14 @@ def envelope(
     columns = PixelColumns(x, left, right, max(1, n_pixels // 2))
     both = np.stack([columns.least(y), columns.most(y)], axis=1)
     return np.repeat(columns.first(x), 2), both.ravel()
+
+
+def per_round(
+    rounds: np.ndarray, values: np.ndarray, how: np.ufunc
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds of rows, int64 [n] ascending, and values, [..., n]: every round once, [rounds], and
+    what `how` makes of the values of its rows, [..., rounds]."""
+    numbers, firsts = np.unique(rounds, return_index=True)
+    if not len(numbers):
+        return numbers, values
+    return numbers, how.reduceat(values, firsts, axis=-1)

@@ -9,8 +9,7 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersisten
 from PySide6.QtGui import QColor, QFont
 
 from app.models.compared_lanes import ComparedLanes
-from app.models.error_text import EXACT, NOT_RECORDED, error_text
-from app.models.live_numbers import NOT_OBSERVED
+from app.models.number_text import EXACT, NOT_OBSERVED, NOT_RECORDED, error_text
 from engine.trace.records import N_TOP
 
 _Index = QModelIndex | QPersistentModelIndex
@@ -33,7 +32,7 @@ _MEASURES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class DetailCell:
     """What one lane has in one row. sign: the difference in one character."""
 
     text: str
@@ -43,16 +42,16 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DetailRow:
     """A token or a measure, with a cell for each lane."""
 
     label: str
     tip: str
-    cells: tuple[Cell, ...]
+    cells: tuple[DetailCell, ...]
     chosen: bool = False
 
 
-def detail_rows(lanes: ComparedLanes, pos: int) -> list[Row]:
+def detail_rows(lanes: ComparedLanes, pos: int) -> list[DetailRow]:
     """The rows of one position: tokens by the reference's probability, then the measures.
 
     A token is marked where a lane ranks it otherwise than the reference lane: an arrow and its
@@ -78,7 +77,7 @@ def detail_rows(lanes: ComparedLanes, pos: int) -> list[Row]:
         for run_id in lanes.run_ids:
             found = tops[run_id]
             if found is None:
-                cells.append(Cell(NOT_RECORDED))
+                cells.append(DetailCell(NOT_RECORDED))
                 continue
             compared = run_id != lanes.reference and bool(of_reference)
             rank, expected = ranks[run_id].get(token), of_reference.get(token)
@@ -91,36 +90,36 @@ def detail_rows(lanes: ComparedLanes, pos: int) -> list[Row]:
                     arrow = "▲" if expected is None or rank < expected else "▼"
                 bar = found[rank][1]
                 text = f"{arrow} {bar:.3f}".strip()
-            cells.append(Cell(text, bar, differs, rank == 0))
+            cells.append(DetailCell(text, bar, differs, rank == 0))
         tip = f"token {token}" + (", chosen by the reference lane" if token == chosen else "")
-        rows.append(Row(lanes.text(token), tip, tuple(cells), token == chosen))
+        rows.append(DetailRow(lanes.text(token), tip, tuple(cells), token == chosen))
     rows += [
-        Row(label, tip, tuple(_measure(lanes, run_id, name, pos) for run_id in lanes.run_ids))
+        DetailRow(label, tip, tuple(_measure(lanes, run_id, name, pos) for run_id in lanes.run_ids))
         for name, label, tip in _MEASURES
     ]
     return rows
 
 
-def _measure(lanes: ComparedLanes, run_id: int, name: str, pos: int) -> Cell:
+def _measure(lanes: ComparedLanes, run_id: int, name: str, pos: int) -> DetailCell:
     if run_id == lanes.reference:
-        return Cell(NOT_OBSERVED)
+        return DetailCell(NOT_OBSERVED)
     if lanes.row_at(run_id, pos) is None:
-        return Cell(NOT_RECORDED)
+        return DetailCell(NOT_RECORDED)
     value = lanes.measure(run_id, name, pos)
     if value is None:
         if name in ("max_abs", "nmse", "kl"):  # a difference that is not a number
-            return Cell(error_text(float("nan")), differs=True)
-        return Cell(NOT_RECORDED)
+            return DetailCell(error_text(float("nan")), differs=True)
+        return DetailCell(NOT_RECORDED)
     if name == "nmse":
         beyond = not value <= lanes.bounds[run_id]
-        return Cell(f"✗ {error_text(value)}" if beyond else error_text(value), differs=beyond)
+        return DetailCell(f"✗ {error_text(value)}" if beyond else error_text(value), differs=beyond)
     if name == "top1_equal":
-        return Cell("same" if value else "≠ other", differs=not value)
+        return DetailCell("same" if value else "≠ other", differs=not value)
     if name == "rank":
-        return Cell(f"{int(value):,}", differs=False)
+        return DetailCell(f"{int(value):,}", differs=False)
     if name == "cells_differ":
-        return Cell(f"{int(value):,}" if value else EXACT, differs=value > 0)
-    return Cell(error_text(value))
+        return DetailCell(f"{int(value):,}" if value else EXACT, differs=value > 0)
+    return DetailCell(error_text(value))
 
 
 class PositionDetail(QAbstractTableModel):
@@ -130,7 +129,7 @@ class PositionDetail(QAbstractTableModel):
         super().__init__(parent)
         self.differs_colour = QColor()
         self.muted_colour = QColor()
-        self.rows: list[Row] = []
+        self.rows: list[DetailRow] = []
         self._names: list[str] = []
 
     def show_position(self, lanes: ComparedLanes | None, pos: int | None) -> None:

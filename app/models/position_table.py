@@ -11,8 +11,7 @@ from PySide6.QtGui import QColor
 
 from app.models.column_table import ColumnTable, TableColumn
 from app.models.compared_lanes import ComparedLanes
-from app.models.error_text import error_text
-from app.models.live_numbers import NOT_OBSERVED
+from app.models.number_text import NOT_OBSERVED, error_text
 from engine.trace.records import MISSING
 
 _COLUMNS = (

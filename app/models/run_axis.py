@@ -1,11 +1,10 @@
-"""The x-axis that plots of a run share: rounds, emitted tokens, or time."""
+"""The x-axis that plots of a run share (rounds, emitted tokens or time), and a second run on it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from app.models.grown import Grown
-from app.models.run_rows import RunRows
+from app.models.run_rows import GrowingArray, RunRows
 from engine.trace.run_ref import RunRef
 
 UNITS = {"round": "round", "token": "emitted tokens", "time": "time, s"}
@@ -50,9 +49,9 @@ class RunAxis:
         times.add(np.maximum(before[1], np.maximum.accumulate(seconds)))
 
     def _forget(self) -> None:
-        self._rounds = Grown(np.int64)
+        self._rounds = GrowingArray(np.int64)
         """Those that have rows, ascending; `_ends` is about the same."""
-        self._ends = {"token": Grown(np.float64), "time": Grown(np.float64)}
+        self._ends = {"token": GrowingArray(np.float64), "time": GrowingArray(np.float64)}
 
     def starts(self, rounds: np.ndarray) -> np.ndarray:
         """Left edges of rounds, float64 of the same shape."""
@@ -109,3 +108,35 @@ class RunAxis:
     def _end(self, rounds: np.ndarray) -> np.ndarray:
         at = np.searchsorted(self._rounds.values, rounds, side="right")
         return np.append(0.0, self._ends[self.unit].values)[at]
+
+
+class RunOverlay:
+    """over: the run on show, of the same trace. Nothing is read from the trace before somebody
+    asks; plots share what was read."""
+
+    def __init__(self, run: RunRef, over: RunRef) -> None:
+        self.run, self.over = run, over
+        self._axis = RunAxis()
+
+    @property
+    def name(self) -> str:
+        """The run in words."""
+        return str(self.run)
+
+    def axis(self, unit: str) -> RunAxis:
+        """Where the rounds that the run has by now lie, in a unit of `RunAxis`; the first begins
+        where the first of the run on show does."""
+        self._axis.unit = unit
+        self._axis.read(self.run)
+        return self._axis
+
+    def rows(self) -> RunRows:
+        """The run's rows of `rounds` by now."""
+        rows = self.axis(self._axis.unit).rows
+        assert rows is not None
+        return rows
+
+    def end(self, unit: str) -> float:
+        """Right edge of the last round."""
+        rows = self.rows()
+        return self.axis(unit).start(int(rows.rounds.values[-1]) + 1) if len(rows) else 0.0

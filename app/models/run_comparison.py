@@ -1,4 +1,4 @@
-"""Two runs in figures, and where their texts part."""
+"""The figures of two runs side by side, and the first token at which their texts differ."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from app.models.live_numbers import NOT_OBSERVED, significant
+from app.models.number_text import NOT_OBSERVED, format_bytes, significant
 from app.models.token_text import line_text
-from app.models.units import format_bytes
 from engine.trace.baseline import find_baseline, speed
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
 from engine.trace.store import TraceStore

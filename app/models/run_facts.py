@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from app.models.live_numbers import LiveNumbers, significant
+from app.models.live_numbers import LiveNumbers
+from app.models.number_text import significant
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import timings

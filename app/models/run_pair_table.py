@@ -6,7 +6,7 @@ from typing import Any
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 
-from app.models.live_numbers import NOT_OBSERVED
+from app.models.number_text import NOT_OBSERVED
 from app.models.run_comparison import FigurePair
 
 _Index = QModelIndex | QPersistentModelIndex

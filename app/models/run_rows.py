@@ -1,15 +1,82 @@
-"""The rows of one run in a table of the trace, found once and read where they are."""
+"""The rows of one run in a table of the trace, found once and read where they are; the same by run
+and sequence; the arrays that grow with them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from app.models.grown import Grown
 from engine.trace.records import PHASES
 from engine.trace.run_ref import RunRef
 from engine.trace.step_sums import StepSums
+from engine.trace.store import Table
+
+
+class GrowingArray:
+    """An array with room to spare; `values` is what has been added."""
+
+    def __init__(self, dtype: type[np.generic]) -> None:
+        self._array: np.ndarray = np.empty(1024, dtype)
+        self._n = 0
+
+    def __len__(self) -> int:
+        return self._n
+
+    @property
+    def values(self) -> np.ndarray:
+        """A view of everything added, [n]."""
+        return self._array[: self._n]
+
+    def add(self, values: np.ndarray) -> None:
+        """Put more at the end."""
+        stop = self._n + len(values)
+        if stop > len(self._array):
+            grown = np.empty(max(stop, 2 * len(self._array)), self._array.dtype)
+            grown[: self._n] = self.values
+            self._array = grown
+        self._array[self._n : stop] = values
+        self._n = stop
+
+
+class RowIndex:
+    """Where the rows of some runs are; `poll` takes in what was appended since."""
+
+    def __init__(self, table: Table, run_ids: Iterable[int]) -> None:
+        self._table = table
+        self._run_ids = tuple(run_ids)
+        self._n_read = 0
+        self._rows: dict[tuple[int, int], array[int]] = {}
+
+    def poll(self) -> bool:
+        """Look at the new rows; whether any belong to these runs."""
+        start, stop = self._n_read, len(self._table)
+        self._n_read = stop
+        runs = self._table.column("run_id", start, stop)
+        seq_ids = self._table.column("seq_id", start, stop)
+        found = False
+        for run_id in self._run_ids:
+            mine = np.flatnonzero(runs == run_id)
+            for seq_id in np.unique(seq_ids[mine]).tolist():
+                rows = mine[seq_ids[mine] == seq_id] + start
+                kept = self._rows.setdefault((run_id, seq_id), array("q"))
+                kept.frombytes(rows.astype(np.int64).tobytes())
+                found = True
+        return found
+
+    def seq_ids(self) -> list[int]:
+        """The sequences seen."""
+        return sorted({seq_id for _, seq_id in self._rows})
+
+    def rows(self, run_id: int, seq_id: int) -> np.ndarray:
+        """Row numbers, int64 [n] ascending."""
+        return np.array(self._rows.get((run_id, seq_id), ()), np.int64)
+
+    def column(self, run_id: int, seq_id: int, name: str) -> np.ndarray:
+        """One column of one sequence of a run, [n]."""
+        return self._table.column(name, 0, self._n_read)[self.rows(run_id, seq_id)]
 
 
 class RunRows:
@@ -17,8 +84,8 @@ class RunRows:
 
     def __init__(self, run: RunRef, table: str) -> None:
         self.run, self.table = run, run.store.tables[table]
-        self.rounds = Grown(np.int64)
-        self._rows = Grown(np.int64)
+        self.rounds = GrowingArray(np.int64)
+        self._rows = GrowingArray(np.int64)
         self._next = 0
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ from PySide6.QtGui import QFont
 
 from app.looks.theme import Theme, icon
 from app.models.column_table import ColumnTable, TableColumn
-from app.models.live_numbers import significant
+from app.models.number_text import significant
 from app.models.run_facts import ModelRuns, RunRow, run_row
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.models.grown import Grown
-from app.models.run_rows import RunRows
+from app.models.run_rows import GrowingArray, RunRows
 from engine.trace.step_sums import StepSums
 
 WINDOW = 16
@@ -20,8 +19,8 @@ class StepCurves:
 
     def __init__(self) -> None:
         self.sums = StepSums()
-        self._rounds = Grown(np.int64)
-        self._drafted, self._accepted = Grown(np.int64), Grown(np.int64)
+        self._rounds = GrowingArray(np.int64)
+        self._drafted, self._accepted = GrowingArray(np.int64), GrowingArray(np.int64)
 
     def add(self, rows: RunRows, start: int, stop: int) -> None:
         """Take in rows start..stop of `rounds`."""
@@ -54,7 +53,7 @@ class StepCurves:
         rates: np.ndarray = self._accepted.values[start:stop] / self._drafted.values[start:stop]
         return rates
 
-    def _over(self, sums: Grown, start: int, stop: int) -> np.ndarray:
+    def _over(self, sums: GrowingArray, start: int, stop: int) -> np.ndarray:
         before = np.arange(start, stop) - WINDOW
         base = np.where(before < 0, 0, sums.values[np.maximum(before, 0)])
         counts: np.ndarray = sums.values[start:stop] - base

@@ -1,12 +1,17 @@
-"""What a round did beside choosing tokens, in words: drafters, rollback, batch, bytes, times."""
+"""What a round did beside choosing tokens, in words (drafters, rollback, batch, bytes, times), and
+the table that lists it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from app.models.live_numbers import NOT_OBSERVED, significant
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtGui import QColor, QFont
+
+from app.models.number_text import NOT_OBSERVED, format_bytes, significant
 from app.models.step import Facts, Step
-from app.models.units import format_bytes
 from engine.draft.registry import meaning
 from engine.trace.records import PHASES
 
@@ -27,7 +32,7 @@ _BYTES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class FactLine:
     """One line. A line without a value begins a section."""
 
     label: str
@@ -39,7 +44,7 @@ class Fact:
         return not self.value
 
 
-def step_facts(step: Step) -> list[Fact]:
+def step_facts(step: Step) -> list[FactLine]:
     """All lines about a round, sections in the order in which a round goes."""
     sections = (
         ("Draft", _draft(step)),
@@ -51,7 +56,7 @@ def step_facts(step: Step) -> list[Fact]:
     lines = []
     for title, facts in sections:
         if facts:
-            lines += [Fact(title), *facts]
+            lines += [FactLine(title), *facts]
     return lines
 
 
@@ -75,7 +80,7 @@ def outcome(step: Step) -> str:
     return f"{counts}{judge}: the draft said “{said}”, the target “{chose}”."
 
 
-def _draft(step: Step) -> list[Fact]:
+def _draft(step: Step) -> list[FactLine]:
     lines = []
     for one in step.drafts:
         n, raw = one["num_draft_tokens"], one["num_raw"]
@@ -87,57 +92,59 @@ def _draft(step: Step) -> list[Fact]:
         if one["reason"]:
             parts.append(one["reason"])
         tip = f"{meaning(one['reason']) or 'A full draft'}; {_ms(one['draft_ms'])}"
-        lines.append(Fact(one["drafter"], ", ".join(parts), tip))
+        lines.append(FactLine(one["drafter"], ", ".join(parts), tip))
     return lines
 
 
-def _verification(step: Step) -> list[Fact]:
+def _verification(step: Step) -> list[FactLine]:
     facts = step.facts
     lines = [
-        Fact("rule", facts["accept_rule"] or "none: nothing drafted", "What judged the draft"),
-        Fact("ended by", facts["stop_kind"] or NOT_OBSERVED, "The last token that was emitted"),
-        Fact("verify width", _whole(facts["verify_width"]), "Tokens of this sequence, unpadded"),
+        FactLine("rule", facts["accept_rule"] or "none: nothing drafted", "What judged the draft"),
+        FactLine("ended by", facts["stop_kind"] or NOT_OBSERVED, "The last token that was emitted"),
+        FactLine(
+            "verify width", _whole(facts["verify_width"]), "Tokens of this sequence, unpadded"
+        ),
     ]
     for one in step.ubatches:
         size = f"{one['purpose']} {_whole(one['n_seqs'])} × {_whole(one['n_seq_tokens'])}"
         padding = f", padding {one['n_padding']}" if one["n_padding"] else ""
         why = f", {one['reason']}" if one["reason"] else ""
         tip = f"Sequences × tokens of each, {_ms(one['ms'])}; sequences: {one['seq_ids']}"
-        lines.append(Fact(f"ubatch {_whole(one['ubatch'])}", f"{size}{padding}{why}", tip))
+        lines.append(FactLine(f"ubatch {_whole(one['ubatch'])}", f"{size}{padding}{why}", tip))
     return lines
 
 
-def _rollback(facts: Facts) -> list[Fact]:
+def _rollback(facts: Facts) -> list[FactLine]:
     path = facts["rollback_path"]
     in_memory, depth = facts["memory_rollback"], facts["rollback_depth"]
     deep = _whole(depth)
     if in_memory is not None and in_memory != depth:
         deep += f", in memory {in_memory}"
     return [
-        Fact("path", path or NOT_OBSERVED, _PATH_TIPS.get(path, "")),
-        Fact("depth", deep, "Drafted tokens undone; in memory, padding comes on top"),
-        Fact(
+        FactLine("path", path or NOT_OBSERVED, _PATH_TIPS.get(path, "")),
+        FactLine("depth", deep, "Drafted tokens undone; in memory, padding comes on top"),
+        FactLine(
             "valid depth / n_rs_seq",
             f"{_whole(facts['valid_depth'])} / {_whole(facts['n_rs_seq'])}",
             "Deepest truthful rollback behind this batch / snapshot planes",
         ),
-        Fact(
+        FactLine(
             "rs_idx",
             f"{_whole(facts['rs_idx_before'])} → {_whole(facts['rs_idx_after'])}",
             "Pending plane that the batch read → pending plane behind the rollback",
         ),
-        Fact("replays", _whole(facts["replay_index"]), "Restores and replays in this round"),
+        FactLine("replays", _whole(facts["replay_index"]), "Restores and replays in this round"),
     ]
 
 
-def _memory(facts: Facts) -> list[Fact]:
-    lines = [Fact(label, _bytes(facts[name]), tip) for label, name, tip in _BYTES]
+def _memory(facts: Facts) -> list[FactLine]:
+    lines = [FactLine(label, _bytes(facts[name]), tip) for label, name, tip in _BYTES]
     used, twice = facts["kv_cells_used"], facts["kv_cells_duplicate"]
     attention, recurrent = facts["attention_pos_max"], facts["recurrent_pos_max"]
     return [
         *lines,
-        Fact("KV cells / duplicates", f"{_whole(used)} / {_whole(twice)}", "Of this sequence"),
-        Fact(
+        FactLine("KV cells / duplicates", f"{_whole(used)} / {_whole(twice)}", "Of this sequence"),
+        FactLine(
             "last pos KV / state",
             f"{_whole(attention)} / {_whole(recurrent)}",
             "Last position that the attention cells and the recurrent state hold",
@@ -145,13 +152,13 @@ def _memory(facts: Facts) -> list[Fact]:
     ]
 
 
-def _times(facts: Facts) -> list[Fact]:
+def _times(facts: Facts) -> list[FactLine]:
     spent = [(phase, facts[f"{phase}_ms"]) for phase in PHASES]
     known = [(phase, ms) for phase, ms in spent if ms is not None]
     if not known:
         return []
-    total = Fact("all phases", _ms(sum(ms for _, ms in known)), "This sequence's part")
-    return [*(Fact(phase, _ms(ms)) for phase, ms in known if ms), total]
+    total = FactLine("all phases", _ms(sum(ms for _, ms in known)), "This sequence's part")
+    return [*(FactLine(phase, _ms(ms)) for phase, ms in known if ms), total]
 
 
 def _whole(value: int | None) -> str:
@@ -164,3 +171,48 @@ def _ms(value: float | None) -> str:
 
 def _bytes(value: int | None) -> str:
     return NOT_OBSERVED if value is None else format_bytes(value)
+
+
+_Index = QModelIndex | QPersistentModelIndex
+_NOWHERE = QModelIndex()
+
+
+class FactTable(QAbstractTableModel):
+    """Labels at the left, values at the right; a heading has no value."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.muted_colour = QColor()
+        self.facts: list[FactLine] = []
+
+    def show_facts(self, facts: list[FactLine]) -> None:
+        """Show other lines."""
+        self.beginResetModel()
+        self.facts = facts
+        self.endResetModel()
+
+    def rowCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() else len(self.facts)
+
+    def columnCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() else 2
+
+    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if not index.isValid():
+            return None
+        fact, is_value = self.facts[index.row()], index.column() == 1
+        if role == Qt.ItemDataRole.DisplayRole:
+            return fact.value if is_value else fact.label
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return f"{fact.value}\n{fact.tip}".strip() or None
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            flag = Qt.AlignmentFlag
+            side = flag.AlignRight if is_value else flag.AlignLeft
+            return side | (flag.AlignBottom if fact.is_heading else flag.AlignVCenter)
+        if role == Qt.ItemDataRole.FontRole and fact.is_heading:
+            font = QFont()
+            font.setBold(True)
+            return font
+        if role == Qt.ItemDataRole.ForegroundRole and not is_value and not fact.is_heading:
+            return self.muted_colour
+        return None

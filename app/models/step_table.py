@@ -8,7 +8,7 @@ from PySide6.QtCore import QObject, Qt
 
 from app.looks.theme import Theme
 from app.models.column_table import ColumnTable, TableColumn
-from app.models.live_numbers import NOT_OBSERVED
+from app.models.number_text import NOT_OBSERVED
 from app.models.step import Facts, Step
 from app.models.token_text import MEANING
 

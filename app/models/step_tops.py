@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QColor, QFont
 
 from app.models.column_table import ColumnTable, TableColumn
-from app.models.live_numbers import NOT_OBSERVED
+from app.models.number_text import NOT_OBSERVED
 from app.models.position_detail import BAR_ROLE, DIFFERS_ROLE
 from app.models.step import Facts, Step
 

@@ -49,14 +49,14 @@ class FilterError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class KindTerm:
     """A token of this kind."""
 
     kind: str
 
 
 @dataclass(frozen=True, slots=True)
-class Compare:
+class NumberTerm:
     """A figure of FIELDS compared with a number. sign: one of OPERATORS."""
 
     field: str
@@ -65,7 +65,7 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChoiceTerm:
     """A text column of the round has one of these values. name: of CHOICES."""
 
     name: str
@@ -73,7 +73,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextTerm:
     """The bytes of the tokens contain this; `folded`: in either case."""
 
     text: str
@@ -83,13 +83,13 @@ class Text:
         return self.text == self.text.lower()
 
 
-Term = Kind | Compare | Choice | Text
+Term = KindTerm | NumberTerm | ChoiceTerm | TextTerm
 
 
 def is_of_round(term: Term) -> bool:
     """Whether all tokens of a round satisfy a term, or none."""
-    return isinstance(term, Choice) or (
-        isinstance(term, Compare) and FIELDS[term.field][0] == "rounds"
+    return isinstance(term, ChoiceTerm) or (
+        isinstance(term, NumberTerm) and FIELDS[term.field][0] == "rounds"
     )
 
 
@@ -102,7 +102,7 @@ def parse_filter(query: str) -> tuple[Term, ...]:
     def close_text(stop: int) -> None:
         nonlocal text_start
         if text_start is not None:
-            terms.append(Text(query[text_start:stop]))
+            terms.append(TextTerm(query[text_start:stop]))
             text_start = None
 
     for part in _PART.finditer(query):
@@ -112,7 +112,7 @@ def parse_filter(query: str) -> tuple[Term, ...]:
             if not closed:
                 raise FilterError(f"The quote before {quoted!r} is not closed. Add another.")
             if quoted:
-                terms.append(Text(quoted))
+                terms.append(TextTerm(quoted))
         else:
             term = _term(word)
             if term is not None:
@@ -128,7 +128,7 @@ def parse_filter(query: str) -> tuple[Term, ...]:
 def _term(word: str) -> Term | None:
     """What a word means, None for text."""
     if word in TOKEN_KINDS:
-        return Kind(word)
+        return KindTerm(word)
     if found := _COMPARISON.fullmatch(word):
         return _comparison(*found.groups())
     if found := _CHOICE.fullmatch(word):
@@ -139,25 +139,25 @@ def _term(word: str) -> Term | None:
 def _comparison(name: str, sign: str, value: str) -> Term:
     if name not in FIELDS:
         raise FilterError(f"There is no figure {name!r}; known are {', '.join(FIELDS)}. {_HELP}")
-    return Compare(name, sign, _number(name, value))
+    return NumberTerm(name, sign, _number(name, value))
 
 
 def _choice(name: str, value: str) -> Term:
     if name == "kind":
         if value not in TOKEN_KINDS:
             raise FilterError(f"There is no kind {value!r}; known are {', '.join(TOKEN_KINDS)}.")
-        return Kind(value)
+        return KindTerm(value)
     if name in FIELDS:
-        return Compare(name, "=", _number(name, value))
+        return NumberTerm(name, "=", _number(name, value))
     if name not in CHOICES:
         known = ", ".join(f"{one}:" for one in ("kind", "seq", *CHOICES))
         raise FilterError(f"There is no choice {name + ':'!r}; known are {known}. {_HELP}")
     if name != "path":
-        return Choice(name, (value,))
+        return ChoiceTerm(name, (value,))
     paths = tuple(path for path in ROLLBACK_PATHS if path in (value, f"{value}_depth"))
     if not paths:
         raise FilterError(f"There is no path {value!r}; known are {', '.join(ROLLBACK_PATHS)}.")
-    return Choice(name, paths)
+    return ChoiceTerm(name, paths)
 
 
 def _number(name: str, value: str) -> float:

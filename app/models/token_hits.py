@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from app.models.token_filter import CHOICES, FIELDS, Choice, Compare, Kind, Term, Text, is_of_round
+from app.models.token_filter import (
+    CHOICES,
+    FIELDS,
+    ChoiceTerm,
+    KindTerm,
+    NumberTerm,
+    Term,
+    TextTerm,
+    is_of_round,
+)
 from app.models.token_stream import GHOSTS, KIND, TokenStream
 from engine.trace.records import MISSING, TOKEN_KINDS
 
@@ -79,18 +88,18 @@ class _Columns:
 
     def satisfy(self, term: Term) -> np.ndarray:
         """Whether each token satisfies a term, bool [n]."""
-        if isinstance(term, Kind):
+        if isinstance(term, KindTerm):
             found = self._kinds == KIND[term.kind]
             if term.kind == "replayed":
                 found |= np.frombuffer(bytes(self._stream.replayed[: self._n]), np.uint8) != 0
             return found
-        if isinstance(term, Compare):
+        if isinstance(term, NumberTerm):
             values = self._values(*FIELDS[term.field])
             found = _TESTS[term.sign](values, term.number)
             observed = values != MISSING if values.dtype.kind == "i" else ~np.isnan(values)
             both: np.ndarray = found & observed
             return both
-        if isinstance(term, Choice):
+        if isinstance(term, ChoiceTerm):
             codes = [self._store.text_pool.find(value) for value in term.values]
             values = self._values("rounds", CHOICES[term.name])
             chosen: np.ndarray = np.isin(values, codes)
@@ -127,7 +136,7 @@ class _Columns:
             self._of_round = np.where(hit, rows[inside] if len(rows) else -1, -1)
         return self._of_round
 
-    def _text(self, term: Text) -> np.ndarray:
+    def _text(self, term: TextTerm) -> np.ndarray:
         """Tokens in which the text begins; a ghost has to contain all of it."""
         found = np.zeros(self._n, bool)
         wanted, pieces = term.text.encode(), self._store.pieces

@@ -1,4 +1,4 @@
-"""What a reader sees for the bytes of one token: nothing hidden, nothing invented."""
+"""How the bytes of one token are shown: control characters and invalid bytes are made visible."""
 
 from __future__ import annotations
 

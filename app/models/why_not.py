@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.draft.registry import DRAFTERS, meaning
-from engine.trace.lane_kinds import NOISE, REFERENCE
-from engine.trace.records import MISSING
+from engine.trace.records import MISSING, NOISE, REFERENCE
 from engine.trace.store import TraceStore
 
 _ORDINARY = ("limit", "n_max")
@@ -19,7 +18,7 @@ _MOSTLY_EMPTY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class WhyNotReason:
     """One sentence. topic: what it is about, the same while its figures grow.
     place: (sequence, round) where it happened first, None for the whole run.
     """
@@ -30,7 +29,7 @@ class Reason:
     place: tuple[int, int] | None = None
 
 
-def why_not(store: TraceStore, run_id: int) -> list[Reason]:
+def why_not(store: TraceStore, run_id: int) -> list[WhyNotReason]:
     """All there is to say about a run so far, errors first, then warnings, then the rest."""
     run = store.runs.get(run_id, {})
     options = _section(run, "options")
@@ -38,7 +37,7 @@ def why_not(store: TraceStore, run_id: int) -> list[Reason]:
     drafters = _section(options, "spec").get("types")
     lane = str(run.get("lane", "")).partition(",")[0]
     if "spec" in options and not drafters and lane not in (REFERENCE, NOISE):
-        found.append(Reason("off", "info", "Speculation is off: no drafter is chosen."))
+        found.append(WhyNotReason("off", "info", "Speculation is off: no drafter is chosen."))
     return sorted(found, key=lambda one: ("error", "warning", "info").index(one.severity))
 
 
@@ -48,11 +47,11 @@ def _section(facts: dict[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _invalid(run: dict[str, Any], options: dict[str, Any]) -> list[Reason]:
+def _invalid(run: dict[str, Any], options: dict[str, Any]) -> list[WhyNotReason]:
     found = []
     if run.get("synthetic"):
         found.append(
-            Reason(
+            WhyNotReason(
                 "synthetic",
                 "warning",
                 "Synthetic acceptance: chance accepts the drafts, output invalid.",
@@ -62,11 +61,11 @@ def _invalid(run: dict[str, Any], options: dict[str, Any]) -> list[Reason]:
     if faults:
         what = "Fault is" if len(faults) == 1 else f"{len(faults)} faults are"
         sentence = f"{what} switched on: {', '.join(faults)}. The output may be wrong."
-        found.append(Reason(f"faults {sorted(faults)}", "warning", sentence))
+        found.append(WhyNotReason(f"faults {sorted(faults)}", "warning", sentence))
     return found
 
 
-def _rollbacks(store: TraceStore, run_id: int) -> list[Reason]:
+def _rollbacks(store: TraceStore, run_id: int) -> list[WhyNotReason]:
     table, n = store.rounds, len(store.rounds)
     paths = table.column("rollback_path", 0, n)
     mine = table.column("run_id", 0, n) == run_id
@@ -88,7 +87,7 @@ def _rollbacks(store: TraceStore, run_id: int) -> list[Reason]:
             sentence = f"A rollback {what}, in {place}."
         else:
             sentence = f"{len(rows):,} rollbacks {what.replace('was', 'were')}, first in {place}."
-        found.append(Reason(path, severity, sentence, (first["seq_id"], first["round"])))
+        found.append(WhyNotReason(path, severity, sentence, (first["seq_id"], first["round"])))
     return found
 
 
@@ -103,7 +102,7 @@ def _bound(facts: dict[str, Any]) -> str:
     return ""
 
 
-def _drafts(store: TraceStore, run_id: int, options: dict[str, Any]) -> list[Reason]:
+def _drafts(store: TraceStore, run_id: int, options: dict[str, Any]) -> list[WhyNotReason]:
     table, n = store.drafts, len(store.drafts)
     spec = _section(options, "spec")
     lengths = table.column("num_draft_tokens", 0, n)
@@ -126,7 +125,9 @@ def _drafts(store: TraceStore, run_id: int, options: dict[str, Any]) -> list[Rea
                 what = f"{times:,} of {n_asked:,} drafts of {name}"
                 row = empty[reasons[empty] == store.text_pool.find(reason)][0]
                 sentence = f"{reason}{bound} {verb} {what} {how}."
-                found.append(Reason(f"{name} {reason}", "info", sentence, _place(store, int(row))))
+                found.append(
+                    WhyNotReason(f"{name} {reason}", "info", sentence, _place(store, int(row)))
+                )
         rest = {reason: n for reason, n in by_reason.items() if reason not in _ORDINARY}
         share = 0 if known and known.needs else _MOSTLY_EMPTY
         if sum(rest.values()) > share * n_asked:
@@ -135,7 +136,7 @@ def _drafts(store: TraceStore, run_id: int, options: dict[str, Any]) -> list[Rea
             row = empty[reasons[empty] == store.text_pool.find(most)][0]
             sentence = f"{name} found no draft in {sum(rest.values()):,} of {n_asked:,} rounds"
             found.append(
-                Reason(
+                WhyNotReason(
                     f"{name} empty",
                     "info",
                     f"{sentence}, mostly {most}{why}.",

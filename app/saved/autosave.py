@@ -18,11 +18,10 @@ from pathlib import Path
 
 from PySide6.QtCore import QLockFile, QObject, QTimer, Signal
 
-from app.engine_thread.events import Exported, Failed, TraceMark, failure, mark_of
+from app.engine_thread.events import CommandFailed, TraceExported, TraceMark, failure, mark_of
 from app.engine_thread.trace_jobs import TraceJob, start_export
 from app.saved.errors import log
-from app.saved.folders import unwritable
-from app.saved.process_lock import hold, is_held, lock_path
+from app.saved.folders import hold, is_held, lock_path, unwritable
 from engine.errors import DraftscopeError
 from engine.trace.export import SESSION_FILE, export_csv, recover_export
 from engine.trace.replacing import target_of
@@ -39,7 +38,7 @@ _MOST_SESSION_BYTES = 64 << 20
 
 
 @dataclass
-class _Copy:
+class _SavedTrace:
     """Where one trace is saved, and how much of it is there or in an export."""
 
     folder: Path
@@ -52,7 +51,7 @@ class Autosave(QObject):
     """Saves those of `stores` that have grown. `folder`: the parent of all autosaves."""
 
     saved = Signal()
-    failed = Signal(object)  # events.Failed; told once, until something could be saved again
+    failed = Signal(object)  # events.CommandFailed; told once, until something could be saved again
     _posted = Signal(object)
 
     def __init__(
@@ -62,10 +61,10 @@ class Autosave(QObject):
         self._parent_folder = folder
         self._name = time.strftime(f"{_PREFIX}%Y%m%d-%H%M%S") + f"-{os.getpid()}-{id(self):x}"
         self._stores = stores
-        self._copies: dict[TraceStore, _Copy] = {}
+        self._copies: dict[TraceStore, _SavedTrace] = {}
         self._waiting: list[TraceStore] = []
         self._job: TraceJob | None = None
-        self.problem: Failed | None = None
+        self.problem: CommandFailed | None = None
         """Why nothing could be saved the last time."""
         self._timer = QTimer(self)
         self._timer.setInterval(PERIOD_MS)
@@ -92,7 +91,7 @@ class Autosave(QObject):
         """Those of them that hold what is in no autosave either."""
         return [s for s in self.unexported() if mark_of(s) != self._copy(s).saved]
 
-    def note_export(self, event: Exported) -> None:
+    def note_export(self, event: TraceExported) -> None:
         """So much of a trace is in a folder of the user's choice."""
         self._copy(event.store).exported = event.mark
 
@@ -102,7 +101,7 @@ class Autosave(QObject):
             self._waiting = self.unsaved()
             self._save_next()
 
-    def keep(self) -> Failed | None:
+    def keep(self) -> CommandFailed | None:
         """Write what is unsaved and wait for it; what went wrong, if anything did."""
         self._join()
         for store in self.unsaved():
@@ -129,11 +128,11 @@ class Autosave(QObject):
                 copy.lock.unlock()
         self._copies.clear()
 
-    def _copy(self, store: TraceStore) -> _Copy:
+    def _copy(self, store: TraceStore) -> _SavedTrace:
         if store not in self._copies:
             number = len(self._copies) + 1
             name = self._name if number == 1 else f"{self._name}-{number}"
-            self._copies[store] = _Copy(self._parent_folder / name)
+            self._copies[store] = _SavedTrace(self._parent_folder / name)
         return self._copies[store]
 
     def _make_room(self, store: TraceStore) -> None:
@@ -167,10 +166,10 @@ class Autosave(QObject):
             self._job = None
 
     def _receive(self, event: object) -> None:
-        if isinstance(event, Failed):
+        if isinstance(event, CommandFailed):
             self._waiting = []
             self._tell(event)
-        elif isinstance(event, Exported):
+        elif isinstance(event, TraceExported):
             self._job = None
             if event.folder is not None:
                 self._copy(event.store).saved = event.mark
@@ -178,7 +177,7 @@ class Autosave(QObject):
                 self.saved.emit()
             self._save_next()
 
-    def _tell(self, problem: Failed) -> None:
+    def _tell(self, problem: CommandFailed) -> None:
         log.warning("autosave: %s %s", problem.message, problem.remedy)
         if self.problem is None:
             self.failed.emit(problem)

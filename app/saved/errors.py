@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from PySide6.QtCore import QLockFile, QMessageLogContext, QtMsgType, qInstallMessageHandler
 
-from app.saved.process_lock import hold, is_held, lock_path
+from app.saved.folders import hold, is_held, lock_path
 
 _QT_LEVELS = {
     QtMsgType.QtDebugMsg: logging.DEBUG,

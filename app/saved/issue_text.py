@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from app.models.position import Position
-from engine.trace.pieces import escape_piece
+from engine.trace.cell_text import escape_piece
 from engine.trace.run_ref import RunRef
 from engine.trace.store import Table, TraceStore
 from engine.trace.timings import summary

@@ -1,4 +1,6 @@
-"""Steps from one version of the settings file to the next, and files that take no step."""
+"""Upgrades a settings file from version to version; one that is newer or unreadable is kept beside
+it.
+"""
 
 from __future__ import annotations
 

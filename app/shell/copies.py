@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from PySide6.QtGui import QGuiApplication
 
-from app.dialogs.about import environment, environment_text, report
+from app.dialogs.help import environment, environment_text, report
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.feed import Feed
 from app.saved.issue_text import issue_text

@@ -9,8 +9,7 @@ from PySide6.QtCore import QByteArray, Qt
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
 
-from app.shell.dock_lines import DockLines
-from app.shell.dock_shares import DockShares
+from app.shell.dock_area import DockLines, DockShares
 
 TITLES = {
     "model": "Model",
@@ -32,7 +31,7 @@ _PLOTS = ("acceptance", "timing", "verify", "kv", "what_if")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class DockLayout:
     """First places of the docks, and which of them are open.
 
     left and bottom: docks one under the other; the further plots are tabs of the last of them,
@@ -50,21 +49,21 @@ class Layout:
 
 
 LAYOUTS = {
-    "stream": Layout(
+    "stream": DockLayout(
         "Stream",
         ("model", "run"),
         ("rollback", "ring"),
         ("model", "run", "rollback", "ring", *_PLOTS),
         0.17,
     ),
-    "rollback": Layout(
+    "rollback": DockLayout(
         "Rollback",
         ("run", "model"),
         ("rollback", "ring"),
         ("run", "rollback", "ring", *_PLOTS),
         0.33,
     ),
-    "divergence": Layout(
+    "divergence": DockLayout(
         "Divergence", ("run", "model"), ("divergence",), ("divergence", "findings"), 0.68, wide=True
     ),
 }
@@ -146,7 +145,7 @@ class Docks:
         ):
             bar.hide()
 
-    def _place(self, layout: Layout) -> None:
+    def _place(self, layout: DockLayout) -> None:
         window, docks = self._window, self._docks
         for corner, area in (
             (Qt.Corner.BottomLeftCorner, _LEFT),
@@ -172,7 +171,7 @@ class Docks:
         docks[layout.bottom[-1]].raise_()
         self._share_out(layout, [name for name in tabs if name in layout.shown])
 
-    def _share_out(self, layout: Layout, tabs: list[str]) -> None:
+    def _share_out(self, layout: DockLayout, tabs: list[str]) -> None:
         window, docks = self._window, self._docks
         width = _LEFT_CHARACTERS * window.fontMetrics().averageCharWidth()
         columns = [(docks[name], width) for name in layout.left if name in layout.shown][:1]

@@ -13,7 +13,7 @@ from engine.trace.reopen import find_trace
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class DroppedFiles:
     """Up to two models, the larger (the target) first; or the folder of a trace."""
 
     models: tuple[Path, ...] = ()
@@ -27,15 +27,15 @@ class Dropped:
         return " and ".join(path.name for path in self.models)
 
 
-def what_is(data: QMimeData) -> Dropped | None:
+def what_is(data: QMimeData) -> DroppedFiles | None:
     """What a drop brings, None when nothing of it can be opened. Models go before traces."""
     paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
     models = [path for path in paths if path.suffix.lower() == ".gguf" and path.is_file()]
     if models:
         by_size = sorted(models, key=lambda path: path.stat().st_size, reverse=True)
-        return Dropped(tuple(by_size[:2]))
+        return DroppedFiles(tuple(by_size[:2]))
     traces = [folder for path in paths if (folder := find_trace(path)) is not None]
-    return Dropped(trace=traces[0]) if traces else None
+    return DroppedFiles(trace=traces[0]) if traces else None
 
 
 class DropTarget(QObject):
@@ -43,7 +43,7 @@ class DropTarget(QObject):
 
     hovers = Signal(str)
     """In words; empty when it is gone."""
-    dropped = Signal(object)  # Dropped
+    dropped = Signal(object)  # DroppedFiles
 
     def __init__(self, widget: QWidget) -> None:
         super().__init__(widget)

@@ -133,7 +133,7 @@ class EngineNews(QObject):
         self.changed.emit()
         self._show_model_text()
 
-    def _show_loaded(self, event: events.Loaded) -> None:
+    def _show_loaded(self, event: events.ModelLoaded) -> None:
         if event.files.target != DEMO_TARGET:
             self._settings.add_recent_model(event.files.target)
         self._panels.runs.set_recorded(self._bridge.recorded)
@@ -153,7 +153,7 @@ class EngineNews(QObject):
             self._panels.model_map.set_options(options, len(panel.texts()))
             self._panels.divergence.header.editor.set_options(options)
 
-    def _show_exported(self, event: events.Exported) -> None:
+    def _show_exported(self, event: events.TraceExported) -> None:
         self._panels.banners.add("info", f"Trace exported to {event.folder}.")
 
     # -- runs ------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class EngineNews(QObject):
         if hit.round is not None:
             self._feed.move_cursor(Position(hit.run, hit.seq_id or 0, hit.round, None))
 
-    def _show_failure(self, failed: events.Failed) -> None:
+    def _show_failure(self, failed: events.CommandFailed) -> None:
         log.warning("%s %s", failed.message, failed.remedy)
         self._panels.banners.add("error", failed.message, failed.remedy)
 

@@ -78,7 +78,7 @@ class PlotsMenu(QMenu):
                 self.addAction(actions[entry])
 
 
-class Scenario(Protocol):
+class ScenarioEntry(Protocol):
     """Settings that provoke a failure: what a comparison is made of, and words about it."""
 
     @property
@@ -109,13 +109,13 @@ class ScenarioMenu(QMenu):
 
     def __init__(
         self,
-        scenarios: Sequence[Scenario | MemoryScript],
-        open_scenario: Callable[[Scenario | MemoryScript], None],
+        scenarios: Sequence[ScenarioEntry | MemoryScript],
+        open_scenario: Callable[[ScenarioEntry | MemoryScript], None],
     ) -> None:
         super().__init__("Sc&enarios")
         self.setToolTipsVisible(True)
         self.menuAction().setVisible(bool(scenarios))
-        before: Scenario | MemoryScript | None = None
+        before: ScenarioEntry | MemoryScript | None = None
         for scenario in scenarios:
             if before and isinstance(scenario, MemoryScript) > isinstance(before, MemoryScript):
                 self.addSeparator()

@@ -20,9 +20,9 @@ from app.views.run_panel import RunPanel
 from app.views.runs import RunsView
 from app.views.tokens import TokensView
 from app.widgets.banner import BannerArea
+from app.widgets.buttons import TitleButton
 from app.widgets.empty_state import EmptyState
 from app.widgets.status_line import StatusLine
-from app.widgets.title_button import TitleButton
 from app.widgets.why_not_strip import WhyNotStrip
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QMenu, QWidget
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme, load_theme
-from app.models.run_axis import UNITS
-from app.models.run_overlay import RunOverlay
+from app.models.run_axis import UNITS, RunOverlay
 from app.saved.settings import Settings
 from app.shell.plot_export import SUFFIXES, picture, write_plot
 from app.views.acceptance import AcceptanceView

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QWidget
 
-from app.dialogs.open_files import ask_model
+from app.dialogs.files import ask_model
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.jobs import CompareRequest, ScriptRequest
 from app.saved.settings import Settings
 from app.shell.docks import Docks
-from app.shell.menus import Scenario
+from app.shell.menus import ScenarioEntry
 from app.shell.panels import Panels
 from engine.compare.memory_script import MemoryScript
 from engine.trace.run_ref import RunRef
@@ -85,7 +85,7 @@ class RunControl:
         self._panels.banners.clear()
         self._bridge.compare(request)
 
-    def open_scenario(self, scenario: Scenario | MemoryScript) -> None:
+    def open_scenario(self, scenario: ScenarioEntry | MemoryScript) -> None:
         """Compare what a scenario asks for on the model in use, or just run it without lanes.
 
         A script of memory operations is played under the policy of the Run panel, or the first

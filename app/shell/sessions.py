@@ -10,11 +10,10 @@ from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QWidget
 
-from app.dialogs.export import ExportDialog
-from app.dialogs.open_files import ask_trace
+from app.dialogs.files import ExportDialog, ask_trace
 from app.dialogs.unexported import Fate, ask_fate, may_drop
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.events import Failed
+from app.engine_thread.events import CommandFailed
 from app.models.run_facts import ModelRuns
 from app.saved.autosave import Autosave, adopt, discard, leftovers, model_in
 from app.saved.folders import unwritable
@@ -131,7 +130,7 @@ class Sessions(QObject):
             self._tell_unsaved(failed)
         return failed is None
 
-    def _tell_unsaved(self, failed: Failed) -> None:
+    def _tell_unsaved(self, failed: CommandFailed) -> None:
         self._banners.add("error", f"The runs are not saved. {failed.message}", failed.remedy)
 
     def _offer(self, folder: Path) -> None:

@@ -10,25 +10,33 @@ from PySide6.QtWidgets import QMainWindow
 
 from app.actions import SPECS
 from app.actions.actions import Actions
-from app.dialogs.about import AboutDialog
+from app.dialogs.help import AboutDialog, ShortcutsDialog
 from app.dialogs.palette import Command, CommandPalette
-from app.dialogs.shortcuts import ShortcutsDialog
 from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
 from app.engine_thread.feed import Feed
 from app.looks.theme import Theme
+from app.models.compared_lanes import lanes_of
 from app.saved.errors import log
 from app.saved.settings import Settings
 from app.shell.appearance import Appearance, first_theme
-from app.shell.availability import enable_actions
 from app.shell.copies import Copies
 from app.shell.docks import TITLES, Docks, known_layout
-from app.shell.dropping import Dropped, DropTarget
+from app.shell.dropping import DroppedFiles, DropTarget
 from app.shell.engine_news import EngineNews
-from app.shell.menus import PlotsMenu, RecentMenu, Scenario, ScenarioMenu, make_menus, make_toolbar
+from app.shell.menus import (
+    PlotsMenu,
+    RecentMenu,
+    ScenarioEntry,
+    ScenarioMenu,
+    make_menus,
+    make_toolbar,
+)
 from app.shell.panels import Panels
 from app.shell.run_control import RunControl
 from app.shell.sessions import Sessions
 from engine.compare.memory_script import MemoryScript
+from engine.trace.run_ref import RunRef
 
 
 class MainWindow(QMainWindow):
@@ -44,7 +52,7 @@ class MainWindow(QMainWindow):
         bridge: Bridge,
         settings: Settings,
         log_lines: Callable[[], list[str]] = list,
-        scenarios: Sequence[Scenario | MemoryScript] = (),
+        scenarios: Sequence[ScenarioEntry | MemoryScript] = (),
         data: Path | None = None,
         *,
         whole: bool = True,
@@ -145,7 +153,7 @@ class MainWindow(QMainWindow):
         self.feed = Feed(self)
         self.feed.add(panels.text_views)
 
-    def _make_menus(self, scenarios: Sequence[Scenario | MemoryScript]) -> None:
+    def _make_menus(self, scenarios: Sequence[ScenarioEntry | MemoryScript]) -> None:
         actions = self.actions_by_id
         self.recent_menu = RecentMenu(self.settings, actions, self.open_model, self.sessions.open)
         self.scenario_menu = ScenarioMenu(scenarios, self.control.open_scenario)
@@ -255,7 +263,7 @@ class MainWindow(QMainWindow):
         if self.feed.run is not None:
             self.sessions.export(self.feed.run.store)
 
-    def _open_dropped(self, found: Dropped) -> None:
+    def _open_dropped(self, found: DroppedFiles) -> None:
         if found.trace is not None:
             self.sessions.open(found.trace)
         else:
@@ -276,3 +284,45 @@ class MainWindow(QMainWindow):
         if not self.bridge.close():
             log.warning("the engine did not stop in time")
         event.accept()
+
+
+_NEED_RUN = (
+    "file.copy_step",
+    "go.previous_round",
+    "go.next_round",
+    "go.inspect",
+    "go.find",
+    "go.find_next",
+    "go.find_previous",
+)
+
+
+def enable_actions(
+    actions: Actions, bridge: Bridge, shown: RunRef | None, panels: Panels, scenarios: ScenarioMenu
+) -> None:
+    """Enable what the bridge and the run on show allow, disable the rest."""
+    state, diverges = bridge.state, panels.has_divergences
+    going = bridge.can_start or state is State.PAUSED
+    single = bridge.has_run and bridge.live is not None and not lanes_of(bridge.live)
+    panels.tokens.set_cancellable(bridge.live if single else None)
+    for action_id, enabled in (
+        ("run.start", going),
+        ("run.step", going),
+        ("run.pause", state is State.RUNNING),
+        ("run.stop", bridge.has_run),
+        ("run.compare", bridge.can_start),
+        ("run.measure_fidelity", bridge.can_start),
+        ("go.first_divergence", diverges),
+        ("go.next_divergence", diverges),
+        ("go.previous_divergence", diverges),
+        ("file.open_draft", bridge.files is not None),
+        ("file.export", shown is not None and not bridge.exporting),
+        ("file.copy_text", shown is not None),
+        *((name, shown is not None) for name in _NEED_RUN),
+        ("file.copy_issue", shown is not None),
+        ("file.open_trace", not bridge.reading),
+        ("file.close_trace", bridge.trace_folder is not None),
+    ):
+        actions[action_id].setEnabled(enabled)
+    scenarios.setEnabled(bridge.can_start)
+    actions["run.start"].setText("&Resume" if state is State.PAUSED else "&Run")

@@ -8,16 +8,15 @@ from PySide6.QtGui import QPen, QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.models.live_numbers import significant
+from app.models.number_text import significant
 from app.models.pixel_columns import envelope
-from app.models.run_axis import RunAxis
-from app.models.run_overlay import RunOverlay
+from app.models.run_axis import RunAxis, RunOverlay
 from app.models.run_rows import RunRows
 from app.models.step_curves import WINDOW, StepCurves
 from app.widgets.draft_histogram import DraftHistogram
 from app.widgets.legend import Swatch
+from app.widgets.line_styles import DOTS, ROLE, OverlayLine, draw_overlay, draw_overlay_dots
 from app.widgets.overlaid_view import OverlaidView
-from app.widgets.overlay_style import DOTS, ROLE, OverlayLine, draw_overlay, draw_overlay_dots
 from app.widgets.position_rates import SWATCHES, PositionRates
 from app.widgets.samples import draw_bar, draw_dashes
 from engine.trace.run_ref import RunRef

@@ -1,4 +1,6 @@
-"""Lanes side by side: how far each is from never having drafted, where it began, and why."""
+"""The lanes of a comparison side by side: how far each differs from the reference lane, from which
+position on, and why.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,10 @@ from app.actions.actions import Actions
 from app.looks.theme import Theme
 from app.models.compared_lanes import ComparedLanes, lanes_of, latest_lanes, run_to_show
 from app.models.position import Position
-from app.widgets.comparison_header import ComparisonHeader
+from app.widgets.comparison_header import ComparisonHeader, PositionBar
 from app.widgets.empty_state import EmptyState
 from app.widgets.lane_plots import LanePlots
 from app.widgets.lane_tables import LaneTables
-from app.widgets.position_bar import PositionBar
 from app.widgets.scroll_page import ScrollPage
 from engine.compare.lane_spec import LaneSpec
 from engine.trace.run_ref import RunRef

@@ -21,18 +21,14 @@ from PySide6.QtWidgets import (
 from app.actions.actions import Actions
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme
-from app.models.fact_table import FactTable
 from app.models.position import Position
 from app.models.step import Step, neighbour, newest_round, read_step
-from app.models.step_facts import outcome, step_facts
-from app.models.step_line import step_line, step_line_tip
-from app.models.step_markdown import step_markdown
+from app.models.step_facts import FactTable, outcome, step_facts
 from app.models.step_table import COLUMNS, StepTable
+from app.models.step_text import step_line, step_line_tip, step_markdown
 from app.models.step_tops import TopTable
 from app.widgets.empty_state import EmptyState
-from app.widgets.fitted_columns import FittedColumns
-from app.widgets.plain_table import fit_height, plain_table
-from app.widgets.probability_delegate import ProbabilityDelegate
+from app.widgets.plain_table import FittedColumns, ProbabilityDelegate, fit_height, plain_table
 from engine.trace.run_ref import RunRef
 
 _EMPTY, _STEP = range(2)

@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
 from app.engine_thread.events import ModelFiles
 from app.looks.theme import Theme
 from app.models.memory_estimate import estimate
-from app.models.units import format_bytes
+from app.models.number_text import format_bytes
 from app.widgets.empty_state import EmptyState
 from app.widgets.layer_strip import LayerStrip
 from app.widgets.policy_costs import PolicyCosts

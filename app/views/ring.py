@@ -9,7 +9,7 @@ from PySide6.QtGui import QBrush, QColor, QPainter, QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.models.grown import Grown
+from app.models.run_rows import GrowingArray
 from app.widgets.legend import Swatch
 from app.widgets.round_view import RoundView
 from engine.trace.records import MISSING, SLOT_STATES
@@ -87,7 +87,7 @@ class RingView(RoundView):
     def _reset(self) -> None:
         self._next_row = 0
         self._entries = {
-            name: Grown(dtype)
+            name: GrowingArray(dtype)
             for name, dtype in (
                 ("round", np.int64),
                 ("key", np.int64),

@@ -11,8 +11,8 @@ from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QStackedWidget, QVBoxL
 from app.actions.actions import Actions
 from app.looks.theme import Theme
 from app.models.position import Position
+from app.models.run_axis import RunOverlay
 from app.models.run_facts import ModelRuns, effective
-from app.models.run_overlay import RunOverlay
 from app.models.run_table import RunTable
 from app.widgets.empty_state import EmptyState
 from app.widgets.plain_table import plain_table

@@ -9,8 +9,7 @@ from PySide6.QtGui import QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.models.per_round import per_round
-from app.models.pixel_columns import PixelColumns
+from app.models.pixel_columns import PixelColumns, per_round
 from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.models.pixel_columns import PixelColumns
-from app.models.run_overlay import RunOverlay
+from app.models.run_axis import RunOverlay
 from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch

@@ -1,4 +1,4 @@
-"""What a shorter longest draft would have brought: a table, a small plot, the best one named."""
+"""Estimates of the run's speed with a smaller n_max: a table, a small plot, the best one marked."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from PySide6.QtWidgets import (
 
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme, figures_font
-from app.models.live_numbers import significant
+from app.models.number_text import significant
 from app.models.position import Position
 from app.models.run_rows import RunRows
-from app.widgets.elided_label import ElidedLabel
 from app.widgets.empty_state import EmptyState
+from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.speed_plot import SpeedPlot
 from engine.trace.run_ref import RunRef
 from engine.trace.step_sums import StepSums
-from engine.trace.what_if import ASSUMPTIONS, Estimate, WhatIf, what_if
+from engine.trace.what_if import ASSUMPTIONS, DraftLengthEstimate, WhatIf, what_if
 
 _HEADS = {
     "n_max": ("n_max", "Longest draft, tokens; 0 is no drafting"),
@@ -226,5 +226,5 @@ def _steps(result: WhatIf) -> str:
     return f"{result.n_steps:,} step{'' if result.n_steps == 1 else 's'}"
 
 
-def _speed(estimate: Estimate) -> str:
+def _speed(estimate: DraftLengthEstimate) -> str:
     return f"{significant(estimate.tokens_per_second)} tokens/s"

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.looks.theme import Theme, icon
-from app.widgets.clamped_label import ClampedLabel
+from app.widgets.fitted_labels import ClampedLabel
 
 Offer = tuple[str, Callable[[], object]]
 """What a button says, and what it does."""

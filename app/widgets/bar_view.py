@@ -10,13 +10,12 @@ import numpy as np
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.models.per_round import per_round
-from app.models.pixel_columns import PixelColumns
-from app.models.run_overlay import RunOverlay
+from app.models.pixel_columns import PixelColumns, per_round
+from app.models.run_axis import RunOverlay
 from app.models.run_rows import RunRows
 from app.widgets.legend import Swatch
+from app.widgets.line_styles import ROLE, OverlayLine, draw_overlay
 from app.widgets.overlaid_view import OverlaidView
-from app.widgets.overlay_style import ROLE, OverlayLine, draw_overlay
 
 
 class BarView(OverlaidView):

@@ -12,10 +12,10 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.models.compared_lanes import ComparedLanes
-from app.models.error_text import error_text
 from app.models.log_axis import LogAxis
-from app.widgets.lane_style import lane_pen
+from app.models.number_text import error_text
 from app.widgets.legend import Swatch
+from app.widgets.line_styles import lane_pen
 from app.widgets.round_plot import RoundPlot
 from app.widgets.samples import draw_bar, draw_dashes, draw_diamond, draw_dots, draw_triangle
 
@@ -36,7 +36,7 @@ _SIGN_PIXELS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class ErrorMeasure:
     """A measure that can be drawn. has_bound: verdicts are given on it."""
 
     name: str
@@ -45,9 +45,9 @@ class Metric:
 
 
 METRICS = (
-    Metric("nmse", "NMSE of the logits", has_bound=True),
-    Metric("max_abs", "max |Δ| of the logits"),
-    Metric("kl", "KL, nats"),
+    ErrorMeasure("nmse", "NMSE of the logits", has_bound=True),
+    ErrorMeasure("max_abs", "max |Δ| of the logits"),
+    ErrorMeasure("kl", "KL, nats"),
 )
 
 
@@ -82,11 +82,11 @@ class DeltaPlot(RoundPlot):
         self.retheme(theme)
 
     @property
-    def metric(self) -> Metric:
+    def metric(self) -> ErrorMeasure:
         """What is drawn."""
         return self._metric
 
-    def set_metric(self, metric: Metric) -> None:
+    def set_metric(self, metric: ErrorMeasure) -> None:
         """Draw another measure."""
         self._metric = metric
         self.draw()

@@ -6,8 +6,8 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QPalette
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
-from app.widgets.elided_label import ElidedLabel
 from app.widgets.fields import add_row, new_form, reading
+from app.widgets.fitted_labels import ElidedLabel
 
 
 class FormGroup(QWidget):

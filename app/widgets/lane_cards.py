@@ -8,9 +8,9 @@ from PySide6.QtWidgets import QAbstractButton, QGridLayout, QSizePolicy, QWidget
 
 from app.looks.theme import Theme, icon
 from app.models.compared_lanes import ComparedLanes
-from app.models.error_text import error_text
-from app.widgets.lane_style import lane_pen
-from engine.trace.lane_kinds import NOISE, REFERENCE
+from app.models.number_text import error_text
+from app.widgets.line_styles import lane_pen
+from engine.trace.records import NOISE, REFERENCE
 from engine.trace.verdict import SUSPECT, LaneVerdict
 
 _ABOUT = {

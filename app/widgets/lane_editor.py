@@ -22,9 +22,9 @@ from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
 from engine.options import FAULTS, ROLLBACK_POLICIES, RunOptions
 from engine.options.idle_faults import notes_on
-from engine.trace.lane_kinds import NOISE, REFERENCE
+from engine.trace.records import NOISE, REFERENCE
 
-_SHOWN_LINES = 4
+_SHOWN_LINES = 3
 _HINT = (
     "One lane a line: POLICY[,key=value…], such as planes,n_rs_seq=2,split=seq. "
     "The reference and noise lanes are always there."

@@ -12,7 +12,7 @@ from app.widgets.legend import SwatchLegend
 from app.widgets.log_scale import LogScale
 from app.widgets.state_map import PARTS, StateMap
 
-_DELTA_LINES, _STATES_LINES = 8, 5
+_DELTA_LINES, _STATES_LINES = 8, 6
 """Least heights of the plots in lines of text, the x-axis included."""
 _NO_STATES = "No states are recorded for this lane: choose one that rolls back."
 

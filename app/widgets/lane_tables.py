@@ -10,8 +10,7 @@ from app.looks.theme import Theme
 from app.models.compared_lanes import ComparedLanes
 from app.models.position_detail import PositionDetail
 from app.models.position_table import PositionTable
-from app.widgets.plain_table import plain_table
-from app.widgets.probability_delegate import ProbabilityDelegate
+from app.widgets.plain_table import ProbabilityDelegate, plain_table
 
 _SIDE_BY_SIDE = 150
 """From this many characters on the two tables stand beside one another."""

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 from app.looks.theme import Theme, fixed_font
 from app.models.token_stream import KIND
 from app.models.token_text import MEANING
-from app.widgets.token_paint import Mark, TokenMetrics, TokenPainter
+from app.widgets.token_paint import PlacedToken, TokenMetrics, TokenPainter
 
 _GAP = 12
 _SWATCH = 10
@@ -109,7 +109,7 @@ class TokenLegend(FlowLegend):
 
     def paint_entry(self, painter: QPainter, index: int, box: QRect) -> None:
         kind = self._kinds[index]
-        self._painter.paint(painter, [Mark(kind, KIND[kind], box.x(), box.y(), box.width())])
+        self._painter.paint(painter, [PlacedToken(kind, KIND[kind], box.x(), box.y(), box.width())])
 
     def entry_tip(self, index: int) -> str:
         return MEANING[self._kinds[index]]

@@ -7,8 +7,8 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.looks.theme import Theme
-from app.models.error_text import EXACT
 from app.models.log_axis import decade
+from app.models.number_text import EXACT
 
 LOW, HIGH = -8, 0
 """Decades at the ends: rounding of float32, and an error as large as the state itself."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from app.models.run_overlay import RunOverlay
+from app.models.run_axis import RunOverlay
 from app.widgets.legend import Swatch
 from app.widgets.round_view import RoundView
 

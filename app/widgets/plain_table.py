@@ -1,11 +1,33 @@
-"""Tables of figures as all panels have them."""
+"""Tables of figures as all panels have them, columns that are left out where they do not fit, and
+cells that draw a probability as a bar.
+"""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QAbstractItemModel
-from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView
+from collections.abc import Sequence
 
-from app.looks.theme import figures_font
+from PySide6.QtCore import (
+    QAbstractItemModel,
+    QEvent,
+    QModelIndex,
+    QObject,
+    QPersistentModelIndex,
+    QRect,
+    Qt,
+    Signal,
+)
+from PySide6.QtGui import QPainter
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QHeaderView,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QTableView,
+    QWidget,
+)
+
+from app.looks.theme import Theme, figures_font
+from app.models.position_detail import BAR_ROLE, DIFFERS_ROLE
 
 _ROW_PAD = 5
 
@@ -40,3 +62,90 @@ def fit_height(table: QTableView, most_rows: int | None = None) -> None:
     header = table.horizontalHeader()
     height = header.sizeHint().height() if not header.isHidden() else 0
     table.setFixedHeight(height + shown * table.verticalHeader().defaultSectionSize() + 2)
+
+
+_CELL_PAD = 12
+
+
+class FittedColumns(QObject):
+    """Every column is as wide as its title and its sample text, whatever is in it, so that
+    nothing moves from round to round. `changed`: other columns are left out."""
+
+    changed = Signal()
+
+    def __init__(self, table: QTableView, samples: Sequence[str]) -> None:
+        super().__init__(table)
+        self._table, self._samples = table, samples
+        self.left_out: tuple[int, ...] = ()
+        """The columns that have no room, from the right."""
+        table.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        table.installEventFilter(self)
+        table.viewport().installEventFilter(self)
+        self._size()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.Resize and watched is self._table.viewport():
+            self._fit()
+        elif event.type() == QEvent.Type.FontChange and watched is self._table:
+            self._size()
+        return super().eventFilter(watched, event)
+
+    def _size(self) -> None:
+        metrics, model = self._table.fontMetrics(), self._table.model()
+        self._widths = []
+        for column, sample in enumerate(self._samples):
+            title = str(model.headerData(column, Qt.Orientation.Horizontal))
+            width = max(metrics.horizontalAdvance(text) for text in (title, sample)) + _CELL_PAD
+            self._table.setColumnWidth(column, width)
+            self._widths.append(width)
+        self._fit()
+
+    def _fit(self) -> None:
+        room, n_shown = self._table.viewport().width(), 0
+        for width in self._widths:
+            room -= width
+            if room < 0:
+                break
+            n_shown += 1
+        left_out = tuple(range(max(1, n_shown), len(self._widths)))
+        if left_out != self.left_out:
+            self.left_out = left_out
+            for column in range(len(self._widths)):
+                self._table.setColumnHidden(column, column in left_out)
+            self.changed.emit()
+
+
+_BAR_HEIGHT = 6
+_PAD = 4
+
+
+class ProbabilityDelegate(QStyledItemDelegate):
+    """Draws the bar of BAR_ROLE under what the style draws; cells without one are plain."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._theme = theme
+
+    def paint(
+        self,
+        painter: QPainter,
+        option: QStyleOptionViewItem,
+        index: QModelIndex | QPersistentModelIndex,
+    ) -> None:
+        super().paint(painter, option, index)
+        p = index.data(BAR_ROLE)
+        if p is None:
+            return
+        cell: QRect = option.rect
+        figure = option.fontMetrics.horizontalAdvance("▲ 0.000") + 3 * _PAD
+        room = cell.width() - figure
+        if room < 2 * _PAD:
+            return
+        role = "rejected.line" if index.data(DIFFERS_ROLE) else "accepted.line"
+        top = cell.center().y() - _BAR_HEIGHT // 2
+        width = max(1, round(p * room))
+        painter.fillRect(cell.left() + _PAD, top, width, _BAR_HEIGHT, self._theme.color(role))

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
 
 from app.looks.theme import figures_font
 from app.models.memory_estimate import PolicyCost
-from app.models.units import format_bytes
+from app.models.number_text import format_bytes
 from engine.memory.policies import POLICIES
 
 _NAME, _PRODUCT, _TOTAL = range(3)

@@ -11,9 +11,9 @@ from PySide6.QtGui import QBrush, QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.models.live_numbers import significant
+from app.models.number_text import significant
 from app.widgets.legend import Swatch
-from app.widgets.overlay_style import overlay_pen
+from app.widgets.line_styles import overlay_pen
 from app.widgets.plot_surface import PlotSurface
 from app.widgets.samples import draw_bar, draw_diamond, draw_triangle
 

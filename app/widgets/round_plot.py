@@ -10,9 +10,8 @@ from PySide6.QtGui import QKeyEvent, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.models.run_axis import UNITS, RunAxis
-from app.models.run_overlay import RunOverlay
-from app.widgets.chip import Chip
+from app.models.run_axis import UNITS, RunAxis, RunOverlay
+from app.widgets.buttons import Chip
 from app.widgets.plot_surface import PlotSurface
 
 _FIRST_SPAN = 96

@@ -1,14 +1,14 @@
-"""Two runs side by side: their figures, and where their texts part."""
+"""Two runs side by side: their figures, and the first token at which their texts differ."""
 
 from __future__ import annotations
 
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QHeaderView, QSizePolicy, QVBoxLayout, QWidget
 
+from app.models.run_axis import RunOverlay
 from app.models.run_comparison import compare_runs, text_difference
-from app.models.run_overlay import RunOverlay
 from app.models.run_pair_table import RunPairTable
-from app.widgets.elided_label import ElidedLabel
+from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plain_table import plain_table
 
 

@@ -9,7 +9,7 @@ from PySide6.QtGui import QPainter, QPaintEvent, QPalette
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.looks.theme import Theme
-from app.models.units import format_bytes
+from app.models.number_text import format_bytes
 
 _BAR_HEIGHT = 6
 _ROW_GAP = 4

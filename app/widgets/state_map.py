@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.models.compared_lanes import ComparedLanes
-from app.models.error_text import error_text
+from app.models.number_text import error_text
 from app.widgets.log_scale import HIGH, LOW, gradient
 from app.widgets.round_plot import RoundPlot
 

@@ -6,10 +6,10 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QPalette
 from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QStatusBar, QWidget
 
-from app.engine_thread.events import Progress
-from app.models.live_numbers import NOT_OBSERVED, LiveNumbers, significant
-from app.models.run_overlay import RunOverlay
-from app.models.units import format_bytes
+from app.engine_thread.events import ProgressMade
+from app.models.live_numbers import LiveNumbers
+from app.models.number_text import NOT_OBSERVED, format_bytes, significant
+from app.models.run_axis import RunOverlay
 
 _CHIPS = {
     "acceptance": ("acceptance", "0.888", "Accepted of all drafted tokens"),
@@ -78,7 +78,7 @@ class StatusLine(QStatusBar):
             tip = f"In the plots {overlay.name} is drawn dashed over {overlay.over}"
             self.overlay.set_text(overlay.name, tip)
 
-    def show_progress(self, progress: Progress) -> None:
+    def show_progress(self, progress: ProgressMade) -> None:
         """Work in hand; it can be cancelled until `hide_progress`."""
         share = progress.done / progress.total if progress.total else 0.0
         self._phase.setText(progress.phase)

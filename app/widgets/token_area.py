@@ -24,8 +24,14 @@ from app.models import token_walk
 from app.models.position import Position
 from app.models.token_stream import KIND, TokenStream
 from app.models.token_walk import NOWHERE
-from app.widgets.token_marks import paint_cursor, paint_hits, paint_selection
-from app.widgets.token_paint import Mark, TokenMetrics, TokenPainter
+from app.widgets.token_paint import (
+    PlacedToken,
+    TokenMetrics,
+    TokenPainter,
+    paint_cursor,
+    paint_hits,
+    paint_selection,
+)
 from app.widgets.token_scroll import MARGIN, TokenScroll
 from app.widgets.token_tip import token_summary, token_tip
 
@@ -170,7 +176,9 @@ class TokenArea(TokenScroll):
             self._painter.paint(
                 painter,
                 (
-                    Mark(s.text, kinds[s.token], s.x + MARGIN, y, s.width, bool(replayed[s.token]))
+                    PlacedToken(
+                        s.text, kinds[s.token], s.x + MARGIN, y, s.width, bool(replayed[s.token])
+                    )
                     for s, y in placed
                 ),
             )

@@ -21,7 +21,7 @@ class TokenSource(Protocol):
     kinds: bytearray
 
 
-class Span(NamedTuple):
+class TokenFragment(NamedTuple):
     """The part of a token that lies in one row; x and width in pixels."""
 
     token: int
@@ -116,7 +116,7 @@ class TokenLayout:
         begins = row < self.n_rows and self._row_tokens[row] == token
         return row if begins and self._row_offsets[row] == 0 else row - 1
 
-    def spans(self, row: int) -> Iterator[Span]:
+    def spans(self, row: int) -> Iterator[TokenFragment]:
         """The visible parts of the tokens in a row, from left to right."""
         token, offset = self._row_tokens[row], self._row_offsets[row]
         if row + 1 < self.n_rows:
@@ -133,7 +133,7 @@ class TokenLayout:
                     part = part[:-1]
                 if part:
                     width = measure(part)
-                    yield Span(token, part, x, width)
+                    yield TokenFragment(token, part, x, width)
                     x += width
             token += 1
             offset = 0

@@ -1,4 +1,6 @@
-"""Drawing tokens: every kind has a colour and a second channel that survives without colour."""
+"""Drawing tokens: every kind has a colour and a second channel that survives without colour. Over
+and under them: selection, hits of a search, the round and the token in use.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 from PySide6.QtCore import QLine, QPoint, QPointF, QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPen, QStaticText
 
@@ -51,7 +54,7 @@ class TokenMetrics:
         return ready
 
 
-class Mark(NamedTuple):
+class PlacedToken(NamedTuple):
     """One token, or the part of it that lies in a row, at its place in the viewport."""
 
     text: str
@@ -94,7 +97,7 @@ class TokenPainter:
         self._tint_height, self._under = metrics.tint_height, metrics.under
         self._strike = metrics.strike
 
-    def paint(self, painter: QPainter, marks: Iterable[Mark]) -> None:
+    def paint(self, painter: QPainter, marks: Iterable[PlacedToken]) -> None:
         """Draw the marks; the painter's pen, brush and font are left as they fall."""
         batches: dict[int, _Batch] = defaultdict(_Batch)
         for mark in marks:
@@ -141,7 +144,7 @@ class TokenPainter:
             painter.drawPoints(batch.dots)
             painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
 
-    def _collect(self, batch: _Batch, mark: Mark) -> None:
+    def _collect(self, batch: _Batch, mark: PlacedToken) -> None:
         text, kind, x, y, width_, replayed = mark
         # whole pixels, one of them left free as the border between two tokens
         left, top = round(x), y + _ABOVE
@@ -172,3 +175,44 @@ def outline(painter: QPainter, rects: Iterable[QRectF], colour: QColor) -> None:
     painter.setPen(QPen(colour, 1.5))
     for rect in rects:
         painter.drawRoundedRect(rect, 3.0, 3.0)
+
+
+Placed = list[tuple[int, QRectF]]
+"""Tokens in sight in their order, each with its box; a wrapped token has several."""
+
+_HIT_ALPHA = 80
+
+
+def paint_selection(
+    painter: QPainter, placed: Placed, selection: tuple[int, int], colour: QColor
+) -> None:
+    """Fill the boxes of the tokens from the first to before the second."""
+    start, stop = selection
+    for token, box in placed:
+        if start <= token < stop:
+            painter.fillRect(box, colour)
+
+
+def paint_hits(painter: QPainter, placed: Placed, hits: np.ndarray, colour: QColor) -> None:
+    """Tint the tokens of hits: indices, int64 [n] ascending."""
+    if not len(hits) or not placed:
+        return
+    start, stop = np.searchsorted(hits, (placed[0][0], placed[-1][0] + 1))
+    found = set(hits[start:stop].tolist())
+    tint = QColor(colour)
+    tint.setAlpha(_HIT_ALPHA)
+    for token, box in placed:
+        if token in found:
+            painter.fillRect(box, tint)
+
+
+def paint_cursor(
+    painter: QPainter, placed: Placed, round_tokens: set[int], current: int, colour: QColor
+) -> None:
+    """A line over the tokens of a round, and a frame around the one in use."""
+    painter.setPen(QPen(colour, 1.0))
+    for token, box in placed:
+        if token in round_tokens:
+            painter.drawLine(box.topLeft(), box.topRight())
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    outline(painter, (box for token, box in placed if token == current), colour)

@@ -12,8 +12,8 @@ from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
 from app.looks.theme import Theme, fixed_font
 from app.models.token_stream import GHOSTS, TokenStream
 from app.models.token_walk import NOWHERE
-from app.widgets.chip import Chip
-from app.widgets.token_layout import Span, TokenLayout
+from app.widgets.buttons import Chip
+from app.widgets.token_layout import TokenFragment, TokenLayout
 from app.widgets.token_paint import TokenMetrics
 from app.widgets.token_rows import TokenRows
 
@@ -244,7 +244,7 @@ class TokenScroll(QAbstractScrollArea):
             view.bottom() - self._chip.height() - MARGIN,
         )
 
-    def _spans_in_sight(self, part: QRect | None = None) -> Iterator[tuple[Span, int]]:
+    def _spans_in_sight(self, part: QRect | None = None) -> Iterator[tuple[TokenFragment, int]]:
         """Spans of the visible rows, or those in a part of the viewport, each with the y of its
         row."""
         view = self._in_sight()
@@ -260,5 +260,5 @@ class TokenScroll(QAbstractScrollArea):
             row += 1
             y += self._metrics.row_height
 
-    def _box(self, span: Span, y: int) -> QRectF:
+    def _box(self, span: TokenFragment, y: int) -> QRectF:
         return QRectF(span.x + MARGIN, y + 0.5, span.width, self._metrics.row_height - 2)

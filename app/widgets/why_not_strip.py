@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QToolBut
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme, icon
 from app.models.position import Position
-from app.models.why_not import Reason, why_not
+from app.models.why_not import WhyNotReason, why_not
 from engine.trace.run_ref import RunRef
 
 _PERIOD_MS = 500
@@ -32,7 +32,7 @@ class WhyNotStrip(QFrame):
         self._sizes = (-1, -1)
         self._at = 0
         self._dismissed: set[str] = set()
-        self.reasons: list[Reason] = []
+        self.reasons: list[WhyNotReason] = []
         self._pacer = Pacer(self._read, _PERIOD_MS, self)
         self._icon = QLabel()
         self.text = QLabel()
@@ -85,7 +85,7 @@ class WhyNotStrip(QFrame):
 
     def _read(self) -> None:
         run = self._run
-        reasons: list[Reason] = []
+        reasons: list[WhyNotReason] = []
         if run is not None:
             self._sizes = self._sizes_now(run)
             reasons = why_not(run.store, run.run_id)

@@ -1,4 +1,4 @@
-"""Where a measurement was made, as far as a reader of the figures needs to know."""
+"""The software and the machine that a measurement was made on."""
 
 from __future__ import annotations
 

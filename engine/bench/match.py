@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.bench.measured import Configuration
+from engine.bench.request import Configuration, run_to_end
 from engine.bench.width_control import WidthControl, width_control
 from engine.errors import OptionError
 from engine.options import Prompt, RunOptions
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from engine.run import Run
     from engine.session import Session
 
-STEPS = ("seq", "par")
+STEP_KINDS = ("seq", "par")
 """seq: one prompt after another; par: all of them side by side, in as many slots as there are."""
 
 CONTROL = "control"
@@ -37,7 +37,7 @@ SPECULATION = "speculation"
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TokenDifference:
     """The first token that differs. index: in the output, from 0. expected, got: token ids, None
     where that output has ended. top2_gap: largest logit minus the second largest there, as the
     first step computed them; None where the output had ended."""
@@ -61,7 +61,7 @@ class MatchResult:
     kind: str
     n_tokens: int
     n_characters: int
-    difference: Difference | None
+    difference: TokenDifference | None
     in_control: bool
     width: WidthControl | None
 
@@ -73,7 +73,7 @@ class MatchResult:
 
 @dataclass(frozen=True, slots=True)
 class MatchStep:
-    """One step of one lane, with its duration in seconds. is_baseline: the others' measure."""
+    """One step of one lane and its duration in seconds. is_baseline: the one to compare with."""
 
     lane: str
     step: int
@@ -93,7 +93,7 @@ class _Output:
 class MatchTest:
     """Runs the steps; `steps()` yields each as it is done, `passed` is the verdict so far.
 
-    prompts: names with prompts. kinds: at least one of STEPS, in order. options: those of the
+    prompts: names with prompts. kinds: at least one of STEP_KINDS, in order. options: those of the
     lane under test; parallel is the number of slots that a par step has. Raises OptionError for no
     or unknown steps, and what Session.context raises.
     """
@@ -105,9 +105,9 @@ class MatchTest:
         options: RunOptions,
         kinds: Sequence[str],
     ) -> None:
-        if not kinds or not set(kinds) <= set(STEPS):
+        if not kinds or not set(kinds) <= set(STEP_KINDS):
             raise OptionError(
-                f"The steps {','.join(kinds)} are not a list of {' and '.join(STEPS)}.",
+                f"The steps {','.join(kinds)} are not a list of {' and '.join(STEP_KINDS)}.",
                 "Give for example seq,seq,par.",
             )
         session.context([prompt for _, prompt in prompts], options)
@@ -128,15 +128,14 @@ class MatchTest:
 
     @property
     def differing(self) -> list[MatchResult]:
-        """Outputs of the lane under test that differ: of the control where nothing is drafted."""
+        """Results that differ: with speculation, or of the control where nothing is drafted."""
         judged = self.lanes[-1]
         results = (result for step in self.done for result in step.results)
         return [r for r in results if r.lane == judged and r.difference is not None]
 
     @property
     def passed(self) -> bool:
-        """Whether every difference is explained; there need not be one. With batch_invariant,
-        nothing explains one."""
+        """Whether every difference is explained. With batch_invariant, none may be there at all."""
         if self.options.batch_invariant:
             return not self.differing
         return all(result.is_explained for result in self.differing)
@@ -165,11 +164,7 @@ class MatchTest:
 
     def _run(self, prompts: list[Prompt], options: RunOptions) -> Run:
         run = self._session.start(prompts, options)
-        try:
-            while run.advance():
-                pass
-        finally:
-            run.stop()
+        run_to_end(run)
         return run
 
     def _judge(self, lane: str, step: int, index: int, output: _Output) -> MatchResult:
@@ -190,7 +185,7 @@ class MatchTest:
             self._width_control(index, difference),
         )
 
-    def _width_control(self, index: int, difference: Difference | None) -> WidthControl | None:
+    def _width_control(self, index: int, difference: TokenDifference | None) -> WidthControl | None:
         options = self._lanes[CONTROL]
         if difference is None or difference.got is None or difference.expected is None:
             return None
@@ -210,14 +205,14 @@ class MatchTest:
         return self._widths[key]
 
 
-def first_difference(expected: _Output, got: _Output) -> Difference | None:
-    """Where two outputs part, None if they do not."""
+def first_difference(expected: _Output, got: _Output) -> TokenDifference | None:
+    """The first token in which two outputs differ, None if they are equal."""
     n_expected, n_got = len(expected.tokens), len(got.tokens)
     for i in range(max(n_expected, n_got)):
         token = expected.tokens[i] if i < n_expected else None
         other = got.tokens[i] if i < n_got else None
         if token != other:
-            return Difference(i, token, other, expected.gaps[i] if i < n_expected else None)
+            return TokenDifference(i, token, other, expected.gaps[i] if i < n_expected else None)
     return None
 
 

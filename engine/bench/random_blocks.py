@@ -1,4 +1,4 @@
-"""Random numbers in GGML's storage formats, written as blocks: nothing is quantised.
+"""Random weights made directly in GGML's storage formats, without quantising anything.
 
 Layouts of the blocks are those of ggml-common.h. The values are uniform within a block instead
 of normal, which makes no difference to speed or to the scale of what a matrix puts out.

@@ -9,18 +9,70 @@ from __future__ import annotations
 import math
 import uuid
 from pathlib import Path
+from string import ascii_lowercase
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
 from gguf.utility import model_weight_count_rounded_notation
 
-from engine.bench.made_up_words import CONTROL, made_up_vocabulary
 from engine.bench.random_blocks import random_tensor
-from engine.bench.random_sizes import CONFIGS, INTERVAL
 from engine.errors import OptionError
+from engine.gguf.pretokenise import BYTE_CHARACTERS
 from engine.gguf.tokenizer import TokenType
-from engine.model.config import ModelConfig
+from engine.model.config import ModelConfig, MoeConfig, SsmConfig
+from engine.model.rope import RopeConfig
 from engine.model.tensors import Shapes, block_shapes, global_shapes
+
+CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""The last tokens of every vocabulary."""
+_INTERVAL = 4
+_N_CTX = 4096
+
+
+def _config(
+    n_layer: int,
+    n_embd: int,
+    n_ff: int | MoeConfig,
+    n_vocab: int,
+    heads: tuple[int, int, int],
+    sections: tuple[int, int, int, int],
+    ssm: tuple[int, int],
+) -> ModelConfig:
+    """heads: attention's, those of keys and values, their dimension. ssm: d_state, heads."""
+    n_head, n_head_kv, head_dim = heads
+    d_state, n_heads = ssm
+    moe = n_ff if isinstance(n_ff, MoeConfig) else None
+    return ModelConfig(
+        architecture="qwen35" if moe is None else "qwen35moe",
+        name="",
+        n_layer=n_layer,
+        n_mtp=1,
+        n_embd=n_embd,
+        n_vocab=n_vocab,
+        n_ctx_train=_N_CTX,
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        head_dim=head_dim,
+        eps=1e-6,
+        recurrent_layers=tuple((i + 1) % _INTERVAL != 0 for i in range(n_layer)),
+        n_ff=0 if isinstance(n_ff, MoeConfig) else n_ff,
+        rope=RopeConfig(head_dim // 4, 1e7, sections, n_ctx_orig=_N_CTX),
+        ssm=SsmConfig(4, d_state, n_heads, n_heads, grouped=False),
+        moe=moe,
+    )
+
+
+_LARGE = 151_936, (8, 2, 256), (11, 11, 10, 0), (128, 16)
+_TINY = 512, (4, 2, 64), (3, 3, 2, 0), (32, 8)
+
+_CONFIGS = {
+    "0.65b": _config(24, 1024, 3584, *_LARGE),
+    "moe-1b": _config(16, 1024, MoeConfig(32, 8, 512, 512), *_LARGE),
+    "tiny": _config(4, 256, 256, *_TINY),
+    "moe-tiny": _config(4, 256, MoeConfig(8, 2, 256, 256), *_TINY),
+}
+"""Shapes by the name of their size."""
+
 
 _CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
@@ -34,22 +86,22 @@ _FILE_TYPES = {
 }
 QUANTS = tuple(_FILE_TYPES)
 """How weights are stored; q4_k keeps the sensitive matrices in Q6_K."""
-SIZES = tuple(CONFIGS)
+MODEL_SIZES = tuple(_CONFIGS)
 """Sizes that can be written; all have an MTP head and attention in every fourth layer."""
 
 
 def write_random_model(path: Path, *, size: str = "0.65b", quant: str = "q8_0") -> None:
     """Write a GGUF file, the same one every time; memory holds one tensor at a time.
 
-    size: one of SIZES. quant: one of QUANTS. Raises OptionError for others and where the file
+    size: one of MODEL_SIZES. quant: one of QUANTS. Raises OptionError for others and where the file
     cannot be written; there is never half a file.
     """
-    for value, choices, what in ((size, SIZES, "size"), (quant, QUANTS, "quantisation")):
+    for value, choices, what in ((size, MODEL_SIZES, "size"), (quant, QUANTS, "quantisation")):
         if value not in choices:
             raise OptionError(
                 f"The {what} {value!r} is unknown.", f"Choose from {', '.join(choices)}."
             )
-    config = CONFIGS[size]
+    config = _CONFIGS[size]
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         _write(part, config, f"Random {size} {quant}", quant)
@@ -157,7 +209,7 @@ def _add_sizes(writer: GGUFWriter, config: ModelConfig) -> None:
     writer.add_ssm_group_count(config.ssm.n_k_heads)
     writer.add_ssm_time_step_rank(config.ssm.n_v_heads)
     writer.add_ssm_inner_size(config.ssm.value_dim)
-    writer.add_uint32(f"{config.architecture}.full_attention_interval", INTERVAL)
+    writer.add_uint32(f"{config.architecture}.full_attention_interval", _INTERVAL)
     recurrent = [*config.recurrent_layers, *[False] * config.n_mtp]
     writer.add_key_value(
         f"{config.architecture}.attention.recurrent_layers",
@@ -169,7 +221,7 @@ def _add_sizes(writer: GGUFWriter, config: ModelConfig) -> None:
 
 def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
     tokens, merges = made_up_vocabulary(n_vocab)
-    n_control = len(CONTROL)
+    n_control = len(CONTROL_TOKENS)
     kinds = [TokenType.NORMAL] * (n_vocab - n_control) + [TokenType.CONTROL] * n_control
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen35")
@@ -179,3 +231,21 @@ def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
     writer.add_eos_token_id(tokens.index("<|im_end|>"))
     writer.add_pad_token_id(tokens.index("<|endoftext|>"))
     writer.add_chat_template(_CHAT_TEMPLATE)
+
+
+def made_up_vocabulary(n: int) -> tuple[list[str], list[str]]:
+    """n tokens and the merges that lead to them, "left right", in rank order.
+
+    All single bytes, then aa, ab, … zz, aaa, aab, …, then CONTROL_TOKENS. n > 259.
+    """
+    tokens = list(BYTE_CHARACTERS)
+    merges: list[str] = []
+    n_words = n - len(CONTROL_TOKENS)
+    words = iter(ascii_lowercase)
+    while len(tokens) < n_words:
+        longer = [(word, letter) for word in words for letter in ascii_lowercase]
+        longer = longer[: n_words - len(tokens)]
+        merges += [f"{word} {letter}" for word, letter in longer]
+        tokens += [word + letter for word, letter in longer]
+        words = iter([word + letter for word, letter in longer])
+    return [*tokens, *CONTROL_TOKENS], merges

@@ -1,4 +1,4 @@
-"""What the trace costs: the part of a run that is spent in recording it."""
+"""What the trace costs: the share of a run's time that goes into recording it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inspect import isfunction
 from typing import TYPE_CHECKING
 
-from engine.bench.measured import Configuration, measure
+from engine.bench.request import Configuration, measure_request
 from engine.bench.sections import SectionClock
 from engine.decode import scheduler, verify_loop
 from engine.decode.recorder import Recorder
@@ -17,7 +17,7 @@ from engine.options import Prompt
 if TYPE_CHECKING:
     from engine.session import Session
 
-SECTIONS = ("recording", "rest")
+RECORDING_SECTIONS = ("recording", "rest")
 """recording: the recorder's public methods, and the facts that are worked out for the trace
 alone (engine.decode.round_facts). rest: everything else."""
 
@@ -38,7 +38,8 @@ class RecordedRun:
 
 @contextmanager
 def recording_timed(clock: SectionClock) -> Iterator[None]:
-    """Within the context, whatever any run records switches a clock of these SECTIONS."""
+    """Within the context, the time that any run spends recording is counted by `clock`, which must
+    have RECORDING_SECTIONS."""
     with ExitStack() as undo:
         for name, value in list(vars(Recorder).items()):
             if isfunction(value) and not name.startswith("_"):
@@ -55,12 +56,12 @@ def bench_recording(
 
     Raises what Session.start raises.
     """
-    clock = SectionClock(session.device, SECTIONS)
+    clock = SectionClock(session.device, RECORDING_SECTIONS)
     for configuration in configurations:
         for _ in range(repeats):
             with recording_timed(clock):
                 clock.restart()
-                done = measure(session, prompt, "", configuration)
+                done = measure_request(session, prompt, "", configuration)
                 recording_s = clock.ms()["recording"] / 1000
             yield RecordedRun(
                 configuration.name,

@@ -24,14 +24,14 @@ from engine.memory.policies import POLICIES
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy, Traffic
 from engine.model.conv_window import ConvInputs, ConvWindow
 from engine.model.delta_state import DeltaInputs, DeltaState
-from engine.model.recurrence import Inputs, RecurrentLayout, StateKey
+from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
 from kernels.conv import causal_conv
 from kernels.delta_rule import gated_delta_rule
 
 NO_ROLLBACK = "none"
 """The row that everything is compared with: one live state, every token kept."""
 
-PHASES = ("save", "verify", "rollback", "restore", "replay")
+ROLLBACK_PHASES = ("save", "verify", "rollback", "restore", "replay")
 _WARM_UP = 2
 
 
@@ -132,13 +132,13 @@ class _Inputs:
         self.width = width
 
     def pass_through(self, memory: SnapshotPolicy, n: int) -> None:
-        """The first n tokens."""
-        every: tuple[Inputs, ...] = (self._conv, self._delta)
+        """Advance the memory of this layer by the first n tokens."""
+        every: tuple[RecurrenceInputs, ...] = (self._conv, self._delta)
         for key, inputs in zip(self._keys, every, strict=True):
             memory.advance(key, inputs.part(slice(None), slice(n)))
 
     def decoded(self, n: int, times: int) -> dict[StateKey, torch.Tensor]:
-        """The states after the first n tokens have come so many times, and nothing else."""
+        """The states after decoding the first n tokens `times` times: what rounds must leave."""
         (x, weight), delta = self._conv, self._delta.part(slice(None), slice(n))
         n_v, d = delta.v.shape[2:]
         state = torch.zeros(1, n_v, d, d)
@@ -174,7 +174,7 @@ class _Runner:
         memory, width, kept = self._memory, self._width, self._kept
         pos0 = memory.seq_pos_max(0) + 1
         ubatch, replayed = _ubatch(pos0, width), _ubatch(pos0, kept)
-        ms = dict.fromkeys(PHASES, 0.0)
+        ms = dict.fromkeys(ROLLBACK_PHASES, 0.0)
         before = Traffic(*astuple(memory.traffic))
         if width - kept and width - 1 > memory.guaranteed_depth(0, width):
             with _timed(ms, "save"):
@@ -197,7 +197,7 @@ class _Runner:
         self._traffic.append(Traffic(*(now - then for now, then in moved)))
 
     def row(self, baseline: _Runner, truth: dict[StateKey, torch.Tensor]) -> RollbackRow:
-        """The figures of all rounds after the warm-up."""
+        """Medians of the rounds after the warm-up. truth: the states to compare with, by key."""
         times = self._times[_WARM_UP:]
         ratios = [
             own["total"] / other["total"]
@@ -217,7 +217,7 @@ class _Runner:
             self.label,
             self._width,
             self._kept,
-            {phase: median(ms[phase] for ms in times) for phase in (*PHASES, "total")},
+            {phase: median(ms[phase] for ms in times) for phase in (*ROLLBACK_PHASES, "total")},
             min(ms["total"] for ms in times),
             median(ratios),
             written,

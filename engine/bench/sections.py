@@ -1,4 +1,4 @@
-"""Where time goes, measured by a clock that parts of the program switch: those of a model here."""
+"""Where time goes: a clock that counts by section, and the sections of a model's forward pass."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from engine.device import CPU, wait_for
 from engine.memory.hybrid import HybridMemory
 from engine.model.attention import Attention
 from engine.model.hybrid import HybridModel
-from engine.model.moe import MixtureOfExperts
+from engine.model.layers import MixtureOfExperts
 from engine.model.weights import Projection
 
-SECTIONS = ("linears", "recurrent core", "attention", "head", "rest")
+MODEL_SECTIONS = ("linears", "recurrent core", "attention", "head", "rest")
 """linears: projections and experts. recurrent core: convolution, delta rule and what the policy
 stores. attention: cells, scores, norms and rope. head: final norm and vocabulary. rest: norms,
 gates, residuals, embedding."""
@@ -29,7 +29,9 @@ class SectionClock:
     stop, which costs it some speed.
     """
 
-    def __init__(self, device: torch.device = CPU, sections: Sequence[str] = SECTIONS) -> None:
+    def __init__(
+        self, device: torch.device = CPU, sections: Sequence[str] = MODEL_SECTIONS
+    ) -> None:
         self._device = device
         self._open = ["rest"]
         self._seconds = dict.fromkeys(sections, 0.0)
@@ -46,7 +48,7 @@ class SectionClock:
         return {name: 1000 * seconds for name, seconds in self._seconds.items()}
 
     def timed(self, call: Callable[..., Any], section: str) -> Callable[..., Any]:
-        """`call`, counted as this section."""
+        """`call` wrapped: its time is counted as this section's."""
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             self._settle()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from time import perf_counter
 from typing import TYPE_CHECKING
 
-from engine.bench.measured import Configuration
+from engine.bench.request import Configuration, run_to_end
 from engine.trace.timings import summary
 
 if TYPE_CHECKING:
@@ -79,13 +78,7 @@ class _Run:
 
 def _run(session: Session, prompts: Sequence[Prompt], configuration: Configuration) -> _Run:
     run = session.start(prompts, replace(configuration.options, parallel=len(prompts)))
-    start = perf_counter()
-    try:
-        while run.advance():
-            pass
-    finally:
-        run.stop()
-    wall_s = perf_counter() - start
+    wall_s = run_to_end(run)
     figures = summary(run.trace, run.run_id)
     return _Run(
         figures["predicted_n"],

@@ -21,7 +21,7 @@ _WARM_UP = 2
 class SplitFigures:
     """One way of splitting. ms and tokens_per_second: of the median round, all sequences
     together. n_ubatches: forward passes per round. sections: where the median round's time went,
-    ms per engine.bench.sections.SECTIONS."""
+    ms per engine.bench.sections.MODEL_SECTIONS."""
 
     ms: float
     tokens_per_second: float
@@ -31,7 +31,10 @@ class SplitFigures:
 
 @dataclass(frozen=True, slots=True)
 class SplitComparison:
-    """ratio: aggregate speed of "equal" over "seq", the median of the rounds' own ratios."""
+    """Figures of both ways, "equal" and "seq", for n_seqs sequences of n_tokens tokens each.
+
+    rollback: the policy. ratio: speed of "equal" over "seq", median of the rounds' ratios.
+    """
 
     n_seqs: int
     n_tokens: int

@@ -14,7 +14,7 @@ from engine.device import wait_for
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 
-OUTPUTS = ("last", "all")
+STEP_OUTPUTS = ("last", "all")
 """Rows whose logits are computed: the last one, as for a prompt, or all, as for a draft."""
 
 # on a CUDA device the first compiles kernels, the second records a graph
@@ -42,7 +42,7 @@ def bench_steps(
 ) -> list[StepRow]:
     """Time one sequence's step of every width; the widths take turns in each repetition.
 
-    outputs: one of OUTPUTS. batch_invariant: as in RunOptions.
+    outputs: one of STEP_OUTPUTS. batch_invariant: as in RunOptions.
     """
     memory = HybridMemory.for_model(
         model.config, 1, max(widths) + 1, model.device, batch_invariant=batch_invariant

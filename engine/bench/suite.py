@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.bench.measured import PLAIN, Configuration, Measured, measure
+from engine.bench.request import PLAIN, Configuration, RequestResult, measure_request
 from engine.errors import OptionError
 from engine.options import Prompt
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _WARM_UP_TOKENS = 8
 
 
-class Suite:
+class PromptSuite:
     """Measures named prompts; `done` holds what is finished, also after an interruption.
 
     The first configuration must be Configuration.plain. repeats: requests of each kind, of which
@@ -46,15 +46,15 @@ class Suite:
         session.context([prompt for _, prompt in prompts], configurations[0].options)
         self.prompts, self.configurations = list(prompts), list(configurations)
         self._session, self._repeats = session, repeats
-        self._done: dict[tuple[str, str], list[Measured]] = {}
+        self._done: dict[tuple[str, str], list[RequestResult]] = {}
 
     @property
     def n_requests(self) -> int:
-        """Requests that count, without the warm-up."""
+        """How many requests `requests` makes; those of the warm-up do not count."""
         return len(self.prompts) * len(self.configurations) * self._repeats
 
     @property
-    def done(self) -> dict[str, list[Measured]]:
+    def done(self) -> dict[str, list[RequestResult]]:
         """Finished requests of each configuration, in the order of the prompts."""
         return {
             configuration.name: [
@@ -74,18 +74,18 @@ class Suite:
                 configuration.options,
                 n_predict=min(n, _WARM_UP_TOKENS) if n > 0 else _WARM_UP_TOKENS,
             )
-            measure(self._session, prompt, name, Configuration(configuration.name, few))
+            measure_request(self._session, prompt, name, Configuration(configuration.name, few))
 
-    def requests(self) -> Iterator[Measured]:
+    def requests(self) -> Iterator[RequestResult]:
         """Measure everything; each request is in `done` before it is yielded."""
         for number, (name, prompt) in enumerate(self.prompts):
             for repeat in range(self._repeats):
                 first = (number + repeat) % len(self.configurations)
                 for configuration in self.configurations[first:] + self.configurations[:first]:
-                    measured = measure(self._session, prompt, name, configuration)
+                    measured = measure_request(self._session, prompt, name, configuration)
                     self._done.setdefault((configuration.name, name), []).append(measured)
                     yield measured
 
 
-def _median(taken: list[Measured]) -> Measured:
+def _median(taken: list[RequestResult]) -> RequestResult:
     return sorted(taken, key=lambda measured: measured.predicted_ms)[(len(taken) - 1) // 2]

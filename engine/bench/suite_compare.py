@@ -9,9 +9,9 @@ from typing import Any
 
 from engine.errors import OptionError
 
-KIND = "draftscope bench suite"
-VERSION = 1
-AGGREGATE = (
+SUITE_KIND = "draftscope bench suite"
+SUITE_VERSION = 1
+AGGREGATE_FIELDS = (
     "n_requests",
     "total_predicted",
     "total_draft",
@@ -35,7 +35,7 @@ class PromptDiff:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationDiff:
-    """A pair of configurations: names, (a, b) of every AGGREGATE field, prompts of both."""
+    """Two configurations compared. aggregate: (a, b) by field; prompts: those in both files."""
 
     a_name: str
     b_name: str
@@ -66,7 +66,7 @@ def read_result(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise _unusable(path) from error
     try:
-        if (result["kind"], result["version"]) != (KIND, VERSION):
+        if (result["kind"], result["version"]) != (SUITE_KIND, SUITE_VERSION):
             raise _unusable(path)
         for one in result["configurations"]:
             _check_configuration(one)
@@ -104,14 +104,14 @@ def _pair(a: dict[str, Any], b: dict[str, Any]) -> ConfigurationDiff:
                 other["accept_rate"],
             )
         )
-    fields = {name: (a["aggregate"][name], b["aggregate"][name]) for name in AGGREGATE}
+    fields = {name: (a["aggregate"][name], b["aggregate"][name]) for name in AGGREGATE_FIELDS}
     return ConfigurationDiff(a["name"], b["name"], fields, prompts)
 
 
 def _check_configuration(one: dict[str, Any]) -> None:
     """Raises KeyError or TypeError where something that a comparison needs is not there."""
     _require(one["name"], str)
-    for name in AGGREGATE:
+    for name in AGGREGATE_FIELDS:
         _require(one["aggregate"][name], int, float, none=name == "aggregate_accept_rate")
     for row in one["rows"]:
         _require(row["name"], str)

@@ -1,4 +1,4 @@
-"""What a suite's requests come to: rows, aggregates, speed-ups, and where the time went.
+"""The report on a suite: rows, aggregates, speed-ups, and where the time went.
 
 Everything here is plain data, as it stands in the result file.
 """
@@ -9,18 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from engine.bench.measured import PLAIN, Configuration, Measured
+from engine.bench.request import PLAIN, Configuration, RequestResult
 
 
 def suite_report(
-    configurations: Sequence[Configuration], done: Mapping[str, Sequence[Measured]]
+    configurations: Sequence[Configuration], done: Mapping[str, Sequence[RequestResult]]
 ) -> list[dict[str, Any]]:
     """One object per configuration: name, options, aggregate, tokens_per_second, speed_up, split,
     num_same (requests whose tokens are those of plain decoding) and rows."""
     return [_configuration(one, done[one.name], done[PLAIN]) for one in configurations]
 
 
-def aggregate(requests: Sequence[Measured]) -> dict[str, Any]:
+def aggregate_requests(requests: Sequence[RequestResult]) -> dict[str, Any]:
     """The totals that llama.cpp #22400's script prints: the rate to four decimals, None without a
     draft; the sum of the requests' wall times in seconds, to two."""
     drafted = sum(request.draft_n for request in requests)
@@ -35,7 +35,9 @@ def aggregate(requests: Sequence[Measured]) -> dict[str, Any]:
     }
 
 
-def split(requests: Sequence[Measured], plain: Sequence[Measured]) -> dict[str, Any] | None:
+def round_costs(
+    requests: Sequence[RequestResult], plain: Sequence[RequestResult]
+) -> dict[str, Any] | None:
     """Why a configuration is faster or slower than plain decoding; None where nothing is timed.
 
     Means over the rounds of all requests: tokens_per_round (emitted), drafted_per_round, and the
@@ -68,7 +70,7 @@ def split(requests: Sequence[Measured], plain: Sequence[Measured]) -> dict[str, 
 
 
 def _configuration(
-    configuration: Configuration, requests: Sequence[Measured], plain: Sequence[Measured]
+    configuration: Configuration, requests: Sequence[RequestResult], plain: Sequence[RequestResult]
 ) -> dict[str, Any]:
     plain_of = {request.prompt: request for request in plain}
     compared = [request for request in requests if request.prompt in plain_of]
@@ -79,16 +81,16 @@ def _configuration(
     return {
         "name": configuration.name,
         "options": asdict(configuration.options),
-        "aggregate": aggregate(requests),
+        "aggregate": aggregate_requests(requests),
         "tokens_per_second": 1000 / own if own else None,
         "speed_up": plain_per_token / per_token if per_token and plain_per_token else None,
         "num_same": sum(row["same"] is True for row in rows),
-        "split": split(compared, beside),
+        "split": round_costs(compared, beside),
         "rows": rows,
     }
 
 
-def _row(request: Measured, plain: Measured | None) -> dict[str, Any]:
+def _row(request: RequestResult, plain: RequestResult | None) -> dict[str, Any]:
     facts = asdict(request)
     del facts["configuration"]
     timed = plain is not None and plain.predicted_per_second > 0
@@ -103,7 +105,7 @@ def _row(request: Measured, plain: Measured | None) -> dict[str, Any]:
     }
 
 
-def _ms_per_token(requests: Sequence[Measured]) -> float | None:
+def _ms_per_token(requests: Sequence[RequestResult]) -> float | None:
     """The first token of a request is free."""
     timed = sum(request.predicted_n - 1 for request in requests)
     return sum(request.predicted_ms for request in requests) / timed if timed else None

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from engine.bench.measured import Configuration, Measured, measure
 from engine.bench.prompts import NamedPrompt
+from engine.bench.request import Configuration, RequestResult, measure_request
 from engine.decode.held_sequences import n_common
 from engine.options import Prompt
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class WorkloadTurn:
     """Counters of one turn.
 
     prompt_tokens = cache_n (used again) + prompt_n (processed). tokens: emitted. drafts:
@@ -67,9 +67,9 @@ class Workload:
         self.configuration = configuration
         self._cache = cache
         self._message_starts: tuple[int, ...] = ()
-        self.done: list[Turn] = []
+        self.done: list[WorkloadTurn] = []
 
-    def turns(self) -> Iterator[Turn]:
+    def turns(self) -> Iterator[WorkloadTurn]:
         """Decode turn after turn; each is in `done` before it is yielded.
 
         Raises what Session.start and ChatTemplate.render raise.
@@ -77,7 +77,7 @@ class Workload:
         history: list[dict[str, str]] = []
         for message in self._messages:
             history.append({"role": "user", "content": message.text})
-            measured = measure(
+            measured = measure_request(
                 self._session, self._prompt(history), message.name, self.configuration, self._cache
             )
             history.append({"role": "assistant", "content": measured.text})
@@ -101,8 +101,8 @@ class Workload:
         return self._session.prompt(text)
 
 
-def _turn(measured: Measured) -> Turn:
-    return Turn(
+def _turn(measured: RequestResult) -> WorkloadTurn:
+    return WorkloadTurn(
         turn=measured.prompt,
         prompt_tokens=measured.cache_n + measured.prompt_n,
         cache_n=measured.cache_n,
@@ -119,7 +119,7 @@ def _turn(measured: Measured) -> Turn:
     )
 
 
-def totals(turns: Sequence[Turn]) -> dict[str, int]:
+def turn_totals(turns: Sequence[WorkloadTurn]) -> dict[str, int]:
     """Sums of the counters over the turns; of duplicate_cells, the most."""
     facts = [asdict(turn) for turn in turns]
     names = (

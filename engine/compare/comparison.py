@@ -10,17 +10,15 @@ import torch
 
 from engine.batch import Span
 from engine.compare.free_lane import FreeLane
-from engine.compare.lane import Follower, Leader, Setting
+from engine.compare.lane import ComparisonSetup, Follower, Leader
 from engine.compare.lane_spec import DEFAULT_LANES, LaneSpec, with_mode_lanes
 from engine.compare.lanes import ModeLane, NoiseLane, ReferenceLane
 from engine.compare.peer_lane import PeerLane, PeerNoiseLane
 from engine.compare.policy_lane import PolicyLane
 from engine.compare.rounds import Round, SequenceRound
-from engine.decode.non_finite import OF_DRAFTER, TRUNK, note_non_finite
-from engine.decode.rules import RULES
-from engine.decode.slot import Slot
-from engine.decode.slots import Slots
-from engine.decode.verify import match
+from engine.decode.acceptance_rules import RULES
+from engine.decode.sequences import DecodingSequence, SlotAssignment
+from engine.decode.verify import OF_DRAFTER, TRUNK, match, note_non_finite
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.scripted import ScriptedDrafter
@@ -30,7 +28,7 @@ from engine.options import Prompt, RunOptions
 from engine.sampling.distribution import Distribution
 from engine.sampling.sampler import Sampler
 from engine.session import Session
-from engine.trace.lane_kinds import NOISE, PEER, PEER_NOISE, REFERENCE
+from engine.trace.records import NOISE, PEER, PEER_NOISE, REFERENCE
 from engine.trace.store import TraceStore
 from engine.trace.verdict import LaneVerdict, judge_lanes, noise_against
 
@@ -69,20 +67,22 @@ class Comparison:
         self.done = False
         common = replace(options, faults=())
         n_ctx = session.context(prompts, common)
-        setting = Setting(session, self.trace, prompts, min(common.parallel, len(prompts)), n_ctx)
-        self._setting, self._options, self._bound = setting, common, bound
+        setup = ComparisonSetup(
+            session, self.trace, prompts, min(common.parallel, len(prompts)), n_ctx
+        )
+        self._setup, self._options, self._bound = setup, common, bound
         self._drafter, self._draft_accept = drafter, draft_accept
         self._chain = DrafterChain(self._drafters())
         end_tokens = session.tokenizer.eog_ids
         banned = end_tokens if common.ignore_eos else ()
         self._end_tokens = frozenset() if common.ignore_eos else frozenset(end_tokens)
         self._rule = RULES[common.spec.accept]
-        self._slots = Slots(
+        self._slots = SlotAssignment(
             [
-                Slot(i, -1, each, Sampler(common.sampler, banned, each.tokens))
+                DecodingSequence(i, -1, each, Sampler(common.sampler, banned, each.tokens))
                 for i, each in enumerate(prompts)
             ],
-            setting.n_seqs,
+            setup.n_seqs,
         )
         lead = replace(common, rollback="checkpoint", n_rs_seq=None, split="equal", kv="per-seq")
         lane_options = [spec.options(common) for spec in specs]
@@ -90,7 +90,7 @@ class Comparison:
         n_before = len(self.trace.runs)
         try:
             self._reference = ReferenceLane(
-                setting, LaneSpec(REFERENCE, kind=REFERENCE), lead, session.model
+                setup, LaneSpec(REFERENCE, kind=REFERENCE), lead, session.model
             )
             self._reference.facts["drafters"] = self._chain.statistics
             leaders: dict[str, Leader] = {session.compute: self._reference}
@@ -111,13 +111,13 @@ class Comparison:
     @property
     def emitted(self) -> list[list[int]]:
         """What the reference lane has emitted behind each prompt."""
-        return [list(slot.emitted) for slot in self._slots.sequences]
+        return [list(sequence.emitted) for sequence in self._slots.sequences]
 
     @property
     def texts(self) -> list[str]:
         """The same as text."""
-        decode = self._setting.session.tokenizer.decode
-        return [decode(slot.emitted) for slot in self._slots.sequences]
+        decode = self._setup.session.tokenizer.decode
+        return [decode(sequence.emitted) for sequence in self._slots.sequences]
 
     @property
     def tokens(self) -> list[int]:
@@ -156,7 +156,7 @@ class Comparison:
             self._slots.stop()
             record_findings(self.trace, [lane.run_id for lane in self._lanes])
             for lane in self._lanes:
-                lane.end([slot.stop for slot in self._slots.sequences])
+                lane.end([sequence.stop for sequence in self._slots.sequences])
 
     def results(self) -> list[LaneVerdict]:
         """Verdicts so far: the reference lane first, then the lanes in the order given, those of
@@ -169,8 +169,8 @@ class Comparison:
 
     def _drafters(self) -> list[Drafter]:
         """Drafters with a memory of their own."""
-        setting, options = self._setting, self._options
-        session = setting.session
+        setup, options = self._setup, self._options
+        session = setup.session
         if self._draft_accept is not None:
             if self._drafter or options.spec.types:
                 raise OptionError(
@@ -186,7 +186,7 @@ class Comparison:
             ]
         if self._drafter:
             return [self._drafter]
-        drafters = session.make_drafters(options, setting.n_seqs, setting.n_ctx)
+        drafters = session.make_drafters(options, setup.n_seqs, setup.n_ctx)
         if not drafters:
             raise OptionError("No drafter is chosen.", "Name one with --spec-type.")
         return drafters
@@ -194,32 +194,32 @@ class Comparison:
     def _follower(
         self, spec: LaneSpec, options: RunOptions, leaders: dict[str, Leader]
     ) -> Follower:
-        setting, session = self._setting, self._setting.session
+        setup, session = self._setup, self._setup.session
         if spec.kind == PEER:
-            return PeerLane(setting, spec, options, self._reference)
+            return PeerLane(setup, spec, options, self._reference)
         if spec.kind == PEER_NOISE:
-            return PeerNoiseLane(setting, spec, options, self._reference)
+            return PeerNoiseLane(setup, spec, options, self._reference)
         compute = spec.compute or session.compute
         model = session.model_in(compute)
         if spec.kind == REFERENCE:
-            mode = leaders[compute] = ModeLane(setting, spec, options, model, self._reference)
+            mode = leaders[compute] = ModeLane(setup, spec, options, model, self._reference)
             return mode
         leader = leaders[compute]
         if spec.kind == NOISE:
-            return NoiseLane(setting, spec, options, model, leader)
+            return NoiseLane(setup, spec, options, model, leader)
         n_rs_seq = options.snapshots
         if not options.spec.types:  # somebody else drafts
             n_rs_seq = options.snapshots_for(options.spec.n_max)
         if not spec.free:
             # the leader's tokens are decided: a replay that chose again could only leave them
             options = replace(options, replay="trust")
-            return PolicyLane(setting, spec, options, model, leader, n_rs_seq)
+            return PolicyLane(setup, spec, options, model, leader, n_rs_seq)
         if self._drafter:
             raise OptionError(
                 f"Lane {spec.name!r} drafts for itself and cannot share the drafter given.",
                 "Leave out `free`, or let the options name the drafter.",
             )
-        return FreeLane(setting, spec, options, model, leader, n_rs_seq, self._drafters())
+        return FreeLane(setup, spec, options, model, leader, n_rs_seq, self._drafters())
 
     def _step(self) -> None:
         admitted = self._slots.admit()
@@ -228,56 +228,64 @@ class Comparison:
         self._reference.begin()
         decode = self._prompt if admitted else self._decode
         parts, hidden = [], []
-        for slot in running:
-            part, rows = decode(slot, drafts.get(slot.index))
+        for sequence in running:
+            part, rows = decode(sequence, drafts.get(sequence.index))
             parts.append(part)
             hidden.append(rows)
         self._reference.close(Round(self._round, parts, self._reference.memory))
         for lane in self._followers:
             lane.follow()
-        for slot, part, rows in zip(running, parts, hidden, strict=True):
+        for sequence, part, rows in zip(running, parts, hidden, strict=True):
             if part.draft is not None:
-                self._chain.accept(slot.index, len(part.chosen) - 1)
-            self._chain.observe(slot.index, part.pos0, part.decoded, rows)
+                self._chain.accept(sequence.index, len(part.chosen) - 1)
+            self._chain.observe(sequence.index, part.pos0, part.decoded, rows)
             if part.is_prompt:
-                self._chain.begin(slot.index, part.tokens)
+                self._chain.begin(sequence.index, part.tokens)
         for index in self._slots.release():
             self._chain.forget(index)
             for each in self._lanes:
                 each.forget(index)
         self._round += 1
 
-    def _prompt(self, slot: Slot, _: Draft | None) -> tuple[SequenceRound, torch.Tensor]:
-        tokens = slot.prompt.tokens
-        span = Span(slot.index, 0, tokens, [len(tokens) - 1])
-        before = slot.sampler.clone()
-        logits, hidden = self._reference.decode(self._round, slot.seq_id, span, is_prompt=True)
-        rows = partial(self._row, slot, len(tokens), logits)
-        chosen = match(Draft(), rows, slot.sampler, ()).tokens
-        return self._chosen(slot, tokens, None, chosen, logits, before, is_prompt=True), hidden
+    def _prompt(
+        self, sequence: DecodingSequence, _: Draft | None
+    ) -> tuple[SequenceRound, torch.Tensor]:
+        tokens = sequence.prompt.tokens
+        span = Span(sequence.index, 0, tokens, [len(tokens) - 1])
+        before = sequence.sampler.clone()
+        logits, hidden = self._reference.decode(self._round, sequence.seq_id, span, is_prompt=True)
+        rows = partial(self._row, sequence, len(tokens), logits)
+        chosen = match(Draft(), rows, sequence.sampler, ()).tokens
+        return self._chosen(sequence, tokens, None, chosen, logits, before, is_prompt=True), hidden
 
-    def _decode(self, slot: Slot, draft: Draft | None) -> tuple[SequenceRound, torch.Tensor]:
-        tokens = [slot.last, *(draft.tokens if draft else ())]
-        before = slot.sampler.clone()
+    def _decode(
+        self, sequence: DecodingSequence, draft: Draft | None
+    ) -> tuple[SequenceRound, torch.Tensor]:
+        tokens = [sequence.last, *(draft.tokens if draft else ())]
+        before = sequence.sampler.clone()
         rows: list[torch.Tensor] = []
         hidden: list[torch.Tensor] = []
 
         def decode(i: int) -> Distribution:
-            span = Span(slot.index, slot.n_tokens + i, [tokens[i]], [0])
-            logits, row = self._reference.decode(self._round, slot.seq_id, span)
+            span = Span(sequence.index, sequence.n_tokens + i, [tokens[i]], [0])
+            logits, row = self._reference.decode(self._round, sequence.seq_id, span)
             rows.append(logits)
             hidden.append(row)
-            return self._row(slot, span.pos0 + 1, logits, 0)
+            return self._row(sequence, span.pos0 + 1, logits, 0)
 
-        chosen = self._rule(draft or Draft(), decode, slot.sampler, self._end_tokens).tokens
-        return self._chosen(slot, tokens, draft, chosen, torch.cat(rows), before), torch.cat(hidden)
+        chosen = self._rule(draft or Draft(), decode, sequence.sampler, self._end_tokens).tokens
+        return self._chosen(sequence, tokens, draft, chosen, torch.cat(rows), before), torch.cat(
+            hidden
+        )
 
-    def _row(self, slot: Slot, pos: int, logits: torch.Tensor, row: int) -> Distribution:
+    def _row(
+        self, sequence: DecodingSequence, pos: int, logits: torch.Tensor, row: int
+    ) -> Distribution:
         """What the token at `pos` is drawn from. Raises NonFiniteError unless that is allowed."""
-        found = slot.sampler.rows(logits)(row)
-        if slot.sampler.non_finite:
-            largest = slot.sampler.non_finite[1]
-            self._note_non_finite(slot.seq_id, pos, TRUNK, largest)
+        found = sequence.sampler.rows(logits)(row)
+        if sequence.sampler.non_finite:
+            largest = sequence.sampler.non_finite[1]
+            self._note_non_finite(sequence.seq_id, pos, TRUNK, largest)
         return found
 
     def _note_non_finite(self, seq_id: int, pos: int, where: str, largest: float) -> None:
@@ -289,7 +297,7 @@ class Comparison:
 
     def _chosen(
         self,
-        slot: Slot,
+        sequence: DecodingSequence,
         tokens: Sequence[int],
         draft: Draft | None,
         chosen: list[int],
@@ -299,29 +307,38 @@ class Comparison:
         is_prompt: bool = False,
     ) -> SequenceRound:
         """Emit what the reference lane chose. before: the sampler before it did."""
-        pos0 = slot.n_tokens
+        pos0 = sequence.n_tokens
         n_decoded = pos0 + (len(tokens) if is_prompt else 1)
-        n = slot.emit(chosen, n_decoded, self._options, self._setting.n_ctx, self._end_tokens)
-        slot.n_tokens, slot.last = n_decoded + len(chosen) - 1, chosen[-1]
+        n = sequence.emit(chosen, n_decoded, self._options, self._setup.n_ctx, self._end_tokens)
+        sequence.n_tokens, sequence.last = n_decoded + len(chosen) - 1, chosen[-1]
         return SequenceRound(
-            slot.seq_id, slot.index, pos0, tokens, draft, chosen, n, logits, before, is_prompt
+            sequence.seq_id,
+            sequence.index,
+            pos0,
+            tokens,
+            draft,
+            chosen,
+            n,
+            logits,
+            before,
+            is_prompt,
         )
 
-    def _draft(self, slots: Sequence[Slot]) -> dict[int, Draft]:
+    def _draft(self, sequences: Sequence[DecodingSequence]) -> dict[int, Draft]:
         longest = min(self._chain.longest, self._options.spec.longest or self._chain.longest)
         requests = [
-            DraftRequest(slot.index, slot.n_tokens, slot.last, limit)
-            for slot in slots
-            if (limit := slot.draft_limit(longest, self._options, self._setting.n_ctx))
+            DraftRequest(sequence.index, sequence.n_tokens, sequence.last, limit)
+            for sequence in sequences
+            if (limit := sequence.draft_limit(longest, self._options, self._setup.n_ctx))
         ]
         if not requests:
             return {}
         drafts = self._chain.draft(requests)
         self._reference.record_drafts(self._round, self._chain.asked)
-        by_index = {slot.index: slot for slot in slots}
+        by_index = {sequence.index: sequence for sequence in sequences}
         for answer in self._chain.asked:
             if found := answer.draft.non_finite:
-                slot, (n, largest) = by_index[answer.seq], found
+                sequence, (n, largest) = by_index[answer.seq], found
                 where = OF_DRAFTER.get(answer.draft.drafter, answer.draft.drafter)
-                self._note_non_finite(slot.seq_id, slot.n_tokens + 1 + n, where, largest)
+                self._note_non_finite(sequence.seq_id, sequence.n_tokens + 1 + n, where, largest)
         return drafts

@@ -1,4 +1,4 @@
-"""A lane that runs on its own until it says something else than the reference lane."""
+"""A lane that chooses its own tokens, until one of them differs from the reference lane's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from engine.compare.divergence import ReferenceLogits
-from engine.compare.lane import EngineFollower, Leader, Setting
+from engine.compare.lane import ComparisonSetup, EngineFollower, Leader
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import Round, SequenceRound
 from engine.decode.scheduler import Scheduler
@@ -20,7 +20,7 @@ from engine.options import RunOptions
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _TokenChoice:
     """A token and the logits [n_vocab] that chose it. round: of whoever chose it."""
 
     round: int
@@ -29,7 +29,7 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen(_Row):
+class _LeaderChoice(_TokenChoice):
     """A token of the leader's, and where it was chosen."""
 
     part: SequenceRound
@@ -49,7 +49,7 @@ class FreeLane(EngineFollower):
 
     def __init__(
         self,
-        setting: Setting,
+        setup: ComparisonSetup,
         spec: LaneSpec,
         options: RunOptions,
         model: HybridModel,
@@ -57,22 +57,22 @@ class FreeLane(EngineFollower):
         n_rs_seq: int,
         drafters: Sequence[Drafter],
     ) -> None:
-        super().__init__(setting, spec, options, model, leader, n_rs_seq)
+        super().__init__(setup, spec, options, model, leader, n_rs_seq)
         self.facts |= {"lane_free": True, "lane_forks": []}
         self._samples = options.spec.accept == "match"
-        end_tokens = setting.session.tokenizer.eog_ids
+        end_tokens = setup.session.tokenizer.eog_ids
         self._scheduler = Scheduler(
             model,
             self.memory,
             DrafterChain(drafters),
-            setting.prompts,
+            setup.prompts,
             options,
             end_tokens,
             self._recorder,
             self._watch,
         )
-        self._mine: dict[int, dict[int, _Row]] = {}
-        self._theirs: dict[int, dict[int, _Chosen]] = {}
+        self._mine: dict[int, dict[int, _TokenChoice]] = {}
+        self._theirs: dict[int, dict[int, _LeaderChoice]] = {}
         self._forked: set[int] = set()
 
     def forget(self, seq: int) -> None:
@@ -89,7 +89,7 @@ class FreeLane(EngineFollower):
             if part.seq_id in self._forked:
                 continue
             for i, token in enumerate(part.chosen[: part.n_emitted]):
-                row = _Chosen(round_.number, token, part.logits[i], part, i)
+                row = _LeaderChoice(round_.number, token, part.logits[i], part, i)
                 rows[part.first_pos + i] = row
         self._compare_what_both_have(round_)
         while any(self._is_behind(part.seq_id) for part in round_.parts):
@@ -104,12 +104,12 @@ class FreeLane(EngineFollower):
     ) -> None:
         mine = self._mine.setdefault(seq_id, {})
         for pos, (token, logits) in enumerate(zip(tokens, rows, strict=True), first_pos):
-            mine[pos] = _Row(number, token, logits)
+            mine[pos] = _TokenChoice(number, token, logits)
 
     def _compare_what_both_have(self, round_: Round) -> None:
         for seq_id, mine in self._mine.items():
             theirs = self._theirs.get(seq_id, {})
-            run: list[tuple[int, _Row, _Chosen]] = []
+            run: list[tuple[int, _TokenChoice, _LeaderChoice]] = []
             for pos in sorted(mine.keys() & theirs.keys()):
                 if seq_id in self._forked:
                     break
@@ -126,7 +126,7 @@ class FreeLane(EngineFollower):
                 mine.clear()
                 theirs.clear()
 
-    def _fork(self, seq_id: int, pos: int, own: _Row, other: _Chosen) -> None:
+    def _fork(self, seq_id: int, pos: int, own: _TokenChoice, other: _LeaderChoice) -> None:
         self._forked.add(seq_id)
         self._scheduler.cancel(seq_id)
         fork: dict[str, Any] = {"seq_id": seq_id, "pos": pos, "follows": True, "by_mode": False}
@@ -136,7 +136,9 @@ class FreeLane(EngineFollower):
             fork["by_mode"] = part.sampled_from(i, other.logits) == own.token
         self.facts["lane_forks"].append(fork)
 
-    def _append(self, round_: Round, seq_id: int, run: list[tuple[int, _Row, _Chosen]]) -> None:
+    def _append(
+        self, round_: Round, seq_id: int, run: list[tuple[int, _TokenChoice, _LeaderChoice]]
+    ) -> None:
         chosen = [theirs.token for _, _, theirs in run]
         reference = ReferenceLogits(torch.stack([theirs.logits for *_, theirs in run]), chosen)
         measured = reference.difference(torch.stack([mine.logits for _, mine, _ in run]))

@@ -17,7 +17,7 @@ from engine.batch import Span
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import Round, SequenceRound
 from engine.compare.rows import DivergenceRows
-from engine.decode.forward import Forward, Rows
+from engine.decode.forward import Forward, RowsBySequence
 from engine.decode.recorder import PhaseClock, Recorder
 from engine.decode.round_facts import round_facts
 from engine.decode.verify_loop import valid_depth
@@ -31,7 +31,7 @@ from engine.trace.writer import TraceWriter
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ComparisonSetup:
     """What all lanes of a comparison have in common. n_seqs: sequences side by side."""
 
     session: Session
@@ -51,12 +51,12 @@ class Leader(Protocol):
 class Lane:
     """A run in the trace that takes part in the lockstep."""
 
-    def __init__(self, setting: Setting, spec: LaneSpec, run_id: int) -> None:
+    def __init__(self, setup: ComparisonSetup, spec: LaneSpec, run_id: int) -> None:
         self.name, self.run_id = spec.name, run_id
-        self.facts = setting.trace.runs[run_id]
+        self.facts = setup.trace.runs[run_id]
         self.facts |= {"lane": spec.name, "lane_kind": spec.kind, "lane_against": None}
-        self._trace = setting.trace
-        self._recorder = Recorder(setting.trace, run_id, setting.session.tokenizer.piece)
+        self._trace = setup.trace
+        self._recorder = Recorder(setup.trace, run_id, setup.session.tokenizer.piece)
         self._clock = PhaseClock()
 
     def begin(self) -> None:
@@ -74,7 +74,7 @@ class Lane:
         TraceWriter(self._trace, self.run_id).end(stops)
 
     def _record_plain(
-        self, round_: Round, logits: Rows, memory: HybridMemory | None, *, wide: bool
+        self, round_: Round, logits: RowsBySequence, memory: HybridMemory | None, *, wide: bool
     ) -> None:
         """A round in which the target chose every token itself, in one batch or one by one."""
         rounds = []
@@ -103,19 +103,19 @@ class EngineLane(Lane):
 
     def __init__(
         self,
-        setting: Setting,
+        setup: ComparisonSetup,
         spec: LaneSpec,
         options: RunOptions,
         model: HybridModel,
         n_rs_seq: int = 0,
     ) -> None:
-        session = setting.session
+        session = setup.session
         self.options = options
         self.memory = session.make_memory(
-            options, setting.n_seqs, setting.n_ctx, n_rs_seq, model.device
+            options, setup.n_seqs, setup.n_ctx, n_rs_seq, model.device
         )
-        run_id = session.begin_run(setting.trace, options, self.memory, n_rs_seq, model)
-        super().__init__(setting, spec, run_id)
+        run_id = session.begin_run(setup.trace, options, self.memory, n_rs_seq, model)
+        super().__init__(setup, spec, run_id)
         self._holders: dict[int, int] = {}
         self._forward = Forward(
             model, self.memory, options, self._recorder, self._holders.__getitem__
@@ -125,7 +125,9 @@ class EngineLane(Lane):
         """A sequence has ended."""
         self.memory.clear(seq)
 
-    def _run(self, number: int, spans: Sequence[Span], *, is_prompt: bool) -> tuple[Rows, Rows]:
+    def _run(
+        self, number: int, spans: Sequence[Span], *, is_prompt: bool
+    ) -> tuple[RowsBySequence, RowsBySequence]:
         purpose = "prompt" if is_prompt else "verify"
         return self._forward.run(self._forward.split(spans), number, purpose, self._clock)
 
@@ -178,14 +180,14 @@ class EngineFollower(EngineLane, Follower):
 
     def __init__(
         self,
-        setting: Setting,
+        setup: ComparisonSetup,
         spec: LaneSpec,
         options: RunOptions,
         model: HybridModel,
         leader: Leader,
         n_rs_seq: int = 0,
     ) -> None:
-        super().__init__(setting, spec, options, model, n_rs_seq)
+        super().__init__(setup, spec, options, model, n_rs_seq)
         self._led_by(leader)
 
     def follow(self) -> None:
@@ -193,7 +195,7 @@ class EngineFollower(EngineLane, Follower):
         self._holders.update((part.seq, part.seq_id) for part in self._leader.round.parts)
         super().follow()
 
-    def _one_by_one(self, round_: Round) -> Rows:
+    def _one_by_one(self, round_: Round) -> RowsBySequence:
         """Decode each sequence alone, as the reference lane does: logits [len(chosen), n_vocab]."""
         return {
             part.seq: torch.cat(

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.errors import OptionError
 from engine.options import COMPUTE_MODES, ROLLBACK_POLICIES, RunOptions
-from engine.trace.lane_kinds import NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
+from engine.trace.records import NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
 
 LANE_MODES = tuple(mode for mode in COMPUTE_MODES if mode != "auto")
 _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {

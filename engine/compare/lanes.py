@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 
 from engine.batch import Span
-from engine.compare.lane import EngineFollower, EngineLane, Leader, Setting
+from engine.compare.lane import ComparisonSetup, EngineFollower, EngineLane, Leader
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import Round
 from engine.decode.batching import verify_batches
-from engine.decode.forward import Forward, Rows
+from engine.decode.forward import Forward, RowsBySequence
 from engine.draft.chain import DrafterAnswer
 from engine.model.hybrid import HybridModel
 from engine.options import RunOptions
@@ -85,7 +85,7 @@ class NoiseLane(EngineFollower):
 
     def __init__(
         self,
-        setting: Setting,
+        setup: ComparisonSetup,
         spec: LaneSpec,
         options: RunOptions,
         model: HybridModel,
@@ -93,8 +93,8 @@ class NoiseLane(EngineFollower):
     ) -> None:
         if not options.batch_invariant:
             model = model.jittered(JITTER.get(model.compute, JITTER_ROUNDED))
-        super().__init__(setting, spec, options, model, leader)
-        self._drafting = setting.session.make_memory(options, setting.n_seqs, setting.n_ctx, 0)
+        super().__init__(setup, spec, options, model, leader)
+        self._drafting = setup.session.make_memory(options, setup.n_seqs, setup.n_ctx, 0)
         holder = self._holders.__getitem__
         self._verify = Forward(model, self._drafting, options, self._recorder, holder)
 
@@ -116,10 +116,10 @@ class NoiseLane(EngineFollower):
         for part in round_.parts:
             self._drafting.mirror(part.seq, self.memory, part.pos0)
 
-    def _logits(self, round_: Round) -> Rows:
+    def _logits(self, round_: Round) -> RowsBySequence:
         """Rows behind the first rejected token are not looked at: a token's logits do not depend
         on later ones."""
-        found: Rows = {}
+        found: RowsBySequence = {}
         spans = [part.span for part in round_.parts]
         for batch in verify_batches(self._verify, spans, self.options.split, rolls_back=False):
             logits, _ = self._verify.run(batch.ubatches, round_.number, "verify", self._clock)

@@ -17,20 +17,20 @@ import torch
 from engine.batch import Span, make_ubatch, split_equal
 from engine.compare.divergence import LogitsDifference, MemoryDifference, ReferenceMemory
 from engine.compare.memory_player import MemoryPlay
-from engine.compare.memory_script import EXACT, Check, ContextSpec, MemoryScript, Statement
+from engine.compare.memory_script import EXACT, CompareRanges, ContextSpec, MemoryScript, Statement
 from engine.compare.rows import DivergenceRows
 from engine.decode.forward import Forward
 from engine.decode.recorder import PhaseClock, Recorder
 from engine.decode.round_facts import RoundFacts, round_facts
 from engine.decode.verify import target_facts
 from engine.errors import ContextFullError, OutOfMemoryError
-from engine.memory.hybrid import Checkpoint, HybridMemory
+from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
 from engine.memory.plane_storage import PlaneMemory
 from engine.memory.policies import memory_sizes
 from engine.memory.state_file import load_state, save_state
 from engine.options import RunOptions
 from engine.session import Session
-from engine.trace.lane_kinds import POLICY, REFERENCE
+from engine.trace.records import POLICY, REFERENCE
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
 
@@ -173,10 +173,10 @@ class SessionContext:
     def load(self, seq: int, path: os.PathLike[str]) -> None:
         self.memory.put(seq, load_state(os.fspath(path)))
 
-    def checkpoint(self, seq: int) -> Checkpoint:
+    def checkpoint(self, seq: int) -> SequenceCheckpoint:
         return self.memory.save(seq)
 
-    def restore(self, seq: int, checkpoint: Checkpoint) -> None:
+    def restore(self, seq: int, checkpoint: SequenceCheckpoint) -> None:
         self.memory.restore(seq, checkpoint)
 
     def fact(self, seq: int, name: str) -> int | None:
@@ -214,7 +214,9 @@ class SessionEngine:
         self.session, self.trace = session, trace
         self.n_vocab = session.config.n_vocab
         self._fill, self._invariant = fill, batch_invariant
-        checks = [s.action for s in script.for_policy(policy) if isinstance(s.action, Check)]
+        checks = [
+            s.action for s in script.for_policy(policy) if isinstance(s.action, CompareRanges)
+        ]
         self._tolerances: dict[str, float] = {}
         for check in checks:
             name = check.left.context
@@ -238,7 +240,7 @@ class SessionEngine:
             },
         )
         self._contexts: dict[str, SessionContext] = {}
-        self._worst: dict[tuple[str, int, int], _Row] = {}
+        self._worst: dict[tuple[str, int, int], _CheckedPosition] = {}
         self._states: dict[tuple[str, int, int], MemoryDifference] = {}
         self._n_rounds = 0
 
@@ -284,16 +286,22 @@ class SessionEngine:
         return context
 
     def compared(
-        self, check: Check, logits: LogitsDifference, left: torch.Tensor, right: torch.Tensor
+        self,
+        check: CompareRanges,
+        logits: LogitsDifference,
+        left: torch.Tensor,
+        right: torch.Tensor,
     ) -> None:
         number = self._last_round
         for i, nmse in enumerate(logits.nmse):
             key = check.left.context, check.left.seq, check.left.start + i
             known = self._worst.get(key)
             if known is None or not nmse <= known.difference.nmse[0]:
-                self._worst[key] = _Row(number, logits.at(i), left[i : i + 1], right[i : i + 1])
+                self._worst[key] = _CheckedPosition(
+                    number, logits.at(i), left[i : i + 1], right[i : i + 1]
+                )
 
-    def states(self, check: Check, pos: int, found: MemoryDifference) -> None:
+    def states(self, check: CompareRanges, pos: int, found: MemoryDifference) -> None:
         self._states[check.left.context, check.left.seq, pos] = found
 
     def failed(self, statement: Statement, message: str) -> None:
@@ -323,7 +331,9 @@ class SessionEngine:
             TraceWriter(self.trace, context.run_id).end(["end"])
         self._reference.end(["end"])
 
-    def _choose(self, run_id: int, seq: int, pos: int, row: _Row, logits: torch.Tensor) -> None:
+    def _choose(
+        self, run_id: int, seq: int, pos: int, row: _CheckedPosition, logits: torch.Tensor
+    ) -> None:
         """What one side of a check thinks of the token that the right one chooses."""
         writer, facts = TraceWriter(self.trace, run_id), target_facts(logits, [row.token])
         writer.learn([row.token, *facts.top_ids[0]], self.session.tokenizer.piece)
@@ -347,7 +357,7 @@ class SessionEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _CheckedPosition:
     """One position of a check. number: batch before it. left, right: logits [1, n_vocab]."""
 
     number: int
@@ -360,7 +370,7 @@ class _Row:
         return int(self.right.argmax())
 
 
-def _tolerance(check: Check) -> float:
+def _tolerance(check: CompareRanges) -> float:
     """NMSE by which the lane view may judge a check; 1 where it is judged by something else."""
     bound = check.bound
     if check.for_states:
@@ -370,6 +380,6 @@ def _tolerance(check: Check) -> float:
 
 def _context_of(statement: Statement) -> str:
     action = statement.action
-    if isinstance(action, Check):
+    if isinstance(action, CompareRanges):
         return action.left.context
     return action.name if isinstance(action, ContextSpec) else action.context

@@ -18,15 +18,15 @@ import torch
 
 from engine.compare.divergence import LogitsDifference, MemoryDifference, ReferenceLogits
 from engine.compare.memory_script import (
-    Bound,
-    Check,
+    CompareRanges,
     ContextSpec,
-    Copy,
-    Decode,
-    Expect,
+    DecodeTokens,
+    ExpectFacts,
+    MeasureBound,
     MemoryScript,
-    Operation,
-    Place,
+    PositionRange,
+    SequenceOperation,
+    StateCopy,
     Statement,
 )
 from engine.errors import DraftscopeError
@@ -73,15 +73,19 @@ class MemoryEngine(Protocol):
         """A new, empty context."""
 
 
-class Witness(Protocol):
+class CheckRecorder(Protocol):
     """Is told what checks measured and what failed, to record it."""
 
     def compared(
-        self, check: Check, logits: LogitsDifference, left: torch.Tensor, right: torch.Tensor
+        self,
+        check: CompareRanges,
+        logits: LogitsDifference,
+        left: torch.Tensor,
+        right: torch.Tensor,
     ) -> None:
         """The measures of a check's positions, and both sides' logits [n, n_vocab]."""
 
-    def states(self, check: Check, pos: int, found: MemoryDifference) -> None: ...
+    def states(self, check: CompareRanges, pos: int, found: MemoryDifference) -> None: ...
 
     def failed(self, statement: Statement, message: str) -> None: ...
 
@@ -95,7 +99,7 @@ class Outcome:
 
     statement: Statement
     value: float
-    bound: Bound | None
+    bound: MeasureBound | None
     message: str
 
 
@@ -110,7 +114,7 @@ class MemoryPlay:
         script: MemoryScript,
         policy: str,
         engine: MemoryEngine,
-        witness: Witness | None = None,
+        witness: CheckRecorder | None = None,
     ) -> None:
         self.script, self.policy = script, policy
         self.outcomes: list[Outcome] = []
@@ -124,7 +128,7 @@ class MemoryPlay:
         self._wanted = {
             (place.context, place.seq, pos)
             for statement in self._left
-            if isinstance(check := statement.action, Check)
+            if isinstance(check := statement.action, CompareRanges)
             for place in (check.left, check.right)
             for pos in range(place.start, place.stop)
         }
@@ -165,22 +169,22 @@ class MemoryPlay:
 
     def _play(self, statement: Statement) -> None:
         action = statement.action
-        if isinstance(action, Check):
+        if isinstance(action, CompareRanges):
             self._check(statement, action)
-        elif isinstance(action, Expect):
+        elif isinstance(action, ExpectFacts):
             context = self._contexts[action.context]
             missed = action.misses(lambda name: context.fact(action.seq, name))
             self._note(statement, " and ".join(missed))
-        elif isinstance(action, Decode):
+        elif isinstance(action, DecodeTokens):
             self._decode(action)
-        elif isinstance(action, Copy):
+        elif isinstance(action, StateCopy):
             self._copy(action)
-        elif isinstance(action, Operation) and self._operate(action) != action.accepted:
+        elif isinstance(action, SequenceOperation) and self._operate(action) != action.accepted:
             refused = "refused" if action.accepted else "not refused"
             self._note(statement, f"the removal was {refused}")
             self._left.clear()
 
-    def _decode(self, action: Decode) -> None:
+    def _decode(self, action: DecodeTokens) -> None:
         engine, context = self._engine, self._contexts[action.context]
         batch = {
             seq: [
@@ -202,7 +206,7 @@ class MemoryPlay:
                     if (action.context, seq, pos) in self._wanted:
                         self._logits[action.context, seq, pos] = row.detach().clone()
 
-    def _operate(self, action: Operation) -> bool:
+    def _operate(self, action: SequenceOperation) -> bool:
         context, numbers = self._contexts[action.context], action.numbers
         if action.name == "seq_rm":
             seq, p0, *p1 = numbers
@@ -218,7 +222,7 @@ class MemoryPlay:
                 context.seq_rm(seq, 0, -1)
         return True
 
-    def _copy(self, action: Copy) -> None:
+    def _copy(self, action: StateCopy) -> None:
         context, label = self._contexts[action.context], action.label
         path = Path(self._folder.name) / f"{label}.seq"
         if action.name == "save":
@@ -230,7 +234,7 @@ class MemoryPlay:
         else:
             context.restore(action.seq, self._checkpoints[action.context, label])
 
-    def _check(self, statement: Statement, check: Check) -> None:
+    def _check(self, statement: Statement, check: CompareRanges) -> None:
         if check.for_states:
             self._check_states(statement, check)
             return
@@ -248,7 +252,7 @@ class MemoryPlay:
         if self._witness:
             self._witness.compared(check, found, left, right)
 
-    def _check_states(self, statement: Statement, check: Check) -> None:
+    def _check_states(self, statement: Statement, check: CompareRanges) -> None:
         left, right = self._contexts[check.left.context], self._contexts[check.right.context]
         found = left.apart(check.left.seq, right, check.right.seq)
         if found is None:
@@ -261,7 +265,7 @@ class MemoryPlay:
         if self._witness:
             self._witness.states(check, left.fact(check.left.seq, "pos") or 0, found)
 
-    def _rows(self, place: Place) -> torch.Tensor | None:
+    def _rows(self, place: PositionRange) -> torch.Tensor | None:
         keys = [(place.context, place.seq, pos) for pos in range(place.start, place.stop)]
         if not all(key in self._logits for key in keys):
             return None
@@ -271,7 +275,7 @@ class MemoryPlay:
         self,
         statement: Statement,
         message: str,
-        bound: Bound | None = None,
+        bound: MeasureBound | None = None,
         value: float = math.nan,
     ) -> None:
         self.outcomes.append(Outcome(statement, value, bound, message))
@@ -288,7 +292,7 @@ def _measured(measure: str, found: LogitsDifference, right: torch.Tensor) -> flo
     return worst / float(right.abs().max()) if measure == "relative" else worst
 
 
-def _beyond(bound: Bound, value: float) -> str:
+def _beyond(bound: MeasureBound, value: float) -> str:
     if bound.holds(value):
         return ""
     if bound.measure == "top1":

@@ -1,46 +1,11 @@
-"""Scripts of memory operations: read from plain text, checked before anything is allocated.
-
-FORMAT is the whole language, as `draftscope memory --help` prints it.
-"""
+"""A script of memory operations as data: contexts, and what is done in them line by line."""
 
 from __future__ import annotations
 
-import math
 import operator
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass
 
-from engine.errors import OptionError
-from engine.options import FAULTS, ROLLBACK_POLICIES
-
-FORMAT = """\
-One statement a line, # begins a comment. [carry ring] in front of a statement keeps it to these
-rollback policies; alone on a line it does so for all that follow, until [all] or another one.
-
-title TEXT, about TEXT               what it shows; about may be given on several lines
-policies NAME …                      rollback policies that it is for (default: all)
-tokens NAME = TOKENS | "text"        ids (modulo the vocabulary) or names, each NAME[2:5], NAME+1;
-                                     pattern[16:56] = (7 position + 31 sequence + 1) mod vocabulary
-context NAME [key=value …]           n_seqs, n_rs_seq, n_ctx, n_ubatch, keep, kv (per-seq, unified),
-                                     split (equal, seq), policy, fault; NAME stands below for A, B
-decode A 0: TOKENS, 1: TOKENS …      one batch, behind what each sequence holds
-replay A 0: TOKENS                   the same, token by token
-seq_rm A 0 P0 [P1] [refused]         positions P0 <= pos < P1; accepted unless it says refused
-seq_cp A 0 1     seq_keep A 0        seq_add A 0 P0 P1 SHIFT     clear A [0]
-save A 0 NAME    load B 1 NAME       a whole sequence, through a file
-checkpoint A 0 NAME    restore A 0 NAME      its recurrent part, within one context
-check A 0 6:9 = B [0 [6:9]] BOUND     logits behind these positions; exact, top1, or
-                                     nmse, max_abs, relative with <= or > and a number
-check A 0 = B 0 exact | error<=X     recurrent states and attention cells
-expect A 0 pos=8 valid>=1 …          pos, valid (depth), pending, cells, duplicates, cell"""
-
-_MOST_BYTES, _MOST_CONTEXTS, _MOST_TOKENS = 1 << 16, 32, 1 << 14
-_REMEDY = "Correct that line; `draftscope memory --help` describes the language."
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
-_ITEM = re.compile(r"([A-Za-z][\w-]*)(?:\[(-?\d*):(-?\d*)\])?(?:\+(\d+))?|(\d+)")
-_COMPARED = re.compile(r"([a-z_0-9]+)(<=|>=|=|<|>)(\S+)")
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -48,9 +13,6 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-FACTS = ("pos", "valid", "pending", "cells", "duplicates", "cell")
-MEASURES = ("nmse", "max_abs", "relative", "error")
-_PATTERN = "pattern"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +71,7 @@ class ContextSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PositionRange:
     """A sequence of a context, and positions start .. stop of it."""
 
     context: str
@@ -119,7 +81,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class MeasureBound:
     """What a check asks of a measure (one of MEASURES or top1)."""
 
     measure: str
@@ -131,12 +93,12 @@ class Bound:
         return _COMPARE[self.compare](value, self.limit)
 
 
-EXACT = Bound("max_abs")
+EXACT = MeasureBound("max_abs")
 """Equal logits, bit by bit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decode:
+class DecodeTokens:
     """Tokens for sequences, as one batch or, one_by_one, each in a batch of its own."""
 
     context: str
@@ -145,7 +107,7 @@ class Decode:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class SequenceOperation:
     """seq_rm, seq_cp, seq_keep, seq_add or clear with its numbers, negative = none."""
 
     context: str
@@ -155,7 +117,7 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class StateCopy:
     """save, load, checkpoint or restore of a sequence under a label."""
 
     context: str
@@ -165,17 +127,17 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CompareRanges:
     """The left place against the right one: logits, or for_states states and cells."""
 
-    left: Place
-    right: Place
-    bound: Bound
+    left: PositionRange
+    right: PositionRange
+    bound: MeasureBound
     for_states: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Expect:
+class ExpectFacts:
     """Facts of a sequence: name, comparison, value."""
 
     context: str
@@ -190,7 +152,7 @@ class Expect:
                 yield f"{name} is {found}, not {compare if compare != '=' else ''}{wanted}"
 
 
-Action = ContextSpec | Decode | Operation | Copy | Check | Expect
+Action = ContextSpec | DecodeTokens | SequenceOperation | StateCopy | CompareRanges | ExpectFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,363 +178,3 @@ class MemoryScript:
     def for_policy(self, policy: str) -> list[Statement]:
         """What is done under a policy, in order."""
         return [statement for statement in self.statements if policy in statement.policies]
-
-
-def memory_scripts(folder: Path) -> tuple[MemoryScript, ...]:
-    """All scripts of a folder by name. Raises OptionError for a file that is wrong."""
-    return tuple(read_script(path) for path in sorted(folder.glob("*.memory")))
-
-
-def read_script(path: Path) -> MemoryScript:
-    """One script. Raises OptionError, naming file and line."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-        text = raw.decode("utf-8")
-    except OSError as error:
-        raise OptionError(
-            f"{path} cannot be read: {error.strerror or error}.", "Check the path and its rights."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise OptionError(f"{path} is not UTF-8 text.", "Convert it to UTF-8.") from error
-    if len(raw) > _MOST_BYTES:
-        raise OptionError(
-            f"{path.name} has more than {_MOST_BYTES} bytes.", "Cut it into several scripts."
-        )
-    return parse_script(path.stem, path.name, text)
-
-
-def parse_script(name: str, file: str, text: str) -> MemoryScript:
-    """A script from its text. Raises OptionError, naming `file` and the line."""
-    parser = _Parser()
-    for number, whole in enumerate(text.splitlines(), 1):
-        line = _without_comment(whole)
-        if line:
-            try:
-                parser.read(number, line)
-            except _Wrong as wrong:
-                raise OptionError(f"{file}, line {number}: {wrong}.", _REMEDY) from None
-    if not parser.statements:
-        raise OptionError(f"{file} does nothing.", "Write a context and what happens in it.")
-    policies = parser.policies
-    return MemoryScript(
-        name,
-        parser.title or name,
-        " ".join(parser.about),
-        policies,
-        tuple(replace(one, policies=one.policies & set(policies)) for one in parser.statements),
-    )
-
-
-def _without_comment(line: str) -> str:
-    text, quote, rest = line.rpartition('"')  # a text may hold the sign
-    return (text + quote + re.sub(r"(^|\s)#.*", "", rest)).strip()
-
-
-class _Wrong(Exception):  # noqa: N818 - the words of an OptionError
-    """What is wrong with a line."""
-
-
-class _Parser:
-    def __init__(self) -> None:
-        self.title, self.about = "", list[str]()
-        self.policies: tuple[str, ...] = tuple(ROLLBACK_POLICIES)
-        self.statements: list[Statement] = []
-        self._tokens: dict[str, Tokens] = {}
-        self._contexts: dict[str, ContextSpec] = {}
-        self._made: dict[str, frozenset[str]] = {}
-        self._for = self._block = frozenset(ROLLBACK_POLICIES)
-        self._n_tokens = 0
-
-    def read(self, number: int, line: str) -> None:
-        text, policies = line, self._block
-        if line.startswith("["):
-            guard, closed, line = line[1:].partition("]")
-            if not closed:
-                raise _Wrong("the list of policies in front has no end")
-            every = guard.strip() == "all"
-            policies = frozenset(ROLLBACK_POLICIES if every else _policies(guard))
-            if not line.strip():
-                self._block = policies
-                return
-        word, _, rest = line.strip().partition(" ")
-        rest = rest.strip()
-        if word == "title":
-            self.title = rest
-        elif word == "about":
-            self.about.append(rest)
-        elif word == "policies":
-            if self.statements:
-                raise _Wrong("policies come before the first context")
-            self.policies = _policies(rest)
-        elif word == "tokens":
-            self._define(rest)
-        else:
-            self._for = policies & set(self.policies)
-            action = self._action(word, rest)
-            self.statements.append(Statement(number, text, policies, action))
-
-    def _action(self, word: str, rest: str) -> Action:
-        words = rest.split()
-        if word == "context":
-            return self._context(words)
-        if word in ("decode", "replay"):
-            return self._decode(rest, word == "replay")
-        if word == "check":
-            return self._check(rest)
-        context, numbers = self._whose(words)
-        if word in ("save", "load", "checkpoint", "restore"):
-            return self._copy(word, context, numbers)
-        if word == "expect":
-            facts = tuple(map(_fact, numbers[1:]))
-            if not facts:
-                raise _Wrong("expect names no fact")
-            return Expect(context.name, _seq(context, numbers[:1]), facts)
-        return _operation(word, context, numbers)
-
-    def _whose(self, words: list[str]) -> tuple[ContextSpec, list[str]]:
-        if not words:
-            raise _Wrong("a context is missing")
-        if words[0] not in self._contexts:
-            known = ", ".join(self._contexts) or "none"
-            raise _Wrong(f"there is no context {words[0]!r} (known: {known})")
-        self._must_be_there(f"context {words[0]}")
-        return self._contexts[words[0]], words[1:]
-
-    def _must_be_there(self, what: str) -> None:
-        missing = self._for - self._made.get(what, frozenset())
-        if missing:
-            raise _Wrong(f"there is no {what} under {', '.join(sorted(missing))}")
-
-    def _define(self, rest: str) -> None:
-        name, _, value = (part.strip() for part in rest.partition("="))
-        if not _NAME.fullmatch(name) or name == _PATTERN:
-            raise _Wrong(f"{name!r} cannot be the name of tokens")
-        if len(value) > 2 and value[0] == value[-1] == '"':
-            self._tokens[name] = (TokenPart(text=value[1:-1]),)
-        else:
-            self._tokens[name] = self._expression(value)
-
-    def _expression(self, text: str) -> Tokens:
-        parts: list[TokenPart] = []
-        for word in text.split():
-            found = _ITEM.fullmatch(word)
-            if found is None:
-                raise _Wrong(f"{word!r} is no token, name or pattern")
-            name, start, stop, shift, number = found.groups()
-            if number is not None:
-                if parts and not parts[-1].is_changed:
-                    parts[-1] = TokenPart(ids=(*parts[-1].ids, _number(number)))
-                else:
-                    parts.append(TokenPart(ids=(_number(number),)))
-                continue
-            first, last = (_number(edge) if edge else None for edge in (start, stop))
-            parts.extend(
-                self._named(name, first, last, _number(shift or "0"), cut=start is not None)
-            )
-        if not parts:
-            raise _Wrong("tokens are missing")
-        if sum(part.n_most for part in parts) > _MOST_TOKENS:
-            raise _Wrong(f"there are more than {_MOST_TOKENS} tokens")
-        return tuple(parts)
-
-    def _named(
-        self, name: str, first: int | None, last: int | None, shift: int, *, cut: bool
-    ) -> Tokens:
-        if name == _PATTERN:
-            if first is None or last is None or not 0 <= first < last:
-                raise _Wrong("the pattern needs positions, such as pattern[16:56]")
-            return (TokenPart(is_pattern=True, start=first, stop=last, shift=shift),)
-        if name not in self._tokens:
-            raise _Wrong(f"there are no tokens {name!r}")
-        parts = self._tokens[name]
-        if not cut:
-            return tuple(replace(part, shift=part.shift + shift) for part in parts)
-        if len(parts) > 1 or parts[0].is_pattern or not parts[0].start is parts[0].stop is None:
-            raise _Wrong(f"{name!r} is put together of parts, which cannot be cut again")
-        return (replace(parts[0], start=first, stop=last, shift=parts[0].shift + shift),)
-
-    def _context(self, words: list[str]) -> ContextSpec:
-        name = words[0] if words else ""
-        if not _NAME.fullmatch(name):
-            raise _Wrong(f"{name!r} cannot be the name of a context")
-        if name in self._contexts:
-            raise _Wrong(f"there is a context {name!r} already")
-        if len(self._contexts) == _MOST_CONTEXTS:
-            raise _Wrong(f"there are more than {_MOST_CONTEXTS} contexts")
-        values: dict[str, int | str] = {}
-        for word in words[1:]:
-            key, _, value = word.partition("=")
-            values[key] = _setting(key, value)
-        self._made[f"context {name}"] = self._for
-        self._contexts[name] = ContextSpec(name, **values)  # type: ignore[arg-type]
-        return self._contexts[name]
-
-    def _decode(self, rest: str, one_by_one: bool) -> Decode:
-        name, _, parts = rest.partition(" ")
-        context, _ = self._whose([name] if name else [])
-        batch: dict[int, Tokens] = {}
-        for part in parts.split(","):
-            number, colon, tokens = part.partition(":")
-            if not colon:
-                raise _Wrong("each sequence is written as `0: tokens`")
-            seq = _seq(context, number.split())
-            if seq in batch:
-                raise _Wrong(f"sequence {seq} is there twice")
-            batch[seq] = self._expression(tokens)
-            self._n_tokens += sum(part.n_most for part in batch[seq])
-        if self._n_tokens > _MOST_TOKENS:
-            raise _Wrong(f"more than {_MOST_TOKENS} tokens have been decoded here")
-        return Decode(context.name, tuple(batch.items()), one_by_one)
-
-    def _copy(self, word: str, context: ContextSpec, words: list[str]) -> Copy:
-        if len(words) != 2 or not _NAME.fullmatch(words[1]):
-            raise _Wrong(f"{word} takes a context, a sequence and a name")
-        label, partial = words[1], word in ("checkpoint", "restore")
-        what = f"checkpoint {label} of {context.name}" if partial else f"sequence saved as {label}"
-        if word in ("save", "checkpoint"):
-            self._made[what] = self._made.get(what, frozenset()) | self._for
-        else:
-            self._must_be_there(what)
-        return Copy(context.name, word, _seq(context, words[:1]), label)
-
-    def _check(self, rest: str) -> Check:
-        sides = re.split(r" = ", rest)
-        if len(sides) != 2:
-            raise _Wrong("a check is written as `check A 0 6:9 = B 0 6:9 exact`")
-        context, words = self._whose(sides[0].split())
-        left = _place(context, words)
-        if left is None:
-            raise _Wrong("the left side is a context, a sequence and positions if logits are meant")
-        other, words = self._whose(sides[1].split())
-        if not words:
-            raise _Wrong("a check needs a bound, such as exact or nmse<=1e-6")
-        right = _place(other, words[:-1])
-        if right is None:
-            _seq(other, [str(left.seq)])
-            right = replace(left, context=other.name)
-        elif right.stop == 0:
-            right = replace(left, context=other.name, seq=right.seq)
-        for_states = left.stop == 0
-        if left.stop - left.start != right.stop - right.start:
-            raise _Wrong("both sides of a check need equally many positions")
-        return Check(left, right, _bound(words[-1], for_states=for_states), for_states)
-
-
-def _place(context: ContextSpec, words: list[str]) -> Place | None:
-    if len(words) == 1:
-        return Place(context.name, _seq(context, words))
-    if len(words) != 2:
-        return None
-    start, colon, stop = words[1].partition(":")
-    first = _number(start)
-    last = _number(stop) if colon else first + 1
-    if not 0 <= first < last:
-        raise _Wrong(f"{words[1]!r} are no positions")
-    if last - first > _MOST_TOKENS:
-        raise _Wrong(f"there are more than {_MOST_TOKENS} positions")
-    return Place(context.name, _seq(context, words[:1]), first, last)
-
-
-def _bound(word: str, *, for_states: bool) -> Bound:
-    if word == "exact":
-        return Bound("error") if for_states else EXACT
-    if word == "top1" and not for_states:
-        return Bound("top1")
-    found = _COMPARED.fullmatch(word)
-    measures = MEASURES[3:] if for_states else MEASURES[:3]
-    if found is None or found[1] not in measures or found[2] not in ("<=", ">"):
-        raise _Wrong(f"{word!r} is no bound on {', '.join(measures)}")
-    try:
-        limit = float(found[3])
-    except ValueError:
-        limit = math.nan
-    if not math.isfinite(limit):
-        raise _Wrong(f"{found[3]!r} is no number")
-    return Bound(found[1], found[2], limit)
-
-
-_ARITY = {
-    "seq_rm": (2, 3),
-    "seq_cp": (2, 2),
-    "seq_keep": (1, 1),
-    "seq_add": (4, 4),
-    "clear": (0, 1),
-}
-
-
-def _operation(word: str, context: ContextSpec, words: list[str]) -> Operation:
-    if word not in _ARITY:
-        raise _Wrong(f"{word!r} is no statement")
-    refused = word == "seq_rm" and words[-1:] == ["refused"]
-    words = words[:-1] if refused else words
-    fewest, most = _ARITY[word]
-    if not fewest <= len(words) <= most:
-        count = str(fewest) if fewest == most else f"{fewest} or {most}"
-        raise _Wrong(f"{word} takes {count} numbers behind the context")
-    numbers = tuple(map(_number, words))
-    for seq in numbers[: 2 if word == "seq_cp" else 1]:
-        _seq(context, [str(seq)])
-    return Operation(context.name, word, numbers, not refused)
-
-
-def _fact(word: str) -> tuple[str, str, int]:
-    found = _COMPARED.fullmatch(word)
-    if found is None or found[1] not in FACTS:
-        raise _Wrong(f"{word!r} is no fact about {', '.join(FACTS)}")
-    return found[1], found[2], _number(found[3])
-
-
-_LIMITS = {
-    "n_seqs": range(1, 65),
-    "n_rs_seq": range(257),
-    "n_ctx": range(1, (1 << 16) + 1),
-    "n_ubatch": range(1, 4097),
-    "keep": range(257),
-}
-_CHOICES = {
-    "kv": ("per-seq", "unified"),
-    "split": ("equal", "seq"),
-    "policy": ROLLBACK_POLICIES,
-    "fault": FAULTS,
-}
-
-
-def _setting(key: str, value: str) -> int | str:
-    if key in _CHOICES:
-        if value not in _CHOICES[key]:
-            raise _Wrong(f"{key} is {value!r}, not one of {', '.join(_CHOICES[key])}")
-        return value
-    if key not in _LIMITS:
-        known = ", ".join(field.name for field in fields(ContextSpec)[1:])
-        raise _Wrong(f"a context has no {key!r}; known are {known}")
-    number, allowed = _number(value), _LIMITS[key]
-    if number not in allowed:
-        raise _Wrong(f"{key} is {number}, outside {allowed.start}..{allowed[-1]}")
-    return number
-
-
-def _policies(text: str) -> tuple[str, ...]:
-    names = text.replace(",", " ").split()
-    for name in names:
-        if name not in ROLLBACK_POLICIES:
-            raise _Wrong(f"{name!r} is no policy; known are {', '.join(ROLLBACK_POLICIES)}")
-    if not names:
-        raise _Wrong("no policy is named")
-    return tuple(name for name in ROLLBACK_POLICIES if name in names)
-
-
-def _seq(context: ContextSpec, words: list[str]) -> int:
-    if len(words) != 1:
-        raise _Wrong("a sequence is one number")
-    seq = _number(words[0])
-    if not 0 <= seq < context.n_seqs:
-        raise _Wrong(f"context {context.name} has sequences 0..{context.n_seqs - 1}, not {seq}")
-    return seq
-
-
-def _number(word: str) -> int:
-    digits = word.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 10):
-        raise _Wrong(f"{word!r} is no whole number")
-    return int(word)

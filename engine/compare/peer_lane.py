@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import torch
 
-from engine.compare.lane import EngineFollower, Follower, Leader, Setting
+from engine.compare.lane import ComparisonSetup, EngineFollower, Follower, Leader
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
 from engine.compare.llama_cpp import LlamaCpp
@@ -25,29 +25,29 @@ class PeerLane(Follower):
     """
 
     def __init__(
-        self, setting: Setting, spec: LaneSpec, options: RunOptions, leader: Leader
+        self, setup: ComparisonSetup, spec: LaneSpec, options: RunOptions, leader: Leader
     ) -> None:
-        session = setting.session
+        session = setup.session
         if session.path is None:
             raise OptionError(
                 "The peer lane has no file to open: the model came from none.",
                 "Open the model from a GGUF file.",
             )
-        self._peer = LlamaCpp(session.path, setting.n_seqs, setting.n_ctx, options.n_ubatch)
+        self._peer = LlamaCpp(session.path, setup.n_seqs, setup.n_ctx, options.n_ubatch)
         writer = TraceWriter.begin(
-            setting.trace,
+            setup.trace,
             Source("llama-cpp-python", self._peer.version),
             {
                 "options": asdict(options),
                 "compute": f"llama-cpp-python {self._peer.version}",
                 "model": session.identity,
                 "architecture": session.config.architecture,
-                "n_ctx": setting.n_ctx,
+                "n_ctx": setup.n_ctx,
                 "n_rs_seq": 0,
                 "weight_bytes": self._peer.n_bytes,
             },
         )
-        super().__init__(setting, spec, writer.run_id)
+        super().__init__(setup, spec, writer.run_id)
         self._led_by(leader)
 
     def forget(self, seq: int) -> None:
@@ -83,14 +83,14 @@ class PeerNoiseLane(EngineFollower):
     """
 
     def __init__(
-        self, setting: Setting, spec: LaneSpec, options: RunOptions, leader: Leader
+        self, setup: ComparisonSetup, spec: LaneSpec, options: RunOptions, leader: Leader
     ) -> None:
-        session = setting.session
+        session = setup.session
         rounds = set(session.info.quant_mix) != {"F32"}
         model = session.model_as_llama_cpp()
         jitter = JITTER_ROUNDED if rounds and spec.seed != _FINE else JITTER[model.compute]
         model = model.jittered(jitter, spec.seed)
-        super().__init__(setting, spec, options, model, leader)
+        super().__init__(setup, spec, options, model, leader)
         self.facts["compute"] = f"{model.compute}, activations rounded as in llama.cpp"
 
     def _follow(self, round_: Round) -> None:

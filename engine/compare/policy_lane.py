@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.compare.lane import EngineFollower, Leader, Setting
+from engine.compare.lane import ComparisonSetup, EngineFollower, Leader
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import Round, SequenceRound
 from engine.decode.verify import Acceptance
-from engine.decode.verify_loop import Attempt, VerifyLoop
+from engine.decode.verify_loop import VerifyAttempt, VerifyLoop
 from engine.draft.drafter import Draft
 from engine.model.hybrid import HybridModel
 from engine.options import RunOptions
@@ -41,14 +41,14 @@ class PolicyLane(EngineFollower):
 
     def __init__(
         self,
-        setting: Setting,
+        setup: ComparisonSetup,
         spec: LaneSpec,
         options: RunOptions,
         model: HybridModel,
         leader: Leader,
         n_rs_seq: int,
     ) -> None:
-        super().__init__(setting, spec, options, model, leader, n_rs_seq)
+        super().__init__(setup, spec, options, model, leader, n_rs_seq)
         self._loop = VerifyLoop(self._forward, options)
 
     def _follow(self, round_: Round) -> None:
@@ -57,7 +57,7 @@ class PolicyLane(EngineFollower):
             return
         faults = self.options.faults
         attempts = [
-            Attempt(
+            VerifyAttempt(
                 part.seq_id, part.seq, part.pos0, part.tokens[0], part.draft, _Led(part, faults)
             )
             for part in round_.parts
@@ -71,4 +71,4 @@ class PolicyLane(EngineFollower):
             round_.number, [found.facts for found in in_order], self.memory, self._clock
         )
         for part, found in zip(round_.parts, in_order, strict=True):
-            self._compare(round_, part, found.undone.rows, self.memory)
+            self._compare(round_, part, found.outcome.rows, self.memory)

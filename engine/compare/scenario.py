@@ -37,7 +37,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _ScenarioFile:
     """The keys of a file."""
 
     title: str
@@ -70,7 +70,7 @@ def read_scenario(path: Path) -> Scenario:
         raise _wrong(path, "", f"cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise _wrong(path, "", f"is not valid TOML ({error})") from error
-    file = _filled(_File, table, path, "")
+    file = _filled(_ScenarioFile, table, path, "")
     if not file.prompts or not all(file.prompts):
         raise _wrong(path, "prompts", "is empty")
     if file.draft_accept and not file.lanes:

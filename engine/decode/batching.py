@@ -37,7 +37,7 @@ Obstacle = Callable[[int, int], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SpanGroup:
     """Spans that share a pass.
 
     members: their indices, ascending. width: tokens of each, filler included. reason: why those
@@ -58,7 +58,7 @@ class VerifyBatch:
     ubatches: list[UBatch]
 
 
-def group(lengths: Sequence[int], n_ubatch: int, obstacle: Obstacle) -> list[Group]:
+def group(lengths: Sequence[int], n_ubatch: int, obstacle: Obstacle) -> list[SpanGroup]:
     """Groups in order of falling width whose cost, PASS_COST per group and 1 per token, is least.
 
     Spans of neighbouring lengths go together: each group is a run of the spans in order of
@@ -79,7 +79,7 @@ def group(lengths: Sequence[int], n_ubatch: int, obstacle: Obstacle) -> list[Gro
                 break
             cost = best[start][0] + PASS_COST + n_tokens
             best[stop] = min(best[stop], (cost, best[start][1] + 1, -start))
-    groups: list[Group] = []
+    groups: list[SpanGroup] = []
     stop = len(order)
     while stop:
         start = -best[stop][2]
@@ -89,7 +89,7 @@ def group(lengths: Sequence[int], n_ubatch: int, obstacle: Obstacle) -> list[Gro
             n_tokens = (stop - start + len(others)) * width
             refusals = (_refusal(lengths, i, width, obstacle) for i in others)
             reason = next(filter(None, refusals), N_UBATCH if n_tokens > n_ubatch else COST)
-        groups.append(Group(tuple(sorted(order[start:stop])), width, reason))
+        groups.append(SpanGroup(tuple(sorted(order[start:stop])), width, reason))
         stop = start
     return groups[::-1]
 

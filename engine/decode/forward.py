@@ -13,7 +13,7 @@ from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import RunOptions
 
-Rows = dict[int, torch.Tensor]
+RowsBySequence = dict[int, torch.Tensor]
 """Per memory sequence: logits [n_outputs, n_vocab] or hidden rows [n_tokens, n_embd]."""
 
 
@@ -44,7 +44,7 @@ class Forward:
 
     def run(
         self, ubatches: Sequence[UBatch], round_: int, purpose: str, clock: PhaseClock
-    ) -> tuple[Rows, Rows]:
+    ) -> tuple[RowsBySequence, RowsBySequence]:
         """Decode: the wanted logits and all hidden rows of every sequence. The time of a pass is
         booked to the sequences in it, in parts of their tokens."""
         phase = "replay" if purpose == "replay" else "verify"
@@ -80,5 +80,5 @@ class Forward:
         return max(gaps, key=abs)
 
 
-def _joined(parts: dict[int, list[torch.Tensor]]) -> Rows:
+def _joined(parts: dict[int, list[torch.Tensor]]) -> RowsBySequence:
     return {seq: rows[0] if len(rows) == 1 else torch.cat(rows) for seq, rows in parts.items()}

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 import torch
 
 from engine.memory.context_checkpoints import ContextCheckpoints, cuts
-from engine.memory.hybrid import Checkpoint, HybridMemory
+from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
 from engine.options import CacheOptions, Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
+class PromptReuse:
     """n_tokens: tokens of a new prompt that need no processing. checkpoint: what to restore for
     it; None: removing the tokens behind them is enough."""
 
     n_tokens: int
-    checkpoint: Checkpoint | None = None
+    checkpoint: SequenceCheckpoint | None = None
 
 
 class HeldSequences:
@@ -50,18 +50,18 @@ class HeldSequences:
         """Of these sequences the one that spares a prompt most work, the first of equal ones."""
         return max(free, key=lambda seq: self.reuse(seq, tokens).n_tokens)
 
-    def reuse(self, seq: int, tokens: Sequence[int]) -> Reuse:
+    def reuse(self, seq: int, tokens: Sequence[int]) -> PromptReuse:
         """What a sequence can give to a prompt; changes nothing. The prompt's last token is always
         decoded again, because nobody keeps logits."""
         held, recurrent = self.tokens[seq], self.memory.recurrent
         n = min(n_common(held, tokens), len(tokens) - 1)
         depth = len(held) - n
         if depth == 0 or recurrent is None or depth <= recurrent.valid_depth(seq):
-            return Reuse(n)
+            return PromptReuse(n)
         checkpoint = self.checkpoints[seq].newest(n)
-        return Reuse(checkpoint.pos_max + 1, checkpoint) if checkpoint else Reuse(0)
+        return PromptReuse(checkpoint.pos_max + 1, checkpoint) if checkpoint else PromptReuse(0)
 
-    def resume(self, seq: int, tokens: Sequence[int]) -> Reuse:
+    def resume(self, seq: int, tokens: Sequence[int]) -> PromptReuse:
         """Bring a sequence to where a prompt can go on; what does not belong to it is gone."""
         found = self.reuse(seq, tokens)
         if found.checkpoint:

@@ -20,7 +20,7 @@ from engine.options import CacheOptions, RunOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedRun:
     """What outlives a run. key: models, options and sizes that it was made for. drafters: those
     with a memory of their own, by name."""
 
@@ -39,16 +39,16 @@ class PromptCache:
 
     def __init__(self, options: CacheOptions | None = None) -> None:
         self.options = options or CacheOptions()
-        self._kept: Kept | None = None
+        self._cached: CachedRun | None = None
 
-    def take(self, key: tuple[object, ...]) -> Kept | None:
+    def take(self, key: tuple[object, ...]) -> CachedRun | None:
         """What an earlier run of the same key put back; whatever else is there is given up."""
-        kept, self._kept = self._kept, None
-        if kept is None or kept.key != key:
+        cached, self._cached = self._cached, None
+        if cached is None or cached.key != key:
             return None
-        if recurrent := kept.memory.recurrent:
+        if recurrent := cached.memory.recurrent:
             recurrent.traffic = Traffic()  # every run counts its own
-        return kept
+        return cached
 
     def keep(
         self,
@@ -56,14 +56,14 @@ class PromptCache:
         memory: HybridMemory,
         drafters: Sequence[Drafter],
         options: RunOptions,
-    ) -> Kept:
+    ) -> CachedRun:
         """What to `put` back at the end of a run that begins with a new memory."""
         device = torch.device("cpu") if options.checkpoint_device == "host" else None
         n_ubatch = min(options.n_ubatch, options.n_batch)
         held = HeldSequences(memory, self.options, n_ubatch, device)
         own = {drafter.name: drafter for drafter in drafters if drafter.name in model_drafters()}
-        return Kept(key, held, own)
+        return CachedRun(key, held, own)
 
-    def put(self, kept: Kept) -> None:
+    def put(self, cached: CachedRun) -> None:
         """Leave the memory of a run that has ended to the next one."""
-        self._kept = kept
+        self._cached = cached

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.batch import UBatch
     from engine.draft.chain import DrafterAnswer
     from engine.memory.hybrid import HybridMemory
-    from engine.memory.recurrent import SlotState, SnapshotPolicy
+    from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class Recorder:
         self._unanswered.extend(all_facts)
         for i, facts in enumerate(all_facts):
             columns: dict[str, Any] = {"round": round_, "t_ms": self._elapsed_ms}
-            slots: Sequence[SlotState] = ()
+            slots: Sequence[SnapshotSlot] = ()
             if memory:
                 columns |= traffic[i]
                 slots = _look(memory, facts.seq, columns)
@@ -203,7 +203,7 @@ class Recorder:
         self,
         facts: RoundFacts,
         columns: Mapping[str, Any],
-        slots: Sequence[SlotState],
+        slots: Sequence[SnapshotSlot],
         ubatch_ids: Sequence[int],
         clock: PhaseClock,
         n: int,
@@ -266,7 +266,7 @@ class Recorder:
         ]
 
 
-def _look(memory: HybridMemory, seq: int, columns: dict[str, Any]) -> Sequence[SlotState]:
+def _look(memory: HybridMemory, seq: int, columns: dict[str, Any]) -> Sequence[SnapshotSlot]:
     """Add to the columns what the memory holds of a sequence; returns its snapshot slots."""
     cells, recurrent = memory.attention.holding(seq), memory.recurrent
     columns["attention_pos_max"] = cells.pos_max

@@ -20,7 +20,7 @@ from engine.decode.forward import Forward
 from engine.decode.recorder import PhaseClock
 from engine.decode.verify import Acceptance
 from engine.errors import RollbackRefusedError
-from engine.memory.hybrid import Checkpoint
+from engine.memory.hybrid import SequenceCheckpoint
 from engine.memory.policies import POLICIES
 from engine.options import MAX_REPLAYS, RunOptions
 
@@ -30,7 +30,7 @@ Again = Callable[[list[int], torch.Tensor], Acceptance]
 
 
 @dataclass(slots=True)
-class Undone:
+class RollbackOutcome:
     """What undoing came to.
 
     acceptance: the verification that counted, the last one; behind a replay that agreed its list
@@ -76,7 +76,7 @@ class Rollback:
 
     def checkpoints(
         self, spans: Sequence[Span], ubatches: Sequence[UBatch]
-    ) -> dict[int, Checkpoint]:
+    ) -> dict[int, SequenceCheckpoint]:
         """Copies for the sequences whose rollback may go deeper than their snapshots will reach.
 
         Several spans must share one ubatch: a pass that leaves a sequence out may move its state,
@@ -95,24 +95,24 @@ class Rollback:
     def undo(
         self,
         span: Span,
-        undone: Undone,
-        save: Checkpoint | None,
+        outcome: RollbackOutcome,
+        save: SequenceCheckpoint | None,
         again: Again | None,
         round_: int,
         clock: PhaseClock,
     ) -> None:
-        """Leave the memory behind the accepted tokens. undone: as if nothing had to be; changed
+        """Leave the memory behind the accepted tokens. outcome: as if nothing had to be; changed
         to what undoing came to. again: verifies a replay, None = replays are trusted.
 
         Raises RollbackRefusedError if the tail can neither be removed nor restored.
         """
-        n_kept = undone.n_kept
+        n_kept = outcome.n_kept
         if n_kept == len(span.tokens):
             return
         removed = self._memory.seq_rm(span.seq, span.pos0 + n_kept)
         clock.stop("rollback", [span.seq])
         if removed:
-            undone.path = "seq_rm"
+            outcome.path = "seq_rm"
             return
         if save is None:
             raise RollbackRefusedError(
@@ -120,39 +120,44 @@ class Rollback:
                 "refused and there is no checkpoint.",
                 "Raise --n-rs-seq or choose --rollback checkpoint.",
             )
-        undone.path = self._restore_path
-        if again is None or not self._replay_verified(undone, span, save, again, round_, clock):
-            self._replay(undone, span, save, round_, clock)
+        outcome.path = self._restore_path
+        if again is None or not self._replay_verified(outcome, span, save, again, round_, clock):
+            self._replay(outcome, span, save, round_, clock)
 
     def _replay(
-        self, undone: Undone, span: Span, save: Checkpoint, round_: int, clock: PhaseClock
+        self,
+        outcome: RollbackOutcome,
+        span: Span,
+        save: SequenceCheckpoint,
+        round_: int,
+        clock: PhaseClock,
     ) -> None:
-        self._restore(undone, span, save, clock)
-        tokens = [span.tokens[0], *undone.accepted[:-1]]
+        self._restore(outcome, span, save, clock)
+        tokens = [span.tokens[0], *outcome.accepted[:-1]]
         ubatches = self._forward.split([Span(span.seq, span.pos0, tokens, [])])
         _, hidden = self._forward.run(ubatches, round_, "replay", clock)
-        undone.hidden = hidden[span.seq]
+        outcome.hidden = hidden[span.seq]
 
     def _replay_verified(
         self,
-        undone: Undone,
+        outcome: RollbackOutcome,
         span: Span,
-        save: Checkpoint,
+        save: SequenceCheckpoint,
         again: Again,
         round_: int,
         clock: PhaseClock,
     ) -> bool:
         """Whether the memory stands behind the accepted list; else it is to be trusted."""
-        while undone.n_replays < MAX_REPLAYS:
-            self._restore(undone, span, save, clock)
-            expected = undone.accepted
+        while outcome.n_replays < MAX_REPLAYS:
+            self._restore(outcome, span, save, clock)
+            expected = outcome.accepted
             tokens = [span.tokens[0], *expected]
             batch = [Span(span.seq, span.pos0, tokens, range(len(tokens)))]
             logits, hidden = self._forward.run(self._forward.split(batch), round_, "replay", clock)
-            undone.logits = logits[span.seq]
-            undone.acceptance = found = again(expected, undone.logits)
+            outcome.logits = logits[span.seq]
+            outcome.acceptance = found = again(expected, outcome.logits)
             clock.stop("sample", [span.seq])
-            undone.hidden = hidden[span.seq][: len(found.tokens)]
+            outcome.hidden = hidden[span.seq][: len(found.tokens)]
             if len(found.tokens) == len(tokens):
                 return True
             if self._memory.seq_rm(span.seq, span.pos0 + len(found.tokens)):
@@ -160,7 +165,9 @@ class Rollback:
                 return True
         return False
 
-    def _restore(self, undone: Undone, span: Span, save: Checkpoint, clock: PhaseClock) -> None:
+    def _restore(
+        self, outcome: RollbackOutcome, span: Span, save: SequenceCheckpoint, clock: PhaseClock
+    ) -> None:
         self._memory.restore(span.seq, save)
-        undone.n_replays += 1
+        outcome.n_replays += 1
         clock.stop("restore", [span.seq])

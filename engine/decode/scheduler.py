@@ -13,17 +13,15 @@ from functools import partial
 import torch
 
 from engine.batch import Span
+from engine.decode.acceptance_rules import SyntheticAcceptance
 from engine.decode.forward import Forward
 from engine.decode.held_sequences import HeldSequences
-from engine.decode.non_finite import OF_DRAFTER, TRUNK, note_non_finite
 from engine.decode.recorder import PhaseClock, Recorder
 from engine.decode.round_facts import RoundFacts, round_facts
-from engine.decode.slot import Slot
-from engine.decode.slot_judge import SlotJudge
-from engine.decode.slots import Slots
-from engine.decode.synthetic import SyntheticAcceptance
-from engine.decode.verify import match
-from engine.decode.verify_loop import Attempt, Verified, VerifyLoop, valid_depth
+from engine.decode.sequence_judge import SequenceJudge
+from engine.decode.sequences import DecodingSequence, SlotAssignment
+from engine.decode.verify import OF_DRAFTER, TRUNK, match, note_non_finite
+from engine.decode.verify_loop import VerifiedSequence, VerifyAttempt, VerifyLoop, valid_depth
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
 from engine.memory.hybrid import HybridMemory
@@ -57,11 +55,11 @@ class Scheduler:
         banned = end_tokens if options.ignore_eos else ()
         self._end_tokens = frozenset() if options.ignore_eos else frozenset(end_tokens)
         self.sequences = [
-            Slot(seq_id, -1, prompt, Sampler(options.sampler, banned, prompt.tokens))
+            DecodingSequence(seq_id, -1, prompt, Sampler(options.sampler, banned, prompt.tokens))
             for seq_id, prompt in enumerate(prompts)
         ]
         choose = held.best if held else None
-        self._slots = Slots(self.sequences, memory.attention.n_seqs, choose)
+        self._slots = SlotAssignment(self.sequences, memory.attention.n_seqs, choose)
         holder = self._slots.holders.__getitem__
         self._forward = Forward(model, memory, options, recorder, holder, chain.decoded)
         self._loop = VerifyLoop(self._forward, options)
@@ -111,42 +109,46 @@ class Scheduler:
                 self._memory.clear(index)
                 self._chain.forget(index)
 
-    def _prompt_round(self, slots: list[Slot], n_left: int, clock: PhaseClock) -> list[RoundFacts]:
+    def _prompt_round(
+        self, sequences: list[DecodingSequence], n_left: int, clock: PhaseClock
+    ) -> list[RoundFacts]:
         """Decode n_left more prompt tokens, the first come first."""
-        parts: list[tuple[Slot, Span]] = []
+        parts: list[tuple[DecodingSequence, Span]] = []
         restored, saved, wrong = {}, {}, {}
-        for slot in slots:
+        for sequence in sequences:
             if n_left <= 0:
                 break
-            n_known = slot.n_tokens
-            restored[slot.index], saved[slot.index] = self._resume(slot, clock)
-            prompt, n_done = slot.prompt.tokens, slot.n_tokens
+            n_known = sequence.n_tokens
+            restored[sequence.index], saved[sequence.index] = self._resume(sequence, clock)
+            prompt, n_done = sequence.prompt.tokens, sequence.n_tokens
             if self._held and n_known == 0:
                 cells = self._memory.attention
-                wrong[slot.index] = cells.others_than(slot.index, prompt[:n_done])
-            end = self._held.part_end(slot.prompt, n_done) if self._held else len(prompt)
+                wrong[sequence.index] = cells.others_than(sequence.index, prompt[:n_done])
+            end = self._held.part_end(sequence.prompt, n_done) if self._held else len(prompt)
             tokens = prompt[n_done : min(end, n_done + n_left)]
             is_last = n_done + len(tokens) == len(prompt)
             outputs = [len(tokens) - 1] if is_last else []
-            parts.append((slot, Span(slot.index, n_done, tokens, outputs)))
+            parts.append((sequence, Span(sequence.index, n_done, tokens, outputs)))
             text = prompt[n_known : n_done + len(tokens)]
-            self._recorder.prompt(self._round, slot.seq_id, n_known, text)
+            self._recorder.prompt(self._round, sequence.seq_id, n_known, text)
             n_left -= len(tokens)
         if not parts:
             return []
         ubatches = self._forward.split([span for _, span in parts])
         logits, hidden = self._forward.run(ubatches, self._round, "prompt", clock)
         rounds = []
-        for slot, span in parts:
-            seq, first = slot.index, None
-            slot.n_tokens += len(span.tokens)
-            if not slot.in_prompt:
-                first = match(Draft(), slot.sampler.rows(logits[seq]), slot.sampler, ())
-                self._check_finite(slot, slot.n_tokens)
-                slot.last = first.tokens[0]
-                slot.emit(first.tokens, slot.n_tokens, self._options, self._n_ctx, self._end_tokens)
+        for sequence, span in parts:
+            seq, first = sequence.index, None
+            sequence.n_tokens += len(span.tokens)
+            if not sequence.in_prompt:
+                first = match(Draft(), sequence.sampler.rows(logits[seq]), sequence.sampler, ())
+                self._check_finite(sequence, sequence.n_tokens)
+                sequence.last = first.tokens[0]
+                sequence.emit(
+                    first.tokens, sequence.n_tokens, self._options, self._n_ctx, self._end_tokens
+                )
             facts = round_facts(
-                seq_id=slot.seq_id,
+                seq_id=sequence.seq_id,
                 seq=seq,
                 pos0=span.pos0,
                 width=len(span.tokens),
@@ -161,28 +163,30 @@ class Scheduler:
             facts.cache_wrong = wrong.get(seq)
             rounds.append(facts)
             if self._watch and first:
-                self._watch(self._round, slot.seq_id, slot.n_tokens, first.tokens, logits[seq])
+                self._watch(
+                    self._round, sequence.seq_id, sequence.n_tokens, first.tokens, logits[seq]
+                )
             clock.stop("sample", [seq])
             self._observe(seq, span.pos0, span.tokens, hidden[seq])
-            if not slot.in_prompt:
-                self._chain.begin(seq, slot.prompt.tokens)
+            if not sequence.in_prompt:
+                self._chain.begin(seq, sequence.prompt.tokens)
             clock.stop("draft", [seq])
         return rounds
 
-    def _resume(self, slot: Slot, clock: PhaseClock) -> tuple[int, int]:
+    def _resume(self, sequence: DecodingSequence, clock: PhaseClock) -> tuple[int, int]:
         """Before a part of a prompt: use what the slot holds, or save what it is to hold. Bytes
         restored and saved."""
         if not self._held:
             return 0, 0
-        seq, n_restored = slot.index, 0
-        if slot.n_tokens == 0:
-            found = self._held.resume(seq, slot.prompt.tokens)
-            slot.n_tokens = found.n_tokens
+        seq, n_restored = sequence.index, 0
+        if sequence.n_tokens == 0:
+            found = self._held.resume(seq, sequence.prompt.tokens)
+            sequence.n_tokens = found.n_tokens
             n_restored = found.checkpoint.n_bytes if found.checkpoint else 0
             clock.stop("restore" if n_restored else "rollback", [seq])
             self._chain.resume(seq, found.n_tokens)
             clock.stop("draft", [seq])
-        n_saved = self._held.checkpoint(seq, slot.prompt, slot.n_tokens)
+        n_saved = self._held.checkpoint(seq, sequence.prompt, sequence.n_tokens)
         clock.stop("save", [seq])
         return n_restored, n_saved
 
@@ -191,23 +195,25 @@ class Scheduler:
             self._held.observe(seq, tokens)
         self._chain.observe(seq, pos0, tokens, hidden)
 
-    def _decode_round(self, slots: list[Slot], clock: PhaseClock) -> list[RoundFacts]:
-        """Draft for all of the slots, verify, and keep the drafters in step."""
-        if not slots:
+    def _decode_round(
+        self, sequences: list[DecodingSequence], clock: PhaseClock
+    ) -> list[RoundFacts]:
+        """Draft for all of the sequences, verify, and keep the drafters in step."""
+        if not sequences:
             return []
-        drafts = self._draft(slots)
-        clock.stop("draft", [slot.index for slot in slots])
-        holders = {slot.index: slot for slot in slots}
+        drafts = self._draft(sequences)
+        clock.stop("draft", [sequence.index for sequence in sequences])
+        holders = {sequence.index: sequence for sequence in sequences}
         attempts = [
-            Attempt(
-                slot.seq_id,
-                slot.index,
-                slot.n_tokens,
-                slot.last,
-                drafts.get(slot.index),
-                self._judge_of(slot),
+            VerifyAttempt(
+                sequence.seq_id,
+                sequence.index,
+                sequence.n_tokens,
+                sequence.last,
+                drafts.get(sequence.index),
+                self._judge_of(sequence),
             )
-            for slot in slots
+            for sequence in sequences
         ]
         rounds = []
         for verified in self._loop.run(self._round, attempts, clock):
@@ -215,62 +221,64 @@ class Scheduler:
             rounds.append(verified.facts)
         return rounds
 
-    def _judge_of(self, slot: Slot) -> SlotJudge:
-        return SlotJudge(
-            slot,
+    def _judge_of(self, sequence: DecodingSequence) -> SequenceJudge:
+        return SequenceJudge(
+            sequence,
             self._options,
             self._n_ctx,
             self._end_tokens,
             self._synthetic,
-            partial(self._check_finite, slot, slot.n_tokens + 1),
+            partial(self._check_finite, sequence, sequence.n_tokens + 1),
         )
 
-    def _draft(self, slots: list[Slot]) -> dict[int, Draft]:
+    def _draft(self, sequences: list[DecodingSequence]) -> dict[int, Draft]:
         requests = [
-            DraftRequest(slot.index, slot.n_tokens, slot.last, limit)
-            for slot in slots
-            if (limit := slot.draft_limit(self._chain.longest, self._options, self._n_ctx))
+            DraftRequest(sequence.index, sequence.n_tokens, sequence.last, limit)
+            for sequence in sequences
+            if (limit := sequence.draft_limit(self._chain.longest, self._options, self._n_ctx))
         ]
         if not self._chain or not requests:
             return {}
         drafts = self._chain.draft(requests)
         self._recorder.drafts(self._round, self._chain.asked, self._slots.holders)
-        by_index = {slot.index: slot for slot in slots}
+        by_index = {sequence.index: sequence for sequence in sequences}
         for answer in self._chain.asked:
             if found := answer.draft.non_finite:
-                slot, name = by_index[answer.seq], answer.draft.drafter
+                sequence, name = by_index[answer.seq], answer.draft.drafter
                 where = OF_DRAFTER.get(name, name)
-                self._note_non_finite(slot, slot.n_tokens + 1, where, found)
+                self._note_non_finite(sequence, sequence.n_tokens + 1, where, found)
         return drafts
 
-    def _check_finite(self, slot: Slot, first_pos: int) -> None:
+    def _check_finite(self, sequence: DecodingSequence, first_pos: int) -> None:
         """first_pos: of the token that row 0 of the logits chooses."""
-        if found := slot.sampler.non_finite:
-            self._note_non_finite(slot, first_pos, TRUNK, found)
+        if found := sequence.sampler.non_finite:
+            self._note_non_finite(sequence, first_pos, TRUNK, found)
 
     def _note_non_finite(
-        self, slot: Slot, first_pos: int, where: str, found: tuple[int, float]
+        self, sequence: DecodingSequence, first_pos: int, where: str, found: tuple[int, float]
     ) -> None:
         row, largest = found
         error = note_non_finite(
-            self._recorder.facts, self._round, slot.seq_id, first_pos + row, where, largest
+            self._recorder.facts, self._round, sequence.seq_id, first_pos + row, where, largest
         )
         if not self._options.allow_non_finite:
-            slot.stop = "error"
+            sequence.stop = "error"
             raise error
 
-    def _follow(self, slot: Slot, verified: Verified, clock: PhaseClock) -> None:
-        """Tell everybody what became of a slot's tokens."""
-        seq, attempt, facts = slot.index, verified.attempt, verified.facts
-        final = verified.undone.accepted
+    def _follow(
+        self, sequence: DecodingSequence, verified: VerifiedSequence, clock: PhaseClock
+    ) -> None:
+        """Tell everybody what became of a sequence's tokens."""
+        seq, attempt, facts = sequence.index, verified.attempt, verified.facts
+        final = verified.outcome.accepted
         if self._watch:
             n = len(facts.tokens)
-            rows = verified.undone.rows[:n]
-            self._watch(self._round, slot.seq_id, attempt.pos0 + 1, facts.tokens, rows)
-        slot.n_tokens += len(final)
-        slot.last = final[-1]
+            rows = verified.outcome.rows[:n]
+            self._watch(self._round, sequence.seq_id, attempt.pos0 + 1, facts.tokens, rows)
+        sequence.n_tokens += len(final)
+        sequence.last = final[-1]
         clock.stop("sample", [seq])
         if attempt.draft is not None:
             self._chain.accept(seq, facts.n_accepted or 0)
-        self._observe(seq, attempt.pos0, [attempt.last, *final[:-1]], verified.undone.hidden)
+        self._observe(seq, attempt.pos0, [attempt.last, *final[:-1]], verified.outcome.hidden)
         clock.stop("draft", [seq])

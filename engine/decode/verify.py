@@ -1,4 +1,6 @@
-"""Sample-and-match verification, and what the target thought of every examined token."""
+"""Sample-and-match verification, what the target thought of every examined token, and logits that
+are no numbers.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,13 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import torch
 
 from engine.draft.drafter import Draft
-from engine.sampling.sampler import Rows, Sampler
+from engine.errors import NonFiniteError
+from engine.sampling.sampler import RowDistribution, Sampler
 from engine.trace.records import N_TOP
 from engine.transfer import read, upload
 from kernels.top_k import top_k
@@ -38,7 +42,9 @@ class Acceptance:
     own_row: int | None = None
 
 
-def match(draft: Draft, rows: Rows, sampler: Sampler, end_tokens: Collection[int]) -> Acceptance:
+def match(
+    draft: Draft, rows: RowDistribution, sampler: Sampler, end_tokens: Collection[int]
+) -> Acceptance:
     """Sample every position; a drafted token is accepted if it is the one that was drawn.
 
     rows: the target's distributions at the positions of the verify batch, asked for in order.
@@ -63,7 +69,7 @@ def closes(i: int, token: int, draft: Draft, end_tokens: Collection[int]) -> boo
     return token in end_tokens and i < len(draft.tokens) - 1
 
 
-def with_bonus(found: Acceptance, rows: Rows, sampler: Sampler) -> Acceptance:
+def with_bonus(found: Acceptance, rows: RowDistribution, sampler: Sampler) -> Acceptance:
     """Add the token that the target chooses behind a draft that was accepted whole."""
     p = rows(len(found.tokens))
     found.tokens.append(sampler.draw(p))
@@ -160,3 +166,27 @@ def all_target_facts(asked: Sequence[TargetRows]) -> list[TargetFacts]:
     found = target_facts(used[0] if len(used) == 1 else torch.cat(used), tokens, rows)
     ends = list(accumulate(len(one.tokens) for one in asked))
     return [found.part(end - len(one.tokens), end) for one, end in zip(asked, ends, strict=True)]
+
+
+TRUNK = "trunk"
+OF_DRAFTER = {"draft-mtp": "MTP head", "draft-simple": "draft model"}
+
+
+def note_non_finite(
+    facts: dict[str, Any], round_: int, seq_id: int, pos: int, where: str, largest: float
+) -> NonFiniteError:
+    """Note a row of logits under facts["non_finite"], the first of each sequence; the error that
+    ends the run.
+
+    pos: of the token that the row is to choose. largest: of the row, NaN if any logit is.
+    """
+    what = "NaN" if math.isnan(largest) else "infinity"
+    rows = facts.setdefault("non_finite", [])
+    if seq_id not in {row["seq_id"] for row in rows}:
+        rows.append({"round": round_, "seq_id": seq_id, "pos": pos, "where": where, "what": what})
+    return NonFiniteError(
+        f"The {where}'s logits for position {pos} of sequence {seq_id}, in round {round_}, "
+        f"contain {what}.",
+        "Load the file anew or in another compute mode (--compute f32); --allow-non-finite goes on "
+        "all the same.",
+    )

@@ -17,11 +17,11 @@ from engine.batch import Span
 from engine.decode.batching import verify_batches
 from engine.decode.forward import Forward
 from engine.decode.recorder import PhaseClock
-from engine.decode.rollback import Again, Rollback, Undone
+from engine.decode.rollback import Again, Rollback, RollbackOutcome
 from engine.decode.round_facts import RoundFacts, round_facts
 from engine.decode.verify import Acceptance
 from engine.draft.drafter import Draft
-from engine.memory.hybrid import Checkpoint, HybridMemory
+from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
 from engine.options import RunOptions
 
 
@@ -44,7 +44,7 @@ class Judge(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class VerifyAttempt:
     """A sequence to be verified: `last`, its newest token, at pos0 and a draft behind it.
 
     seq: memory sequence; seq_id: its name in the trace.
@@ -65,11 +65,11 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
-    """What became of an attempt: the tokens are undone.accepted, facts.tokens those put out."""
+class VerifiedSequence:
+    """What became of an attempt: the tokens are outcome.accepted, facts.tokens those put out."""
 
-    attempt: Attempt
-    undone: Undone
+    attempt: VerifyAttempt
+    outcome: RollbackOutcome
     facts: RoundFacts
 
 
@@ -81,8 +81,8 @@ class VerifyLoop:
         self._rollback = Rollback(forward, options)
 
     def run(
-        self, number: int, attempts: Sequence[Attempt], clock: PhaseClock
-    ) -> Iterator[Verified]:
+        self, number: int, attempts: Sequence[VerifyAttempt], clock: PhaseClock
+    ) -> Iterator[VerifiedSequence]:
         """Round `number`, in the order of its batches; each one is undone before the next.
 
         Raises ContextFullError, and RollbackRefusedError where a tail cannot be undone.
@@ -106,22 +106,22 @@ class VerifyLoop:
     def _judged(
         self,
         number: int,
-        attempt: Attempt,
+        attempt: VerifyAttempt,
         span: Span,
         logits: torch.Tensor,
         hidden: torch.Tensor,
-        save: Checkpoint | None,
+        save: SequenceCheckpoint | None,
         clock: PhaseClock,
-    ) -> Verified:
+    ) -> VerifiedSequence:
         """span: as it was decoded, filler included."""
         judge, draft, memory = attempt.judge, attempt.draft, self._forward.memory
         accepted = judge.accept(draft or Draft(), logits)
         depth = valid_depth(memory, span.seq)
         clock.stop("sample", [span.seq])
-        undone = Undone(accepted, logits, hidden[: len(accepted.tokens)])
-        self._rollback.undo(span, undone, save, judge.again, number, clock)
-        n_emitted = judge.emit(undone.accepted)
-        counted = undone.acceptance
+        outcome = RollbackOutcome(accepted, logits, hidden[: len(accepted.tokens)])
+        self._rollback.undo(span, outcome, save, judge.again, number, clock)
+        n_emitted = judge.emit(outcome.accepted)
+        counted = outcome.acceptance
         facts = round_facts(
             seq_id=attempt.seq_id,
             seq=span.seq,
@@ -132,19 +132,19 @@ class VerifyLoop:
             tokens=counted.tokens,
             n_own=len(counted.own_p),
             n_emitted=n_emitted,
-            n_kept=undone.n_kept,
-            logits=undone.logits,
+            n_kept=outcome.n_kept,
+            logits=outcome.logits,
             rule_p=[*counted.judged_p, *counted.own_p],
             rule_q=counted.judged_q,
             valid_depth=depth,
         )
-        facts.rollback_path, facts.n_replays = undone.path, undone.n_replays
+        facts.rollback_path, facts.n_replays = outcome.path, outcome.n_replays
         facts.rs_idx_after = pending_of(memory, span.seq)
         facts.accept_rule = self._options.spec.accept if draft else ""
         if save:
             facts.checkpoint_bytes = save.n_bytes
-            facts.restored_bytes = save.n_bytes * undone.n_replays
-        return Verified(attempt, undone, facts)
+            facts.restored_bytes = save.n_bytes * outcome.n_replays
+        return VerifiedSequence(attempt, outcome, facts)
 
 
 def valid_depth(memory: HybridMemory, seq: int) -> int | None:

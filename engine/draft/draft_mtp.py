@@ -28,7 +28,7 @@ _N_MARKS = 4
 
 
 @dataclass(slots=True)
-class _Observed:
+class _ObservedRows:
     """What the target has decoded.
 
     inputs: float32 [capacity, n_embd]; row p pairs with the token at position p, so there is one
@@ -68,7 +68,7 @@ class DraftMtp(ModelDrafter):
         self._head, self._memory, self._n_ubatch = head, memory, n_ubatch
         self._device = memory.attention.device
         self._n_embd = n_embd
-        self._observed: dict[int, _Observed] = {}
+        self._observed: dict[int, _ObservedRows] = {}
         self._marks: dict[int, torch.Tensor] = {}
         self._hidden = torch.empty(0)
 
@@ -148,10 +148,10 @@ class DraftMtp(ModelDrafter):
         self._hidden = out.hidden.squeeze(1)
         return out.logits
 
-    def _of(self, seq: int) -> _Observed:
+    def _of(self, seq: int) -> _ObservedRows:
         if seq not in self._observed:
             # the first token has no hidden row before it
-            self._observed[seq] = _Observed(torch.zeros(1, self._n_embd, device=self._device))
+            self._observed[seq] = _ObservedRows(torch.zeros(1, self._n_embd, device=self._device))
         return self._observed[seq]
 
 

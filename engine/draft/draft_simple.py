@@ -29,7 +29,7 @@ STAND_IN = 0
 
 
 @dataclass(slots=True)
-class _Progress:
+class _DecodedSoFar:
     """How far the draft model is.
 
     tokens: what the target has decoded. n_decoded: how many of them are in memory here too.
@@ -58,7 +58,7 @@ class DraftSimple(ModelDrafter):
     ) -> None:
         super().__init__(options, draws)
         self._model, self._memory, self._n_ubatch = model, memory, n_ubatch
-        self._progress: dict[int, _Progress] = {}
+        self._progress: dict[int, _DecodedSoFar] = {}
         self._n_own = model.config.n_vocab
         self._n_both = min(n_vocab, self._n_own)
 
@@ -75,7 +75,7 @@ class DraftSimple(ModelDrafter):
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
         """Keep the guesses that came true, rewind the others, queue what is missing."""
-        progress = self._progress.setdefault(seq, _Progress())
+        progress = self._progress.setdefault(seq, _DecodedSoFar())
         n_true = 0
         for guess, token in zip(progress.guessed, tokens, strict=False):
             if guess != token:
@@ -91,7 +91,7 @@ class DraftSimple(ModelDrafter):
         """Remove what is behind these tokens; where snapshots do not reach back that far, the draft
         model decodes all of them again, which costs it less than checkpoints cost memory."""
         super().resume(seq, n_tokens)
-        progress = self._progress.setdefault(seq, _Progress())
+        progress = self._progress.setdefault(seq, _DecodedSoFar())
         progress.n_decoded = min(progress.n_decoded, n_tokens)
         if not self._memory.seq_rm(seq, progress.n_decoded):
             self._memory.clear(seq)

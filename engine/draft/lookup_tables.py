@@ -1,4 +1,4 @@
-"""Lookup tables: counts of what followed an n-gram, and which token they speak for.
+"""Lookup tables: counts of what followed an n-gram, and which token they predict.
 
 Files of them are llama.cpp's lookup caches: a row of records of little-endian int32: four tokens,
 -1 where the n-gram is shorter; a number of pairs; pairs of a token and its count. A file may come
@@ -30,7 +30,7 @@ Find = Callable[[tuple[int, ...]], Counts | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
+class EvidenceFloor:
     """Least evidence by length of the n-gram, from 1: observations, percent of the best token."""
 
     samples: tuple[int, ...]
@@ -41,8 +41,8 @@ class Floor:
         return total >= self.samples[length - 1] and 100 * best >= self.percent[length - 1] * total
 
 
-LAX = Floor((2, 2, 1, 1), (66, 50, 50, 50))
-STRICT = Floor((4, 3, 2, 2), (75, 66, 66, 66))
+LAX = EvidenceFloor((2, 2, 1, 1), (66, 50, 50, 50))
+STRICT = EvidenceFloor((4, 3, 2, 2), (75, 66, 66, 66))
 
 
 def learn(table: dict[tuple[int, ...], Counts], tokens: Sequence[int]) -> None:
@@ -53,7 +53,9 @@ def learn(table: dict[tuple[int, ...], Counts], tokens: Sequence[int]) -> None:
             counts[tokens[end]] = counts.get(tokens[end], 0) + 1
 
 
-def most_likely(find: Find, tail: Sequence[int], static: Counts, floor: Floor) -> int | None:
+def most_likely(
+    find: Find, tail: Sequence[int], static: Counts, floor: EvidenceFloor
+) -> int | None:
     """The next token by the longest n-gram at the end of `tail` with enough evidence.
 
     Among the tokens behind an n-gram the largest count wins, times 100 for each time that the

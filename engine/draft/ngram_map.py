@@ -57,7 +57,7 @@ def slot_of(ngram: Sequence[int]) -> int:
 
 
 @dataclass(slots=True)
-class Value:
+class Continuation:
     """A continuation of a key. start: its first occurrence. limit: longest draft it allows."""
 
     start: int
@@ -66,14 +66,14 @@ class Value:
 
 
 @dataclass(slots=True)
-class Key:
+class NgramKey:
     """An n-gram that was looked up. counted_to: match up to which continuations are counted."""
 
     start: int
     limit: int
     hits: int = 0
     counted_to: int = 0
-    values: list[Value] = field(default_factory=list)
+    values: list[Continuation] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -81,10 +81,10 @@ class _Map:
     """State of one sequence. begun, checked: lengths at `begin` and at the latest look-up."""
 
     table: FirstOccurrences
-    keys: dict[tuple[int, ...], Key] = field(default_factory=dict)
+    keys: dict[tuple[int, ...], NgramKey] = field(default_factory=dict)
     begun: int = 0
     checked: int = 0
-    used: Key | Value | None = None
+    used: NgramKey | Continuation | None = None
 
 
 class NgramMap(NgramDrafter):
@@ -117,7 +117,7 @@ class NgramMap(NgramDrafter):
         super().forget(seq)
         self._maps.pop(seq, None)
 
-    def keys(self, seq: int) -> dict[tuple[int, ...], Key]:
+    def keys(self, seq: int) -> dict[tuple[int, ...], NgramKey]:
         """What is known of each key of a sequence."""
         return self._map(seq).keys
 
@@ -136,9 +136,9 @@ class NgramMap(NgramDrafter):
         state.table.last = max(state.table.last, self._newest(length))
         if not match:
             return nothing("no-match")
-        key = state.keys.setdefault(tuple(ngram), Key(match, self.n_max))
+        key = state.keys.setdefault(tuple(ngram), NgramKey(match, self.n_max))
         key.hits = min(key.hits + 1, MOST_HITS)
-        used: Key | Value = key
+        used: NgramKey | Continuation = key
         if self._with_values:
             if key.hits < self._min_hits:
                 return nothing("min-hits", match_pos=match)
@@ -184,7 +184,7 @@ class NgramMap(NgramDrafter):
         low = state.table.last + 1
         return (low, self._newest(state.begun)), (max(low, state.begun + 1), newest)
 
-    def _count_values(self, key: Key, history: History, ngram: list[int], match: int) -> None:
+    def _count_values(self, key: NgramKey, history: History, ngram: list[int], match: int) -> None:
         n, m = self._n, self.n_max
         for start in history.find_all(ngram, key.counted_to, match):
             tokens = history.part(start + n, start + n + m)
@@ -192,7 +192,7 @@ class NgramMap(NgramDrafter):
             if value is None:
                 if len(key.values) == MOST_VALUES:
                     continue
-                value = Value(start + n, m)
+                value = Continuation(start + n, m)
                 key.values.append(value)
             value.count = min(value.count + 1, MOST_HITS)
         key.counted_to = match

@@ -50,7 +50,7 @@ class NgramModOptions:
     )
 
 
-class Pool:
+class NgramPool:
     """int32 [N_ENTRIES]: the token behind the n-gram that hashed to an entry, -1 = empty.
 
     The hash folds n tokens, h = h * factor + token in 64 bits, modulo the number of entries. As
@@ -109,7 +109,7 @@ def entry_of(ngram: Sequence[int]) -> int:
 
 
 @dataclass(slots=True)
-class _Progress:
+class _SequenceUse:
     """added_to: n-grams that start before it are in the pool. n_drafted: of the latest draft."""
 
     added_to: int = 0
@@ -125,13 +125,13 @@ class NgramMod(NgramDrafter):
     def __init__(self, options: NgramModOptions) -> None:
         super().__init__()
         self._n, self._n_min, self.n_max = options.n_match, options.n_min, options.n_max
-        self.pool = Pool(self._n)
-        self._progress: dict[int, _Progress] = {}
+        self.pool = NgramPool(self._n)
+        self._progress: dict[int, _SequenceUse] = {}
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
         """Put the prompt into the pool, which is emptied if that makes it too full."""
         super().begin(seq, prompt)
-        progress = self._progress[seq] = _Progress()
+        progress = self._progress[seq] = _SequenceUse()
         if len(prompt) < self._n:
             return
         self.pool.add(prompt)
@@ -157,7 +157,7 @@ class NgramMod(NgramDrafter):
         self._progress.pop(seq, None)
 
     def _look_up(self, seq: int, history: History, last: int) -> Draft:
-        progress, length = self._progress.setdefault(seq, _Progress()), len(history)
+        progress, length = self._progress.setdefault(seq, _SequenceUse()), len(history)
         progress.n_drafted = 0
         if length < self._n:
             return nothing("too-short-history")

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.findings.rule import ERROR, WARNING, Hit, Rule
-from engine.findings.run_rows import RunRows, observed, rounds_text
+from engine.findings.rule import ERROR, WARNING, Rule, RuleHit
+from engine.findings.run_rows import ExaminedRun, observed, rounds_text
 
 _MIN_STEPS = 8
 _RISE = 0.05
 
 
-def _duplicate_kv_cells(run: RunRows) -> Iterator[Hit]:
+def _duplicate_kv_cells(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
     for seq, rows in rounds.by_sequence(rounds["kv_cells_duplicate"] > 0):
         surplus, path = rounds["kv_cells_duplicate"][rows], rounds.texts("rollback_path", rows[:1])
-        yield Hit(
+        yield RuleHit(
             int(rounds["round"][rows[0]]),
             seq,
             f"Attention holds up to {surplus.max()} cells beyond one per position.",
@@ -26,7 +26,7 @@ def _duplicate_kv_cells(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _missing_kv_cells(run: RunRows) -> Iterator[Hit]:
+def _missing_kv_cells(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
     used, duplicate = rounds["kv_cells_used"], rounds["kv_cells_duplicate"]
     last = np.maximum(rounds["attention_pos_max"], rounds["recurrent_pos_max"])
@@ -34,7 +34,7 @@ def _missing_kv_cells(run: RunRows) -> Iterator[Hit]:
     lacking = last + 1 + duplicate - used
     for seq, rows in rounds.by_sequence(known & (lacking > 0)):
         first = rows[0]
-        yield Hit(
+        yield RuleHit(
             int(rounds["round"][first]),
             seq,
             f"Attention lacks {lacking[first]} of {last[first] + 1} positions.",
@@ -44,7 +44,7 @@ def _missing_kv_cells(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _attention_ahead(run: RunRows) -> Iterator[Hit]:
+def _attention_ahead(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
     attention, recurrent = rounds["attention_pos_max"], rounds["recurrent_pos_max"]
     both = observed(attention) & observed(recurrent)
@@ -52,7 +52,7 @@ def _attention_ahead(run: RunRows) -> Iterator[Hit]:
     alone = both & (attention > recurrent) & ~(rounds["kv_cells_duplicate"] > 0)
     for seq, rows in rounds.by_sequence(alone):
         ahead = attention[rows] - recurrent[rows]
-        yield Hit(
+        yield RuleHit(
             int(rounds["round"][rows[0]]),
             seq,
             f"Attention cells reach {ahead.max()} positions beyond the recurrent state.",
@@ -61,7 +61,7 @@ def _attention_ahead(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _acceptance_rises(run: RunRows) -> Iterator[Hit]:
+def _acceptance_rises(run: ExaminedRun) -> Iterator[RuleHit]:
     if run.lane:
         return  # lanes are given their accepted tokens
     rounds = run.rounds
@@ -76,7 +76,7 @@ def _acceptance_rises(run: RunRows) -> Iterator[Hit]:
         )
         if late > early + _RISE:
             first = rows[np.argmax(surplus > 0)]
-            yield Hit(
+            yield RuleHit(
                 int(rounds["round"][first]),
                 seq,
                 f"Acceptance rose from {early:.2f} to {late:.2f} while duplicate cells grew to "

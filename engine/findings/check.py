@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.findings import cells, cost, crosstalk, drafting, logits, positions, snapshots, states
 from engine.findings.rule import SEVERITIES, Rule
-from engine.findings.run_rows import RunRows
+from engine.findings.run_rows import ExaminedRun
 from engine.trace.store import TraceStore
 
 RULES: dict[str, Rule] = {
@@ -40,7 +40,7 @@ def find(trace: TraceStore, run_ids: Iterable[int] | None = None) -> list[Findin
     """
     found = []
     for run_id in list(trace.runs) if run_ids is None else run_ids:
-        run = RunRows(trace, run_id)
+        run = ExaminedRun(trace, run_id)
         for rule in RULES.values():
             found += [
                 Finding(

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.findings.rule import INFO, WARNING, Hit, Rule
-from engine.findings.run_rows import POLICY, RunRows
+from engine.findings.rule import INFO, WARNING, Rule, RuleHit
+from engine.findings.run_rows import POLICY, ExaminedRun
 
 _MIN_ROUNDS = 8
 _SERIAL = 0.5
@@ -17,7 +17,7 @@ _OF_CHECKPOINTS = ("save", "restore", "replay")
 _OF_TARGET = ("verify", "rollback", *_OF_CHECKPOINTS)
 
 
-def _concurrency_lost(run: RunRows) -> Iterator[Hit]:
+def _concurrency_lost(run: ExaminedRun) -> Iterator[RuleHit]:
     if run.kind not in ("", POLICY):
         return
     shared, n_seqs = np.unique(run.rounds["round"][run.is_later], return_counts=True)
@@ -30,7 +30,7 @@ def _concurrency_lost(run: RunRows) -> Iterator[Hit]:
         return
     rows = np.flatnonzero(verify & np.isin(ubatches["round"], serial))
     reasons = Counter(ubatches.texts("reason", rows)).most_common()
-    yield Hit(
+    yield RuleHit(
         int(serial[0]),
         None,
         f"In {len(serial)} of {len(shared)} rounds of several sequences each ubatch held one.",
@@ -38,7 +38,7 @@ def _concurrency_lost(run: RunRows) -> Iterator[Hit]:
     )
 
 
-def _checkpoint_dominates(run: RunRows) -> Iterator[Hit]:
+def _checkpoint_dominates(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
     restored = rounds.is_text("rollback_path", "restore", "restore_depth")
     if restored.sum() < _MIN_ROUNDS:
@@ -47,7 +47,7 @@ def _checkpoint_dominates(run: RunRows) -> Iterator[Hit]:
     share = sum(ms[name] for name in _OF_CHECKPOINTS) / max(sum(ms.values()), 1e-9)
     if share > _DOMINATES:
         saved = rounds["checkpoint_bytes"]
-        yield Hit(
+        yield RuleHit(
             int(rounds["round"][np.argmax(restored)]),
             None,
             f"Checkpoints take {share:.0%} of the target's time.",
@@ -57,10 +57,10 @@ def _checkpoint_dominates(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _planes_exceed_weights(run: RunRows) -> Iterator[Hit]:
+def _planes_exceed_weights(run: ExaminedRun) -> Iterator[RuleHit]:
     planes, weights = run.facts.get("snapshot_bytes"), run.facts.get("weight_bytes")
     if planes and weights and planes > weights:
-        yield Hit(
+        yield RuleHit(
             None,
             None,
             f"Snapshots take {planes / weights:.1f} times the memory of the weights.",

@@ -7,23 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from engine.findings.lane_errors import LaneErrors
-from engine.findings.rule import WARNING, Hit, Rule
-from engine.findings.run_rows import RunRows
+from engine.findings.rule import WARNING, LaneErrors, Rule, RuleHit
+from engine.findings.run_rows import ExaminedRun
 from engine.trace.records import EMITTED_KINDS
-from engine.trace.same_model import same_model
+from engine.trace.run_ref import same_model
 
 
-def _crosstalk(run: RunRows) -> Iterator[Hit]:
+def _crosstalk(run: ExaminedRun) -> Iterator[RuleHit]:
     if run.option("kv") != "unified" or len(np.unique(run.rounds["seq_id"])) < 2:
         return
     yield from _in_lane(run) if run.lane else _between_runs(run)
 
 
-def _in_lane(run: RunRows) -> Iterator[Hit]:
+def _in_lane(run: ExaminedRun) -> Iterator[RuleHit]:
     """Beyond the bound, while a lane that differs in the cells alone is within it."""
     errors = LaneErrors.of(run)
-    twins = [RunRows(run.trace, i) for i in run.lanes if _is_twin(run, i)]
+    twins = [ExaminedRun(run.trace, i) for i in run.lanes if _is_twin(run, i)]
     if errors is None or not twins:
         return
     rows = run.divergence
@@ -33,7 +32,7 @@ def _in_lane(run: RunRows) -> Iterator[Hit]:
             if others is None or others.first_wrong(seq) is not None:
                 continue
             first = wrong[0]
-            yield Hit(
+            yield RuleHit(
                 int(rows["round"][first]),
                 seq,
                 "With unified cells this sequence has other logits than with cells of its own.",
@@ -43,7 +42,7 @@ def _in_lane(run: RunRows) -> Iterator[Hit]:
             break
 
 
-def _between_runs(run: RunRows) -> Iterator[Hit]:
+def _between_runs(run: ExaminedRun) -> Iterator[RuleHit]:
     """Another text than the same prompt had in a run with separate cells, all else equal."""
     mine = _texts(run)
     twins = [i for i in range(len(run.trace.runs)) if _is_twin(run, i)]
@@ -51,7 +50,7 @@ def _between_runs(run: RunRows) -> Iterator[Hit]:
     for other in twins:
         theirs = {
             prompt: (seq, tokens)
-            for seq, (prompt, tokens, _) in _texts(RunRows(run.trace, other)).items()
+            for seq, (prompt, tokens, _) in _texts(ExaminedRun(run.trace, other)).items()
         }
         for seq, (prompt, tokens, rounds) in mine.items():
             if seq in found or prompt not in theirs:
@@ -61,7 +60,7 @@ def _between_runs(run: RunRows) -> Iterator[Hit]:
             differ = np.flatnonzero(tokens[:n] != expected[:n])
             if differ.size:
                 found.add(seq)
-                yield Hit(
+                yield RuleHit(
                     int(rounds[differ[0]]),
                     seq,
                     f"With unified cells this sequence continues otherwise than in run {other}.",
@@ -70,7 +69,7 @@ def _between_runs(run: RunRows) -> Iterator[Hit]:
                 )
 
 
-def _is_twin(run: RunRows, other: int) -> bool:
+def _is_twin(run: ExaminedRun, other: int) -> bool:
     facts = run.trace.runs[other]
     options = facts.get("options")
     return (
@@ -87,7 +86,7 @@ def _but_cells(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in ("kv", "parallel")}
 
 
-def _texts(run: RunRows) -> dict[int, tuple[tuple[int, ...], np.ndarray, np.ndarray]]:
+def _texts(run: ExaminedRun) -> dict[int, tuple[tuple[int, ...], np.ndarray, np.ndarray]]:
     """Per sequence its prompt, its emitted tokens and their rounds."""
     tokens = run.tokens
     prompts = {

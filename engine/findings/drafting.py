@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.findings.rule import INFO, WARNING, Hit, Rule
-from engine.findings.run_rows import RunRows, observed, rounds_text
+from engine.findings.rule import INFO, WARNING, Rule, RuleHit
+from engine.findings.run_rows import ExaminedRun, observed, rounds_text
 from engine.options import SpecOptions
 
 _MIN_ROUNDS = 8
@@ -19,7 +19,7 @@ _UNSURE, _UNSURE_SHARE, _UNSURE_RIGHT = 0.5, 0.2, 0.35
 _DEFAULT = SpecOptions()
 
 
-def _never_drafted(run: RunRows) -> Iterator[tuple[int, np.ndarray]]:
+def _never_drafted(run: ExaminedRun) -> Iterator[tuple[int, np.ndarray]]:
     """Sequences that went on for some rounds without any draft, and those rows of `rounds`."""
     drafted = run.rounds["num_draft_tokens"]
     for seq, rows in run.rounds.by_sequence(run.is_later):
@@ -27,13 +27,13 @@ def _never_drafted(run: RunRows) -> Iterator[tuple[int, np.ndarray]]:
             yield seq, rows
 
 
-def _n_min_never_met(run: RunRows) -> Iterator[Hit]:
+def _n_min_never_met(run: ExaminedRun) -> Iterator[RuleHit]:
     n_min = run.option("spec", "n_min")
     if not run.drafts or not n_min:
         return
     for seq, rows in _never_drafted(run):
         rounds = run.rounds["round"][rows]
-        yield Hit(
+        yield RuleHit(
             int(rounds[0]),
             seq,
             f"No draft reached n_min = {n_min}: nothing was ever verified.",
@@ -42,7 +42,7 @@ def _n_min_never_met(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _drafter_mute(run: RunRows) -> Iterator[Hit]:
+def _drafter_mute(run: ExaminedRun) -> Iterator[RuleHit]:
     if not run.drafts:
         return
     rounds = run.rounds
@@ -56,7 +56,7 @@ def _drafter_mute(run: RunRows) -> Iterator[Hit]:
         if seq in told or not long.size:
             continue
         longest = long[np.argmax((stops - starts)[long])]
-        yield Hit(
+        yield RuleHit(
             int(rounds["round"][rows[starts[long[0]]]]),
             seq,
             f"No drafter proposed anything for {stops[longest] - starts[longest]} rounds in a row.",
@@ -65,7 +65,7 @@ def _drafter_mute(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _why_not(run: RunRows, seq: int) -> str:
+def _why_not(run: ExaminedRun, seq: int) -> str:
     """The reasons that the drafters gave, the most frequent first."""
     asked = run.asked
     empty = (asked["seq_id"] == seq) & (asked["num_draft_tokens"] == 0)
@@ -79,12 +79,12 @@ def _why_not(run: RunRows, seq: int) -> str:
     )
 
 
-def _defaults_surprise(run: RunRows) -> Iterator[Hit]:
+def _defaults_surprise(run: ExaminedRun) -> Iterator[RuleHit]:
     if not run.drafts:
         return
     said = [text for text in (_n_max_is_short(run), _p_min_is_low(run)) if text]
     if said:
-        yield Hit(
+        yield RuleHit(
             None,
             None,
             " ".join(said),
@@ -93,7 +93,7 @@ def _defaults_surprise(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _n_max_is_short(run: RunRows) -> str:
+def _n_max_is_short(run: ExaminedRun) -> str:
     drafted, accepted = run.rounds["num_draft_tokens"], run.rounds["num_accepted_draft_tokens"]
     steps = run.is_later & (drafted > 0)
     n = int(steps.sum())
@@ -103,7 +103,7 @@ def _n_max_is_short(run: RunRows) -> str:
     return f"n_max is {_DEFAULT.n_max}, the default, and {full} of {n} drafts were accepted whole."
 
 
-def _p_min_is_low(run: RunRows) -> str:
+def _p_min_is_low(run: ExaminedRun) -> str:
     tokens = run.tokens
     right, judged = tokens.is_text("kind", "accepted"), tokens.is_text("kind", "rejected")
     drafted = (right | judged | tokens.is_text("kind", "ignored")) & ~np.isnan(tokens["draft_p"])
@@ -123,7 +123,7 @@ def _p_min_is_low(run: RunRows) -> str:
     )
 
 
-def _acceptance_counting(run: RunRows) -> Iterator[Hit]:
+def _acceptance_counting(run: ExaminedRun) -> Iterator[RuleHit]:
     """Emitted = accepted + 1 in every round, + 2 where a verified replay added a bonus token."""
     rounds = run.rounds
     drafted, accepted = rounds["num_draft_tokens"], rounds["num_accepted_draft_tokens"]
@@ -139,7 +139,7 @@ def _acceptance_counting(run: RunRows) -> Iterator[Hit]:
     for seq, rows in rounds.by_sequence(wrong):
         first = rows[0]
         of_seq = (rounds["seq_id"] == seq) & run.is_later & observed(accepted)
-        yield Hit(
+        yield RuleHit(
             int(rounds["round"][first]),
             seq,
             f"{accepted[first]} tokens count as accepted in a round that drafted {drafted[first]}, "
@@ -149,13 +149,13 @@ def _acceptance_counting(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _wrong_hidden_row(run: RunRows) -> Iterator[Hit]:
+def _wrong_hidden_row(run: ExaminedRun) -> Iterator[RuleHit]:
     asked = run.asked
     for seq, rows in asked.by_sequence(asked["num_wrong_rows"] > 0):
         first, judged = rows[0], run.rounds["num_draft_tokens"][run.is_later] > 0
         accepted = run.rounds["num_accepted_draft_tokens"][run.is_later][judged]
         drafted = run.rounds["num_draft_tokens"][run.is_later][judged]
-        yield Hit(
+        yield RuleHit(
             int(asked["round"][first]),
             seq,
             f"The MTP head paired {asked['num_wrong_rows'][first]} of its tokens with hidden rows "
@@ -165,7 +165,7 @@ def _wrong_hidden_row(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _names(run: RunRows) -> str:
+def _names(run: ExaminedRun) -> str:
     return ", ".join(run.option("spec", "types") or ()) or "given by the caller"
 
 

@@ -7,9 +7,8 @@ from dataclasses import asdict
 
 import numpy as np
 
-from engine.findings.lane_errors import LaneErrors
-from engine.findings.rule import ERROR, INFO, Hit, Rule
-from engine.findings.run_rows import RunRows, observed, round_keys, rounds_text
+from engine.findings.rule import ERROR, INFO, LaneErrors, Rule, RuleHit
+from engine.findings.run_rows import ExaminedRun, observed, round_keys, rounds_text
 from engine.options import SamplerOptions
 from engine.trace.records import EMITTED_KINDS
 
@@ -17,11 +16,11 @@ _KNOWN = ("temp", "top_k", "top_p", "min_p", "seed")
 _ROUNDING = 1e-3
 
 
-def _stale_logits(run: RunRows) -> Iterator[Hit]:
+def _stale_logits(run: ExaminedRun) -> Iterator[RuleHit]:
     return _stale_in_lane(run) if run.lane else _stale_in_run(run)
 
 
-def _stale_in_lane(run: RunRows) -> Iterator[Hit]:
+def _stale_in_lane(run: ExaminedRun) -> Iterator[RuleHit]:
     """Only rows behind a rejection are wrong, and states and cells are right all the time."""
     errors = LaneErrors.of(run)
     if errors is None:
@@ -37,7 +36,7 @@ def _stale_in_lane(run: RunRows) -> Iterator[Hit]:
         if (other & of_seq).any() or not behind_rejection[wrong].all():
             continue
         first = wrong[0]
-        yield Hit(
+        yield RuleHit(
             int(rows["round"][first]),
             seq,
             "Behind a rejection the logits are not those of the position, though the memory is "
@@ -47,7 +46,7 @@ def _stale_in_lane(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _stale_in_run(run: RunRows) -> Iterator[Hit]:
+def _stale_in_run(run: ExaminedRun) -> Iterator[RuleHit]:
     """A replacement that the sampler could not have chosen where it stands, and nothing else:
     with other tokens of that sort, more is wrong than the row of a rejection."""
     tokens = run.tokens
@@ -57,7 +56,7 @@ def _stale_in_run(run: RunRows) -> Iterator[Hit]:
         return
     for seq, rows in tokens.by_sequence(impossible):
         first = rows[0]
-        yield Hit(
+        yield RuleHit(
             int(tokens["round"][first]),
             seq,
             "The replacement of a rejected token is not the target's choice at its position.",
@@ -67,7 +66,7 @@ def _stale_in_run(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _wrong_token(run: RunRows) -> Iterator[Hit]:
+def _wrong_token(run: ExaminedRun) -> Iterator[RuleHit]:
     """Any other emitted token that the sampler could not have chosen where it stands."""
     if run.lane and not run.facts.get("lane_free"):
         return  # lanes are given their tokens
@@ -80,7 +79,7 @@ def _wrong_token(run: RunRows) -> Iterator[Hit]:
         (kind,) = tokens.texts("kind", rows[:1])
         what = "A drafted token was accepted" if kind == "accepted" else "A token was emitted"
         of_seq = tokens.is_text("kind", *EMITTED_KINDS) & (tokens["seq_id"] == seq)
-        yield Hit(
+        yield RuleHit(
             int(tokens["round"][first]),
             seq,
             f"{what} that the target cannot have chosen at its position.",
@@ -90,9 +89,9 @@ def _wrong_token(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _non_finite(run: RunRows) -> Iterator[Hit]:
+def _non_finite(run: ExaminedRun) -> Iterator[RuleHit]:
     for row in run.non_finite:
-        yield Hit(
+        yield RuleHit(
             row["round"],
             row["seq_id"],
             f"The {row['where']}'s logits contain {row['what']}.",
@@ -100,7 +99,7 @@ def _non_finite(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _impossible(run: RunRows) -> np.ndarray:
+def _impossible(run: ExaminedRun) -> np.ndarray:
     """Emitted tokens outside what top-k and min-p leave: bool [n], none if nothing can be said."""
     tokens = run.tokens
     impossible = np.zeros(tokens.n, bool)
@@ -147,17 +146,17 @@ def _listed(options: dict[str, object]) -> dict[str, object]:
     return {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
 
 
-def _near_ties(run: RunRows) -> Iterator[Hit]:
+def _near_ties(run: ExaminedRun) -> Iterator[RuleHit]:
     rows = run.divergence
     if run.bound is None or not (rows["nmse"] <= run.bound).all():
         return  # in a lane that is wrong a fork is no noise
-    lanes = (RunRows(run.trace, i) for i in run.noise_runs)
+    lanes = (ExaminedRun(run.trace, i) for i in run.noise_runs)
     noise = max(float(lane.divergence["max_abs"].max(initial=0)) for lane in lanes)
     # either of the two logits may have moved by as much
     tie = (rows["top1_equal"] == 0) & (rows["top2_gap"] <= 2 * noise)
     for seq, chosen in rows.by_sequence(tie):
         first = chosen[0]
-        yield Hit(
+        yield RuleHit(
             int(rows["round"][first]),
             seq,
             f"The most probable token differs at {len(chosen)} of {rows.n} positions, near ties.",

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.findings.rule import ERROR, Hit, Rule
-from engine.findings.run_rows import RunRows, observed, rounds_text
+from engine.findings.rule import ERROR, Rule, RuleHit
+from engine.findings.run_rows import ExaminedRun, observed, rounds_text
 
 
-def _position_gap(run: RunRows) -> Iterator[Hit]:
+def _position_gap(run: ExaminedRun) -> Iterator[RuleHit]:
     passes = run.ubatches
     gaps = np.flatnonzero(observed(passes["pos_gap"]) & (passes["pos_gap"] != 0))
     told: set[int | None] = set()
@@ -22,7 +22,7 @@ def _position_gap(run: RunRows) -> Iterator[Hit]:
         gap = int(passes["pos_gap"][row])
         what = f"leaves out {gap} behind" if gap > 0 else f"repeats {-gap} of"
         (purpose,) = passes.texts("purpose", np.array([row]))
-        yield Hit(
+        yield RuleHit(
             int(passes["round"][row]),
             seq,
             f"A {purpose} pass {what} the positions that memory holds.",
@@ -31,11 +31,11 @@ def _position_gap(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _cache_mismatch(run: RunRows) -> Iterator[Hit]:
+def _cache_mismatch(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
     for seq, rows in rounds.by_sequence(rounds["cache_wrong"] > 0):
         first = rows[0]
-        yield Hit(
+        yield RuleHit(
             int(rounds["round"][first]),
             seq,
             f"{rounds['cache_wrong'][first]} of the prompt tokens taken from the cache are others "

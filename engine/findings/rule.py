@@ -1,11 +1,13 @@
-"""What a rule is, and what it finds."""
+"""What a rule is and what it finds; where a lane diverges by more than the noise explains."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from engine.findings.run_rows import RunRows
+import numpy as np
+
+from engine.findings.run_rows import POLICY, ExaminedRun
 
 ERROR, WARNING, INFO = "error", "warning", "info"
 SEVERITIES = (ERROR, WARNING, INFO)
@@ -14,7 +16,7 @@ mislead. info: a cost or a setting to know about, or a difference that is no fau
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class RuleHit:
     """One sequence of a run, or a whole run (seq_id None), in which a rule's condition holds.
 
     round: the first offending one, None if it is the run as a whole. message: one sentence.
@@ -37,4 +39,43 @@ class Rule:
     title: str
     means: str
     suggestion: str
-    check: Callable[[RunRows], Iterator[Hit]]
+    check: Callable[[ExaminedRun], Iterator[RuleHit]]
+
+
+_LEAST_STATE = 1e-4
+"""Relative error of a state that rounding never reaches in float32."""
+_MARGIN = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaneErrors:
+    """Per row of `divergence`, bool [n]: logits beyond the bound, wrong S, wrong window. The
+    last two are False where states were not compared. limit: relative error of a state that
+    noise explains."""
+
+    run: ExaminedRun
+    logits_are_wrong: np.ndarray
+    state_is_wrong: np.ndarray
+    conv_is_wrong: np.ndarray
+    limit: float
+
+    @classmethod
+    def of(cls, run: ExaminedRun) -> LaneErrors | None:
+        """None for a run that is no policy lane, or has no noise lane to be measured by.
+
+        The bound on states is that of the logits as an amplitude, with some room: both are made
+        of the same activations, and states collect their errors. Wrong ones are off by about 1.
+        """
+        bound = run.bound
+        if run.kind != POLICY or bound is None:
+            return None
+        rows = run.divergence
+        limit = max(_LEAST_STATE, _MARGIN * float(np.sqrt(bound)))
+        state, conv = (rows[name] > limit for name in ("state_error", "conv_error"))
+        return cls(run, ~(rows["nmse"] <= bound), state, conv, limit)
+
+    def first_wrong(self, seq: int) -> int | None:
+        """The first row of a sequence in which anything is wrong."""
+        wrong = self.logits_are_wrong | self.state_is_wrong | self.conv_is_wrong
+        rows = np.flatnonzero(wrong & (self.run.divergence["seq_id"] == seq))
+        return int(rows[0]) if rows.size else None

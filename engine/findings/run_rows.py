@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.trace.lane_kinds import NOISE, REFERENCE
-from engine.trace.records import MISSING
+from engine.trace.records import MISSING, NOISE, REFERENCE
 from engine.trace.round_rows import RoundRows
 from engine.trace.store import Table, TextPool, TraceStore
 from engine.trace.verdict import noise_bound
@@ -18,7 +17,7 @@ POLICY = "policy"
 """Kind of the lanes that verify drafts and roll back."""
 
 
-class Rows:
+class RunColumns:
     """The rows of one run in one table; columns are cut out when they are asked for."""
 
     def __init__(self, table: Table, run_id: int, pool: TextPool) -> None:
@@ -55,7 +54,7 @@ class Rows:
             yield int(self["seq_id"][part[0]]), part
 
 
-class RunRows:
+class ExaminedRun:
     """One run. lane: its name in a comparison, kind: reference, noise or policy; both "" for a
     run on its own."""
 
@@ -65,37 +64,37 @@ class RunRows:
         self.lane, self.kind = str(self.facts.get("lane", "")), _kind(self.facts)
 
     @cached_property
-    def rounds(self) -> Rows:
+    def rounds(self) -> RunColumns:
         return self._rows(self.trace.rounds)
 
     @cached_property
-    def tokens(self) -> Rows:
+    def tokens(self) -> RunColumns:
         return self._rows(self.trace.tokens)
 
     @cached_property
-    def asked(self) -> Rows:
+    def asked(self) -> RunColumns:
         """Drafters that were asked."""
         return self._rows(self.trace.drafts)
 
     @cached_property
-    def ubatches(self) -> Rows:
+    def ubatches(self) -> RunColumns:
         return self._rows(self.trace.ubatches)
 
     @cached_property
-    def memory(self) -> Rows:
+    def memory(self) -> RunColumns:
         return self._rows(self.trace.memory)
 
     @cached_property
-    def divergence(self) -> Rows:
+    def divergence(self) -> RunColumns:
         return self._rows(self.trace.divergence)
 
     @cached_property
-    def states(self) -> Rows:
+    def states(self) -> RunColumns:
         """Errors of states by layer."""
         return self._rows(self.trace.states)
 
-    def _rows(self, table: Table) -> Rows:
-        return Rows(table, self.run_id, self.trace.text_pool)
+    def _rows(self, table: Table) -> RunColumns:
+        return RunColumns(table, self.run_id, self.trace.text_pool)
 
     @cached_property
     def is_later(self) -> np.ndarray:
@@ -141,7 +140,7 @@ class RunRows:
 
     @property
     def non_finite(self) -> list[dict[str, Any]]:
-        """Rows of logits that were not finite, as engine.decode.non_finite notes them."""
+        """Rows of logits that were not finite, as engine.decode.verify notes them."""
         rows = self.facts.get("non_finite")
         named = {"round": int, "seq_id": int, "pos": int, "where": str, "what": str}
         return [
@@ -172,7 +171,7 @@ def observed(values: np.ndarray) -> np.ndarray:
     return values != MISSING
 
 
-def round_keys(rows: Rows) -> np.ndarray:
+def round_keys(rows: RunColumns) -> np.ndarray:
     """A number for each row's round and sequence, to find them in another table: int64 [n]."""
     return (rows["round"] << 16) | rows["seq_id"]
 

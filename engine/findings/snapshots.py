@@ -6,29 +6,28 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.findings.lane_errors import LaneErrors
-from engine.findings.rule import ERROR, WARNING, Hit, Rule
-from engine.findings.run_rows import RunRows, observed, round_keys, rounds_text
+from engine.findings.rule import ERROR, WARNING, LaneErrors, Rule, RuleHit
+from engine.findings.run_rows import ExaminedRun, observed, round_keys, rounds_text
 from engine.options import MAX_REPLAYS
 
 _MIN_REPLAYS, _MANY_REPLAYS = 3, 0.25
 
 
-def _partial(run: RunRows) -> np.ndarray:
+def _partial(run: ExaminedRun) -> np.ndarray:
     """Rows of `rounds` whose rollback moved an index only: bool [n]."""
     return run.rounds.is_text("rollback_path", "seq_rm") & (run.rounds["memory_rollback"] > 0)
 
 
-def _wrong_index(run: RunRows) -> np.ndarray:
+def _wrong_index(run: ExaminedRun) -> np.ndarray:
     index = run.rounds["rs_idx_after"]
     return _partial(run) & observed(index) & (index != run.rounds["memory_rollback"])
 
 
-def _plane_off_by_one(run: RunRows) -> Iterator[Hit]:
+def _plane_off_by_one(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
     for seq, rows in rounds.by_sequence(_wrong_index(run)):
         first = rows[0]
-        yield Hit(
+        yield RuleHit(
             int(rounds["round"][first]),
             seq,
             f"Behind a rollback of {_tokens(rounds['memory_rollback'][first])} the next batch "
@@ -37,7 +36,7 @@ def _plane_off_by_one(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _stale_plane(run: RunRows) -> Iterator[Hit]:
+def _stale_plane(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds, memory = run.rounds, run.memory
     pending = np.flatnonzero(memory.is_text("state", "pending"))
     if not pending.size:
@@ -54,7 +53,7 @@ def _stale_plane(run: RunRows) -> Iterator[Hit]:
         found = "of rejected tokens or another sequence"
         if observed(age[first]):
             found = f"of {_tokens(age[first])} ago"
-        yield Hit(
+        yield RuleHit(
             int(rounds["round"][first]),
             seq,
             f"A rollback of {_tokens(depth[first])} was accepted, but its plane holds a state "
@@ -65,12 +64,12 @@ def _stale_plane(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _depth_beyond_truth(run: RunRows) -> Iterator[Hit]:
+def _depth_beyond_truth(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
     depth, valid = rounds["memory_rollback"], rounds["valid_depth"]
     for seq, rows in rounds.by_sequence(_partial(run) & observed(valid) & (depth > valid)):
         first = rows[0]
-        yield Hit(
+        yield RuleHit(
             int(rounds["round"][first]),
             seq,
             f"A rollback of {_tokens(depth[first])} was accepted where {valid[first]} is the "
@@ -79,7 +78,7 @@ def _depth_beyond_truth(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _conv_not_rolled_back(run: RunRows) -> Iterator[Hit]:
+def _conv_not_rolled_back(run: ExaminedRun) -> Iterator[RuleHit]:
     errors = LaneErrors.of(run)
     if errors is None:
         return
@@ -92,7 +91,7 @@ def _conv_not_rolled_back(run: RunRows) -> Iterator[Hit]:
         first = chosen[0]
         # later on everything that is computed from a wrong window is wrong as well
         if errors.first_wrong(seq) == first:
-            yield Hit(
+            yield RuleHit(
                 int(rows["round"][first]),
                 seq,
                 "The convolution window is wrong behind a rollback that left the state right.",
@@ -102,13 +101,13 @@ def _conv_not_rolled_back(run: RunRows) -> Iterator[Hit]:
             )
 
 
-def _replay_disagrees(run: RunRows) -> Iterator[Hit]:
+def _replay_disagrees(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
     for seq, rows in rounds.by_sequence(rounds["replay_index"] > 0):
         twice = rows[rounds["replay_index"][rows] > 1]
         if len(twice) < _MIN_REPLAYS or len(twice) < _MANY_REPLAYS * len(rows):
             continue
-        yield Hit(
+        yield RuleHit(
             int(rounds["round"][twice[0]]),
             seq,
             f"{len(twice)} of {len(rows)} replays did not choose the accepted tokens again.",
@@ -117,11 +116,11 @@ def _replay_disagrees(run: RunRows) -> Iterator[Hit]:
         )
 
 
-def _replay_livelock(run: RunRows) -> Iterator[Hit]:
+def _replay_livelock(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
     for seq, rows in rounds.by_sequence(rounds["replay_index"] > MAX_REPLAYS):
         first = rows[0]
-        yield Hit(
+        yield RuleHit(
             int(rounds["round"][first]),
             seq,
             f"Replaying the accepted tokens disagreed with itself {MAX_REPLAYS} times.",
@@ -134,7 +133,7 @@ def _tokens(n: int) -> str:
     return "1 token" if n == 1 else f"{n} tokens"
 
 
-def _state_error(run: RunRows, seq: int, row: int) -> str:
+def _state_error(run: ExaminedRun, seq: int, row: int) -> str:
     """What the lanes say of the state behind this round, if there are any."""
     rows = run.divergence
     here = (rows["round"] == run.rounds["round"][row]) & (rows["seq_id"] == seq)

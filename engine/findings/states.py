@@ -1,4 +1,4 @@
-"""The rule for every wrong state that no other rule has a name for."""
+"""The rule for wrong states that no other rule explains."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from engine.findings import cells, positions, snapshots
-from engine.findings.lane_errors import LaneErrors
-from engine.findings.rule import ERROR, Hit, Rule
-from engine.findings.run_rows import RunRows, rounds_text
+from engine.findings.rule import ERROR, LaneErrors, Rule, RuleHit
+from engine.findings.run_rows import ExaminedRun, rounds_text
 
 _NAMED = tuple(
     rule for rule in (*cells.RULES, *positions.RULES, *snapshots.RULES) if rule.severity == ERROR
 )
 
 
-def _state_wrong(run: RunRows) -> Iterator[Hit]:
+def _state_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
     errors = LaneErrors.of(run)
     if errors is None:
         return
@@ -33,7 +32,7 @@ def _state_wrong(run: RunRows) -> Iterator[Hit]:
         depth, behind = _rollback(run, seq, number)
         policy = run.option("rollback") or "unknown"
         logits = rows["round"][errors.logits_are_wrong & (rows["seq_id"] == seq)]
-        yield Hit(
+        yield RuleHit(
             number,
             seq,
             f"{what} wrong behind the {'rollback' if depth else 'batch'} of round {number}: "
@@ -61,7 +60,7 @@ def _first_layer(errors: LaneErrors, seq: int, number: int) -> tuple[str, str]:
     return what, f"first layer {states['layer'][first]}, {n_layers}"
 
 
-def _rollback(run: RunRows, seq: int, number: int) -> tuple[int, str]:
+def _rollback(run: ExaminedRun, seq: int, number: int) -> tuple[int, str]:
     """Tokens undone in that round, and how, and the rollback before it."""
     rounds = run.rounds
     mine = rounds["seq_id"] == seq

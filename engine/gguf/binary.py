@@ -1,4 +1,4 @@
-"""Bounded little-endian reads from a mapped file whose contents nobody vouches for."""
+"""Bounded little-endian reads from a mapped file that is not trusted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_cancelled(cancelled: Callable[[], bool]) -> None:
         raise Cancelled
 
 
-class Allowance:
+class HeadAllowance:
     """How much the heads of a model's files may hold, all parts together.
 
     A vocabulary of 250,000 tokens with its merges has 750,000 strings in 15 MB; the largest
@@ -72,7 +72,7 @@ class Cursor:
         self,
         data: mmap.mmap,
         path: Path,
-        allowance: Allowance,
+        allowance: HeadAllowance,
         cancelled: Callable[[], bool] = never,
     ) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""A model's chat template (`tokenizer.chat_template`, Jinja2), rendered out of reach.
+"""A model's chat template (`tokenizer.chat_template`, Jinja2), rendered in a child process.
 
 A template is a program from an untrusted file. Jinja's sandbox bounds what it can touch, not
 how long one multiplication or one padded format may take, and a thread cannot be stopped inside

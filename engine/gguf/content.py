@@ -30,7 +30,7 @@ _SETTLED_NS = 2 * 10**9  # since the last change; before, another one may get th
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class FileStamp:
     """What changes with a file: size in bytes, time of the last change, number on its disk.
 
     ctime_ns is the time that the system gave the last change: mtime_ns can be set by anyone.
@@ -42,21 +42,23 @@ class Stamp:
     inode: int
 
     @classmethod
-    def of(cls, status: os.stat_result) -> Stamp:
+    def of(cls, status: os.stat_result) -> FileStamp:
         """The stamp of a file from its entry on the disk."""
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelFilePart:
     """One file of a model as it was when opened; its tensors begin behind `head` bytes."""
 
     path: Path
-    stamp: Stamp
+    stamp: FileStamp
     head: int
 
 
-def hash_tensors(parts: Sequence[Part], cancelled: Callable[[], bool] = never) -> str | None:
+def hash_tensors(
+    parts: Sequence[ModelFilePart], cancelled: Callable[[], bool] = never
+) -> str | None:
     """SHA-256 of everything behind the heads, in order; None if a file is not the one opened.
 
     Raises OSError and, soon after `cancelled` returns True, Cancelled. The interpreter lock is
@@ -70,7 +72,7 @@ def hash_tensors(parts: Sequence[Part], cancelled: Callable[[], bool] = never) -
             while n := file.readinto(buffer):
                 check_cancelled(cancelled)
                 digest.update(buffer[:n])
-            if Stamp.of(os.fstat(file.fileno())) != part.stamp:
+            if FileStamp.of(os.fstat(file.fileno())) != part.stamp:
                 return None
     return digest.hexdigest()
 
@@ -92,13 +94,13 @@ def kept_file() -> Path:
     return Path(os.path.expanduser(folder)) / "draftscope" / name
 
 
-def kept_hash(parts: Sequence[Part]) -> str | None:
+def kept_hash(parts: Sequence[ModelFilePart]) -> str | None:
     """The hash found earlier for the same files, unchanged since."""
     key = _key(parts)
     return next((found for known, found in _read() if known == key), None)
 
 
-def keep_hash(parts: Sequence[Part], found: str) -> None:
+def keep_hash(parts: Sequence[ModelFilePart], found: str) -> None:
     """Remember a hash, if the files have not just been written and the disk takes it."""
     newest = max(max(part.stamp.mtime_ns, part.stamp.ctime_ns) for part in parts)
     if time.time_ns() - newest < _SETTLED_NS:
@@ -117,7 +119,7 @@ def keep_hash(parts: Sequence[Part], found: str) -> None:
             part.unlink(missing_ok=True)
 
 
-def _key(parts: Sequence[Part]) -> list[list[Any]]:
+def _key(parts: Sequence[ModelFilePart]) -> list[list[Any]]:
     return [[os.path.abspath(part.path), *astuple(part.stamp)] for part in parts]
 
 
@@ -148,7 +150,7 @@ class ContentHash:
     models: for each the identity that gets `content`, and its files.
     """
 
-    def __init__(self, models: Sequence[tuple[dict[str, Any], Sequence[Part]]]) -> None:
+    def __init__(self, models: Sequence[tuple[dict[str, Any], Sequence[ModelFilePart]]]) -> None:
         self._models = [([identity], parts) for identity, parts in models]
         self._thread: threading.Thread | None = None
         self._cancelled = threading.Event()

@@ -12,7 +12,7 @@ from typing import Any
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
-from engine.gguf.binary import Allowance, Cursor, never, shorten
+from engine.gguf.binary import Cursor, HeadAllowance, never, shorten
 
 MAX_DIMS = 4
 DEFAULT_ALIGNMENT = 32
@@ -67,7 +67,7 @@ def read_directory(
     data: mmap.mmap,
     path: Path,
     part: int,
-    allowance: Allowance,
+    allowance: HeadAllowance,
     cancelled: Callable[[], bool] = never,
 ) -> Directory:
     """Parse and check the head of a mapped file; `part` is noted in every TensorInfo.

@@ -16,8 +16,8 @@ import numpy as np
 
 from engine.errors import ModelFileError
 from engine.gguf import multipart
-from engine.gguf.binary import DAMAGED, Allowance, check_cancelled, never, shorten
-from engine.gguf.content import Part, Stamp, kept_hash
+from engine.gguf.binary import DAMAGED, HeadAllowance, check_cancelled, never, shorten
+from engine.gguf.content import FileStamp, ModelFilePart, kept_hash
 from engine.gguf.directory import Directory, TensorInfo, read_directory
 from engine.gguf.metadata import REQUIRED, TypedMetadata
 
@@ -35,7 +35,7 @@ class GgufFile(TypedMetadata):
         self,
         parts: tuple[Path, ...],
         maps: list[mmap.mmap],
-        stamps: list[Stamp],
+        stamps: list[FileStamp],
         directories: list[Directory],
     ) -> None:
         super().__init__(parts[0], directories[0].metadata)
@@ -44,7 +44,7 @@ class GgufFile(TypedMetadata):
         self.n_bytes = sum(len(data) for data in maps)
         self.tensors = _join(parts, directories)
         self.contents = tuple(
-            Part(path, stamp, directory.n_bytes)
+            ModelFilePart(path, stamp, directory.n_bytes)
             for path, stamp, directory in zip(parts, stamps, directories, strict=True)
         )
         self._maps = maps
@@ -58,9 +58,9 @@ class GgufFile(TypedMetadata):
         Cancelled soon after `cancelled` returns True.
         """
         paths = [Path(path)]
-        allowance = Allowance()
+        allowance = HeadAllowance()
         maps: list[mmap.mmap] = []
-        stamps: list[Stamp] = []
+        stamps: list[FileStamp] = []
         try:
             _map(paths[0], maps, stamps)
             directories = [read_directory(maps[0], paths[0], 0, allowance, cancelled)]
@@ -107,7 +107,7 @@ class GgufFile(TypedMetadata):
         return np.frombuffer(data, np.uint8, info.n_bytes, info.offset)
 
     def identity(self) -> dict[str, Any]:
-        """What tells the model from others (engine.trace.same_model).
+        """What tells the model from others (engine.trace.run_ref).
 
         name and size in bytes; modified_ns: time of the last change in ns since 1970; sha256: of
         the metadata and directory of all parts; content: of the tensors, None while not known.
@@ -137,7 +137,7 @@ class GgufFile(TypedMetadata):
         self.close()
 
 
-def _map(path: Path, maps: list[mmap.mmap], stamps: list[Stamp]) -> None:
+def _map(path: Path, maps: list[mmap.mmap], stamps: list[FileStamp]) -> None:
     """Append the mapped file, and what tells later whether it is still the same."""
     try:
         status = path.stat()
@@ -148,7 +148,7 @@ def _map(path: Path, maps: list[mmap.mmap], stamps: list[Stamp]) -> None:
         if status.st_size == 0:
             raise ModelFileError(path, "byte 0", "the file is empty", DAMAGED)
         with path.open("rb") as file:
-            stamps.append(Stamp.of(os.fstat(file.fileno())))
+            stamps.append(FileStamp.of(os.fstat(file.fileno())))
             maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except FileNotFoundError:
         raise ModelFileError(

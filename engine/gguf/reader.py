@@ -13,7 +13,7 @@ from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile, TensorInfo
 from kernels.dequant import dequantise
 
-Progress = Callable[[int, int, str], None]
+ReportProgress = Callable[[int, int, str], None]
 _Read = Callable[[TensorInfo, slice, int], torch.Tensor]
 """Called with bytes done, bytes in total, and what is being done ("dequantising blk.12")."""
 
@@ -24,7 +24,7 @@ class TensorReader:
     def __init__(
         self,
         file: GgufFile,
-        progress: Progress | None = None,
+        progress: ReportProgress | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> None:
         self._file = file

@@ -14,7 +14,7 @@ NONE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class UBatchCells:
     """Where one ubatch runs: row i of it writes cell first + i and reads cell sources[i].
 
     idle: the cells behind them in the gather range; cells of sequences that only lie in between.
@@ -27,7 +27,7 @@ class Slot:
     zero: int
 
 
-class Cells:
+class RecurrentCells:
     """One cell per sequence at most, shared by sequences that are copies of one another.
 
     tail[seq]: the cell of a sequence, NONE when it is empty. owners[cell]: its sequences.
@@ -44,16 +44,16 @@ class Cells:
         self.src0 = [NONE] * n_cells
         self.owners: list[set[int]] = [set() for _ in range(n_cells)]
 
-    def copy(self) -> Cells:
+    def copy(self) -> RecurrentCells:
         """An independent copy: for a dry run, and for a forward pass that may fail."""
-        other = Cells(0)
+        other = RecurrentCells(0)
         other.n_cells, other.head = self.n_cells, self.head
         other.tail = self.tail[:]
         other.src, other.src0 = self.src[:], self.src0[:]
         other.owners = [set(owners) for owners in self.owners]
         return other
 
-    def find_slot(self, seqs: Sequence[int]) -> Slot:
+    def find_slot(self, seqs: Sequence[int]) -> UBatchCells:
         """Place the sequences of a ubatch side by side.
 
         They are distinct and known. Every row of a ubatch is one sequence, so coupled sequences
@@ -75,7 +75,7 @@ class Cells:
                 self.src[cell] = cell
         self.head = first
         active = range(first, first + len(seqs))
-        return Slot(
+        return UBatchCells(
             first, tuple(self.src0[cell] for cell in active), range(active.stop, last + 1), zero
         )
 

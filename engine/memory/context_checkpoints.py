@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.memory.cache_options import CacheOptions
-from engine.memory.hybrid import Checkpoint
+from engine.memory.hybrid import SequenceCheckpoint
 
 N_BEFORE_END = 4
 """Tokens between the end of a prompt and its last checkpoint: what a chat template puts there
@@ -32,7 +32,7 @@ class ContextCheckpoints:
 
     def __init__(self, options: CacheOptions) -> None:
         self._n_max, self._min_step = options.ctx_checkpoints, options.checkpoint_min_step
-        self._by_length: dict[int, Checkpoint] = {}
+        self._by_length: dict[int, SequenceCheckpoint] = {}
         self._earlier: set[int] = set()
 
     @property
@@ -45,7 +45,7 @@ class ContextCheckpoints:
         """Bytes that they hold."""
         return sum(checkpoint.n_bytes for checkpoint in self._by_length.values())
 
-    def newest(self, n_tokens: int) -> Checkpoint | None:
+    def newest(self, n_tokens: int) -> SequenceCheckpoint | None:
         """The one that covers most tokens, but no more than n_tokens."""
         length = max((n for n in self._by_length if n <= n_tokens), default=0)
         return self._by_length.get(length)
@@ -66,7 +66,7 @@ class ContextCheckpoints:
             return True
         return n_done - max(self._by_length, default=0) > self._min_step
 
-    def add(self, checkpoint: Checkpoint) -> None:
+    def add(self, checkpoint: SequenceCheckpoint) -> None:
         """Keep one more. In a full list it takes the place of one that an earlier prompt left too
         close behind another, else of the oldest."""
         length = checkpoint.pos_max + 1

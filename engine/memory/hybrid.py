@@ -1,4 +1,6 @@
-"""Both parts of a hybrid model's memory, moved together."""
+"""The memory of a hybrid model: attention cells and recurrent states, which always change
+together.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ import torch
 
 from engine.batch import Span, UBatch, make_ubatch, split_equal, split_seq, split_simple
 from engine.errors import OptionError
-from engine.graphs import MOST_TOKENS, Fixed, StepGraphs, graphs_for
+from engine.graphs import MOST_TOKENS, PassInputs, StepGraphs, graphs_for
 from engine.memory.kv import AttentionKV, AttentionState
+from engine.memory.kv_storage import key_rotation
 from engine.memory.policies import POLICIES
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
-from engine.memory.rotation import key_rotation
 from engine.memory.state_file import SequenceState
 from engine.model.config import ModelConfig
 from engine.model.delta_net import layout_of
@@ -21,7 +23,7 @@ from engine.model.recurrence import StateKey
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class SequenceCheckpoint:
     """What a restore needs: the recurrent part copied, the attention part by its length.
 
     attention is set only in a full checkpoint, which survives anything done to the sequence.
@@ -125,14 +127,14 @@ class HybridMemory:
         needs that; in a pool of attention cells alone, short batches need no rectangles at all
         (as llama.cpp)."""
         if mode == "seq":
-            pieces = split_seq(spans, n_ubatch)
+            plans = split_seq(spans, n_ubatch)
         elif self.is_pool and max(len(span.tokens) for span in spans) <= _SHORT:
-            pieces = split_simple(spans, n_ubatch)
+            plans = split_simple(spans, n_ubatch)
         else:
             recurrent = self.recurrent
             keep = recurrent.n_rs_seq + 1 if recurrent and not recurrent.accumulates else 0
-            pieces = split_equal(spans, n_ubatch, keep=keep)
-        return [make_ubatch(spans, piece) for piece in pieces]
+            plans = split_equal(spans, n_ubatch, keep=keep)
+        return [make_ubatch(spans, plan) for plan in plans]
 
     @property
     def is_pool(self) -> bool:
@@ -172,15 +174,15 @@ class HybridMemory:
         """
         if self._graphs is None:
             return compute(*arguments)
-        parts = [self.attention.fixed()]
+        parts = [self.attention.pass_inputs()]
         if self.recurrent:
-            parts.append(self.recurrent.fixed())
+            parts.append(self.recurrent.pass_inputs())
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
             return compute(*arguments)
         inputs = tuple(x for part in known for x in part.inputs)
-        fixed = Fixed((key, *(part.key for part in known)), inputs)
-        return self._graphs.run(fixed, arguments, compute)
+        pass_inputs = PassInputs((key, *(part.key for part in known)), inputs)
+        return self._graphs.run(pass_inputs, arguments, compute)
 
     def commit(self) -> None:
         """Finish the forward pass that `begin` prepared."""
@@ -227,15 +229,15 @@ class HybridMemory:
 
     def save(
         self, seq: int, device: torch.device | None = None, *, full: bool = False
-    ) -> Checkpoint:
+    ) -> SequenceCheckpoint:
         """Copy the part that cannot be rewound to `device` (None: where it is), or all of it."""
-        return Checkpoint(
+        return SequenceCheckpoint(
             self.seq_pos_max(seq),
             self.recurrent.save(seq, device) if self.recurrent else None,
             self.attention.state(seq) if full else None,
         )
 
-    def restore(self, seq: int, checkpoint: Checkpoint) -> None:
+    def restore(self, seq: int, checkpoint: SequenceCheckpoint) -> None:
         """Back to a checkpoint. Attention cells above it are removed (llama.cpp #19493)."""
         if self.recurrent and checkpoint.recurrent:
             self.recurrent.restore(seq, checkpoint.recurrent)

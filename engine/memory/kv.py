@@ -16,15 +16,14 @@ import torch
 
 from engine.batch import UBatch
 from engine.errors import OptionError
-from engine.graphs import Fixed
+from engine.graphs import PassInputs
 from engine.memory.kv_cells import UNKNOWN, CellTable
-from engine.memory.kv_storage import Index, KVStorage, Strided
-from engine.memory.rotation import Rotate
+from engine.memory.kv_storage import Index, KVStorage, Rotate, StridedView
 from engine.transfer import upload, upload_together
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionView:
+class GatheredCells:
     """What one ubatch attends to in one layer.
 
     k, v: float32 [n_seqs, n_head_kv, n_cells, head_dim]. mask: bool [n_seqs, n_seq_tokens,
@@ -53,7 +52,7 @@ class AttentionState:
         return sum(t.numel() * t.element_size() for t in (self.positions, *self.k, *self.v))
 
 
-class Holding(NamedTuple):
+class CellUse(NamedTuple):
     """Cells of a sequence, those of them beyond one per position, and its highest position."""
 
     used: int
@@ -95,10 +94,10 @@ class AttentionKV:
             layers, table.n_streams, n_head_kv, head_dim, table.n_cells, device
         )
         self._rows: slice | torch.Tensor = slice(0, 0)
-        self._place: Strided | tuple[Index, Index] = (0, slice(0, 0))
-        self._view: Strided | None = None
+        self._place: StridedView | tuple[Index, Index] = (0, slice(0, 0))
+        self._view: StridedView | None = None
         self._mask = torch.empty(0)
-        self._fixed: Fixed | None = None
+        self._fixed: PassInputs | None = None
 
     def prepare(self, ubatches: Sequence[UBatch]) -> bool:
         """Whether these ubatches would find their cells in turn; changes nothing."""
@@ -130,20 +129,20 @@ class AttentionKV:
             together, (stream_of, cell_of, self._mask) = upload_together(where, self.device)
             self._place = stream_of, cell_of
             if self._view and self._gathered is None:
-                self._fixed = Fixed(self._view, (together,))
+                self._fixed = PassInputs(self._view, (together,))
         else:
             self._place = storage.cells_at(streams, cells) or storage.place(streams, cells)
             self._mask = upload(visible, self.device)
 
-    def fixed(self) -> Fixed | None:
+    def pass_inputs(self) -> PassInputs | None:
         """What a recording of the pass would rest on; None if it cannot be recorded."""
         return self._fixed
 
-    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> AttentionView:
+    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> GatheredCells:
         """Write this ubatch's keys and values [n_seqs, n_seq_tokens, n_head_kv, head_dim]."""
         keys, values = self._storage.keys[layer], self._storage.values[layer]
         place, view = self._place, self._view
-        if isinstance(place, Strided):
+        if isinstance(place, StridedView):
             keys.as_strided(*place).copy_(k)
             values.as_strided(*place).copy_(v)
         else:
@@ -153,12 +152,12 @@ class AttentionKV:
             n_seqs = len(self._mask)
             rows = torch.arange(n_seqs, device=self.device)[:, None] if not self.unified else 0
             k, v = (t[self._rows].transpose(1, 2)[rows, self._gathered] for t in (keys, values))
-            return AttentionView(k.transpose(1, 2), v.transpose(1, 2), self._mask)
+            return GatheredCells(k.transpose(1, 2), v.transpose(1, 2), self._mask)
         if view:
-            return AttentionView(keys.as_strided(*view), values.as_strided(*view), self._mask)
+            return GatheredCells(keys.as_strided(*view), values.as_strided(*view), self._mask)
         n_view = self._mask.shape[2]
         k, v = (t[self._rows, :, :n_view] for t in (keys, values))
-        return AttentionView(k, v, self._mask)
+        return GatheredCells(k, v, self._mask)
 
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
         """Free the cells of a sequence with p0 <= pos < p1.
@@ -249,14 +248,14 @@ class AttentionKV:
         """Cells beyond one per position of a sequence."""
         return self.holding(seq).duplicates
 
-    def holding(self, seq: int) -> Holding:
+    def holding(self, seq: int) -> CellUse:
         """`used`, `duplicates` and `seq_pos_max` in one look."""
         held = self._table.positions(seq)
         if held.size == 0:
-            return Holding(0, 0, -1)
+            return CellUse(0, 0, -1)
         if not np.count_nonzero(held[1:] <= held[:-1]):  # as a sequence is written
-            return Holding(held.size, 0, int(held[-1]))
-        return Holding(held.size, held.size - np.unique(held).size, int(held.max()))
+            return CellUse(held.size, 0, int(held[-1]))
+        return CellUse(held.size, held.size - np.unique(held).size, int(held.max()))
 
     def n_bytes(self) -> int:
         """Bytes of storage held."""

@@ -1,14 +1,37 @@
-"""The tensors behind attention cells: they double as needed, and what is read was initialised."""
+"""The tensors behind attention cells: they double as needed, what is read was initialised, and keys
+can be rotated to other positions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from engine.model.rope import RopeConfig
 from engine.transfer import upload
+from kernels.rope import apply_rope, rope_table
+
+Rotate = Callable[[torch.Tensor, int], torch.Tensor]
+
+
+def key_rotation(config: RopeConfig) -> Rotate:
+    """A function that turns keys [..., head_dim] by a number of positions, which may be negative.
+
+    Rotations add up, so this equals having written the keys at the shifted positions; the
+    magnitude that some scalings give to cosines and sines is in the keys already.
+    """
+    inverse = torch.tensor(config.inverse_frequencies(), dtype=torch.float64)
+
+    def rotate(k: torch.Tensor, shift: int) -> torch.Tensor:
+        cos, sin = rope_table(torch.tensor([[shift]]), config.n_rot, inverse)
+        heads = k.reshape(1, 1, -1, k.shape[-1])
+        return apply_rope(heads, cos.to(k.device), sin.to(k.device)).view(k.shape)
+
+    return rotate
+
 
 Index = int | slice | torch.Tensor
 
@@ -16,7 +39,7 @@ Index = int | slice | torch.Tensor
 _BLOCK = 256
 
 
-class Strided(NamedTuple):
+class StridedView(NamedTuple):
     """A view of every tensor here, as `torch.Tensor.as_strided` takes it: one call, no copy."""
 
     size: tuple[int, ...]
@@ -93,7 +116,7 @@ class KVStorage:
             return slice(first, last + 1, step)
         return upload(cells, self._device)
 
-    def cells_at(self, streams: Sequence[int], cells: np.ndarray) -> Strided | None:
+    def cells_at(self, streams: Sequence[int], cells: np.ndarray) -> StridedView | None:
         """The cells [len(streams), n] as [len(streams), n, n_head_kv, head_dim].
 
         None where they do not lie at even distances. It holds until storage grows, as does `view`.
@@ -109,9 +132,9 @@ class KVStorage:
         if others or along is None or down is None:
             return None
         stride = (down, along * head_dim, per_head, 1)
-        return Strided((*cells.shape, *self._shape[1:]), stride, starts[0])
+        return StridedView((*cells.shape, *self._shape[1:]), stride, starts[0])
 
-    def view(self, rows: slice, n_seqs: int, n: int) -> Strided:
+    def view(self, rows: slice, n_seqs: int, n: int) -> StridedView:
         """The first n cells of these streams as [n_seqs, n_head_kv, n, head_dim].
 
         A single stream stands for all n_seqs.
@@ -120,7 +143,7 @@ class KVStorage:
         single = rows.stop == rows.start + 1
         down = 0 if single else per_stream * (rows.step or 1)
         size = (n_seqs, self._shape[1], n, head_dim)
-        return Strided(size, (down, per_head, head_dim, 1), rows.start * per_stream)
+        return StridedView(size, (down, per_head, head_dim, 1), rows.start * per_stream)
 
     def place(self, streams: Sequence[int], cells: np.ndarray) -> tuple[Index, Index]:
         """Where `by_cell` tensors hold the cells [len(streams), n] of these streams, flattened."""

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import torch
 
 from engine.batch import UBatch
-from engine.graphs import Fixed
-from engine.memory.cells import NONE, Cells, Slot
+from engine.graphs import PassInputs
+from engine.memory.cells import NONE, RecurrentCells, UBatchCells
 from engine.memory.pool import PoolRows
-from engine.memory.recurrent import SlotState, SnapshotPolicy
-from engine.model.recurrence import Inputs, RecurrentLayout, StateKey
+from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
+from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
 from engine.transfer import upload
 
 # (planes, cells) if the rows are neighbours: a view; else int64 row numbers: a copy
-Rows = tuple[int | slice, slice] | torch.Tensor
+PlaneRows = tuple[int | slice, slice] | torch.Tensor
 
 _FREE: tuple[str, int | None] = ("free", None)
 _NEWEST: tuple[str, int | None] = ("fresh", 0)
@@ -41,7 +41,7 @@ class _Step:
     numbers: in place of these rows, if the pass goes by numbers on the device.
     """
 
-    cells: Cells
+    cells: RecurrentCells
     seqs: tuple[int, ...]
     n_tokens: int
     n_fresh: int
@@ -49,9 +49,9 @@ class _Step:
     n_carried: list[int]
     here: slice
     zero: int
-    states: Rows | None
-    windows: Rows | None
-    carried: Rows | None
+    states: PlaneRows | None
+    windows: PlaneRows | None
+    carried: PlaneRows | None
     moves: tuple[torch.Tensor, torch.Tensor] | None
     moved: list[int]
     numbers: PoolRows | None
@@ -75,7 +75,7 @@ class PlaneMemory(SnapshotPolicy):
         faults: Collection[str] = (),
     ) -> None:
         super().__init__(layout, n_seqs, n_rs_seq, device, faults)
-        self.cells = Cells(n_seqs)
+        self.cells = RecurrentCells(n_seqs)
         self._n_planes = n_rs_seq + 1
         self._states = {
             key: self._zeros(self._n_planes, n_seqs, *one.shape)
@@ -119,11 +119,11 @@ class PlaneMemory(SnapshotPolicy):
             numbers,
         )
 
-    def fixed(self) -> Fixed | None:
+    def pass_inputs(self) -> PassInputs | None:
         numbers = self._running().numbers
-        return numbers.fixed() if numbers else None
+        return numbers.pass_inputs() if numbers else None
 
-    def advance(self, key: StateKey, inputs: Inputs) -> torch.Tensor:
+    def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
         step, planes, recurrence = self._running(), self._states[key], self.layout.states[key]
         if step.numbers:
             return step.numbers.advance(recurrence, planes.flatten(0, 1), inputs)
@@ -169,11 +169,11 @@ class PlaneMemory(SnapshotPolicy):
         for key, planes in self._states.items():
             planes[0, cell] = states[key]
 
-    def slots(self, seq: int) -> list[SlotState]:
-        found = [SlotState(r, name, age) for r, (name, age) in enumerate(self._planes[seq])]
+    def slots(self, seq: int) -> list[SnapshotSlot]:
+        found = [SnapshotSlot(r, name, age) for r, (name, age) in enumerate(self._planes[seq])]
         idx = self._pending[seq]
         if self.cells.tail[seq] != NONE:
-            found[idx] = SlotState(idx, "pending" if idx else "live", found[idx].age)
+            found[idx] = SnapshotSlot(idx, "pending" if idx else "live", found[idx].age)
         return found
 
     def _forget(self, seq: int) -> None:
@@ -185,7 +185,7 @@ class PlaneMemory(SnapshotPolicy):
         assert self._step is not None  # begin comes first
         return self._step
 
-    def _rows(self, slot: Slot, read: Sequence[int]) -> Rows:
+    def _rows(self, slot: UBatchCells, read: Sequence[int]) -> PlaneRows:
         """The rows of the ubatch's input, one per sequence, in these planes."""
         here = range(slot.first, slot.first + len(read))
         if slot.sources == tuple(here) and len(set(read)) == 1:
@@ -194,8 +194,8 @@ class PlaneMemory(SnapshotPolicy):
         return self._row_numbers(rows)
 
     def _carried_rows(
-        self, slot: Slot, read: Sequence[int], n_carried: Sequence[int], n: int
-    ) -> Rows | None:
+        self, slot: UBatchCells, read: Sequence[int], n_carried: Sequence[int], n: int
+    ) -> PlaneRows | None:
         """The rows that become planes n, n + 1, … of the cells written: [n_planes, n_seqs]."""
         n_planes = max(n_carried)
         if n_planes == 0:
@@ -240,7 +240,7 @@ class PlaneMemory(SnapshotPolicy):
         )
 
     def _moves(
-        self, cells: Cells, slot: Slot
+        self, cells: RecurrentCells, slot: UBatchCells
     ) -> tuple[tuple[torch.Tensor, torch.Tensor] | None, list[int]]:
         """What becomes of idle cells in the range: their logical state has to be in plane 0."""
         start: list[int] = []
@@ -298,6 +298,6 @@ class PlaneMemory(SnapshotPolicy):
         return planes
 
 
-def _pick(planes: torch.Tensor, rows: Rows | None) -> torch.Tensor:
+def _pick(planes: torch.Tensor, rows: PlaneRows | None) -> torch.Tensor:
     assert rows is not None  # a pass by numbers has none of these
     return planes.flatten(0, 1)[rows] if isinstance(rows, torch.Tensor) else planes[rows]

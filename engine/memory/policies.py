@@ -63,7 +63,7 @@ def _planes() -> type[SnapshotPolicy]:
 
 
 def _carry() -> type[SnapshotPolicy]:
-    from engine.memory.carry import CarryMemory
+    from engine.memory.planes import CarryMemory
 
     return CarryMemory
 

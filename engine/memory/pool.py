@@ -1,4 +1,4 @@
-"""States in rows of a pool that are named by numbers on the device.
+"""Recurrent states in rows of one tensor, the pool, found by row numbers that lie on the device.
 
 With views of storage the host chooses the rows, and a CUDA graph would repeat its choice for ever.
 With numbers it chooses nothing: two passes of the same shape differ in values alone.
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.graphs import Fixed
-from engine.model.recurrence import Inputs, Recurrence, RowNumbers
+from engine.graphs import PassInputs
+from engine.model.recurrence import Recurrence, RecurrenceInputs, RowNumbers
 from engine.transfer import upload_together
 
 
@@ -51,12 +51,12 @@ class PoolRows:
         rows = RowNumbers(parts[0], *parts[2:4]), RowNumbers(parts[1], *parts[2:4])
         return cls(table, *rows, *parts[4:])
 
-    def fixed(self) -> Fixed:
+    def pass_inputs(self) -> PassInputs:
         """What a recording of the pass takes for granted, and what it looks up."""
-        return Fixed((self.states.write.shape, self.carried.shape), (self.table,))
+        return PassInputs((self.states.write.shape, self.carried.shape), (self.table,))
 
     def advance(
-        self, recurrence: Recurrence[Any], pool: torch.Tensor, inputs: Inputs
+        self, recurrence: Recurrence[Any], pool: torch.Tensor, inputs: RecurrenceInputs
     ) -> torch.Tensor:
         """A recurrence from rows into rows of a pool [n_rows, *shape], carried ones moved on."""
         carried = pool[self.carried] if self.carried.numel() else None

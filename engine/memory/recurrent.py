@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from engine.batch import UBatch
-from engine.graphs import Fixed
-from engine.model.recurrence import Inputs, RecurrentLayout, StateKey
+from engine.graphs import PassInputs
+from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
 
 
-class SlotState(NamedTuple):
+class SnapshotSlot(NamedTuple):
     """One snapshot slot as the trace shows it. age: tokens behind the newest state written."""
 
     slot: int
@@ -95,11 +95,11 @@ class SnapshotPolicy(ABC):
         """Choose the rows to read and to write; only `_commit` makes them count."""
 
     @abstractmethod
-    def fixed(self) -> Fixed | None:
+    def pass_inputs(self) -> PassInputs | None:
         """What a recording of the pass would rest on; None if it cannot be recorded."""
 
     @abstractmethod
-    def advance(self, key: StateKey, inputs: Inputs) -> torch.Tensor:
+    def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
         """The layer's output for this ubatch, its state updated."""
 
     @abstractmethod
@@ -132,7 +132,7 @@ class SnapshotPolicy(ABC):
         """Store states of a sequence that holds nothing."""
 
     @abstractmethod
-    def slots(self, seq: int) -> list[SlotState]:
+    def slots(self, seq: int) -> list[SnapshotSlot]:
         """Every snapshot slot of a sequence."""
 
     def _move_cursor(self, seq: int, depth: int) -> None:

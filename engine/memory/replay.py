@@ -1,4 +1,5 @@
-"""A base state and a log of tokens instead of states (ReplaySSM; WY form of the delta rule).
+"""A base state and a log of the last tokens, which are folded into the base once they are final
+(ReplaySSM; WY form of the delta rule).
 
 Of the last ubatch's tokens, at most L = R + 1, memory keeps what their layer's recurrence logs of
 them: (k, u, g) and the row of a convolution. A rollback moves a cursor in that log. The next
@@ -17,12 +18,12 @@ import numpy as np
 import torch
 
 from engine.batch import UBatch
-from engine.graphs import Fixed
-from engine.memory.recurrent import SlotState, SnapshotPolicy
-from engine.model.recurrence import Inputs, RecurrentLayout, StateKey
+from engine.graphs import PassInputs
+from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
+from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
 from engine.transfer import upload
 
-Rows = slice | torch.Tensor
+StateRows = slice | torch.Tensor
 """Rows of storage side by side as a view, or anywhere by index."""
 
 
@@ -35,7 +36,7 @@ class _Fold(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Plan:
+class _ReplayPlan:
     """What one ubatch does.
 
     row_of: every sequence's row afterwards. src, dst: rows to read and to write. moved: per
@@ -46,10 +47,10 @@ class _Plan:
     """
 
     row_of: np.ndarray
-    src: Rows
-    dst: Rows
+    src: StateRows
+    dst: StateRows
     moved: list[bool]
-    new: Rows | None
+    new: StateRows | None
     cursors: list[int]
     states: _Fold
     windows: _Fold
@@ -83,7 +84,7 @@ class ReplayMemory(SnapshotPolicy):
         }
         self._row = np.full(n_seqs, -1, np.int64)
         self._n_logged = [0] * n_seqs
-        self._plan: _Plan  # _begin() makes it
+        self._plan: _ReplayPlan  # _begin() makes it
 
     def _begin(self, ubatch: UBatch, by_index: bool) -> None:
         row_of, src, dst, new = self._row.copy(), [], [], []
@@ -106,7 +107,7 @@ class ReplayMemory(SnapshotPolicy):
         states = windows = self._fold_of(cursors, fixed)
         if "no-conv-rollback" in self.faults:
             windows = self._fold_of([self._n_logged[seq] for seq in ubatch.seq_ids], fixed)
-        self._plan = _Plan(
+        self._plan = _ReplayPlan(
             row_of,
             self._rows(src, as_views),
             self._rows(dst, as_views),
@@ -120,15 +121,17 @@ class ReplayMemory(SnapshotPolicy):
             fixed,
         )
 
-    def fixed(self) -> Fixed | None:
+    def pass_inputs(self) -> PassInputs | None:
         plan = self._plan
         if not plan.fixed:
             return None
         counts = (plan.states.counts, plan.windows.counts)[: 1 + (plan.windows is not plan.states)]
         first = plan.dst.start if isinstance(plan.dst, slice) else None
-        return Fixed((first, plan.n_kept), tuple(x for x in counts if isinstance(x, torch.Tensor)))
+        return PassInputs(
+            (first, plan.n_kept), tuple(x for x in counts if isinstance(x, torch.Tensor))
+        )
 
-    def advance(self, key: StateKey, inputs: Inputs) -> torch.Tensor:
+    def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
         recurrence, plan, invariant = self.layout.states[key], self._plan, self.batch_invariant
         bases, log = self._bases[key], self._logs[key]
         if plan.new is not None:
@@ -202,24 +205,24 @@ class ReplayMemory(SnapshotPolicy):
             bases[row] = states[key]
         self._row[seq] = row
 
-    def slots(self, seq: int) -> list[SlotState]:
+    def slots(self, seq: int) -> list[SnapshotSlot]:
         """Slot 0 is the base, slot i the state after i logged tokens."""
         found = []
         logged, at, empty = self._n_logged[seq], self._cursor(seq), self._row[seq] < 0
         for slot in range(self._n_log + 1):
             if empty or slot > logged:
-                found.append(SlotState(slot, "free", None))
+                found.append(SnapshotSlot(slot, "free", None))
                 continue
             name = "stale" if slot > at else "fresh" if slot else "carried"
             if slot == at:
                 name = "pending" if self._pending[seq] else "live"
-            found.append(SlotState(slot, name, logged - slot))
+            found.append(SnapshotSlot(slot, name, logged - slot))
         return found
 
     def _cursor(self, seq: int) -> int:
         return self._n_logged[seq] - self._pending[seq]
 
-    def _rows(self, rows: list[int], as_views: bool) -> Rows:
+    def _rows(self, rows: list[int], as_views: bool) -> StateRows:
         if as_views:
             return slice(rows[0], rows[0] + len(rows))
         return upload(rows, self.device)

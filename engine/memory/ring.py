@@ -18,15 +18,15 @@ import numpy as np
 import torch
 
 from engine.batch import UBatch
-from engine.graphs import Fixed
+from engine.graphs import PassInputs
 from engine.memory.pool import PoolRows
-from engine.memory.recurrent import SlotState, SnapshotPolicy
-from engine.model.recurrence import Inputs, RecurrentLayout, StateKey
+from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
+from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
 from engine.transfer import upload
 
 
 @dataclass(slots=True)
-class _Plan:
+class _RingPlan:
     """What one ubatch does. Per row: slots held afterwards, new ones, and where to read.
 
     rows: all of these as numbers on the device, if the pass goes by them; else index: the new ones
@@ -68,7 +68,7 @@ class RingMemory(SnapshotPolicy):
         self._newest_written = [0] * n_seqs
         self._n_fresh = [0] * n_seqs
         self._n_stale = [0] * n_seqs
-        self._plan: _Plan  # begin() makes it
+        self._plan: _RingPlan  # begin() makes it
 
     def _begin(self, ubatch: UBatch, by_index: bool) -> None:
         seqs = ubatch.seq_ids
@@ -81,10 +81,10 @@ class RingMemory(SnapshotPolicy):
         held, new = [choice[0] for choice in choices], [choice[1] for choice in choices]
         rows = self._numbers(read, windows, new) if by_index else None
         index = rows.states.in_order if rows else upload(new, self.device)
-        self._plan = _Plan(n_refs, held, new, read, windows, rows, index)
+        self._plan = _RingPlan(n_refs, held, new, read, windows, rows, index)
 
-    def fixed(self) -> Fixed | None:
-        return self._plan.rows.fixed() if self._plan.rows else None
+    def pass_inputs(self) -> PassInputs | None:
+        return self._plan.rows.pass_inputs() if self._plan.rows else None
 
     def _numbers(
         self,
@@ -103,7 +103,7 @@ class RingMemory(SnapshotPolicy):
                 return None
         return PoolRows.on(self.device, known, starts, [slots[::-1] for slots in new])
 
-    def advance(self, key: StateKey, inputs: Inputs) -> torch.Tensor:
+    def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
         recurrence, pool, plan = self.layout.states[key], self._pools[key], self._plan
         if plan.rows:
             return plan.rows.advance(recurrence, pool, inputs)
@@ -149,9 +149,9 @@ class RingMemory(SnapshotPolicy):
             pool[slot] = states[key]
         self._held[seq], self._newest_written[seq] = [slot], slot
 
-    def slots(self, seq: int) -> list[SlotState]:
+    def slots(self, seq: int) -> list[SnapshotSlot]:
         """By lane. A slot that was rolled back is stale until a token is written there."""
-        found = [SlotState(lane, "free", None) for lane in range(self._n_lanes)]
+        found = [SnapshotSlot(lane, "free", None) for lane in range(self._n_lanes)]
         held, pending = self._held[seq], self._pending[seq]
         if not held:
             return found
@@ -161,12 +161,12 @@ class RingMemory(SnapshotPolicy):
             if back == 0:
                 name = "pending" if pending else "live"
             lane = (newest - back) % self._n_lanes
-            found[lane] = SlotState(lane, name, pending + back)
+            found[lane] = SnapshotSlot(lane, name, pending + back)
         for ahead in range(1, self._n_stale[seq] + 1):
             lane = (newest + ahead) % self._n_lanes
             # those of an earlier rollback belong to a text that has no newest state any more
             age = pending - ahead if ahead <= pending else None
-            found[lane] = SlotState(lane, "stale", age)
+            found[lane] = SnapshotSlot(lane, "stale", age)
         return found
 
     def _choose(self, n_refs: np.ndarray, seq: int, n_new: int) -> tuple[list[int], list[int]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from engine.model.config import ModelConfig
-from engine.model.layers import Surroundings
-from engine.model.rows import Rows
-from engine.model.weights import Projection, Weights
+from engine.model.layers import RopeAndMemory
+from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend
 from kernels.norm import l2_norm
 from kernels.pointwise import pointwise
@@ -38,7 +37,7 @@ class Attention:
             )
         )
 
-    def __call__(self, x: torch.Tensor, around: Surroundings) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], normed -> the same shape; stores the tokens' keys and values."""
         (n_seqs, n_tokens, _), invariant = x.shape, around.invariant
         # split_with_sizes and view: split and unflatten would add Python calls of their own
@@ -61,13 +60,13 @@ def _input_projection(weights: Weights, config: ModelConfig) -> Projection:
     rows = config.n_head * config.head_dim * (2 if config.hybrid else 1)
     kv_rows = config.n_head_kv * config.head_dim
 
-    def parts(kind: str) -> list[Rows]:
+    def parts(kind: str) -> list[MatrixRows]:
         if f"attn_qkv.{kind}" in weights:
             fused = weights.rows(f"attn_qkv.{kind}")
             q, k, v = fused.rearranged(lambda data: data.split([rows, kv_rows, kv_rows]))
         else:
             q, k, v = (
-                weights.rows(name) if name in weights else Rows(torch.zeros(n))
+                weights.rows(name) if name in weights else MatrixRows(torch.zeros(n))
                 for name, n in (
                     (f"attn_q.{kind}", rows),
                     (f"attn_k.{kind}", kv_rows),

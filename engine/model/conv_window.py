@@ -18,7 +18,7 @@ class ConvInputs(NamedTuple):
     weight: torch.Tensor
 
     def part(self, rows: slice, tokens: slice) -> ConvInputs:
-        """See engine.model.recurrence.Inputs."""
+        """See engine.model.recurrence.RecurrenceInputs."""
         return ConvInputs(self.x[rows, tokens], self.weight)
 
 

@@ -7,10 +7,9 @@ import torch
 from engine.model.config import ModelConfig, SsmConfig
 from engine.model.conv_window import ConvInputs, ConvWindow
 from engine.model.delta_state import DeltaInputs, DeltaState
-from engine.model.layers import Surroundings
+from engine.model.layers import RopeAndMemory
 from engine.model.recurrence import RecurrentLayout, StateKey
-from engine.model.rows import Rows
-from engine.model.weights import Weights
+from engine.model.weights import MatrixRows, Weights
 from kernels.gates import delta_gates
 from kernels.norm import gated_rms_norm, l2_norm
 
@@ -54,7 +53,7 @@ class DeltaNet:
         self._norm = weights.keep("ssm_norm.weight")
         self._output = weights.project("ssm_out.weight")
 
-    def __call__(self, x: torch.Tensor, around: Surroundings) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], normed -> the same shape; advances the memory's states."""
         memory = around.memory.recurrent
         assert memory is not None  # a model with recurrent layers is given such a memory
@@ -79,7 +78,7 @@ class DeltaNet:
         return self._output(out.flatten(2), invariant=invariant)
 
 
-def _qkv_and_z(weights: Weights, ssm: SsmConfig) -> list[Rows]:
+def _qkv_and_z(weights: Weights, ssm: SsmConfig) -> list[MatrixRows]:
     """Rows of queries, keys, values and gates, one below the other."""
     if "ssm_in.weight" not in weights:
         return [weights.rows("attn_qkv.weight"), weights.rows("attn_gate.weight")]
@@ -94,7 +93,7 @@ def _qkv_and_z(weights: Weights, ssm: SsmConfig) -> list[Rows]:
     return weights.rows("ssm_in.weight").rearranged(parts)
 
 
-def _beta_and_decay(weights: Weights, config: ModelConfig, ssm: SsmConfig) -> list[Rows]:
+def _beta_and_decay(weights: Weights, config: ModelConfig, ssm: SsmConfig) -> list[MatrixRows]:
     """Rows of beta, then rows of the decay, one per value head each."""
     if config.architecture != "qwen3next":
         return [weights.numbers("ssm_beta.weight"), weights.numbers("ssm_alpha.weight")]

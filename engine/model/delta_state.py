@@ -22,7 +22,7 @@ class DeltaInputs(NamedTuple):
     beta: torch.Tensor
 
     def part(self, rows: slice, tokens: slice) -> DeltaInputs:
-        """See engine.model.recurrence.Inputs."""
+        """See engine.model.recurrence.RecurrenceInputs."""
         return DeltaInputs(*(x[rows, tokens] for x in self))
 
 

@@ -10,10 +10,10 @@ import torch
 
 from engine.batch import UBatch
 from engine.model.config import ModelConfig
-from engine.model.embedding import Embedding
-from engine.model.layers import Block, OutputHead, RopeTables, StepOutput, Surroundings
-from engine.model.memory import Memory
+from engine.model.layers import OutputHead, ResidualBlock, RopeAndMemory, RopeTables, StepOutput
+from engine.model.memory import ModelMemory
 from engine.model.mtp import MtpHead
+from engine.model.weights import Embedding
 
 
 class HybridModel:
@@ -30,7 +30,7 @@ class HybridModel:
         config: ModelConfig,
         compute: str,
         embedding: Embedding,
-        blocks: Sequence[Block],
+        blocks: Sequence[ResidualBlock],
         output: OutputHead,
         rope: RopeTables,
         head: MtpHead | None,
@@ -51,7 +51,7 @@ class HybridModel:
 
     @torch.inference_mode()
     def forward(
-        self, ubatch: UBatch, memory: Memory, tokens: torch.Tensor | None = None
+        self, ubatch: UBatch, memory: ModelMemory, tokens: torch.Tensor | None = None
     ) -> StepOutput:
         """Decode the tokens of `ubatch` and leave them in `memory`.
 
@@ -77,9 +77,13 @@ class HybridModel:
         return other
 
     def _layers(
-        self, memory: Memory, tokens: torch.Tensor, positions: torch.Tensor, outputs: torch.Tensor
+        self,
+        memory: ModelMemory,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        outputs: torch.Tensor,
     ) -> StepOutput:
-        around = Surroundings(*self._rope.at(positions), memory)
+        around = RopeAndMemory(*self._rope.at(positions), memory)
         x = self._embedding(tokens)
         for block in self._blocks:
             x = block(x, around)

@@ -1,4 +1,6 @@
-"""What all models share: rope tables, the dense feed-forward part, the block, the output head."""
+"""What all models share: rope tables, feed-forward parts (dense, mixture of experts), the block,
+the output head.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from engine.device import CPU
-from engine.model.memory import Memory
+from engine.model.config import MoeConfig
+from engine.model.memory import ModelMemory
 from engine.model.rope import RopeConfig
 from engine.model.weights import Projection, Weights
+from kernels.moe import experts, route
 from kernels.norm import rms_norm
+from kernels.pointwise import pointwise
 from kernels.rope import rope_table
 from kernels.swiglu import swiglu
 
@@ -29,12 +34,12 @@ class StepOutput(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class RopeAndMemory:
     """What a block needs besides its input: cos, sin [B, T, n_rot/2] and the memory."""
 
     cos: torch.Tensor
     sin: torch.Tensor
-    memory: Memory
+    memory: ModelMemory
 
     @property
     def invariant(self) -> bool:
@@ -45,7 +50,7 @@ class Surroundings:
 class Mixer(Protocol):
     """The token-mixing half of a block: full attention or Gated DeltaNet."""
 
-    def __call__(self, x: torch.Tensor, around: Surroundings) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], normed -> the same shape."""
 
 
@@ -97,7 +102,7 @@ class DenseFeedForward:
         return self._down(swiglu(gate, up, invariant=invariant), invariant=invariant)
 
 
-class Block:
+class ResidualBlock:
     """Pre-norm residual block: x += mixer(norm x), x += ffn(norm x)."""
 
     def __init__(
@@ -114,7 +119,7 @@ class Block:
         self._ffn_norm = ffn_norm
         self._eps = eps
 
-    def __call__(self, x: torch.Tensor, around: Surroundings) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], not normed -> the same shape."""
         x = x + self._mixer(rms_norm(x, self._mixer_norm, self._eps), around)
         return x + self._ffn(rms_norm(x, self._ffn_norm, self._eps), invariant=around.invariant)
@@ -138,3 +143,31 @@ class OutputHead:
             return StepOutput(hidden.new_empty(0, self._n_vocab), hidden)
         rows = hidden.flatten(0, 1).index_select(0, outputs)
         return StepOutput(self.projection(rows, invariant=invariant), hidden)
+
+
+class MixtureOfExperts:
+    """Sum of the routed experts, plus sigmoid(shared gate) times the shared expert.
+
+    Router and shared gate are one matrix and stay f32 in every compute mode: rounding there
+    flips expert choices.
+    """
+
+    def __init__(self, weights: Weights, moe: MoeConfig) -> None:
+        self._n_used = moe.n_used
+        self._router = weights.stack(
+            [weights.numbers("ffn_gate_inp.weight"), weights.numbers("ffn_gate_inp_shexp.weight")],
+            compute="f32",
+        )
+        self._router_sizes = [moe.n_experts, 1]
+        self._experts = weights.experts()
+        self._shared = DenseFeedForward(weights, moe.n_ff_shared, "_shexp")
+
+    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        """x [B, T, n_embd] -> the same shape."""
+        rows = x.flatten(0, 1)
+        routing = self._router(rows, invariant=invariant)
+        logits, shared_gate = routing.split(self._router_sizes, -1)
+        weights, ids = route(logits, self._n_used)
+        routed = experts(rows, weights, ids, self._experts, invariant=invariant)
+        shared_gate = pointwise(torch.sigmoid, shared_gate, invariant=invariant)
+        return (routed + shared_gate * self._shared(rows, invariant=invariant)).view_as(x)

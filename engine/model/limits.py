@@ -1,4 +1,4 @@
-"""Numbers from a file nobody vouches for: each is read within limits or refused by name."""
+"""Numbers from an untrusted file: read within limits, or refused with the name of their key."""
 
 from __future__ import annotations
 

@@ -10,20 +10,26 @@ import torch
 from engine.device import CPU
 from engine.errors import OptionError, OutOfMemoryError
 from engine.gguf.file import GgufFile
-from engine.gguf.reader import Progress, TensorReader
+from engine.gguf.reader import ReportProgress, TensorReader
 from engine.huge_pages import use_huge_pages
 from engine.model.attention import Attention
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.model.config import ModelConfig
 from engine.model.delta_net import DeltaNet
-from engine.model.embedding import Embedding
 from engine.model.hybrid import HybridModel
 from engine.model.info import SMALL_MODEL
-from engine.model.layers import Block, DenseFeedForward, FeedForward, Mixer, OutputHead, RopeTables
-from engine.model.moe import MixtureOfExperts
+from engine.model.layers import (
+    DenseFeedForward,
+    FeedForward,
+    Mixer,
+    MixtureOfExperts,
+    OutputHead,
+    ResidualBlock,
+    RopeTables,
+)
 from engine.model.mtp import MtpHead
 from engine.model.tensors import block_shapes, check_tensors, ffn_norm_name, global_shapes
-from engine.model.weights import Projection, Weights
+from engine.model.weights import Embedding, Projection, Weights
 from kernels.dispatch import uses_llvm
 from kernels.linear import stays_in_blocks
 from kernels.processor import has_feature
@@ -67,7 +73,7 @@ def load_model(
     *,
     compute: str = "f32",
     device: torch.device = CPU,
-    progress: Progress | None = None,
+    progress: ReportProgress | None = None,
     cancelled: Callable[[], bool] | None = None,
     as_llama_cpp: bool = False,
 ) -> HybridModel:
@@ -150,7 +156,7 @@ class _Loading:
             weights.n_bytes = before
         return projection
 
-    def _block(self, index: int) -> tuple[Block, Weights]:
+    def _block(self, index: int) -> tuple[ResidualBlock, Weights]:
         """Block `index`; an MTP block counts its attention from layer 0 of its own memory."""
         config = self._config
         is_mtp = index >= config.n_layer
@@ -168,7 +174,7 @@ class _Loading:
             ffn = MixtureOfExperts(weights, config.moe)
         mixer_norm = weights.keep("attn_norm.weight")
         ffn_norm = weights.keep(ffn_norm_name(config))
-        return Block(mixer, ffn, mixer_norm, ffn_norm, config.eps), weights
+        return ResidualBlock(mixer, ffn, mixer_norm, ffn_norm, config.eps), weights
 
     def _head(
         self, embedding: Embedding, output: OutputHead, rope: RopeTables

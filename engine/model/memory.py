@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from engine.batch import UBatch
-from engine.model.recurrence import Inputs, StateKey
+from engine.model.recurrence import RecurrenceInputs, StateKey
 
 
 class AttentionView(Protocol):
@@ -32,11 +32,11 @@ class AttentionMemory(Protocol):
 class RecurrentMemory(Protocol):
     """The states of the recurrent layers, advanced in place."""
 
-    def advance(self, key: StateKey, inputs: Inputs) -> torch.Tensor:
+    def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
         """The tokens of this ubatch through one state: the output of its recurrence."""
 
 
-class Memory(Protocol):
+class ModelMemory(Protocol):
     """Both parts, and the frame of one forward pass: begin, layer calls, commit."""
 
     @property

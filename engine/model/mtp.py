@@ -7,10 +7,9 @@ from functools import partial
 import torch
 
 from engine.batch import UBatch
-from engine.model.embedding import Embedding
-from engine.model.layers import Block, OutputHead, RopeTables, StepOutput, Surroundings
-from engine.model.memory import Memory
-from engine.model.weights import Weights
+from engine.model.layers import OutputHead, ResidualBlock, RopeAndMemory, RopeTables, StepOutput
+from engine.model.memory import ModelMemory
+from engine.model.weights import Embedding, Weights
 from kernels.norm import rms_norm
 
 
@@ -21,7 +20,7 @@ class MtpHead:
         self,
         weights: Weights,
         embedding: Embedding,
-        block: Block,
+        block: ResidualBlock,
         output: OutputHead,
         rope: RopeTables,
         eps: float,
@@ -40,7 +39,7 @@ class MtpHead:
         self,
         ubatch: UBatch,
         hidden: torch.Tensor,
-        memory: Memory,
+        memory: ModelMemory,
         tokens: torch.Tensor | None = None,
     ) -> StepOutput:
         """Run the head over `ubatch`; its attention is layer 0 of `memory`.
@@ -60,7 +59,7 @@ class MtpHead:
 
     def _layers(
         self,
-        memory: Memory,
+        memory: ModelMemory,
         tokens: torch.Tensor,
         positions: torch.Tensor,
         outputs: torch.Tensor,
@@ -68,6 +67,6 @@ class MtpHead:
     ) -> StepOutput:
         embedded = rms_norm(self._embedding(tokens), self._enorm, self._eps)
         carried = rms_norm(hidden, self._hnorm, self._eps)
-        around = Surroundings(*self._rope.at(positions), memory)
+        around = RopeAndMemory(*self._rope.at(positions), memory)
         x = self._join(torch.cat((embedded, carried), -1), invariant=around.invariant)
         return self._output(self._block(x, around), outputs, invariant=around.invariant)

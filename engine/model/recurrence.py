@@ -26,14 +26,14 @@ class StateKey(NamedTuple):
     name: str
 
 
-class Inputs(Protocol):
+class RecurrenceInputs(Protocol):
     """What a layer computed of the tokens of a ubatch, as its recurrence takes it."""
 
     def part(self, rows: slice, tokens: slice) -> Self:
         """The same of some sequences and of some of their tokens."""
 
 
-InputsT = TypeVar("InputsT", bound=Inputs)
+InputsT = TypeVar("InputsT", bound=RecurrenceInputs)
 
 
 class RowNumbers(NamedTuple):

@@ -2,19 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby, tee
 
 import torch
+import torch.nn.functional as F
 
 from engine.device import CPU
 from engine.gguf.reader import TensorReader
-from engine.model.embedding import Embedding
-from engine.model.rows import Rows
 from engine.model.tensors import Shapes
+from kernels.dequant import dequantise
 from kernels.linear import Packed, as_llama_cpp, beside, linear, pack, pack_blocks, stays_in_blocks
 from kernels.moe import PackedExperts, pack_experts, put_together
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRows:
+    """Matrix rows f32 [out, in], or biases f32 [out]; with a `type` each row's GGUF blocks of that
+    type, uint8 [out, bytes]. rounding: the GGML type whose products are to round their other side
+    as llama.cpp does, or None.
+
+    A row of blocks is as whole as a row of numbers, so layers rearrange both alike.
+    """
+
+    data: torch.Tensor
+    type: str | None = None
+    rounding: str | None = None
+
+    def rearranged(
+        self, rearrange: Callable[[torch.Tensor], Iterable[torch.Tensor]]
+    ) -> list[MatrixRows]:
+        """The parts that `rearrange` makes of the data; it may move rows, never look into one."""
+        return [replace(self, data=part) for part in rearrange(self.data)]
+
+
+class Embedding:
+    """Rows of a table, f32 or in the blocks of its file; looked up, both give the same bits."""
+
+    __slots__ = ("_width", "rows")
+
+    def __init__(self, rows: MatrixRows, width: int) -> None:
+        """width: numbers in a row."""
+        self.rows = rows
+        self._width = width
+
+    @property
+    def device(self) -> torch.device:
+        return self.rows.data.device
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens int64 [B, T] -> f32 [B, T, width]."""
+        table, type = self.rows.data, self.rows.type
+        if type is None:
+            return F.embedding(tokens, table)
+        blocks = table.index_select(0, tokens.flatten())
+        n_elements = tokens.numel() * self._width
+        return dequantise(blocks.view(-1), type, n_elements).view(*tokens.shape, self._width)
 
 
 class Projection:
@@ -69,9 +113,9 @@ class Weights:
         full = self._prefix + name
         return self._reader.take(full, self._shapes[full])
 
-    def numbers(self, name: str) -> Rows:
+    def numbers(self, name: str) -> MatrixRows:
         """A matrix as f32, for rearranging; not counted."""
-        return Rows(self.take(name), rounding=self._rounding(name))
+        return MatrixRows(self.take(name), rounding=self._rounding(name))
 
     def keep(self, name: str) -> torch.Tensor:
         """The tensor as f32, to stay as it is."""
@@ -83,16 +127,16 @@ class Weights:
         """Whether a matrix stays in the blocks of the file."""
         return stays_in_blocks(self._reader.type(self._prefix + name), self.compute, self._device)
 
-    def rows(self, name: str) -> Rows:
+    def rows(self, name: str) -> MatrixRows:
         """A matrix or biases for rearranging, in blocks if they stay in them; not counted."""
         return self._rows(name, self.compute)
 
-    def _rows(self, name: str, mode: str) -> Rows:
+    def _rows(self, name: str, mode: str) -> MatrixRows:
         full = self._prefix + name
         type = self._reader.type(full)
         if stays_in_blocks(type, mode, self._device):
             blocks = self._reader.take_blocks(full, self._shapes[full])
-            return Rows(blocks, type, self._rounding(name))
+            return MatrixRows(blocks, type, self._rounding(name))
         return self.numbers(name)
 
     def _rounding(self, name: str) -> str | None:
@@ -106,7 +150,7 @@ class Weights:
         """
         width = self._shapes[self._prefix + name][1]
         if self.compute == "f32" or self._device.type != "cpu":
-            return Embedding(Rows(self.keep(name), rounding=self._rounding(name)), width)
+            return Embedding(MatrixRows(self.keep(name), rounding=self._rounding(name)), width)
         rows = self._rows(name, "blocks")
         self.n_bytes += rows.data.nbytes
         return Embedding(rows, width)
@@ -117,8 +161,8 @@ class Weights:
 
     def stack(
         self,
-        parts: Sequence[Rows],
-        biases: Sequence[Rows] | None = None,
+        parts: Sequence[MatrixRows],
+        biases: Sequence[MatrixRows] | None = None,
         compute: str | None = None,
     ) -> Projection:
         """Matrices [out, in] (and their biases [out]) stacked by rows; numbers in this mode."""
@@ -127,12 +171,12 @@ class Weights:
         self.n_bytes += packed.n_bytes + (bias.nbytes if bias is not None else 0)
         return Projection(packed, bias)
 
-    def _beside(self, rows: Sequence[Rows], mode: str) -> Packed:
+    def _beside(self, rows: Sequence[MatrixRows], mode: str) -> Packed:
         """Rows one below the other, neighbours of one type as one matrix."""
         groups = groupby(rows, lambda part: (part.type, part.rounding))
         return beside([self._pack(_joined(list(group)), mode) for _, group in groups])
 
-    def _pack(self, rows: Rows, mode: str) -> Packed:
+    def _pack(self, rows: MatrixRows, mode: str) -> Packed:
         if rows.type is not None:
             packed = pack_blocks(rows.data.to(self._device), rows.type, mode)
         else:
@@ -167,15 +211,15 @@ class Weights:
         for rows in zip(*map(self._rows_each, names), strict=True):
             yield self._beside(rows[:-1], self.compute), self._pack(rows[-1], self.compute)
 
-    def _rows_each(self, name: str) -> Iterator[Rows]:
+    def _rows_each(self, name: str) -> Iterator[MatrixRows]:
         full = self._prefix + name
         if self.in_blocks(name):
             type = self._reader.type(full)
             for blocks in self._reader.take_blocks_each(full, self._shapes[full]):
-                yield Rows(blocks, type, self._rounding(name))
+                yield MatrixRows(blocks, type, self._rounding(name))
         else:
             for data in self._each(name):
-                yield Rows(data, rounding=self._rounding(name))
+                yield MatrixRows(data, rounding=self._rounding(name))
 
     def _each(self, name: str) -> Iterator[torch.Tensor]:
         """The slices of a tensor along its first dimension as f32, each read when asked for."""
@@ -190,7 +234,7 @@ def _halves(both: Iterator[torch.Tensor]) -> list[Iterator[torch.Tensor]]:
     return [(pair.chunk(2)[0] for pair in first), (pair.chunk(2)[1] for pair in second)]
 
 
-def _joined(parts: Sequence[Rows]) -> Rows:
+def _joined(parts: Sequence[MatrixRows]) -> MatrixRows:
     """Rows of one type below each other."""
     if len(parts) == 1:
         return parts[0]

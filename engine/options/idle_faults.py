@@ -1,4 +1,4 @@
-"""Faults that cannot act: which settings a fault needs, and whether a run has them."""
+"""Faults that have no effect: which settings a fault needs, and whether a run has them."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
     """Speculation: drafters in use, in any order, what they are set by, and the rule.
 
     accept: how drafted tokens are accepted, "match" keeps plain decoding's tokens, "rejection" the
-    target's distribution (engine.decode.rejection). synth_rates, synth_len: accept drafted tokens
-    by chance instead of by the target (engine.decode.synthetic); the output is then invalid.
+    target's distribution. synth_rates, synth_len: accept drafted tokens by chance instead of by the
+    target; the output is then invalid. All of them: engine.decode.acceptance_rules.
     """
 
     GROUP: ClassVar[str] = "speculation"

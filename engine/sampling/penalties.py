@@ -1,4 +1,5 @@
-"""Repetition penalties: tokens of the recent past become less likely.
+"""What is added to logits: the bias of some tokens, and penalties that make tokens of the recent
+past less likely.
 
 The repeat penalty is that of CTRL (arXiv 1909.05858) with llama.cpp's rule for negative logits.
 The history is the prompt and every token accepted since; its last n tokens count.
@@ -7,7 +8,7 @@ The history is the prompt and every token accepted since; its last n tokens coun
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -54,3 +55,24 @@ class Penalties:
         of_ids = torch.where(of_ids > 0, of_ids / self._repeat, of_ids * self._repeat)
         of_ids -= times * self._frequency + self._presence
         return logits.index_copy(0, ids, of_ids)
+
+
+class LogitBias:
+    """Biases of one run.
+
+    biases: token id and what is added to its logit; those of one token add up. banned: token ids
+    that get -inf, which is how llama.cpp ignores end tokens.
+    """
+
+    def __init__(self, biases: Sequence[tuple[int, float]], banned: Collection[int] = ()) -> None:
+        entries = [*biases, *((token, -torch.inf) for token in sorted(banned))]
+        self._ids = torch.tensor([token for token, _ in entries], dtype=torch.int64)
+        self._values = torch.tensor([bias for _, bias in entries])
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Biased logits [n, n_vocab]; the logits given are not changed."""
+        if not self._ids.numel():
+            return logits
+        if self._ids.device != logits.device:
+            self._ids, self._values = self._ids.to(logits.device), self._values.to(logits)
+        return logits.index_add(1, self._ids, self._values.expand(logits.shape[0], -1))

@@ -16,13 +16,12 @@ import torch
 
 from engine.sampling import filters
 from engine.sampling.distribution import Distribution, softmax
-from engine.sampling.logit_bias import LogitBias
 from engine.sampling.options import SamplerOptions
-from engine.sampling.penalties import Penalties
+from engine.sampling.penalties import LogitBias, Penalties
 from engine.transfer import read
 from kernels.top_k import top_k
 
-Rows = Callable[[int], Distribution]
+RowDistribution = Callable[[int], Distribution]
 """The target's distribution at a row of a batch. Where penalties are in force it depends on the
 tokens accepted so far: rows must be asked for in order, each before its token is accepted."""
 
@@ -57,7 +56,7 @@ class Sampler:
         self._random.bit_generator.state = other._random.bit_generator.state
         self._penalties.copy_from(other._penalties)
 
-    def rows(self, logits: torch.Tensor) -> Rows:
+    def rows(self, logits: torch.Tensor) -> RowDistribution:
         """The distributions at the rows of logits [n, n_vocab].
 
         Without penalties all rows come to the host at once; with them one at a time.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.trace.same_model import same_model
+from engine.trace.run_ref import same_model
 from engine.trace.store import TraceStore
 from engine.trace.timings import timings
 

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.errors import OptionError
-from engine.trace.lane_kinds import NOISE
-from engine.trace.records import MISSING, ROLLBACK_PATHS
+from engine.trace.records import MISSING, NOISE, ROLLBACK_PATHS
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 

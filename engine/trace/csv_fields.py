@@ -15,7 +15,7 @@ from typing import BinaryIO
 import numpy as np
 
 from engine.errors import TraceFileError
-from engine.trace.spreadsheet import EXCEL, encoding, unguard
+from engine.trace.cell_text import EXCEL, encoding, unguard
 
 REMEDY = "Export the trace again."
 PAD = b"0" * 16
@@ -27,7 +27,7 @@ _COMMA, _NEWLINE, _QUOTE, _DOT = b',\n".'
 _WORD = np.dtype("<u8")
 
 
-class Block:
+class FieldBlock:
     """Some rows of a file.
 
     data: their bytes behind PAD. starts, ends: of each field without its quotes, int64
@@ -146,7 +146,7 @@ def read_header(file: BinaryIO, name: str, variant: str) -> list[str]:
     return names
 
 
-def read_blocks(file: BinaryIO, name: str, n_columns: int) -> Iterator[Block]:
+def read_blocks(file: BinaryIO, name: str, n_columns: int) -> Iterator[FieldBlock]:
     """The rows behind the header. Raises TraceFileError and UnicodeDecodeError."""
     rest, line, more = b"", 2, b"\n"
     while more:
@@ -168,7 +168,7 @@ def read_blocks(file: BinaryIO, name: str, n_columns: int) -> Iterator[Block]:
         if stop:
             if not data.isascii():
                 data.decode()
-            yield Block(name, data, line, n_columns, seps)
+            yield FieldBlock(name, data, line, n_columns, seps)
             line += data.count(b"\n")
 
 

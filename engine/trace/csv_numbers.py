@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.trace.csv_fields import Block
+from engine.trace.csv_fields import FieldBlock
 
 _ZEROS = np.uint64(0x3030303030303030)
 _NOT_DIGITS = np.uint64(0x8080808080808080)
@@ -30,7 +30,7 @@ class NotANumberError(Exception):
     """A field that is no number; args: its row in the block."""
 
 
-def whole_numbers(block: Block, column: int, missing: int) -> np.ndarray:
+def whole_numbers(block: FieldBlock, column: int, missing: int) -> np.ndarray:
     """int64 [rows]; an empty field is `missing`. Raises NotANumberError, also beyond int64."""
     starts, ends = block.starts[column], block.ends[column]
     empty = starts == ends
@@ -47,7 +47,7 @@ def whole_numbers(block: Block, column: int, missing: int) -> np.ndarray:
     return values
 
 
-def real_numbers(block: Block, column: int) -> np.ndarray:
+def real_numbers(block: FieldBlock, column: int) -> np.ndarray:
     """float64 [rows], each as near as can be; an empty field is NaN. Raises NotANumberError."""
     starts, ends = block.starts[column], block.ends[column]
     empty = starts == ends

@@ -2,7 +2,7 @@
 
 UTF-8 without BOM, "\\n" line ends, RFC 4180 quoting, a header row, no comment lines. A value
 that was not observed is an empty field. Reals have nine significant digits, which is exact for
-float32. The variant for spreadsheets differs as `engine.trace.spreadsheet` says.
+float32. The variant for spreadsheets differs as `engine.trace.cell_text` says.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from typing import Any
 import numpy as np
 
 from engine.errors import Cancelled, TraceFileError
-from engine.trace.pieces import escape_piece
+from engine.trace.cell_text import EXCEL, PLAIN, encoding, escape_piece, guard
 from engine.trace.records import MISSING, N_TOP, SCHEMA_MINOR, SCHEMA_VERSION, TABLES, Column
 from engine.trace.replacing import recover, replacing
-from engine.trace.spreadsheet import EXCEL, PLAIN, encoding, guard
 from engine.trace.store import Table, TextPool, TraceStore
 from engine.trace.timings import summary
 from engine.version import version
 
-Progress = Callable[[int, int, str], None]
+ReportProgress = Callable[[int, int, str], None]
 """Rows done, rows in all, what is being written."""
 
 SESSION_FILE = "session.json"
@@ -96,7 +95,7 @@ def export_csv(
     store: TraceStore,
     folder: Path,
     *,
-    progress: Progress | None = None,
+    progress: ReportProgress | None = None,
     cancelled: Callable[[], bool] | None = None,
     excel_safe: bool = False,
 ) -> None:
@@ -122,7 +121,7 @@ def export_csv(
 def _write(
     store: TraceStore,
     stage: Path,
-    progress: Progress | None,
+    progress: ReportProgress | None,
     cancelled: Callable[[], bool] | None,
     variant: str,
 ) -> None:

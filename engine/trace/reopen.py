@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from engine.errors import Cancelled, TraceFileError
-from engine.trace.csv_fields import REMEDY, Block, read_blocks, read_header
+from engine.trace.cell_text import EXCEL, unguard
+from engine.trace.csv_fields import REMEDY, FieldBlock, read_blocks, read_header
 from engine.trace.csv_numbers import NotANumberError, real_numbers, whole_numbers
-from engine.trace.export import SESSION_FILE, Progress, csv_names
+from engine.trace.export import SESSION_FILE, ReportProgress, csv_names
 from engine.trace.records import MISSING, TABLES, Column
 from engine.trace.session_file import SessionFile, read_session, unreadable
-from engine.trace.spreadsheet import EXCEL, unguard
 from engine.trace.store import Table, TraceStore
 
 _MOST_COLUMNS = 1000
@@ -37,7 +37,10 @@ def find_trace(path: Path) -> Path | None:
 
 
 def open_trace(
-    folder: Path, *, progress: Progress | None = None, cancelled: Callable[[], bool] | None = None
+    folder: Path,
+    *,
+    progress: ReportProgress | None = None,
+    cancelled: Callable[[], bool] | None = None,
 ) -> TraceStore:
     """Fill a new store from a folder written by export_csv, in either variant.
 
@@ -85,14 +88,14 @@ def _fill(store: TraceStore, table: Table, path: Path, session: SessionFile) -> 
     """Read one file; it yields after each block of rows."""
     with path.open("rb") as file:
         names = read_header(file, str(path), session.variant)
-        rows = _Rows(store, table, names, path, session)
+        rows = _FileRows(store, table, names, path, session)
         for block in read_blocks(file, str(path), rows.n_columns):
             rows.add(block)
             yield
     yield
 
 
-class _Rows:
+class _FileRows:
     """The rows of one file on their way into a table."""
 
     def __init__(
@@ -134,14 +137,14 @@ class _Rows:
             self._table.add_column(column)
             self._columns.append(column)
 
-    def add(self, block: Block) -> None:
+    def add(self, block: FieldBlock) -> None:
         """Check the rows of a block and add them."""
         values = {column.name: self._values(block, column) for column in self._columns}
         if self._table.name in TABLES:
             self._check_rows(block, values)
         self._table.extend(values)
 
-    def _values(self, block: Block, column: Column) -> np.ndarray:
+    def _values(self, block: FieldBlock, column: Column) -> np.ndarray:
         if column.kind == "text":
             return self._texts(block, column)
         if column.kind == "int":
@@ -152,7 +155,9 @@ class _Rows:
         names = csv_names(self._table.name, column)
         return np.stack([self._numbers(block, column, name, dtype) for name in names], axis=1)
 
-    def _numbers(self, block: Block, column: Column, name: str, dtype: np.dtype[Any]) -> np.ndarray:
+    def _numbers(
+        self, block: FieldBlock, column: Column, name: str, dtype: np.dtype[Any]
+    ) -> np.ndarray:
         whole, at = dtype.kind == "i", self._at[name]
         try:
             values = whole_numbers(block, at, MISSING) if whole else real_numbers(block, at)
@@ -169,7 +174,7 @@ class _Rows:
             raise self._wrong(block, int(outside.argmax()), name, wanted)
         return values.astype(dtype, copy=False)
 
-    def _texts(self, block: Block, column: Column) -> np.ndarray:
+    def _texts(self, block: FieldBlock, column: Column) -> np.ndarray:
         """Codes of the store's texts, int32 [rows]."""
         known = self._codes.setdefault(column.name, {})
         found = np.full(block.n_rows, -1, np.int32)
@@ -194,7 +199,7 @@ class _Rows:
         return found
 
     def _learn(
-        self, block: Block, column: Column, known: dict[bytes, int], row: int, cell: bytes
+        self, block: FieldBlock, column: Column, known: dict[bytes, int], row: int, cell: bytes
     ) -> None:
         """Check a text that is seen for the first time, and give it a code."""
         text = cell.decode()
@@ -207,7 +212,7 @@ class _Rows:
             raise self._wrong(block, row, column.name, f"one of at most {_MOST_NAMES:,} names")
         known[cell] = self._store.text_pool.code(text)
 
-    def _check_rows(self, block: Block, values: dict[str, np.ndarray]) -> None:
+    def _check_rows(self, block: FieldBlock, values: dict[str, np.ndarray]) -> None:
         runs = values["run_id"]
         unknown = runs >= len(self._store.runs)
         if unknown.any():
@@ -217,7 +222,7 @@ class _Rows:
         if self._table.name == "tokens":
             self._check_pieces(block, values["token_id"])
 
-    def _check_order(self, block: Block, runs: np.ndarray, rounds: np.ndarray) -> None:
+    def _check_order(self, block: FieldBlock, runs: np.ndarray, rounds: np.ndarray) -> None:
         """Rounds of a run come one after the other."""
         order = np.argsort(runs, kind="stable")
         runs, rounds = runs[order], rounds[order]
@@ -231,7 +236,7 @@ class _Rows:
         last = np.append(first[1:], True)
         self._last_rounds[runs[last]] = rounds[last]
 
-    def _check_pieces(self, block: Block, ids: np.ndarray) -> None:
+    def _check_pieces(self, block: FieldBlock, ids: np.ndarray) -> None:
         """The bytes of a token are those that session.json gives, in every row."""
         at, pieces = self._at["token_hex"], self._store.pieces
         tokens, rows, which = np.unique(ids, return_index=True, return_inverse=True)
@@ -247,7 +252,7 @@ class _Rows:
             row = int(same.argmin())
             raise self._wrong(block, row, "token_hex", f"the bytes that {SESSION_FILE} gives")
 
-    def _wrong(self, block: Block, row: int, column: str, wanted: str) -> TraceFileError:
+    def _wrong(self, block: FieldBlock, row: int, column: str, wanted: str) -> TraceFileError:
         (cell,) = block.cells(self._at[column], [row])
         value = cell[:200].decode(errors="replace")
         shown = value if len(value) <= 40 else f"{value[:40]}…"

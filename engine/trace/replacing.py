@@ -1,4 +1,4 @@
-"""A folder that takes the place of another as a whole, whatever happens in between.
+"""Replaces a folder by a new one as a whole: a crash at any moment leaves a complete one behind.
 
 It is written beside its target as `.NAME.draftscope-PID-….part` and becomes `.new` when it is
 complete; the target becomes `.old` while the new one moves in, and then `.gone`. So at every

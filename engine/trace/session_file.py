@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
+from engine.trace.cell_text import EXCEL, PLAIN
 from engine.trace.csv_fields import REMEDY
 from engine.trace.export import FORMAT
-from engine.trace.lane_kinds import REFERENCE
-from engine.trace.records import COLUMN_STATES, SCHEMA_VERSION
-from engine.trace.spreadsheet import EXCEL, PLAIN
+from engine.trace.records import COLUMN_STATES, REFERENCE, SCHEMA_VERSION
 
 _MOST_BYTES = 256 << 20
 _DEEPEST = 64
@@ -39,7 +38,7 @@ _WRITTEN_ANEW = (
     "pieces",
 )
 
-Check = Callable[[Any], Iterator[tuple[str, str]]]
+FieldCheck = Callable[[Any], Iterator[tuple[str, str]]]
 """Gives, for whatever is wrong in a value, its place inside and what is wrong."""
 
 
@@ -172,7 +171,7 @@ def _pieces(path: Path, pieces: dict[str, str]) -> dict[int, bytes]:
 # -- what facts have to be -------------------------------------------------------------------
 
 
-def _number(least: float = -math.inf, most: float = math.inf, *, whole: bool = False) -> Check:
+def _number(least: float = -math.inf, most: float = math.inf, *, whole: bool = False) -> FieldCheck:
     def check(value: Any) -> Iterator[tuple[str, str]]:
         fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
         if not (fits and least <= value <= most):
@@ -182,7 +181,7 @@ def _number(least: float = -math.inf, most: float = math.inf, *, whole: bool = F
     return check
 
 
-def _count(least: int = 0, most: int = _COUNT) -> Check:
+def _count(least: int = 0, most: int = _COUNT) -> FieldCheck:
     return _number(least, most, whole=True)
 
 
@@ -197,7 +196,7 @@ def _plain(value: Any) -> Iterator[tuple[str, str]]:
         yield _not(value, "a number or a text")
 
 
-def _one_of(*choices: str) -> Check:
+def _one_of(*choices: str) -> FieldCheck:
     def check(value: Any) -> Iterator[tuple[str, str]]:
         if value not in choices:
             yield _not(value, f"one of {', '.join(choices)}")
@@ -205,7 +204,7 @@ def _one_of(*choices: str) -> Check:
     return check
 
 
-def _or_none(check: Check) -> Check:
+def _or_none(check: FieldCheck) -> FieldCheck:
     def check_unless_none(value: Any) -> Iterator[tuple[str, str]]:
         for place, problem in check(value) if value is not None else ():
             yield place, f"{problem}, or null"
@@ -213,7 +212,7 @@ def _or_none(check: Check) -> Check:
     return check_unless_none
 
 
-def _list(of: Check) -> Check:
+def _list(of: FieldCheck) -> FieldCheck:
     def check(value: Any) -> Iterator[tuple[str, str]]:
         if not isinstance(value, list) or len(value) > _LONGEST_LIST:
             yield _not(value, f"a list of at most {_LONGEST_LIST:,} entries")
@@ -225,11 +224,11 @@ def _list(of: Check) -> Check:
 
 
 def _object(
-    known: Mapping[str, Check] | None = None,
+    known: Mapping[str, FieldCheck] | None = None,
     *,
     needed: tuple[str, ...] = (),
-    each: Check | None = None,
-) -> Check:
+    each: FieldCheck | None = None,
+) -> FieldCheck:
     """known: checks by key, for keys that are there. each: for the values of all other keys."""
 
     def check(value: Any) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Judging lanes by what the trace holds of them, so that an opened trace can be judged too.
+"""The verdict on each lane, computed from the trace alone, so that an opened trace gets one too.
 
 Two words describe a lane, and only the second one judges:
 
@@ -45,8 +45,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.trace.lane_kinds import NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
-from engine.trace.records import EMITTED_KINDS, MISSING
+from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
 from engine.trace.store import Table, TraceStore
 
 MARGIN = 10.0
@@ -134,7 +133,7 @@ def noise_bound(trace: TraceStore, noise_runs: Sequence[int]) -> float:
 
 
 def _largest_of_noise(trace: TraceStore, noise_runs: Sequence[int], column: str) -> float:
-    worst = [_Rows(trace.divergence, run)[column].max(initial=0.0) for run in noise_runs]
+    worst = [_LaneRows(trace.divergence, run)[column].max(initial=0.0) for run in noise_runs]
     found = MARGIN * float(max(worst, default=0.0))
     return 0.0 if math.isnan(found) else found  # a noise lane that is wrong explains nothing
 
@@ -191,7 +190,7 @@ def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
     """The verdict on one lane against an NMSE bound."""
     facts = trace.runs[run_id]
     error = str(facts.get("lane_error", ""))
-    rows, rounds = _Rows(trace.divergence, run_id), _Rows(trace.rounds, run_id)
+    rows, rounds = _LaneRows(trace.divergence, run_id), _LaneRows(trace.rounds, run_id)
     nmse, pos = rows["nmse"], rows["pos"]
     beyond = np.flatnonzero(~(nmse <= bound))  # NaN is beyond any bound
     if not beyond.size:  # cells are counted: no noise makes one too many
@@ -258,10 +257,10 @@ def _verdict(
     return "agrees" if kind == PEER else "within"
 
 
-def _forks(trace: TraceStore, run_id: int, rows: _Rows, rounds: _Rows) -> list[Fork]:
+def _forks(trace: TraceStore, run_id: int, rows: _LaneRows, rounds: _LaneRows) -> list[Fork]:
     """Compare what the lane emitted with what the reference chose at the same positions: the first
     token of each sequence that differs."""
-    tokens = _Rows(trace.tokens, run_id)
+    tokens = _LaneRows(trace.tokens, run_id)
     kinds = [trace.text_pool.find(kind) for kind in EMITTED_KINDS]
     emitted = np.isin(tokens["kind"], kinds)
     keys = zip(tokens["seq_id"][emitted].tolist(), tokens["pos"][emitted].tolist(), strict=True)
@@ -303,7 +302,7 @@ def _is_greedy(facts: dict[str, Any]) -> bool:
     return isinstance(temp, int | float) and temp <= 0
 
 
-def _undone_before(rounds: _Rows, seq_id: int | None, number: int | None) -> int | None:
+def _undone_before(rounds: _LaneRows, seq_id: int | None, number: int | None) -> int | None:
     """The last round before `number` that rolled a sequence back."""
     if number is None:
         return None
@@ -312,7 +311,7 @@ def _undone_before(rounds: _Rows, seq_id: int | None, number: int | None) -> int
     return int(earlier[-1]) if earlier.size else None
 
 
-class _Rows:
+class _LaneRows:
     """The rows of one run in a table."""
 
     def __init__(self, table: Table, run_id: int) -> None:

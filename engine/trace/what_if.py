@@ -1,4 +1,4 @@
-"""What a shorter longest draft would have brought, estimated from one recorded run.
+"""What the speed of a run would have been with a smaller n_max, estimated from its trace.
 
 A draft cut to K' tokens has min(a, K') of its tokens accepted where the recorded one had a: the
 target judges the first K' tokens in the same way. So the expected length follows from the
@@ -27,7 +27,7 @@ ASSUMPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class DraftLengthEstimate:
     """One n_max. expected_length: tokens per step, 1 + accepted. Times: milliseconds per step.
 
     rest_ms: sampling, checkpoint, rollback, restore and replay. tokens_per_second: of the whole
@@ -58,16 +58,16 @@ class WhatIf:
     """
 
     n_steps: int
-    estimates: tuple[Estimate, ...]
+    estimates: tuple[DraftLengthEstimate, ...]
     unmeasured_widths: tuple[int, ...]
 
     @property
-    def recorded(self) -> Estimate:
+    def recorded(self) -> DraftLengthEstimate:
         """The n_max that the run had."""
         return self.estimates[-1]
 
     @property
-    def best(self) -> Estimate | None:
+    def best(self) -> DraftLengthEstimate | None:
         """The fastest; the smaller n_max where two are equal. None without times."""
         timed = [e for e in self.estimates if e.tokens_per_second is not None]
         return max(timed, key=lambda e: (e.tokens_per_second or 0.0, -e.n_max), default=None)
@@ -83,7 +83,7 @@ def what_if(sums: StepSums) -> WhatIf | None:
     estimates = tuple(
         _estimate(sums, n_max, length, undone)
         if timed
-        else Estimate(n_max, length, None, None, None, None)
+        else DraftLengthEstimate(n_max, length, None, None, None, None)
         for n_max, length in enumerate(lengths)
     )
     needed = range(1, sums.n_max + 2)
@@ -106,7 +106,7 @@ def verify_cost(sums: StepSums, widths: np.ndarray) -> np.ndarray:
     return np.interp(widths, sums.widths, sums.width_ms / sums.width_n)
 
 
-def _estimate(sums: StepSums, n_max: int, length: float, undone: np.ndarray) -> Estimate:
+def _estimate(sums: StepSums, n_max: int, length: float, undone: np.ndarray) -> DraftLengthEstimate:
     counts, n_steps = sums.counts, sums.n_steps
     recorded = np.arange(sums.n_max + 1)
     drafted = np.minimum(recorded, n_max)
@@ -126,7 +126,7 @@ def _estimate(sums: StepSums, n_max: int, length: float, undone: np.ndarray) -> 
     plain_ms = sum(ms for phase, ms in sums.plain_ms.items() if n_max or phase != "draft")
     total_ms = draft_ms + verify_ms + rest_ms + plain_ms
     tokens = n_steps * length + sums.n_plain
-    return Estimate(
+    return DraftLengthEstimate(
         n_max,
         length,
         draft_ms / n_steps,

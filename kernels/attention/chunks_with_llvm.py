@@ -1,4 +1,4 @@
-"""What kernels.attention.with_llvm compiles: one chunk of visible cells, and the sum of chunks."""
+"""The two programs of attention on a processor: a chunk of visible cells, and adding chunks up."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NEAR = 32
 
 
 def block_tokens(repeat: int) -> int:
-    """Tokens of one task, for so many query heads per key/value head."""
+    """How many tokens one task takes. repeat: query heads per key/value head."""
     return max(1, min(MOST_TOKENS, ROWS // repeat))
 
 
 def find_starts(code: Code, args: Sequence[Value]) -> None:
-    """Before any task of `attend_chunks`, with its arguments: starts int64 [B, T, n_chunks, 2]."""
+    """Runs once before the tasks of `attend_chunks`: fills starts int64 [B, T, n_chunks, 2]."""
     mask, starts, n_batch, n_tokens, n_cells, n_chunks, m_b, m_t = (
         args[i] for i in (3, 6, 7, 8, 10, 11, 21, 22)
     )

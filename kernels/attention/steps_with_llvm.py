@@ -1,4 +1,4 @@
-"""The steps of kernels.attention.chunks_with_llvm: cells listed, scored, weighed, added."""
+"""Attention over one chunk of cells step by step: list the visible ones, score, weigh, add up."""
 
 from __future__ import annotations
 

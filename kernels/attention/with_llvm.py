@@ -36,7 +36,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
 def attend_invariant(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """The same, whose bits depend on the query and its visible cells alone."""
+    """attend, with bits that depend on the query and its visible cells alone."""
     if _is_wide(q, k):
         return with_torch.attend_invariant(q, k, v, mask)
     if q.shape[1] <= TOKENS:

@@ -13,7 +13,7 @@ from kernels.attention import attend
 from kernels.attention import naive as attention_law
 from kernels.bench import delta_cases
 from kernels.bench import sizes as count
-from kernels.bench.case import Case
+from kernels.bench.measure import KernelCase
 from kernels.bench.sizes import Sizes
 from kernels.block_linear import TYPES, block_linear
 from kernels.block_linear import naive as block_law
@@ -38,10 +38,12 @@ from kernels.swiglu import swiglu
 LARGEST_BLOCK = 256
 
 
-def all_cases(sizes: Sizes, device: torch.device) -> dict[str, Callable[[], Iterator[Case]]]:
+def all_cases(sizes: Sizes, device: torch.device) -> dict[str, Callable[[], Iterator[KernelCase]]]:
     """Kernel names and their cases; tensors are made when a case is reached."""
 
-    def of(make: Callable[[Sizes, torch.device], Iterator[Case]]) -> Callable[[], Iterator[Case]]:
+    def of(
+        make: Callable[[Sizes, torch.device], Iterator[KernelCase]],
+    ) -> Callable[[], Iterator[KernelCase]]:
         return lambda: make(sizes, device)
 
     cases = {
@@ -65,13 +67,13 @@ def all_cases(sizes: Sizes, device: torch.device) -> dict[str, Callable[[], Iter
     return cases
 
 
-def _conv(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def _conv(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     channels, n_taps = sizes.conv_channels, 4
     weight = torch.randn(channels, n_taps, device=device)
     for n_tokens in sizes.tokens:
         x = torch.randn(1, n_tokens, channels, device=device)
         window = torch.randn(1, n_taps - 1, channels, device=device)
-        yield Case(
+        yield KernelCase(
             "conv",
             f"T={n_tokens} C={channels}",
             partial(causal_conv, x, weight, window),
@@ -82,13 +84,13 @@ def _conv(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         )
 
 
-def _norm(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def _norm(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     d = sizes.n_embd
     weight = torch.randn(d, device=device)
     for n in sizes.tokens:
         x, gate = torch.randn(n, d, device=device), torch.randn(n, d, device=device)
         operations = 4 * n * d
-        yield Case(
+        yield KernelCase(
             "norm",
             f"rms {n}x{d}",
             partial(rms_norm, x, weight, 1e-6),
@@ -96,7 +98,7 @@ def _norm(sizes: Sizes, device: torch.device) -> Iterator[Case]:
             count.norm_bytes(n, d, 1),
             operations,
         )
-        yield Case(
+        yield KernelCase(
             "norm",
             f"l2 {n}x{d}",
             partial(l2_norm, x, 1e-6),
@@ -104,7 +106,7 @@ def _norm(sizes: Sizes, device: torch.device) -> Iterator[Case]:
             count.norm_bytes(n, d, 0),
             operations,
         )
-        yield Case(
+        yield KernelCase(
             "norm",
             f"gated {n}x{d}",
             partial(gated_rms_norm, x, gate, weight, 1e-6),
@@ -114,13 +116,13 @@ def _norm(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         )
 
 
-def _rope(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def _rope(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     n_heads, head_dim, n_rot = sizes.n_heads, sizes.head_dim, sizes.n_rot
     frequencies = 1e7 ** -(torch.arange(n_rot // 2, device=device) / (n_rot / 2))
     for n in sizes.tokens:
         x = torch.randn(1, n, n_heads, head_dim, device=device)
         cos, sin = rope_table(torch.arange(n, device=device).unsqueeze(0), n_rot, frequencies)
-        yield Case(
+        yield KernelCase(
             "rope",
             f"T={n} H={n_heads} hd={head_dim}",
             partial(apply_rope, x, cos, sin),
@@ -131,11 +133,11 @@ def _rope(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         )
 
 
-def _swiglu(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def _swiglu(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     d = sizes.n_ff
     for n in sizes.tokens:
         gate, up = torch.randn(2, n, d, device=device).unbind(0)
-        yield Case(
+        yield KernelCase(
             "swiglu",
             f"{n}x{d}",
             partial(swiglu, gate, up),
@@ -145,12 +147,12 @@ def _swiglu(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         )
 
 
-def _gates(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def _gates(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     n_heads = sizes.n_v_heads
     dt, a = torch.randn(2, n_heads, device=device).unbind(0)
     for n in sizes.tokens:
         decay, beta = torch.randn(2, n, n_heads, device=device).unbind(0)
-        yield Case(
+        yield KernelCase(
             "gates",
             f"{n}x{n_heads}",
             partial(delta_gates, decay, dt, a, beta),
@@ -160,7 +162,7 @@ def _gates(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         )
 
 
-def _linear(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def _linear(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     n_in, n_out = sizes.n_embd, sizes.n_ff
     # the packed modes are for processors
     for mode in MODES if device.type == "cpu" else ("f32",):
@@ -168,7 +170,7 @@ def _linear(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         packed, law = pack(weight, mode), linear_law.pack(weight, mode, weight_levels())
         for n in sizes.tokens:
             x = torch.randn(n, n_in, device=device)
-            yield Case(
+            yield KernelCase(
                 "linear",
                 f"{mode} {n}x{n_in}x{n_out}",
                 partial(linear, x, packed),
@@ -179,7 +181,7 @@ def _linear(sizes: Sizes, device: torch.device) -> Iterator[Case]:
             )
 
 
-def _block_linear(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def _block_linear(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     on_cpu = device.type == "cpu"
     n_in, n_out = -(-sizes.n_embd // LARGEST_BLOCK) * LARGEST_BLOCK, sizes.n_ff
     tokens = [n for n in sizes.tokens if on_cpu or n <= 16]
@@ -191,7 +193,7 @@ def _block_linear(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         for n, rounded in product(tokens, (False, True) if on_cpu else (False,)):
             x = torch.randn(n, n_in)
             on_device = x.to(device)
-            yield Case(
+            yield KernelCase(
                 "block_linear",
                 f"{name}{' bf16' * rounded} {n}x{n_in}x{n_out}",
                 partial(block_linear, on_device, blocks, name, rounded=rounded),
@@ -202,13 +204,13 @@ def _block_linear(sizes: Sizes, device: torch.device) -> Iterator[Case]:
             )
 
 
-def _attention(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def _attention(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     n_cells, n_heads, head_dim = sizes.n_cells, sizes.n_heads, sizes.head_dim
     k, v = (torch.randn(1, sizes.n_kv_heads, n_cells, head_dim, device=device) for _ in range(2))
     for n in (n for n in sizes.tokens if n <= 16):
         q = torch.randn(1, n, n_heads, head_dim, device=device)
         mask = torch.ones(1, n, n_cells, dtype=torch.bool, device=device).tril(n_cells - n)
-        yield Case(
+        yield KernelCase(
             "attention",
             f"T={n} N={n_cells} H={n_heads}/{sizes.n_kv_heads} hd={head_dim}",
             partial(attend, q, k, v, mask),
@@ -219,11 +221,11 @@ def _attention(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         )
 
 
-def _route(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def _route(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     n_experts, n_used = sizes.n_experts, sizes.n_used
     for n in sizes.tokens:
         logits = torch.randn(n, n_experts, device=device)
-        yield Case(
+        yield KernelCase(
             "route",
             f"{n} rows, {n_used} of {n_experts} experts",
             partial(route, logits, n_used),
@@ -234,7 +236,7 @@ def _route(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         )
 
 
-def _moe(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def _moe(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     n_experts, n_used = sizes.n_experts, sizes.n_used
     shape = n_experts, sizes.n_ff_expert, sizes.n_embd
     gate, up, down = (torch.randn(shape, device=device) for _ in range(3))
@@ -250,7 +252,7 @@ def _moe(sizes: Sizes, device: torch.device) -> Iterator[Case]:
             x = torch.randn(n, sizes.n_embd, device=device)
             weights, ids = route(torch.randn(n, n_experts, device=device), n_used)
             chosen = packed.n_bytes // n_experts * len(ids.unique())
-            yield Case(
+            yield KernelCase(
                 "moe",
                 f"{mode} {n} rows, {n_used} of {n_experts} experts",
                 partial(experts, x, weights, ids, packed),

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from kernels.bench import sizes as count
-from kernels.bench.case import Case, Run
+from kernels.bench.measure import KernelCall, KernelCase
 from kernels.bench.sizes import Sizes
 from kernels.delta_rule import fold, gated_delta_log, gated_delta_rule, gated_delta_slots, naive
 
@@ -18,11 +18,11 @@ FEW = 16
 Inputs = tuple[torch.Tensor, ...]
 
 
-def rule(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def rule(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     """The last state kept, and for few tokens all of them, as verifying with planes does."""
     for n_batch, n_tokens, inputs in _every(sizes, device):
         for kept in sorted({1, n_tokens}) if n_tokens <= FEW else [1]:
-            yield Case(
+            yield KernelCase(
                 "delta_rule",
                 f"B={n_batch} T={n_tokens} K={kept}",
                 partial(gated_delta_rule, *inputs, grouped=False, n_snapshots=kept),
@@ -34,14 +34,14 @@ def rule(sizes: Sizes, device: torch.device) -> Iterator[Case]:
             )
 
 
-def slots(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def slots(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     """Few tokens from a row of a pool, each state to another row, as verifying with a ring does."""
     for n_batch, n_tokens, inputs in _every(sizes, device):
         if n_tokens <= FEW:
             numbers = torch.arange(n_batch * (n_tokens + 1), device=device).view(n_batch, -1)
             pool = torch.zeros(numbers.numel(), *inputs[5].shape[1:], device=device)
             arguments = *inputs[:5], pool, numbers[:, 0], numbers[:, 1:]
-            yield Case(
+            yield KernelCase(
                 "delta_slots",
                 f"B={n_batch} T={n_tokens}",
                 partial(gated_delta_slots, *arguments, grouped=False),
@@ -53,10 +53,10 @@ def slots(sizes: Sizes, device: torch.device) -> Iterator[Case]:
             )
 
 
-def log(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def log(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     for n_batch, n_tokens, inputs in _every(sizes, device):
         if n_tokens <= FEW:
-            yield Case(
+            yield KernelCase(
                 "delta_log",
                 f"B={n_batch} T={n_tokens}",
                 partial(gated_delta_log, *inputs, grouped=False),
@@ -67,11 +67,11 @@ def log(sizes: Sizes, device: torch.device) -> Iterator[Case]:
             )
 
 
-def fold_log(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def fold_log(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     for n_batch, n_tokens, inputs in _every(sizes, device):
         if n_tokens <= FEW:
             _, rows = gated_delta_log(*inputs, grouped=False)
-            yield Case(
+            yield KernelCase(
                 "fold",
                 f"B={n_batch} T={n_tokens}",
                 partial(fold, inputs[5], rows, n_tokens, grouped=False),
@@ -94,7 +94,7 @@ def _every(sizes: Sizes, device: torch.device) -> Iterator[tuple[int, int, Input
             yield n_batch, n_tokens, (q, k, v, g, beta, torch.zeros(n_batch, n_v, d, d).to(device))
 
 
-def _fla(inputs: Inputs) -> Run | None:
+def _fla(inputs: Inputs) -> KernelCall | None:
     """fla-core's fused recurrent kernel on the same inputs, where it is installed."""
     if not inputs[0].is_cuda or importlib.util.find_spec("fla") is None:
         return None

@@ -1,14 +1,35 @@
-"""Times, and what the device can do at best: the rate of a copy and of matrix products."""
+"""A kernel call to measure, its median time, and the best rates of the device: copies, products."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
 import torch
 
+KernelCall = Callable[[], object]
 WARM_UP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCase:
+    """One measurement. n_steps: turns of the naive version's Python loops, 1 if it has none.
+
+    rate: the matrix rate that bounds it, "f32" or "bf16". fla: the same work in fla-core,
+    where that is installed.
+    """
+
+    name: str
+    shape: str
+    run: KernelCall
+    naive: KernelCall
+    n_bytes: int
+    n_operations: int
+    n_steps: int = 1
+    rate: str = "f32"
+    fla: KernelCall | None = None
 
 
 def seconds(run: Callable[[], object], evict: torch.Tensor, repeats: int) -> float:

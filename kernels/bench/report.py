@@ -1,4 +1,4 @@
-"""Measures cases and puts them beside what the device can do."""
+"""Cases measured, as rows of a table that shows how near each comes to the device's limits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.bench.case import Case
-from kernels.bench.measure import seconds
+from kernels.bench.measure import KernelCase, seconds
 
 NAIVE_STEPS = 2048
 """The most turns of its Python loops for which the naive version is timed, once."""
@@ -42,7 +41,7 @@ class Row:
     fla_ms: float | None
 
 
-def measure(case: Case, limits: Limits, evict: torch.Tensor, repeats: int) -> Row:
+def measure(case: KernelCase, limits: Limits, evict: torch.Tensor, repeats: int) -> Row:
     """Times a case, fla-core, and where that can be borne its naive version.
 
     evict: see kernels.bench.measure.seconds.
@@ -64,8 +63,8 @@ def measure(case: Case, limits: Limits, evict: torch.Tensor, repeats: int) -> Ro
     )
 
 
-def bound_and_share(case: Case, limits: Limits, taken: float) -> tuple[str, float]:
-    """What holds a case back at best, and how near `taken` seconds come to that."""
+def bound_and_share(case: KernelCase, limits: Limits, taken: float) -> tuple[str, float]:
+    """Which limit bounds a case, "copy" or "matrix", and the share of it that is reached."""
     moving = case.n_bytes / limits.bytes_per_second
     counting = case.n_operations / limits.operations_per_second[case.rate]
     return ("copy", moving / taken) if moving >= counting else ("matrix", counting / taken)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.block_linear.arithmetic import Arithmetic
-from kernels.block_linear.operands_with_llvm import operands, sizes
+from kernels.block_linear.operands_with_llvm import Arithmetic, operands, sizes
 from kernels.block_linear.rows_with_llvm import AHEAD
 from kernels.llvm import F32X16, Code, Program, Value, panels
 from kernels.llvm.panels import I32X16, LINE, PANEL, TOGETHER

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from kernels.block_linear.arithmetic import Arithmetic
-from kernels.block_linear.operands_with_llvm import operands, sizes
+from kernels.block_linear.operands_with_llvm import Arithmetic, operands, sizes
 from kernels.block_linear.terms_with_llvm import GROUP, has_terms, terms
 from kernels.llvm import F32X16, Code, Program, Value
 
@@ -100,7 +99,7 @@ def _by_numbers(
     first: Value,
     last: Value,
 ) -> None:
-    """Weights become numbers of the arithmetic before they are multiplied."""
+    """The body of a program that decodes weights to floating point and multiplies them."""
     elements, _ = sizes(type)
     zero = code.constant(F32X16, 0.0)
     for stretch in _stretches(type, n_rows, how, code, args, first, last):
@@ -124,7 +123,7 @@ def _by_terms(
     first: Value,
     last: Value,
 ) -> None:
-    """Whole numbers are multiplied, and every group's result with its scale."""
+    """The body of a program that multiplies integers, then each group's sum with its scale."""
     elements, _ = sizes(type)
     n_in, n_groups = args[3], elements // GROUP
     zero = code.constant(F32X16, 0.0)
@@ -181,7 +180,7 @@ class _Stretch:
         return self._x + self._input_bytes * r
 
     def add(self, r: int, result: Value) -> None:
-        """To y; the first stretch finds nothing there."""
+        """Add a stretch's part of a sum to y; the first stretch sets it."""
         code, at = self._code, self._y + (self._n_out * r + self._row) * 4
         nothing = code.constant(result.type, 0.0)
         before = code.choose(self._begin.less(1), nothing, code.load(at, result.type))

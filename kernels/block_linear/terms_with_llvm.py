@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
-from kernels.block_linear.arithmetic import BF16X32
+from kernels.block_linear.operands_with_llvm import BF16X32
 from kernels.dequant.decode_with_llvm import Numbers, k_scales
 from kernels.llvm import Code, Value, vector
 from kernels.llvm.values import F16, I8, I16
@@ -24,7 +24,7 @@ Terms = Iterator[tuple[Value, Value]]
 
 
 def has_terms(type: str) -> bool:
-    """Whether blocks of this type are taken apart here."""
+    """Whether blocks of this GGML type can be written as such terms."""
     return type in _TERMS
 
 
@@ -35,7 +35,7 @@ def terms(code: Code, type: str, block: Value) -> tuple[Terms, Value | None]:
 
 
 def _words(code: Code, address: Value) -> Value:
-    """32 bytes as words."""
+    """32 bytes from memory, widened to 16 bits each."""
     return code.load(address, I8X32).resize(I16)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.block_linear.arithmetic import arithmetic
+from kernels.block_linear.operands_with_llvm import arithmetic
 from kernels.block_linear.panels_with_llvm import multiply_panels
 from kernels.block_linear.rows_with_llvm import ROWS, multiply_rows
 from kernels.llvm.panels import TOGETHER, WIDEST

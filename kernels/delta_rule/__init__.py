@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.delta_rule import log_with_torch, naive, with_torch
-from kernels.delta_rule.log import DeltaLog
+from kernels.delta_rule.naive import DeltaLog
 from kernels.dispatch import F, pick
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What happens to some columns of a state on a processor, written for LLVM.
+"""The delta rule on a block of columns of one state, as code for LLVM.
 
 Columns do not mix in the recurrence. A task keeps its block S [d_k, width] in the nearest cache
 and takes it through all tokens, each in two passes, with a = e^g:
@@ -27,7 +27,7 @@ CHAINS = 8
 
 
 class Sides(NamedTuple):
-    """A state's. channels: one gate per key channel, else one per head."""
+    """The sides of a state [d_k, d_v]. channels: one gate per key channel, else one per head."""
 
     d_k: int
     d_v: int
@@ -45,14 +45,17 @@ def _divisor(n: int, most: int) -> int:
 
 
 class Place(NamedTuple):
-    """Where a block lies: its first number and the bytes from row to row."""
+    """Where a block lies: the address of its first number, and the bytes from row to row."""
 
     start: Value
     row: Value
 
 
 class Block:
-    """Writes into `code`; addresses of rows are those of their first number for the block."""
+    """Writes the operations on one block into `code`.
+
+    Rows of v, o and u are given by the address of the first number in the block's columns.
+    """
 
     def __init__(self, code: Code, sides: Sides) -> None:
         self._code, self._sides = code, sides
@@ -64,7 +67,7 @@ class Block:
         self._decays, self._keys, self._queries = (code.stack(4 * sides.d_k) for _ in range(3))
 
     def place_if(self, condition: Value, place: Place) -> Place:
-        """This place if the condition holds, else the task's own."""
+        """`place` if the condition holds, else the block's own memory on the stack."""
         choose = self._code.choose
         return Place(*(choose(condition, a, b) for a, b in zip(place, self.own, strict=True)))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from kernels.delta_rule.log import DeltaLog
+from kernels.delta_rule.naive import DeltaLog
 from kernels.delta_rule.with_torch import by_token
-from kernels.delta_rule.wy import CHUNK, Rows, as_rows, per_value_head, solve_chunk
+from kernels.delta_rule.wy import CHUNK, HeadRows, per_value_head, rows_per_head, solve_chunk
 from kernels.pointwise import pointwise
 
 
@@ -22,7 +22,7 @@ def gated_delta_log(
 ) -> tuple[torch.Tensor, DeltaLog]:
     """See kernels.delta_rule.gated_delta_log. Keeps the dtype of its inputs."""
     n_batch, n_tokens, n_heads, d_v = v.shape
-    rows = as_rows(q, k, v, g, beta, grouped)
+    rows = rows_per_head(q, k, v, g, beta, grouped)
     state = state.reshape(-1, k.shape[3], d_v)
     o, u = _token(rows, state) if n_tokens == 1 else _chunks(rows, state)
     o, u = (x.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2) for x in (o, u))
@@ -41,7 +41,7 @@ def gated_delta_log_invariant(
 ) -> tuple[torch.Tensor, DeltaLog]:
     """gated_delta_log by the recurrence at every length, through a state that is thrown away."""
     n_batch, n_tokens, n_heads, d_v = v.shape
-    rows = as_rows(q, k, v, g, beta, grouped)
+    rows = rows_per_head(q, k, v, g, beta, grouped)
     written: list[torch.Tensor] = []
     state = state.reshape(-1, k.shape[3], d_v)
     o, _ = by_token(rows, state, [torch.empty_like(state)], invariant=True, written=written)
@@ -50,7 +50,7 @@ def gated_delta_log_invariant(
     return o, DeltaLog(k, u, g)
 
 
-def _token(rows: Rows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _token(rows: HeadRows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """One token: q^T S1 = e^g q^T S0 + (q^T k) u^T, so the state is only read, and once."""
     q, k, v, g, beta = rows
     k_read, q_read = (torch.bmm(torch.cat((k, q), 1), state) * g.exp()).split(1, 1)
@@ -58,7 +58,7 @@ def _token(rows: Rows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return torch.addcmul(q_read, (q * k).sum(2, keepdim=True), u) * k.shape[2] ** -0.5, u
 
 
-def _chunks(rows: Rows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _chunks(rows: HeadRows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """All tokens in the WY form; only between two chunks is a state made."""
     n_tokens = rows.n_tokens
     outputs, written = [], []
@@ -116,7 +116,7 @@ def fold_invariant(
     grouped: bool,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """fold token by token: the very states of gated_delta_into_invariant."""
+    """fold token by token, which gives the bits of gated_delta_into_invariant's states."""
     k, u, g = _prefix(log, n_tokens)
     size = (-1, *state.shape[2:])
     target = torch.empty(state.shape, device=state.device) if out is None else out

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
-from kernels.delta_rule.log import DeltaLog
+
+class DeltaLog(NamedTuple):
+    """The rows of some tokens, from which the state after any number of them can be rebuilt.
+
+    k: [B, T, H_k, d_k]. u: [B, T, H_v, d_v], u_t = beta_t (v_t - (e^(g_t) S_(t-1))^T k_t).
+    g: [B, T, H_v]. k and g are the very tensors that the kernel was given.
+    """
+
+    k: torch.Tensor
+    u: torch.Tensor
+    g: torch.Tensor
 
 
 def gated_delta_rule(

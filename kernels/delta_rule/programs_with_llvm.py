@@ -15,29 +15,29 @@ from kernels.llvm.values import I64
 
 
 class _Tensor(NamedTuple):
-    """Of 4 bytes a number; the strides in bytes."""
+    """A tensor of 4-byte numbers as a program sees it; steps: its first three strides, in bytes."""
 
     address: Value
     steps: Sequence[Value]
 
     def row(self, b: Value, t: Value, head: Value) -> Value:
-        """Address of a row of one laid out [B, T, H, d]."""
+        """Address of a row [d] of a tensor [B, T, H, d]."""
         return self.address + b * self.steps[0] + t * self.steps[1] + head * self.steps[2]
 
     def place(self, b: Value, head: Value, column: Value) -> Place:
-        """A block of one laid out [B, H, d_k, d_v]."""
+        """The block that begins at a column, in bytes, of a tensor [B, H, d_k, d_v]."""
         start = self.address + b * self.steps[0] + head * self.steps[1]
         return Place(start + column, self.steps[2])
 
 
 def _tensors(args: Sequence[Value], count: int) -> Iterator[_Tensor]:
-    """The first `count`."""
+    """The first `count` tensors among a program's arguments."""
     for i in range(0, 4 * count, 4):
         yield _Tensor(args[i], [step * 4 for step in args[i + 1 : i + 4]])
 
 
 class _Heads(NamedTuple):
-    """How tasks map to heads."""
+    """Which sequence, head and columns a task is for."""
 
     sides: Sides
     grouped: bool

@@ -14,7 +14,7 @@ import torch
 
 from kernels.delta_rule import programs_with_llvm as programs
 from kernels.delta_rule.block_with_llvm import Sides
-from kernels.delta_rule.log import DeltaLog
+from kernels.delta_rule.naive import DeltaLog
 
 # numbers of a state times tokens that are worth a second thread
 GRAIN = 32768

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.delta_rule.wy import CHUNK, Rows, as_rows, solve_chunk
+from kernels.delta_rule.wy import CHUNK, HeadRows, rows_per_head, solve_chunk
 from kernels.pointwise import pointwise
 
 # Up to here the recurrence itself is as fast as the WY form, hands out every state on its way,
@@ -35,7 +35,7 @@ def gated_delta_rule(
     """See kernels.delta_rule.gated_delta_rule. Keeps the dtype of its inputs."""
     n_batch, n_tokens, n_heads, d_v = v.shape
     d_k = k.shape[3]
-    rows = as_rows(q, k, v, g, beta, grouped)
+    rows = rows_per_head(q, k, v, g, beta, grouped)
     state = state.reshape(-1, d_k, d_v)
     n_kept = min(n_tokens, n_snapshots)
     if n_kept == 1 and torch.is_grad_enabled():
@@ -63,7 +63,7 @@ def gated_delta_into(
     """See kernels.delta_rule.gated_delta_into."""
     n_batch, n_tokens, n_heads, d_v = v.shape
     size = (-1, k.shape[3], d_v)
-    rows = as_rows(q, k, v, g, beta, grouped)
+    rows = rows_per_head(q, k, v, g, beta, grouped)
     o, _ = _any_length(rows, state.reshape(size), [slot.view(size) for slot in slots])
     return o.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2)
 
@@ -82,7 +82,7 @@ def gated_delta_into_invariant(
     """gated_delta_into by the recurrence at every length."""
     n_batch, n_tokens, n_heads, d_v = v.shape
     size = (-1, k.shape[3], d_v)
-    rows = as_rows(q, k, v, g, beta, grouped)
+    rows = rows_per_head(q, k, v, g, beta, grouped)
     views = [slot.view(size) for slot in slots]
     o, _ = by_token(rows, state.reshape(size), views, invariant=True)
     return o.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2)
@@ -107,7 +107,9 @@ def gated_delta_slots(
     return o
 
 
-def _any_length(rows: Rows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+def _any_length(
+    rows: HeadRows, state: torch.Tensor, slots: Slots
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The outputs [N, T, d_v] and the last state."""
     if rows.n_tokens == 1:
         return _token(rows, state, slots)
@@ -118,7 +120,7 @@ def _any_length(rows: Rows, state: torch.Tensor, slots: Slots) -> tuple[torch.Te
     return _chunks(rows, state, slots)
 
 
-def _token(rows: Rows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+def _token(rows: HeadRows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
     """One token by the recurrence: by_token without its bookkeeping, which would double the
     time."""
     q, k, v, g, beta = rows
@@ -131,7 +133,7 @@ def _token(rows: Rows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor,
 
 
 def by_token(
-    rows: Rows,
+    rows: HeadRows,
     state: torch.Tensor,
     slots: Slots,
     *,
@@ -160,7 +162,7 @@ def by_token(
     return torch.cat(outputs, 1), state
 
 
-def _chunks(rows: Rows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+def _chunks(rows: HeadRows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
     """All tokens in chunks, each starting from the state that the one before left."""
     n_tokens = rows.n_tokens
     outputs: list[torch.Tensor] = []
@@ -174,7 +176,7 @@ def _chunks(rows: Rows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor
     return torch.cat(outputs, 1), state
 
 
-def _chunk(rows: Rows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+def _chunk(rows: HeadRows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
     """T tokens at once in the WY form."""
     o, u, D, e = solve_chunk(rows, state)
     k, n_tokens = rows.k, rows.n_tokens

@@ -12,7 +12,7 @@ import torch
 import triton.language as tl
 
 from kernels.delta_rule.chunks_with_triton import Inputs, run_chunks
-from kernels.delta_rule.log import DeltaLog
+from kernels.delta_rule.naive import DeltaLog
 from kernels.delta_rule.recurrence_with_triton import columns_per_program, run_recurrence
 from kernels.triton_setup import cdiv, jit, power_of_2
 

@@ -13,7 +13,7 @@ import torch
 CHUNK = 32
 
 
-class Rows(NamedTuple):
+class HeadRows(NamedTuple):
     """The inputs of some tokens, one row of the batch for every sequence and value head."""
 
     q: torch.Tensor
@@ -26,11 +26,11 @@ class Rows(NamedTuple):
     def n_tokens(self) -> int:
         return self.v.shape[1]
 
-    def tokens(self, start: int, stop: int) -> Rows:
-        return Rows(*(x[:, start:stop] for x in self))
+    def tokens(self, start: int, stop: int) -> HeadRows:
+        return HeadRows(*(x[:, start:stop] for x in self))
 
 
-class Chunk(NamedTuple):
+class SolvedChunk(NamedTuple):
     """A chunk solved: o and u [N, T, d_v], D [N, T, T], the decays e^(c_i) [N, T, 1]."""
 
     o: torch.Tensor
@@ -39,17 +39,17 @@ class Chunk(NamedTuple):
     e: torch.Tensor
 
 
-def as_rows(
+def rows_per_head(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
     grouped: bool,
-) -> Rows:
+) -> HeadRows:
     """From [B, T, H, …] to [N, T, …]; each value head gets its key head's q and k."""
     n_tokens, n_heads = v.shape[1:3]
-    return Rows(
+    return HeadRows(
         per_value_head(q, n_heads, grouped),
         per_value_head(k, n_heads, grouped),
         v.transpose(1, 2).reshape(-1, n_tokens, v.shape[3]),
@@ -72,7 +72,7 @@ def per_value_head(x: torch.Tensor, n_heads: int, grouped: bool) -> torch.Tensor
     return x.reshape(n_batch * n_heads, n_tokens, d)
 
 
-def solve_chunk(rows: Rows, state: torch.Tensor) -> Chunk:
+def solve_chunk(rows: HeadRows, state: torch.Tensor) -> SolvedChunk:
     """T tokens at once, one gate per head.
 
     With c the running sum of g and D_ij = e^(c_i - c_j) for i >= j, the rows u of the recurrence
@@ -98,4 +98,4 @@ def solve_chunk(rows: Rows, state: torch.Tensor) -> Chunk:
     )
     u = torch.bmm(inverse, (v - read[:, 0]) * beta)
     scale = k.shape[2] ** -0.5
-    return Chunk(torch.baddbmm(read[:, 1], gram[:, 1], u, beta=scale, alpha=scale), u, D, e)
+    return SolvedChunk(torch.baddbmm(read[:, 1], gram[:, 1], u, beta=scale, alpha=scale), u, D, e)

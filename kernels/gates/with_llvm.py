@@ -44,7 +44,7 @@ def _program(n_heads: int) -> Program:
 
 
 def _body(n_heads: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
-    """Arguments: decay in Rows, dt, a, g, beta in Rows, the opened beta."""
+    """Arguments: decay in RowPlaces, dt, a, g, beta in RowPlaces, the opened beta."""
     dt, a, g, opened = *args[4:7], args[11]
     with code.loop(first, last) as row:
         decay, beta = start(args[:4], row), start(args[7:11], row)

@@ -18,6 +18,6 @@ def delta_gates(
 def delta_gates_invariant(
     decay: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, beta: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """delta_gates with functions that do not depend on a number's place."""
+    """delta_gates, with each result's bits independent of the numbers around it."""
     g = pointwise(functional.softplus, decay + dt, invariant=True) * a
     return g, pointwise(torch.sigmoid, beta, invariant=True)

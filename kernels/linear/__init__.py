@@ -5,16 +5,17 @@ from __future__ import annotations
 import torch
 
 from kernels.dispatch import pick
-from kernels.linear import fixed_blocks, naive, on_cuda, with_torch
+from kernels.linear import fixed_blocks, naive, with_torch
 from kernels.linear.as_llama_cpp import as_llama_cpp, round_rows
 from kernels.linear.blocks import (
-    Blocks,
+    BlockData,
     beside,
     linear_blocks,
     pack_blocks,
     pack_plain,
     stays_in_blocks,
     stays_plain,
+    takes_any_rows,
 )
 from kernels.linear.packed import INTEGER_MODES, MODES, Packed
 
@@ -23,9 +24,12 @@ __all__ = [
     "Packed",
     "as_llama_cpp",
     "beside",
+    "finish_rows",
     "linear",
+    "multiply_rows",
     "pack",
     "pack_blocks",
+    "prepare_rows",
     "stays_in_blocks",
 ]
 
@@ -54,7 +58,7 @@ def pack(weight: torch.Tensor, mode: str, device: torch.device = _CPU) -> Packed
     if mode in INTEGER_MODES:
         raise ValueError(f"compute mode {mode} has no product on {device}")
     if mode == "bf16":
-        return on_cuda.pack_bf16(weight, device)
+        return with_torch.pack_bf16_on_gpu(weight, device)
     return _pack(weight.to(device), mode)
 
 
@@ -67,12 +71,35 @@ def linear(x: torch.Tensor, packed: Packed, *, invariant: bool = False) -> torch
         return torch.cat([linear(x, part, invariant=invariant) for part in packed.data], -1)
     if packed.rounding:
         x = round_rows(x, packed.rounding)
-    if isinstance(packed.data, Blocks):
+    if isinstance(packed.data, BlockData):
         return linear_blocks(x, packed, invariant=invariant)
     return fixed_blocks.linear(_product, x, packed) if invariant else _product(x, packed)
 
 
 def _product(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    if packed.mode == "bf16" and x.is_cuda:
-        return on_cuda.linear_bf16(x, packed)
-    return _linear(x, packed)
+    on_gpu = packed.mode == "bf16" and x.is_cuda
+    return with_torch.linear(x, packed) if on_gpu else _linear(x, packed)
+
+
+def prepare_rows(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The part of `linear` that concerns the rows alone, for products of one batch with many
+    matrices: linear(x, packed) is finish_rows(multiply_rows(rows, packed), scale).
+
+    x: f32 [n, in]. Returns the rows as `multiply_rows` takes them for every matrix packed like
+    this one, and f32 [n, 1], what `finish_rows` multiplies each row of results with, None for
+    nothing.
+    """
+    return (x, None) if takes_any_rows(packed) else with_torch.prepare_rows(x, packed)
+
+
+def multiply_rows(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """Prepared rows [n, in] -> unfinished results [n, out]."""
+    return (
+        linear(rows, packed) if takes_any_rows(packed) else with_torch.multiply_rows(rows, packed)
+    )
+
+
+def finish_rows(y: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """Results of `multiply_rows` f32 or bf16 [n, out] as f32, changed in place where they are
+    f32; scale: of the rows, from `prepare_rows`."""
+    return y.float() if scale is None else y.mul_(scale)

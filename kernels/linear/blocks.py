@@ -20,8 +20,8 @@ from kernels.linear.packed import Packed
 GROUP = 32
 
 
-class Blocks(NamedTuple):
-    """The data of such a matrix: uint8 [out, bytes per row] of a GGML type."""
+class BlockData(NamedTuple):
+    """A matrix in blocks. bytes: uint8 [out, bytes per row]. type: GGML's name, such as "Q4_K"."""
 
     bytes: torch.Tensor
     type: str
@@ -41,7 +41,7 @@ def stays_plain(weight: torch.Tensor, mode: str) -> bool:
 
 
 def pack_plain(weight: torch.Tensor) -> Packed:
-    """A weight f32 [out, in] that stays where it is."""
+    """A weight f32 [out, in] to be multiplied as it is, without a copy where it is contiguous."""
     return pack_blocks(weight.contiguous().view(torch.uint8), "F32", "f32")
 
 
@@ -52,11 +52,11 @@ def pack_blocks(blocks: torch.Tensor, type: str, mode: str = "blocks") -> Packed
     """
     elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
     n_in = blocks.shape[1] // n_bytes * elements
-    return Packed(mode, (blocks.shape[0], n_in), blocks.numel(), Blocks(blocks, type))
+    return Packed(mode, (blocks.shape[0], n_in), blocks.numel(), BlockData(blocks, type))
 
 
 def beside(parts: Sequence[Packed]) -> Packed:
-    """Matrices of equal width, in whatever modes, as one whose rows are theirs in turn."""
+    """Matrices of equal width stacked: [sum of out, in], each part in a mode of its own."""
     if len(parts) == 1:
         return parts[0]
     shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
@@ -65,7 +65,7 @@ def beside(parts: Sequence[Packed]) -> Packed:
 
 def takes_any_rows(packed: Packed) -> bool:
     """Whether `linear` prepares rows for every matrix anew: for blocks, parts, and rounded rows."""
-    return packed.mode == "parts" or bool(packed.rounding) or isinstance(packed.data, Blocks)
+    return packed.mode == "parts" or bool(packed.rounding) or isinstance(packed.data, BlockData)
 
 
 def linear_blocks(x: torch.Tensor, packed: Packed, *, invariant: bool) -> torch.Tensor:

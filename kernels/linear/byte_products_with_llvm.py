@@ -1,19 +1,18 @@
-"""Sums of products of bytes: some rows of x with some panels of weights."""
+"""Code for LLVM that multiplies some rows of integers with some panels of weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kernels.linear.byte_panels import INPUTS, OUTPUTS
-from kernels.linear.byte_rows_with_llvm import I32X16, TAIL
-from kernels.linear.two_rows import STEPS
+from kernels.linear.byte_rows_with_llvm import I32X16, TAIL_BYTES
+from kernels.linear.packed import INPUTS_PER_LANE, PANEL_OUTPUTS, SECOND_ROW_STEPS
 from kernels.llvm import F32, F32X16, Code, Value, vector
 from kernels.llvm.values import I8, I32
 
 AHEAD = 2048
 """Bytes to the weights that are asked for: the processor's own prefetching is later."""
 # bytes of a panel that are multiplied together
-LINE = OUTPUTS * INPUTS
+LINE = PANEL_OUTPUTS * INPUTS_PER_LANE
 I8X64 = vector(I8, LINE)
 
 
@@ -32,18 +31,18 @@ def multiply(
     fours of inputs with sums of their own, since a processor begins some products before the
     first is done.
     """
-    stride, zero = n_in * n_integers + TAIL, code.constant(I32X16, 0)
+    stride, zero = n_in * n_integers + TAIL_BYTES, code.constant(I32X16, 0)
     rows = [x + stride * r for r in range(n_rows)]
     starts = [row + n_in * i for row in rows for i in range(n_integers)]
     sums = [[[code.variable(zero) for _ in range(at_once)] for _ in starts] for _ in panels]
-    with code.loop(0, n_in, INPUTS * at_once) as at:
+    with code.loop(0, n_in, INPUTS_PER_LANE * at_once) as at:
         for step in range(at_once):
-            lines = [panel + at * OUTPUTS + LINE * step for panel in panels]
+            lines = [panel + at * PANEL_OUTPUTS + LINE * step for panel in panels]
             for line in lines:
                 code.prefetch(line + AHEAD)
             weights = [code.load(line, I8X64) for line in lines]
             for r, start in enumerate(starts):
-                four = code.splat(code.load(start + at + INPUTS * step, I32)).bits(I8X64)
+                four = code.splat(code.load(start + at + INPUTS_PER_LANE * step, I32)).bits(I8X64)
                 for totals, weight in zip(sums, weights, strict=True):
                     total = totals[r][step]
                     total.set(_dot(code, total.value, weight, four))
@@ -63,19 +62,19 @@ def store(
     code: Code, results: Sequence[Value], panel: Value, scales: Value, y: Value, n_out: Value
 ) -> None:
     """The results of a panel to as many rows of y f32 [.., n_out], as far as there are outputs."""
-    column = panel * OUTPUTS
+    column = panel * PANEL_OUTPUTS
     scale = code.load(scales + column * 4, F32X16)
     results = [result * scale for result in results]
     to, left = y + column * 4, n_out - column
-    with code.when(code.integer(OUTPUTS - 1).less(left)):
+    with code.when(code.integer(PANEL_OUTPUTS - 1).less(left)):
         for r, result in enumerate(results):
             code.store(result, to + n_out * (4 * r))
-    with code.when(left.less(OUTPUTS)):
-        kept = code.stack(4 * OUTPUTS * len(results))
+    with code.when(left.less(PANEL_OUTPUTS)):
+        kept = code.stack(4 * PANEL_OUTPUTS * len(results))
         for r, result in enumerate(results):
-            code.store(result, kept + 4 * OUTPUTS * r)
+            code.store(result, kept + 4 * PANEL_OUTPUTS * r)
         with code.loop(0, code.integer(len(results))) as row, code.loop(0, left) as i:
-            number = code.load(kept + (row * OUTPUTS + i) * 4, F32)
+            number = code.load(kept + (row * PANEL_OUTPUTS + i) * 4, F32)
             code.store(number, to + (row * n_out + i) * 4)
 
 
@@ -99,5 +98,5 @@ def _result(code: Code, sums: Sequence[Value], tail: Value) -> Value:
     ]
     if len(numbers) == 2:
         high, low = numbers
-        numbers = [low / float(STEPS) + high]
+        numbers = [low / float(SECOND_ROW_STEPS) + high]
     return numbers[0] * code.splat(code.load(tail + 4 * len(sums), F32))

@@ -1,4 +1,4 @@
-"""Products of rows with panels of bytes: weights stream by a few rows, or many rows by weights."""
+"""Integer products of rows of x with a weight in BytePanels, for few rows and for many."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.linear.byte_panels import INPUTS, OUTPUTS, BytePanels
 from kernels.linear.byte_products_with_llvm import multiply, store
-from kernels.linear.byte_rows_with_llvm import TAIL, quantise, row_bytes, whole_rows, write_rows
+from kernels.linear.byte_rows_with_llvm import (
+    TAIL_BYTES,
+    quantise,
+    row_bytes,
+    whole_rows,
+    write_rows,
+)
+from kernels.linear.packed import INPUTS_PER_LANE, PANEL_OUTPUTS, BytePanels
 from kernels.llvm import Code, Program, Value
-from kernels.llvm.rows import Rows
+from kernels.llvm.rows import RowPlaces
 
-FEW = 8
-"""Rows of integers for which the weights are read once, and every panel by itself."""
+FEW_ROWS = 8
+"""Up to so many rows of integers are multiplied with one panel after the other, and the weights
+read once; more are multiplied with WIDE panels at a time."""
 
 # panels, and rows of integers, whose sums are in registers at the same time
 WIDE, TALL = 2, (12, 8, 4, 2, 1)
@@ -30,7 +37,7 @@ def linear(x: torch.Tensor, n_integers: int, panels: BytePanels, n_out: int) -> 
     """x f32 [..., in] -> f32 [..., n_out], each row as one row of integers or as two."""
     n_in, y = x.shape[-1], torch.empty(*x.shape[:-1], n_out)
     n_rows = x.numel() // n_in
-    if n_rows * n_integers > FEW:
+    if n_rows * n_integers > FEW_ROWS:
         _run_many(quantise(x, n_integers), n_integers, panels, y)
     elif n_rows:
         integers = torch.empty(n_rows * row_bytes(n_in, n_integers), dtype=torch.uint8)
@@ -46,7 +53,7 @@ def product(
     """Rows that `quantise` has made [n, row_bytes] -> f32 [n, n_out]."""
     n_rows = len(integers)
     y = torch.empty(n_rows, n_out)
-    if n_rows * n_integers > FEW:
+    if n_rows * n_integers > FEW_ROWS:
         _run_many(integers, n_integers, panels, y)
     elif n_rows:
         _run_few(n_rows, integers, n_integers, panels, y)
@@ -59,7 +66,7 @@ def _run_few(
     n_integers: int,
     panels: BytePanels,
     y: torch.Tensor,
-    places: Rows | None = None,
+    places: RowPlaces | None = None,
 ) -> None:
     """places: of rows of x that become the integers before."""
     weights, threads = panels.bytes, torch.get_num_threads()
@@ -99,7 +106,7 @@ def _run_many(integers: torch.Tensor, n_integers: int, panels: BytePanels, y: to
 
 
 def _n_in(panels: BytePanels) -> int:
-    return panels.bytes.shape[1] * INPUTS
+    return panels.bytes.shape[1] * INPUTS_PER_LANE
 
 
 @functools.cache
@@ -117,7 +124,7 @@ def _few_body(
     n_in, integers, _, weights, scales, y, n_out = args[4:]
     at_once = max(1, 4 // (n_rows * n_integers))
     with code.loop(first, last) as panel:
-        start = weights + panel * n_in * OUTPUTS
+        start = weights + panel * n_in * PANEL_OUTPUTS
         (results,) = multiply(code, integers, n_rows, n_integers, n_in, [start], at_once)
         store(code, results, panel, scales, y, n_out)
 
@@ -131,12 +138,12 @@ def _many_body(
     n_integers: int, code: Code, args: Sequence[Value], first: Value, last: Value
 ) -> None:
     integers, n_rows, n_in, weights, scales, y, n_out = args
-    row_bytes = n_in * n_integers + TAIL
-    final = (n_out + (OUTPUTS - 1)) // OUTPUTS - 1
+    row_bytes = n_in * n_integers + TAIL_BYTES
+    final = (n_out + (PANEL_OUTPUTS - 1)) // PANEL_OUTPUTS - 1
     with code.loop(first, last) as tile:
         # behind the last panel stands the last once more, with the same results
         panels = [code.smaller(tile * WIDE + i, final) for i in range(WIDE)]
-        starts = [weights + panel * n_in * OUTPUTS for panel in panels]
+        starts = [weights + panel * n_in * PANEL_OUTPUTS for panel in panels]
         begin = code.integer(0)
         for tall in (t // n_integers for t in TALL if t >= n_integers):
             end = n_rows - (n_rows - begin) % tall

@@ -20,7 +20,7 @@ Product = Callable[[torch.Tensor, Packed], torch.Tensor]
 
 
 def linear(product: Product, x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """product(x, packed) row by row, as far as the bits go. Sums of integers are exact anyway."""
+    """product(x, packed), each row with the bits it has alone. Integers add up exactly anyway."""
     if packed.mode in INTEGER_MODES:
         return product(x, packed)
     rows = x.reshape(-1, x.shape[-1])

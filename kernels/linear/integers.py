@@ -4,25 +4,37 @@ through fbgemm, else exactly and slowly. The packed matrix tells which of them i
 from __future__ import annotations
 
 import functools
+import warnings
+from typing import Any
 
 import torch
 
 from kernels.dispatch import uses_llvm
-from kernels.linear import byte_panels, fbgemm, naive, two_rows
-from kernels.linear.byte_panels import BytePanels
-from kernels.linear.packed import ROW_LEVELS, WEIGHT_LEVELS, Packed
+from kernels.linear import naive
+from kernels.linear.packed import (
+    ROW_LEVELS,
+    SECOND_ROW_STEPS,
+    WEIGHT_LEVELS,
+    BytePanels,
+    Packed,
+    pack_panels,
+    quantise_rows,
+    split_rows,
+)
 from kernels.norm import max_norm
 from kernels.processor import has_feature
 
 # rows of integers that a row of x becomes
 N_INTEGERS = {"int8": 1, "int8x2": 2}
+# 2 * 255 * 64 still fits the 16 bits in which processors without VNNI add pairs of products
+SAFE_LEVELS = 64
 
 
 def pack(weight: torch.Tensor, mode: str) -> Packed:
     """A weight f32 [out, in] for one of INTEGER_MODES."""
     if has_vnni():
-        return byte_panels.pack(weight, mode)
-    return fbgemm.pack(weight, mode) if fbgemm.available() else naive.pack_int8(weight, mode)
+        return pack_panels(weight, mode)
+    return _pack_fbgemm(weight, mode) if has_fbgemm() else naive.pack_int8(weight, mode)
 
 
 def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
@@ -34,13 +46,13 @@ def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     if isinstance(packed.data, tuple):
         return naive.linear(x, packed)
     if packed.mode == "int8x2":
-        return two_rows.linear(x, packed)
+        return _linear_two_rows(x, packed)
     rows, largest = max_norm(x)
-    return fbgemm.product(rows, packed.data).mul_(largest)
+    return _product_fbgemm(rows, packed.data).mul_(largest)
 
 
-def prepare(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """See kernels.linear.shared_rows.prepare."""
+def prepare_rows(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """See kernels.linear.prepare_rows."""
     if isinstance(packed.data, BytePanels):
         from kernels.linear import byte_rows_with_llvm
 
@@ -48,8 +60,8 @@ def prepare(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.Tensor
     return (x, None) if packed.mode == "int8x2" else max_norm(x)
 
 
-def product(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """See kernels.linear.shared_rows.product."""
+def multiply_rows(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """See kernels.linear.multiply_rows."""
     if isinstance(packed.data, BytePanels):
         from kernels.linear import bytes_with_llvm
 
@@ -61,16 +73,71 @@ def product(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
         integers, scale = packed.data
         sums = (rows * ROW_LEVELS).round().double() @ integers.double().T
         return (sums * (scale.double() / ROW_LEVELS)).float()
-    return fbgemm.product(rows, packed.data)
+    return _product_fbgemm(rows, packed.data)
 
 
 def weight_levels() -> int:
     """The largest integer that `pack` makes of a weight on this processor."""
-    through_fbgemm = not has_vnni() and fbgemm.available()
-    return fbgemm.levels() if through_fbgemm else WEIGHT_LEVELS
+    through_fbgemm = not has_vnni() and has_fbgemm()
+    return fbgemm_levels() if through_fbgemm else WEIGHT_LEVELS
 
 
 @functools.cache
 def has_vnni() -> bool:
     """Whether LLVM compiles products of bytes for this processor."""
     return uses_llvm() and has_feature("avx512vnni")
+
+
+def _linear_two_rows(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """int8x2 through fbgemm: one product of the first and second rows of integers together."""
+    first, second, largest = split_rows(x)
+    rows = torch.stack((first, second)).reshape(-1, x.shape[-1]) / ROW_LEVELS
+    sums = _product_fbgemm(rows, packed.data)
+    high, low = sums.view(2, *x.shape[:-1], -1)
+    # every operation by itself: fused ones might round the last numbers of a tensor otherwise
+    y: torch.Tensor = (low / SECOND_ROW_STEPS + high) * largest
+    return y
+
+
+def has_fbgemm() -> bool:
+    """Whether this PyTorch multiplies integers through fbgemm, as it does on x86 processors."""
+    return "fbgemm" in torch.backends.quantized.supported_engines
+
+
+def _pack_fbgemm(weight: torch.Tensor, mode: str) -> Packed:
+    """A weight f32 [out, in] as fbgemm keeps it; mode: one of INTEGER_MODES."""
+    n_out, n_in = weight.shape
+    data = _prepack(*quantise_rows(weight, fbgemm_levels()))
+    return Packed(mode, (n_out, n_in), n_out * n_in + 4 * n_out, data)
+
+
+def _product_fbgemm(rows: torch.Tensor, data: Any) -> torch.Tensor:
+    """rows f32 [..., in] within -1 .. 1, rounded to 127ths, times the weight; f32 [..., out]."""
+    # activations as unsigned bytes around 128, the form the fast products want
+    y: torch.Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default(
+        rows, 1 / ROW_LEVELS, 128, data
+    )
+    return y
+
+
+@functools.cache
+def fbgemm_levels() -> int:
+    """The largest weight integer whose products add up exactly on this processor.
+
+    Without VNNI the instructions add two products in 16 bits and saturate; found by trying the
+    worst case, since PyTorch does not say which instructions it uses.
+    """
+    ones = torch.ones(2, 64)
+    data = _prepack(*quantise_rows(ones, WEIGHT_LEVELS))
+    exact = torch.allclose(_product_fbgemm(ones, data), torch.tensor(64.0), rtol=1e-4)
+    return WEIGHT_LEVELS if exact else SAFE_LEVELS
+
+
+def _prepack(integers: torch.Tensor, scale: torch.Tensor) -> Any:
+    """Integers int8 [out, in] and their rows' scales f32 [out], in fbgemm's own layout."""
+    zeros = torch.zeros(scale.shape[0], dtype=torch.int64)
+    with warnings.catch_warnings():
+        # PyTorch 2.13 announces the end of its quantised tensors; pyproject.toml stays below it
+        warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
+        weight = torch._make_per_channel_quantized_tensor(integers, scale.double(), zeros, 0)
+        return torch.ops.quantized.linear_prepack(weight, None)

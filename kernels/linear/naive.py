@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from kernels.linear import two_rows
-from kernels.linear.packed import INTEGER_MODES, ROW_LEVELS, WEIGHT_LEVELS, Packed, quantise_rows
+from kernels.linear.packed import (
+    INTEGER_MODES,
+    ROW_LEVELS,
+    SECOND_ROW_STEPS,
+    WEIGHT_LEVELS,
+    Packed,
+    quantise_rows,
+    split_rows,
+)
 from kernels.norm.naive import max_norm
 
 
@@ -20,7 +27,7 @@ def pack(weight: torch.Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> Packed
 
 
 def pack_int8(weight: torch.Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> Packed:
-    """Integers and scales, as plain tensors."""
+    """A weight f32 [out, in] as int8 [out, in] and scales f32 [out], both of quantise_rows."""
     n_out, n_in = weight.shape
     integers, scale = quantise_rows(weight, levels)
     return Packed(mode, (n_out, n_in), n_out * n_in + 4 * n_out, (integers, scale))
@@ -31,7 +38,7 @@ def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     if packed.mode == "int8":
         return linear_int8(x, packed)
     if packed.mode == "int8x2":
-        return two_rows.law(x, packed)
+        return linear_int8x2(x, packed)
     if packed.mode == "bf16":
         x = x.to(torch.bfloat16)
     return (x.double() @ packed.data.double().T).float()
@@ -44,3 +51,11 @@ def linear_int8(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     rows = (rows * ROW_LEVELS).round()
     sums = rows.double() @ integers.double().T
     return (sums * (largest.double() / ROW_LEVELS) * scale.double()).float()
+
+
+def linear_int8x2(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """The product with pack_int8's matrix, exact before the scales come in."""
+    integers, scale = packed.data
+    first, second, largest = split_rows(x)
+    sums = (first.double() * SECOND_ROW_STEPS + second.double()) @ integers.double().T
+    return (sums * (largest.double() / (ROW_LEVELS * SECOND_ROW_STEPS)) * scale.double()).float()

@@ -1,4 +1,8 @@
-"""A weight matrix prepared for one compute mode."""
+"""Weights prepared for one compute mode, and numbers rounded to the integers of the int8 modes.
+
+int8x2 gives every row of activations two rows of 8 bits, some 15 bits together: with z = x /
+largest * 127, the first is z rounded, the second what that left over, in steps of 1/254.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional
+
+from kernels.norm import max_norm
 
 MODES = ("f32", "bf16", "int8", "int8x2")
 """Modes of a matrix that `pack` makes from f32 numbers. Beside them stand "blocks", rows in the
@@ -15,6 +22,16 @@ INTEGER_MODES = ("int8", "int8x2")
 # symmetric: the largest number of a row becomes 127, of weights wherever that adds up exactly
 # (kernels.linear.integers.weight_levels), of activations everywhere
 WEIGHT_LEVELS = ROW_LEVELS = 127
+SECOND_ROW_STEPS = 2 * ROW_LEVELS
+"""Steps of the second row of int8x2 in one of the first: what is left over, at most half a step of
+the first, becomes -127..127."""
+PANEL_OUTPUTS, INPUTS_PER_LANE = 16, 4
+"""Weight rows in a panel, and inputs of each that lie together: VNNI instructions multiply four
+neighbouring bytes with four and add the products to one sum."""
+ROW_MULTIPLE = 16
+"""Rows of bytes, of weights and of activations, are filled up with zeros to such a length."""
+BYTE_ZERO = 128
+"""What a weight's byte is more than its integer: VNNI wants one factor without a sign."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +49,20 @@ class Packed:
     rounding: str | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BytePanels:
+    """A weight as bytes in the order in which one instruction after the other reads them.
+
+    bytes: uint8 [panels, in / INPUTS_PER_LANE, PANEL_OUTPUTS, INPUTS_PER_LANE], each the integer
+    of a weight plus BYTE_ZERO. scales: f32 [panels * PANEL_OUTPUTS], what a sum of products of
+    such integers with those of x, times the largest magnitude of x, is multiplied with; the
+    division by ROW_LEVELS, the integer of that magnitude, is in them.
+    """
+
+    bytes: torch.Tensor
+    scales: torch.Tensor
+
+
 def quantise_rows(weight: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Symmetric integers in -levels..levels, one scale per output row.
 
@@ -41,3 +72,28 @@ def quantise_rows(weight: torch.Tensor, levels: int) -> tuple[torch.Tensor, torc
     largest = weight.abs().amax(1).clamp_min(torch.finfo(weight.dtype).tiny * levels)
     scale = largest / levels
     return (weight / scale.unsqueeze(1)).round().to(torch.int8), scale
+
+
+def split_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x f32 [..., in] -> both rows of integers as f32, and the largest magnitude [..., 1]:
+    x ~ (first + second / SECOND_ROW_STEPS) * largest / ROW_LEVELS."""
+    rows, largest = max_norm(x)
+    z = rows * ROW_LEVELS
+    first = z.round()
+    return first, ((z - first) * SECOND_ROW_STEPS).round(), largest
+
+
+def pack_panels(weight: torch.Tensor, mode: str) -> Packed:
+    """A weight f32 [out, in] as BytePanels; mode: one of INTEGER_MODES."""
+    n_out, n_in = weight.shape
+    integers, scale = quantise_rows(weight, WEIGHT_LEVELS)
+    filling = (0, -n_in % ROW_MULTIPLE, 0, -n_out % PANEL_OUTPUTS)
+    if any(filling):
+        integers = functional.pad(integers, filling)
+        scale = functional.pad(scale, filling[2:])
+    fours = integers.view(torch.int32).view(-1, PANEL_OUTPUTS, integers.shape[1] // INPUTS_PER_LANE)
+    panels = fours.transpose(1, 2).contiguous().view(torch.uint8).bitwise_xor_(BYTE_ZERO)
+    data = BytePanels(
+        panels.view(*fours.transpose(1, 2).shape, INPUTS_PER_LANE), scale / ROW_LEVELS
+    )
+    return Packed(mode, (n_out, n_in), data.bytes.nbytes + data.scales.nbytes, data)

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from kernels.linear import integers
-from kernels.linear.packed import Packed
+from kernels.linear.packed import INTEGER_MODES, Packed
 
 
 def pack(weight: torch.Tensor, mode: str) -> Packed:
@@ -26,18 +26,42 @@ def pack(weight: torch.Tensor, mode: str) -> Packed:
     return integers.pack(weight, mode)
 
 
+def pack_bf16_on_gpu(weight: torch.Tensor, device: torch.device) -> Packed:
+    """A weight f32 [out, in] rounded to bfloat16, on a CUDA device, which multiplies bfloat16 and
+    sums in f32 without any preparation."""
+    n_out, n_in = weight.shape
+    return Packed("bf16", (n_out, n_in), 2 * n_out * n_in, weight.to(torch.bfloat16).to(device))
+
+
 def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     """See kernels.linear.linear."""
+    if packed.mode in INTEGER_MODES:
+        return integers.linear(x, packed)
+    rows, _ = prepare_rows(x, packed)
+    return multiply_rows(rows, packed).float()
+
+
+def prepare_rows(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """See kernels.linear.prepare_rows."""
+    if packed.mode in INTEGER_MODES:
+        return integers.prepare_rows(x, packed)
     if packed.mode == "f32":
-        return functional.linear(x, packed.data)
-    if packed.mode == "bf16":
-        rounded = x.to(torch.bfloat16)
-        if packed.data.dtype == torch.float32:
-            return functional.linear(rounded.float(), packed.data)
-        return torch.ops.mkldnn._linear_pointwise(
-            rounded, packed.data, None, "none", [], ""
-        ).float()
-    return integers.linear(x, packed)
+        return x, None
+    rounded = x.to(torch.bfloat16)
+    return (rounded.float() if packed.data.dtype == torch.float32 else rounded), None
+
+
+def multiply_rows(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """See kernels.linear.multiply_rows."""
+    if packed.mode in INTEGER_MODES:
+        return integers.multiply_rows(rows, packed)
+    if packed.data.dtype == torch.float32:
+        return functional.linear(rows, packed.data)
+    if rows.is_cuda:
+        flat = rows.reshape(-1, packed.shape[1])
+        y = torch.mm(flat, packed.data.t(), out_dtype=torch.float32)
+        return y.view(*rows.shape[:-1], packed.shape[0])
+    return torch.ops.mkldnn._linear_pointwise(rows, packed.data, None, "none", [], "")
 
 
 def has_bf16() -> bool:

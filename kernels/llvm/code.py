@@ -1,4 +1,4 @@
-"""The body of a kernel: loops, choices, memory, and what is made of values.
+"""What a kernel is written with: each method of `Code` appends instructions to a function.
 
 Addresses are integers of 64 bits.
 """
@@ -36,7 +36,7 @@ class Variable:
 
 
 class Code:
-    """Writes one function; see the module."""
+    """Appends instructions to one LLVM function; Python's loops and conditions unroll it."""
 
     def __init__(self, builder: ir.IRBuilder) -> None:
         self.builder = builder

@@ -31,7 +31,7 @@ I32X16 = vector(I32, 16)
 
 
 def room_for(row_bytes: int) -> int:
-    """How much room to give rows of this length: few sizes, because each is a program."""
+    """Bytes of stack for a prepared row: one of few sizes, because each is compiled by itself."""
     room = 1 << 13
     while room < row_bytes:
         room *= 4

@@ -10,9 +10,9 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from kernels import processor
+from kernels.dispatch import gnu_openmp
 from kernels.llvm.code import Code
 from kernels.llvm.values import I32, I64, Value
-from kernels.openmp import gnu_openmp
 
 Body = Callable[[Code, Sequence[Value], Value, Value], None]
 """Writes the tasks first .. last - 1: (code, arguments as integers, first, last)."""
@@ -46,8 +46,7 @@ class Program:
         self._run(self._pack(0, tasks, chunk, *args), threads if tasks > chunk else 1)
 
     def alone(self, tasks: int, *args: int) -> None:
-        """All tasks on the calling thread, for some microseconds; as little in front of them as
-        there can be."""
+        """All tasks on the calling thread, at the least cost per call: for work of microseconds."""
         self._run_briefly(self._pack(0, tasks, tasks, *args), 1)
 
 

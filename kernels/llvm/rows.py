@@ -16,12 +16,12 @@ LANES = F32X16.count
 ALONE = 1 << 15
 
 
-Rows = tuple[int, int, int, int]
+RowPlaces = tuple[int, int, int, int]
 """Arguments of a program: row r, of neighbours in memory, starts at
 address + r // inner * outer + r % inner * step."""
 
 
-def rows(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
+def rows(x: torch.Tensor) -> tuple[torch.Tensor, RowPlaces]:
     """x [..., d] of 4 bytes a number, or a copy of it, and where its rows are.
 
     A view of some columns, also of some heads, needs no copy. The address is good for as long as
@@ -36,7 +36,7 @@ def rows(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
 
 
 def start(rows: Sequence[Value], row: Value) -> Value:
-    """The address of a row of Rows."""
+    """The address of a row of RowPlaces."""
     address, inner, outer, step = rows
     return address + row // inner * outer + row % inner * step
 
@@ -68,7 +68,7 @@ def run(program: Program, n_rows: int, width: int, *args: int) -> None:
 
 @functools.lru_cache(1024)
 def _layout(shape: torch.Size, strides: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """inner, outer and step of Rows, None where two strides do not reach every row."""
+    """inner, outer and step of RowPlaces, None where two strides do not reach every row."""
     if shape[-1] != 1 and strides[-1] != 1:
         return None
     merged: list[tuple[int, int]] = []

@@ -92,7 +92,7 @@ class Value:
         return self._binary("lshr", other)
 
     def take(self, lanes: Sequence[int], other: Value | None = None) -> Value:
-        """These elements of a vector; those of `other` count on after its last."""
+        """A vector of the elements so numbered; those of `other` come after this one's own."""
         rest = ir.Constant(self.type, ir.Undefined) if other is None else other.ir
         chosen = ir.Constant(vector(I32, len(lanes)), list(lanes))
         return Value(self._builder, self._builder.shuffle_vector(self.ir, rest, chosen))
@@ -106,7 +106,7 @@ class Value:
         return self.take([lane] * count)
 
     def beside(self, other: Value) -> Value:
-        """Two vectors of one length as one."""
+        """This vector and another of its length, joined."""
         return self.take(range(2 * self.type.count), other)
 
     def interleaved(self, other: Value) -> tuple[Value, Value]:

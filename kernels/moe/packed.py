@@ -11,7 +11,7 @@ import torch
 from kernels.linear import Packed
 
 Matrices = Iterable[tuple[torch.Tensor, torch.Tensor]]
-"""Of each expert in turn gate above up [2f, d] and down [d, f]."""
+"""The matrices of each expert in turn: gate stacked on up, f32 [2f, d], and down, f32 [d, f]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,14 +31,14 @@ class PackedExperts:
 def pack_each(
     pack: Callable[[torch.Tensor, str], Packed], matrices: Matrices, mode: str
 ) -> PackedExperts:
-    """data: of each expert both matrices as `pack` makes them."""
+    """Experts in this mode. `pack` is applied to both matrices of each; `data` lists the pairs."""
     return put_together(
         ((pack(gate_up, mode), pack(down, mode)) for gate_up, down in matrices), mode
     )
 
 
 def put_together(matrices: Iterable[tuple[Packed, Packed]], mode: str) -> PackedExperts:
-    """The experts whose matrices gate above up and down are packed already, in this mode."""
+    """Experts of matrices that are packed already: gate stacked on up [2f, d], and down [d, f]."""
     pairs = list(matrices)
     n_embd, width = pairs[0][1].shape
     n_bytes = sum(packed.n_bytes for pair in pairs for packed in pair)

@@ -6,9 +6,8 @@ from itertools import groupby
 
 import torch
 
-from kernels.linear import Packed, linear
+from kernels.linear import Packed, finish_rows, linear, multiply_rows, prepare_rows
 from kernels.linear import with_torch as products
-from kernels.linear.shared_rows import finish, prepare, product
 from kernels.moe.packed import Matrices, PackedExperts, pack_each
 from kernels.swiglu import swiglu
 
@@ -37,13 +36,13 @@ def experts(
     runs = [(e, len(list(rows))) for e, rows in groupby(in_order.tolist())]
     source = order // n_used
 
-    rows, scale = prepare(x, packed.data[0][0])
+    rows, scale = prepare_rows(x, packed.data[0][0])
     gate_ups = [(packed.data[e][0], n) for e, n in runs]
     opened = _products(rows.index_select(0, source), gate_ups)
-    opened = finish(opened, None if scale is None else scale.index_select(0, source))
+    opened = finish_rows(opened, None if scale is None else scale.index_select(0, source))
     gate, up = opened.chunk(2, 1)
-    rows, scale = prepare(swiglu(gate, up), packed.data[0][1])
-    found = finish(_products(rows, [(packed.data[e][1], n) for e, n in runs]), scale)
+    rows, scale = prepare_rows(swiglu(gate, up), packed.data[0][1])
+    found = finish_rows(_products(rows, [(packed.data[e][1], n) for e, n in runs]), scale)
     # back to one line per (row, choice), so that every row adds up in its own order
     lines = torch.empty_like(found).index_copy_(0, order, found)
     return torch.bmm(weights.unsqueeze(1), lines.view(n_rows, n_used, -1)).squeeze(1)
@@ -71,4 +70,6 @@ def experts_invariant(
 def _products(rows: torch.Tensor, runs: list[tuple[Packed, int]]) -> torch.Tensor:
     """Each matrix with as many of the rows as stand beside it, in turn."""
     parts = rows.split_with_sizes([n for _, n in runs])
-    return torch.cat([product(part, matrix) for part, (matrix, _) in zip(parts, runs, strict=True)])
+    return torch.cat(
+        [multiply_rows(part, matrix) for part, (matrix, _) in zip(parts, runs, strict=True)]
+    )

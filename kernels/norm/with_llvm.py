@@ -77,7 +77,7 @@ def _max_program(d: int) -> Program:
 
 
 def _max_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
-    """Arguments: x in Rows, y, the largest magnitudes."""
+    """Arguments: x in RowPlaces, y, the largest magnitudes."""
     *x, y, maxima = args
     tiny = code.constant(F32X16, torch.finfo(torch.float32).tiny)
     with code.loop(first, last) as row:
@@ -113,7 +113,7 @@ def _body(
     first: Value,
     last: Value,
 ) -> None:
-    """Arguments: x in Rows, y, the weight if there is one, a gate in Rows if there is one."""
+    """Arguments: x in RowPlaces, y, the weight if any, a gate in RowPlaces if any."""
     x, y, weight, gates = args[:4], args[4], args[5:6], args[6:]
     zero = code.constant(F32X16, 0.0)
     with code.loop(first, last) as row:

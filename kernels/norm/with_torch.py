@@ -35,5 +35,5 @@ def gated_rms_norm(
 def gated_rms_norm_invariant(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """gated_rms_norm with a silu that does not depend on a number's place."""
+    """gated_rms_norm, with each row's bits independent of the rows around it."""
     return rms_norm(x, weight, eps) * pointwise(functional.silu, gate, invariant=True)

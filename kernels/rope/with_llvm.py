@@ -44,7 +44,7 @@ def _body(
     first: Value,
     last: Value,
 ) -> None:
-    """A task is one head of a token. Arguments: x, cos and sin in Rows, y."""
+    """A task is one head of a token. Arguments: x, cos and sin in RowPlaces, y."""
     with code.loop(first, last) as row:
         token = row // n_heads
         source, target = start(args[:4], row), args[12] + row * (4 * head_dim)

@@ -30,7 +30,7 @@ def _program(d: int) -> Program:
 
 
 def _body(d: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
-    """Arguments: gate and up in Rows, y."""
+    """Arguments: gate and up in RowPlaces, y."""
     with code.loop(first, last) as row:
         gate, up, y = start(args[:4], row), start(args[4:8], row), args[8] + row * (4 * d)
         for at, count in vectors(code, d):

@@ -14,5 +14,5 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def swiglu_invariant(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """swiglu with a silu that does not depend on a number's place."""
+    """swiglu, with each result's bits independent of the numbers around it."""
     return pointwise(functional.silu, gate, invariant=True) * up

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.graphs import MOST_GRAPHS, Fixed, StepGraphs, graphs_for
+from engine.graphs import MOST_GRAPHS, PassInputs, StepGraphs, graphs_for
 from engine.session import Session
 from tests.support.golden_runs import DATA, decode, options_of, prompt_of, session, tokens_of
 from tests.support.recorded_pass import use_recordings
@@ -99,16 +99,18 @@ def test_a_pass_is_computed_recorded_replayed():
 
     argument = torch.ones(2)
     for _ in range(4):
-        graphs.run(Fixed("a", (x,)), (argument,), compute)
+        graphs.run(PassInputs("a", (x,)), (argument,), compute)
     assert (len(calls), made) == (2, [3])
     # what was recorded reads tensors of its own for arguments, the given ones for inputs
     assert calls[1] is not argument
-    (out,) = graphs.run(Fixed("a", (torch.full((2,), 5.0),)), (torch.full((2,), 7.0),), compute)
+    (out,) = graphs.run(
+        PassInputs("a", (torch.full((2,), 5.0),)), (torch.full((2,), 7.0),), compute
+    )
     assert (x.tolist(), calls[1].tolist(), out.tolist()) == ([5, 5], [7, 7], [7, 7])
     assert argument.tolist() == [1, 1]
     assert out.data_ptr() != calls[1].data_ptr(), "the next pass would overwrite it"
-    graphs.run(Fixed("b", (x,)), (argument,), compute)
-    graphs.run(Fixed("a", (x,)), (torch.ones(3),), compute)
+    graphs.run(PassInputs("b", (x,)), (argument,), compute)
+    graphs.run(PassInputs("a", (x,)), (torch.ones(3),), compute)
     assert (len(calls), len(made)) == (4, 1)
 
 
@@ -116,11 +118,11 @@ def test_recordings_are_given_up_for_new_ones():
     made: list[int] = []
     graphs = StepGraphs(counting(made))
     for key in [*range(MOST_GRAPHS + 1)] * 2:
-        graphs.run(Fixed(key), (), lambda: (torch.ones(1),))
+        graphs.run(PassInputs(key), (), lambda: (torch.ones(1),))
     assert len(made) == MOST_GRAPHS + 1
-    graphs.run(Fixed(1), (), lambda: (torch.ones(1),))
+    graphs.run(PassInputs(1), (), lambda: (torch.ones(1),))
     assert len(made) == MOST_GRAPHS + 1, "the newest are kept"
-    graphs.run(Fixed(0), (), lambda: (torch.ones(1),))
+    graphs.run(PassInputs(0), (), lambda: (torch.ones(1),))
     assert len(made) == MOST_GRAPHS + 2, "the oldest is not"
 
 
@@ -130,7 +132,7 @@ def test_a_recording_that_fails_turns_them_off(caplog):
 
     graphs, calls = StepGraphs(record), []
     for _ in range(4):
-        graphs.run(Fixed("a"), (), lambda: (calls.append(1) or torch.ones(1),))
+        graphs.run(PassInputs("a"), (), lambda: (calls.append(1) or torch.ones(1),))
     assert len(calls) == 4
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     assert "operation not permitted" in caplog.text

@@ -10,8 +10,8 @@ import torch
 
 from kernels.bench import __main__ as bench
 from kernels.bench import sizes as count
-from kernels.bench.case import Case
 from kernels.bench.cases import all_cases
+from kernels.bench.measure import KernelCase
 from kernels.bench.report import Limits, bound_and_share
 from kernels.bench.sizes import Sizes
 from kernels.linear.with_torch import has_bf16
@@ -38,7 +38,7 @@ TINY = Sizes(
 )
 
 
-def cases(name: str) -> list[Case]:
+def cases(name: str) -> list[KernelCase]:
     return list(all_cases(TINY, CPU)[name]())
 
 
@@ -126,7 +126,7 @@ def test_too_many_tokens_are_left_out():
 )
 def test_the_share_is_of_the_longer_limit(n_bytes, n_operations, expected):
     limits = Limits(100.0, {"f32": 200.0})  # per second
-    case = Case("x", "", lambda: None, lambda: None, n_bytes, n_operations)
+    case = KernelCase("x", "", lambda: None, lambda: None, n_bytes, n_operations)
     assert bound_and_share(case, limits, 20.0) == pytest.approx(expected)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from kernels import block_linear as op
 from kernels.block_linear import naive, with_llvm, with_torch
-from kernels.block_linear.arithmetic import Arithmetic
+from kernels.block_linear.operands_with_llvm import Arithmetic
 from kernels.block_linear.terms_with_llvm import has_terms
 from kernels.processor import has_feature
 from tests.support.closeness import nmse

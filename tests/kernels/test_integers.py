@@ -6,11 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.linear import fbgemm, integers, naive, with_torch
-from kernels.linear.byte_panels import BytePanels
-from kernels.linear.packed import quantise_rows
-from kernels.linear.shared_rows import finish, prepare, product
-from kernels.linear.two_rows import split_rows
+from kernels.linear import finish_rows, integers, multiply_rows, naive, prepare_rows, with_torch
+from kernels.linear.packed import BytePanels, quantise_rows, split_rows
 
 # odd sizes: the fast products work in vectors, panels and pairs of panels
 SIZES = pytest.mark.parametrize(
@@ -28,14 +25,14 @@ def way(request, monkeypatch) -> str:
     """Which products this processor seems to have."""
     if request.param == "llvm" and not integers.has_vnni():
         pytest.skip("this processor does not multiply bytes in fours")
-    if "fbgemm" in request.param and not fbgemm.available():
+    if "fbgemm" in request.param and not integers.has_fbgemm():
         pytest.skip("this PyTorch has none")
     if request.param == "fbgemm, 7 bits":
-        monkeypatch.setattr(fbgemm, "levels", lambda: fbgemm.SAFE_LEVELS)
+        monkeypatch.setattr(integers, "fbgemm_levels", lambda: integers.SAFE_LEVELS)
     if request.param != "llvm":
         monkeypatch.setattr(integers, "has_vnni", lambda: False)
     if request.param == "neither":
-        monkeypatch.setattr(fbgemm, "available", lambda: False)
+        monkeypatch.setattr(integers, "has_fbgemm", lambda: False)
     return request.param
 
 
@@ -60,7 +57,7 @@ def by_hand(x: torch.Tensor, weight: torch.Tensor, mode: str) -> torch.Tensor:
 
 
 def test_the_way_decides_how_a_matrix_is_packed(way):
-    expected = {"fbgemm": fbgemm.levels(), "fbgemm, 7 bits": 64}.get(way, 127)
+    expected = {"fbgemm": integers.fbgemm_levels(), "fbgemm, 7 bits": 64}.get(way, 127)
     assert integers.weight_levels() == expected
     packed = with_torch.pack(torch.randn(16, 32), "int8")
     assert isinstance(packed.data, BytePanels) == (way == "llvm")
@@ -189,11 +186,11 @@ def test_rows_have_the_same_bits_in_every_batch(way, mode, n_in):
 def test_rows_prepared_once_for_many_matrices(way, mode, n_rows, n_in):
     x = rows_of_all_sizes(n_rows, n_in)
     matrices = [with_torch.pack(torch.randn(n_out, n_in), mode) for n_out in (40, 17)]
-    rows, scale = prepare(x, matrices[0])
+    rows, scale = prepare_rows(x, matrices[0])
     picked = torch.arange(n_rows).flip(0)
     for packed in matrices:
         part = None if scale is None else scale.index_select(0, picked)
-        y = finish(product(rows.index_select(0, picked), packed), part)
+        y = finish_rows(multiply_rows(rows.index_select(0, picked), packed), part)
         expected = with_torch.linear(x.flip(0), packed)
         bound = 1e-6 * float(expected.abs().max())
         torch.testing.assert_close(y, expected, rtol=1e-5, atol=0.0 if way == "llvm" else bound)

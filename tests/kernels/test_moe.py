@@ -9,7 +9,7 @@ import torch
 
 from kernels import moe
 from kernels.dequant import dequantise
-from kernels.linear import MODES, beside, fbgemm, integers, pack_blocks
+from kernels.linear import MODES, beside, integers, pack_blocks
 from kernels.linear import naive as linear_law
 from kernels.linear import with_torch as linear_op
 from kernels.moe import naive, with_torch
@@ -191,7 +191,7 @@ def test_without_the_instructions_of_this_processor(missing, monkeypatch):
     else:
         monkeypatch.setattr(integers, "has_vnni", lambda: False)
     if missing == "has_fbgemm":
-        monkeypatch.setattr(fbgemm, "available", lambda: False)
+        monkeypatch.setattr(integers, "has_fbgemm", lambda: False)
     mode = "bf16" if missing == "has_bf16" else "int8"
     x, weights, ids, *matrices = make(7, d=32, f=48)
     y = with_torch.experts(x, weights, ids, pack(with_torch, *matrices, mode))

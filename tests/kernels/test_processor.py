@@ -17,9 +17,9 @@ NEWER = ("avx512f", "avx512vnni", "avx512bf16", "avxvnni", "amx-int8")
 
 ASK = """
 import kernels, numpy, torch
-from kernels.linear import fbgemm, integers, with_torch
+from kernels.linear import integers, with_torch
 from numpy._core._multiarray_umath import __cpu_features__ as of_numpy
-print(torch.backends.cpu.get_cpu_capability(), fbgemm.levels(), with_torch.has_bf16(),
+print(torch.backends.cpu.get_cpu_capability(), integers.fbgemm_levels(), with_torch.has_bf16(),
       integers.has_vnni(), of_numpy.get("X86_V4", False))
 """
 

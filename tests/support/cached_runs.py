@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from engine.batch import Span
-from engine.decode.prompt_cache import Kept, PromptCache
+from engine.decode.prompt_cache import CachedRun, PromptCache
 from engine.decode.scheduler import Scheduler
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
@@ -28,9 +28,9 @@ Rows = dict[tuple[int, int], torch.Tensor]
 class OpenCache(PromptCache):
     """Shows what the latest run left."""
 
-    latest: Kept
+    latest: CachedRun
 
-    def put(self, kept: Kept) -> None:
+    def put(self, kept: CachedRun) -> None:
         self.latest = kept
         super().put(kept)
 

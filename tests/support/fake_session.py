@@ -14,7 +14,7 @@ from app.engine_thread.jobs import (
     EngineSession,
     Job,
     OpenRequest,
-    Progress,
+    ReportProgress,
     RunRequest,
     ScriptRequest,
 )
@@ -99,7 +99,7 @@ class FakeEngine:
         identity = {"name": request.target.name}
         return ModelFiles(request.target, request.draft, info, draft_info, identity)
 
-    def open(self, request: OpenRequest, progress: Progress) -> EngineSession:
+    def open(self, request: OpenRequest, progress: ReportProgress) -> EngineSession:
         """A session, tensor by tensor."""
         self.threads.add(threading.current_thread().name)
         self.raise_at("open")
@@ -156,7 +156,9 @@ class FakeSession:
             raise OptionError("The prompt is empty.", "Give at least one token of text.")
         return FakeComparison(self._engine, [lane.name for lane in request.lanes], trace)
 
-    def measure(self, text: str, progress: Progress, cancelled: Callable[[], bool]) -> Fidelity:
+    def measure(
+        self, text: str, progress: ReportProgress, cancelled: Callable[[], bool]
+    ) -> Fidelity:
         """As far from f32 as can be told without computing."""
         progress(0, 1, "comparing logits with f32")
         self._engine.raise_at("measure")

@@ -19,20 +19,19 @@ import torch
 
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
-from engine.decode import held_sequences, rules
-from engine.decode.held_sequences import HeldSequences, Reuse
+from engine.decode import acceptance_rules, held_sequences
+from engine.decode.held_sequences import HeldSequences, PromptReuse
 from engine.decode.prompt_cache import PromptCache
 from engine.decode.rollback import Rollback
-from engine.decode.slot_judge import SlotJudge
+from engine.decode.sequence_judge import SequenceJudge
 from engine.decode.verify import Acceptance, with_bonus
 from engine.decode.verify_loop import VerifyLoop
 from engine.findings.check import Finding, recorded
 from engine.memory import plane_storage
-from engine.memory.carry import CarryMemory
-from engine.memory.hybrid import Checkpoint, HybridMemory
+from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
 from engine.memory.kv import AttentionKV
 from engine.memory.plane_storage import PlaneMemory
-from engine.memory.planes import PlanesMemory
+from engine.memory.planes import CarryMemory, PlanesMemory
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.memory.replay import ReplayMemory
 from engine.memory.ring import RingMemory
@@ -363,7 +362,7 @@ def _position_off_after_restore(patch: Patch) -> None:
 
 def _cells_above_the_checkpoint(patch: Patch) -> None:
     def make(_: Any) -> Any:
-        def restore(self: HybridMemory, seq: int, checkpoint: Checkpoint) -> None:
+        def restore(self: HybridMemory, seq: int, checkpoint: SequenceCheckpoint) -> None:
             assert self.recurrent and checkpoint.recurrent
             self.recurrent.restore(seq, checkpoint.recurrent)
 
@@ -374,13 +373,13 @@ def _cells_above_the_checkpoint(patch: Patch) -> None:
 
 def _sampler_not_restored(patch: Patch) -> None:
     def make(original: Any) -> Any:
-        def again(self: SlotJudge, *rest: Any) -> Any:
-            self._before = self._slot.sampler.clone()
+        def again(self: SequenceJudge, *rest: Any) -> Any:
+            self._before = self._sequence.sampler.clone()
             return original(self, *rest)
 
         return again
 
-    _wrap(patch, SlotJudge, "_verify_again", make)
+    _wrap(patch, SequenceJudge, "_verify_again", make)
 
 
 # -- attention cells, positions, acceptance ------------------------------------------------
@@ -432,8 +431,8 @@ def _hidden_row_not_rewound(patch: Patch) -> None:
         def judged(self: VerifyLoop, *args: Any) -> Any:
             found = original(self, *args)
             span, hidden = args[2], args[4]
-            if len(found.undone.accepted) < len(span.tokens):
-                found.undone.hidden = torch.cat((found.undone.hidden[:-1], hidden[-1:]))
+            if len(found.outcome.accepted) < len(span.tokens):
+                found.outcome.hidden = torch.cat((found.outcome.hidden[:-1], hidden[-1:]))
             return found
 
         return judged
@@ -452,14 +451,14 @@ def _wrong_draft_accepted(patch: Patch) -> None:
             sampler.accept(token)
         return with_bonus(found, rows_, sampler)
 
-    original = rules.RULES["match"]
-    _UNDO.append((rules, "RULES", dict(rules.RULES)))
-    patch.setitem(rules.RULES, "match", match)
+    original = acceptance_rules.RULES["match"]
+    _UNDO.append((acceptance_rules, "RULES", dict(acceptance_rules.RULES)))
+    patch.setitem(acceptance_rules.RULES, "match", match)
 
 
 def _cached_token_too_many(patch: Patch) -> None:
     def make(original: Any) -> Any:
-        def reuse(self: HeldSequences, seq: int, tokens: Sequence[int]) -> Reuse:
+        def reuse(self: HeldSequences, seq: int, tokens: Sequence[int]) -> PromptReuse:
             found = original(self, seq, tokens)
             return replace(found, n_tokens=found.n_tokens + 1) if found.n_tokens else found
 

@@ -20,7 +20,7 @@ from engine.batch import UBatch
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.model.conv_window import ConvInputs, ConvWindow
 from engine.model.delta_state import ChannelGatedDeltaState, DeltaInputs, DeltaState
-from engine.model.recurrence import Inputs, RecurrentLayout, StateKey
+from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
 from tests.support import moving_average
 from tests.support.closeness import nmse
 
@@ -44,7 +44,7 @@ class Layers:
 
     layout: RecurrentLayout
     of_token: Callable[[StateKey, int], Tensors]
-    inputs: Callable[[StateKey, Tensors], Inputs]
+    inputs: Callable[[StateKey, Tensors], RecurrenceInputs]
     step: Callable[[StateKey, torch.Tensor, Tensors], Tensors]
 
     @property
@@ -71,7 +71,7 @@ def weight_of(layer: int) -> torch.Tensor:
     return torch.rand(N_CHANNELS, N_TAPS, generator=torch.Generator().manual_seed(layer))
 
 
-def _inputs(key: StateKey, tensors: Tensors) -> Inputs:
+def _inputs(key: StateKey, tensors: Tensors) -> RecurrenceInputs:
     if key.name == "window":
         return ConvInputs(*tensors, weight_of(key.layer))
     return DeltaInputs(*tensors)
@@ -141,7 +141,7 @@ def decode(
     ubatch, layers = ubatch_of(new, memory), _LAYERS_OF[memory.layout]
     assert memory.prepare([ubatch])
     memory.begin(ubatch, by_index=by_index)
-    assert by_index or memory.fixed() is None
+    assert by_index or memory.pass_inputs() is None
     out = []
     for key in layers.keys:
         rows = [[layers.of_token(key, token) for token in tokens] for tokens in new.values()]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from app.bench import __main__ as bench
-from app.bench.child import run_child
-from app.bench.figure import Figure, table
-from app.bench.synthetic import PROMPT, SyntheticRun, trace_of
+from app.bench.figure import Figure, figure_table
+from app.bench.processes import run_child
+from app.bench.synthetic import N_PROMPT, SyntheticRun, trace_of
 from engine.findings.check import find
 from engine.trace.export import export_csv
 from engine.trace.records import EMITTED_KINDS, MISSING
@@ -22,11 +22,11 @@ from engine.trace.timings import summary
 
 def columns(store: TraceStore) -> dict[str, list[object]]:
     return {
-        f"{name}.{column.name}": table.texts(column.name)
+        f"{name}.{column.name}": figure_table.texts(column.name)
         if column.kind == "text"
-        else table.column(column.name).tolist()
-        for name, table in store.tables.items()
-        for column in table.columns
+        else figure_table.column(column.name).tolist()
+        for name, figure_table in store.tables.items()
+        for column in figure_table.columns
     }
 
 
@@ -54,7 +54,7 @@ def test_a_synthetic_run_is_a_trace_like_any_other(tmp_path: Path) -> None:
         assert positions.tolist() == list(range(len(positions)))
     emitted = int(np.isin(kinds, EMITTED_KINDS).sum())
     assert run.n_emitted == emitted == int(store.rounds.column("num_emitted").sum())
-    assert (kinds == "prompt").sum() == 2 * PROMPT
+    assert (kinds == "prompt").sum() == 2 * N_PROMPT
     drafted = store.rounds.column("num_draft_tokens")
     assert (drafted[:2] == MISSING).all() and drafted[2:].sum() == (kinds != "prompt").sum() - 600
     figures = summary(store, run.run_id)
@@ -80,7 +80,7 @@ def test_goals() -> None:
         Figure("b", "z", 3, ""),
     ]
     assert [figure.met for figure in figures] == [True, False, None]
-    lines = table(figures).splitlines()
+    lines = figure_table(figures).splitlines()
     assert [line.split()[-1] for line in lines[1:]] == ["met", "missed", "3"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.bench.prompts import read_prompts
-from engine.bench.suite_compare import AGGREGATE
+from engine.bench.suite_compare import AGGREGATE_FIELDS
 from engine.options import ROLLBACK_POLICIES
 from resources import DEMO_DRAFT, SUITES
 from tests.app.cli.conftest import ROOT, Outcome
@@ -43,7 +43,7 @@ def test_the_demo_measures_every_drafter_on_ten_python_prompts(cli: Cli) -> None
     expected = [prompt.name for prompt in read_prompts(SUITES["python"])]
     for one in report["configurations"]:
         assert [row["name"] for row in one["rows"]] == expected
-        assert tuple(one["aggregate"]) == AGGREGATE
+        assert tuple(one["aggregate"]) == AGGREGATE_FIELDS
         assert one["aggregate"]["total_predicted"] == 20
         assert one["num_same"] == 10
     assert report["complete"]
@@ -108,15 +108,15 @@ def test_ctrl_c_keeps_what_is_done(
 ) -> None:
     from engine.bench import suite
 
-    measure, calls = suite.measure, []
+    measure_request, calls = suite.measure_request, []
 
     def interrupted(*args):
         calls.append(args)
         if len(calls) == 2 + 3 + 1:  # warm-up, three requests, and no more
             raise KeyboardInterrupt
-        return measure(*args)
+        return measure_request(*args)
 
-    monkeypatch.setattr(suite, "measure", interrupted)
+    monkeypatch.setattr(suite, "measure_request", interrupted)
     out = tmp_path / "part.json"
     words = ["bench", MTP, "--prompts", two, *QUICK, "--spec-type", "draft-mtp"]
     outcome = cli(*words, "--out", out)
@@ -137,7 +137,7 @@ def test_nothing_is_printed_or_written_where_nothing_was_done(
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("engine.bench.suite.measure", interrupted)
+    monkeypatch.setattr("engine.bench.suite.measure_request", interrupted)
     out = tmp_path / "none.json"
     outcome = cli("bench", MTP, "--prompts", two, *QUICK, "--out", out)
     assert (outcome.status, outcome.out) == (130, "")
@@ -185,15 +185,15 @@ def test_the_cache_of_the_conversation(cli: Cli) -> None:
 def test_ctrl_c_keeps_the_turns_that_are_done(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     from engine.bench import workload
 
-    measure, calls = workload.measure, []
+    measure_request, calls = workload.measure_request, []
 
     def interrupted(*args):
         calls.append(args)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return measure(*args)
+        return measure_request(*args)
 
-    monkeypatch.setattr(workload, "measure", interrupted)
+    monkeypatch.setattr(workload, "measure_request", interrupted)
     outcome = cli("bench", "--demo", "--w1", *QUICK, "--json")
     assert outcome.status == 130
     assert not outcome.json["complete"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.batch import Span, UBatch
-from engine.bench.sections import SECTIONS, SectionClock, sections_timed
+from engine.bench.sections import MODEL_SECTIONS, SectionClock, sections_timed
 from engine.bench.splits import bench_splits
 from engine.bench.steps import bench_steps
 from engine.gguf.file import GgufFile
@@ -43,7 +43,7 @@ def test_sections_add_up_and_leave_the_model_as_it_was(path: Path) -> None:
         clock.restart()
         timed = model.forward(ubatch, memory)
         ms = clock.ms()
-    assert list(ms) == list(SECTIONS)
+    assert list(ms) == list(MODEL_SECTIONS)
     assert min(ms.values()) > 0
     after = attributes(model), set(vars(memory.recurrent))
     assert all(a is b for a, b in zip(before[0], after[0], strict=True))
@@ -96,7 +96,7 @@ def test_splits_decode_the_same_tokens_in_one_pass_and_in_one_per_sequence(
     assert result.figures["equal"].n_ubatches == 1
     assert result.figures["seq"].n_ubatches == 3
     for figures in result.figures.values():
-        assert list(figures.sections) == list(SECTIONS)
+        assert list(figures.sections) == list(MODEL_SECTIONS)
         assert sum(figures.sections.values()) == pytest.approx(figures.ms)
         assert figures.tokens_per_second == pytest.approx(9000 / figures.ms)
     assert result.ratio > 0

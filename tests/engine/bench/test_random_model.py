@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.bench.made_up_words import CONTROL, made_up_vocabulary
 from engine.bench.random_blocks import random_tensor
-from engine.bench.random_model import QUANTS, write_random_model
+from engine.bench.random_model import CONTROL_TOKENS, QUANTS, made_up_vocabulary, write_random_model
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
@@ -108,7 +107,7 @@ def test_its_tokenizer_goes_back_and_forth(folder: Path) -> None:
 def test_a_vocabulary_of_real_size_is_consistent() -> None:
     tokens, merges = made_up_vocabulary(151_936)
     assert len(tokens) == len(set(tokens)) == 151_936
-    assert tuple(tokens[-3:]) == CONTROL
+    assert tuple(tokens[-3:]) == CONTROL_TOKENS
     rank = {token: i for i, token in enumerate(tokens)}
     assert len(merges) == 151_936 - 256 - 3
     for merge in merges:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.bench.measured import Configuration
-from engine.bench.recording import SECTIONS, bench_recording, recording_timed
+from engine.bench.recording import RECORDING_SECTIONS, bench_recording, recording_timed
+from engine.bench.request import Configuration
 from engine.bench.sections import SectionClock
 from engine.decode import scheduler, verify_loop
 from engine.decode.forward import Forward
@@ -34,7 +34,7 @@ class FakeTime:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now, self._patch = 100.0, patch
         # the run's too: how many rounds it does before it looks at its rows depends on time
-        for module in ("engine.bench.sections", "engine.bench.measured", "engine.run"):
+        for module in ("engine.bench.sections", "engine.bench.request", "engine.run"):
             patch.setattr(f"{module}.perf_counter", lambda: self.now)
 
     def spend(self, owner: Any, name: str, seconds: float) -> list[str]:
@@ -87,7 +87,7 @@ def test_a_call_inside_another_is_counted_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Recorder, "prompt", prompt)
     store = TraceStore()
     recorder: Any = Recorder(store, store.begin_run({}), lambda token: b"")
-    clock = SectionClock(sections=SECTIONS)
+    clock = SectionClock(sections=RECORDING_SECTIONS)
     with recording_timed(clock):
         recorder.prompt()
         time.now += 8.0
@@ -105,7 +105,7 @@ def test_every_run_of_every_configuration_has_a_share() -> None:
 
 def test_the_clocks_are_gone_behind_each_run() -> None:
     before = parts()
-    with recording_timed(SectionClock(sections=SECTIONS)):
+    with recording_timed(SectionClock(sections=RECORDING_SECTIONS)):
         assert all(getattr(owner, name).__name__ == "counted" for owner, name in PARTS)
         assert sum(a != b for a, b in zip(parts(), before, strict=True)) == len(PARTS)
     assert parts() == before
@@ -126,7 +126,7 @@ def test_the_clocks_are_gone_behind_a_run_that_fails(monkeypatch: pytest.MonkeyP
 
 def test_tokens_and_trace_are_the_same_as_without() -> None:
     plain = decode(session(NAME), [prompt_of(NAME)], OPTIONS)
-    clock = SectionClock(sections=SECTIONS)
+    clock = SectionClock(sections=RECORDING_SECTIONS)
     with recording_timed(clock):
         timed = decode(session(NAME), [prompt_of(NAME)], OPTIONS)
     assert clock.ms()["recording"] > 0

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.bench.measured import PLAIN, Configuration, measure
-from engine.bench.suite import Suite
+from engine.bench.request import PLAIN, Configuration, measure_request
+from engine.bench.suite import PromptSuite
 from engine.errors import ContextFullError, OptionError
 from engine.options import Prompt, RunOptions, SpecOptions
 from tests.support.golden_runs import decode, options_of, prompt_of, session
@@ -26,7 +26,7 @@ def prompts() -> list[tuple[str, Prompt]]:
 def test_the_plain_configuration_has_nothing_that_speculation_needs() -> None:
     options = RunOptions(
         n_predict=7,
-        spec=SpecOptions(("draft-mtp",), 5),
+        spec=SpecOptions(("draft-mtp",), n_max=5),
         rollback="ring",
         n_rs_seq=2,
         kv="unified",
@@ -34,12 +34,12 @@ def test_the_plain_configuration_has_nothing_that_speculation_needs() -> None:
     )
     plain = Configuration.plain(options)
     assert plain.name == PLAIN
-    assert plain.options == RunOptions(n_predict=7, spec=SpecOptions((), 5), kv="unified")
+    assert plain.options == RunOptions(n_predict=7, spec=SpecOptions((), n_max=5), kv="unified")
 
 
 def test_a_request_is_measured_as_the_run_reports_it() -> None:
     prompt = prompt_of(NAME)
-    measured = measure(session(NAME), prompt, "whole", MTP)
+    measured = measure_request(session(NAME), prompt, "whole", MTP)
     run = decode(session(NAME), [prompt], OPTIONS)
     result, rounds = run.results()[0], run.trace.rounds
     assert (measured.prompt, measured.configuration) == ("whole", "draft-mtp")
@@ -55,7 +55,7 @@ def test_a_request_is_measured_as_the_run_reports_it() -> None:
 
 def test_restores_and_duplicate_cells_are_counted() -> None:
     options = replace(OPTIONS, rollback="checkpoint", faults=("keep-stale-kv",), n_predict=30)
-    measured = measure(session(NAME), prompt_of(NAME), "p", Configuration("x", options))
+    measured = measure_request(session(NAME), prompt_of(NAME), "p", Configuration("x", options))
     run = decode(session(NAME), [prompt_of(NAME)], options)
     restores = run.trace.rounds.texts("rollback_path").count("restore")
     assert measured.num_restores == restores > 0
@@ -63,7 +63,7 @@ def test_restores_and_duplicate_cells_are_counted() -> None:
 
 
 def test_configurations_take_turns_and_the_first_changes() -> None:
-    suite = Suite(session(NAME), prompts(), CONFIGURATIONS, repeats=2)
+    suite = PromptSuite(session(NAME), prompts(), CONFIGURATIONS, repeats=2)
     order = [(done.prompt, done.configuration) for done in suite.requests()]
     plain, mtp = PLAIN, "draft-mtp"
     assert order == [
@@ -88,9 +88,9 @@ def test_the_median_request_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def scripted(*args: object) -> object:
         return replace(measured, predicted_ms=next(times))
 
-    measured = measure(session(NAME), Prompt((1, 2)), "p", CONFIGURATIONS[0])
-    monkeypatch.setattr("engine.bench.suite.measure", scripted)
-    suite = Suite(session(NAME), [("p", Prompt((1, 2)))], CONFIGURATIONS[:1], repeats=3)
+    measured = measure_request(session(NAME), Prompt((1, 2)), "p", CONFIGURATIONS[0])
+    monkeypatch.setattr("engine.bench.suite.measure_request", scripted)
+    suite = PromptSuite(session(NAME), [("p", Prompt((1, 2)))], CONFIGURATIONS[:1], repeats=3)
     list(suite.requests())
     assert [m.predicted_ms for m in suite.done[PLAIN]] == [50.0]
 
@@ -102,10 +102,10 @@ def test_what_is_done_stays_when_the_rest_is_interrupted(monkeypatch: pytest.Mon
         calls.append(args)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return measure(*args)  # type: ignore[arg-type]
+        return measure_request(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("engine.bench.suite.measure", interrupted)
-    suite = Suite(session(NAME), prompts(), CONFIGURATIONS)
+    monkeypatch.setattr("engine.bench.suite.measure_request", interrupted)
+    suite = PromptSuite(session(NAME), prompts(), CONFIGURATIONS)
     with pytest.raises(KeyboardInterrupt):
         list(suite.requests())
     assert {name: len(requests) for name, requests in suite.done.items()} == {
@@ -116,7 +116,7 @@ def test_what_is_done_stays_when_the_rest_is_interrupted(monkeypatch: pytest.Mon
 
 def test_the_warm_up_is_short_and_not_counted() -> None:
     endless = replace(OPTIONS, n_predict=-1)
-    suite = Suite(session(NAME), prompts(), [Configuration.plain(endless)])
+    suite = PromptSuite(session(NAME), prompts(), [Configuration.plain(endless)])
     suite.warm_up()
     assert suite.done == {PLAIN: []}
 
@@ -124,9 +124,9 @@ def test_the_warm_up_is_short_and_not_counted() -> None:
 def test_what_cannot_be_measured_is_refused_before_the_first_request() -> None:
     opened = session(NAME)
     with pytest.raises(OptionError, match="draft-mtp is given twice"):
-        Suite(opened, prompts(), [CONFIGURATIONS[0], MTP, MTP])
+        PromptSuite(opened, prompts(), [CONFIGURATIONS[0], MTP, MTP])
     with pytest.raises(ContextFullError, match="Prompt 0 has 48 tokens, the context 20"):
-        Suite(opened, prompts(), [Configuration.plain(replace(OPTIONS, n_ctx=20))])
+        PromptSuite(opened, prompts(), [Configuration.plain(replace(OPTIONS, n_ctx=20))])
     simple = Configuration("draft-simple", options_of(20, "draft-simple"))
     with pytest.raises(OptionError, match="needs a draft model"):
-        Suite(opened, prompts(), [CONFIGURATIONS[0], simple]).warm_up()
+        PromptSuite(opened, prompts(), [CONFIGURATIONS[0], simple]).warm_up()

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from app.cli.suite_tables import diff_lines
-from engine.bench.measured import Configuration
-from engine.bench.suite_compare import KIND, VERSION, compare_results, read_result
+from app.cli.bench_suite import diff_lines
+from engine.bench.request import Configuration
+from engine.bench.suite_compare import SUITE_KIND, SUITE_VERSION, compare_results, read_result
 from engine.bench.suite_report import suite_report
 from engine.errors import OptionError
 from engine.options import RunOptions
-from tests.support.measured import made_up
+from tests.support.request_results import made_up
 
 
 def result(name: str = "draft-mtp", **figures: Any) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def result(name: str = "draft-mtp", **figures: Any) -> dict[str, Any]:
     other = Configuration(name, RunOptions())
     done = {"plain": [made_up("fox", "plain")], name: [made_up("fox", name, **figures)]}
     configurations = suite_report([plain, other], done)
-    return {"kind": KIND, "version": VERSION, "configurations": configurations}
+    return {"kind": SUITE_KIND, "version": SUITE_VERSION, "configurations": configurations}
 
 
 def test_a_result_file_comes_back_as_written(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.cli.suite_tables import row_line, suite_lines
-from engine.bench.measured import Configuration
-from engine.bench.suite_report import aggregate, split, suite_report
+from app.cli.bench_suite import row_line, suite_lines
+from engine.bench.request import Configuration
+from engine.bench.suite_report import aggregate_requests, round_costs, suite_report
 from engine.options import RunOptions, SpecOptions
-from tests.support.measured import made_up
+from tests.support.request_results import made_up
 
 PLAIN = Configuration.plain(RunOptions(n_predict=11))
 MTP = Configuration("draft-mtp", RunOptions(n_predict=11, spec=SpecOptions(("draft-mtp",))))
@@ -149,7 +149,7 @@ def test_aggregates_are_sums(figures: list[tuple[int, int, int, float]]) -> None
     rate = None
     if counted["draft"]:
         rate = float(f"{counted['acc'] / counted['draft']:.4f}")
-    assert aggregate(requests) == {
+    assert aggregate_requests(requests) == {
         "n_requests": counted["n"],
         "total_predicted": counted["pred"],
         "total_draft": counted["draft"],
@@ -172,7 +172,7 @@ def test_the_break_even_acceptance_breaks_even(
         predicted_ms=rounds * round_ms,
         draft_n=rounds * drafted,
     )
-    facts = split([one], plain)
+    facts = round_costs([one], plain)
     assert facts is not None
     # with that acceptance, a round emits as much as plain decoding does in its time
     emitted = 1 + facts["break_even_acceptance"] * drafted

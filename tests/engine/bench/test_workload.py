@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.bench.measured import Configuration
 from engine.bench.prompts import NamedPrompt
-from engine.bench.workload import Workload, totals
+from engine.bench.request import Configuration
+from engine.bench.workload import Workload, turn_totals
 from engine.decode.prompt_cache import PromptCache
 from engine.options import Prompt, RunOptions, SpecOptions
 from engine.session import Session
@@ -88,11 +88,11 @@ def test_damage_shows_in_the_counters(demo: Session) -> None:
     (first, second) = Workload(demo, MESSAGES, Configuration("x", broken)).turns()
     assert first.restores > 0 and second.restores > 0
     assert first.duplicate_cells > 0
-    sums = totals([first, second])
+    sums = turn_totals([first, second])
     assert sums["restores"] == first.restores + second.restores
     assert sums["duplicate_cells"] == max(first.duplicate_cells, second.duplicate_cells)
     assert sums["tokens"] == 32
-    assert set(totals([]).values()) == {0}
+    assert set(turn_totals([]).values()) == {0}
 
 
 def test_a_chat_template_gets_the_messages_and_the_answers(

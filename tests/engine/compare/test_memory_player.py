@@ -12,7 +12,8 @@ import torch
 
 from engine.compare.memory_engine import play_script
 from engine.compare.memory_player import MemoryPlay
-from engine.compare.memory_script import ContextSpec, parse_script
+from engine.compare.memory_script import ContextSpec
+from engine.compare.memory_script_parser import parse_script
 from engine.errors import ContextFullError, OutOfMemoryError
 from engine.session import Session
 from engine.trace.export import export_csv
@@ -119,7 +120,10 @@ def test_another_engine_plays_the_same_scripts() -> None:
     assert contexts["B"].texts == {0: [1, 2]}
     assert contexts["A"].texts == {0: [], 1: []}
     # what cannot be seen is not judged: the states, and the depth
-    assert [o.statement.action.__class__.__name__ for o in play.outcomes] == ["Check", "Expect"]
+    assert [o.statement.action.__class__.__name__ for o in play.outcomes] == [
+        "CompareRanges",
+        "ExpectFacts",
+    ]
 
 
 def test_what_fails_is_said_and_the_rest_goes_on() -> None:

@@ -9,16 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.compare.memory_script import (
-    Bound,
-    Check,
+    CompareRanges,
     ContextSpec,
-    Decode,
-    Expect,
-    Operation,
-    Place,
-    parse_script,
-    read_script,
+    DecodeTokens,
+    ExpectFacts,
+    MeasureBound,
+    PositionRange,
+    SequenceOperation,
 )
+from engine.compare.memory_script_parser import parse_script, read_script
 from engine.errors import OptionError
 from engine.options import ROLLBACK_POLICIES
 
@@ -30,7 +29,7 @@ def actions(text: str) -> list[object]:
 def ids(text: str, seq: int = 0, n_vocab: int = 1000) -> list[int]:
     """What `decode A <seq>: tokens` decodes; texts are their characters."""
     *_, found = actions(f"{text}")
-    assert isinstance(found, Decode)
+    assert isinstance(found, DecodeTokens)
     (tokens,) = (tokens for number, tokens in found.batch if number == seq)
     encode = lambda words: [ord(letter) for letter in words]  # noqa: E731
     return [token for part in tokens for token in part.resolve(seq, n_vocab, encode)]
@@ -58,16 +57,27 @@ def test_statements() -> None:
     )
     assert found == [
         ContextSpec("A", n_seqs=2, n_rs_seq=3, kv="unified", keep=0),
-        Operation("A", "seq_rm", (1, 4), accepted=False),
-        Operation("A", "seq_rm", (1, 4, 9)),
-        Operation("A", "clear", ()),
-        Operation("A", "seq_add", (0, 1, -1, -2)),
-        Check(Place("A", 0, 3, 5), Place("A", 1, 3, 5), Bound("nmse", "<=", 1e-6), False),
-        Check(Place("A", 0, 7, 8), Place("A", 1, 8, 9), Bound("top1"), False),
-        Check(Place("A", 0), Place("A", 1), Bound("error"), True),
-        Check(Place("A", 0, 7, 8), Place("A", 0, 7, 8), Bound("max_abs"), False),
-        Check(Place("A", 0, 7, 8), Place("A", 1, 7, 8), Bound("max_abs"), False),
-        Expect("A", 0, (("pos", "=", -1), ("valid", ">=", 2))),
+        SequenceOperation("A", "seq_rm", (1, 4), accepted=False),
+        SequenceOperation("A", "seq_rm", (1, 4, 9)),
+        SequenceOperation("A", "clear", ()),
+        SequenceOperation("A", "seq_add", (0, 1, -1, -2)),
+        CompareRanges(
+            PositionRange("A", 0, 3, 5),
+            PositionRange("A", 1, 3, 5),
+            MeasureBound("nmse", "<=", 1e-6),
+            False,
+        ),
+        CompareRanges(
+            PositionRange("A", 0, 7, 8), PositionRange("A", 1, 8, 9), MeasureBound("top1"), False
+        ),
+        CompareRanges(PositionRange("A", 0), PositionRange("A", 1), MeasureBound("error"), True),
+        CompareRanges(
+            PositionRange("A", 0, 7, 8), PositionRange("A", 0, 7, 8), MeasureBound("max_abs"), False
+        ),
+        CompareRanges(
+            PositionRange("A", 0, 7, 8), PositionRange("A", 1, 7, 8), MeasureBound("max_abs"), False
+        ),
+        ExpectFacts("A", 0, (("pos", "=", -1), ("valid", ">=", 2))),
     ]
 
 

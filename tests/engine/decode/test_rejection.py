@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.decode import rejection
-from engine.decode.rejection import reject, residual
+from engine.decode import acceptance_rules
+from engine.decode.acceptance_rules import reject, residual
 from engine.decode.verify import match
 from engine.draft.drafter import Draft
 from engine.options import SamplerOptions
@@ -69,7 +69,7 @@ def wrong_residual(p: Distribution, q: Distribution) -> Distribution:
 
 @pytest.mark.parametrize("q", ["similar", "opposite", "zero where p is not", "uniform"])
 def test_resampling_from_p_would_be_noticed(monkeypatch: pytest.MonkeyPatch, q: str) -> None:
-    monkeypatch.setattr(rejection, "residual", wrong_residual)
+    monkeypatch.setattr(acceptance_rules, "residual", wrong_residual)
     assert chi_square(first_tokens(QS[q], 1), PROBS) < UNLIKELY**3
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.decode.slot import Slot
-from engine.decode.slots import Slots
+from engine.decode.sequences import DecodingSequence, SlotAssignment
 from engine.options import Prompt, SamplerOptions
 from engine.sampling.sampler import Sampler
 
 
-def slots(n: int, n_slots: int) -> Slots:
+def slots(n: int, n_slots: int) -> SlotAssignment:
     sampler = Sampler(SamplerOptions())
-    return Slots([Slot(i, -1, Prompt((1,)), sampler) for i in range(n)], n_slots)
+    return SlotAssignment(
+        [DecodingSequence(i, -1, Prompt((1,)), sampler) for i in range(n)], n_slots
+    )
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.randoms(use_true_random=False))

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.decode.synthetic import SyntheticAcceptance, keep
+from engine.decode.acceptance_rules import SyntheticAcceptance, keep
 from engine.draft.drafter import Draft
 from engine.errors import OptionError
 from engine.options import SamplerOptions, SpecOptions

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.draft import ngram_mod
 from engine.draft.drafter import Draft, DraftRequest
-from engine.draft.ngram_mod import EMPTY, N_ENTRIES, NgramMod, NgramModOptions, Pool, entry_of
+from engine.draft.ngram_mod import EMPTY, N_ENTRIES, NgramMod, NgramModOptions, NgramPool, entry_of
 
 
 def entry(ngram: list[int]) -> int:
@@ -43,7 +43,7 @@ def test_entries_are_a_64_bit_fold(ngram):
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=0, max_size=60), st.integers(1, 5))
 def test_the_pool_holds_what_a_dictionary_holds(tokens, n):
-    pool, expected = Pool(n), {}
+    pool, expected = NgramPool(n), {}
     pool.add(tokens)
     for i in range(len(tokens) - n):
         expected[entry(tokens[i : i + n])] = tokens[i + n]
@@ -64,7 +64,7 @@ def test_the_pool_holds_what_a_dictionary_holds(tokens, n):
 
 def test_the_pool_has_4_mi_entries():
     assert N_ENTRIES == 4 * 2**20
-    assert Pool(1)._entries.nbytes == 16 * 2**20
+    assert NgramPool(1)._entries.nbytes == 16 * 2**20
 
 
 def test_the_prompt_is_learned_at_once_and_its_last_ngram_later():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.decode.rejection import reject
+from engine.decode.acceptance_rules import reject
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter
 from engine.draft.with_model import TokenDraws

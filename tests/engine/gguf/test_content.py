@@ -17,7 +17,7 @@ from engine.errors import Cancelled
 from engine.gguf import content
 from engine.gguf.content import ContentHash, hash_tensors, keep_hash, kept_file, kept_hash
 from engine.gguf.file import GgufFile
-from engine.trace.same_model import same_model
+from engine.trace.run_ref import same_model
 from tests.support.gguf_writer import Tensor, write
 
 WEIGHTS = np.arange(64, dtype=np.float32).reshape(8, 8)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import Piece, Span, make_ubatch, split_equal, split_seq, split_simple
+from engine.batch import Span, UBatchPlan, make_ubatch, split_equal, split_seq, split_simple
 
 
 def spans_of(lengths: list[int], seqs: list[int] | None = None) -> list[Span]:
@@ -14,7 +14,7 @@ def spans_of(lengths: list[int], seqs: list[int] | None = None) -> list[Span]:
     return [Span(s, 0, range(100 * s, 100 * s + n), []) for s, n in zip(seqs, lengths, strict=True)]
 
 
-def shapes(pieces: list[Piece]) -> list[tuple[int, int]]:
+def shapes(pieces: list[UBatchPlan]) -> list[tuple[int, int]]:
     return [(len(p.spans), p.n_tokens) for p in pieces]
 
 
@@ -83,7 +83,7 @@ def test_every_token_once_and_in_order(lengths, n_ubatch, keep, equal):
 
 def test_ubatch_tensors():
     spans = [Span(3, 10, [5, 6, 7], [0, 2]), Span(1, 0, [8, 9, 4], [2])]
-    ubatch = make_ubatch(spans, Piece((0, 1), (1, 1), 2, "x"))
+    ubatch = make_ubatch(spans, UBatchPlan((0, 1), (1, 1), 2, "x"))
     assert ubatch.tokens.tolist() == [[6, 7], [9, 4]]
     assert ubatch.positions.tolist() == [[11, 12], [1, 2]]
     assert ubatch.seq_ids == (3, 1)

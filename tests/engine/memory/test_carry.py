@@ -7,7 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.memory.carry import CarryMemory
+from engine.memory.planes import CarryMemory
 from tests.support.closeness import nmse
 from tests.support.recurrent_texts import CPU, LAYOUT, LIMIT, assert_state, decode, truth
 

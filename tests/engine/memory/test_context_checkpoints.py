@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.memory.context_checkpoints import ContextCheckpoints, cuts
-from engine.memory.hybrid import Checkpoint
+from engine.memory.hybrid import SequenceCheckpoint
 from engine.options import CacheOptions
 
 
 def checkpoints(n_max: int = 32, min_step: int = 100, *lengths: int) -> ContextCheckpoints:
     kept = ContextCheckpoints(CacheOptions(n_max, min_step))
     for length in lengths:
-        kept.add(Checkpoint(length - 1, None))
+        kept.add(SequenceCheckpoint(length - 1, None))
     return kept
 
 
@@ -52,14 +52,16 @@ def test_the_newest_that_fits():
 
 def test_a_full_list_drops_what_lies_close_behind_another_then_the_oldest():
     kept = checkpoints(4, 100, 150, 300, 340, 500)
-    kept.add(Checkpoint(599, None))  # all of one prompt: the oldest goes
+    kept.add(SequenceCheckpoint(599, None))  # all of one prompt: the oldest goes
     assert kept.lengths == [300, 340, 500, 600]
     kept.begin(600)
-    kept.add(Checkpoint(609, None))
+    kept.add(SequenceCheckpoint(609, None))
     assert kept.lengths == [300, 500, 600, 610]
-    kept.add(Checkpoint(614, None))  # 610 is close too, but of this prompt; 600 is not close
+    kept.add(
+        SequenceCheckpoint(614, None)
+    )  # 610 is close too, but of this prompt; 600 is not close
     assert kept.lengths == [500, 600, 610, 615]
-    kept.add(Checkpoint(499, None))  # the same place: nothing goes
+    kept.add(SequenceCheckpoint(499, None))  # the same place: nothing goes
     assert kept.lengths == [500, 600, 610, 615]
 
 
@@ -75,6 +77,6 @@ def test_never_more_than_allowed_and_the_newest_stays(n_max, min_step, steps):
             kept.begin(length)
             assert all(one <= length for one in kept.lengths)
         else:
-            kept.add(Checkpoint(length - 1, None))
+            kept.add(SequenceCheckpoint(length - 1, None))
             assert length in kept.lengths
         assert len(kept.lengths) <= n_max

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from engine.batch import Piece, Span, make_ubatch
+from engine.batch import Span, UBatchPlan, make_ubatch
 from engine.errors import ContextFullError, OptionError
 from engine.memory.kv import AttentionKV, AttentionState
-from engine.memory.rotation import key_rotation
+from engine.memory.kv_storage import key_rotation
 from engine.model.rope import RopeConfig
 from kernels.attention import attend
 from kernels.attention import naive as naive_attention
@@ -22,7 +23,7 @@ BOTH = pytest.mark.parametrize("unified", [False, True], ids=["per-seq", "unifie
 
 def ubatch_of(*spans: Span):
     n = len(spans[0].tokens)
-    piece = Piece(tuple(range(len(spans))), (0,) * len(spans), n, "")
+    piece = UBatchPlan(tuple(range(len(spans))), (0,) * len(spans), n, "")
     return make_ubatch(list(spans), piece)
 
 
@@ -376,7 +377,12 @@ def test_sixty_four_sequences_share_a_pool_and_no_more():
 def test_garbage_in_storage_never_reaches_attention(unified, value, monkeypatch):
     """Freed, foreign and unwritten cells, storage that grew, views wider than a sequence."""
     empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *a, **kw: empty(*a, **kw).fill_(value))
+
+    def spoilt(*size: int, **kw: Any) -> torch.Tensor:
+        found = empty(*size, **kw)
+        return found.fill_(value) if found.is_floating_point() else found.fill_(-1)
+
+    monkeypatch.setattr(torch, "empty", spoilt)
     kv = AttentionKV([0], 3, 2, 4, 700, CPU, unified=unified)
     generator = torch.Generator().manual_seed(0)
     lengths = [0, 0, 0]

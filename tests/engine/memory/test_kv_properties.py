@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import Piece, Span, UBatch, make_ubatch
+from engine.batch import Span, UBatch, UBatchPlan, make_ubatch
 from engine.errors import ContextFullError
-from engine.memory.kv import AttentionKV, AttentionState, AttentionView
+from engine.memory.kv import AttentionKV, AttentionState, GatheredCells
 
 CPU = torch.device("cpu")
 N_SEQS = 3
@@ -75,7 +75,7 @@ def in_range(pos: int, p0: int, p1: int) -> bool:
 
 def ubatch_of(seqs: list[int], starts: list[int], n: int) -> UBatch:
     spans = [Span(s, p, [0] * n, []) for s, p in zip(seqs, starts, strict=True)]
-    return make_ubatch(spans, Piece(tuple(range(len(seqs))), (0,) * len(seqs), n, ""))
+    return make_ubatch(spans, UBatchPlan(tuple(range(len(seqs))), (0,) * len(seqs), n, ""))
 
 
 def contents(state: AttentionState) -> list[tuple[int, int, int]]:
@@ -91,7 +91,7 @@ def contents(state: AttentionState) -> list[tuple[int, int, int]]:
     return sorted(rows)
 
 
-def seen(view: AttentionView, row: int, token: int, layer: int) -> list[tuple[int, int]]:
+def seen(view: GatheredCells, row: int, token: int, layer: int) -> list[tuple[int, int]]:
     """Keys and values that a token may look at."""
     mask = view.mask[row, token]
     keys, values = view.k[row, 1, mask, 2] - layer / 2, view.v[row, 1, mask, 2] + layer / 2

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.memory.kv_storage import KVStorage, Strided
+from engine.memory.kv_storage import KVStorage, StridedView
 
 N_STREAMS, N_CELLS = 6, 40
 
@@ -48,7 +48,7 @@ def test_cells_are_written_where_an_index_would(data, n_seqs, n, single):
     [([0], [[7]]), ([3], [[2, 3, 4]]), ([1, 2, 3], [[5], [5], [5]]), ([0, 4], [[1, 3], [6, 8]])],
 )
 def test_what_a_step_writes_needs_no_index(streams, cells):
-    assert isinstance(storage().cells_at(streams, np.array(cells)), Strided)
+    assert isinstance(storage().cells_at(streams, np.array(cells)), StridedView)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import torch
 from engine.batch import Span
 from engine.compare.memory_engine import FILLS, play_script
 from engine.compare.memory_player import MemoryPlay
-from engine.compare.memory_script import MemoryScript, memory_scripts, parse_script
+from engine.compare.memory_script import MemoryScript
+from engine.compare.memory_script_parser import memory_scripts, parse_script
 from engine.memory.hybrid import HybridMemory
 from engine.session import Session
 from resources import MEMORY_SCRIPTS

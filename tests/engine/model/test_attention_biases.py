@@ -10,7 +10,7 @@ from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
 from engine.model.attention import Attention
 from engine.model.config import ModelConfig
-from engine.model.layers import RopeTables, Surroundings
+from engine.model.layers import RopeAndMemory, RopeTables
 from engine.model.tensors import block_shapes
 from engine.model.weights import Weights
 from tests.support.naive_memory import NaiveMemory, ubatch_of
@@ -112,5 +112,5 @@ def test_against_the_definition(name, edit, variant):
     tables = RopeTables(config.rope)
     tables.reach(5)
     cos, sin = tables.at(torch.arange(6).unsqueeze(0))
-    got = layer(x, Surroundings(cos, sin, memory))
+    got = layer(x, RopeAndMemory(cos, sin, memory))
     np.testing.assert_allclose(got[0].numpy(), expected, rtol=0, atol=2e-5)

@@ -17,8 +17,7 @@ from engine.model import loader
 from engine.model.config import SsmConfig
 from engine.model.delta_net import _qkv_and_z
 from engine.model.loader import load_model, resolve_compute
-from engine.model.rows import Rows
-from engine.model.weights import Weights
+from engine.model.weights import MatrixRows, Weights
 from kernels.dequant import dequantise
 from kernels.linear import linear
 from kernels.moe import experts
@@ -134,8 +133,8 @@ def test_experts_stay_in_their_blocks(fused):
 
 def test_neighbours_of_one_type_become_one_matrix():
     weights = Weights(_Reader({}), {}, "blocks")
-    q8, q4 = (Rows(random_blocks(kind, 5, 64), kind) for kind in ("Q8_0", "Q4_0"))
-    numbers = Rows(torch.randn(2, 64))
+    q8, q4 = (MatrixRows(random_blocks(kind, 5, 64), kind) for kind in ("Q8_0", "Q4_0"))
+    numbers = MatrixRows(torch.randn(2, 64))
     packed = weights.stack([q8, q8, q4, numbers, q8]).packed
     assert [(part.mode, part.shape) for part in packed.data] == [
         ("blocks", (10, 64)),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.trace.csv_fields import Block, read_blocks
+from engine.trace.csv_fields import FieldBlock, read_blocks
 from engine.trace.csv_numbers import NotANumberError, real_numbers, whole_numbers
 
 FIELDS = st.one_of(
@@ -24,7 +24,7 @@ FIELDS = st.one_of(
 )
 
 
-def block_of(values: list[str]) -> Block:
+def block_of(values: list[str]) -> FieldBlock:
     text = "".join(f"{value},x\n" for value in values)
     (block,) = read_blocks(io.BytesIO(text.encode()), "n.csv", 2)
     return block

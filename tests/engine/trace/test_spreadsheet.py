@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import Cancelled, TraceFileError
+from engine.trace.cell_text import guard, unguard
 from engine.trace.export import SESSION_FILE, export_csv
 from engine.trace.reopen import open_trace
-from engine.trace.spreadsheet import guard, unguard
 from engine.trace.store import TraceStore
 
 DANGEROUS = ["=1+1", "+A1", "-A1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", "-2+3", "+1_0"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.sampling.logit_bias import LogitBias
+from engine.sampling.penalties import LogitBias
 
 LOGITS = torch.tensor([[1.0, 2.0, 3.0], [0.0, -1.0, 5.0]])
 

@@ -1,0 +1,118 @@
+"""`draftscope bench --rollback` without a model: rounds of made-up states."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from app.cli.common import print_json, readable_size
+from engine.errors import OptionError
+
+if TYPE_CHECKING:
+    from engine.bench.rollback import RollbackRow
+
+_MOST_STATES = 64
+_MOST = {"heads": 1024, "dim": 1024, "layers": 1024, "conv_dim": 1 << 18}
+_LINE = (
+    "{:>3} {:>4} {:<10} {:>7} {:>8} {:>8} {:>7} {:>8} {:>8} {:>8} {:>7} {:>8} {:>8} {:>7} {:>8} "
+    "{:>8} {:>8} {:>6}"
+)
+_PHASES = ("save", "verify", "rollback", "restore", "replay", "total")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure the policies of --rollback and print a row for each at every width."""
+    if max(args.widths) > _MOST_STATES + 1:
+        raise OptionError(
+            f"--widths {max(args.widths)} is above {_MOST_STATES + 1}.",
+            f"A draft has at most {_MOST_STATES} tokens.",
+        )
+    for name, most in _MOST.items():
+        if getattr(args, name) > most:
+            option = f"--{name.replace('_', '-')}"
+            raise OptionError(f"{option} is above {most}.", "No model has layers of that size.")
+    if args.n_rs_seq is not None and not 1 <= args.n_rs_seq <= _MOST_STATES:
+        raise OptionError(
+            f"--n-rs-seq is outside 1..{_MOST_STATES}.", "Choose another number of snapshots."
+        )
+    import torch
+
+    from engine.bench.rollback import bench_layout, bench_rollback
+
+    layout = bench_layout(args.heads, args.dim, args.layers, args.conv_dim)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    rows = bench_rollback(
+        args.rollback,
+        args.widths,
+        layout,
+        keep=args.keep,
+        n_rs_seq=args.n_rs_seq,
+        repeats=args.repeat,
+    )
+    facts = {
+        "heads": args.heads,
+        "dim": args.dim,
+        "layers": args.layers,
+        "conv_dim": args.conv_dim,
+        "state_bytes": layout.n_bytes,
+        "threads": torch.get_num_threads(),
+        "repeat": args.repeat,
+    }
+    if args.json:
+        print_json({**facts, "rows": [asdict(row) for row in rows]})
+    else:
+        for line in _lines(facts, rows):
+            print(line, flush=True)
+    return 0
+
+
+def _lines(facts: dict[str, Any], rows: Iterable[RollbackRow]) -> Iterator[str]:
+    """A heading, then one line per row as soon as it is there, a blank one between widths."""
+    yield (
+        "{layers} layers of {heads} heads x {dim} x {dim} and a convolution of {conv_dim} channels"
+    ).format(**facts) + f": {readable_size(facts['state_bytes'])} a state, float32"
+    yield (
+        "medians of {repeat} rounds, {threads} threads; times in ms, sizes in MiB per round"
+    ).format(**facts)
+    yield "min: fastest total; x none: total over none; beyond: held beyond one live state"
+    yield ""
+    yield _LINE.format(
+        "T",
+        "kept",
+        "policy",
+        *_PHASES,
+        "min",
+        "x none",
+        "written",
+        "copied",
+        "saved",
+        "restored",
+        "held",
+        "beyond",
+        "error",
+    )
+    width = None
+    for row in rows:
+        if width not in (None, row.width):
+            yield ""
+        width = row.width
+        yield _LINE.format(
+            row.width,
+            row.kept,
+            row.policy,
+            *(f"{row.ms[phase]:.2f}" if row.ms[phase] else "-" for phase in _PHASES),
+            f"{row.min_ms:.2f}",
+            f"{row.over_none:.2f}",
+            *map(_mib, (row.written, row.copied, row.saved, row.restored, row.held, row.beyond)),
+            "-" if row.state_nmse is None else f"{row.state_nmse:.0e}",
+        )
+
+
+def _mib(n_bytes: int) -> str:
+    if n_bytes == 0:
+        return "0"
+    mib = n_bytes / 2**20
+    return f"{mib:.2f}" if mib >= 0.01 else "<0.01"

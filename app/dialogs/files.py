@@ -1,0 +1,127 @@
+"""Asking which model or trace to open, and where a trace is exported to."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QDialog,
+    QDialogButtonBox,
+    QFileDialog,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.saved.settings import Settings
+from engine.trace.export import SESSION_FILE
+from engine.trace.store import TraceStore
+
+_EXCEL_TIP = (
+    "Text that a spreadsheet would take for a formula (it begins with = + - @ or a tab) gets an "
+    "apostrophe in front, and the files begin with a byte order mark. Draftscope reads both kinds."
+)
+
+
+class ExportDialog(QDialog):
+    """Does not block the window. `chosen` gives the new folder and whether it is for Excel."""
+
+    chosen = Signal(object, bool)  # Path
+
+    def __init__(self, store: TraceStore, settings: Settings, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._settings = settings
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle("Export trace")
+        rows = ", ".join(f"{len(table):,} {name}" for name, table in store.tables.items() if table)
+        about = QLabel(f"A new folder with one CSV file per table: {rows}.")
+        about.setWordWrap(True)
+        self.folder = QLineEdit(str(settings.folder("export")))
+        self.folder.setAccessibleName("Folder that the new one is made in")
+        self.folder.setMinimumWidth(60 * self.fontMetrics().averageCharWidth())
+        label = QLabel("&Into")
+        label.setBuddy(self.folder)
+        browse = QPushButton("&Browse…")
+        browse.setToolTip("Choose the folder")
+        browse.clicked.connect(self._browse)
+        row = QHBoxLayout()
+        for widget in (label, self.folder, browse):
+            row.addWidget(widget)
+        self.excel = QCheckBox("Safe for &spreadsheets (Excel)")
+        self.excel.setToolTip(_EXCEL_TIP)
+        self.excel.setChecked(settings.excel_safe)
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
+        export = buttons.addButton("&Export", QDialogButtonBox.ButtonRole.AcceptRole)
+        export.setDefault(True)
+        self.folder.textChanged.connect(lambda text: export.setEnabled(Path(text).is_dir()))
+        buttons.accepted.connect(self.accept)
+        buttons.rejected.connect(self.reject)
+        column = QVBoxLayout(self)
+        column.addWidget(about)
+        column.addLayout(row)
+        column.addWidget(self.excel)
+        column.addWidget(buttons)
+
+    def accept(self) -> None:
+        parent = Path(self.folder.text()).absolute()
+        self._settings.set_folder("export", parent)
+        self._settings.excel_safe = self.excel.isChecked()
+        self.chosen.emit(new_folder(parent, time.localtime()), self.excel.isChecked())
+        super().accept()
+
+    def _browse(self) -> None:
+        name = QFileDialog.getExistingDirectory(
+            self,
+            "Export trace into",
+            self.folder.text(),
+            options=QFileDialog.Option.DontUseNativeDialog | QFileDialog.Option.ShowDirsOnly,
+        )
+        if name:
+            self.folder.setText(name)
+
+
+def new_folder(parent: Path, now: time.struct_time) -> Path:
+    """A name that is free inside `parent`, made of the date and time."""
+    base = time.strftime("draftscope-trace-%Y%m%d-%H%M%S", now)
+    folder, number = parent / base, 2
+    while folder.exists():
+        folder, number = parent / f"{base}-{number}", number + 1
+    return folder
+
+
+MODEL_FILTER = "GGUF models (*.gguf);;All files (*)"
+TRACE_FILTER = f"Exported traces ({SESSION_FILE})"
+
+
+def ask_model(parent: QWidget, settings: Settings, title: str) -> Path | None:
+    """A GGUF file chosen by the user, None when there was no choice."""
+    return _ask(parent, settings, "model", title, MODEL_FILTER)
+
+
+def ask_trace(parent: QWidget, settings: Settings) -> Path | None:
+    """The folder of an exported trace, chosen by its session.json; None without a choice."""
+    path = _ask(parent, settings, "trace", "Open trace", TRACE_FILTER)
+    return None if path is None else path.parent
+
+
+def _ask(
+    parent: QWidget, settings: Settings, purpose: str, title: str, accepted: str
+) -> Path | None:
+    name, _ = QFileDialog.getOpenFileName(
+        parent,
+        title,
+        str(settings.folder(purpose)),
+        accepted,
+        options=QFileDialog.Option.DontUseNativeDialog,
+    )
+    if not name:
+        return None
+    path = Path(name)
+    settings.set_folder(purpose, path.parent)
+    return path

@@ -1,0 +1,38 @@
+"""How figures are written: numbers, sizes, and errors, of which only 0 is called exact."""
+
+from __future__ import annotations
+
+import math
+
+NOT_OBSERVED = "–"
+EXACT = "exact"
+NOT_FINITE = "not finite"
+NOT_RECORDED = "not recorded"
+
+
+def significant(value: float | None) -> str:
+    """At most three significant digits, or the mark of a figure not observed."""
+    if value is None:
+        return NOT_OBSERVED
+    return f"{value:.3g}" if abs(value) < 1000 else f"{float(f'{value:.3g}'):,.0f}"
+
+
+def error_text(value: float | None) -> str:
+    """At most three significant digits; no error at all is "exact", no value a dash."""
+    if value is None:
+        return NOT_OBSERVED
+    if not math.isfinite(value):
+        return NOT_FINITE
+    if value == 0:
+        return EXACT
+    return f"{value:.1e}" if value < 0.001 or value >= 1000 else f"{value:.3g}"
+
+
+def format_bytes(n: int) -> str:
+    """Three significant digits with a decimal unit: 0 B, 512 kB, 9.41 MB."""
+    value = float(n)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"

@@ -1,0 +1,107 @@
+"""Labels for text that may be too long: one line with an ellipsis, or a few lines that unfold."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QPointF, QSize, Qt, Signal
+from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent, QTextLayout, QTextOption
+from PySide6.QtWidgets import QLabel, QSizePolicy, QWidget
+
+
+class ElidedLabel(QLabel):
+    """A label that asks for no width."""
+
+    def setText(self, text: str) -> None:
+        super().setText(text)
+        self.setToolTip(text)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(0, super().minimumSizeHint().height())
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setPen(self.palette().color(self.foregroundRole()))
+        room = self.contentsRect()
+        text = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, room.width())
+        painter.drawText(room, Qt.AlignmentFlag.AlignVCenter, text)
+        painter.end()
+
+
+MOST_LINES = 3
+_FIRST_CHARACTERS = 40
+_LEAST_CHARACTERS = 12
+
+
+class ClampedLabel(QLabel):
+    """Wraps at its width; the height follows. The tooltip has all of the text while it is cut."""
+
+    cut_changed = Signal(bool)
+
+    def __init__(self, text: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._full, self._open, self._cut = text, False, False
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
+        self._fit()
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there is more text than its lines hold while it is folded."""
+        return self._cut
+
+    def set_open(self, wanted: bool) -> None:
+        """Show all of the text, or the first lines again."""
+        self._open = wanted
+        self._fit()
+        self.updateGeometry()
+
+    def hasHeightForWidth(self) -> bool:
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        n = len(self._lines(width))
+        return (n if self._open else min(n, MOST_LINES)) * self.fontMetrics().lineSpacing()
+
+    def sizeHint(self) -> QSize:
+        width = _FIRST_CHARACTERS * self.fontMetrics().averageCharWidth()
+        return QSize(width, self.heightForWidth(width))
+
+    def minimumSizeHint(self) -> QSize:
+        metrics = self.fontMetrics()
+        return QSize(_LEAST_CHARACTERS * metrics.averageCharWidth(), metrics.lineSpacing())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        lines = self._lines(self.width())
+        cut = len(lines) > MOST_LINES
+        if cut and not self._open:
+            rest = " ".join(lines[MOST_LINES - 1 :])
+            end = self.fontMetrics().elidedText(rest, Qt.TextElideMode.ElideRight, self.width())
+            lines = [*lines[: MOST_LINES - 1], end]
+        self.setText("\n".join(lines))
+        self.setToolTip(self._full if cut and not self._open else "")
+        if cut is not self._cut:
+            self._cut = cut
+            self.cut_changed.emit(cut)
+
+    def _lines(self, width: int) -> list[str]:
+        """The text as it wraps at a width; a word that is longer is broken."""
+        lines: list[str] = []
+        for paragraph in self._full.splitlines() or [""]:
+            layout = QTextLayout(paragraph, self.font())
+            option = QTextOption()
+            option.setWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
+            layout.setTextOption(option)
+            layout.beginLayout()
+            while (line := layout.createLine()).isValid():
+                line.setLineWidth(max(1, width))
+                line.setPosition(QPointF(0, 0))
+                start = line.textStart()
+                lines.append(paragraph[start : start + line.textLength()].rstrip())
+            layout.endLayout()
+        return lines or [""]

@@ -1,0 +1,84 @@
+"""How lines are told apart in plots: a colour role and dashes for each lane, in the order given,
+and a dashed line on a casing for a second run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyqtgraph as pg
+from PySide6.QtCore import QRect, Qt
+from PySide6.QtGui import QColor, QPainter, QPen
+
+from app.looks.theme import Theme
+from app.models.compared_lanes import ComparedLanes
+
+_ROLES = ("first", "second", "third", "fourth", "fifth", "sixth")
+_DASHES: tuple[list[float], ...] = ([], [6, 3], [1.5, 2.5], [8, 3, 1.5, 3], [3, 3])
+"""Dash patterns; with five of them and six colours, thirty lanes differ in one or the other."""
+_NOISE_DASHES = [1.0, 2.0]
+
+
+def lane_pen(theme: Theme, lanes: ComparedLanes, run_id: int, width: float = 1.0) -> QPen:
+    """The line of a lane."""
+    if lanes.is_noise(run_id):
+        role, dashes = "lane.noise", _NOISE_DASHES
+    else:
+        others = [run for run in lanes.followers if not lanes.is_noise(run)]
+        place = others.index(run_id)
+        role = f"lane.{_ROLES[place % len(_ROLES)]}"
+        dashes = _DASHES[place % len(_DASHES)]
+    pen = QPen(theme.color(role), width)
+    pen.setCosmetic(True)
+    if dashes:
+        pen.setStyle(Qt.PenStyle.CustomDashLine)
+        pen.setDashPattern(dashes)
+    return pen
+
+
+ROLE = "plot.overlay"
+DASHES = (5.0, 3.0)
+DOTS = (1.5, 2.5)
+_CASING = 3.0
+_ABOVE_BARS = 10
+
+
+def overlay_pen(colour: QColor, dashes: Sequence[float] = DASHES) -> QPen:
+    """A line of one pixel."""
+    pen = QPen(colour, 1.0)
+    pen.setCosmetic(True)
+    pen.setDashPattern(list(dashes))
+    return pen
+
+
+class OverlayLine(pg.PlotCurveItem):
+    """A line of the second run, above bars and below the cursor. cased: whether it is parted from
+    bars below; lines below would be lost under a casing."""
+
+    def __init__(self, dashes: Sequence[float] = DASHES, *, cased: bool = True) -> None:
+        super().__init__()
+        self._dashes, self._cased = dashes, cased
+        self.setZValue(_ABOVE_BARS)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        if self._cased:
+            casing = QPen(theme.color("plot.background"), _CASING)
+            casing.setCosmetic(True)
+            self.setShadowPen(casing)
+        self.setPen(overlay_pen(theme.color(ROLE), self._dashes))
+
+
+def overlay_sample(dashes: Sequence[float]) -> Callable[[QPainter, QRect, QColor], None]:
+    """What paints such a line into a legend."""
+
+    def draw(painter: QPainter, box: QRect, colour: QColor) -> None:
+        pen = overlay_pen(colour, [length / 1.5 for length in dashes])
+        pen.setWidthF(1.5)
+        painter.setPen(pen)
+        painter.drawLine(box.left(), box.center().y(), box.right(), box.center().y())
+
+    return draw
+
+
+draw_overlay, draw_overlay_dots = overlay_sample(DASHES), overlay_sample(DOTS)

@@ -1,0 +1,101 @@
+"""The command palette: every action, by keys alone."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QTableWidgetItem
+from pytestqt.qtbot import QtBot
+
+from app.actions import SPECS
+from app.dialogs.help import ShortcutsDialog
+from app.dialogs.palette import CommandPalette
+from app.shell.window import MainWindow
+
+CTRL_SHIFT = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier
+
+
+@pytest.fixture
+def palette(window: MainWindow, qtbot: QtBot) -> CommandPalette:
+    window.activateWindow()
+    prompt = window.run_panel.prompt
+    prompt.setFocus()
+    qtbot.waitUntil(prompt.hasFocus, timeout=2000)
+    qtbot.keyClick(prompt, Qt.Key.Key_P, CTRL_SHIFT)
+    assert window.palette_box.isVisible()
+    return window.palette_box
+
+
+def text(palette: CommandPalette, column: int) -> str:
+    item = palette.list.currentItem()
+    return item.text(column)
+
+
+def test_lists_every_action_but_itself(palette: CommandPalette, window: MainWindow) -> None:
+    names = {a.text().replace("&", "") for a in window.actions_by_id}
+    assert set(palette.lines) == names - {"Command Palette…"}
+    assert len(palette.lines) == len(SPECS) - 1
+    assert palette.field.hasFocus()
+    widest = max(palette.fontMetrics().horizontalAdvance(line) for line in palette.lines)
+    assert palette.list.columnWidth(0) >= widest, "no name is cut"
+
+
+def test_letters_filter_and_return_does_it(
+    palette: CommandPalette, window: MainWindow, qtbot: QtBot
+) -> None:
+    ghosts = window.actions_by_id["view.ghosts"].isChecked()
+    qtbot.keyClicks(palette.field, "ghtok")
+    assert palette.lines[0] == "Ghost Tokens"
+    assert text(palette, 2) == "G"
+    qtbot.keyClick(palette.field, Qt.Key.Key_Return)
+    assert not palette.isVisible()
+    assert window.actions_by_id["view.ghosts"].isChecked() is not ghosts
+    assert window.run_panel.prompt.hasFocus(), "the focus goes back to where it was"
+
+
+def test_arrows_choose_and_escape_leaves(
+    palette: CommandPalette, window: MainWindow, qtbot: QtBot
+) -> None:
+    qtbot.keyClicks(palette.field, "layout")
+    first = text(palette, 0)
+    qtbot.keyClick(palette.field, Qt.Key.Key_Down)
+    assert text(palette, 0) != first or len(palette.lines) == 1
+    qtbot.keyClick(palette.field, Qt.Key.Key_Escape)
+    assert not palette.isVisible()
+
+
+def test_disabled_ones_say_what_they_need_and_do_nothing(
+    palette: CommandPalette, window: MainWindow, qtbot: QtBot
+) -> None:
+    qtbot.keyClicks(palette.field, "one round")
+    assert palette.lines[0] == "One Round"
+    assert text(palette, 1) == "needs a model that is loaded and idle"
+    muted = palette.list.palette().placeholderText().color()
+    assert palette.list.currentItem().foreground(0).color() == muted
+    qtbot.keyClick(palette.field, Qt.Key.Key_Return)
+    assert palette.isVisible()
+
+
+def test_nothing_that_fits_is_no_trap(palette: CommandPalette, qtbot: QtBot) -> None:
+    qtbot.keyClicks(palette.field, "zzzz")
+    assert palette.lines == []
+    qtbot.keyClick(palette.field, Qt.Key.Key_Return)
+    assert palette.isVisible()
+    palette.field.clear()
+    assert len(palette.lines) == len(SPECS) - 1
+
+
+def test_disabled_actions_have_a_reason(window: MainWindow) -> None:
+    needs = {spec.id: spec.needs for spec in SPECS}
+    for action in window.actions_by_id:
+        if not action.isEnabled():
+            assert needs[action.objectName()], action.objectName()
+
+
+def test_the_table_of_shortcuts_lists_everything(window: MainWindow) -> None:
+    window.actions_by_id["help.shortcuts"].trigger()
+    (dialog,) = window.findChildren(ShortcutsDialog)
+    table = dialog.table
+    cells: list[QTableWidgetItem | None] = [table.item(r, 0) for r in range(table.rowCount())]
+    assert [c.text() for c in cells if c] == [s.text.replace("&", "") for s in SPECS]
+    dialog.reject()

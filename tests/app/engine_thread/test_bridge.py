@@ -1,0 +1,315 @@
+"""The bridge with a scripted engine: order of states, cancelling, failing, closing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.engine_thread import events
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
+from engine.errors import Cancelled
+from engine.options import RunOptions, SpecOptions
+from engine.trace.store import TraceStore
+from tests.support.fake_session import TENSORS, FakeEngine
+
+OPTIONS = RunOptions(spec=SpecOptions(types=("draft-mtp",)))
+
+
+class Watcher:
+    """Everything that a bridge says, in order."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self.states: list[State] = []
+        self.events: list[object] = []
+        bridge.state_changed.connect(self.states.append)
+        for signal in (bridge.progress, bridge.failed, bridge.loaded, bridge.inspected):
+            signal.connect(self.events.append)
+
+    def of(self, kind: type) -> list[object]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def bridge(qtbot: QtBot, engine: FakeEngine) -> Iterator[Bridge]:
+    bridge = Bridge(engine)
+    yield bridge
+    engine.gate.set()
+    assert bridge.close()
+
+
+@pytest.fixture
+def wait_for(qtbot: QtBot, bridge: Bridge) -> Callable[[State], None]:
+    return lambda state: qtbot.waitUntil(lambda: bridge.state is state, timeout=5000)
+
+
+def test_loading_goes_through_inspection_and_counts_bytes(
+    bridge: Bridge, model_file: Path, wait_for: Callable[[State], None]
+) -> None:
+    seen = Watcher(bridge)
+    bridge.open(model_file)
+    wait_for(State.READY)
+    assert seen.states == [State.LOADING, State.READY]
+    assert isinstance(seen.events[0], events.ModelFiles), "metadata comes before the weights"
+    progress = seen.of(events.ProgressMade)
+    assert progress
+    assert all(p.total == TENSORS for p in progress if isinstance(p, events.ProgressMade))
+    assert bridge.compute == "f32"
+
+
+def test_the_engine_lives_on_its_own_thread(
+    bridge: Bridge, engine: FakeEngine, model_file: Path, wait_for: Callable[[State], None]
+) -> None:
+    bridge.open(model_file)
+    wait_for(State.READY)
+    bridge.start(["one two"], OPTIONS)
+    wait_for(State.READY)
+    assert engine.threads == {"engine_0"}
+
+
+def test_a_run_goes_into_the_store_and_runs_accumulate(
+    bridge: Bridge, engine: FakeEngine, model_file: Path, wait_for: Callable[[State], None]
+) -> None:
+    bridge.open(model_file)
+    wait_for(State.READY)
+    store = bridge.store
+    for expected in (0, 1):
+        bridge.start(["one two"], OPTIONS)
+        assert bridge.state is State.RUNNING, "at once, so that a second press does nothing"
+        bridge.start(["again"], OPTIONS)
+        wait_for(State.READY)
+        assert bridge.live is not None and bridge.live.run_id == expected
+    assert bridge.store is store
+    assert sorted(store.runs) == [0, 1]
+    assert len(store.rounds) == 2 * engine.rounds
+
+
+def test_pause_step_resume_stop(
+    bridge: Bridge, engine: FakeEngine, model_file: Path, wait_for: Callable[[State], None]
+) -> None:
+    engine.rounds = 10_000
+    bridge.open(model_file)
+    wait_for(State.READY)
+    bridge.start(["p"], OPTIONS)
+    bridge.pause()
+    wait_for(State.PAUSED)
+    paused_at = len(bridge.store.rounds)
+    time.sleep(0.05)
+    assert len(bridge.store.rounds) == paused_at, "nothing moves while paused"
+    bridge.resume(rounds=1)
+    wait_for(State.PAUSED)
+    assert len(bridge.store.rounds) <= paused_at + 1
+    bridge.resume(rounds=3)
+    wait_for(State.PAUSED)
+    stepped = len(bridge.store.rounds)
+    assert stepped >= paused_at + 3
+    bridge.resume()
+    wait_for_rows(bridge, stepped + 5)
+    bridge.stop()
+    wait_for(State.READY)
+    assert bridge.can_start
+
+
+def wait_for_rows(bridge: Bridge, n: int) -> None:
+    deadline = time.monotonic() + 5
+    while len(bridge.store.rounds) < n:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_one_round_from_the_start_pauses_after_the_prompt(
+    bridge: Bridge, model_file: Path, wait_for: Callable[[State], None]
+) -> None:
+    bridge.open(model_file)
+    wait_for(State.READY)
+    bridge.start(["p"], OPTIONS, rounds=1)
+    wait_for(State.PAUSED)
+    assert bridge.store.tokens.texts("kind") == ["prompt", "target"]
+
+
+def test_stop_pressed_while_a_step_is_about_to_pause_is_not_lost(
+    bridge: Bridge, engine: FakeEngine, model_file: Path, wait_for: Callable[[State], None]
+) -> None:
+    bridge.open(model_file)
+    wait_for(State.READY)
+    bridge.start(["p"], OPTIONS, rounds=1)
+    rows = threading.Event()
+    while not bridge.store.tokens:  # the worker is past its last look at the flags, or about to be
+        rows.wait(0.001)
+    rows.wait(0.02)
+    bridge.stop()
+    wait_for(State.READY)
+
+
+def test_cancelled_load_without_a_session_leaves_the_map(
+    bridge: Bridge, engine: FakeEngine, model_file: Path, wait_for: Callable[[State], None]
+) -> None:
+    engine.gate.clear()
+    bridge.open(model_file)
+    wait_for(State.LOADING)
+    bridge.cancel()
+    wait_for(State.INSPECTED)
+    assert bridge.files is not None
+    assert not bridge.can_start
+
+
+def test_cancelled_load_keeps_the_session_in_use(
+    bridge: Bridge, engine: FakeEngine, model_file: Path, wait_for: Callable[[State], None]
+) -> None:
+    bridge.open(model_file)
+    wait_for(State.READY)
+    engine.gate.clear()
+    bridge.open(model_file.with_name("other.gguf"))
+    wait_for(State.LOADING)
+    bridge.cancel()
+    wait_for(State.READY)
+    assert bridge.files is not None
+    assert bridge.files.target == model_file
+    engine.gate.set()
+    bridge.start(["still works"], OPTIONS)
+    wait_for(State.READY)
+    assert len(bridge.store.rounds) > 0
+
+
+def test_the_second_of_two_opens_wins(
+    bridge: Bridge, engine: FakeEngine, model_file: Path, qtbot: QtBot
+) -> None:
+    engine.gate.clear()
+    bridge.open(model_file)
+    other = model_file.with_name("other.gguf")
+    bridge.open(other)
+    engine.gate.set()
+    qtbot.waitUntil(lambda: bridge.state is State.READY, timeout=5000)
+    assert [opened[0] for opened in engine.opened] == [other]
+
+
+def test_bad_file_is_a_failure_and_nothing_more(
+    bridge: Bridge, tmp_path: Path, qtbot: QtBot
+) -> None:
+    seen = Watcher(bridge)
+    bridge.open(tmp_path / "letter.txt")
+    qtbot.waitUntil(lambda: bool(seen.of(events.CommandFailed)), timeout=5000)
+    failed = seen.of(events.CommandFailed)[0]
+    assert isinstance(failed, events.CommandFailed)
+    assert failed.message == "letter.txt: byte 0: no GGUF file."
+    assert failed.remedy == "Choose another."
+    assert bridge.state is State.EMPTY
+
+
+def test_failing_engine_keeps_the_trace_and_can_run_again(
+    bridge: Bridge, engine: FakeEngine, model_file: Path, wait_for: Callable[[State], None]
+) -> None:
+    seen = Watcher(bridge)
+    engine.fail_round = 5
+    bridge.open(model_file)
+    wait_for(State.READY)
+    bridge.start(["p"], OPTIONS)
+    wait_for(State.READY)
+    assert "scripted failure" in str(seen.of(events.CommandFailed)[0])
+    assert len(bridge.store.rounds) == 5
+    engine.fail_round = None
+    bridge.start(["p"], OPTIONS)
+    wait_for(State.READY)
+    assert bridge.live is not None and bridge.live.run_id == 1
+
+
+def test_every_model_keeps_its_own_trace(
+    bridge: Bridge, model_file: Path, wait_for: Callable[[State], None], qtbot: QtBot
+) -> None:
+    other = model_file.with_name("other.gguf")
+    stores = []
+    for path in (model_file, other, model_file, other):
+        with qtbot.waitSignal(bridge.loaded, timeout=5000):
+            bridge.open(path)
+        wait_for(State.READY)
+        assert (bridge.live is None) is (len(stores) < 2), "its newest run, if it had any"
+        bridge.start(["p"], OPTIONS)
+        wait_for(State.READY)
+        stores.append(bridge.store)
+    assert stores[:2] == stores[2:]
+    assert [(runs.model, runs.store) for runs in bridge.recorded] == [
+        ("model", stores[0]),
+        ("other", stores[1]),
+    ]
+    assert [len(runs.store.runs) for runs in bridge.recorded] == [2, 2]
+    assert [runs.store.runs[1]["model"]["name"] for runs in bridge.recorded] == [
+        "model.gguf",
+        "other.gguf",
+    ]
+
+
+def test_close_while_running_ends_the_thread_in_time(
+    qtbot: QtBot, engine: FakeEngine, model_file: Path
+) -> None:
+    before = set(threading.enumerate())
+    engine.rounds = 10**9
+    bridge = Bridge(engine)
+    bridge.open(model_file)
+    qtbot.waitUntil(lambda: bridge.state is State.READY, timeout=5000)
+    bridge.start(["p"], OPTIONS)
+    started = time.monotonic()
+    assert bridge.close()
+    assert time.monotonic() - started < 1
+    assert set(threading.enumerate()) <= before
+
+
+def test_close_tells_when_the_engine_does_not_stop(
+    qtbot: QtBot, engine: FakeEngine, model_file: Path
+) -> None:
+    bridge = Bridge(engine)
+    bridge.open(model_file)
+    qtbot.waitUntil(lambda: bridge.state is State.READY, timeout=5000)
+    engine.gate.clear()
+    bridge.start(["p"], OPTIONS)
+    qtbot.waitUntil(engine.waits.is_set, timeout=5000)
+    assert not bridge.close(timeout=0.05)
+    engine.gate.set()
+    assert bridge.close(timeout=5)
+
+
+def test_progress_is_thinned_out_but_its_end_is_told() -> None:
+    seen: list[events.Event] = []
+    report = events.throttled(seen.append)
+    for done in range(10_001):
+        report(done, 10_000, "x")
+    assert len(seen) < 100
+    assert seen[-1] == events.ProgressMade(10_000, 10_000, "x")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError(), "There is not enough memory for this."),
+        (ValueError("odd"), "The engine failed: ValueError: odd."),
+    ],
+)
+def test_every_error_becomes_a_sentence_and_a_remedy(error: Exception, message: str) -> None:
+    failed = events.failure(error)
+    assert failed.message == message
+    assert failed.remedy.endswith(".")
+
+
+def test_export_that_is_cancelled_says_only_that_it_ended(
+    bridge: Bridge, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export_csv(
+        store: TraceStore, folder: Path, *, cancelled: Callable[[], bool], **_: object
+    ) -> None:
+        while not cancelled():
+            time.sleep(0.001)
+        raise Cancelled
+
+    monkeypatch.setattr("app.engine_thread.trace_jobs.export_csv", export_csv)
+    exported: list[object] = []
+    bridge.exported.connect(exported.append)
+    bridge.export(bridge.store, tmp_path / "out")
+    assert bridge.exporting
+    with qtbot.waitSignal(bridge.export_ended, timeout=5000):
+        bridge.cancel()
+    assert not exported
+    assert not bridge.exporting

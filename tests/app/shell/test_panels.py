@@ -1,0 +1,138 @@
+"""Every panel comes into sight when it is asked for, in every layout, and goes again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QAbstractScrollArea,
+    QAbstractSpinBox,
+    QDockWidget,
+    QFrame,
+    QTabBar,
+    QWidget,
+)
+from pytestqt.qtbot import QtBot
+
+from app.engine_thread.events import State
+from app.shell.docks import LAYOUTS, TITLES
+from app.shell.window import MainWindow
+from app.widgets.buttons import TitleButton
+
+_LEAST = 60
+"""A panel that is smaller than this shows nothing."""
+
+
+def in_sight(dock: QDockWidget) -> bool:
+    """Whether the dock's content can be seen: a tab behind another is open, but nobody sees it."""
+    view, window = dock.widget(), dock.window()
+    if not dock.isVisible() or view.width() < _LEAST or view.height() < _LEAST // 2:
+        return False
+    there = window.childAt(view.mapTo(window, view.rect().center()))
+    return there is view or view.isAncestorOf(there)
+
+
+@pytest.fixture
+def small(window: MainWindow, qtbot: QtBot) -> MainWindow:
+    window.resize(1280, 800)
+    qtbot.wait(10)
+    return window
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", TITLES)
+def test_each_panel_comes_and_goes(small: MainWindow, qtbot: QtBot, layout: str, name: str) -> None:
+    small.actions_by_id[f"view.layout_{layout}"].trigger()
+    dock, action = small.docks[name], small.actions_by_id[f"view.panel_{name}"]
+    if in_sight(dock):
+        action.trigger()
+        qtbot.waitUntil(lambda: dock.isHidden() and not action.isChecked(), timeout=2000)
+    action.trigger()
+    qtbot.waitUntil(lambda: in_sight(dock) and action.isChecked(), timeout=2000)
+    action.trigger()
+    assert dock.isHidden()
+    assert not action.isChecked()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_panel_behind_a_tab_is_raised_not_closed(
+    small: MainWindow, qtbot: QtBot, layout: str
+) -> None:
+    small.actions_by_id[f"view.layout_{layout}"].trigger()
+    for name in ("findings", "runs"):
+        small.docks.reveal(name)
+        qtbot.waitUntil(lambda name=name: in_sight(small.docks[name]), timeout=2000)
+    behind = small.actions_by_id["view.panel_findings"]
+    assert not behind.isChecked(), "checked is what can be seen"
+    behind.trigger()
+    qtbot.waitUntil(lambda: in_sight(small.docks["findings"]), timeout=2000)
+    assert not small.docks["runs"].isHidden(), "a tab beside it stays open"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_inspecting_a_token_always_shows_the_inspector(
+    small: MainWindow, model_file: Path, qtbot: QtBot, layout: str
+) -> None:
+    small.open_model(model_file)
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY, timeout=5000)
+    small.actions_by_id["run.start"].trigger()
+    qtbot.waitUntil(lambda: bool(small.tokens.areas), timeout=5000)
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY, timeout=5000)
+    small.actions_by_id[f"view.layout_{layout}"].trigger()
+    small.docks.reveal("runs")
+    area = next(iter(small.tokens.areas.values()))
+    for ask in (
+        small.actions_by_id["go.inspect"].trigger,
+        lambda: qtbot.keyClick(area, Qt.Key.Key_Return),
+    ):
+        small.docks["inspector"].close()
+        area.step_token(1)
+        ask()
+        qtbot.waitUntil(lambda: in_sight(small.docks["inspector"]), timeout=2000)
+        small.docks.reveal("runs")
+        qtbot.waitUntil(lambda: not in_sight(small.docks["inspector"]), timeout=2000)
+        ask()
+        qtbot.waitUntil(lambda: in_sight(small.docks["inspector"]), timeout=2000)
+
+
+@pytest.mark.parametrize("name", ["rollback", "acceptance", "timing", "what_if"])
+def test_each_plot_has_a_button_for_its_menu(
+    small: MainWindow, model_file: Path, qtbot: QtBot, name: str
+) -> None:
+    """It is in sight in the dock's title, and the menu is then about this plot."""
+    small.open_model(model_file)
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY, timeout=5000)
+    small.actions_by_id["run.start"].trigger()
+    qtbot.waitUntil(lambda: bool(small.bridge.store.runs), timeout=5000)
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY, timeout=5000)
+    small.docks.reveal(name)
+    dock = small.docks[name]
+    qtbot.waitUntil(lambda: in_sight(dock), timeout=2000)
+    (button,) = dock.findChildren(TitleButton)
+    assert TITLES[name] in button.accessibleName()
+    place = button.mapTo(small, button.rect().center())
+    assert small.childAt(place) is button
+    assert dock.rect().contains(button.geometry())
+    assert button.geometry().bottom() <= dock.widget().y()
+    small.activateWindow()
+    qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+    menu = small.plots_menu
+    assert menu.isVisible()
+    assert small.plots.chosen() is dock.widget()
+    menu.close()
+
+
+def test_whatever_takes_the_focus_has_a_name(window: MainWindow) -> None:
+    """But for the parts that Qt gives its own widgets, which tell the name of the whole."""
+    nameless = []
+    for widget in window.findChildren(QWidget):
+        takes = bool(widget.focusPolicy() & Qt.FocusPolicy.TabFocus)
+        parent = widget.parentWidget()
+        part = isinstance(parent, QAbstractScrollArea | QAbstractSpinBox) or type(parent) is QFrame
+        text = isinstance(widget, QAbstractButton) and widget.text()
+        if takes and not (widget.accessibleName() or text or part or isinstance(widget, QTabBar)):
+            nameless.append(f"{type(widget).__name__} in {type(parent).__name__}")
+    assert nameless == []

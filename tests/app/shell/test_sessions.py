@@ -1,0 +1,277 @@
+"""Traces in the window: opened without a model, exported, saved by themselves, restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QGuiApplication
+from PySide6.QtWidgets import QApplication, QFileDialog
+from pytestqt.qtbot import QtBot
+
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
+from app.saved.settings import Settings
+from app.shell.window import MainWindow
+from engine.trace.export import SESSION_FILE, export_csv
+from engine.trace.reopen import open_trace
+from engine.trace.store import TraceStore
+from tests.support.fake_session import FakeEngine
+from tests.support.trace_builder import TraceBuilder
+from tests.support.window_acts import enabled, messages
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An exported trace of two runs, the second with a rejected draft and a finding."""
+    builder = TraceBuilder()
+    builder.prompt(["old"])
+    builder.plain(" gone")
+    builder = TraceBuilder(builder.store)
+    builder.store.runs[1]["model"] = {"name": "other.gguf", "sha256": "cafe"}
+    builder.store.runs[1]["options"] = {"n_predict": 7}
+    builder.prompt(["it"])
+    builder.plain(" was once")
+    number = builder.draft([" upon"], " a|`b", [" the"])
+    builder.slots(("live", "fresh", "free"), number)
+    builder.plain(" time")
+    builder.store.findings.append(
+        run_id=1,
+        round=2,
+        seq_id=0,
+        rule="stale-plane",
+        severity="error",
+        message="It is stale.",
+        evidence="depth 1 > 0",
+    )
+    export_csv(builder.store, tmp_path / "mine")
+    return tmp_path / "mine"
+
+
+def shown(window: MainWindow, qtbot: QtBot, folder: Path) -> None:
+    with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):
+        window.sessions.open(folder)
+
+
+def test_a_trace_opens_without_a_model(window: MainWindow, qtbot: QtBot, folder: Path) -> None:
+    shown(window, qtbot, folder)
+    assert window.tokens.copy_text() == " was once upon a|`b time"
+    assert window.windowTitle() == "mine — Draftscope"
+    assert window.status.model_text.startswith("trace ")
+    assert window.status.chips["acceptance"].text == "0.5"
+    assert window.bridge.state is State.EMPTY
+    assert {"file.export", "file.copy_issue", "file.close_trace"} <= enabled(window)
+    assert "run.start" not in enabled(window)
+    assert len(window.findings.model.findings) == 1
+    for view in (window.rollback, window.ring):
+        assert view.currentIndex() == 1, "the plot, not the empty state"
+    assert not window.status.progress_shown
+    assert Settings().recent_traces == [folder]
+    window.actions_by_id["file.close_trace"].trigger()
+    assert window.windowTitle() == "Draftscope"
+    assert window.tokens.copy_text() == ""
+    assert "file.close_trace" not in enabled(window)
+
+
+def test_by_dialog_menu_and_drop(
+    window: MainWindow, qtbot: QtBot, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = str(folder / SESSION_FILE)
+    monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *a, **k: (chosen, ""))
+    with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):
+        window.actions_by_id["file.open_trace"].trigger()
+    window.recent_menu.fill()
+    (entry,) = [a for a in window.recent_menu.actions() if a.text() == "mine"]
+    with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):
+        entry.trigger()
+    for dropped in (folder, folder / SESSION_FILE, folder / "rounds.csv"):
+        data = QMimeData()
+        data.setUrls([QUrl.fromLocalFile(str(dropped))])
+        buttons, keys = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+        action = Qt.DropAction.CopyAction
+        enter = QDragEnterEvent(QPoint(300, 300), action, data, buttons, keys)
+        enter.ignore()
+        QApplication.sendEvent(window, enter)
+        assert enter.isAccepted()
+        assert window.status.currentMessage() == "Drop to open the trace mine"
+        with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):
+            QApplication.sendEvent(
+                window, QDropEvent(QPointF(300, 300), action, data, buttons, keys)
+            )
+
+
+def test_a_broken_trace_is_a_banner(window: MainWindow, qtbot: QtBot, folder: Path) -> None:
+    (folder / "rounds.csv").write_text("nonsense\n")
+    with qtbot.waitSignal(window.bridge.reading_ended, timeout=5000):
+        window.sessions.open(folder)
+    assert messages(window)[0].startswith("error: ")
+    assert "rounds.csv line 1" in messages(window)[0]
+    assert window.bridge.trace_folder is None
+    assert Settings().recent_traces == []
+    assert "file.open_trace" in enabled(window)
+
+
+def test_a_run_takes_the_place_of_the_trace(
+    window: MainWindow, qtbot: QtBot, folder: Path, model_file: Path
+) -> None:
+    window.open_model(model_file)
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=5000)
+    shown(window, qtbot, folder)
+    assert "run.start" in enabled(window)
+    window.actions_by_id["run.start"].trigger()
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=5000)
+    assert window.windowTitle() == "model — Draftscope"
+    assert window.bridge.store is window.bridge.session_store
+    assert window.tokens.copy_text().startswith(" first a1.0")
+    shown(window, qtbot, folder)
+    assert window.tokens.copy_text() == " was once upon a|`b time"
+    window.actions_by_id["file.close_trace"].trigger()
+    assert window.tokens.copy_text().startswith(" first a1.0")
+
+
+def test_closing_while_reading_leaves_no_thread(window: MainWindow, folder: Path) -> None:
+    window.sessions.open(folder)
+    window.close()
+
+
+def test_export_for_spreadsheets_is_remembered(
+    window: MainWindow, qtbot: QtBot, folder: Path, tmp_path: Path
+) -> None:
+    from app.dialogs.files import ExportDialog
+
+    shown(window, qtbot, folder)
+    window.actions_by_id["file.export"].trigger()
+    (dialog,) = window.findChildren(ExportDialog)
+    dialog.folder.setText(str(tmp_path))
+    dialog.excel.setChecked(True)
+    with qtbot.waitSignal(window.bridge.exported, timeout=5000) as exported:
+        dialog.accept()
+    written = exported.args[0].folder
+    assert (written / "tokens.csv").read_bytes().startswith(b"\xef\xbb\xbf")
+    assert open_trace(written).size() == open_trace(folder).size()
+    assert Settings().excel_safe is True
+
+
+# -- copy as issue -------------------------------------------------------------------------
+
+
+def copied(window: MainWindow) -> str:
+    window.actions_by_id["file.copy_issue"].trigger()
+    return QGuiApplication.clipboard().text()
+
+
+def test_issue_has_everything_about_the_failing_round(
+    window: MainWindow, qtbot: QtBot, folder: Path
+) -> None:
+    shown(window, qtbot, folder)
+    text = copied(window)
+    for part in (
+        "### Environment",
+        "- sha256: cafe",
+        '"n_predict": 7',
+        "### Round 2, sequence 0",
+        "| rejected |",
+        "**error** stale-plane, round 2: It is stale. (depth 1 > 0)",
+        "- rollback_depth: 1",
+        r"a\|\x60b",
+    ):
+        assert part in text, part
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.replace(r"\|", "").count("|") for line in table}) == 1
+
+
+def test_the_selected_round_goes_before_the_failing_one(
+    window: MainWindow, qtbot: QtBot, folder: Path
+) -> None:
+    from app.models.position import Position
+
+    shown(window, qtbot, folder)
+    window.feed.move_cursor(Position(window.feed.run, 0, 3, None))
+    assert "### Round 3, sequence 0" in copied(window)
+
+
+# -- autosave ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def saving_window(
+    make_window: Callable[..., MainWindow], engine: FakeEngine, data: Path
+) -> Callable[[], MainWindow]:
+    def make() -> MainWindow:
+        bridge = Bridge(engine)
+        window = make_window(bridge, data)
+        window.sessions.offer_restore()
+        return window
+
+    return make
+
+
+def crashed(data: Path) -> None:
+    builder = TraceBuilder()
+    builder.prompt(["x"])
+    builder.plain(" saved")
+    export_csv(builder.store, data / "autosave" / "session-20260101-000000-1-2")
+
+
+def test_runs_are_saved_and_a_clean_end_takes_them_away(
+    saving_window: Callable[[], MainWindow], data: Path, model_file: Path, qtbot: QtBot
+) -> None:
+    window = saving_window()
+    assert messages(window) == []
+    window.open_model(model_file)
+    qtbot.waitUntil(lambda: window.bridge.can_start, timeout=5000)
+    window.actions_by_id["run.start"].trigger()
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=5000)
+    autosave = window.sessions.autosave
+    assert autosave is not None
+    with qtbot.waitSignal(autosave.saved, timeout=5000):
+        autosave.save()
+    assert open_trace(autosave.folder_of(window.bridge.store)).size() == window.bridge.store.size()
+    window.close()
+    assert list((data / "autosave").iterdir()) == []
+
+
+def test_restore_shows_and_keeps_the_trace(
+    saving_window: Callable[[], MainWindow], data: Path, qtbot: QtBot
+) -> None:
+    crashed(data)
+    window = saving_window()
+    (banner,) = window.banners.banners
+    assert messages(window)[0].startswith(
+        "warning: The last session left runs that were not exported."
+    )
+    window.banners.clear()
+    assert window.banners.banners == [banner], "it waits for an answer"
+    with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):
+        banner.offer_buttons[0].click()
+    assert window.tokens.copy_text() == " saved"
+    kept = data / "restored" / "session-20260101-000000-1-2"
+    assert window.bridge.trace_folder == kept
+    assert messages(window) == [f"info: The restored trace is kept in {kept}."]
+    window.close()
+    assert len(open_trace(kept).tokens) == 2
+    assert messages(saving_window()) == []
+
+
+def test_discard_deletes_it(saving_window: Callable[[], MainWindow], data: Path) -> None:
+    crashed(data)
+    window = saving_window()
+    window.banners.banners[0].offer_buttons[1].click()
+    assert window.banners.banners == []
+    assert list((data / "autosave").iterdir()) == []
+
+
+def test_an_empty_store_is_never_saved(saving_window: Callable[[], MainWindow], data: Path) -> None:
+    window = saving_window()
+    autosave = window.sessions.autosave
+    assert autosave is not None
+    assert isinstance(window.bridge.session_store, TraceStore)
+    autosave.save()
+    assert not (data / "autosave").exists()
