@@ -16,7 +16,7 @@ from engine.batch import Span
 from engine.decode.prompt_cache import PromptCache
 from engine.decode.recorder import Recorder
 from engine.decode.scheduler import Scheduler
-from engine.device import resolve_device
+from engine.device import CPU, resolve_device
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Drafter
 from engine.draft.registry import DRAFTERS
@@ -61,7 +61,9 @@ class Session:
         content: ContentHash | None = None,
     ) -> None:
         self._model, self.info, self.path = model, info, path
-        self._other_modes: WeakValueDictionary[str, HybridModel] = WeakValueDictionary()
+        self._loaded_again: WeakValueDictionary[tuple[str, bool], HybridModel] = (
+            WeakValueDictionary()
+        )
         self.tokenizer, self.chat, self.identity = tokenizer, chat, identity
         self.content = content
         """Finds what `identity` does not tell yet, once it is started."""
@@ -206,7 +208,19 @@ class Session:
         """
         if compute == self._model.compute:
             return self._model
-        model = self._other_modes.get(compute)
+        return self._again(compute, self.device)
+
+    def model_as_llama_cpp(self) -> HybridModel:
+        """The target with exact weights on the processor, its products rounding their other side
+        as llama.cpp's do: loaded and shared like `model_in`, raises the same."""
+        compute = "f32" if self.compute == "f32" else "blocks"
+        return self._again(compute, CPU, as_llama_cpp=True)
+
+    def _again(
+        self, compute: str, device: torch.device, *, as_llama_cpp: bool = False
+    ) -> HybridModel:
+        key = compute, as_llama_cpp
+        model = self._loaded_again.get(key)
         if model is None:
             if self.path is None:
                 raise OptionError(
@@ -218,8 +232,8 @@ class Session:
                     raise ModelFileError(
                         self.path, "file", "has changed since it was opened", "Open it again."
                     )
-                model = _loaded(file, compute=compute, device=self.device)
-            self._other_modes[compute] = model
+                model = _loaded(file, compute=compute, device=device, as_llama_cpp=as_llama_cpp)
+            self._loaded_again[key] = model
         return model
 
     def continuation(self, prompt: Prompt, options: RunOptions) -> Iterator[int]:
@@ -259,14 +273,19 @@ class Session:
         return n_ctx
 
     def make_memory(
-        self, options: RunOptions, n_slots: int, n_ctx: int, n_rs_seq: int
+        self,
+        options: RunOptions,
+        n_slots: int,
+        n_ctx: int,
+        n_rs_seq: int,
+        device: torch.device | None = None,
     ) -> HybridMemory:
-        """Memory for the target as the options ask for it."""
+        """Memory for the target as the options ask for it. device: None = that of the session."""
         return HybridMemory.for_model(
             self.config,
             n_slots,
             n_ctx,
-            self.device,
+            device or self.device,
             policy=options.rollback,
             n_rs_seq=n_rs_seq,
             unified=options.kv == "unified",

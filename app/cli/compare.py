@@ -89,7 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="POLICY[,key=value…] with keys n_rs_seq, split, kv, fault, replay, ubatch, "
         "checkpoint_device, compute (f32, bf16, …: the weights are loaded again), and the words "
         "batch-invariant and free (drafts and accepts on its own until it forks); `peer` for "
-        "llama.cpp on the same file; `noise,key=value…` for further batch shapes. Repeatable "
+        "llama.cpp on the same file, beside three lanes that round as it does and show what that "
+        "explains; `noise,key=value…` for further batch shapes. Repeatable "
         "(default: checkpoint and planes). The reference and noise lanes are always there",
     )
     lanes.add_argument(

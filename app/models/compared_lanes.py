@@ -12,7 +12,7 @@ from app.models.token_text import line_text
 from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, REFERENCE
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from engine.trace.verdict import SUSPECT, LaneVerdict, judge_lanes
+from engine.trace.verdict import SUSPECT, LaneVerdict, judge_lanes, noise_of
 
 
 def lanes_of(run: RunRef) -> tuple[RunRef, ...]:
@@ -89,8 +89,12 @@ class ComparedLanes:
         return tuple(RunRef(self.store, run_id) for run_id in self.run_ids)
 
     def is_noise(self, run_id: int) -> bool:
-        """Whether a lane only tells what the widths of batches do."""
+        """Whether a lane only tells what the widths of batches do, or a peer's rounding."""
         return _first_word(RunRef(self.store, run_id)) == NOISE
+
+    def noise_of(self, run_id: int) -> list[int]:
+        """The noise lanes that a lane is judged by."""
+        return noise_of(self.store, run_id) if run_id in self.followers else []
 
     @property
     def seq_ids(self) -> list[int]:

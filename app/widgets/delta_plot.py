@@ -127,7 +127,7 @@ class DeltaPlot(RoundPlot):
             return
         name = self._metric.name
         values = {run_id: lanes.values(run_id, name) for run_id in lanes.followers}
-        noise = [values[run_id] for run_id in lanes.followers if lanes.is_noise(run_id)]
+        noise = [values[run_id] for run_id in lanes.noise_of(self._run_id)]
         envelope = max((float(np.nanmax(v, initial=0.0)) for v in noise), default=0.0)
         bound = lanes.bounds.get(self._run_id, 0.0)
         limits = [envelope, bound if self._metric.has_bound else 0.0]

@@ -13,7 +13,7 @@ from engine.compare.free_lane import FreeLane
 from engine.compare.lane import ComparisonSetup, Follower, Leader
 from engine.compare.lane_spec import DEFAULT_LANES, LaneSpec, with_mode_lanes
 from engine.compare.lanes import ModeLane, NoiseLane, ReferenceLane
-from engine.compare.peer_lane import PeerLane
+from engine.compare.peer_lane import PeerLane, PeerNoiseLane
 from engine.compare.policy_lane import PolicyLane
 from engine.compare.rounds import Round, SequenceRound
 from engine.decode.acceptance_rules import RULES
@@ -28,7 +28,7 @@ from engine.options import Prompt, RunOptions
 from engine.sampling.distribution import Distribution
 from engine.sampling.sampler import Sampler
 from engine.session import Session
-from engine.trace.records import NOISE, PEER, REFERENCE
+from engine.trace.records import NOISE, PEER, PEER_NOISE, REFERENCE
 from engine.trace.store import TraceStore
 from engine.trace.verdict import LaneVerdict, judge_lanes, noise_against
 
@@ -197,6 +197,8 @@ class Comparison:
         setup, session = self._setup, self._setup.session
         if spec.kind == PEER:
             return PeerLane(setup, spec, options, self._reference)
+        if spec.kind == PEER_NOISE:
+            return PeerNoiseLane(setup, spec, options, self._reference)
         compute = spec.compute or session.compute
         model = session.model_in(compute)
         if spec.kind == REFERENCE:

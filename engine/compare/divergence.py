@@ -51,7 +51,7 @@ class ReferenceLogits:
 
     def difference(self, lane: torch.Tensor) -> LogitsDifference:
         """Measures in float64 of a lane's logits [n, n_vocab]."""
-        b = lane.double()
+        b = lane.to(self._a)
         error = self._a - b
         # rounding leaves a tiny negative sum where both are equal
         kl = (self._p * (self._log_p - torch.log_softmax(b, 1))).sum(1).clamp_min(0.0)

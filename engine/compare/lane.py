@@ -2,7 +2,7 @@
 
 Each lane is a run of its own in the trace, with rounds, tokens, ubatches and snapshot slots, and
 says what it is in the facts of its run: lane (name), lane_kind, lane_against (run id of the lane
-that it is measured against, None = it leads), lane_free, lane_error, lane_tolerance.
+that it is measured against, None = it leads), lane_free, lane_error.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ class EngineLane(Lane):
     ) -> None:
         session = setup.session
         self.options = options
-        self.memory = session.make_memory(options, setup.n_seqs, setup.n_ctx, n_rs_seq)
+        self.memory = session.make_memory(
+            options, setup.n_seqs, setup.n_ctx, n_rs_seq, model.device
+        )
         run_id = session.begin_run(setup.trace, options, self.memory, n_rs_seq, model)
         super().__init__(setup, spec, run_id)
         self._holders: dict[int, int] = {}
@@ -192,6 +194,18 @@ class EngineFollower(EngineLane, Follower):
         """Decode the leader's round in this lane's way; one that cannot stops with an error."""
         self._holders.update((part.seq, part.seq_id) for part in self._leader.round.parts)
         super().follow()
+
+    def _one_by_one(self, round_: Round) -> RowsBySequence:
+        """Decode each sequence alone, as the reference lane does: logits [len(chosen), n_vocab]."""
+        return {
+            part.seq: torch.cat(
+                [
+                    self._run(round_.number, [span], is_prompt=part.is_prompt)[0][part.seq]
+                    for span in part.spans_alone
+                ]
+            )
+            for part in round_.parts
+        }
 
     def _prompt(self, round_: Round) -> None:
         logits, _ = self._run(round_.number, [part.span for part in round_.parts], is_prompt=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.errors import OptionError
 from engine.options import COMPUTE_MODES, ROLLBACK_POLICIES, RunOptions
-from engine.trace.records import NOISE, PEER, POLICY, REFERENCE
+from engine.trace.records import NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
 
 LANE_MODES = tuple(mode for mode in COMPUTE_MODES if mode != "auto")
 _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -41,9 +41,10 @@ _PLAIN: dict[str, Any] = {
 class LaneSpec:
     """What a lane does differently. The name is the text it was parsed from.
 
-    kind: policy, noise, reference (of another compute mode) or peer. changes: fields of RunOptions
-    that replace those of the comparison. compute: mode of the weights, None = the session's.
-    free: the lane drafts and accepts on its own until it emits another token than the reference.
+    kind: policy, noise, reference (of another compute mode), peer or peer noise. changes: fields
+    of RunOptions that replace those of the comparison. compute: mode of the weights, None = the
+    session's. free: the lane drafts and accepts on its own until it emits another token than the
+    reference. seed: of the jitter of a lane of peer noise.
     """
 
     name: str
@@ -51,6 +52,7 @@ class LaneSpec:
     kind: str = POLICY
     compute: str | None = None
     free: bool = False
+    seed: int = 0
 
     @classmethod
     def parse(cls, text: str) -> LaneSpec:
@@ -120,11 +122,17 @@ NOISE_LANE = LaneSpec(NOISE, dict(_PLAIN), NOISE)
 PEER_LANE = LaneSpec(PEER, dict(_PLAIN), PEER)
 """llama.cpp on the same file and tokens, for which llama-cpp-python has to be installed."""
 
+PEER_NOISE_LANES = tuple(
+    LaneSpec(f"{NOISE},{PEER}={seed}", dict(_PLAIN), PEER_NOISE, seed=seed) for seed in (1, 2, 3)
+)
+"""Round as llama.cpp does; three, since one may not meet the ties that another does."""
+
 DEFAULT_LANES = (NOISE_LANE, LaneSpec.parse("checkpoint"), LaneSpec.parse("planes"))
 
 
 def with_mode_lanes(specs: Sequence[LaneSpec], compute: str) -> list[LaneSpec]:
-    """The lanes in order, those of other compute modes than `compute` led by lanes of their mode.
+    """The lanes in order, those of other compute modes than `compute` led by lanes of their mode,
+    a peer lane followed by its noise.
 
     Such a mode has a reference lane, and a noise lane if it has policy lanes; both come before
     the mode's first lane, wherever they were given. Raises OptionError for a lane given twice and
@@ -146,6 +154,8 @@ def with_mode_lanes(specs: Sequence[LaneSpec], compute: str) -> list[LaneSpec]:
             raise OptionError(f"Lane {spec.name!r} is what the reference lane is.", "Leave it out.")
         if spec not in made:
             made.append(spec)
+        if spec.kind == PEER:
+            made.extend(PEER_NOISE_LANES)
     if twice := [s.name for s in made if s.kind == REFERENCE and _n_like(made, s) > 1]:
         raise OptionError(f"Lane {twice[0]!r} is given twice.", "Give every lane once.")
     return made

@@ -10,17 +10,17 @@ import torch
 from engine.batch import Span
 from engine.compare.lane import ComparisonSetup, EngineFollower, EngineLane, Leader
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.rounds import Round, SequenceRound
+from engine.compare.rounds import Round
 from engine.decode.batching import verify_batches
 from engine.decode.forward import Forward, RowsBySequence
 from engine.draft.chain import DrafterAnswer
 from engine.model.hybrid import HybridModel
 from engine.options import RunOptions
 
-_JITTER = {"f32": 2.0**-20, "blocks": 2.0**-20}
+JITTER = {"f32": 2.0**-20, "blocks": 2.0**-20}
 """Relative error of a noise lane's embeddings: about what sums in float32 come to differ by over
 the layers of a model."""
-_JITTER_ROUNDED = 2.0**-16
+JITTER_ROUNDED = 2.0**-16
 """The same in modes that round activations, to 8 bits or so: a 256th of that rounding, so that in
 every row some are rounded the other way."""
 
@@ -61,19 +61,12 @@ class ModeLane(EngineFollower):
     round: Round
 
     def _follow(self, round_: Round) -> None:
-        logits = {part.seq: self._alone(round_.number, part) for part in round_.parts}
+        logits = self._one_by_one(round_)
         self._record_plain(round_, logits, self.memory, wide=False)
         for part in round_.parts:
             self._compare(round_, part, logits[part.seq], self.memory)
         parts = [replace(part, logits=logits[part.seq]) for part in round_.parts]
         self.round = Round(round_.number, parts, self.memory)
-
-    def _alone(self, number: int, part: SequenceRound) -> torch.Tensor:
-        """Decode one sequence as the reference lane does: logits [len(chosen), n_vocab]."""
-        spans = part.spans_alone
-        return torch.cat(
-            [self._run(number, [span], is_prompt=part.is_prompt)[0][part.seq] for span in spans]
-        )
 
 
 class NoiseLane(EngineFollower):
@@ -99,7 +92,7 @@ class NoiseLane(EngineFollower):
         leader: Leader,
     ) -> None:
         if not options.batch_invariant:
-            model = model.jittered(_JITTER.get(model.compute, _JITTER_ROUNDED))
+            model = model.jittered(JITTER.get(model.compute, JITTER_ROUNDED))
         super().__init__(setup, spec, options, model, leader)
         self._drafting = setup.session.make_memory(options, setup.n_seqs, setup.n_ctx, 0)
         holder = self._holders.__getitem__

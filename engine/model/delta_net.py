@@ -93,10 +93,14 @@ def _qkv_and_z(weights: Weights, ssm: SsmConfig) -> list[MatrixRows]:
     return weights.rows("ssm_in.weight").rearranged(parts)
 
 
-def _beta_and_decay(weights: Weights, config: ModelConfig, ssm: SsmConfig) -> list[torch.Tensor]:
+def _beta_and_decay(weights: Weights, config: ModelConfig, ssm: SsmConfig) -> list[MatrixRows]:
     """Rows of beta, then rows of the decay, one per value head each."""
     if config.architecture != "qwen3next":
-        return [weights.take("ssm_beta.weight"), weights.take("ssm_alpha.weight")]
+        return [weights.numbers("ssm_beta.weight"), weights.numbers("ssm_alpha.weight")]
+
     # per key head: beta of its value heads, then their decay
-    grouped = weights.take("ssm_ba.weight").unflatten(0, (ssm.n_k_heads, 2, -1))
-    return [part.flatten(0, 1) for part in grouped.unbind(1)]
+    def parts(rows: torch.Tensor) -> list[torch.Tensor]:
+        grouped = rows.unflatten(0, (ssm.n_k_heads, 2, -1))
+        return [part.flatten(0, 1) for part in grouped.unbind(1)]
+
+    return weights.numbers("ssm_ba.weight").rearranged(parts)

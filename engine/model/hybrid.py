@@ -66,10 +66,10 @@ class HybridModel:
         memory.commit()
         return StepOutput(logits, hidden)
 
-    def jittered(self, amount: float) -> HybridModel:
+    def jittered(self, amount: float, seed: int = 0) -> HybridModel:
         """The same weights behind embeddings whose values are all off by up to `amount` of
-        themselves, always in the same way: a model as wrong as rounding makes it."""
-        generator = torch.Generator().manual_seed(0)
+        themselves, always in the same way for a seed: a model as wrong as rounding makes it."""
+        generator = torch.Generator().manual_seed(seed)
         signs = 2 * torch.rand(self.config.n_embd, generator=generator) - 1
         factors, embed = (1 + amount * signs).to(self.device), self._embedding
         other = copy(self)

@@ -155,7 +155,7 @@ class MixtureOfExperts:
     def __init__(self, weights: Weights, moe: MoeConfig) -> None:
         self._n_used = moe.n_used
         self._router = weights.stack(
-            [weights.take("ffn_gate_inp.weight"), weights.take("ffn_gate_inp_shexp.weight")],
+            [weights.numbers("ffn_gate_inp.weight"), weights.numbers("ffn_gate_inp_shexp.weight")],
             compute="f32",
         )
         self._router_sizes = [moe.n_experts, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 
 import torch
 
@@ -74,9 +75,11 @@ def load_model(
     device: torch.device = CPU,
     progress: ReportProgress | None = None,
     cancelled: Callable[[], bool] | None = None,
+    as_llama_cpp: bool = False,
 ) -> HybridModel:
     """Load the model in `file` to `device`; tensors are checked against the metadata beforehand.
 
+    as_llama_cpp: matrix products round as llama.cpp's do (engine.model.weights.Weights).
     Raises UnsupportedModelError, ModelFileError, OptionError, OutOfMemoryError, and Cancelled
     between tensors.
     """
@@ -88,7 +91,7 @@ def load_model(
     reader = TensorReader(file, progress, cancelled)
     try:
         with torch.inference_mode():
-            model = _Loading(file, reader, config, mode, device).model()
+            model = _Loading(file, reader, config, mode, device, as_llama_cpp).model()
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
             f"The weights of {file.path.name} do not fit on {device} as {mode}.",
@@ -111,17 +114,18 @@ class _Loading:
         config: ModelConfig,
         mode: str,
         device: torch.device,
+        as_llama_cpp: bool,
     ) -> None:
         self._file = file
-        self._reader = reader
         self._config = config
         self._mode = mode
         self._device = device
+        self._weights = partial(Weights, reader, device=device, as_llama_cpp=as_llama_cpp)
 
     def model(self) -> HybridModel:
         config = self._config
         shapes = global_shapes(config, self._file.tensors)
-        weights = Weights(self._reader, shapes, self._mode, device=self._device)
+        weights = self._weights(shapes, self._mode)
         embedding = weights.table("token_embd.weight")
         rope = RopeTables(config.rope, self._device)
         blocks, n_bytes = [], 0
@@ -157,7 +161,7 @@ class _Loading:
         config = self._config
         is_mtp = index >= config.n_layer
         shapes = block_shapes(config, index, self._file.tensors)
-        weights = Weights(self._reader, shapes, self._mode, f"blk.{index}.", self._device)
+        weights = self._weights(shapes, self._mode, f"blk.{index}.")
         mixer: Mixer
         if config.ssm is not None and not is_mtp and config.recurrent_layers[index]:
             mixer = DeltaNet(weights, config, config.ssm, index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, tee
 
 import torch
@@ -13,26 +13,28 @@ from engine.device import CPU
 from engine.gguf.reader import TensorReader
 from engine.model.tensors import Shapes
 from kernels.dequant import dequantise
-from kernels.linear import Packed, beside, linear, pack, pack_blocks, stays_in_blocks
+from kernels.linear import Packed, as_llama_cpp, beside, linear, pack, pack_blocks, stays_in_blocks
 from kernels.moe import PackedExperts, pack_experts, put_together
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixRows:
     """Matrix rows f32 [out, in], or biases f32 [out]; with a `type` each row's GGUF blocks of that
-    type, uint8 [out, bytes].
+    type, uint8 [out, bytes]. rounding: the GGML type whose products are to round their other side
+    as llama.cpp does, or None.
 
     A row of blocks is as whole as a row of numbers, so layers rearrange both alike.
     """
 
     data: torch.Tensor
     type: str | None = None
+    rounding: str | None = None
 
     def rearranged(
         self, rearrange: Callable[[torch.Tensor], Iterable[torch.Tensor]]
     ) -> list[MatrixRows]:
         """The parts that `rearrange` makes of the data; it may move rows, never look into one."""
-        return [MatrixRows(part, self.type) for part in rearrange(self.data)]
+        return [replace(self, data=part) for part in rearrange(self.data)]
 
 
 class Embedding:
@@ -80,6 +82,8 @@ class Weights:
     compute: the mode of large matrices; those that stay in the blocks of the file are kept as they
     are (kernels.linear.stays_in_blocks), and "blocks" takes others as bf16 on a GPU, f32 on the
     processor. device: where what is kept goes; tensors are read and rearranged on the processor.
+    as_llama_cpp: products round their other side for the type of the tensor in the file, as
+    llama.cpp's do (kernels.linear.as_llama_cpp); for the processor, in modes f32 and blocks.
     n_bytes: memory taken by kept and packed tensors.
     """
 
@@ -90,9 +94,12 @@ class Weights:
         compute: str,
         prefix: str = "",
         device: torch.device = CPU,
+        *,
+        as_llama_cpp: bool = False,
     ) -> None:
         self.compute = compute
         self._device = device
+        self._as_llama_cpp = as_llama_cpp
         self.n_bytes = 0
         self._reader = reader
         self._shapes = shapes
@@ -105,6 +112,10 @@ class Weights:
         """The tensor as f32 in its full shape, for rearranging; not counted."""
         full = self._prefix + name
         return self._reader.take(full, self._shapes[full])
+
+    def numbers(self, name: str) -> MatrixRows:
+        """A matrix as f32, for rearranging; not counted."""
+        return MatrixRows(self.take(name), rounding=self._rounding(name))
 
     def keep(self, name: str) -> torch.Tensor:
         """The tensor as f32, to stay as it is."""
@@ -124,8 +135,12 @@ class Weights:
         full = self._prefix + name
         type = self._reader.type(full)
         if stays_in_blocks(type, mode, self._device):
-            return MatrixRows(self._reader.take_blocks(full, self._shapes[full]), type)
-        return MatrixRows(self.take(name))
+            blocks = self._reader.take_blocks(full, self._shapes[full])
+            return MatrixRows(blocks, type, self._rounding(name))
+        return self.numbers(name)
+
+    def _rounding(self, name: str) -> str | None:
+        return self._reader.type(self._prefix + name) if self._as_llama_cpp else None
 
     def table(self, name: str) -> Embedding:
         """An embedding, whose rows are looked up: the numbers of the file in every mode.
@@ -135,7 +150,7 @@ class Weights:
         """
         width = self._shapes[self._prefix + name][1]
         if self.compute == "f32" or self._device.type != "cpu":
-            return Embedding(MatrixRows(self.keep(name)), width)
+            return Embedding(MatrixRows(self.keep(name), rounding=self._rounding(name)), width)
         rows = self._rows(name, "blocks")
         self.n_bytes += rows.data.nbytes
         return Embedding(rows, width)
@@ -146,26 +161,27 @@ class Weights:
 
     def stack(
         self,
-        parts: Sequence[MatrixRows | torch.Tensor],
+        parts: Sequence[MatrixRows],
         biases: Sequence[MatrixRows] | None = None,
         compute: str | None = None,
     ) -> Projection:
         """Matrices [out, in] (and their biases [out]) stacked by rows; numbers in this mode."""
-        rows = [part if isinstance(part, MatrixRows) else MatrixRows(part) for part in parts]
-        packed = self._beside(rows, compute or self.compute)
+        packed = self._beside(parts, compute or self.compute)
         bias = _joined(biases).data.to(self._device) if biases else None
         self.n_bytes += packed.n_bytes + (bias.nbytes if bias is not None else 0)
         return Projection(packed, bias)
 
     def _beside(self, rows: Sequence[MatrixRows], mode: str) -> Packed:
         """Rows one below the other, neighbours of one type as one matrix."""
-        groups = groupby(rows, lambda part: part.type)
+        groups = groupby(rows, lambda part: (part.type, part.rounding))
         return beside([self._pack(_joined(list(group)), mode) for _, group in groups])
 
     def _pack(self, rows: MatrixRows, mode: str) -> Packed:
         if rows.type is not None:
-            return pack_blocks(rows.data.to(self._device), rows.type, mode)
-        return pack(rows.data, self._without_blocks(mode), self._device)
+            packed = pack_blocks(rows.data.to(self._device), rows.type, mode)
+        else:
+            packed = pack(rows.data, self._without_blocks(mode), self._device)
+        return as_llama_cpp(packed, rows.rounding) if rows.rounding else packed
 
     def _without_blocks(self, mode: str) -> str:
         """The mode of what cannot stay in blocks."""
@@ -180,8 +196,9 @@ class Weights:
         if fused:
             names[:2] = ["ffn_gate_up_exps.weight"]
         # a GPU takes all experts of a layer in one call, which has no product with blocks
-        if self._device.type == "cpu" and all(self.in_blocks(name) for name in names):
-            packed = put_together(self._experts_in_blocks(names), self.compute)
+        apart = self._as_llama_cpp or all(self.in_blocks(name) for name in names)
+        if self._device.type == "cpu" and apart:
+            packed = put_together(self._experts_apart(names), self.compute)
         else:
             *first, down = (self._each(name) for name in names)
             gate, up = _halves(first[0]) if fused else first
@@ -189,14 +206,20 @@ class Weights:
         self.n_bytes += packed.n_bytes
         return packed
 
-    def _experts_in_blocks(self, names: Sequence[str]) -> Iterator[tuple[Packed, Packed]]:
-        """Of every expert gate above up, and down."""
-        full = [self._prefix + name for name in names]
-        types = [self._reader.type(name) for name in full]
-        each = [self._reader.take_blocks_each(name, self._shapes[name]) for name in full]
-        for matrices in zip(*each, strict=True):
-            rows = [MatrixRows(data, type) for data, type in zip(matrices, types, strict=True)]
+    def _experts_apart(self, names: Sequence[str]) -> Iterator[tuple[Packed, Packed]]:
+        """Of every expert gate above up, and down, in the blocks of the file where they stay."""
+        for rows in zip(*map(self._rows_each, names), strict=True):
             yield self._beside(rows[:-1], self.compute), self._pack(rows[-1], self.compute)
+
+    def _rows_each(self, name: str) -> Iterator[MatrixRows]:
+        full = self._prefix + name
+        if self.in_blocks(name):
+            type = self._reader.type(full)
+            for blocks in self._reader.take_blocks_each(full, self._shapes[full]):
+                yield MatrixRows(blocks, type, self._rounding(name))
+        else:
+            for data in self._each(name):
+                yield MatrixRows(data, rounding=self._rounding(name))
 
     def _each(self, name: str) -> Iterator[torch.Tensor]:
         """The slices of a tensor along its first dimension as f32, each read when asked for."""
@@ -215,4 +238,4 @@ def _joined(parts: Sequence[MatrixRows]) -> MatrixRows:
     """Rows of one type below each other."""
     if len(parts) == 1:
         return parts[0]
-    return MatrixRows(torch.cat([part.data for part in parts]), parts[0].type)
+    return replace(parts[0], data=torch.cat([part.data for part in parts]))

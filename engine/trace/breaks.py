@@ -4,7 +4,7 @@ A rule is one line of text:
 
     depth >= 4              a round undid at least four drafted tokens
     path = restore          a rollback took this path; restore includes restore_depth
-    divergence > 1e-4       NMSE of a lane against the reference lane, the noise lane apart
+    divergence > 1e-4       NMSE of a lane against the reference lane, noise lanes apart
     acceptance(20) < 0.5    share accepted of what a sequence drafted in its last 20 steps
     finding                 a finding was raised; `finding = RULE` waits for that one
 """
@@ -189,7 +189,7 @@ class BreakWatch:
         # a difference that is no number comes from logits that are none
         for row in np.flatnonzero(~(nmse <= rule.value)).tolist():
             facts = table.row(rows.start + row)
-            if facts["lane"] == NOISE:
+            if facts["lane"].partition(",")[0] == NOISE:
                 continue
             size = "not finite" if facts["nmse"] is None else f"{facts['nmse']:.3g}"
             number = f"NMSE {size} in lane {facts['lane']} at position {facts['pos']}"

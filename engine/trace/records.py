@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 REFERENCE, NOISE, PEER, POLICY = "reference", "noise", "peer", "policy"
-
+PEER_NOISE = "peer noise"
+"""Lanes that a peer lane is judged by."""
 
 SCHEMA_VERSION = 3
 """Raised where a column changes its meaning: traces of other versions are not read."""

@@ -15,7 +15,7 @@ from engine.errors import TraceFileError
 from engine.trace.cell_text import EXCEL, PLAIN
 from engine.trace.csv_fields import REMEDY
 from engine.trace.export import FORMAT
-from engine.trace.records import COLUMN_STATES, PEER, REFERENCE, SCHEMA_VERSION
+from engine.trace.records import COLUMN_STATES, REFERENCE, SCHEMA_VERSION
 
 _MOST_BYTES = 256 << 20
 _DEEPEST = 64
@@ -151,10 +151,6 @@ def _runs(path: Path, runs: dict[str, dict[str, Any]]) -> dict[int, dict[str, An
             raise TraceFileError(
                 f"{path}: runs.{run_id} is one of more than {_MOST_LANES} lanes of a comparison.",
                 REMEDY,
-            )
-        if facts.get("lane_kind") == PEER and "lane_tolerance" not in facts:
-            raise _wrong(
-                path, f"runs.{run_id}.lane_tolerance", "is missing, which a peer lane needs"
             )
     return {int(run_id): facts for run_id, facts in runs.items()}
 

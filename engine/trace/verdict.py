@@ -12,7 +12,7 @@ Two words describe a lane, and only the second one judges:
   failed     the lane had to stop; its error says why
   forked     a free lane emitted another token where its logits, within, explain that: a near tie
   mode       a reference lane of another compute mode; its band is the distance of that mode
-  agrees     a peer lane within the tolerance for other kernels
+  agrees     a peer lane within what its rounding explains
 
 The bound: logits of a lane are never those of the reference lane, because kernels add in another
 order for another width of the batch. The noise lane is what that alone can do to this model, mode
@@ -25,6 +25,11 @@ below which nothing is asked.
 A fork is no fault if the lane's logits give its token when the reference samples from them, and if
 at temperature 0 the two best logits were nearer than noise moves them: twice its bound on one.
 Otherwise the lane is suspect, as it is beyond its bound.
+
+A peer lane rounds activations as we do not. It has noise lanes of its own, which round as it does
+and decode what it decodes, and is judged by them alone; so are they. Where rounding tips experts
+of a model that has learnt nothing, MARGIN times their worst row is more than any mistake costs: the
+bound stays below UNLIKE, unless they are beyond it themselves.
 
 Lanes of another compute mode are measured against that mode's own reference lane and judged by
 that mode's noise, so a rollback is right or wrong whatever the mode costs. How far the mode
@@ -40,11 +45,13 @@ from typing import Any
 
 import numpy as np
 
-from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, PEER, POLICY, REFERENCE
+from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
 from engine.trace.store import Table, TraceStore
 
 MARGIN = 10.0
 LEAST = 1e-9
+UNLIKE = 1.0
+"""NMSE of logits that are all zero."""
 BANDS = ((0.0, "exact"), (1e-6, "<= 1e-6"), (1e-4, "<= 1e-4"), (math.inf, "> 1e-4"))
 NOT_FINITE = "not finite"
 SUSPECT, FAILED = "suspect", "failed"
@@ -137,7 +144,7 @@ def judge_lanes(
     """Verdicts on the lanes with these run ids.
 
     bound: NMSE that a lane may reach; None = what the noise lanes measured against the same
-    reference explain, or the lane's own tolerance if it has one. Reference lanes have no bound.
+    reference explain, of a peer lane its own. Reference lanes have no bound.
     """
     return [judge(trace, run, bound_of(trace, run, bound)) for run in run_ids]
 
@@ -145,26 +152,37 @@ def judge_lanes(
 def bound_of(trace: TraceStore, run_id: int, bound: float | None = None) -> float:
     """The bound that `judge_lanes` judges a lane by."""
     facts = trace.runs[run_id]
-    kind, against = facts.get("lane_kind"), facts.get("lane_against")
-    if kind == REFERENCE:
+    if facts.get("lane_kind") == REFERENCE:
         return math.inf
     if bound is not None:
         return bound
-    if "lane_tolerance" in facts:
+    if "lane_tolerance" in facts:  # a peer lane of an older trace
         return float(facts["lane_tolerance"])
-    return noise_against(trace, against)
+    found = noise_bound(trace, noise_of(trace, run_id))
+    return min(found, max(UNLIKE, found / MARGIN)) if _is_of_peer(facts) else found
 
 
 def noise_against(trace: TraceStore, leader: int | None) -> float:
     """Largest NMSE that the noise lanes measured against a leading lane explain."""
-    return noise_bound(trace, _noise_of(trace, leader))
+    return noise_bound(trace, _noise_of(trace, leader, NOISE))
 
 
-def _noise_of(trace: TraceStore, leader: int | None) -> list[int]:
+def noise_of(trace: TraceStore, run_id: int) -> list[int]:
+    """The noise lanes that a lane is judged by."""
+    facts = trace.runs[run_id]
+    kind = PEER_NOISE if _is_of_peer(facts) else NOISE
+    return _noise_of(trace, facts.get("lane_against"), kind)
+
+
+def _is_of_peer(facts: dict[str, Any]) -> bool:
+    return facts.get("lane_kind") in (PEER, PEER_NOISE)
+
+
+def _noise_of(trace: TraceStore, leader: int | None, kind: str) -> list[int]:
     return [
         run
         for run, facts in trace.runs.items()
-        if facts.get("lane_kind") == NOISE and facts.get("lane_against") == leader
+        if facts.get("lane_kind") == kind and facts.get("lane_against") == leader
     ]
 
 
@@ -264,7 +282,7 @@ def _is_explained(trace: TraceStore, run_id: int, seq_id: int, gap: float) -> bo
     known = [fork for fork in _listed(facts, "lane_forks") if fork.get("seq_id") == seq_id]
     if any(fork.get("follows") is False for fork in known):
         return False
-    noise = _noise_of(trace, facts.get("lane_against"))
+    noise = noise_of(trace, run_id)
     by_mode = any(fork.get("by_mode") is True for fork in known)
     if not noise or by_mode or not _is_greedy(facts):
         return True  # the gap says nothing

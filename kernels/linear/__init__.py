@@ -6,21 +6,23 @@ import torch
 
 from kernels.dispatch import pick
 from kernels.linear import fixed_blocks, naive, with_torch
+from kernels.linear.as_llama_cpp import as_llama_cpp, round_rows
 from kernels.linear.blocks import (
     BlockData,
     beside,
-    in_blocks,
     linear_blocks,
     pack_blocks,
     pack_plain,
     stays_in_blocks,
     stays_plain,
+    takes_any_rows,
 )
 from kernels.linear.packed import INTEGER_MODES, MODES, Packed
 
 __all__ = [
     "MODES",
     "Packed",
+    "as_llama_cpp",
     "beside",
     "finish_rows",
     "linear",
@@ -67,6 +69,8 @@ def linear(x: torch.Tensor, packed: Packed, *, invariant: bool = False) -> torch
     """
     if packed.mode == "parts":
         return torch.cat([linear(x, part, invariant=invariant) for part in packed.data], -1)
+    if packed.rounding:
+        x = round_rows(x, packed.rounding)
     if isinstance(packed.data, BlockData):
         return linear_blocks(x, packed, invariant=invariant)
     return fixed_blocks.linear(_product, x, packed) if invariant else _product(x, packed)
@@ -85,12 +89,14 @@ def prepare_rows(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.T
     this one, and f32 [n, 1], what `finish_rows` multiplies each row of results with, None for
     nothing.
     """
-    return (x, None) if in_blocks(packed) else with_torch.prepare_rows(x, packed)
+    return (x, None) if takes_any_rows(packed) else with_torch.prepare_rows(x, packed)
 
 
 def multiply_rows(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
     """Prepared rows [n, in] -> unfinished results [n, out]."""
-    return linear(rows, packed) if in_blocks(packed) else with_torch.multiply_rows(rows, packed)
+    return (
+        linear(rows, packed) if takes_any_rows(packed) else with_torch.multiply_rows(rows, packed)
+    )
 
 
 def finish_rows(y: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:

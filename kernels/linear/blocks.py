@@ -63,11 +63,9 @@ def beside(parts: Sequence[Packed]) -> Packed:
     return Packed("parts", shape, sum(part.n_bytes for part in parts), tuple(parts))
 
 
-def in_blocks(packed: Packed) -> bool:
-    """Whether a matrix, or every part of it, is in blocks."""
-    if packed.mode == "parts":
-        return all(in_blocks(part) for part in packed.data)
-    return isinstance(packed.data, BlockData)
+def takes_any_rows(packed: Packed) -> bool:
+    """Whether `linear` prepares rows for every matrix anew: for blocks, parts, and rounded rows."""
+    return packed.mode == "parts" or bool(packed.rounding) or isinstance(packed.data, BlockData)
 
 
 def linear_blocks(x: torch.Tensor, packed: Packed, *, invariant: bool) -> torch.Tensor:

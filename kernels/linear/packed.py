@@ -38,13 +38,15 @@ BYTE_ZERO = 128
 class Packed:
     """A weight [out, in] ready for `linear`; data belongs to the implementation that packed it.
 
-    n_bytes is what the matrix occupies in memory, scales included.
+    n_bytes is what the matrix occupies in memory, scales included. rounding: the GGML type for
+    which llama.cpp would round the rows it is multiplied with, so that `linear` does, or None.
     """
 
     mode: str
     shape: tuple[int, int]
     n_bytes: int
     data: Any
+    rounding: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ import torch
 
 from kernels.linear import Packed, linear
 from kernels.linear import naive as products
-from kernels.linear.blocks import in_blocks
+from kernels.linear.blocks import takes_any_rows
 from kernels.linear.packed import WEIGHT_LEVELS
 from kernels.moe.packed import Matrices, PackedExperts, pack_each
 from kernels.swiglu.naive import swiglu
@@ -51,4 +51,4 @@ def experts(
 
 
 def _linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    return linear(x, packed) if in_blocks(packed) else products.linear(x, packed)
+    return linear(x, packed) if takes_any_rows(packed) else products.linear(x, packed)

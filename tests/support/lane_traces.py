@@ -44,7 +44,8 @@ class LaneBuilder:
         0; the others have half of it, conv windows a tenth. tops: most probable tokens of
         positions, others have those of the reference. record: whether tokens are recorded.
         """
-        kind = "noise" if name.startswith("noise") else "policy"
+        kinds = {"noise": "noise", "peer": "peer", "noise,peer=1": "peer noise"}
+        kind = kinds.get(name, "noise" if name.startswith("noise") else "policy")
         run_id = self.store.begin_run(
             {
                 "lane": name,

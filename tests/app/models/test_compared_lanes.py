@@ -95,6 +95,19 @@ def test_new_rows_change_verdicts() -> None:
     assert lanes.bounds[planes] == pytest.approx(1e-4)
 
 
+def test_a_peer_has_noise_of_its_own() -> None:
+    builder = LaneBuilder()
+    noise, planes = builder.lane("noise", NOISE), builder.lane("planes", CLEAN)
+    peer, rounded = builder.lane("peer", [1e-3]), builder.lane("noise,peer=1", [2e-3])
+    lanes = ComparedLanes(builder.store, (0, noise, planes, peer, rounded))
+    lanes.poll()
+    found = {run: lanes.noise_of(run) for run in range(5)}
+    assert found == {0: [], noise: [noise], planes: [noise], peer: [rounded], rounded: [rounded]}
+    assert lanes.bounds[peer] == pytest.approx(2e-2) and lanes.bounds[planes] == 1e-9
+    assert lanes.is_noise(rounded) and not lanes.is_noise(peer)
+    assert run_to_show(RunRef(builder.store, 0)).run_id == planes
+
+
 def test_values_of_one_position() -> None:
     lanes = ComparedLanes(faulty_comparison().store, (0, 1, 2, 3))
     assert lanes.measure(3, "max_abs", 15) == 0.5

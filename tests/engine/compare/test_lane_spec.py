@@ -116,7 +116,8 @@ def test_a_mode_brings_its_own_reference_and_noise() -> None:
         ours,
         "carry,compute=int8",
     ]
-    assert names("ring,compute=f32", "peer") == ["ring,compute=f32", "peer"]
+    peer = ["peer", "noise,peer=1", "noise,peer=2", "noise,peer=3"]
+    assert names("ring,compute=f32", "peer") == ["ring,compute=f32", *peer]
     assert names("ring", "ring,compute=f32", compute="int8") == [
         "ring",
         "reference,compute=f32",

@@ -116,8 +116,11 @@ def test_every_lane_is_judged_by_the_noise_of_its_own_leader() -> None:
     described(trace, "noise,compute=int8", [2e-5, 0], "noise", lane_against=mode)
     described(trace, "planes,compute=int8", [1e-4, 0], "policy", lane_against=mode)
     described(trace, "ring,compute=int8", [3e-4, 0], "policy", lane_against=mode)
-    described(trace, "peer", [3e-4, 0], "peer", lane_tolerance=1e-3)
-    described(trace, "peer again", [3e-3, 0], "peer", lane_tolerance=1e-3)
+    described(trace, "peer", [3e-4, 0], "peer")
+    described(trace, "peer again", [3e-3, 0], "peer")
+    described(trace, "noise,peer=1", [1e-4, 0], "peer noise")
+    described(trace, "noise,peer=2", [2e-5, 0], "peer noise")
+    described(trace, "peer of an older trace", [3e-2, 0], "peer", lane_tolerance=1e-2)
     found = judge_lanes(trace, range(len(trace.runs)))
     assert [v.verdict for v in found] == [
         "reference",
@@ -129,9 +132,12 @@ def test_every_lane_is_judged_by_the_noise_of_its_own_leader() -> None:
         "suspect",
         "agrees",
         "suspect",
+        "within",
+        "within",
+        "suspect",
     ]
     assert [v.bound for v in found] == pytest.approx(
-        [math.inf, 1e-9, 1e-9, math.inf, 2e-4, 2e-4, 2e-4, 1e-3, 1e-3]
+        [math.inf, 1e-9, 1e-9, math.inf, 2e-4, 2e-4, 2e-4, 1e-3, 1e-3, 1e-3, 1e-3, 1e-2]
     )
     assert [v.is_beyond for v in found] == [v.verdict == "suspect" for v in found]
     bounded = judge_lanes(trace, range(len(trace.runs)), 2e-4)
@@ -145,7 +151,23 @@ def test_every_lane_is_judged_by_the_noise_of_its_own_leader() -> None:
         "suspect",
         "suspect",
         "suspect",
+        "within",
+        "within",
+        "suspect",
     ]
+
+
+@pytest.mark.parametrize(
+    ("noise", "bound"), [(0.0, 1e-9), (0.05, 0.5), (0.3, 1.0), (1.2, 1.2), (math.nan, 1e-9)]
+)
+def test_no_noise_explains_a_peer_whose_logits_are_unlike(noise: float, bound: float) -> None:
+    trace = TraceStore()
+    described(trace, "reference", [], "reference", lane_against=None)
+    peer = described(trace, "peer", [bound, 1.5], "peer")
+    described(trace, "noise,peer=1", [0.0, noise], "peer noise")
+    (found,) = judge_lanes(trace, [peer])
+    assert found.bound == pytest.approx(bound)
+    assert (found.verdict, found.first_pos) == ("suspect", 11)
 
 
 def test_a_mode_that_is_not_finite_is_suspect() -> None:

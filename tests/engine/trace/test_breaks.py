@@ -101,8 +101,10 @@ def test_path(rule: str, taken: str, holds: bool) -> None:
 def test_divergence_of_a_lane_but_not_of_the_noise() -> None:
     builder = LaneBuilder()
     noise, lane = builder.lane("noise", ()), builder.lane("planes", ())
+    of_peer = builder.lane("noise,peer=1", ())
     watch = BreakWatch(builder.store)
     builder.row(noise, "noise", 0, 0.5)
+    builder.row(of_peer, "noise,peer=1", 0, 0.5)
     builder.row(lane, "planes", 0, 1e-5)
     assert watch.check(rules("divergence > 1e-4")) is None
     builder.row(lane, "planes", 1, 2e-4)

@@ -84,7 +84,7 @@ def test_a_damaged_fact_opens_or_is_named(real: Path, tmp_path: Path, junk: obje
         (("stops",), "end", "runs.0.stops 'end' is not a list of"),
         (("fidelity",), {"nmse": 1}, "runs.0.fidelity.compute is missing."),
         (("columns",), {"rounds": {"t_ms": "felt"}}, "'felt' is not one of observed, derived, abs"),
-        (("lane_kind",), "peer", "runs.0.lane_tolerance is missing, which a peer lane needs."),
+        (("lane_tolerance",), "wide", "runs.0.lane_tolerance 'wide' is not a number"),
     ],
 )
 def test_facts_are_named_with_what_they_should_be(

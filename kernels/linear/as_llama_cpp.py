@@ -1,0 +1,40 @@
+"""Rows rounded as llama.cpp rounds them on a processor before it multiplies them with a weight.
+
+A weight in blocks of 32 meets rows of 8 bits with a half-precision scale for every 32 numbers
+(q8_0; q8_1 has the same numbers), one in blocks of 256 rows of 8 bits with a float scale for every
+256 (q8_K), half precision and bfloat16 their own kind. In float32 nothing is rounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from kernels.linear.packed import Packed
+
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_GROUP, _LONG_GROUP = 32, 256
+_TINY = torch.finfo(torch.float32).tiny
+
+
+def as_llama_cpp(packed: Packed, type: str) -> Packed:
+    """A weight, of this GGML type in its file, that `linear` multiplies with such rows."""
+    return replace(packed, rounding=None if type == "F32" else type)
+
+
+def round_rows(x: torch.Tensor, type: str) -> torch.Tensor:
+    """x f32 [..., in] as a weight of a GGML type meets it: the same shape, f32.
+
+    in has to be a multiple of the numbers in a block of the type.
+    """
+    if type in _FLOATS:
+        return x.to(_FLOATS[type]).float()
+    is_long = GGML_QUANT_SIZES[GGMLQuantizationType[type]][0] == _LONG_GROUP
+    groups = x.unflatten(-1, (-1, _LONG_GROUP if is_long else _GROUP))
+    scale = groups.abs().amax(-1, keepdim=True) / 127
+    levels = (groups / scale.clamp_min(_TINY)).round()
+    if not is_long:
+        scale = scale.half().float()
+    return (levels * scale).flatten(-2)
