@@ -269,7 +269,7 @@ def test_other_compute_modes_are_loaded_once_and_given_back():
     assert narrow.weight_bytes < opened.model.weight_bytes
     del narrow
     gc.collect()
-    assert not opened._other_modes
+    assert not opened._loaded_again
 
 
 @pytest.mark.parametrize("kind", ["another model", "trained on"])

@@ -307,7 +307,7 @@ def test_a_comparison_that_cannot_start_leaves_no_run_going_on(
     opened = copy(session(MTP))
     if "int8" in lane:
         opened.path = None
-        opened._other_modes = {}
+        opened._loaded_again = {}
     if "free" in lane:  # whatever the last step is, here a drafter's memory
         made = iter([session(MTP).make_drafters])
         opened.make_drafters = lambda *args: next(made)(*args)
