@@ -88,6 +88,9 @@ def _answers(platform: str) -> bool:
         xcb.xcb_disconnect(connection)
         return not failed
     if platform == "wayland":
+        folder = os.environ.get("XDG_RUNTIME_DIR", "")  # without it the library itself complains
+        if not os.path.isabs(os.path.join(folder, os.environ.get("WAYLAND_DISPLAY", ""))):
+            return False
         wayland = ctypes.CDLL("libwayland-client.so.0")
         wayland.wl_display_connect.restype = pointer
         wayland.wl_display_disconnect.argtypes = [pointer]

@@ -6,6 +6,7 @@ half a second per GiB (SHA-256, which processors have instructions for), so nobo
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
@@ -171,6 +172,7 @@ class ContentHash:
             self._thread = threading.Thread(
                 target=self._work, args=(ready,), name="content", daemon=True
             )
+            atexit.register(self.cancel)  # a thread that outlives Python can abort the process
             self._thread.start()
 
     def wait(self, seconds: float) -> bool:
@@ -181,9 +183,12 @@ class ContentHash:
         return self.known
 
     def cancel(self) -> None:
-        """Give up; what is known stays."""
+        """Give up and wait for the thread's end; what is known stays."""
         self._cancelled.set()
         self._hurry.set()
+        if self._thread is not None:
+            self._thread.join()
+            atexit.unregister(self.cancel)
 
     def _work(self, ready: Callable[[], bool]) -> None:
         if sys.platform == "linux":  # where a priority can be a thread's own

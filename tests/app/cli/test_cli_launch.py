@@ -88,6 +88,7 @@ def test_without_a_display_there_is_one_clear_line(python: Python) -> None:
     [
         {"DISPLAY": ":4711"},
         {"WAYLAND_DISPLAY": "wayland-4711"},
+        {"WAYLAND_DISPLAY": "wayland-4711", "XDG_RUNTIME_DIR": "/nonexistent"},
         {"DISPLAY": ":4711", "WAYLAND_DISPLAY": "wayland-4711"},
         {"QT_QPA_PLATFORM": "xcb"},
     ],
@@ -96,7 +97,7 @@ def test_without_a_display_there_is_one_clear_line(python: Python) -> None:
 def test_a_display_that_does_not_answer_is_no_abort(
     python: Python, environment: dict[str, str]
 ) -> None:
-    unset = dict.fromkeys(("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"))
+    unset = dict.fromkeys(("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM", "XDG_RUNTIME_DIR"))
     done = python(START, **(unset | environment))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1

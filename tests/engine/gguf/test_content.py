@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -211,6 +214,7 @@ def test_it_waits_for_the_first_token_and_can_be_cancelled(tmp_path: Path) -> No
     time.sleep(0.15)
     assert not found.known
     found.cancel()
+    assert "content" not in [thread.name for thread in threading.enumerate()]
     assert not found.wait(30)
     again = ContentHash([(identity, file.contents)])
     again.tell(other := {})
@@ -218,3 +222,18 @@ def test_it_waits_for_the_first_token_and_can_be_cancelled(tmp_path: Path) -> No
     token.set()
     assert again.wait(30)
     assert identity["content"] == other["content"]
+
+
+def test_the_thread_ends_before_python_does(tmp_path: Path) -> None:
+    lines = f"""
+        import atexit, threading
+        from engine.gguf.content import ContentHash
+        from engine.gguf.file import GgufFile
+        atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
+        with GgufFile.open({str(model(tmp_path / "m.gguf"))!r}) as file:
+            ContentHash([({{}}, file.contents)]).start(lambda: False)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(lines)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "['MainThread']\n"
