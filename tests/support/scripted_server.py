@@ -1,4 +1,4 @@
-"""A llama-server by script: a real HTTP server on the loopback that replays a capture, or misbehaves.
+"""A llama-server by script: a real server on the loopback that replays captures, or misbehaves.
 
 with ScriptedServer("mtp") as server:                    # a capture of ../shared/captures
     server.script("/completion", Reply(cut(stream(server.capture["requests"][0]), 9)))
@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -180,7 +181,7 @@ def halved(pieces: Sequence[bytes]) -> list[bytes]:
     marks = [0]
     for piece in pieces:
         marks += [marks[-1] + len(piece)]
-    cuts = [(a + b) // 2 for a, b in zip(marks, marks[1:], strict=False)]
+    cuts = [(a + b) // 2 for a, b in pairwise(marks)]
     return [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
 
 
