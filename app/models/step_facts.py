@@ -98,8 +98,10 @@ def _draft(step: Step) -> list[FactLine]:
 
 def _verification(step: Step) -> list[FactLine]:
     facts = step.facts
+    untold = NOT_OBSERVED if facts["num_draft_tokens"] else "none: nothing drafted"
+    rule = facts["accept_rule"] or untold
     lines = [
-        FactLine("rule", facts["accept_rule"] or "none: nothing drafted", "What judged the draft"),
+        FactLine("rule", rule, "What judged the draft"),
         FactLine("ended by", facts["stop_kind"] or NOT_OBSERVED, "The last token that was emitted"),
         FactLine(
             "verify width", _whole(facts["verify_width"]), "Tokens of this sequence, unpadded"
