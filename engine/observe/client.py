@@ -173,7 +173,8 @@ class ServerClient:
             started.append(self._kept(loop.create_task(work), self._streams))
 
         def end() -> None:
-            loop.call_soon_threadsafe(lambda: started[0].cancel())
+            with suppress(RuntimeError):  # the client was closed
+                loop.call_soon_threadsafe(lambda: started[0].cancel())
 
         loop.call_soon_threadsafe(start)
 

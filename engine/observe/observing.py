@@ -10,14 +10,16 @@ from typing import Any
 
 from engine.errors import OptionError, ServerError
 from engine.observe.client import Arrival, Inbox, ServerClient
-from engine.observe.counters import Counters, Movement, movement, read_counters
+from engine.observe.counters import Movement, movement, read_counters
 from engine.observe.observed_run import ObservedRequest, ObservedRun, ServerFacts
 from engine.observe.request_options import ServerRequest
 from engine.run import LOOK_S
+from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
 
 _STEP_S = 0.5
+_SEND_AGAIN = "See what the server's log says; then send it again."
 _SETTLE_S = 2.0
 """How long the server is given to count what it has just finished, seconds."""
 
@@ -82,8 +84,19 @@ class ServerRun:
     @property
     def emitted(self) -> list[list[int]]:
         """Ids of each prompt's continuation, so far and as far as they are known."""
-        tokens = self.trace.tokens
-        return []
+        tokens, n = self.trace.tokens, len(self.trace.tokens)
+        found: dict[int, list[int]] = {}
+        rows = zip(
+            tokens.column("run_id", 0, n).tolist(),
+            tokens.column("seq_id", 0, n).tolist(),
+            tokens.column("token_id", 0, n).tolist(),
+            tokens.texts("kind", 0, n),
+            strict=True,
+        )
+        for run_id, seq_id, token_id, kind in rows:
+            if run_id == self.run_id and kind in EMITTED_KINDS and token_id != MISSING:
+                found.setdefault(seq_id, []).append(token_id)
+        return [found.get(seq, []) for one in self._sent for seq in one.observed.seq_ids]
 
     def step(self) -> bool:
         """Go on until a round was recorded, or half a second has passed without any. True while
@@ -174,24 +187,38 @@ class ServerRun:
             one.observed.head(arrival.status, arrival.headers, at_ms)
         elif arrival.kind == "data":
             one.observed.data(arrival.data, at_ms)
+            if one.observed.is_over and one.end is not None:  # nothing of it can be read any more
+                one.end()
+                self._over(one)
         elif arrival.kind == "lost":
             one.lost = arrival.reason
         elif arrival.kind == "resumed":
             one.lost = ""
+        elif arrival.kind == "done":
+            one.observed.done(at_ms)
+            self._over(one)
         else:
-            one.end = None
-            if arrival.kind == "done":
-                one.observed.done(at_ms)
-            else:
-                one.observed.broke(arrival.reason, at_ms)
-                self.errors.append(arrival.error or ServerError(arrival.reason, "Send it again."))
+            one.observed.broke(arrival.reason, at_ms)
+            self._over(one, arrival.error or ServerError(arrival.reason, _SEND_AGAIN))
+
+    def _over(self, one: _Sent, error: ServerError | None = None) -> None:
+        """Nothing more comes of a request. error: what broke it, if the connection did."""
+        one.end = None
+        facts = one.observed.facts
+        said = facts.get("error")
+        if error is None and isinstance(said, str):
+            error = ServerError(said if said.endswith(".") else f"{said}.", _SEND_AGAIN)
+        if error is None and not facts.get("complete"):
+            error = ServerError("The server ended its reply too early.", _SEND_AGAIN)
+        if error is not None:
+            self.errors.append(error)
 
     def _break_off(self, number: int) -> None:
         one = self._sent[number]
         if one.end is not None:
             one.end()
             one.end = None
-            one.observed.broke("The request was ended here.", self._ms())
+            one.observed.left(self._ms())
 
     def _close(self) -> None:
         self.done = True
@@ -234,6 +261,3 @@ class ServerRun:
 
     def _ms(self) -> float:
         return (perf_counter() - self._start) * 1e3
-
-
-_ = Counters
