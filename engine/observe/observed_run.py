@@ -19,7 +19,7 @@ from engine.observe.rounds import ContradictionError, ObservedRound, StreamRound
 from engine.observe.shares import PlaneReach
 from engine.observe.stream import Chunk, EventReader, Timings, UnreadableError, read_json
 from engine.trace.store import TraceStore
-from engine.trace.writer import Source, TraceWriter
+from engine.trace.writer import RunSource, TraceWriter
 
 Attachment = Literal["ask", "proxy", "log", "light-log", "record"]
 """How a server was observed."""
@@ -234,7 +234,7 @@ class ObservedRun:
         self._patience_ms = patience_ms
         self._writer = TraceWriter.begin(
             store,
-            Source(server.engine, version),
+            RunSource(server.engine, version),
             {
                 "attachment": attachment,
                 "server": _server(server),
