@@ -105,12 +105,6 @@ class ProxyRun:
         self.done = True
         self._proxy.stop()
         self._record(0)
-        if self._tape.n_unrecorded:
-            self._observed.find(
-                "not-recorded",
-                f"{self._tape.n_unrecorded} requests passed that are not recorded.",
-                "they came faster than they could be",
-            )
         self._observed.end(error)
 
     def _record(self, wait_s: float) -> None:
