@@ -105,6 +105,12 @@ class ProxyRun:
         self.done = True
         self._proxy.stop()
         self._record(0)
+        if self._tape.n_unrecorded:
+            self._observed.find(
+                "not-recorded",
+                f"{self._tape.n_unrecorded} requests passed that are not recorded.",
+                "they came faster than they could be recorded",
+            )
         self._observed.end(error)
 
     def _record(self, wait_s: float) -> None:
@@ -129,5 +135,7 @@ class ProxyRun:
             del self._open[note.request]
             if note.what == "done":
                 request.done(at_ms)
+            elif note.what == "left":
+                request.left(at_ms)
             else:
                 request.broke(note.reason, at_ms)
