@@ -19,7 +19,7 @@ from engine.observe.rounds import ContradictionError, ObservedRound, StreamRound
 from engine.observe.shares import PlaneReach
 from engine.observe.stream import Chunk, EventReader, Timings, UnreadableError, read_json
 from engine.trace.store import TraceStore
-from engine.trace.writer import Source, TraceWriter
+from engine.trace.writer import RunSource, TraceWriter
 
 Attachment = Literal["ask", "proxy", "log", "light-log", "record"]
 """How a server was observed."""
@@ -106,7 +106,7 @@ class ObservedRequest:
         except UnreadableError as error:
             self._refuse("stream-unreadable", f"The server {error}", at_ms)
             return
-        open_ones = [one for one in self._answers.values() if not one.is_last]
+        open_ones = [one for one in self._answers.values() if not (one.is_last or one.is_broken)]
         if self._status is not None and self._status >= 400:
             self.facts.setdefault("error", f"The server answered {self._status}.")
         elif open_ones:
@@ -119,7 +119,7 @@ class ObservedRequest:
         """The reply was cut short. reason: one sentence for the user."""
         if self._is_over:
             return
-        open_ones = [one for one in self._answers.values() if not one.is_last]
+        open_ones = [one for one in self._answers.values() if not (one.is_last or one.is_broken)]
         if open_ones:
             self._cut(reason, open_ones)
         else:
@@ -234,7 +234,7 @@ class ObservedRun:
         self._patience_ms = patience_ms
         self._writer = TraceWriter.begin(
             store,
-            Source(server.engine, version),
+            RunSource(server.engine, version),
             {
                 "attachment": attachment,
                 "server": _server(server),
