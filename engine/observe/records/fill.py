@@ -9,7 +9,7 @@ from typing import Any
 from engine.errors import TraceFileError
 from engine.observe.records.request import RecordedRequest, sum_figures
 from engine.trace.store import TraceStore
-from engine.trace.writer import Source, TraceWriter
+from engine.trace.writer import RunSource, TraceWriter
 
 MOST_REQUESTS = 1 << 16
 _MOST_STEPS = 1_000_000
@@ -47,7 +47,7 @@ def write_requests(
     if models:
         facts["model"] = {"name": ", ".join(models)}
     columns = {"rounds": dict.fromkeys(_DERIVED, "derived"), **_TOKEN_POS}
-    writer = TraceWriter.begin(store, Source(", ".join(engines), ""), facts, columns=columns)
+    writer = TraceWriter.begin(store, RunSource(", ".join(engines), ""), facts, columns=columns)
     round_ = 0
     for seq_id, request in enumerate(requests):
         if request.contradictions:

@@ -30,8 +30,8 @@ class RecordedRequest:
     place: in the file. histogram[k]: steps that accepted k tokens. by_length[d]: the same of the
     steps that drafted d. per_pos[i]: steps that accepted the token at index i. per_step_*: one
     entry for each verification, in order. chunks: ids of the tokens that came together. timings:
-    figures of `engine.trace.timings.timings` that were told. derived: fields that
-    follow from others told. record: the object itself. unknown: by place in the record, what this program has no use for.
+    figures of `engine.trace.timings.timings` that were told. derived: figures that follow from
+    others told. record: the object itself. unknown: by path, what nothing was made of.
     """
 
     engine: str
