@@ -308,7 +308,7 @@ _RUN = _object(
         "fidelity": _FIDELITY,
         "banned_tokens": _list(_count()),
         "lane_against": _or_none(_count()),
-        "lane_tolerance": _number(),
+        **dict.fromkeys(("lane_tolerance", "lane_margin"), _number()),
         **dict.fromkeys(("environment", "summary", "drafters"), _object()),
         "model": _or_none(_object()),
         **dict.fromkeys(("n_ctx", "n_rs_seq"), _count()),
