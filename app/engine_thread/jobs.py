@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.memory_script import MemoryScript
 from engine.options import RunOptions
+from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from app.engine_thread.events import ModelFiles
     from engine.compare.fidelity import Fidelity
-
-ReportProgress = Callable[[int, int, str], None]
-"""Done, in all, and what is being done."""
 
 
 @dataclass(frozen=True)

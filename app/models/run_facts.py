@@ -12,6 +12,7 @@ from engine.trace.store import TraceStore
 from engine.trace.timings import timings
 
 RUNNING = "going on"
+OURS = "draftscope"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,17 @@ def run_row(run: RunRef, model: str = "") -> RunRow:
         run_marks(facts),
         stops is not None,
     )
+
+
+def engine_name(facts: dict[str, Any]) -> str:
+    """The engine that decoded a run; traces of early versions do not say and are our own."""
+    source = facts.get("source")
+    return str(source.get("engine", OURS)) if isinstance(source, dict) else OURS
+
+
+def is_ours(facts: dict[str, Any]) -> bool:
+    """Whether this program decoded a run itself."""
+    return engine_name(facts) == OURS
 
 
 def run_title(facts: dict[str, Any]) -> str:

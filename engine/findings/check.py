@@ -11,6 +11,7 @@ from engine.findings import (
     crosstalk,
     drafting,
     logits,
+    observed,
     positions,
     rescored,
     snapshots,
@@ -22,7 +23,18 @@ from engine.trace.store import TraceStore
 
 RULES: dict[str, Rule] = {
     rule.id: rule
-    for module in (cells, positions, snapshots, states, logits, rescored, crosstalk, drafting, cost)
+    for module in (
+        cells,
+        positions,
+        snapshots,
+        states,
+        logits,
+        crosstalk,
+        drafting,
+        cost,
+        observed,
+        rescored,
+    )
     for rule in module.RULES
 }
 
