@@ -39,6 +39,8 @@ _CHUNK = 4 << 20
 _LEAST_SHARE = 0.98
 """Of the tokens of a text that have to be the model's choice (the noise of a server's arithmetic
 turns fewer); another model of the same vocabulary agrees in a tenth or so."""
+_FEW = 16
+"""Tokens below which a text cannot show that another model wrote it."""
 _HALF = math.log(2.0)
 """A token of half the probability of the one that should have been chosen, as a gap of logits."""
 _MOST_DP = 0.05
@@ -280,7 +282,7 @@ def _probabilities(reply: Any) -> dict[int, float]:
 
 def by_text(shorts: Sequence[float]) -> Identity:
     """What re-scored tokens tell, by how much each of them falls short of being the sampler's
-    choice. A text that is mostly another model's is told from one that speculation has changed in
+    choice (0 where noise explains it). A text that is mostly another model's is told from one that speculation has changed in
     a few places; in between nobody can say."""
     n = len(shorts)
     if not n:
@@ -288,7 +290,7 @@ def by_text(shorts: Sequence[float]) -> Identity:
     n_right = sum(short <= 0 for short in shorts)
     if n_right >= _LEAST_SHARE * n and all(short <= _HALF for short in shorts):
         return Identity(LIKELY, f"{n_right} of {n} tokens are this model's choice.")
-    if 2 * n_right < n:
+    if 2 * n_right < n and n >= _FEW:
         return Identity(DIFFERENT, f"Only {n_right} of {n} tokens are this model's choice.")
     return Identity(
         UNKNOWN,

@@ -127,6 +127,11 @@ class _Scores:
     sampling: RequestSampling | None
     why: str
 
+    @property
+    def is_doubted(self) -> bool:
+        """Whether any token is not what the sampler chooses by our logits."""
+        return any(not short <= 0 for short in self.shorts or ())
+
 
 def rescore(
     session: Session,
@@ -155,8 +160,13 @@ def rescore(
         why = texts[0].gap if texts else "The run has emitted nothing."
         raise OptionError(f"No token of run {run_id} can be re-scored. {why}", "Choose another.")
     scores = _score(session, known, report, cancelled)
+    noise = None
+    if doubted := [one for one in scores if one.is_doubted]:
+        whole = [[*one.text.prompt, *one.text.ids.tolist()] for one in doubted]
+        noise = noise_of_gaps(session, facts, whole, report, cancelled)
     if identity.verdict == UNKNOWN:
-        identity = by_text([short for one in scores for short in one.shorts or ()])
+        shorts = [short for one in scores for short in one.shorts or ()]
+        identity = by_text([0.0 if short <= (noise or 0.0) else short for short in shorts])
         _check(identity)
     if identity.verdict == UNKNOWN and not assume_same:
         raise SameModelUnknownError(
@@ -164,11 +174,6 @@ def rescore(
             f"{identity.reason}",
             "Say so if it is (--assume-same), or choose another model.",
         )
-    doubted = [one for one in scores if any(not short <= 0 for short in one.shorts or ())]
-    noise = None
-    if doubted:
-        whole = [[*one.text.prompt, *one.text.ids.tolist()] for one in doubted]
-        noise = noise_of_gaps(session, facts, whole, report, cancelled)
     found = {one.text.seq_id: _sequence(store, one, noise) for one in scores}
     for text in texts:
         found.setdefault(text.seq_id, RescoredSequence(text.seq_id, gap=text.gap))

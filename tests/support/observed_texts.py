@@ -8,7 +8,7 @@ from typing import Any
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from engine.trace.writer import Source, TraceWriter
+from engine.trace.writer import RunSource, TraceWriter
 
 PROMPT = "def quicksort(arr):"
 N_PROMPT = 10
@@ -65,7 +65,7 @@ def observed_run(
     }
     writer = TraceWriter.begin(
         store,
-        Source("llama-server", "b1-0c1e570"),
+        RunSource("llama-server", "b1-0c1e570"),
         {"model": {"name": "demo-target.gguf", "meta": dict(meta)}, "requests": [request]},
     )
     pos = n_prompt
