@@ -20,10 +20,10 @@ class RunPairTable(QAbstractTableModel):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.pairs: list[FigurePair] = []
-        self._runs = (0, 0)
+        self._runs = ("", "")
 
-    def show_pairs(self, runs: tuple[int, int], pairs: list[FigurePair]) -> None:
-        """Show these figures of two runs."""
+    def show_pairs(self, runs: tuple[str, str], pairs: list[FigurePair]) -> None:
+        """Show these figures of two runs, which go by these names."""
         same_lines = [p.label for p in pairs] == [p.label for p in self.pairs]
         if same_lines and runs == self._runs:
             self.pairs = pairs

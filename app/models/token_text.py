@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import unicodedata
 
+import numpy as np
+
+from engine.trace.store import TraceStore
+
 NEWLINE_MARK = "⏎"
 SPACE_MARK = "␣"
 _TAB = " " * 4
@@ -37,6 +41,18 @@ def display_text(piece: bytes, token_id: int) -> str:
         return text
     text = text.replace("\r\n", "\n")
     return "".join(_visible(char, first=i == 0) for i, char in enumerate(text))
+
+
+def pieces_at(store: TraceStore, rows: np.ndarray) -> list[bytes]:
+    """The bytes of tokens, by row numbers [n] of the tokens table. Of another engine's tokens the
+    text may be all that is known, and of some of them nothing."""
+    ids = store.tokens.column("token_id")[rows].tolist()
+    texts = store.tokens.column("text")[rows].tolist()
+    pieces, pool = store.pieces, store.text_pool
+    return [
+        pool.text(text).encode() if text else pieces.get(token_id, b"")
+        for token_id, text in zip(ids, texts, strict=True)
+    ]
 
 
 def styled_newlines(text: str) -> str:
