@@ -23,7 +23,7 @@ from engine.trace.store import TraceStore
 from resources import MEMORY_SCRIPTS
 
 if TYPE_CHECKING:
-    from engine.compare.memory_player import MemoryPlay, Outcome
+    from engine.compare.memory_player import MemoryPlay, StatementOutcome
     from engine.session import Session
 
 _FILLS = ("00", "3E", "nan")
@@ -204,7 +204,7 @@ def _facts(row: _Row) -> dict[str, Any]:
     }
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
+def _outcome(outcome: StatementOutcome) -> dict[str, Any]:
     return {
         "line": outcome.statement.line,
         "statement": outcome.statement.text,

@@ -13,7 +13,7 @@ from app.cli.common import draft_path, loading_line, print_json, target_path
 from app.cli.files import check_files
 from app.cli.findings import finding_lines, findings_json
 from app.cli.recorded import check_trace_folder, decode
-from app.cli.run_arguments import Source, add_arguments, run_options
+from app.cli.run_arguments import PromptSource, add_arguments, run_options
 from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DRAFT_MODEL
 from engine.errors import OptionError
@@ -100,7 +100,7 @@ def _print_notes(options: RunOptions) -> None:
             print(f"draftscope: note: {note}", file=sys.stderr)
 
 
-def make_prompt(session: Session, args: argparse.Namespace, source: Source) -> Prompt:
+def make_prompt(session: Session, args: argparse.Namespace, source: PromptSource) -> Prompt:
     """A prompt as the arguments give it. Raises OptionError for --chat without a template."""
     if isinstance(source, tuple):
         return Prompt(source, session.tokenizer.decode(source, special=True))

@@ -17,7 +17,7 @@ from engine.errors import OptionError
 from engine.option_fields import grouped, options_in
 from engine.options import CacheOptions, RunOptions
 
-Source = str | tuple[int, ...]
+PromptSource = str | tuple[int, ...]
 """A prompt as given: text, or token ids."""
 
 _DECODING = (

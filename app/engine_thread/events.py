@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import DraftscopeError
+from engine.progress import ReportProgress
 from engine.trace.breaks import BreakHit
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -206,7 +207,7 @@ def mark_of(store: TraceStore) -> TraceMark:
     return store.size(), sum("stops" in facts for facts in list(store.runs.values()))
 
 
-def throttled(post: Post) -> Callable[[int, int, str], None]:
+def throttled(post: Post) -> ReportProgress:
     """A progress function that posts at most every PROGRESS_PERIOD, and always the end."""
     last = 0.0
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.memory_script import MemoryScript
 from engine.options import RunOptions
+from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from engine.observe.observed_run import ServerFacts
     from engine.trace.run_ref import RunRef
     from engine.compare.fidelity import Fidelity
-
-ReportProgress = Callable[[int, int, str], None]
-"""Done, in all, and what is being done."""
 
 
 @dataclass(frozen=True)

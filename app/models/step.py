@@ -13,7 +13,7 @@ from app.models.token_text import line_text
 from engine.trace.run_ref import RunRef
 from engine.trace.store import Table, TraceStore
 
-Facts = dict[str, Any]
+TraceRow = dict[str, Any]
 """A row by column name; None is not observed."""
 
 
@@ -27,10 +27,10 @@ class Step:
     """
 
     store: TraceStore
-    facts: Facts
-    tokens: tuple[Facts, ...]
-    drafts: tuple[Facts, ...]
-    ubatches: tuple[Facts, ...]
+    facts: TraceRow
+    tokens: tuple[TraceRow, ...]
+    drafts: tuple[TraceRow, ...]
+    ubatches: tuple[TraceRow, ...]
     n_prompt: int
     n_replayed: int
 

@@ -11,7 +11,7 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersisten
 from PySide6.QtGui import QColor, QFont
 
 from app.models.number_text import NOT_OBSERVED, format_bytes, significant
-from app.models.step import Facts, Step
+from app.models.step import Step, TraceRow
 from engine.draft.registry import meaning
 from engine.trace.records import PHASES
 
@@ -116,7 +116,7 @@ def _verification(step: Step) -> list[FactLine]:
     return lines
 
 
-def _rollback(facts: Facts) -> list[FactLine]:
+def _rollback(facts: TraceRow) -> list[FactLine]:
     path = facts["rollback_path"]
     in_memory, depth = facts["memory_rollback"], facts["rollback_depth"]
     deep = _whole(depth)
@@ -139,7 +139,7 @@ def _rollback(facts: Facts) -> list[FactLine]:
     ]
 
 
-def _memory(facts: Facts) -> list[FactLine]:
+def _memory(facts: TraceRow) -> list[FactLine]:
     lines = [FactLine(label, _bytes(facts[name]), tip) for label, name, tip in _BYTES]
     used, twice = facts["kv_cells_used"], facts["kv_cells_duplicate"]
     attention, recurrent = facts["attention_pos_max"], facts["recurrent_pos_max"]
@@ -154,7 +154,7 @@ def _memory(facts: Facts) -> list[FactLine]:
     ]
 
 
-def _times(facts: Facts) -> list[FactLine]:
+def _times(facts: TraceRow) -> list[FactLine]:
     spent = [(phase, facts[f"{phase}_ms"]) for phase in PHASES]
     known = [(phase, ms) for phase, ms in spent if ms is not None]
     if not known:

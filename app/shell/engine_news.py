@@ -20,7 +20,7 @@ from app.models.server_facts import known_facts, server_name
 from app.saved.errors import log
 from app.saved.settings import Settings
 from app.shell.panels import Panels
-from app.widgets.banner import Banner, Offer
+from app.widgets.banner import Banner, BannerButton
 from engine.trace.breaks import BreakHit
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -226,7 +226,7 @@ class EngineNews(QObject):
     def _show_break(self, hit: BreakHit) -> None:
         self._panels.breaks.show_hit(hit)
         self._feed.refresh()
-        offers: tuple[Offer, ...] = ()
+        offers: tuple[BannerButton, ...] = ()
         if self._bridge.trace is not None:  # whoever looks at a trace is not taken away from it
             offers = (("&Show it", lambda: self._go_to(hit)),)
         else:

@@ -19,7 +19,7 @@ from engine.draft.registry import DRAFTERS
 from engine.option_fields import PlacedOption, grouped
 from engine.options import RunOptions
 
-Values = dict[tuple[str, ...], Any]
+OptionValues = dict[tuple[str, ...], Any]
 """By path of the option in RunOptions."""
 
 ABOVE: tuple[tuple[str, ...], ...] = (
@@ -155,7 +155,7 @@ class OptionGroup(FormGroup):
                 return field
         raise KeyError(name)
 
-    def values(self) -> Values:
+    def values(self) -> OptionValues:
         """What is set. Raises OptionError for a text that cannot be read."""
         return {path: value_of(one, field) for path, (one, field) in self._fields.items()}
 
@@ -225,7 +225,7 @@ class FaultsGroup(OptionGroup):
         self._speculative = speculative
         self._on_changed()
 
-    def values(self) -> Values:
+    def values(self) -> OptionValues:
         """The faults that are on, none without drafters."""
         return super().values() if self._speculative else {}
 
@@ -259,7 +259,7 @@ class DraftGroup(OptionGroup):
         self._types = types
         self._on_changed()
 
-    def values(self) -> Values:
+    def values(self) -> OptionValues:
         """What is set, as far as it matters to the drafters in use."""
         found = super().values()
         if not self._types:

@@ -177,14 +177,14 @@ def outline(painter: QPainter, rects: Iterable[QRectF], colour: QColor) -> None:
         painter.drawRoundedRect(rect, 3.0, 3.0)
 
 
-Placed = list[tuple[int, QRectF]]
+PlacedTokens = list[tuple[int, QRectF]]
 """Tokens in sight in their order, each with its box; a wrapped token has several."""
 
 _HIT_ALPHA = 80
 
 
 def paint_selection(
-    painter: QPainter, placed: Placed, selection: tuple[int, int], colour: QColor
+    painter: QPainter, placed: PlacedTokens, selection: tuple[int, int], colour: QColor
 ) -> None:
     """Fill the boxes of the tokens from the first to before the second."""
     start, stop = selection
@@ -193,7 +193,7 @@ def paint_selection(
             painter.fillRect(box, colour)
 
 
-def paint_hits(painter: QPainter, placed: Placed, hits: np.ndarray, colour: QColor) -> None:
+def paint_hits(painter: QPainter, placed: PlacedTokens, hits: np.ndarray, colour: QColor) -> None:
     """Tint the tokens of hits: indices, int64 [n] ascending."""
     if not len(hits) or not placed:
         return
@@ -207,7 +207,7 @@ def paint_hits(painter: QPainter, placed: Placed, hits: np.ndarray, colour: QCol
 
 
 def paint_cursor(
-    painter: QPainter, placed: Placed, round_tokens: set[int], current: int, colour: QColor
+    painter: QPainter, placed: PlacedTokens, round_tokens: set[int], current: int, colour: QColor
 ) -> None:
     """A line over the tokens of a round, and a frame around the one in use."""
     painter.setPen(QPen(colour, 1.0))

@@ -11,10 +11,10 @@ from engine.compare.lane import ComparisonSetup, EngineFollower, Follower, Leade
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
 from engine.compare.llama_cpp import LlamaCpp
-from engine.compare.rounds import Round
+from engine.compare.rounds import ReferenceRound
 from engine.errors import OptionError
 from engine.options import RunOptions
-from engine.trace.writer import Source, TraceWriter
+from engine.trace.writer import RunSource, TraceWriter
 
 _FINE = 3
 
@@ -36,7 +36,7 @@ class PeerLane(Follower):
         self._peer = LlamaCpp(session.path, setup.n_seqs, setup.n_ctx, options.n_ubatch)
         writer = TraceWriter.begin(
             setup.trace,
-            Source("llama-cpp-python", self._peer.version),
+            RunSource("llama-cpp-python", self._peer.version),
             {
                 "options": asdict(options),
                 "compute": f"llama-cpp-python {self._peer.version}",
@@ -59,7 +59,7 @@ class PeerLane(Follower):
         super().end(stops)
         self._peer.close()
 
-    def _follow(self, round_: Round) -> None:
+    def _follow(self, round_: ReferenceRound) -> None:
         logits = {
             part.seq: torch.cat(
                 [self._peer.decode(part.seq, span.pos0, span.tokens) for span in part.spans_alone]
@@ -93,7 +93,7 @@ class PeerNoiseLane(EngineFollower):
         super().__init__(setup, spec, options, model, leader)
         self.facts["compute"] = f"{model.compute}, activations rounded as in llama.cpp"
 
-    def _follow(self, round_: Round) -> None:
+    def _follow(self, round_: ReferenceRound) -> None:
         logits = self._one_by_one(round_)
         self._record_plain(round_, logits, self.memory, wide=False)
         for part in round_.parts:
