@@ -47,7 +47,8 @@ class RunPairTable(QAbstractTableModel):
             return None
         first, second = self._runs
         if role == Qt.ItemDataRole.DisplayRole:
-            return ("figure", f"run {first}", f"run {second}", f"{first} / {second}")[section]
+            ratio = " / ".join(name.removeprefix("run ") for name in self._runs)
+            return ("figure", first, second, ratio)[section]
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return _side(section)
         return None
