@@ -85,7 +85,9 @@ def _figures(store: TraceStore, run_id: int) -> dict[str, Any]:
     rounds = table.column("round", 0, n)[mine]
     paths = table.column("rollback_path", 0, n)[mine]
 
-    def n_of(names: tuple[str, ...]) -> int:
+    def n_of(names: tuple[str, ...]) -> int | None:
+        if not paths.any():  # another engine's, that does not tell how it rolls back
+            return None
         return int(np.isin(paths, [store.text_pool.find(name) for name in names]).sum())
 
     moved = np.concatenate([table.column(name, 0, n)[mine] for name in _MOVED])
@@ -100,7 +102,7 @@ def _figures(store: TraceStore, run_id: int) -> dict[str, Any]:
         "acceptance": known["draft_acceptance_rate"],
         "tokens/step": known["mean_acceptance_length"],
         "tokens": known["predicted_n"],
-        "rounds": int(rounds[-1]) + 1 if len(rounds) else 0,
+        "rounds": int(rounds[-1]) + 1 if len(rounds) else None,
         "rollbacks": n_of(_UNDONE),
         "restores": n_of(_RESTORES),
         "bytes moved": int(moved.sum()) if len(moved) else None,

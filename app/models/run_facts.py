@@ -9,7 +9,6 @@ from app.models.live_numbers import LiveNumbers
 from app.models.number_text import significant
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from engine.trace.timings import timings
 
 RUNNING = "going on"
 OURS = "draftscope"
@@ -31,7 +30,7 @@ class RunRow:
     run: RunRef
     model: str
     title: str
-    tokens: int
+    tokens: int | None
     acceptance: float | None
     tokens_per_second: float | None
     stop: str
@@ -61,12 +60,11 @@ def run_row(run: RunRef, model: str = "") -> RunRow:
     facts = run.facts
     stops = facts.get("stops")  # before the figures: if the run had ended, they are final
     numbers = LiveNumbers.read(run.store, run.run_id)
-    tokens = int(timings(run.store, run.run_id)["predicted_n"])
     return RunRow(
         run,
         model,
         run_title(facts),
-        tokens,
+        numbers.tokens,
         numbers.acceptance,
         numbers.tokens_per_second,
         _stop(stops, str(facts.get("lane_error") or facts.get("error", ""))),

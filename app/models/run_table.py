@@ -10,7 +10,7 @@ from PySide6.QtGui import QFont
 
 from app.looks.theme import Theme, icon
 from app.models.column_table import ColumnTable, TableColumn
-from app.models.number_text import significant
+from app.models.number_text import NOT_OBSERVED, significant
 from app.models.run_facts import ModelRuns, RunRow, run_row
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -168,7 +168,7 @@ def _text(row: RunRow, name: str) -> str:
         "run": str(row.run.run_id),
         "model": row.model,
         "title": row.title,
-        "tokens": f"{row.tokens:,}",
+        "tokens": NOT_OBSERVED if row.tokens is None else f"{row.tokens:,}",
         "acceptance": significant(row.acceptance),
         "speed": significant(row.tokens_per_second),
         "stop": row.stop,
