@@ -165,12 +165,6 @@ class TimingView(BarView):
                 lines.append(f"{phase} {np.nansum(values):.3g} ms")
         return "\n".join(lines)
 
-    def _seq_at(self, x: float, _y: float) -> int | None:
-        return None if self._rows is None else self._rows.seq_in(self.plot.run_axis.round_at(x))
-
-    def _first_seq(self) -> int | None:
-        return None if self._rows is None else self._rows.seq_in(None)
-
     def table(self) -> tuple[list[str], list[list[object]]]:
         assert self._rows is not None
         names = ["round", "seq_id", "t_ms", *(f"{phase}_ms" for phase in PHASES)]
