@@ -7,6 +7,7 @@ import json
 import math
 import sys
 import uuid
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,16 @@ SUBCOMMANDS = {
     "bench": "the prompt suite with and without speculation; other measurements",
     "match": "the same prompts one by one and side by side: is every text the same",
     "fidelity": "how far each compute mode's logits are from those of f32",
+    "import": "captures, logs and records of other engines, as a trace",
     "export": "an exported trace in the formats of other tools: AIPerf acceptance records",
     "demo-path": "where the bundled demo models are",
 }
+
+
+def module_of(subcommand: str) -> str:
+    """The module that runs a subcommand, or the window for none."""
+    name = subcommand.replace("-", "_") or "launch"
+    return f"app.cli.{name}_" if iskeyword(name) else f"app.cli.{name}"
 
 
 class _Version(argparse.Action):
