@@ -106,7 +106,7 @@ class ObservedRequest:
         except UnreadableError as error:
             self._refuse("stream-unreadable", f"The server {error}", at_ms)
             return
-        open_ones = [one for one in self._answers.values() if not one.is_last]
+        open_ones = [one for one in self._answers.values() if not (one.is_last or one.is_broken)]
         if self._status is not None and self._status >= 400:
             self.facts.setdefault("error", f"The server answered {self._status}.")
         elif open_ones:
@@ -119,7 +119,7 @@ class ObservedRequest:
         """The reply was cut short. reason: one sentence for the user."""
         if self._is_over:
             return
-        open_ones = [one for one in self._answers.values() if not one.is_last]
+        open_ones = [one for one in self._answers.values() if not (one.is_last or one.is_broken)]
         if open_ones:
             self._cut(reason, open_ones)
         else:
