@@ -5,12 +5,24 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
+import numpy as np
+
 from engine.errors import OptionError, ServerError
 from engine.observe.client import Arrival, Inbox, ServerClient
-from engine.observe.counters import Movement, movement, read_counters
+from engine.observe.counters import (
+    ACCEPTED,
+    DRAFTED,
+    DRAFTS,
+    PREDICTED,
+    PROMPT,
+    Movement,
+    movement,
+    read_counters,
+)
 from engine.observe.observed_run import ObservedRequest, ObservedRun, ServerFacts
 from engine.observe.request_options import ServerRequest
 from engine.run import LOOK_S
@@ -50,6 +62,7 @@ class ServerRun:
         trace: TraceStore,
         *,
         parallel: int = 1,
+        log: Path | None = None,
         **facts: Any,
     ) -> None:
         self.trace, self.done = trace, False
@@ -137,6 +150,26 @@ class ServerRun:
         for i in range(len(self._sent)):
             self._break_off(i)
         self._close()
+
+    def counts(self) -> dict[str, int]:
+        """What was recorded so far, by the names of the server's counters. A row that stands for
+        several rounds counts as so many drafts."""
+        rounds, n = self.trace.rounds, len(self.trace.rounds)
+        is_ours = rounds.column("run_id", 0, n) == self.run_id
+        is_prompt = rounds.column("num_draft_tokens", 0, n) == MISSING
+        columns = {
+            name: np.where(values == MISSING, 0, values)
+            for name in ("num_draft_tokens", "num_accepted_draft_tokens", "num_emitted", "n_merged")
+            for values in [rounds.column(name, 0, n)[is_ours]]
+        }
+        drafts = np.maximum(columns["n_merged"], 1)[columns["num_draft_tokens"] > 0]
+        return {
+            DRAFTS: int(drafts.sum()),
+            DRAFTED: int(columns["num_draft_tokens"].sum()),
+            ACCEPTED: int(columns["num_accepted_draft_tokens"].sum()),
+            PREDICTED: int(columns["num_emitted"].sum()),
+            PROMPT: int(rounds.column("verify_width", 0, n)[is_ours & is_prompt].sum()),
+        }
 
     def summary(self) -> dict[str, Any]:
         """Figures over all sequences (engine.trace.timings)."""
@@ -228,21 +261,20 @@ class ServerRun:
     def _count(self) -> None:
         """Compare the server's counters with what was recorded."""
         before, until = self._before, perf_counter() + _SETTLE_S
-        after = self._metrics() if before else None
-        if before is None or after is None:
+        if before is None:
             return
         try:
-            first, last = read_counters(before[0]), read_counters(after[0])
-            while last.busy and perf_counter() < until:
+            while (after := self._metrics()) is not None:
+                first, last = read_counters(before[0]), read_counters(after[0])
+                if not last.busy or perf_counter() >= until:
+                    break
                 sleep(LOOK_S)
-                after = self._metrics()
-                if after is None:
-                    return
-                last = read_counters(after[0])
         except ValueError:
             self.uncounted = "The server's /metrics cannot be read."
             return
-        if after[1] != before[1]:
+        if after is None:
+            self.uncounted = "The server's /metrics does not answer any more."
+        elif after[1] != before[1]:
             self.uncounted = "The server was started again in the meantime."
         elif first.busy or last.busy:
             self.uncounted = "The server works at requests of others."
