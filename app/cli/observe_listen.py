@@ -27,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listening.add_argument(
         "--listen",
         metavar="HOST:PORT",
-        type=host_and_port,
         help="let other programs talk to the server through this address, and record what they "
         "ask until Ctrl-C; port 0 is any free one, without HOST only this machine can",
     )
@@ -39,20 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def host_and_port(text: str) -> tuple[str, int]:
-    """HOST:PORT or PORT, as an argparse type."""
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not (port.isascii() and port.isdigit() and int(port) < 2**16):
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
-    return host or "127.0.0.1", int(port)
-
-
 def listen(args: argparse.Namespace, server: ServerFacts) -> int:
     """Pass on and record until a signal comes, which is how this ends."""
+    from engine.observe.proxy import listening_address
     from engine.observe.proxy_run import ProxyRun
 
-    host, port = args.listen
+    host, port = listening_address(args.listen)
     run = ProxyRun(server, TraceStore(), host, port, adds_fields=not args.pass_unchanged)
     print(
         f"draftscope: what comes to {run.url} goes to {server.address}; Ctrl-C ends it",

@@ -16,7 +16,7 @@ import pytest
 
 from engine.errors import OptionError
 from engine.observe import proxy as proxy_module
-from engine.observe.proxy import ENDED, Proxy
+from engine.observe.proxy import ENDED, Proxy, listening_address
 from engine.observe.tape import FELL_BEHIND, Note, Tape
 from tests.support.scripted_server import (
     STREAM,
@@ -525,6 +525,26 @@ def test_addresses(server: ScriptedServer) -> None:
         Proxy("ftp://a", Tape())
     with pytest.raises(OptionError, match="Nothing can listen at"):
         Proxy(server.url, Tape(), "192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:8081", ("127.0.0.1", 8081)),
+        ("8081", ("127.0.0.1", 8081)),
+        (":8081", ("127.0.0.1", 8081)),
+        ("[::1]:0", ("::1", 0)),
+        ("localhost:1", ("localhost", 1)),
+    ],
+)
+def test_an_address_without_a_host_is_this_machine(text: str, expected: tuple[str, int]) -> None:
+    assert listening_address(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "here", "127.0.0.1:", "a:65536", "a:-1", "a:٣"])
+def test_what_is_no_address_to_listen_at(text: str) -> None:
+    with pytest.raises(OptionError, match="is no address to listen at"):
+        listening_address(text)
 
 
 def test_events_of_a_capture_pass(passing: Passing, server: ScriptedServer) -> None:
