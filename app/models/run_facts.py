@@ -38,6 +38,23 @@ class RunRow:
     ended: bool
 
 
+def run_names(first: RunRef, second: RunRef) -> tuple[str, str]:
+    """Two runs in words; numbers alone name runs of one trace only."""
+    if first.store is second.store:
+        return str(first), str(second)
+    one, two = (f"{run} of {_origin(run.facts)}" for run in (first, second))
+    return one, two
+
+
+def _origin(facts: dict[str, Any]) -> str:
+    """Where a run comes from, in a few words: its server, else its engine and model."""
+    model = facts.get("model")
+    name = str(model.get("name", "")) if isinstance(model, dict) else ""
+    if address := facts.get("address"):
+        return str(address).partition("://")[2] or str(address)
+    return name.removesuffix(".gguf") if is_ours(facts) and name else engine_name(facts)
+
+
 def run_row(run: RunRef, model: str = "") -> RunRow:
     """Read a run's facts and figures as they are now."""
     facts = run.facts

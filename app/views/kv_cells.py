@@ -112,12 +112,6 @@ class KvCellsView(BarView):
             lines.append(f"sequence {row['seq_id']}: {used} cells, {duplicates} duplicates")
         return "\n".join(lines) if start < stop else ""
 
-    def _seq_at(self, x: float, _y: float) -> int | None:
-        return None if self._rows is None else self._rows.seq_in(self.plot.run_axis.round_at(x))
-
-    def _first_seq(self) -> int | None:
-        return None if self._rows is None else self._rows.seq_in(None)
-
     def table(self) -> tuple[list[str], list[list[object]]]:
         assert self._rows is not None
         names = ["round", "seq_id", *_COLUMNS, "attention_pos_max"]

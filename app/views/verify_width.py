@@ -206,17 +206,6 @@ class VerifyWidthView(BarView):
             lines.append(words + (f" · {row['reason']}" if row["reason"] else ""))
         return "\n".join(lines) if start < stop else ""
 
-    def _seq_at(self, x: float, _y: float) -> int | None:
-        return self._seq_of(self.plot.run_axis.round_at(x))
-
-    def _first_seq(self) -> int | None:
-        return self._seq_of(None)
-
-    def _seq_of(self, round_: int | None) -> int | None:
-        """The first sequence of a round; ubatches may hold several, so `rounds` is asked."""
-        rows = self.plot.run_axis.rows
-        return None if rows is None else rows.seq_in(round_)
-
     def table(self) -> tuple[list[str], list[list[object]]]:
         assert self._rows is not None
         if not _are_ubatches(self._rows):

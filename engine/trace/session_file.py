@@ -15,7 +15,7 @@ from engine.errors import TraceFileError
 from engine.trace.cell_text import EXCEL, PLAIN
 from engine.trace.csv_fields import REMEDY
 from engine.trace.export import FORMAT
-from engine.trace.records import COLUMN_STATES, REFERENCE, SCHEMA_VERSION
+from engine.trace.records import COLUMN_STATES, READ_VERSIONS, REFERENCE
 
 _MOST_BYTES = 256 << 20
 _DEEPEST = 64
@@ -60,9 +60,10 @@ def read_session(path: Path) -> SessionFile:
     """Read and check the file. Raises TraceFileError naming the place in it."""
     session = _read(path)
     found = session.get("schema_version")
-    if found != SCHEMA_VERSION or isinstance(found, bool):
+    if not isinstance(found, int) or found not in READ_VERSIONS:
         raise TraceFileError(
-            f"{path} has schema version {_shown(found)}, this program reads {SCHEMA_VERSION}.",
+            f"{path} has schema version {_shown(found)}, this program reads "
+            f"{' and '.join(map(str, READ_VERSIONS))}.",
             "Open it with the version of Draftscope that wrote it.",
         )
     if too_deep := _too_deep(session):
@@ -307,7 +308,7 @@ _RUN = _object(
         "fidelity": _FIDELITY,
         "banned_tokens": _list(_count()),
         "lane_against": _or_none(_count()),
-        "lane_tolerance": _number(),
+        **dict.fromkeys(("lane_tolerance", "lane_margin"), _number()),
         **dict.fromkeys(("environment", "summary", "drafters"), _object()),
         "model": _or_none(_object()),
         **dict.fromkeys(("n_ctx", "n_rs_seq"), _count()),
