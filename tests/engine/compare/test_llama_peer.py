@@ -147,7 +147,8 @@ def test_removals_land_where_they_were_measured(opened: tuple[Opened, dict[str, 
         assert llama.history.positions_of(state) == (trap["S_is_of"], trap["R_is_of"])
         wrong, right = llama.decode(p0, 1)[0], llama.rows[p0]
         nmse = float(np.mean((wrong - right) ** 2) / np.mean(right**2))
-        assert (nmse > 1e-3) == (trap["S_is_of"] != trap["wanted"])
+        limit = 5e-3 if "q4_k" in table["model"] else 1e-4
+        assert (nmse > limit) == (trap["S_is_of"] != trap["wanted"])
 
 
 def test_planes_hold_what_was_measured(opened: tuple[Opened, dict[str, Any]]) -> None:
