@@ -74,5 +74,13 @@ class TraceFileError(DraftscopeError):
     """An exported trace or session file that cannot be read."""
 
 
+class ServerError(DraftscopeError):
+    """A server that cannot be reached, refuses a request or answers with something else."""
+
+
+class ApiKeyError(ServerError):
+    """A server that wants an API key, or another one."""
+
+
 class Cancelled(Exception):  # noqa: N818 - an outcome, not an error
     """Raised inside long work after the user asked to cancel; never shown as a failure."""

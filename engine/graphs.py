@@ -26,8 +26,8 @@ MOST_TOKENS = 64
 
 MOST_GRAPHS = 64
 
-Tensors = tuple[torch.Tensor, ...]
-Record = Callable[[Callable[[], Tensors]], tuple[Tensors, Callable[[], None]]]
+PassTensors = tuple[torch.Tensor, ...]
+Record = Callable[[Callable[[], PassTensors]], tuple[PassTensors, Callable[[], None]]]
 """Takes a computation; returns the tensors that hold its results, and what runs it again."""
 
 log = logging.getLogger("draftscope.graphs")
@@ -41,14 +41,14 @@ class PassInputs(NamedTuple):
     """
 
     key: Hashable
-    inputs: Tensors = ()
+    inputs: PassTensors = ()
 
 
 class _Graph(NamedTuple):
     """inputs: the tensors that the recorded kernels read. outputs: those that they write."""
 
-    inputs: Tensors
-    outputs: Tensors
+    inputs: PassTensors
+    outputs: PassTensors
     replay: Callable[[], None]
 
 
@@ -66,8 +66,8 @@ class StepGraphs:
         self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
 
     def run(
-        self, pass_inputs: PassInputs, arguments: Tensors, compute: Callable[..., Tensors]
-    ) -> Tensors:
+        self, pass_inputs: PassInputs, arguments: PassTensors, compute: Callable[..., PassTensors]
+    ) -> PassTensors:
         """compute(*arguments), which reads `pass_inputs.inputs` by itself.
 
         It must not wait for the device, nor change anything on the host. What it returns is
@@ -96,8 +96,8 @@ class StepGraphs:
         self,
         record: Record,
         pass_inputs: PassInputs,
-        arguments: Tensors,
-        compute: Callable[..., Tensors],
+        arguments: PassTensors,
+        compute: Callable[..., PassTensors],
     ) -> _Graph | None:
         # arguments may be somebody's own, which no later pass may overwrite
         mine = tuple(x.clone() for x in arguments)
@@ -123,7 +123,9 @@ class _RecordOnCuda:
     def __init__(self) -> None:
         self._pool: Any = None
 
-    def __call__(self, compute: Callable[[], Tensors]) -> tuple[Tensors, Callable[[], None]]:
+    def __call__(
+        self, compute: Callable[[], PassTensors]
+    ) -> tuple[PassTensors, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
         # A kernel may still be compiled and loaded meanwhile, by this thread or another one
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="relaxed"):

@@ -28,7 +28,6 @@ from engine.gguf.binary import never
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.content import ContentHash
 from engine.gguf.file import GgufFile
-from engine.gguf.reader import ReportProgress
 from engine.gguf.tokenizer import Tokenizer
 from engine.memory.hybrid import HybridMemory
 from engine.model.config import ModelConfig
@@ -36,6 +35,7 @@ from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
+from engine.progress import ReportProgress, report_part
 from engine.run import Run
 from engine.trace.run_ref import same_model
 from engine.trace.store import TraceStore
@@ -100,8 +100,8 @@ class Session:
             with GgufFile.open(draft, cancelled) as second:
                 check_vocabularies(tokenizer, Tokenizer.from_gguf(second, cancelled))
                 total = file.n_bytes + second.n_bytes
-                model = load(file, progress=_part(progress, 0, total))
-                helper = load(second, progress=_part(progress, file.n_bytes, total))
+                model = load(file, progress=report_part(progress, 0, total))
+                helper = load(second, progress=report_part(progress, file.n_bytes, total))
                 identity["draft"] = second.identity()
                 content = ContentHash(
                     [(identity, file.contents), (identity["draft"], second.contents)]
@@ -375,9 +375,3 @@ def _loaded(file: GgufFile, progress: ReportProgress | None = None, **options: A
             progress(file.n_bytes, file.n_bytes, "running once")
         warm_up(model)
     return model
-
-
-def _part(progress: ReportProgress | None, start: int, total: int) -> ReportProgress | None:
-    if progress is None:
-        return None
-    return lambda done, _, phase: progress(start + done, total, phase)

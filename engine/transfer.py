@@ -10,10 +10,10 @@ import torch
 
 _ALIGNED = 8
 
-Values = np.ndarray | torch.Tensor | Sequence[int] | Sequence[Sequence[int]]
+HostValues = np.ndarray | torch.Tensor | Sequence[int] | Sequence[Sequence[int]]
 
 
-def upload(values: Values, device: torch.device) -> torch.Tensor:
+def upload(values: HostValues, device: torch.device) -> torch.Tensor:
     """Host values as a tensor on a device; whole numbers in lists become int64.
 
     The device is not waited for: a CUDA device copies from pinned memory when it gets there. On

@@ -14,14 +14,15 @@ from PySide6.QtCore import QEventLoop, QSettings, QTimer
 from PySide6.QtWidgets import QApplication
 
 from app.cli.display import check_display
-from app.dialogs.unexported import Fate
+from app.dialogs.unexported import QuitChoice
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.jobs import Engine, Job, OpenRequest, ReportProgress, RunRequest
+from app.engine_thread.jobs import Engine, Job, OpenRequest, RunRequest
 from app.engine_thread.opening import LocalEngine, LocalSession
 from app.saved.settings import Settings
 from app.shell.collector import Collector
 from app.shell.window import MainWindow
 from engine.errors import DraftscopeError
+from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
 _LONGEST_WAIT = 120.0
@@ -52,7 +53,7 @@ def shown_window(
         collector.start()
         bridge = Bridge(engine)
         window = MainWindow(bridge, Settings(), data=Path(folder) / "data")
-        window.sessions.fate = Fate.DISCARD
+        window.sessions.quit_choice = QuitChoice.DISCARD
         try:
             window.resize(width, height)
             window.show()

@@ -38,7 +38,7 @@ class _Witness(QObject):
         self._poll.start(_POLL_MS)
 
     def _look(self) -> None:
-        from app.dialogs.unexported import Fate
+        from app.dialogs.unexported import QuitChoice
         from app.shell.window import MainWindow
 
         (window,) = (w for w in self._app.topLevelWidgets() if isinstance(w, MainWindow))
@@ -51,7 +51,7 @@ class _Witness(QObject):
                 area.viewport().repaint()
                 self.seen["token"] = time.monotonic()
                 window.actions_by_id["run.stop"].trigger()
-                window.sessions.fate = Fate.DISCARD
+                window.sessions.quit_choice = QuitChoice.DISCARD
                 window.close()
 
 

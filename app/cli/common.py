@@ -7,12 +7,12 @@ import json
 import math
 import sys
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from engine.errors import OptionError
 from engine.model.compute_modes import COMPUTE_MODES
+from engine.progress import ReportProgress
 from engine.version import version
 from resources import DEMO_DRAFT, DEMO_TARGET
 
@@ -26,6 +26,7 @@ SUBCOMMANDS = {
     "bench": "the prompt suite with and without speculation; other measurements",
     "match": "the same prompts one by one and side by side: is every text the same",
     "fidelity": "how far each compute mode's logits are from those of f32",
+    "export": "an exported trace in the formats of other tools: AIPerf acceptance records",
     "demo-path": "where the bundled demo models are",
 }
 
@@ -194,7 +195,7 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, indent=2))
 
 
-def loading_line() -> Callable[[int, int, str], None] | None:
+def loading_line() -> ReportProgress | None:
     """A progress callback that keeps one line on a terminal up to date; None elsewhere."""
     if not sys.stderr.isatty():
         return None

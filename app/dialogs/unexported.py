@@ -11,15 +11,15 @@ from PySide6.QtWidgets import QMessageBox, QWidget
 from app.models.run_facts import ModelRuns
 
 
-class Fate(enum.Enum):
-    """What becomes of them."""
+class QuitChoice(enum.Enum):
+    """What becomes of runs that were not exported when the window is closed."""
 
     KEEP = "kept for the next start"
     DISCARD = "discarded"
     STAY = "the window stays open"
 
 
-def ask_fate(parent: QWidget, recorded: Sequence[ModelRuns], problem: str) -> Fate:
+def ask_before_quitting(parent: QWidget, recorded: Sequence[ModelRuns], problem: str) -> QuitChoice:
     """What the user chooses for the runs of these models; KEEP by default.
 
     problem: why they cannot be kept, if so; KEEP is not offered then and STAY is the default.
@@ -41,8 +41,8 @@ def ask_fate(parent: QWidget, recorded: Sequence[ModelRuns], problem: str) -> Fa
     box.exec()
     chosen = box.clickedButton()
     if chosen is discard:
-        return Fate.DISCARD
-    return Fate.STAY if chosen is cancel else Fate.KEEP
+        return QuitChoice.DISCARD
+    return QuitChoice.STAY if chosen is cancel else QuitChoice.KEEP
 
 
 def may_drop(parent: QWidget, runs: ModelRuns) -> bool:

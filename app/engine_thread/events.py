@@ -5,12 +5,13 @@ from __future__ import annotations
 import enum
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import DraftscopeError
+from engine.progress import ReportProgress
 from engine.trace.breaks import BreakHit
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -18,6 +19,7 @@ from engine.trace.store import TraceStore
 if TYPE_CHECKING:
     from engine.compare.fidelity import Fidelity
     from engine.model.info import ModelInfo
+    from engine.observe.observed_run import ServerFacts
 
 log = logging.getLogger("draftscope.worker")
 
@@ -74,6 +76,54 @@ class ModelLoaded:
     mode: str
     compute: str
     store: TraceStore
+
+
+@dataclass(frozen=True)
+class ServerConnected:
+    """A server is in use. key_kept: see ServerSession. store takes its runs; it has those from
+    when the server was in use before."""
+
+    facts: ServerFacts
+    key_kept: str
+    store: TraceStore
+
+
+@dataclass(frozen=True)
+class ServerSeen:
+    """How the server in use is now.
+
+    gone: one sentence once it does not answer any more, else empty. slots: its reply to /slots,
+    None where it does not tell. counters: what its speculative counters have grown by since the
+    connection, by the server's names, None where it has none.
+    """
+
+    gone: str = ""
+    slots: tuple[Mapping[str, Any], ...] | None = None
+    counters: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """No server is in use any more."""
+
+
+@dataclass(frozen=True)
+class RunRescored:
+    """A model has judged the tokens of a run. sentence: what came of it. text_changed: an emitted
+    token cannot be the model's."""
+
+    run: RunRef
+    sentence: str
+    text_changed: bool
+
+
+@dataclass(frozen=True)
+class RescoreUnsure:
+    """Whether the model is the run's own cannot be told: the user has to say. why: one sentence."""
+
+    run: RunRef
+    target: Path
+    why: str
 
 
 @dataclass(frozen=True)
@@ -143,6 +193,11 @@ Event = (
     | BreakRuleHeld
     | FidelityMeasured
     | TraceExported
+    | ServerConnected
+    | ServerSeen
+    | Disconnected
+    | RunRescored
+    | RescoreUnsure
 )
 Post = Callable[[Event], None]
 
@@ -152,7 +207,7 @@ def mark_of(store: TraceStore) -> TraceMark:
     return store.size(), sum("stops" in facts for facts in list(store.runs.values()))
 
 
-def throttled(post: Post) -> Callable[[int, int, str], None]:
+def throttled(post: Post) -> ReportProgress:
     """A progress function that posts at most every PROGRESS_PERIOD, and always the end."""
     last = 0.0
 

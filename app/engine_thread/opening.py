@@ -14,12 +14,12 @@ from app.engine_thread.jobs import (
     CompareRequest,
     Job,
     OpenRequest,
-    ReportProgress,
     RunRequest,
     ScriptRequest,
 )
 from engine.errors import OptionError
 from engine.options import Prompt
+from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def open_engine(
     draft: Path | None,
     *,
     compute: str,
-    progress: Callable[[int, int, str], None],
+    progress: ReportProgress,
     cancelled: Callable[[], bool],
 ) -> Session:
     """`Session.open` on a CUDA device if there is one, and threads as the model needs them; those

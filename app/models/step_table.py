@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject, Qt
 from app.looks.theme import Theme
 from app.models.column_table import ColumnTable, TableColumn
 from app.models.number_text import NOT_OBSERVED
-from app.models.step import Facts, Step
+from app.models.step import Step, TraceRow
 from app.models.token_text import MEANING
 
 COLUMNS = (
@@ -34,14 +34,15 @@ SIGNS = {
     "replacement": "↻",
     "bonus": "+",
     "target": "→",
+    "unknown": "?",
 }
 _DIGITS = {"target_entropy": 2}
 
 
-def cell_text(step: Step, token: Facts, name: str) -> str:
+def cell_text(step: Step, token: TraceRow, name: str) -> str:
     """One cell as text; empty where a figure has no meaning for the token."""
     if name == "token":
-        return step.text(token["token_id"])
+        return step.text_of(token)
     if name == "decision":
         return f"{SIGNS.get(token['kind'], '')} {token['kind']}".strip()
     if name == "target":
@@ -56,7 +57,7 @@ def cell_text(step: Step, token: Facts, name: str) -> str:
     return f"{value:.{_DIGITS.get(name, 3)}f}"
 
 
-def figure(token: Facts, name: str) -> Any:
+def figure(token: TraceRow, name: str) -> Any:
     """What a cell is rounded from; None: not observed, or the cell holds no figure."""
     return token["target_top_p"][0] if name == "target_best" else token.get(name)
 
@@ -117,7 +118,7 @@ class StepTable(ColumnTable):
             return f"{value:.9g}" if isinstance(value, float) else None
         return None
 
-    def _colour(self, token: Facts, name: str) -> Any:
+    def _colour(self, token: TraceRow, name: str) -> Any:
         if name in ("token", "decision"):
             kind = token["kind"]
             role = f"{kind}.line"

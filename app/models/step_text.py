@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.models.number_text import NOT_OBSERVED
-from app.models.step import Facts, Step
+from app.models.step import Step, TraceRow
 from app.models.step_facts import outcome, step_facts
 from app.models.step_table import COLUMNS, cell_text, figure
 
@@ -21,7 +21,7 @@ _UNITS = {"target_entropy": "nats"}
 _QUOTED = ("token", "target")
 
 
-def step_line(step: Step, token: Facts, names: Sequence[str]) -> str:
+def step_line(step: Step, token: TraceRow, names: Sequence[str]) -> str:
     """These columns of `StepTable` in one line, those that mean nothing for the token left out.
 
     A figure stays with its word where the line breaks; the argmax and its p are one part.
@@ -39,7 +39,7 @@ def step_line(step: Step, token: Facts, names: Sequence[str]) -> str:
     return " · ".join(parts)
 
 
-def step_line_tip(step: Step, token: Facts, names: Sequence[str]) -> str:
+def step_line_tip(step: Step, token: TraceRow, names: Sequence[str]) -> str:
     """What the parts of `step_line` mean, a line each, with all digits of the probabilities."""
     lines = []
     for name, title, tip in _told(step, token, names):
@@ -49,7 +49,7 @@ def step_line_tip(step: Step, token: Facts, names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _told(step: Step, token: Facts, names: Sequence[str]) -> list[tuple[str, str, str]]:
+def _told(step: Step, token: TraceRow, names: Sequence[str]) -> list[tuple[str, str, str]]:
     return [
         (name, _WORDS.get(name, title), tip)
         for name, title, tip, _ in COLUMNS

@@ -11,7 +11,7 @@ from PySide6.QtGui import QColor, QFont
 from app.models.column_table import ColumnTable, TableColumn
 from app.models.number_text import NOT_OBSERVED
 from app.models.position_detail import BAR_ROLE, DIFFERS_ROLE
-from app.models.step import Facts, Step
+from app.models.step import Step, TraceRow
 
 _COLUMNS = (
     TableColumn("token", "token", "The target's order first", True),
@@ -31,7 +31,7 @@ class Alternative:
     p: float | None
 
 
-def alternatives(token: Facts) -> list[Alternative]:
+def alternatives(token: TraceRow) -> list[Alternative]:
     """The union of both sides: the target's tokens by p, then the drafter's others by q."""
     p = _tops(token, "target")
     q = _tops(token, "draft")
@@ -39,7 +39,7 @@ def alternatives(token: Facts) -> list[Alternative]:
     return [Alternative(i, q.get(i), p.get(i)) for i in (*sorted(p, key=lambda i: -p[i]), *others)]
 
 
-def _tops(token: Facts, side: str) -> dict[int, float]:
+def _tops(token: TraceRow, side: str) -> dict[int, float]:
     pairs = zip(token[f"{side}_top_id"], token[f"{side}_top_p"], strict=True)
     return {i: p for i, p in pairs if i is not None and p is not None}
 

@@ -10,7 +10,7 @@ from app.models.token_stream import KIND, TokenStream
 NOWHERE = -1
 """The index that stands for no token."""
 
-Finder = Callable[[TokenStream, int, int, frozenset[int]], int]
+FindToken = Callable[[TokenStream, int, int, frozenset[int]], int]
 """(stream, token to start from, +1 or -1, hidden kinds) -> index of a token or NOWHERE."""
 
 

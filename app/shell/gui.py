@@ -10,7 +10,7 @@ from pathlib import Path
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QTimer, Signal
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.dialogs.unexported import Fate
+from app.dialogs.unexported import QuitChoice
 from app.engine_thread.bridge import Bridge
 from app.saved.errors import ErrorCatcher
 from app.saved.folders import data_folder
@@ -86,7 +86,7 @@ def run_window(
         relay.caught.connect(window.show_unexpected)
 
         def interrupt(*_: object) -> None:
-            window.sessions.fate = Fate.KEEP  # nobody is there to answer
+            window.sessions.quit_choice = QuitChoice.KEEP  # nobody is there to answer
             window.close()
 
         signal.signal(signal.SIGINT, interrupt)

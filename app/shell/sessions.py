@@ -11,7 +11,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QWidget
 
 from app.dialogs.files import ExportDialog, ask_trace
-from app.dialogs.unexported import Fate, ask_fate, may_drop
+from app.dialogs.unexported import QuitChoice, ask_before_quitting, may_drop
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import CommandFailed
 from app.models.run_facts import ModelRuns
@@ -31,7 +31,7 @@ class Sessions(QObject):
     """Belongs to one window. `data`: the user's data folder; without one nothing is autosaved, and
     nothing is asked at the end.
 
-    fate: what becomes of unexported runs at the end; None asks the user.
+    quit_choice: what becomes of unexported runs at the end; None asks the user.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Sessions(QObject):
         super().__init__(window)
         self._bridge, self._settings, self._banners = bridge, settings, banners
         self._data, self._window = data, window
-        self.fate: Fate | None = None
+        self.quit_choice: QuitChoice | None = None
         self._keeps = False
         self.autosave: Autosave | None = None
         if data is not None:
@@ -105,13 +105,13 @@ class Sessions(QObject):
         unexported = [] if autosave is None else autosave.unexported()
         if autosave is None or not unexported:
             return True
-        fate = self.fate
-        if fate is None:
+        quit_choice = self.quit_choice
+        if quit_choice is None:
             problem = "" if autosave.problem is None else autosave.problem.message
             recorded = [runs for runs in self._bridge.recorded if runs.store in unexported]
-            fate = ask_fate(self._window, recorded, problem)
-        self._keeps = fate is Fate.KEEP
-        return self._keep(autosave) if self._keeps else fate is Fate.DISCARD
+            quit_choice = ask_before_quitting(self._window, recorded, problem)
+        self._keeps = quit_choice is QuitChoice.KEEP
+        return self._keep(autosave) if self._keeps else quit_choice is QuitChoice.DISCARD
 
     def close(self) -> None:
         """A clean end."""

@@ -169,12 +169,6 @@ class AcceptanceView(OverlaidView):
                 )
         return "\n".join([*lines, rates])
 
-    def _seq_at(self, x: float, _y: float) -> int | None:
-        return None if self._rows is None else self._rows.seq_in(self.plot.run_axis.round_at(x))
-
-    def _first_seq(self) -> int | None:
-        return None if self._rows is None else self._rows.seq_in(None)
-
     def table(self) -> tuple[list[str], list[list[object]]]:
         start, stop = self.curves.between(*self.plot.rounds_in_sight)
         columns = (

@@ -23,7 +23,7 @@ from engine.compare.lane_spec import LaneSpec
 from engine.trace.run_ref import RunRef
 
 _EMPTY, _LANES = range(2)
-Finder = Callable[[int, list[int]], int | None]
+FindPosition = Callable[[int, list[int]], int | None]
 """(position of the cursor or -1, positions beyond the bound) -> the one to go to."""
 
 
@@ -212,7 +212,7 @@ class DivergenceView(QWidget):
         self.plots.set_cursor(self._pos)
         self.tables.show_position(self._shown_pos(), self._pos)
 
-    def _go(self, find: Finder) -> None:
+    def _go(self, find: FindPosition) -> None:
         lanes = self._lanes
         if lanes is None or not self._has_divergences:
             return

@@ -15,6 +15,7 @@ from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
 from app.widgets.samples import draw_triangle
 from app.widgets.stacked_bars import StackedBars, sample
+from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
 
 _COLUMNS = ("kv_cells_used", "kv_cells_duplicate")
@@ -28,6 +29,7 @@ class KvCellsView(BarView):
     triangle wherever there are any, however few."""
 
     widest_label = "duplicates"
+    untold = "how many attention cells are in use"
     overlay_tip = "Cells in use after each round, duplicates too,"
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
@@ -53,7 +55,7 @@ class KvCellsView(BarView):
 
     def _reset(self) -> None:
         self._rows: RunRows | None = None
-        self._most = self._most_duplicates = 0
+        self._most = self._most_duplicates = -1
         self._bars.clear()
         self._signs.setData([], [])
 
@@ -64,6 +66,8 @@ class KvCellsView(BarView):
         if start == stop:
             return None
         used, duplicates = (self._rows.column(name, start, stop) for name in _COLUMNS)
+        if self._most < 0 and (used == MISSING).all():
+            return None
         self._most = max(self._most, int(used.max()))
         self._most_duplicates = max(self._most_duplicates, int(duplicates.max()))
         return int(self._rows.rounds.values[-1]) + 1
@@ -107,12 +111,6 @@ class KvCellsView(BarView):
             used, duplicates = (("–" if row[name] is None else row[name]) for name in _COLUMNS)
             lines.append(f"sequence {row['seq_id']}: {used} cells, {duplicates} duplicates")
         return "\n".join(lines) if start < stop else ""
-
-    def _seq_at(self, x: float, _y: float) -> int | None:
-        return None if self._rows is None else self._rows.seq_in(self.plot.run_axis.round_at(x))
-
-    def _first_seq(self) -> int | None:
-        return None if self._rows is None else self._rows.seq_in(None)
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         assert self._rows is not None

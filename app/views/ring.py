@@ -63,6 +63,8 @@ def _swatch(state: str) -> Swatch:
 class RingView(RoundView):
     """Heat map of rounds and slots, one band of slots for each sequence, slot 0 on top."""
 
+    untold = "what its snapshot slots hold"
+
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(
             theme,

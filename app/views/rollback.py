@@ -17,17 +17,19 @@ from app.models.pixel_columns import PixelColumns
 from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
-from app.widgets.samples import draw_bar, draw_cross, draw_dashes, draw_hatched
+from app.widgets.samples import draw_bar, draw_cross, draw_dashes, draw_hatched, draw_hollow
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
 
 _COLUMNS = ("round", "seq_id", "rollback_depth", "n_rs_seq")
-_GROUPS = ("seq_rm", "restore", "refused")
+_GROUPS = ("seq_rm", "restore", "refused", "untold")
 _GROUP_OF_PATH = {"seq_rm": 0, "restore": 1, "restore_depth": 1, "refused": 2}
+_UNTOLD = 3
+"""A draft was judged, and the engine did not tell what became of memory behind it."""
 _NO_GROUP = -1
 _BAR_WIDTH = 0.8
 _STUB = 0.15
-"""Height of a bar for a restore or refusal that undid nothing."""
+"""Height of a bar for a restore or refusal that undid nothing, or where nothing is told."""
 
 
 _SWATCHES = (
@@ -40,6 +42,9 @@ _SWATCHES = (
         draw_hatched,
     ),
     Swatch("refused", "path.refused", "The memory could not roll back", draw_cross),
+)
+_UNTOLD_SWATCH = Swatch(
+    "not observed", "path.untold", "The engine does not tell whether or how it rolled back", draw_hollow
 )
 
 
@@ -77,6 +82,7 @@ class RollbackView(BarView):
         self._counts = dict.fromkeys(_GROUPS, 0)
         self._deepest = 0
         self._n_rs_seq: int | None = None
+        self._show_behind([])
 
     def _read(self, run: RunRef) -> int | None:
         table = run.store.rounds
@@ -87,7 +93,11 @@ class RollbackView(BarView):
             return None
         new = {name: table.column(name, 0, stop)[rows] for name in _COLUMNS}
         paths = table.texts("rollback_path", start, stop)
-        groups = [_GROUP_OF_PATH.get(paths[row - start], _NO_GROUP) for row in rows.tolist()]
+        drafted = table.column("num_draft_tokens", 0, stop)
+        groups = [
+            _GROUP_OF_PATH.get(path, _NO_GROUP) if path or drafted[row] <= 0 else _UNTOLD
+            for row, path in ((row, paths[row - start]) for row in rows.tolist())
+        ]
         for name, values in new.items():
             self._data[name].frombytes(values.tobytes())
         self._data["row"].frombytes(rows.tobytes())
@@ -97,6 +107,8 @@ class RollbackView(BarView):
         self._deepest = max(self._deepest, int(new["rollback_depth"].max()))
         for number, group in enumerate(_GROUPS):
             self._counts[group] += groups.count(number)
+        if self._counts["untold"]:
+            self._show_behind([_UNTOLD_SWATCH])
         limits = new["n_rs_seq"][new["n_rs_seq"] != MISSING]
         if len(limits):
             self._n_rs_seq = int(limits[-1])
@@ -157,12 +169,15 @@ class RollbackView(BarView):
         self.plot.set_ticks("left", ticks)
 
     def _recolour(self, theme: Theme) -> None:
-        blue, orange, red = (theme.color(f"path.{group}") for group in _GROUPS)
+        blue, orange, red, grey = (theme.color(f"path.{group}") for group in _GROUPS)
         self._bars["seq_rm"].setOpts(brush=blue, pen=QPen(Qt.PenStyle.NoPen))
         self._bars["restore"].setOpts(
             brush=QBrush(orange, Qt.BrushStyle.BDiagPattern), pen=_thin(orange)
         )
         self._bars["refused"].setOpts(brush=QBrush(Qt.BrushStyle.NoBrush), pen=_thin(red))
+        dotted = _thin(grey)
+        dotted.setStyle(Qt.PenStyle.DotLine)
+        self._bars["untold"].setOpts(brush=QBrush(Qt.BrushStyle.NoBrush), pen=dotted)
         self._crosses.setPen(_thin(red, 2.0))
         self._crosses.setBrush(red)
         pen = _thin(theme.color("plot.limit"))
@@ -184,11 +199,13 @@ class RollbackView(BarView):
         facts = self._run.store.rounds.row(row)
         lines = [f"round {round_} · sequence {facts['seq_id']}"]
         path, depth = facts["rollback_path"], facts["rollback_depth"]
+        drafted = facts["num_draft_tokens"]
         if path and path != "none":
             lines.append(f"{path}, depth {_or_dash(depth)}, n_rs_seq {_or_dash(facts['n_rs_seq'])}")
-        else:
+        elif path or not drafted:
             lines.append("no rollback")
-        drafted = facts["num_draft_tokens"]
+        else:
+            lines.append(f"rollback path not observed, depth {_or_dash(depth)}")
         if drafted:
             lines.append(
                 f"{drafted} drafted, {_or_dash(facts['num_accepted_draft_tokens'])} accepted"
@@ -209,7 +226,10 @@ class RollbackView(BarView):
         return self._seq_ids[0] if self._seq_ids else None
 
     def _summary(self) -> str:
-        facts = {"rounds": self.plot.n_rounds, "deepest rollback": self._deepest, **self._counts}
+        counts = {group: n for group, n in self._counts.items() if n or group != "untold"}
+        if "untold" in counts:
+            counts["path not observed"] = counts.pop("untold")
+        facts = {"rounds": self.plot.n_rounds, "deepest rollback": self._deepest, **counts}
         return ", ".join(f"{name}: {value}" for name, value in facts.items())
 
 

@@ -11,11 +11,13 @@ from PySide6.QtWidgets import QWidget
 from app.looks.theme import Theme
 from app.models.pixel_columns import PixelColumns
 from app.models.run_axis import RunOverlay
+from app.models.run_facts import is_ours
 from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
 from app.widgets.samples import draw_dashes
 from app.widgets.stacked_bars import StackedBars, sample
+from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
 
 _PURPOSES = ("prompt", "verify", "replay")
@@ -80,16 +82,32 @@ class VerifyWidthView(BarView):
         if self._rows is None:
             self._rows = RunRows(run, "ubatches")
         start, stop = self._rows.read()
+        if not len(self._rows) and not is_ours(run.facts):
+            self._rows = RunRows(run, "rounds")
+            start, stop = self._rows.read()
         if start == stop:
             return None
-        padding = np.maximum(self._rows.column("n_padding", start, stop), 0)
-        self._n_padding += int(padding.sum())
+        self._n_padding += int(_padding(self._rows, start, stop).sum())
         width = self._heights(self._rows, start, stop)
-        verify = self._rows.column("purpose", start, stop) == run.store.text_pool.find("verify")
+        verify = self._purpose(self._rows, start, stop) == _PURPOSES.index("verify")
         self._widest = max(self._widest, int(width[verify].max(initial=0)))
         return int(self._rows.rounds.values[-1]) + 1
 
+    def _purpose(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
+        """Index into _PURPOSES of rows start..stop, -1 for any other, int64 [n]."""
+        if not _are_ubatches(rows):
+            prompt = rows.column("num_draft_tokens", start, stop) == MISSING
+            return np.where(prompt, _PURPOSES.index("prompt"), _PURPOSES.index("verify"))
+        codes = rows.column("purpose", start, stop)
+        found = np.full(len(codes), -1)
+        for number, purpose in enumerate(_PURPOSES):
+            found[codes == rows.run.store.text_pool.find(purpose)] = number
+        return found
+
     def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
+        if not _are_ubatches(rows):
+            widths: np.ndarray = np.maximum(rows.column("verify_width", start, stop), 0)
+            return widths
         n_seqs, n_tokens = (
             np.maximum(rows.column(name, start, stop), 0) for name in ("n_seqs", "n_seq_tokens")
         )
@@ -100,15 +118,16 @@ class VerifyWidthView(BarView):
         return f"{height:.0f} tokens in all"
 
     def _decodes_prompt(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
-        assert self._run is not None
-        prompt = self._run.store.text_pool.find("prompt")
-        decodes: np.ndarray = rows.column("purpose", start, stop) == prompt
+        decodes: np.ndarray = self._purpose(rows, start, stop) == _PURPOSES.index("prompt")
         return decodes
 
     def _rows_of(self, overlay: RunOverlay) -> RunRows:
         if self._rows_over is None or self._rows_over.run != overlay.run:
             self._rows_over = RunRows(overlay.run, "ubatches")
         self._rows_over.read()
+        if not len(self._rows_over) and not is_ours(overlay.run.facts):
+            self._rows_over = RunRows(overlay.run, "rounds")
+            self._rows_over.read()
         return self._rows_over
 
     def _clear_overlay(self) -> None:
@@ -123,11 +142,11 @@ class VerifyWidthView(BarView):
         rounds, firsts, lane = np.unique(of_row, return_index=True, return_inverse=True)
         parts = np.zeros((len(_PARTS), len(rounds)))
         if len(rounds):
-            purposes = self._rows.column("purpose", start, stop)
-            padding = np.maximum(self._rows.column("n_padding", start, stop), 0)
+            purposes = self._purpose(self._rows, start, stop)
+            padding = _padding(self._rows, start, stop)
             real = self._heights(self._rows, start, stop) - padding
-            for part, purpose in enumerate(_PURPOSES):
-                mine = purposes == self._run.store.text_pool.find(purpose)
+            for part in range(len(_PURPOSES)):
+                mine = purposes == part
                 np.add.at(parts[part], lane[mine], real[mine])
             np.add.at(parts[-1], lane, padding)
         axis, (left, right), n_pixels = self.plot.run_axis, self.plot.x_range, self.plot.n_pixels
@@ -137,7 +156,7 @@ class VerifyWidthView(BarView):
         parts = columns.most(parts)
         self._bars.set(x0, x1, parts, pixel)
         roomy = len(rounds) and right - left <= n_pixels / _BORDERS_FROM_PIXELS * axis.round_width
-        if roomy:
+        if roomy and _are_ubatches(self._rows):
             self._draw_borders(start, stop, firsts, lane, starts, ends)
         else:
             self._borders.setData([], [])
@@ -178,25 +197,20 @@ class VerifyWidthView(BarView):
         for at in range(start, stop):
             assert self._rows is not None
             row = self._rows.row(at)
+            if not _are_ubatches(self._rows):
+                lines.append(f"sequence {row['seq_id']}: {_or_dash(row['verify_width'])} tokens")
+                continue
             words = f"{row['purpose']}: {row['n_seqs']} × {row['n_seq_tokens']} tokens"
             if row["n_padding"]:
                 words += f", {row['n_padding']} padding"
             lines.append(words + (f" · {row['reason']}" if row["reason"] else ""))
         return "\n".join(lines) if start < stop else ""
 
-    def _seq_at(self, x: float, _y: float) -> int | None:
-        return self._seq_of(self.plot.run_axis.round_at(x))
-
-    def _first_seq(self) -> int | None:
-        return self._seq_of(None)
-
-    def _seq_of(self, round_: int | None) -> int | None:
-        """The first sequence of a round; ubatches may hold several, so `rounds` is asked."""
-        rows = self.plot.run_axis.rows
-        return None if rows is None else rows.seq_in(round_)
-
     def table(self) -> tuple[list[str], list[list[object]]]:
         assert self._rows is not None
+        if not _are_ubatches(self._rows):
+            names = ["round", "seq_id", "verify_width", "num_draft_tokens"]
+            return names, self._rows.listed(names, *self.plot.rounds_in_sight)
         names = [
             "round",
             "ubatch",
@@ -211,8 +225,25 @@ class VerifyWidthView(BarView):
         return names, self._rows.listed(names, *self.plot.rounds_in_sight)
 
     def _summary(self) -> str:
+        counts = f"rounds: {self.plot.n_rounds}"
+        widest = f"widest verify: {self._widest} tokens"
+        if self._rows is not None and not _are_ubatches(self._rows):
+            return f"{counts}, ubatches not observed, {widest}"
         n = 0 if self._rows is None else len(self._rows)
-        return (
-            f"rounds: {self.plot.n_rounds}, ubatches: {n}, widest verify: {self._widest} tokens, "
-            f"padding: {self._n_padding} tokens"
-        )
+        return f"{counts}, ubatches: {n}, {widest}, padding: {self._n_padding} tokens"
+
+
+def _are_ubatches(rows: RunRows) -> bool:
+    """Rows are those of `ubatches`, or, where a source tells no more, of `rounds`."""
+    return rows.table is rows.run.store.ubatches
+
+
+def _padding(rows: RunRows, start: int, stop: int) -> np.ndarray:
+    """Filler tokens of rows start..stop, int64 [n]."""
+    if not _are_ubatches(rows):
+        return np.zeros(stop - start, np.int64)
+    return np.maximum(rows.column("n_padding", start, stop), 0)
+
+
+def _or_dash(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 from app.looks.theme import Theme, icon
 from app.widgets.fitted_labels import ClampedLabel
 
-Offer = tuple[str, Callable[[], object]]
+BannerButton = tuple[str, Callable[[], object]]
 """What a button says, and what it does."""
 
 MOST_BANNERS = 3
@@ -41,7 +41,7 @@ class Banner(QFrame):
         severity: str,
         message: str,
         remedy: str,
-        offers: Sequence[Offer] = (),
+        offers: Sequence[BannerButton] = (),
         parent: QWidget | None = None,
         *,
         sticky: bool = False,
@@ -128,7 +128,12 @@ class BannerArea(QWidget):
         return [w for item in items if item and isinstance(w := item.widget(), Banner)]
 
     def add(
-        self, severity: str, message: str, remedy: str = "", *offers: Offer, sticky: bool = False
+        self,
+        severity: str,
+        message: str,
+        remedy: str = "",
+        *offers: BannerButton,
+        sticky: bool = False,
     ) -> Banner:
         """Show a message. The same message again replaces the first; the oldest makes room."""
         shown = self.banners

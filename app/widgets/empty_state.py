@@ -27,11 +27,11 @@ class EmptyState(QWidget):
         super().__init__(parent)
         self.waits_for_run = waits_for_run
         self._buttons = QHBoxLayout()
-        heading = QLabel(title)
+        self._first = title, text
+        self._heading, self._body = heading, body = QLabel(title), QLabel(text)
         font = heading.font()
         font.setBold(True)
         heading.setFont(font)
-        body = QLabel(text)
         body.setWordWrap(True)
         body.setForegroundRole(body.palette().ColorRole.PlaceholderText)
         column = QVBoxLayout(self)
@@ -45,6 +45,19 @@ class EmptyState(QWidget):
         column.addLayout(self._buttons)
         column.addStretch(3)
         self.offer(actions)
+
+    def say(self, title: str = "", text: str = "") -> None:
+        """Another title and sentence, without the buttons; without any the first ones again."""
+        self._heading.setText(title or self._first[0])
+        self._body.setText(text or self._first[1])
+        for i in range(self._buttons.count()):
+            if button := self._buttons.itemAt(i).widget():
+                button.setHidden(bool(title))
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """Title and sentence on show."""
+        return self._heading.text(), self._body.text()
 
     def offer(self, actions: Sequence[QAction]) -> None:
         """Add a button for each action; it is enabled while the action is."""

@@ -134,6 +134,7 @@ class SwatchLegend(FlowLegend):
         super().__init__(name, parent)
         self._swatches = list(swatches)
         self._leading: list[Swatch] = []
+        self._trailing: list[Swatch] = []
         self.retheme(theme)
 
     @property
@@ -153,10 +154,23 @@ class SwatchLegend(FlowLegend):
             self.updateGeometry()
             self.update()
 
+    @property
+    def trailing_labels(self) -> list[str]:
+        """The texts of the entries behind them."""
+        return [swatch.label for swatch in self._trailing]
+
+    def set_trailing(self, swatches: Sequence[Swatch]) -> None:
+        """Put entries behind the others, in place of those put there before."""
+        if list(swatches) != self._trailing:
+            self._trailing = list(swatches)
+            self.updateGeometry()
+            self.update()
+
     def column_width(self, widest: str) -> int:
-        """Width of a single column whose longest label is `widest`, or a leading one."""
+        """Width of a single column whose longest label is `widest`, or one around the others."""
         advance = self.fontMetrics().horizontalAdvance
-        return _SWATCH + 5 + max(map(advance, (widest, *self.leading_labels)))
+        around = (*self.leading_labels, *self.trailing_labels)
+        return _SWATCH + 5 + max(map(advance, (widest, *around)))
 
     def set_label(self, index: int, label: str) -> None:
         """Change the text of one entry."""
@@ -192,4 +206,4 @@ class SwatchLegend(FlowLegend):
 
     @property
     def _entries(self) -> list[Swatch]:
-        return self._leading + self._swatches
+        return self._leading + self._swatches + self._trailing

@@ -1,7 +1,7 @@
 """Parts of the Run panel that are forms over options; see engine.option_fields.
 
-Which option goes where follows from its group on the command line; rows that are named here come
-first, in this order.
+Which option goes where follows from its group on the command line; options lie in the order of
+their fields.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.draft.registry import DRAFTERS
 from engine.option_fields import PlacedOption, grouped
 from engine.options import RunOptions
 
-Values = dict[tuple[str, ...], Any]
+OptionValues = dict[tuple[str, ...], Any]
 """By path of the option in RunOptions."""
 
 ABOVE: tuple[tuple[str, ...], ...] = (
@@ -29,21 +29,7 @@ ABOVE: tuple[tuple[str, ...], ...] = (
     ("n_predict",),
 )
 """Options that are always on show, above the groups."""
-_SAMPLING = (
-    "temp",
-    "top_k",
-    "typical_p",
-    "top_p",
-    "min_p",
-    "seed",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "repeat_last_n",
-    "logit_bias",
-)
 _COMMON = (("n_min",), ("p_min",), ("accept",))
-_MEMORY = ("n_rs_seq", "replay", "checkpoint_device", "split", "kv")
 
 
 def make_field(one: PlacedOption) -> Any:
@@ -92,9 +78,9 @@ def tip(*options: PlacedOption) -> str:
     return f"{flags}: {', '.join(dict.fromkeys(one.option.about for one in options))}"
 
 
-def shown(*groups: str, first: Iterable[str] = ()) -> list[PlacedOption]:
+def shown(*groups: str) -> list[PlacedOption]:
     """The options of these groups that a form has rows for."""
-    found = grouped(RunOptions, *groups, first=tuple(first))
+    found = grouped(RunOptions, *groups)
     return [one for one in found if one.option.row and one.path not in ABOVE]
 
 
@@ -143,6 +129,11 @@ class OptionGroup(FormGroup):
         """Where RunOptions has what is shown here."""
         return list(self._fields)
 
+    @property
+    def fields(self) -> list[tuple[PlacedOption, QWidget]]:
+        """All options with their fields."""
+        return list(self._fields.values())
+
     def __getitem__(self, name: str) -> Any:
         """The field of an option by its name in RunOptions, dotted within a drafter's part."""
         for path, (_, field) in self._fields.items():
@@ -150,7 +141,7 @@ class OptionGroup(FormGroup):
                 return field
         raise KeyError(name)
 
-    def values(self) -> Values:
+    def values(self) -> OptionValues:
         """What is set. Raises OptionError for a text that cannot be read."""
         return {path: value_of(one, field) for path, (one, field) in self._fields.items()}
 
@@ -167,7 +158,7 @@ class SamplerGroup(OptionGroup):
     """The sampler, and whether the end token counts."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__("Sampling", shown("decoding", first=_SAMPLING), parent, plain="greedy")
+        super().__init__("Sampling", shown("decoding"), parent, plain="greedy")
         self.refresh()
 
     def refresh(self) -> None:
@@ -192,7 +183,7 @@ class MemoryGroup(OptionGroup):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         self._speculative, self._keeps = False, False
-        super().__init__("Memory", shown("memory", first=_MEMORY), parent)
+        super().__init__("Memory", shown("memory"), parent)
         self.refresh()
 
     def set_use(self, *, speculative: bool, keeps_snapshots: bool) -> None:
@@ -220,7 +211,7 @@ class FaultsGroup(OptionGroup):
         self._speculative = speculative
         self._on_changed()
 
-    def values(self) -> Values:
+    def values(self) -> OptionValues:
         """The faults that are on, none without drafters."""
         return super().values() if self._speculative else {}
 
@@ -254,7 +245,7 @@ class DraftGroup(OptionGroup):
         self._types = types
         self._on_changed()
 
-    def values(self) -> Values:
+    def values(self) -> OptionValues:
         """What is set, as far as it matters to the drafters in use."""
         found = super().values()
         if not self._types:

@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme
 from app.models.position import Position
+from app.models.run_facts import engine_name, is_ours
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.round_plot import RoundPlot
@@ -61,6 +62,8 @@ class RoundView(QStackedWidget):
     position_selected = Signal(object)  # Position
     widest_label: ClassVar[str] = "n_rs_seq = 64"
     """What the legend is given room for."""
+    untold: ClassVar[str] = ""
+    """What a run lacks that leaves nothing to draw, in words that follow "does not tell"."""
 
     def __init__(
         self,
@@ -95,7 +98,8 @@ class RoundView(QStackedWidget):
         self._row.setSpacing(8)
         self._row.addWidget(self.plot, 1)
         self._row.addWidget(self.legend)
-        self.addWidget(EmptyState("No run yet", empty_text, waits_for_run=True))
+        self.empty = EmptyState("No run yet", empty_text, waits_for_run=True)
+        self.addWidget(self.empty)
         self.addWidget(self.page)
         self.setAccessibleName(name)
 
@@ -112,6 +116,8 @@ class RoundView(QStackedWidget):
             self.show_new()
         else:
             self.setCurrentIndex(_EMPTY)  # not before: a page that goes and comes costs layouts
+            if run is None:
+                self.empty.say()
 
     def refresh(self) -> None:
         """Draw what has joined the trace since the last call, now or a little later, together
@@ -131,6 +137,8 @@ class RoundView(QStackedWidget):
         if n_rounds is not None:
             self._stale = True
             self.plot.expect_rounds(n_rounds)
+        elif not self.has_rounds:
+            self._say_what_is_untold(self._run)
         return n_rounds is not None or (self._stale and self.has_rounds)
 
     def show_new(self) -> None:
@@ -203,16 +211,26 @@ class RoundView(QStackedWidget):
         """What is at a place of the plot, empty where nothing is."""
 
     @abstractmethod
-    def _seq_at(self, x: float, y: float) -> int | None:
-        """The sequence that a click there means, None where nothing is."""
-
-    @abstractmethod
-    def _first_seq(self) -> int | None:
-        """The sequence that the keyboard begins with."""
-
-    @abstractmethod
     def _summary(self) -> str:
         """The plot in words."""
+
+    def _seq_at(self, x: float, _y: float) -> int | None:
+        """The sequence that a click at (x, y) means: the first one of the round there."""
+        rows = self.plot.run_axis.rows
+        return None if rows is None else rows.seq_in(self.plot.run_axis.round_at(x))
+
+    def _first_seq(self) -> int | None:
+        """The sequence that the keyboard begins with."""
+        rows = self.plot.run_axis.rows
+        return None if rows is None else rows.seq_in(None)
+
+    def _say_what_is_untold(self, run: RunRef) -> None:
+        """A run may have rounds, and nothing of what this view draws."""
+        axis = self.plot.run_axis.rows
+        if axis is None or not len(axis) or is_ours(run.facts):
+            self.empty.say()
+        else:
+            self.empty.say("Not observed", f"{engine_name(run.facts)} does not tell {self.untold}.")
 
     def _words(self) -> str:
         return self._summary()
@@ -253,6 +271,12 @@ class RoundView(QStackedWidget):
         self._row.setDirection(direction.LeftToRight if beside else direction.TopToBottom)
         self.legend.set_column(beside)
         self._fit_legend()
+
+    def _show_behind(self, swatches: Sequence[Swatch]) -> None:
+        """Legend entries behind those of every run, for what only some runs show."""
+        if [swatch.label for swatch in swatches] != self.legend.trailing_labels:
+            self.legend.set_trailing(swatches)
+            self._fit_legend()
 
     def _fit_legend(self) -> None:
         if self._row.direction() is QBoxLayout.Direction.LeftToRight:

@@ -18,6 +18,12 @@ def draw_hatched(painter: QPainter, box: QRect, colour: QColor) -> None:
     painter.drawRect(box.adjusted(0, 0, -1, -1))
 
 
+def draw_hollow(painter: QPainter, box: QRect, colour: QColor) -> None:
+    """A dotted outline."""
+    painter.setPen(QPen(colour, 1.0, Qt.PenStyle.DotLine))
+    painter.drawRect(box.adjusted(0, 0, -1, -1))
+
+
 def draw_cross(painter: QPainter, box: QRect, colour: QColor) -> None:
     """An x."""
     painter.setPen(QPen(colour, 1.5))

@@ -146,7 +146,7 @@ class TokenArea(TokenScroll):
                 return
             row += step
 
-    def _walk(self, find: token_walk.Finder, token: int, step: int) -> None:
+    def _walk(self, find: token_walk.FindToken, token: int, step: int) -> None:
         if self._stream is not None:
             self._select(find(self._stream, token, step, self._hidden))
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from engine.batch import UBatch
 from engine.errors import OptionError
 from engine.memory.policies import POLICIES
-from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy, Traffic
+from engine.memory.recurrent import RecurrentCheckpoint, RecurrentTraffic, SnapshotPolicy
 from engine.model.conv_window import ConvInputs, ConvWindow
 from engine.model.delta_state import DeltaInputs, DeltaState
 from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
@@ -42,10 +42,10 @@ class RollbackRow:
     width: tokens of a ubatch. kept: how many of them stay. ms: time of each phase and of all
     together, as "total". min_ms: the fastest total. over_none: total over that of NO_ROLLBACK in
     the same repetition. written, copied, saved, restored: bytes per round
-    (engine.memory.recurrent.Traffic). held: bytes of storage and of the checkpoint. beyond: those
-    without one live state, which is what being able to roll back takes. state_nmse: error of the
-    state and window that the rounds left in one layer against decoding only the kept tokens, None
-    where all are kept.
+    (engine.memory.recurrent.RecurrentTraffic). held: bytes of storage and of the checkpoint.
+    beyond: those bytes without one live state, which is what being able to roll back takes.
+    state_nmse: error of the state and window that the rounds left in one layer against decoding
+    only the kept tokens, None where all are kept.
     """
 
     policy: str
@@ -167,7 +167,7 @@ class _Runner:
         self._memory = POLICIES[policy](layout, 1, n_rs_seq, torch.device("cpu"))
         self._checkpoint: RecurrentCheckpoint | None = None
         self._times: list[dict[str, float]] = []
-        self._traffic: list[Traffic] = []
+        self._traffic: list[RecurrentTraffic] = []
 
     def round(self) -> None:
         """Verify a ubatch and leave the memory behind its kept tokens."""
@@ -175,7 +175,7 @@ class _Runner:
         pos0 = memory.seq_pos_max(0) + 1
         ubatch, replayed = _ubatch(pos0, width), _ubatch(pos0, kept)
         ms = dict.fromkeys(ROLLBACK_PHASES, 0.0)
-        before = Traffic(*astuple(memory.traffic))
+        before = RecurrentTraffic(*astuple(memory.traffic))
         if width - kept and width - 1 > memory.guaranteed_depth(0, width):
             with _timed(ms, "save"):
                 self._checkpoint = memory.save(0)
@@ -194,7 +194,7 @@ class _Runner:
         ms["total"] = sum(ms.values())
         self._times.append(ms)
         moved = zip(astuple(memory.traffic), astuple(before), strict=True)
-        self._traffic.append(Traffic(*(now - then for now, then in moved)))
+        self._traffic.append(RecurrentTraffic(*(now - then for now, then in moved)))
 
     def row(self, baseline: _Runner, truth: dict[StateKey, torch.Tensor]) -> RollbackRow:
         """Medians of the rounds after the warm-up. truth: the states to compare with, by key."""

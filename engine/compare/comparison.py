@@ -17,7 +17,7 @@ from engine.compare.lanes import ModeLane, NoiseLane, ReferenceLane
 from engine.compare.llama_lanes import REMEMBERED, LlamaNoiseLane, LlamaRollbackLane
 from engine.compare.peer_lane import PeerLane, PeerNoiseLane
 from engine.compare.policy_lane import PolicyLane
-from engine.compare.rounds import Round, SequenceRound
+from engine.compare.rounds import ReferenceRound, SequenceRound
 from engine.decode.acceptance_rules import RULES
 from engine.decode.sequences import DecodingSequence, SlotAssignment
 from engine.decode.verify import OF_DRAFTER, TRUNK, match, note_non_finite
@@ -250,7 +250,7 @@ class Comparison:
             part, rows = decode(sequence, drafts.get(sequence.index))
             parts.append(part)
             hidden.append(rows)
-        self._reference.close(Round(self._round, parts, self._reference.memory))
+        self._reference.close(ReferenceRound(self._round, parts, self._reference.memory))
         for lane in self._followers:
             lane.follow()
         for sequence, part, rows in zip(running, parts, hidden, strict=True):

@@ -11,7 +11,7 @@ import torch
 from engine.compare.divergence import ReferenceLogits
 from engine.compare.lane import ComparisonSetup, EngineFollower, Leader
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.rounds import Round, SequenceRound
+from engine.compare.rounds import ReferenceRound, SequenceRound
 from engine.decode.scheduler import Scheduler
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Drafter
@@ -83,7 +83,7 @@ class FreeLane(EngineFollower):
         self._scheduler.stop()
         super().end([sequence.stop for sequence in self._scheduler.sequences])
 
-    def _follow(self, round_: Round) -> None:
+    def _follow(self, round_: ReferenceRound) -> None:
         for part in round_.parts:
             rows = self._theirs.setdefault(part.seq_id, {})
             if part.seq_id in self._forked:
@@ -106,7 +106,7 @@ class FreeLane(EngineFollower):
         for pos, (token, logits) in enumerate(zip(tokens, rows, strict=True), first_pos):
             mine[pos] = _TokenChoice(number, token, logits)
 
-    def _compare_what_both_have(self, round_: Round) -> None:
+    def _compare_what_both_have(self, round_: ReferenceRound) -> None:
         for seq_id, mine in self._mine.items():
             theirs = self._theirs.get(seq_id, {})
             run: list[tuple[int, _TokenChoice, _LeaderChoice]] = []
@@ -137,7 +137,10 @@ class FreeLane(EngineFollower):
         self.facts["lane_forks"].append(fork)
 
     def _append(
-        self, round_: Round, seq_id: int, run: list[tuple[int, _TokenChoice, _LeaderChoice]]
+        self,
+        round_: ReferenceRound,
+        seq_id: int,
+        run: list[tuple[int, _TokenChoice, _LeaderChoice]],
     ) -> None:
         chosen = [theirs.token for _, _, theirs in run]
         reference = ReferenceLogits(torch.stack([theirs.logits for *_, theirs in run]), chosen)

@@ -16,7 +16,7 @@ import torch
 
 from engine.batch import Span
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.rounds import Round, SequenceRound
+from engine.compare.rounds import ReferenceRound, SequenceRound
 from engine.compare.rows import DivergenceRows
 from engine.decode.forward import Forward, RowsBySequence
 from engine.decode.recorder import PhaseClock, Recorder
@@ -52,7 +52,7 @@ class Leader(Protocol):
     """A lane that others are measured against; `round` is what it did last."""
 
     run_id: int
-    round: Round
+    round: ReferenceRound
 
 
 class Lane:
@@ -81,7 +81,12 @@ class Lane:
         TraceWriter(self._trace, self.run_id).end(stops)
 
     def _record_plain(
-        self, round_: Round, logits: RowsBySequence, memory: HybridMemory | None, *, wide: bool
+        self,
+        round_: ReferenceRound,
+        logits: RowsBySequence,
+        memory: HybridMemory | None,
+        *,
+        wide: bool,
     ) -> None:
         """A round in which the target chose every token itself, in one batch or one by one."""
         rounds = []
@@ -163,12 +168,12 @@ class Follower(Lane):
         except _STOPS as error:
             self.facts["lane_error"] = str(error)
 
-    def _follow(self, round_: Round) -> None:
+    def _follow(self, round_: ReferenceRound) -> None:
         raise NotImplementedError
 
     def _compare(
         self,
-        round_: Round,
+        round_: ReferenceRound,
         part: SequenceRound,
         logits: torch.Tensor,
         memory: HybridMemory | None = None,
@@ -202,7 +207,7 @@ class EngineFollower(EngineLane, Follower):
         self._holders.update((part.seq, part.seq_id) for part in self._leader.round.parts)
         super().follow()
 
-    def _one_by_one(self, round_: Round) -> RowsBySequence:
+    def _one_by_one(self, round_: ReferenceRound) -> RowsBySequence:
         """Decode each sequence alone, as the reference lane does: logits [len(chosen), n_vocab]."""
         return {
             part.seq: torch.cat(
@@ -214,7 +219,7 @@ class EngineFollower(EngineLane, Follower):
             for part in round_.parts
         }
 
-    def _prompt(self, round_: Round) -> None:
+    def _prompt(self, round_: ReferenceRound) -> None:
         logits, _ = self._run(round_.number, [part.span for part in round_.parts], is_prompt=True)
         self._record_plain(round_, logits, self.memory, wide=True)
         for part in round_.parts:

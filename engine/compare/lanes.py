@@ -10,7 +10,7 @@ import torch
 from engine.batch import Span
 from engine.compare.lane import ComparisonSetup, EngineFollower, EngineLane, Leader
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.rounds import Round
+from engine.compare.rounds import ReferenceRound
 from engine.decode.batching import verify_batches
 from engine.decode.forward import Forward, RowsBySequence
 from engine.draft.chain import DrafterAnswer
@@ -31,7 +31,7 @@ class ReferenceLane(EngineLane):
     `round` is what it did last, set by whoever chooses the tokens.
     """
 
-    round: Round
+    round: ReferenceRound
 
     def decode(
         self, number: int, seq_id: int, span: Span, *, is_prompt: bool = False
@@ -45,7 +45,7 @@ class ReferenceLane(EngineLane):
         """Every drafter that was asked on behalf of all lanes."""
         self._recorder.drafts(number, asked, self._holders)
 
-    def close(self, round_: Round) -> None:
+    def close(self, round_: ReferenceRound) -> None:
         """Record what was chosen."""
         rows = {part.seq: part.logits for part in round_.parts}
         self._record_plain(round_, rows, self.memory, wide=False)
@@ -58,15 +58,15 @@ class ModeLane(EngineFollower):
     It decodes the reference lane's tokens one by one, so its differences are those of the mode.
     """
 
-    round: Round
+    round: ReferenceRound
 
-    def _follow(self, round_: Round) -> None:
+    def _follow(self, round_: ReferenceRound) -> None:
         logits = self._one_by_one(round_)
         self._record_plain(round_, logits, self.memory, wide=False)
         for part in round_.parts:
             self._compare(round_, part, logits[part.seq], self.memory)
         parts = [replace(part, logits=logits[part.seq]) for part in round_.parts]
-        self.round = Round(round_.number, parts, self.memory)
+        self.round = ReferenceRound(round_.number, parts, self.memory)
 
 
 class NoiseLane(EngineFollower):
@@ -103,7 +103,7 @@ class NoiseLane(EngineFollower):
         super().forget(seq)
         self._drafting.clear(seq)
 
-    def _follow(self, round_: Round) -> None:
+    def _follow(self, round_: ReferenceRound) -> None:
         if round_.is_prompt:
             self._prompt(round_)
         else:
@@ -116,7 +116,7 @@ class NoiseLane(EngineFollower):
         for part in round_.parts:
             self._drafting.mirror(part.seq, self.memory, part.pos0)
 
-    def _logits(self, round_: Round) -> RowsBySequence:
+    def _logits(self, round_: ReferenceRound) -> RowsBySequence:
         """Rows behind the first rejected token are not looked at: a token's logits do not depend
         on later ones."""
         found: RowsBySequence = {}

@@ -14,7 +14,7 @@ from engine.compare.lane import ComparisonSetup
 from engine.compare.lane_spec import LaneSpec, LlamaRollback
 from engine.compare.llama_cpp import ON_DEVICE, PARTIAL, WHOLE, TokenSpan
 from engine.compare.peer_lane import LlamaLane, PeerLane
-from engine.compare.rounds import Round, SequenceRound
+from engine.compare.rounds import ReferenceRound, SequenceRound
 from engine.compare.state_blob import relative_errors
 from engine.decode.round_facts import RoundFacts, round_facts
 from engine.errors import OptionError, RollbackRefusedError
@@ -49,7 +49,7 @@ class _JudgedByPlain(LlamaLane):
             self.facts["lane_error"] = self.plain.error
         super().follow()
 
-    def _decode_prompts(self, round_: Round) -> None:
+    def _decode_prompts(self, round_: ReferenceRound) -> None:
         logits = {part.seq: self.prompt_of(part) for part in round_.parts}
         self._clock.stop("verify")
         self._record_plain(round_, logits, None, wide=True)
@@ -58,7 +58,7 @@ class _JudgedByPlain(LlamaLane):
 
     def _measure(
         self,
-        round_: Round,
+        round_: ReferenceRound,
         part: SequenceRound,
         logits: torch.Tensor,
         memories: MemoryDifference | None,
@@ -78,7 +78,7 @@ class LlamaNoiseLane(_JudgedByPlain):
         super().__init__(setup, spec, options, plain, 0)
         self.facts["lane_kind"] = NOISE
 
-    def _follow(self, round_: Round) -> None:
+    def _follow(self, round_: ReferenceRound) -> None:
         if round_.is_prompt:
             self._decode_prompts(round_)
             return
@@ -135,7 +135,7 @@ class LlamaRollbackLane(_JudgedByPlain):
                 )
             )
 
-    def _follow(self, round_: Round) -> None:
+    def _follow(self, round_: ReferenceRound) -> None:
         if round_.is_prompt:
             self._decode_prompts(round_)
             return
@@ -152,7 +152,7 @@ class LlamaRollbackLane(_JudgedByPlain):
         for part in round_.parts:
             self._measure(round_, part, logits[part.seq], self._difference(part))
 
-    def _verified(self, round_: Round) -> torch.Tensor:
+    def _verified(self, round_: ReferenceRound) -> torch.Tensor:
         if not self._way.step:
             return self.decode(_spans(round_))
         rows = []
@@ -275,11 +275,11 @@ class LlamaRollbackLane(_JudgedByPlain):
         )
 
 
-def _spans(round_: Round) -> list[TokenSpan]:
+def _spans(round_: ReferenceRound) -> list[TokenSpan]:
     return [TokenSpan(part.seq, part.pos0, part.tokens, len(part.tokens)) for part in round_.parts]
 
 
-def _by_sequence(round_: Round, rows: torch.Tensor) -> dict[int, torch.Tensor]:
+def _by_sequence(round_: ReferenceRound, rows: torch.Tensor) -> dict[int, torch.Tensor]:
     """The rows of each sequence that its chosen tokens come from; those of a batch in the order of
     its spans."""
     found, start = {}, 0

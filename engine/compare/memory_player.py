@@ -93,7 +93,7 @@ class CheckRecorder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StatementOutcome:
     """What a check or expectation came to, or an operation that went wrong. value: what was
     measured against `bound`, NaN without one. message: what is wrong, empty if nothing is."""
 
@@ -117,7 +117,7 @@ class MemoryPlay:
         witness: CheckRecorder | None = None,
     ) -> None:
         self.script, self.policy = script, policy
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[StatementOutcome] = []
         self.worst_nmse = math.nan
         """Of all checks that bound an error from above, NaN before the first."""
         self._engine, self._witness = engine, witness
@@ -138,7 +138,7 @@ class MemoryPlay:
         self._folder = tempfile.TemporaryDirectory(prefix="draftscope-memory-")
 
     @property
-    def failures(self) -> list[Outcome]:
+    def failures(self) -> list[StatementOutcome]:
         """What went otherwise than the script says."""
         return [outcome for outcome in self.outcomes if outcome.message]
 
@@ -278,7 +278,7 @@ class MemoryPlay:
         bound: MeasureBound | None = None,
         value: float = math.nan,
     ) -> None:
-        self.outcomes.append(Outcome(statement, value, bound, message))
+        self.outcomes.append(StatementOutcome(statement, value, bound, message))
         if message and self._witness:
             self._witness.failed(statement, message)
 

@@ -13,13 +13,13 @@ from engine.compare.lane_spec import LaneSpec
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
 from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
 from engine.compare.llama_process import LlamaEngine, LlamaProcess
-from engine.compare.rounds import Round, SequenceRound
+from engine.compare.rounds import ReferenceRound, SequenceRound
 from engine.compare.state_blob import RecurrentState, StateShape, decode_state
 from engine.compare.state_history import StateHistory
 from engine.errors import OptionError
 from engine.model.config import ModelConfig
 from engine.options import RunOptions
-from engine.trace.writer import Source, TraceWriter
+from engine.trace.writer import RunSource, TraceWriter
 
 _FINE = 3
 
@@ -51,7 +51,7 @@ class LlamaLane(Follower):
         self.shape, self._n_layers = shape_of(session.config), told.n_layers
         writer = TraceWriter.begin(
             setup.trace,
-            Source("llama.cpp", told.version),
+            RunSource("llama.cpp", told.version),
             {
                 "options": asdict(options),
                 "compute": told.version,
@@ -95,7 +95,7 @@ class PeerLane(LlamaLane):
     sequences as they were before that round. states: what it holds of each sequence now.
     """
 
-    round: Round
+    round: ReferenceRound
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class PeerLane(LlamaLane):
         super().end(stops)
         self.engine.close()
 
-    def _follow(self, round_: Round) -> None:
+    def _follow(self, round_: ReferenceRound) -> None:
         parts = []
         for part in round_.parts:
             logits = self._prompt(part) if part.is_prompt else self._one_by_one(part)
@@ -140,7 +140,7 @@ class PeerLane(LlamaLane):
         self._record_plain(round_, rows, None, wide=False)
         for part in round_.parts:
             self._compare(round_, part, rows[part.seq])
-        self.round = Round(round_.number, parts, round_.memory)
+        self.round = ReferenceRound(round_.number, parts, round_.memory)
 
     def _prompt(self, part: SequenceRound) -> torch.Tensor:
         history = self.histories[part.seq] = StateHistory(self._n_remembered)
@@ -196,7 +196,7 @@ class PeerNoiseLane(EngineFollower):
         super().__init__(setup, spec, options, model, leader)
         self.facts["compute"] = f"{model.compute}, activations rounded as in llama.cpp"
 
-    def _follow(self, round_: Round) -> None:
+    def _follow(self, round_: ReferenceRound) -> None:
         logits = self._one_by_one(round_)
         self._record_plain(round_, logits, self.memory, wide=False)
         for part in round_.parts:

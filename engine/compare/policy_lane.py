@@ -9,7 +9,7 @@ import torch
 
 from engine.compare.lane import ComparisonSetup, EngineFollower, Leader
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.rounds import Round, SequenceRound
+from engine.compare.rounds import ReferenceRound, SequenceRound
 from engine.decode.verify import Acceptance
 from engine.decode.verify_loop import VerifyAttempt, VerifyLoop
 from engine.draft.drafter import Draft
@@ -51,7 +51,7 @@ class PolicyLane(EngineFollower):
         super().__init__(setup, spec, options, model, leader, n_rs_seq)
         self._loop = VerifyLoop(self._forward, options)
 
-    def _follow(self, round_: Round) -> None:
+    def _follow(self, round_: ReferenceRound) -> None:
         if round_.is_prompt:
             self._prompt(round_)
             return

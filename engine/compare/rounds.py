@@ -75,7 +75,7 @@ class SequenceRound:
 
 
 @dataclass(frozen=True)
-class Round:
+class ReferenceRound:
     """All sequences of a round; `memory` is the leader's, at the round's end until the next one."""
 
     number: int

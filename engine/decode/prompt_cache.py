@@ -15,7 +15,7 @@ from engine.decode.held_sequences import HeldSequences
 from engine.draft.drafter import Drafter
 from engine.draft.registry import model_drafters
 from engine.memory.hybrid import HybridMemory
-from engine.memory.recurrent import Traffic
+from engine.memory.recurrent import RecurrentTraffic
 from engine.options import CacheOptions, RunOptions
 
 
@@ -47,7 +47,7 @@ class PromptCache:
         if cached is None or cached.key != key:
             return None
         if recurrent := cached.memory.recurrent:
-            recurrent.traffic = Traffic()  # every run counts its own
+            recurrent.traffic = RecurrentTraffic()  # every run counts its own
         return cached
 
     def keep(

@@ -24,7 +24,7 @@ from engine.memory.hybrid import SequenceCheckpoint
 from engine.memory.policies import POLICIES
 from engine.options import MAX_REPLAYS, RunOptions
 
-Again = Callable[[list[int], torch.Tensor], Acceptance]
+VerifyAgain = Callable[[list[int], torch.Tensor], Acceptance]
 """Verifies accepted tokens once more, as if they had been drafted: given them and the logits
 [len(tokens) + 1, n_vocab] of their replay. The sampler starts where it did the first time."""
 
@@ -97,7 +97,7 @@ class Rollback:
         span: Span,
         outcome: RollbackOutcome,
         save: SequenceCheckpoint | None,
-        again: Again | None,
+        again: VerifyAgain | None,
         round_: int,
         clock: PhaseClock,
     ) -> None:
@@ -143,7 +143,7 @@ class Rollback:
         outcome: RollbackOutcome,
         span: Span,
         save: SequenceCheckpoint,
-        again: Again,
+        again: VerifyAgain,
         round_: int,
         clock: PhaseClock,
     ) -> bool:

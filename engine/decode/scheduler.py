@@ -29,7 +29,7 @@ from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
 from engine.sampling.sampler import Sampler
 
-Watch = Callable[[int, int, int, Sequence[int], torch.Tensor], None]
+WatchLogits = Callable[[int, int, int, Sequence[int], torch.Tensor], None]
 """Called with round, seq_id, position of the first token, the tokens that were emitted, and the
 logits [len(tokens), n_vocab] that chose them."""
 
@@ -46,7 +46,7 @@ class Scheduler:
         options: RunOptions,
         end_tokens: Collection[int],
         recorder: Recorder,
-        watch: Watch | None = None,
+        watch: WatchLogits | None = None,
         held: HeldSequences | None = None,
     ) -> None:
         self._memory, self._chain, self._watch, self._held = memory, chain, watch, held

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 import torch
 
 from engine.decode.acceptance_rules import RULES, SyntheticAcceptance, keep
-from engine.decode.rollback import Again
+from engine.decode.rollback import VerifyAgain
 from engine.decode.sequences import DecodingSequence
 from engine.decode.verify import Acceptance, match
 from engine.draft.drafter import Draft
@@ -41,7 +41,7 @@ class SequenceJudge:
         self._before, self._draft = sequence.sampler.clone(), Draft()
 
     @property
-    def again(self) -> Again | None:
+    def again(self) -> VerifyAgain | None:
         """Verifies a replay where the options ask for it."""
         verifies = self._options.replay == "verify" and self._options.spec.accept == "match"
         return self._verify_again if verifies else None

@@ -17,7 +17,7 @@ from engine.batch import Span
 from engine.decode.batching import verify_batches
 from engine.decode.forward import Forward
 from engine.decode.recorder import PhaseClock
-from engine.decode.rollback import Again, Rollback, RollbackOutcome
+from engine.decode.rollback import Rollback, RollbackOutcome, VerifyAgain
 from engine.decode.round_facts import RoundFacts, round_facts
 from engine.decode.verify import Acceptance
 from engine.draft.drafter import Draft
@@ -32,7 +32,7 @@ class Judge(Protocol):
     """
 
     @property
-    def again(self) -> Again | None: ...
+    def again(self) -> VerifyAgain | None: ...
 
     def accept(self, draft: Draft, logits: torch.Tensor) -> Acceptance:
         """What a draft comes to. logits: [len(draft.tokens) + 1, n_vocab]."""

@@ -11,15 +11,14 @@ import torch
 from engine.errors import Cancelled, ModelFileError, OutOfMemoryError, UnsupportedModelError
 from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile, TensorInfo
+from engine.progress import ReportProgress
 from kernels.dequant import dequantise
 
-ReportProgress = Callable[[int, int, str], None]
 _Read = Callable[[TensorInfo, slice, int], torch.Tensor]
-"""Called with bytes done, bytes in total, and what is being done ("dequantising blk.12")."""
 
 
 class TensorReader:
-    """Hands out the tensors of a file one by one; the total of `progress` is all of them."""
+    """Hands out the tensors of a file one by one; the total of `progress` is the bytes of all."""
 
     def __init__(
         self,

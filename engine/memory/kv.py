@@ -18,7 +18,7 @@ from engine.batch import UBatch
 from engine.errors import OptionError
 from engine.graphs import PassInputs
 from engine.memory.kv_cells import UNKNOWN, CellTable
-from engine.memory.kv_storage import Index, KVStorage, Rotate, StridedView
+from engine.memory.kv_storage import CellIndex, KVStorage, Rotate, StridedView
 from engine.transfer import upload, upload_together
 
 
@@ -94,7 +94,7 @@ class AttentionKV:
             layers, table.n_streams, n_head_kv, head_dim, table.n_cells, device
         )
         self._rows: slice | torch.Tensor = slice(0, 0)
-        self._place: StridedView | tuple[Index, Index] = (0, slice(0, 0))
+        self._place: StridedView | tuple[CellIndex, CellIndex] = (0, slice(0, 0))
         self._view: StridedView | None = None
         self._mask = torch.empty(0)
         self._fixed: PassInputs | None = None

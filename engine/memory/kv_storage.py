@@ -33,7 +33,7 @@ def key_rotation(config: RopeConfig) -> Rotate:
     return rotate
 
 
-Index = int | slice | torch.Tensor
+CellIndex = int | slice | torch.Tensor
 
 # cells that are allocated at first, and that are zeroed together later
 _BLOCK = 256
@@ -145,7 +145,7 @@ class KVStorage:
         size = (n_seqs, self._shape[1], n, head_dim)
         return StridedView(size, (down, per_head, head_dim, 1), rows.start * per_stream)
 
-    def place(self, streams: Sequence[int], cells: np.ndarray) -> tuple[Index, Index]:
+    def place(self, streams: Sequence[int], cells: np.ndarray) -> tuple[CellIndex, CellIndex]:
         """Where `by_cell` tensors hold the cells [len(streams), n] of these streams, flattened."""
         if len(set(streams)) == 1:
             return streams[0], self.index(cells.ravel())

@@ -42,7 +42,7 @@ class RecurrentCheckpoint:
 
 
 @dataclass(slots=True)
-class Traffic:
+class RecurrentTraffic:
     """Bytes of recurrent memory moved since the start.
 
     written: new states or log entries that forward passes put into storage.
@@ -82,7 +82,7 @@ class SnapshotPolicy(ABC):
     ) -> None:
         self.layout, self.n_seqs, self.n_rs_seq, self.device = layout, n_seqs, n_rs_seq, device
         self.faults = frozenset(faults)
-        self.traffic = Traffic()
+        self.traffic = RecurrentTraffic()
         self._pos = [-1] * n_seqs
         self._pending = [0] * n_seqs
         self._storage: list[torch.Tensor] = []

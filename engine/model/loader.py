@@ -10,7 +10,7 @@ import torch
 from engine.device import CPU
 from engine.errors import OptionError, OutOfMemoryError
 from engine.gguf.file import GgufFile
-from engine.gguf.reader import ReportProgress, TensorReader
+from engine.gguf.reader import TensorReader
 from engine.huge_pages import use_huge_pages
 from engine.model.attention import Attention
 from engine.model.compute_modes import COMPUTE_MODES
@@ -30,6 +30,7 @@ from engine.model.layers import (
 from engine.model.mtp import MtpHead
 from engine.model.tensors import block_shapes, check_tensors, ffn_norm_name, global_shapes
 from engine.model.weights import Embedding, Projection, Weights
+from engine.progress import ReportProgress
 from kernels.dispatch import uses_llvm
 from kernels.linear import stays_in_blocks
 from kernels.processor import has_feature

@@ -13,7 +13,15 @@ from engine.device import CPU
 from engine.gguf.reader import TensorReader
 from engine.model.tensors import Shapes
 from kernels.dequant import dequantise
-from kernels.linear import Packed, as_llama_cpp, beside, linear, pack, pack_blocks, stays_in_blocks
+from kernels.linear import (
+    PackedWeight,
+    as_llama_cpp,
+    beside,
+    linear,
+    pack,
+    pack_blocks,
+    stays_in_blocks,
+)
 from kernels.moe import PackedExperts, pack_experts, put_together
 
 
@@ -66,7 +74,7 @@ class Projection:
 
     __slots__ = ("bias", "packed")
 
-    def __init__(self, packed: Packed, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, packed: PackedWeight, bias: torch.Tensor | None = None) -> None:
         self.packed = packed
         self.bias = bias
 
@@ -171,12 +179,12 @@ class Weights:
         self.n_bytes += packed.n_bytes + (bias.nbytes if bias is not None else 0)
         return Projection(packed, bias)
 
-    def _beside(self, rows: Sequence[MatrixRows], mode: str) -> Packed:
+    def _beside(self, rows: Sequence[MatrixRows], mode: str) -> PackedWeight:
         """Rows one below the other, neighbours of one type as one matrix."""
         groups = groupby(rows, lambda part: (part.type, part.rounding))
         return beside([self._pack(_joined(list(group)), mode) for _, group in groups])
 
-    def _pack(self, rows: MatrixRows, mode: str) -> Packed:
+    def _pack(self, rows: MatrixRows, mode: str) -> PackedWeight:
         if rows.type is not None:
             packed = pack_blocks(rows.data.to(self._device), rows.type, mode)
         else:
@@ -206,7 +214,7 @@ class Weights:
         self.n_bytes += packed.n_bytes
         return packed
 
-    def _experts_apart(self, names: Sequence[str]) -> Iterator[tuple[Packed, Packed]]:
+    def _experts_apart(self, names: Sequence[str]) -> Iterator[tuple[PackedWeight, PackedWeight]]:
         """Of every expert gate above up, and down, in the blocks of the file where they stay."""
         for rows in zip(*map(self._rows_each, names), strict=True):
             yield self._beside(rows[:-1], self.compute), self._pack(rows[-1], self.compute)

@@ -20,15 +20,13 @@ from typing import Any
 import numpy as np
 
 from engine.errors import Cancelled, TraceFileError
+from engine.progress import ReportProgress
 from engine.trace.cell_text import EXCEL, PLAIN, encoding, escape_piece, guard
 from engine.trace.records import MISSING, N_TOP, SCHEMA_MINOR, SCHEMA_VERSION, TABLES, Column
 from engine.trace.replacing import recover, replacing
 from engine.trace.store import Table, TextPool, TraceStore
 from engine.trace.timings import summary
 from engine.version import version
-
-ReportProgress = Callable[[int, int, str], None]
-"""Rows done, rows in all, what is being written."""
 
 SESSION_FILE = "session.json"
 FORMAT = "draftscope-trace"

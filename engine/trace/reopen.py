@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from engine.errors import Cancelled, TraceFileError
+from engine.progress import ReportProgress
 from engine.trace.cell_text import EXCEL, unguard
 from engine.trace.csv_fields import REMEDY, FieldBlock, read_blocks, read_header
 from engine.trace.csv_numbers import NotANumberError, real_numbers, whole_numbers
-from engine.trace.export import SESSION_FILE, ReportProgress, csv_names
+from engine.trace.export import SESSION_FILE, csv_names
 from engine.trace.records import MISSING, TABLES, Column
 from engine.trace.session_file import SessionFile, read_session, unreadable
 from engine.trace.store import Table, TraceStore

@@ -61,7 +61,7 @@ SUSPECT, FAILED = "suspect", "failed"
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
+class LaneFork:
     """The first token that a free lane emitted and the reference lane did not.
 
     round: of the lane, in which it chose the token. after_round: the last earlier round in which
@@ -115,7 +115,7 @@ class LaneVerdict:
     first_seq: int | None = None
     bound: float = math.inf
     compute: str = ""
-    fork: Fork | None = None
+    fork: LaneFork | None = None
 
     @property
     def is_beyond(self) -> bool:
@@ -245,7 +245,7 @@ def _verdict(
     error: str,
     first_pos: int | None,
     worst: float,
-    fork: Fork | None,
+    fork: LaneFork | None,
 ) -> str:
     facts = trace.runs[run_id]
     kind = facts.get("lane_kind", REFERENCE if facts["lane"] == REFERENCE else POLICY)
@@ -264,7 +264,7 @@ def _verdict(
     return "agrees" if kind == PEER else "within"
 
 
-def _forks(trace: TraceStore, run_id: int, rows: _LaneRows, rounds: _LaneRows) -> list[Fork]:
+def _forks(trace: TraceStore, run_id: int, rows: _LaneRows, rounds: _LaneRows) -> list[LaneFork]:
     """Compare what the lane emitted with what the reference chose at the same positions: the first
     token of each sequence that differs."""
     tokens = _LaneRows(trace.tokens, run_id)
@@ -273,13 +273,13 @@ def _forks(trace: TraceStore, run_id: int, rows: _LaneRows, rounds: _LaneRows) -
     keys = zip(tokens["seq_id"][emitted].tolist(), tokens["pos"][emitted].tolist(), strict=True)
     own = dict(zip(keys, tokens["token_id"][emitted].tolist(), strict=True))
     columns = (rows[name].tolist() for name in ("seq_id", "pos", "token_id", "round", "top2_gap"))
-    found: dict[int, Fork] = {}
+    found: dict[int, LaneFork] = {}
     for seq_id, pos, expected, number, gap in zip(*columns, strict=True):
         token = own.get((seq_id, pos), expected)
         if token != expected and seq_id not in found:
             after = _undone_before(rounds, seq_id, number)
             explained = _is_explained(trace, run_id, seq_id, gap)
-            found[seq_id] = Fork(seq_id, pos, number, after, token, expected, gap, explained)
+            found[seq_id] = LaneFork(seq_id, pos, number, after, token, expected, gap, explained)
     return list(found.values())
 
 

@@ -24,16 +24,16 @@ FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RunSource:
     """Who made a run, as fact `source` of the run names it."""
 
     engine: str
     version: str
 
 
-def this_engine() -> Source:
+def this_engine() -> RunSource:
     """The source of runs that this program decodes itself."""
-    return Source("draftscope", version())
+    return RunSource("draftscope", version())
 
 
 class TraceWriter:
@@ -53,7 +53,7 @@ class TraceWriter:
     def begin(
         cls,
         store: TraceStore,
-        source: Source,
+        source: RunSource,
         facts: Mapping[str, Any],
         *,
         columns: Mapping[str, Mapping[str, str]] | None = None,

@@ -17,11 +17,11 @@ from kernels.linear.blocks import (
     stays_plain,
     takes_any_rows,
 )
-from kernels.linear.packed import INTEGER_MODES, MODES, Packed
+from kernels.linear.packed import INTEGER_MODES, MODES, PackedWeight
 
 __all__ = [
     "MODES",
-    "Packed",
+    "PackedWeight",
     "as_llama_cpp",
     "beside",
     "finish_rows",
@@ -39,7 +39,7 @@ _pack = pick(naive.pack, with_torch.pack)
 _linear = pick(naive.linear, with_torch.linear)
 
 
-def pack(weight: torch.Tensor, mode: str, device: torch.device = _CPU) -> Packed:
+def pack(weight: torch.Tensor, mode: str, device: torch.device = _CPU) -> PackedWeight:
     """Prepares a weight f32 [out, in] once, for many calls of `linear` on a device.
 
     "f32" keeps the matrix (no copy). "bf16" rounds weight and activations to bfloat16 and sums
@@ -62,7 +62,7 @@ def pack(weight: torch.Tensor, mode: str, device: torch.device = _CPU) -> Packed
     return _pack(weight.to(device), mode)
 
 
-def linear(x: torch.Tensor, packed: Packed, *, invariant: bool = False) -> torch.Tensor:
+def linear(x: torch.Tensor, packed: PackedWeight, *, invariant: bool = False) -> torch.Tensor:
     """x @ weight.T in the mode of `packed`. x: f32 [..., in]; returns f32 [..., out].
 
     invariant: a row of the result has the same bits whatever rows stand beside it, in any mode.
@@ -76,12 +76,12 @@ def linear(x: torch.Tensor, packed: Packed, *, invariant: bool = False) -> torch
     return fixed_blocks.linear(_product, x, packed) if invariant else _product(x, packed)
 
 
-def _product(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+def _product(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     on_gpu = packed.mode == "bf16" and x.is_cuda
     return with_torch.linear(x, packed) if on_gpu else _linear(x, packed)
 
 
-def prepare_rows(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.Tensor | None]:
+def prepare_rows(x: torch.Tensor, packed: PackedWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The part of `linear` that concerns the rows alone, for products of one batch with many
     matrices: linear(x, packed) is finish_rows(multiply_rows(rows, packed), scale).
 
@@ -92,7 +92,7 @@ def prepare_rows(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.T
     return (x, None) if takes_any_rows(packed) else with_torch.prepare_rows(x, packed)
 
 
-def multiply_rows(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
+def multiply_rows(rows: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     """Prepared rows [n, in] -> unfinished results [n, out]."""
     return (
         linear(rows, packed) if takes_any_rows(packed) else with_torch.multiply_rows(rows, packed)

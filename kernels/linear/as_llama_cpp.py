@@ -12,14 +12,14 @@ from dataclasses import replace
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from kernels.linear.packed import Packed
+from kernels.linear.packed import PackedWeight
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _GROUP, _LONG_GROUP = 32, 256
 _TINY = torch.finfo(torch.float32).tiny
 
 
-def as_llama_cpp(packed: Packed, type: str) -> Packed:
+def as_llama_cpp(packed: PackedWeight, type: str) -> PackedWeight:
     """A weight, of this GGML type in its file, that `linear` multiplies with such rows."""
     return replace(packed, rounding=None if type == "F32" else type)
 

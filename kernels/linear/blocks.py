@@ -14,7 +14,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from kernels.block_linear import TYPES, block_linear
 from kernels.dispatch import uses_llvm
-from kernels.linear.packed import Packed
+from kernels.linear.packed import PackedWeight
 
 # plain numbers come in groups of this many
 GROUP = 32
@@ -40,35 +40,35 @@ def stays_plain(weight: torch.Tensor, mode: str) -> bool:
     return mode == "f32" and fits and uses_llvm()
 
 
-def pack_plain(weight: torch.Tensor) -> Packed:
+def pack_plain(weight: torch.Tensor) -> PackedWeight:
     """A weight f32 [out, in] to be multiplied as it is, without a copy where it is contiguous."""
     return pack_blocks(weight.contiguous().view(torch.uint8), "F32", "f32")
 
 
-def pack_blocks(blocks: torch.Tensor, type: str, mode: str = "blocks") -> Packed:
+def pack_blocks(blocks: torch.Tensor, type: str, mode: str = "blocks") -> PackedWeight:
     """A weight that stays in its blocks, uint8 [out, bytes per row], kept where they are.
 
     type: one of kernels.block_linear.TYPES, or F32. mode: "blocks" or "bf16"; "f32" for F32.
     """
     elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
     n_in = blocks.shape[1] // n_bytes * elements
-    return Packed(mode, (blocks.shape[0], n_in), blocks.numel(), BlockData(blocks, type))
+    return PackedWeight(mode, (blocks.shape[0], n_in), blocks.numel(), BlockData(blocks, type))
 
 
-def beside(parts: Sequence[Packed]) -> Packed:
+def beside(parts: Sequence[PackedWeight]) -> PackedWeight:
     """Matrices of equal width stacked: [sum of out, in], each part in a mode of its own."""
     if len(parts) == 1:
         return parts[0]
     shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
-    return Packed("parts", shape, sum(part.n_bytes for part in parts), tuple(parts))
+    return PackedWeight("parts", shape, sum(part.n_bytes for part in parts), tuple(parts))
 
 
-def takes_any_rows(packed: Packed) -> bool:
+def takes_any_rows(packed: PackedWeight) -> bool:
     """Whether `linear` prepares rows for every matrix anew: for blocks, parts, and rounded rows."""
     return packed.mode == "parts" or bool(packed.rounding) or isinstance(packed.data, BlockData)
 
 
-def linear_blocks(x: torch.Tensor, packed: Packed, *, invariant: bool) -> torch.Tensor:
+def linear_blocks(x: torch.Tensor, packed: PackedWeight, *, invariant: bool) -> torch.Tensor:
     """See kernels.linear.linear, for data in blocks."""
     blocks, rounded = packed.data, packed.mode == "bf16"
     return block_linear(x, blocks.bytes, blocks.type, rounded=rounded, invariant=invariant)

@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.linear.packed import INTEGER_MODES, Packed
+from kernels.linear.packed import INTEGER_MODES, PackedWeight
 
 BLOCK, WIDE = 8, 64
-Product = Callable[[torch.Tensor, Packed], torch.Tensor]
+Product = Callable[[torch.Tensor, PackedWeight], torch.Tensor]
 
 
-def linear(product: Product, x: torch.Tensor, packed: Packed) -> torch.Tensor:
+def linear(product: Product, x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     """product(x, packed), each row with the bits it has alone. Integers add up exactly anyway."""
     if packed.mode in INTEGER_MODES:
         return product(x, packed)
@@ -34,7 +34,7 @@ def linear(product: Product, x: torch.Tensor, packed: Packed) -> torch.Tensor:
     return y.view(*x.shape[:-1], packed.shape[0])
 
 
-def _block(product: Product, rows: torch.Tensor, packed: Packed, size: int) -> torch.Tensor:
+def _block(product: Product, rows: torch.Tensor, packed: PackedWeight, size: int) -> torch.Tensor:
     """The product of up to `size` rows, in memory of their own: sums may depend on alignment."""
     filled = rows.new_zeros(size, rows.shape[1])
     filled[: len(rows)] = rows
@@ -44,7 +44,7 @@ def _block(product: Product, rows: torch.Tensor, packed: Packed, size: int) -> t
 _found: dict[tuple[Product, str, tuple[int, int], int], tuple[int, ...]] = {}
 
 
-def _sizes(product: Product, packed: Packed, n_threads: int) -> tuple[int, ...]:
+def _sizes(product: Product, packed: PackedWeight, n_threads: int) -> tuple[int, ...]:
     """Sizes of blocks to use, largest first; found by trying, once for every shape of matrix."""
     key = product, packed.mode, packed.shape, n_threads
     if key not in _found:
@@ -53,7 +53,7 @@ def _sizes(product: Product, packed: Packed, n_threads: int) -> tuple[int, ...]:
 
 
 def _try_sizes(
-    block: Callable[[torch.Tensor, Packed, int], torch.Tensor], packed: Packed
+    block: Callable[[torch.Tensor, PackedWeight, int], torch.Tensor], packed: PackedWeight
 ) -> tuple[int, ...]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(WIDE, packed.shape[1], generator=generator)

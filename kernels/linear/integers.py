@@ -16,7 +16,7 @@ from kernels.linear.packed import (
     SECOND_ROW_STEPS,
     WEIGHT_LEVELS,
     BytePanels,
-    Packed,
+    PackedWeight,
     pack_panels,
     quantise_rows,
     split_rows,
@@ -30,14 +30,14 @@ N_INTEGERS = {"int8": 1, "int8x2": 2}
 SAFE_LEVELS = 64
 
 
-def pack(weight: torch.Tensor, mode: str) -> Packed:
+def pack(weight: torch.Tensor, mode: str) -> PackedWeight:
     """A weight f32 [out, in] for one of INTEGER_MODES."""
     if has_vnni():
         return pack_panels(weight, mode)
     return _pack_fbgemm(weight, mode) if has_fbgemm() else naive.pack_int8(weight, mode)
 
 
-def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+def linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     """See kernels.linear.linear."""
     if isinstance(packed.data, BytePanels):
         from kernels.linear import bytes_with_llvm
@@ -51,7 +51,7 @@ def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     return _product_fbgemm(rows, packed.data).mul_(largest)
 
 
-def prepare_rows(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.Tensor | None]:
+def prepare_rows(x: torch.Tensor, packed: PackedWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See kernels.linear.prepare_rows."""
     if isinstance(packed.data, BytePanels):
         from kernels.linear import byte_rows_with_llvm
@@ -60,7 +60,7 @@ def prepare_rows(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.T
     return (x, None) if packed.mode == "int8x2" else max_norm(x)
 
 
-def multiply_rows(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
+def multiply_rows(rows: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     """See kernels.linear.multiply_rows."""
     if isinstance(packed.data, BytePanels):
         from kernels.linear import bytes_with_llvm
@@ -88,7 +88,7 @@ def has_vnni() -> bool:
     return uses_llvm() and has_feature("avx512vnni")
 
 
-def _linear_two_rows(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+def _linear_two_rows(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     """int8x2 through fbgemm: one product of the first and second rows of integers together."""
     first, second, largest = split_rows(x)
     rows = torch.stack((first, second)).reshape(-1, x.shape[-1]) / ROW_LEVELS
@@ -104,11 +104,11 @@ def has_fbgemm() -> bool:
     return "fbgemm" in torch.backends.quantized.supported_engines
 
 
-def _pack_fbgemm(weight: torch.Tensor, mode: str) -> Packed:
+def _pack_fbgemm(weight: torch.Tensor, mode: str) -> PackedWeight:
     """A weight f32 [out, in] as fbgemm keeps it; mode: one of INTEGER_MODES."""
     n_out, n_in = weight.shape
     data = _prepack(*quantise_rows(weight, fbgemm_levels()))
-    return Packed(mode, (n_out, n_in), n_out * n_in + 4 * n_out, data)
+    return PackedWeight(mode, (n_out, n_in), n_out * n_in + 4 * n_out, data)
 
 
 def _product_fbgemm(rows: torch.Tensor, data: Any) -> torch.Tensor:

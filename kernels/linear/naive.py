@@ -9,31 +9,31 @@ from kernels.linear.packed import (
     ROW_LEVELS,
     SECOND_ROW_STEPS,
     WEIGHT_LEVELS,
-    Packed,
+    PackedWeight,
     quantise_rows,
     split_rows,
 )
 from kernels.norm.naive import max_norm
 
 
-def pack(weight: torch.Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> Packed:
+def pack(weight: torch.Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> PackedWeight:
     """See kernels.linear.pack. levels: the largest integer of a weight; the law of the products
     that this processor has is the one with kernels.linear.integers.weight_levels()."""
     n_out, n_in = weight.shape
     if mode in INTEGER_MODES:
         return pack_int8(weight, mode, levels)
     data = weight.to(torch.bfloat16) if mode == "bf16" else weight
-    return Packed(mode, (n_out, n_in), data.element_size() * data.numel(), data)
+    return PackedWeight(mode, (n_out, n_in), data.element_size() * data.numel(), data)
 
 
-def pack_int8(weight: torch.Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> Packed:
+def pack_int8(weight: torch.Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> PackedWeight:
     """A weight f32 [out, in] as int8 [out, in] and scales f32 [out], both of quantise_rows."""
     n_out, n_in = weight.shape
     integers, scale = quantise_rows(weight, levels)
-    return Packed(mode, (n_out, n_in), n_out * n_in + 4 * n_out, (integers, scale))
+    return PackedWeight(mode, (n_out, n_in), n_out * n_in + 4 * n_out, (integers, scale))
 
 
-def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+def linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     """See kernels.linear.linear."""
     if packed.mode == "int8":
         return linear_int8(x, packed)
@@ -44,7 +44,7 @@ def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     return (x.double() @ packed.data.double().T).float()
 
 
-def linear_int8(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+def linear_int8(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     """The integer product of pack_int8's matrix, exact before the scales come in."""
     integers, scale = packed.data
     rows, largest = max_norm(x)
@@ -53,7 +53,7 @@ def linear_int8(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     return (sums * (largest.double() / ROW_LEVELS) * scale.double()).float()
 
 
-def linear_int8x2(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+def linear_int8x2(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     """The product with pack_int8's matrix, exact before the scales come in."""
     integers, scale = packed.data
     first, second, largest = split_rows(x)

@@ -35,7 +35,7 @@ BYTE_ZERO = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packed:
+class PackedWeight:
     """A weight [out, in] ready for `linear`; data belongs to the implementation that packed it.
 
     n_bytes is what the matrix occupies in memory, scales included. rounding: the GGML type for
@@ -83,7 +83,7 @@ def split_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return first, ((z - first) * SECOND_ROW_STEPS).round(), largest
 
 
-def pack_panels(weight: torch.Tensor, mode: str) -> Packed:
+def pack_panels(weight: torch.Tensor, mode: str) -> PackedWeight:
     """A weight f32 [out, in] as BytePanels; mode: one of INTEGER_MODES."""
     n_out, n_in = weight.shape
     integers, scale = quantise_rows(weight, WEIGHT_LEVELS)
@@ -96,4 +96,4 @@ def pack_panels(weight: torch.Tensor, mode: str) -> Packed:
     data = BytePanels(
         panels.view(*fours.transpose(1, 2).shape, INPUTS_PER_LANE), scale / ROW_LEVELS
     )
-    return Packed(mode, (n_out, n_in), data.bytes.nbytes + data.scales.nbytes, data)
+    return PackedWeight(mode, (n_out, n_in), data.bytes.nbytes + data.scales.nbytes, data)

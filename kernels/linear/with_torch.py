@@ -6,34 +6,36 @@ import torch
 from torch.nn import functional
 
 from kernels.linear import integers
-from kernels.linear.packed import INTEGER_MODES, Packed
+from kernels.linear.packed import INTEGER_MODES, PackedWeight
 
 
-def pack(weight: torch.Tensor, mode: str) -> Packed:
+def pack(weight: torch.Tensor, mode: str) -> PackedWeight:
     """See kernels.linear.pack."""
     n_out, n_in = weight.shape
     shape, n_elements = (n_out, n_in), n_out * n_in
     if mode == "f32":
-        return Packed(mode, shape, 4 * n_elements, weight)
+        return PackedWeight(mode, shape, 4 * n_elements, weight)
     if mode == "bf16":
         rounded = weight.to(torch.bfloat16)
         if has_bf16():
             reordered = torch.ops.mkldnn._reorder_linear_weight(rounded)
-            return Packed(mode, shape, 2 * n_elements, reordered)
+            return PackedWeight(mode, shape, 2 * n_elements, reordered)
         # without the instructions a bfloat16 product is up to 20 times slower than f32's, and
         # f32 multiplies the rounded numbers exactly
-        return Packed(mode, shape, 4 * n_elements, rounded.float())
+        return PackedWeight(mode, shape, 4 * n_elements, rounded.float())
     return integers.pack(weight, mode)
 
 
-def pack_bf16_on_gpu(weight: torch.Tensor, device: torch.device) -> Packed:
+def pack_bf16_on_gpu(weight: torch.Tensor, device: torch.device) -> PackedWeight:
     """A weight f32 [out, in] rounded to bfloat16, on a CUDA device, which multiplies bfloat16 and
     sums in f32 without any preparation."""
     n_out, n_in = weight.shape
-    return Packed("bf16", (n_out, n_in), 2 * n_out * n_in, weight.to(torch.bfloat16).to(device))
+    return PackedWeight(
+        "bf16", (n_out, n_in), 2 * n_out * n_in, weight.to(torch.bfloat16).to(device)
+    )
 
 
-def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+def linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     """See kernels.linear.linear."""
     if packed.mode in INTEGER_MODES:
         return integers.linear(x, packed)
@@ -41,7 +43,7 @@ def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     return multiply_rows(rows, packed).float()
 
 
-def prepare_rows(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.Tensor | None]:
+def prepare_rows(x: torch.Tensor, packed: PackedWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See kernels.linear.prepare_rows."""
     if packed.mode in INTEGER_MODES:
         return integers.prepare_rows(x, packed)
@@ -51,7 +53,7 @@ def prepare_rows(x: torch.Tensor, packed: Packed) -> tuple[torch.Tensor, torch.T
     return (rounded.float() if packed.data.dtype == torch.float32 else rounded), None
 
 
-def multiply_rows(rows: torch.Tensor, packed: Packed) -> torch.Tensor:
+def multiply_rows(rows: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     """See kernels.linear.multiply_rows."""
     if packed.mode in INTEGER_MODES:
         return integers.multiply_rows(rows, packed)

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from kernels.linear import Packed, linear
+from kernels.linear import PackedWeight, linear
 from kernels.linear import naive as products
 from kernels.linear.blocks import takes_any_rows
 from kernels.linear.packed import WEIGHT_LEVELS
@@ -50,5 +50,5 @@ def experts(
     return torch.stack(rows)
 
 
-def _linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+def _linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     return linear(x, packed) if takes_any_rows(packed) else products.linear(x, packed)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernels.linear import Packed
+from kernels.linear import PackedWeight
 
 Matrices = Iterable[tuple[torch.Tensor, torch.Tensor]]
 """The matrices of each expert in turn: gate stacked on up, f32 [2f, d], and down, f32 [d, f]."""
@@ -29,7 +29,7 @@ class PackedExperts:
 
 
 def pack_each(
-    pack: Callable[[torch.Tensor, str], Packed], matrices: Matrices, mode: str
+    pack: Callable[[torch.Tensor, str], PackedWeight], matrices: Matrices, mode: str
 ) -> PackedExperts:
     """Experts in this mode. `pack` is applied to both matrices of each; `data` lists the pairs."""
     return put_together(
@@ -37,7 +37,7 @@ def pack_each(
     )
 
 
-def put_together(matrices: Iterable[tuple[Packed, Packed]], mode: str) -> PackedExperts:
+def put_together(matrices: Iterable[tuple[PackedWeight, PackedWeight]], mode: str) -> PackedExperts:
     """Experts of matrices that are packed already: gate stacked on up [2f, d], and down [d, f]."""
     pairs = list(matrices)
     n_embd, width = pairs[0][1].shape

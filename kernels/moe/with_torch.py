@@ -6,7 +6,7 @@ from itertools import groupby
 
 import torch
 
-from kernels.linear import Packed, finish_rows, linear, multiply_rows, prepare_rows
+from kernels.linear import PackedWeight, finish_rows, linear, multiply_rows, prepare_rows
 from kernels.linear import with_torch as products
 from kernels.moe.packed import Matrices, PackedExperts, pack_each
 from kernels.swiglu import swiglu
@@ -67,7 +67,7 @@ def experts_invariant(
     return total
 
 
-def _products(rows: torch.Tensor, runs: list[tuple[Packed, int]]) -> torch.Tensor:
+def _products(rows: torch.Tensor, runs: list[tuple[PackedWeight, int]]) -> torch.Tensor:
     """Each matrix with as many of the rows as stand beside it, in turn."""
     parts = rows.split_with_sizes([n for _, n in runs])
     return torch.cat(

@@ -38,7 +38,7 @@ _GOLDEN = 0.6180339887498949
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CorpusFile:
     """One file of the corpus."""
 
     group: str
@@ -91,7 +91,7 @@ def _candidates() -> Iterator[tuple[str, str, Path]]:
                 yield "packages", "/".join(parts), path
 
 
-def read_sources() -> list[Source]:
+def read_sources() -> list[CorpusFile]:
     """All suitable files, each text once."""
     sources = []
     seen: set[int] = set()
@@ -103,7 +103,7 @@ def read_sources() -> list[Source]:
         key = _hash(" ".join(text.split()))
         if key not in seen and is_suitable(text):
             seen.add(key)
-            sources.append(Source(group, name, text))
+            sources.append(CorpusFile(group, name, text))
     return sources
 
 
@@ -155,7 +155,7 @@ class Corpus:
     held_out: dict[str, list[np.ndarray]]
 
     @classmethod
-    def build(cls, sources: Sequence[Source], tokenizer: Tokenizer) -> Corpus:
+    def build(cls, sources: Sequence[CorpusFile], tokenizer: Tokenizer) -> Corpus:
         """Tokenise `sources`; groups without a training file are left out."""
         newline = newline_tokens(tokenizer)
         train: dict[str, Stream] = {}

@@ -18,7 +18,7 @@ import torch
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
-from resources.demo.corpus import GROUPS, Source, read_sources
+from resources.demo.corpus import GROUPS, CorpusFile, read_sources
 from resources.demo.repair import marks
 
 N_TOKENS = 120
@@ -87,7 +87,7 @@ def is_indented(text: str, n_prompt: int) -> bool:
     return True
 
 
-def held_out_loss(session: Session, sources: Sequence[Source], group: str) -> float:
+def held_out_loss(session: Session, sources: Sequence[CorpusFile], group: str) -> float:
     """Nats per token over the held-out files of `group`, in windows of WINDOW tokens."""
     total = 0.0
     count = 0

@@ -49,7 +49,7 @@ def engine() -> Iterator[FakeEngine]:
 @pytest.fixture
 def make_window(qtbot: QtBot) -> Iterator[Callable[..., MainWindow]]:
     """Shows windows, with a data folder if one is given; afterwards nothing of them may be left."""
-    from app.dialogs.unexported import Fate
+    from app.dialogs.unexported import QuitChoice
     from app.shell.window import MainWindow
 
     threads = set(threading.enumerate())
@@ -58,7 +58,7 @@ def make_window(qtbot: QtBot) -> Iterator[Callable[..., MainWindow]]:
 
     def make(bridge: Bridge, data: Path | None = None) -> MainWindow:
         window = MainWindow(bridge, Settings(), data=data)
-        window.sessions.fate = Fate.DISCARD  # a question would wait for ever
+        window.sessions.quit_choice = QuitChoice.DISCARD  # a question would wait for ever
         windows.append(window)
         window.show()
         qtbot.waitExposed(window)

@@ -14,7 +14,14 @@ from tokenizers import Tokenizer
 
 from engine.session import Session
 from resources.demo import export, repair
-from resources.demo.corpus import Corpus, Source, Stream, is_suitable, layout_tokens, newline_tokens
+from resources.demo.corpus import (
+    Corpus,
+    CorpusFile,
+    Stream,
+    is_suitable,
+    layout_tokens,
+    newline_tokens,
+)
 from resources.demo.evaluate import is_indented
 from resources.demo.model import DemoConfig, DemoModel
 from resources.demo.optimiser import decay, orthogonalise
@@ -35,19 +42,19 @@ def tiny(seed: int = 0) -> DemoModel:
 
 
 @pytest.fixture(scope="module")
-def sources() -> list[Source]:
+def sources() -> list[CorpusFile]:
     folder = Path(torch.__file__).parent / "utils"
     texts = [(p.name, p.read_text(encoding="utf-8")) for p in sorted(folder.rglob("*.py"))]
-    return [Source("library", name, text) for name, text in texts[:80]]
+    return [CorpusFile("library", name, text) for name, text in texts[:80]]
 
 
 @pytest.fixture(scope="module")
-def tokenizer(sources: list[Source]) -> Tokenizer:
+def tokenizer(sources: list[CorpusFile]) -> Tokenizer:
     return train(source.text for source in sources)
 
 
 @pytest.fixture(scope="module")
-def corpus(sources: list[Source], tokenizer: Tokenizer) -> Corpus:
+def corpus(sources: list[CorpusFile], tokenizer: Tokenizer) -> Corpus:
     return Corpus.build(sources, tokenizer)
 
 
@@ -135,7 +142,7 @@ def test_sampling_is_deterministic_even_and_starts_at_lines(corpus: Corpus, toke
         Stream([[1, 2, 3]], newline).window(0, 9)
 
 
-def test_held_out_files_are_not_trained_on(corpus: Corpus, sources: list[Source]) -> None:
+def test_held_out_files_are_not_trained_on(corpus: Corpus, sources: list[CorpusFile]) -> None:
     held = [source for source in sources if source.held_out]
     assert 0 < len(held) < len(sources) / 5
     text = corpus.train["library"].ids.tobytes()

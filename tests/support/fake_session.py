@@ -14,13 +14,13 @@ from app.engine_thread.jobs import (
     EngineSession,
     Job,
     OpenRequest,
-    ReportProgress,
     RunRequest,
     ScriptRequest,
 )
 from engine.compare.fidelity import Fidelity
 from engine.errors import Cancelled, ModelFileError, OptionError
 from engine.options import COMPUTE_MODES
+from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 from tests.support.fake_run import FakeRun
 from tests.support.lane_traces import CLEAN, NOISE, LaneBuilder

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.graphs import StepGraphs, Tensors
+from engine.graphs import PassTensors, StepGraphs
 from kernels.llvm.program import Program
 
 Step = Callable[[], None]
@@ -68,7 +68,7 @@ class Recorder:
 
         return call
 
-    def __call__(self, compute: Callable[[], Tensors]) -> tuple[Tensors, Step]:
+    def __call__(self, compute: Callable[[], PassTensors]) -> tuple[PassTensors, Step]:
         self.n_recorded += 1
         with Recording() as recording:
             self._recording = recording

@@ -10,7 +10,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QMenu, QMessageBox, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.dialogs.unexported import Fate, ask_fate, may_drop
+from app.dialogs.unexported import QuitChoice, ask_before_quitting, may_drop
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.models.run_facts import ModelRuns
@@ -26,18 +26,18 @@ class Answers:
     """What the user says, and what was asked."""
 
     def __init__(self) -> None:
-        self.fate = Fate.STAY
+        self.quit_choice = QuitChoice.STAY
         self.asked: list[tuple[list[str], str]] = []
 
-    def __call__(self, _: QWidget, recorded: Sequence[ModelRuns], problem: str) -> Fate:
+    def __call__(self, _: QWidget, recorded: Sequence[ModelRuns], problem: str) -> QuitChoice:
         self.asked.append(([runs.model for runs in recorded], problem))
-        return self.fate
+        return self.quit_choice
 
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     answers = Answers()
-    monkeypatch.setattr("app.shell.sessions.ask_fate", answers)
+    monkeypatch.setattr("app.shell.sessions.ask_before_quitting", answers)
     return answers
 
 
@@ -49,7 +49,7 @@ def asking(
 
     def make() -> MainWindow:
         window = make_window(Bridge(engine), tmp_path / "data")
-        window.sessions.fate = None
+        window.sessions.quit_choice = None
         window.sessions.offer_restore()
         return window
 
@@ -82,7 +82,7 @@ def test_the_window_stays_and_works_on(
     trigger(window, "run.start")
     wait(qtbot, window, State.READY)
     assert len(window.runs.model.rows) == 2
-    answers.fate = Fate.DISCARD
+    answers.quit_choice = QuitChoice.DISCARD
     assert window.close()
     assert answers.asked == [(["model"], "")] * 2
 
@@ -100,7 +100,7 @@ def test_what_is_discarded_is_gone(
     assert autosave is not None
     with qtbot.waitSignal(autosave.saved, timeout=5000):
         autosave.save()
-    answers.fate = Fate.DISCARD
+    answers.quit_choice = QuitChoice.DISCARD
     window.close()
     assert list((tmp_path / "data" / "autosave").iterdir()) == []
     assert messages(asking()) == []
@@ -121,7 +121,7 @@ def test_runs_of_all_models_are_kept_with_their_ends_and_offered(
     trigger(window, "run.start")
     qtbot.waitUntil(lambda: len(window.bridge.store.runs) == 2, timeout=5000)
     sizes = [1, 2]
-    answers.fate = Fate.KEEP
+    answers.quit_choice = QuitChoice.KEEP
     assert window.close()
     assert answers.asked == [(["model", "other"], "")]
     kept = [open_trace(folder) for folder in leftovers(tmp_path / "data" / "autosave")]
@@ -152,7 +152,7 @@ def test_what_was_exported_is_not_asked_about(
     run_on(window, model_file.with_name("other.gguf"), qtbot)
     with qtbot.waitSignal(window.bridge.exported, timeout=5000):
         window.bridge.export(window.bridge.store, tmp_path / "out")
-    answers.fate = Fate.KEEP
+    answers.quit_choice = QuitChoice.KEEP
     window.close()
     assert answers.asked == [(["model"], "")]
     (left,) = leftovers(tmp_path / "data" / "autosave")
@@ -170,13 +170,13 @@ def test_what_cannot_be_kept_keeps_the_window_open(
     run_on(window, model_file, qtbot)
     (tmp_path / "data").rmdir() if (tmp_path / "data").is_dir() else None
     (tmp_path / "data").write_text("x")
-    answers.fate = Fate.KEEP
+    answers.quit_choice = QuitChoice.KEEP
     assert not window.close()
     assert "error: The runs are not saved." in messages(window)[0]
     assert not window.close()
     assert answers.asked[0][1] == ""
     assert "cannot be written" in answers.asked[1][1], "so that keeping is not offered again"
-    answers.fate = Fate.DISCARD
+    answers.quit_choice = QuitChoice.DISCARD
     assert window.close()
 
 
@@ -223,7 +223,7 @@ def test_the_runs_of_a_model_are_dropped(
     assert (window.feed.run == window.bridge.live) is sure
     run_on(window, model_file, qtbot)
     assert len(window.bridge.store.runs) == (1 if sure else 2)
-    answers.fate = Fate.DISCARD
+    answers.quit_choice = QuitChoice.DISCARD
     window.close()
     assert sorted(answers.asked[0][0]) == ["model", "other"]
 
@@ -232,18 +232,22 @@ def test_the_runs_of_a_model_are_dropped(
 
 
 @pytest.mark.parametrize(
-    ("button", "problem", "fate"),
+    ("button", "problem", "quit_choice"),
     [
-        ("default", "", Fate.KEEP),
-        ("Keep for the next start", "", Fate.KEEP),
-        ("Discard", "", Fate.DISCARD),
-        ("escape", "", Fate.STAY),
-        ("default", "The disk is full.", Fate.STAY),
-        ("Discard", "The disk is full.", Fate.DISCARD),
+        ("default", "", QuitChoice.KEEP),
+        ("Keep for the next start", "", QuitChoice.KEEP),
+        ("Discard", "", QuitChoice.DISCARD),
+        ("escape", "", QuitChoice.STAY),
+        ("default", "The disk is full.", QuitChoice.STAY),
+        ("Discard", "The disk is full.", QuitChoice.DISCARD),
     ],
 )
 def test_the_question(
-    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, button: str, problem: str, fate: Fate
+    qtbot: QtBot,
+    monkeypatch: pytest.MonkeyPatch,
+    button: str,
+    problem: str,
+    quit_choice: QuitChoice,
 ) -> None:
     parent = QWidget()
     qtbot.addWidget(parent)
@@ -259,7 +263,10 @@ def test_the_question(
 
     monkeypatch.setattr(QMessageBox, "exec", answer)
     store = sample_trace(rounds=2).store
-    assert ask_fate(parent, [ModelRuns("a", store), ModelRuns("b", store)], problem) is fate
+    assert (
+        ask_before_quitting(parent, [ModelRuns("a", store), ModelRuns("b", store)], problem)
+        is quit_choice
+    )
     assert seen[0].startswith("a: 1 run\nb: 1 run")
     assert problem in seen[0]
 

@@ -352,7 +352,7 @@ STUCK = """
                 self.bridge.start(["p"], self.run_panel.options())
                 QTimer.singleShot(100, self.leave)
         def leave(self):
-            self.sessions.fate = gui.Fate.DISCARD
+            self.sessions.quit_choice = gui.QuitChoice.DISCARD
             self.close()
     gui.MainWindow = Window
     print(json.dumps("open"), flush=True)

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from engine.trace.store import TraceStore
-from engine.trace.writer import FAILED, Source, TraceWriter, this_engine
+from engine.trace.writer import FAILED, RunSource, TraceWriter, this_engine
 from engine.version import version
 
-SERVER = Source("llama-server", "b9999")
+SERVER = RunSource("llama-server", "b9999")
 
 
 def begun(store: TraceStore | None = None) -> TraceWriter:
@@ -39,7 +39,7 @@ def test_rows_belong_to_the_run_and_know_their_source() -> None:
     assert store.rounds.row(0)["draft_ms"] is None
     assert store.tokens.column("run_id").tolist() == [1, 1]
     assert store.runs[1]["source"] == {"engine": "llama-server", "version": "b9999"}
-    assert this_engine() == Source("draftscope", version())
+    assert this_engine() == RunSource("draftscope", version())
 
 
 def test_bytes_of_a_token_are_asked_for_once() -> None:

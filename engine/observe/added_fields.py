@@ -1,0 +1,210 @@
+"""Fields added to a client's request so that rounds can be told, and taken out of what it gets.
+
+What is taken out is cut from the text of an event; the rest stays byte for byte as it came.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal
+
+Reply = Literal["completion", "text", "chat", "responses", "messages"]
+
+REPLIES: dict[str, Reply] = {
+    "/completion": "completion",
+    "/completions": "completion",
+    "/infill": "completion",
+    "/v1/completions": "text",
+    "/v1/chat/completions": "chat",
+    "/chat/completions": "chat",
+    "/v1/responses": "responses",
+    "/responses": "responses",
+    "/v1/messages": "messages",
+}
+"""The endpoints of a llama-server that generate text, and the form in which each replies."""
+
+_ADDED: dict[Reply, tuple[str, ...]] = {
+    "completion": ("timings_per_token",),
+    "text": ("timings_per_token", "verbose"),
+    "chat": ("timings_per_token",),
+    "responses": ("timings_per_token",),
+    "messages": (),  # its replies have no place for them
+}
+MAX_LINE = 16 * 2**20
+"""Bytes of a line that are held until its end comes; a longer one is passed on as it is."""
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_decoder = json.JSONDecoder()
+
+
+class _Members:
+    """The members of a JSON object and where they lie in its text, one character per byte.
+
+    Raises ValueError or RecursionError for any other text, and for a key that comes twice.
+    """
+
+    def __init__(self, text: str, start: int = 0) -> None:
+        self.values: dict[str, Any] = {}
+        self.spans: dict[str, tuple[int, int]] = {}
+        """Of each value."""
+        self.cuts: dict[str, tuple[int, int]] = {}
+        """Of each member but the first, with the comma before it."""
+        at = _skip(text, start, "{")
+        more, behind = text[at : at + 1] != "}", None
+        while more:
+            key, at = _decoder.raw_decode(text, at)
+            begin = _skip(text, at, ":")
+            value, end = _decoder.raw_decode(text, begin)
+            if not isinstance(key, str) or key in self.values:
+                raise ValueError("no key, or one that comes twice")
+            self.values[key], self.spans[key] = value, (begin, end)
+            if behind is not None:
+                self.cuts[key] = behind, end
+            behind, at = end, _space(text, end)
+            more = text[at : at + 1] == ","
+            if more:
+                at = _skip(text, at, ",")
+        self.end = _skip(text, at, "}")
+        """Behind the object and the space after it."""
+
+    def cut(self, key: str) -> tuple[int, int, str]:
+        """The edit that takes a member away."""
+        if key not in self.cuts:
+            raise ValueError("the first member is never an added one")
+        return *self.cuts[key], ""
+
+
+def _space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _skip(text: str, at: int, sign: str) -> int:
+    """Where it goes on behind a sign and the space around it."""
+    at = _space(text, at)
+    if text[at : at + 1] != sign:
+        raise ValueError(f"{sign} is missing")
+    return _space(text, at + 1)
+
+
+def _object(text: str) -> _Members:
+    members = _Members(text)
+    if members.end != len(text):
+        raise ValueError("there is more behind the object")
+    return members
+
+
+def add_fields(reply: Reply, body: bytes) -> tuple[bytes, tuple[str, ...]]:
+    """The body of a request with what it lacks for rounds to be told, and the names of that.
+
+    A body that is no JSON object, or asks for no stream, comes back as it is.
+    """
+    text = body.decode("latin-1")
+    try:
+        members = _object(text)
+    except (ValueError, RecursionError):
+        return body, ()
+    lacking = tuple(name for name in _ADDED[reply] if members.values.get(name) is not True)
+    if members.values.get("stream") is not True:
+        return body, ()
+    spliced = [name for name in lacking if name not in members.values]
+    edits = [(*members.spans[name], "true") for name in lacking if name in members.values]
+    if spliced:
+        behind = max(end for _, end in members.spans.values())
+        edits.append((behind, behind, "".join(f',"{name}":true' for name in spliced)))
+    return _edited(text, edits).encode("latin-1"), lacking
+
+
+class FieldRemover:
+    """Takes from a stream of events what was added on behalf of a client.
+
+    A piece comes out as it came in but for the line that is not complete yet. A line of a form
+    that is not known stays as it is.
+    """
+
+    def __init__(self, reply: Reply, added: tuple[str, ...]) -> None:
+        self._reply, self._added = reply, added
+        self._held = bytearray()
+        self._is_through = False
+        """Whether a line was too long: the rest of it goes through."""
+
+    def feed(self, piece: bytes) -> bytes:
+        """What can be passed on now."""
+        *ends, tail = piece.split(b"\n")
+        passed = []
+        for end in ends:
+            line = bytes(self._held) + end + b"\n"
+            self._held.clear()
+            passed.append(line if self._is_through else self._without(line))
+            self._is_through = False
+        self._held += tail
+        if self._is_through or len(self._held) > MAX_LINE:
+            self._is_through = True
+            passed.append(self.rest())
+        return b"".join(passed)
+
+    def rest(self) -> bytes:
+        """What is held at the end of the stream."""
+        held = bytes(self._held)
+        self._held.clear()
+        return held
+
+    def _without(self, line: bytes) -> bytes:
+        if not line.startswith(b"data:") or not any(
+            mark in line for mark in (b"timings", b'"__verbose"')
+        ):
+            return line
+        text = line[5:].decode("latin-1")
+        try:
+            edits = self._edits(text, _object(text))
+        except (ValueError, RecursionError):
+            return line
+        return b"data:" + _edited(text, edits).encode("latin-1")
+
+    def _edits(self, text: str, event: _Members) -> list[tuple[int, int, str]]:
+        edits = []
+        if "verbose" in self._added and "__verbose" in event.values:
+            edits.append(event.cut("__verbose"))
+        if "timings_per_token" in self._added:
+            if "timings" in event.values and self._is_partial(event.values):
+                edits.append(event.cut("timings"))
+            edits += self._settings(text, event)
+        return edits
+
+    def _is_partial(self, event: dict[str, Any]) -> bool:
+        """Whether a server gives an event timings only when asked to: it is not the last one."""
+        if self._reply == "completion":
+            return event.get("stop") is False
+        if self._reply == "responses":
+            return event.get("type") not in (None, "response.completed")
+        choices = event.get("choices")
+        if not isinstance(choices, list) or not choices:
+            return False
+        return all(
+            isinstance(choice, dict) and choice.get("finish_reason", "") is None
+            for choice in choices
+        )
+
+    def _settings(self, text: str, event: _Members) -> list[tuple[int, int, str]]:
+        """The settings told at the end of /completion say that timings were asked for."""
+        if self._reply != "completion":
+            return []
+        edits = []
+        name = "generation_settings/timings_per_token"  # with response_fields
+        if event.values.get(name) is True:
+            edits.append((*event.spans[name], "false"))
+        if "generation_settings" in event.spans and isinstance(
+            event.values["generation_settings"], dict
+        ):
+            settings = _Members(text, event.spans["generation_settings"][0])
+            if settings.values.get("timings_per_token") is True:
+                edits.append((*settings.spans["timings_per_token"], "false"))
+        return edits
+
+
+def _edited(text: str, edits: list[tuple[int, int, str]]) -> str:
+    """The text with other text between two places, which do not overlap."""
+    for begin, end, new in sorted(edits, reverse=True):
+        text = text[:begin] + new + text[end:]
+    return text

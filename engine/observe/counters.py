@@ -1,0 +1,100 @@
+"""Sums that a llama-server keeps over all requests: the text of /metrics, and how far it moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_PREFIX = "llamacpp:"
+_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
+_EXACT = 1e6  # beyond, llama-server prints six digits of it
+MOST_TEXT = 4 * 2**20
+"""Longest text of /metrics that is read, characters."""
+
+DRAFTS = "spec_decode_num_drafts_total"
+DRAFTED = "spec_decode_num_draft_tokens_total"
+ACCEPTED = "spec_decode_num_accepted_tokens_total"
+PREDICTED = "tokens_predicted_total"
+PROMPT = "prompt_tokens_total"
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """One reply of /metrics. values: by llama-server's names without their prefix; only numbers
+    that are finite and not negative. per_position: accepted tokens by place in the draft."""
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    per_position: tuple[float, ...] = ()
+
+    @property
+    def busy(self) -> int:
+        """Requests that the server is working at or that wait."""
+        return int(
+            self.values.get("requests_processing", 0) + self.values.get("requests_deferred", 0)
+        )
+
+
+def read_counters(text: str) -> Counters:
+    """What a text of /metrics says. Raises ValueError for one that is not in Prometheus's format,
+    or too long."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    if len(text) > MOST_TEXT:
+        raise ValueError("too long")
+    values: dict[str, float] = {}
+    positions: dict[int, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name, value = sample.name.removeprefix(_PREFIX), float(sample.value)
+            if name == sample.name or not math.isfinite(value) or value < 0:
+                continue
+            place = sample.labels.get("position", "")
+            if name != _POSITION:
+                values[name] = value
+            elif place.isascii() and place.isdigit() and len(place) < 5:
+                positions[int(place)] = value
+    n = 0
+    while n in positions:
+        n += 1
+    return Counters(values, tuple(positions[i] for i in range(n)))
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """How far counters went from one reply to a later one.
+
+    moved: by name. slack: by how much a movement may be off, because large values are printed
+    with six digits; 0 where they are exact. restarted: a counter fell, so a new server began, and
+    nothing else can be told.
+    """
+
+    moved: Mapping[str, float] = field(default_factory=dict)
+    slack: Mapping[str, float] = field(default_factory=dict)
+    per_position: tuple[float, ...] = ()
+    restarted: bool = False
+
+    def differs(self, name: str, counted: float) -> bool:
+        """Whether a count made here contradicts the server's; never where it keeps none."""
+        moved = self.moved.get(name)
+        return moved is not None and abs(moved - counted) > self.slack.get(name, 0.0) + 1e-6
+
+
+def movement(before: Counters, after: Counters) -> Movement:
+    """What was counted between two replies."""
+    totals = [name for name in after.values if name.endswith("_total")]
+    if any(after.values[name] < before.values.get(name, 0.0) for name in totals):
+        return Movement(restarted=True)
+    moved = {name: after.values[name] - before.values.get(name, 0.0) for name in totals}
+    slack = {
+        name: _rounding(before.values.get(name, 0.0)) + _rounding(after.values[name])
+        for name in totals
+    }
+    earlier = before.per_position + (0.0,) * len(after.per_position)
+    places = tuple(b - a for a, b in zip(earlier, after.per_position, strict=False))
+    return Movement(moved, slack, places)
+
+
+def _rounding(value: float) -> float:
+    """Half a unit of the last digit that is printed of a value."""
+    return 0.0 if value < _EXACT else 0.5 * 10.0 ** (math.floor(math.log10(value)) - 5)

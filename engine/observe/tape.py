@@ -1,0 +1,134 @@
+"""What passed a proxy, on its way from the thread that passes it on to the one that writes rows."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+LIMIT = 64 * 2**20
+"""Bytes of a tape that nobody reads, before requests are recorded no more."""
+_OVERHEAD = 512
+"""Bytes that a note costs beside what it holds."""
+
+What = Literal["request", "head", "data", "done", "broke", "left"]
+FELL_BEHIND = (
+    "The recording could not keep up with what passed, and of this request the rest is missing."
+)
+
+
+@dataclass(frozen=True)
+class Note:
+    """One thing that happened to a request, `at_s` on the monotonic clock.
+
+    left: the client has gone, or was told to. data: the body of a request, or a piece of a reply.
+    headers: of a reply. reason: one sentence on what broke.
+    """
+
+    request: int
+    what: What
+    at_s: float
+    data: bytes = b""
+    path: str = ""
+    is_asked_by_us: bool = False
+    status: int = 0
+    headers: Mapping[str, str] | None = None
+    reason: str = ""
+
+
+class Tape:
+    """Takes notes from one thread without ever making it wait; another one reads them."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._notes: deque[Note] = deque()
+        self._n_bytes = 0
+        self._lock = threading.Condition()
+        self._numbers = itertools.count()
+        self.n_unrecorded = 0
+        """Requests that began while the tape was full."""
+
+    def request(self, path: str, body: bytes, is_asked_by_us: bool) -> Recording | None:
+        """Begin with a request; None when there is no room for it."""
+        number = next(self._numbers)
+        note = Note(number, "request", time.monotonic(), body, path, is_asked_by_us)
+        if self.put(note):
+            return Recording(self, number)
+        self.n_unrecorded += 1
+        return None
+
+    def put(self, note: Note, is_last: bool = False) -> bool:
+        """Add a note; False when there is no room for it, which there always is for a last one."""
+        size = _OVERHEAD + len(note.data)
+        with self._lock:
+            if not is_last and self._n_bytes + size > self._limit:
+                return False
+            self._notes.append(note)
+            self._n_bytes += size
+            self._lock.notify()
+            return True
+
+    def take(self, timeout: float) -> list[Note]:
+        """All notes, in order; waits up to `timeout` seconds for the first."""
+        with self._lock:
+            self._lock.wait_for(lambda: bool(self._notes), timeout)
+            notes = list(self._notes)
+            self._notes.clear()
+            self._n_bytes = 0
+            return notes
+
+
+class Recording:
+    """One request on the tape, until it is done or broke. A reply is noted as it was decoded."""
+
+    def __init__(self, tape: Tape, number: int) -> None:
+        self.number = number
+        self._tape, self._ended = tape, False
+        self._decode: Callable[[bytes], bytes] = bytes
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        """The reply began. headers: of the reply, by their names in lower case."""
+        encoding = headers.get("content-encoding", "identity").strip().lower()
+        if encoding in ("gzip", "x-gzip", "deflate"):
+            # 32: of gzip and zlib, whichever it is
+            self._decode = zlib.decompressobj(32 + zlib.MAX_WBITS).decompress
+        elif encoding != "identity":
+            self.broke(f"The reply is compressed as {encoding[:20]!r}, which cannot be read here.")
+        self._put(Note(self.number, "head", time.monotonic(), status=status, headers=headers))
+
+    def data(self, piece: bytes) -> None:
+        """A piece of the reply as it came."""
+        if self._ended:
+            return
+        try:
+            decoded = self._decode(piece)
+        except zlib.error:
+            self.broke("The reply is not compressed as it says.")
+            return
+        self._put(Note(self.number, "data", time.monotonic(), decoded))
+
+    def done(self) -> None:
+        """The reply ended by itself."""
+        self._end(Note(self.number, "done", time.monotonic()))
+
+    def broke(self, reason: str) -> None:
+        """The reply ends here. reason: one sentence."""
+        self._end(Note(self.number, "broke", time.monotonic(), reason=reason))
+
+    def left(self) -> None:
+        """Nobody waits for the rest of the reply."""
+        self._end(Note(self.number, "left", time.monotonic()))
+
+    def _put(self, note: Note) -> None:
+        if not self._ended and not self._tape.put(note):
+            self.broke(FELL_BEHIND)
+
+    def _end(self, note: Note) -> None:
+        if not self._ended:
+            self._ended = True
+            self._tape.put(note, is_last=True)
