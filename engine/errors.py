@@ -54,6 +54,14 @@ class RollbackRefusedError(DraftscopeError):
     """A rollback that the memory cannot perform truthfully."""
 
 
+class PeerLibraryError(DraftscopeError):
+    """A llama.cpp library that cannot be used, or that ended while it was."""
+
+
+class StateBlobError(DraftscopeError):
+    """A saved state of llama.cpp that is in another format or of another model."""
+
+
 class NonFiniteError(DraftscopeError):
     """A model whose logits are not finite: no token can be chosen by them."""
 
@@ -64,6 +72,14 @@ class OutOfMemoryError(DraftscopeError):
 
 class TraceFileError(DraftscopeError):
     """An exported trace or session file that cannot be read."""
+
+
+class ServerError(DraftscopeError):
+    """A server that cannot be reached, refuses a request or answers with something else."""
+
+
+class ApiKeyError(ServerError):
+    """A server that wants an API key, or another one."""
 
 
 class Cancelled(Exception):  # noqa: N818 - an outcome, not an error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from PySide6.QtCore import QObject
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence
@@ -20,6 +20,9 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "file.open_draft",
             "file.open_demo",
             "menu.recent",
+            SEPARATOR,
+            "file.connect",
+            "file.disconnect",
             SEPARATOR,
             "file.open_trace",
             "file.close_trace",
@@ -39,10 +42,12 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "run.pause",
             "run.step",
             "run.stop",
+            "run.watch",
             "run.add_break",
             SEPARATOR,
             "run.compare",
             "run.measure_fidelity",
+            "run.rescore",
             "menu.scenarios",
             SEPARATOR,
             "go.first_divergence",
@@ -103,6 +108,7 @@ class Actions:
     def __init__(self, parent: QObject) -> None:
         self._actions: dict[str, QAction] = {}
         self._groups: dict[str, QActionGroup] = {}
+        self._reasons: dict[str, str] = {}
         for spec in SPECS:
             self._actions[spec.id] = self._make(spec, parent)
 
@@ -111,6 +117,18 @@ class Actions:
 
     def __iter__(self) -> Iterator[QAction]:
         return iter(self._actions.values())
+
+    def explain(self, reasons: Mapping[str, str]) -> None:
+        """Say why these actions are disabled, in place of their tips; the others have theirs."""
+        for action_id in {*self._reasons, *reasons}:
+            action = self._actions[action_id]
+            reason = reasons.get(action_id, "")
+            action.setToolTip(reason or _tip(_SPEC_OF[action_id], action))
+        self._reasons = dict(reasons)
+
+    def reason(self, action_id: str) -> str:
+        """What `explain` said of an action, empty if nothing."""
+        return self._reasons.get(action_id, "")
 
     def retheme(self, theme: Theme) -> None:
         """Draw the icons in the theme's colour."""
@@ -124,10 +142,17 @@ class Actions:
         action.setObjectName(spec.id)
         action.setShortcut(QKeySequence(spec.keys))
         action.setCheckable(spec.checkable)
-        keys = action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
-        action.setToolTip(f"{spec.tip} ({keys})" if keys else spec.tip)
+        action.setToolTip(_tip(spec, action))
         if spec.group:
             if spec.group not in self._groups:
                 self._groups[spec.group] = QActionGroup(parent)
             self._groups[spec.group].addAction(action)
         return action
+
+
+_SPEC_OF = {spec.id: spec for spec in SPECS}
+
+
+def _tip(spec: ActionSpec, action: QAction) -> str:
+    keys = action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
+    return f"{spec.tip} ({keys})" if keys else spec.tip

@@ -26,13 +26,26 @@ FILE = (
         "Ctrl+Shift+T",
     ),
     ActionSpec(
+        "file.connect",
+        "Connect to &Server…",
+        "Observe a llama-server: its drafts, what it accepts and how it rolls back",
+        "Ctrl+Shift+K",
+        "connect",
+    ),
+    ActionSpec(
+        "file.disconnect",
+        "D&isconnect",
+        "Let go of the server; what was observed stays",
+        needs="a server in use",
+    ),
+    ActionSpec(
         "file.close_trace",
         "C&lose Trace",
         "Go back from the opened trace to the runs of this session",
         "Ctrl+W",
         needs="an opened trace",
     ),
-    ActionSpec("file.clear_recent", "&Clear List", "Forget the models and traces opened lately"),
+    ActionSpec("file.clear_recent", "&Clear List", "Forget the models, traces and servers opened lately"),
     ActionSpec(
         "file.export",
         "&Export Trace…",

@@ -40,6 +40,18 @@ RUN = (
         needs="a run in progress or paused",
     ),
     ActionSpec(
+        "run.watch",
+        "&Watch Clients",
+        "Let other programs talk to the server through a port of this window, and record them",
+        needs="a server that is in use and idle",
+    ),
+    ActionSpec(
+        "run.rescore",
+        "Re-score with &Model…",
+        "Let a model of this window judge every token of the run on show",
+        needs="a run on show while nothing runs",
+    ),
+    ActionSpec(
         "run.compare",
         "&Compare",
         "Decode the prompt in several lanes and show where they come apart",

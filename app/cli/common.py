@@ -26,6 +26,7 @@ SUBCOMMANDS = {
     "bench": "the prompt suite with and without speculation; other measurements",
     "match": "the same prompts one by one and side by side: is every text the same",
     "fidelity": "how far each compute mode's logits are from those of f32",
+    "export": "an exported trace in the formats of other tools: AIPerf acceptance records",
     "demo-path": "where the bundled demo models are",
 }
 

@@ -28,11 +28,13 @@ _LIST_KEYS = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_Page
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One line of the palette. needs: what is missing while the action is disabled."""
+    """One line of the palette. needs: what is missing while the action is disabled. reason: why it
+    is, where that is not it."""
 
     action: QAction
     tip: str
     needs: str = ""
+    reason: str = ""
 
     @property
     def text(self) -> str:
@@ -159,8 +161,8 @@ def _item(command: Command, muted: QBrush) -> QTreeWidgetItem:
     action = command.action
     keys = action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
     tip, enabled = command.tip, action.isEnabled()
-    if not enabled and command.needs:
-        tip = f"needs {command.needs}"
+    if not enabled and (command.reason or command.needs):
+        tip = command.reason or f"needs {command.needs}"
     mark = "✓ " if action.isCheckable() and action.isChecked() else ""
     item = QTreeWidgetItem([mark + command.text, tip, keys])
     item.setToolTip(0, command.tip)

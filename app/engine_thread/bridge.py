@@ -21,11 +21,15 @@ from app.engine_thread.jobs import (
     CompareRequest,
     Engine,
     OpenRequest,
+    RescoreRequest,
     RunFlags,
     RunRequest,
     ScriptRequest,
+    ServerRequest,
+    Servers,
 )
 from app.engine_thread.opening import LocalEngine
+from app.engine_thread.serving import ServerEngine
 from app.engine_thread.trace_jobs import (
     ReadingEnded,
     TraceJob,
@@ -35,6 +39,7 @@ from app.engine_thread.trace_jobs import (
 )
 from app.engine_thread.worker import EngineWorker
 from app.models.run_facts import ModelRuns
+from app.models.server_facts import server_name
 from engine.options import RunOptions
 from engine.trace.breaks import BreakRule
 from engine.trace.run_ref import RunRef
@@ -66,10 +71,20 @@ class Bridge(QObject):
     trace_shown = Signal(object)  # Path of the trace on show, None when it was closed
     trace_read = Signal(object)  # TraceRead, which may be shown: something else came on show
     reading_ended = Signal()
+    connected = Signal(object)  # events.ServerConnected
+    server_seen = Signal(object)  # events.ServerSeen
+    disconnected = Signal()
+    rescored = Signal(object)  # events.RunRescored
+    rescore_unsure = Signal(object)  # events.RescoreUnsure
 
     _posted = Signal(object)
 
-    def __init__(self, engine: Engine | None = None, parent: QObject | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine | None = None,
+        parent: QObject | None = None,
+        servers: Servers | None = None,
+    ) -> None:
         super().__init__(parent)
         self.state = State.EMPTY
         self.recorded: list[ModelRuns] = []
@@ -82,6 +97,12 @@ class Bridge(QObject):
         """The trace on show that was opened from disk, None for the model's own runs."""
         self.files: ModelFiles | None = None
         """The files shown: loaded, being loaded, or only inspected."""
+        self.server: events.ServerConnected | None = None
+        """The server in use."""
+        self.server_status = events.ServerSeen()
+        """How it was when it was looked at last."""
+        self.connecting = ""
+        """The address that is being connected to."""
         self.compute = ""
         """Compute mode of the session in use, empty without one."""
         self.compute_asked = "auto"
@@ -96,7 +117,9 @@ class Bridge(QObject):
         """How often something came on show, by now and when reading began."""
         # queued even from this thread, so that handlers never run inside a request
         self._posted.connect(self._receive, Qt.ConnectionType.QueuedConnection)
-        self._worker = EngineWorker(self._posted.emit, engine or LocalEngine())
+        self._worker = EngineWorker(
+            self._posted.emit, engine or LocalEngine(), servers or ServerEngine()
+        )
 
     # -- models ----------------------------------------------------------------------------
 
@@ -106,6 +129,20 @@ class Bridge(QObject):
         request = OpenRequest(target, draft, compute)
         self._cancelled = request.cancelled
         self._worker.open(request)
+
+    def connect_server(self, address: str, key: str = "", log: Path | None = None) -> None:
+        """Use a server from then on. A load in hand is cancelled, a run ended."""
+        self._give_up()
+        request = ServerRequest(address, key, log)
+        self._cancelled = request.cancelled
+        self.connecting = address
+        self._worker.connect(request)
+
+    def disconnect_server(self) -> None:
+        """Let go of the server in use; its runs stay."""
+        if self.server is not None:
+            self._give_up()
+            self._worker.disconnect()
 
     def cancel(self) -> None:
         """Give up the load, and the trace that is being written or read."""
@@ -146,6 +183,21 @@ class Bridge(QObject):
             self._flags = RunFlags()
             self._set_state(State.RUNNING)
             self._worker.compare(request, self._flags, rounds)
+
+    def watch(self, listen: str) -> None:
+        """Record what other programs ask of the server in use through host:port, until `stop`."""
+        if self.can_start and self.server is not None:
+            self._flags = RunFlags()
+            self._set_state(State.RUNNING)
+            self._worker.watch(listen, self._flags)
+
+    def rescore(self, run: RunRef, target: Path, *, assume_same: bool = False) -> None:
+        """Let a model judge the tokens of a run; `rescored` tells, or `rescore_unsure` asks."""
+        if self.state not in (State.LOADING, State.RUNNING, State.PAUSED):
+            request = RescoreRequest(run, target, self.compute_asked, assume_same)
+            self._cancelled = request.cancelled
+            self._set_state(State.LOADING)
+            self._worker.rescore(request)
 
     def measure(self, text: str) -> None:
         """Measure the compute mode in use against f32; `measured` tells, `cancel` gives up."""
@@ -275,6 +327,8 @@ class Bridge(QObject):
             return
         match event:
             case events.StateChanged(state):
+                if state is not State.LOADING:
+                    self.connecting = ""
                 self._set_state(state)
                 if state is State.PAUSED and self._flags.stop.is_set():
                     self._worker.finish()  # stop was asked for while the pause was on its way
@@ -282,11 +336,30 @@ class Bridge(QObject):
                 self.files = files
                 self.inspected.emit(files)
             case events.ModelLoaded():
+                self._let_go_of_server()
                 self.files = event.files
                 self.compute, self.compute_asked = event.compute, event.mode
-                self._use_store(event)
+                self._use_store(event.files.target.stem, event.store)
                 self.close_trace()
                 self.loaded.emit(event)
+            case events.ServerConnected():
+                self._let_go_of_server()
+                self.files, self.compute = None, ""
+                self.server = event
+                self._use_store(server_name(event.facts), event.store)
+                self.close_trace()
+                self.connected.emit(event)
+            case events.ServerSeen():
+                if self.server is not None:
+                    self.server_status = event
+                    self.server_seen.emit(event)
+            case events.Disconnected():
+                self._let_go_of_server()
+                self.recorded = [replace(runs, in_use=False) for runs in self.recorded]
+            case events.RunRescored():
+                self.rescored.emit(event)
+            case events.RescoreUnsure():
+                self.rescore_unsure.emit(event)
             case events.ProgressMade():
                 self.progress.emit(event)
             case events.CommandFailed():
@@ -315,11 +388,15 @@ class Bridge(QObject):
                 self._reading = None
                 self.reading_ended.emit()
 
-    def _use_store(self, event: events.ModelLoaded) -> None:
-        """Record into the trace of the model that was opened, and know its newest run."""
-        store = event.store
+    def _let_go_of_server(self) -> None:
+        if self.server is not None:
+            self.server, self.server_status = None, events.ServerSeen()
+            self.disconnected.emit()
+
+    def _use_store(self, name: str, store: TraceStore) -> None:
+        """Record into the trace of what is in use from now on, and know its newest run."""
         if all(runs.store is not store for runs in self.recorded):
-            self.recorded.append(ModelRuns(event.files.target.stem, store))
+            self.recorded.append(ModelRuns(name, store))
         self.recorded = [replace(runs, in_use=runs.store is store) for runs in self.recorded]
         if store is not self.session_store:
             self.session_store = store

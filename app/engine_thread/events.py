@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from engine.trace.store import TraceStore
 if TYPE_CHECKING:
     from engine.compare.fidelity import Fidelity
     from engine.model.info import ModelInfo
+    from engine.observe.observed_run import ServerFacts
 
 log = logging.getLogger("draftscope.worker")
 
@@ -75,6 +76,54 @@ class ModelLoaded:
     mode: str
     compute: str
     store: TraceStore
+
+
+@dataclass(frozen=True)
+class ServerConnected:
+    """A server is in use. key_kept: see ServerSession. store takes its runs; it has those from
+    when the server was in use before."""
+
+    facts: ServerFacts
+    key_kept: str
+    store: TraceStore
+
+
+@dataclass(frozen=True)
+class ServerSeen:
+    """How the server in use is now.
+
+    gone: one sentence once it does not answer any more, else empty. slots: its reply to /slots,
+    None where it does not tell. counters: what its speculative counters have grown by since the
+    connection, by the server's names, None where it has none.
+    """
+
+    gone: str = ""
+    slots: tuple[Mapping[str, Any], ...] | None = None
+    counters: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """No server is in use any more."""
+
+
+@dataclass(frozen=True)
+class RunRescored:
+    """A model has judged the tokens of a run. sentence: what came of it. text_changed: an emitted
+    token cannot be the model's."""
+
+    run: RunRef
+    sentence: str
+    text_changed: bool
+
+
+@dataclass(frozen=True)
+class RescoreUnsure:
+    """Whether the model is the run's own cannot be told: the user has to say. why: one sentence."""
+
+    run: RunRef
+    target: Path
+    why: str
 
 
 @dataclass(frozen=True)
@@ -144,6 +193,11 @@ Event = (
     | BreakRuleHeld
     | FidelityMeasured
     | TraceExported
+    | ServerConnected
+    | ServerSeen
+    | Disconnected
+    | RunRescored
+    | RescoreUnsure
 )
 Post = Callable[[Event], None]
 

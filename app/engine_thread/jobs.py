@@ -15,7 +15,9 @@ from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from app.engine_thread.events import ModelFiles
+    from app.engine_thread.events import ModelFiles, Post, RunRescored
+    from engine.observe.observed_run import ServerFacts
+    from engine.trace.run_ref import RunRef
     from engine.compare.fidelity import Fidelity
 
 
@@ -26,6 +28,29 @@ class OpenRequest:
     target: Path
     draft: Path | None
     compute: str
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True)
+class ServerRequest:
+    """A server to talk to, and the way out. key: empty for the one that was kept, if any.
+    log: the file that the server writes, to be joined with what it says."""
+
+    address: str
+    key: str = field(default="", repr=False)
+    log: Path | None = None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True)
+class RescoreRequest:
+    """A run whose tokens a model is to judge, and the way out. assume_same: the user has said that
+    it is the model that the run was made with, where that cannot be told."""
+
+    run: RunRef
+    target: Path
+    compute: str
+    assume_same: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
@@ -117,6 +142,31 @@ class EngineSession(Protocol):
         """Let go of the model."""
 
 
+class ServerSession(EngineSession, Protocol):
+    """A server in use. It compares nothing and measures nothing: OptionError."""
+
+    @property
+    def facts(self) -> ServerFacts:
+        """What is known of it."""
+
+    @property
+    def key_kept(self) -> str:
+        """Where its key is: "keyring", "session" while this program runs, empty without one."""
+
+    def watch(self, listen: str, trace: TraceStore) -> Job:
+        """Let other programs talk to it through host:port, and record them in a trace."""
+
+
+class Servers(Protocol):
+    """What connects to servers."""
+
+    def connect(
+        self, request: ServerRequest, progress: ReportProgress, post: Post
+    ) -> ServerSession:
+        """Wait until the server serves; raises Cancelled once `request.cancelled` is set. From
+        then on ServerSeen events tell how it is, until the session is closed."""
+
+
 class Engine(Protocol):
     """What opens models."""
 
@@ -125,3 +175,10 @@ class Engine(Protocol):
 
     def open(self, request: OpenRequest, progress: ReportProgress) -> EngineSession:
         """Load them; raises Cancelled once `request.cancelled` is set."""
+
+    def rescore(
+        self, request: RescoreRequest, session: EngineSession | None, progress: ReportProgress
+    ) -> RunRescored | str:
+        """Let a model judge the tokens of a run, which are told in the trace. session: the one in
+        use, which is taken if it is of the same file. A str is why it cannot be told whether the
+        model is the run's own; nothing was done then."""

@@ -18,14 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from app.engine_thread.events import (
     BreakRuleHeld,
+    Disconnected,
     Event,
     FidelityMeasured,
     FilesInspected,
     ModelFiles,
     ModelLoaded,
     Post,
+    RescoreUnsure,
     RunEnded,
     RunStarted,
+    ServerConnected,
     State,
     StateChanged,
     failure,
@@ -37,9 +40,13 @@ from app.engine_thread.jobs import (
     EngineSession,
     Job,
     OpenRequest,
+    RescoreRequest,
     RunFlags,
     RunRequest,
     ScriptRequest,
+    ServerRequest,
+    Servers,
+    ServerSession,
 )
 from engine.errors import Cancelled, DraftscopeError
 from engine.trace.breaks import BreakRule, BreakWatch
@@ -49,6 +56,7 @@ from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.compare.fidelity import Fidelity
+    from engine.observe.observed_run import ServerFacts
 
 
 @dataclass
@@ -74,10 +82,12 @@ class _JobInHand:
 class EngineWorker:
     """One thread for an engine. Public methods are for the window's side and return at once."""
 
-    def __init__(self, post: Post, engine: Engine) -> None:
-        self._post_out, self._engine = post, engine
+    def __init__(self, post: Post, engine: Engine, servers: Servers) -> None:
+        self._post_out, self._engine, self._servers = post, engine, servers
         self._closed = threading.Event()
         self._session: EngineSession | None = None
+        self._server: ServerSession | None = None
+        """The session in use, if it is a server."""
         self._files: ModelFiles | None = None
         """Those of the session in use."""
         self._inspected: ModelFiles | None = None
@@ -96,6 +106,27 @@ class EngineWorker:
     def open(self, request: OpenRequest) -> None:
         """Inspect, then load; the session in use stays until the new one is complete."""
         self._submit(lambda: self._open(request))
+
+    def connect(self, request: ServerRequest) -> None:
+        """Use a server from then on; the session in use stays until the server answers."""
+        self._submit(lambda: self._connect(request))
+
+    def disconnect(self) -> None:
+        """Let go of the server in use."""
+        self._submit(self._disconnect)
+
+    def watch(self, listen: str, flags: RunFlags) -> None:
+        """Record what other programs ask of the server in use through host:port, as a run."""
+
+        def begin(session: EngineSession) -> Job:
+            assert self._server is session
+            return self._server.watch(listen, self._store)
+
+        self._submit(lambda: self._start(begin, flags, None))
+
+    def rescore(self, request: RescoreRequest) -> None:
+        """Let a model judge the tokens of a run."""
+        self._submit(lambda: self._rescore(request))
 
     def start(self, request: RunRequest, flags: RunFlags, rounds: int | None) -> None:
         """Begin a run and advance it by `rounds` (None = until it ends or is told to pause)."""
@@ -205,20 +236,53 @@ class EngineWorker:
             if self._session is not None or self._inspected is None:
                 self._post(FilesInspected(self._files))  # what is in use, if anything is
             raise
-        replaced, self._session = self._session, session
+        replaced, self._session, self._server = self._session, session, None
         self._files, self._fidelity = found, None
-        self._store = self._store_of(found)
+        self._store = self._store_of(found.identity)
         self._post(ModelLoaded(found, request.compute, session.compute, self._store))
         if replaced is not None:
             replaced.close()
         return State.READY
 
-    def _store_of(self, files: ModelFiles) -> TraceStore:
+    def _connect(self, request: ServerRequest) -> State:
+        self._end_run()
+        self._post(StateChanged(State.LOADING))
+        session = self._servers.connect(request, throttled(self._post), self._post)
+        replaced, self._session, self._server = self._session, session, session
+        self._files = self._inspected = self._fidelity = None
+        self._store = self._store_of(identity_of(session.facts))
+        self._post(FilesInspected(None))
+        self._post(ServerConnected(session.facts, session.key_kept, self._store))
+        if replaced is not None:
+            replaced.close()
+        return State.READY
+
+    def _disconnect(self) -> State:
+        self._end_run()
+        server, self._server = self._server, None
+        if server is not None:
+            self._session = None
+            self._store = TraceStore()
+            self._post(Disconnected())
+            server.close()
+        return self._rest()
+
+    def _rescore(self, request: RescoreRequest) -> State:
+        self._end_run()
+        self._post(StateChanged(State.LOADING))
+        found = self._engine.rescore(request, self._session, throttled(self._post))
+        if isinstance(found, str):
+            self._post(RescoreUnsure(request.run, request.target, found))
+        else:
+            self._post(found)
+        return self._rest()
+
+    def _store_of(self, identity: dict[str, Any]) -> TraceStore:
         """The trace that takes the runs of a model: the one it had when it was opened before."""
-        for identity, store in self._stores:
-            if same_model(identity, files.identity):
+        for known, store in self._stores:
+            if same_model(known, identity):
                 return store
-        self._stores.append((files.identity, TraceStore()))
+        self._stores.append((identity, TraceStore()))
         return self._stores[-1][1]
 
     def _measure(self, text: str, cancelled: threading.Event) -> State:
@@ -264,7 +328,7 @@ class EngineWorker:
             if not more:
                 break
             done += 1
-            if hit is not None and not flags.stop.is_set():
+            if hit is not None and not flags.stop.is_set() and self._server is None:
                 return State.PAUSED
         return self._finish()
 
@@ -305,6 +369,14 @@ class EngineWorker:
 
     def _leave(self) -> None:
         self._end_run()
-        session, self._session = self._session, None
+        session, self._session, self._server = self._session, None, None
         if session is not None:
             session.close()
+
+
+def identity_of(facts: ServerFacts) -> dict[str, Any]:
+    """Stands for a server with its model: runs of one share a trace, as far as can be told."""
+    told = facts.models.get("data")
+    first = told[0] if isinstance(told, list) and told else None
+    meta = first.get("meta") if isinstance(first, dict) else None
+    return {"name": facts.address, "sha256": facts.props.get("model_path"), "size": meta}

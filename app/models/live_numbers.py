@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.trace.round_rows import RoundRows
 from engine.trace.store import TraceStore
-from engine.trace.timings import acceptance_of, timings_of
+from engine.trace.timings import acceptance_of, timings_of, told_figures
 
 _PATH_NAMES = {"restore_depth": "restore (depth > n_rs_seq)"}
 
@@ -18,7 +18,8 @@ class LiveNumbers:
     """None is not observed. tokens_per_step: 1 + accepted / steps. path: of the last round that
     had something to roll back."""
 
-    rounds: int = 0
+    rounds: int | None = 0
+    tokens: int | None = 0
     acceptance: float | None = None
     tokens_per_second: float | None = None
     tokens_per_step: float | None = None
@@ -28,15 +29,17 @@ class LiveNumbers:
     def read(cls, store: TraceStore, run_id: int) -> LiveNumbers:
         """The figures of one run so far."""
         rows = RoundRows.select(store.rounds, run_id, None)
-        fared = acceptance_of(rows)
+        told = told_figures(store, run_id)
+        figures = {**acceptance_of(rows), **timings_of(rows), **told}
         n = len(store.rounds)
         of_run = store.rounds.column("run_id", 0, n) == run_id
         rounds = store.rounds.column("round", 0, n)[of_run]
         return cls(
-            rounds=int(rounds[-1]) + 1 if len(rounds) else 0,
-            acceptance=fared["draft_acceptance_rate"],
-            tokens_per_second=timings_of(rows)["predicted_per_second"] or None,
-            tokens_per_step=fared["mean_acceptance_length"],
+            rounds=int(rounds[-1]) + 1 if len(rounds) else None if told else 0,
+            tokens=figures["predicted_n"],
+            acceptance=figures["draft_acceptance_rate"],
+            tokens_per_second=figures["predicted_per_second"] or None,
+            tokens_per_step=figures["mean_acceptance_length"],
             path=_last_path(store, of_run),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from app.models.run_facts import run_names
 from app.models.run_rows import GrowingArray, RunRows
 from engine.trace.run_ref import RunRef
 
@@ -111,7 +112,7 @@ class RunAxis:
 
 
 class RunOverlay:
-    """over: the run on show, of the same trace. Nothing is read from the trace before somebody
+    """over: the run on show. Nothing is read from the trace before somebody
     asks; plots share what was read."""
 
     def __init__(self, run: RunRef, over: RunRef) -> None:
@@ -121,7 +122,7 @@ class RunOverlay:
     @property
     def name(self) -> str:
         """The run in words."""
-        return str(self.run)
+        return run_names(self.run, self.over)[0]
 
     def axis(self, unit: str) -> RunAxis:
         """Where the rounds that the run has by now lie, in a unit of `RunAxis`; the first begins

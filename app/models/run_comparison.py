@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from app.models.number_text import NOT_OBSERVED, format_bytes, significant
-from app.models.token_text import line_text
+from app.models.run_facts import run_names
+from app.models.token_text import line_text, pieces_at
 from engine.trace.baseline import find_baseline, speed
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
 
@@ -46,9 +48,9 @@ class FigurePair:
         return f"{significant(value)} ms" if self.unit == "ms" else significant(value)
 
 
-def compare_runs(store: TraceStore, first: int, second: int) -> list[FigurePair]:
+def compare_runs(first: RunRef, second: RunRef) -> list[FigurePair]:
     """The figures that people compare, of both runs as they are now."""
-    one, two = _figures(store, first), _figures(store, second)
+    one, two = (_figures(run.store, run.run_id) for run in (first, second))
     pairs = [
         FigurePair(label, (one[label], two[label]), unit, tip)
         for label, unit, tip in _COMPARED
@@ -83,7 +85,9 @@ def _figures(store: TraceStore, run_id: int) -> dict[str, Any]:
     rounds = table.column("round", 0, n)[mine]
     paths = table.column("rollback_path", 0, n)[mine]
 
-    def n_of(names: tuple[str, ...]) -> int:
+    def n_of(names: tuple[str, ...]) -> int | None:
+        if not paths.any():  # another engine's, that does not tell how it rolls back
+            return None
         return int(np.isin(paths, [store.text_pool.find(name) for name in names]).sum())
 
     moved = np.concatenate([table.column(name, 0, n)[mine] for name in _MOVED])
@@ -98,7 +102,7 @@ def _figures(store: TraceStore, run_id: int) -> dict[str, Any]:
         "acceptance": known["draft_acceptance_rate"],
         "tokens/step": known["mean_acceptance_length"],
         "tokens": known["predicted_n"],
-        "rounds": int(rounds[-1]) + 1 if len(rounds) else 0,
+        "rounds": int(rounds[-1]) + 1 if len(rounds) else None,
         "rollbacks": n_of(_UNDONE),
         "restores": n_of(_RESTORES),
         "bytes moved": int(moved.sum()) if len(moved) else None,
@@ -107,57 +111,104 @@ def _figures(store: TraceStore, run_id: int) -> dict[str, Any]:
     }
 
 
-def text_difference(store: TraceStore, first: int, second: int) -> str:
+@dataclass(frozen=True, slots=True)
+class TextsPart:
+    """The first token at which two runs differ. seq_id: the sequence. numbers, rows: of the token in
+    what each run generated, from 0, and in its table of tokens; said: the tokens' bytes."""
+
+    seq_id: int
+    numbers: tuple[int, int]
+    rows: tuple[int, int]
+    said: tuple[bytes, bytes]
+
+
+def first_difference(first: RunRef, second: RunRef) -> TextsPart | None:
+    """Where the texts of two runs part; None where neither differs before the other ends."""
+    for seq_id, (one, two) in _shared(first, second).items():
+        at = _first_unequal(one, two)
+        if at is not None:
+            i, j = at
+            rows, said = (one.rows[i], two.rows[j]), (one.pieces[i], two.pieces[j])
+            return TextsPart(seq_id, at, (int(rows[0]), int(rows[1])), said)
+    return None
+
+
+def text_difference(first: RunRef, second: RunRef) -> str:
     """Where the texts of two runs part, in one sentence; empty while there is no text.
 
     Tokens are counted from 1 in what a sequence generated.
     """
-    prompts, texts = (
-        (_tokens(store, first, kinds), _tokens(store, second, kinds))
-        for kinds in (("prompt",), EMITTED_KINDS)
-    )
-    if prompts[0].keys() != prompts[1].keys() or any(
-        not np.array_equal(ids, prompts[1][seq_id][0]) for seq_id, (ids, _) in prompts[0].items()
+    prompts = [_texts(run, ("prompt",)) for run in (first, second)]
+    if all(prompts) and (
+        prompts[0].keys() != prompts[1].keys()
+        or any(b"".join(one.pieces) != b"".join(prompts[1][s].pieces) for s, one in prompts[0].items())
     ):
         return "The prompts differ, so the texts do too."
-    if not texts[0] or not texts[1]:
+    texts = [_texts(run, EMITTED_KINDS) for run in (first, second)]
+    if not all(texts):
         return ""
-    several = len(texts[0].keys() | texts[1].keys()) > 1
-    n_same = 0
-    for seq_id in sorted(texts[0].keys() & texts[1].keys()):
-        (one, at), (two, _) = (text[seq_id] for text in texts)
-        n = min(len(one), len(two))
-        parted = np.flatnonzero(one[:n] != two[:n])
-        if len(parted):
-            i = int(parted[0])
-            where = f"token {i + 1}{f' of sequence {seq_id}' if several else ''}"
-            said = [
-                f"“{_text(store, int(ids[i]))}” in run {run_id}"
-                for ids, run_id in ((one, first), (two, second))
-            ]
-            return f"The texts differ at {where}, position {at[i]}: {', '.join(said)}."
-        n_same += n
-    lengths = [sum(len(ids) for ids, _ in text.values()) for text in texts]
+    part = first_difference(first, second)
+    names = run_names(first, second)
+    if part is not None:
+        several = len(texts[0].keys() | texts[1].keys()) > 1
+        of = f" of sequence {part.seq_id}" if several else ""
+        position = first.store.tokens.column("pos")[part.rows[0]]
+        said = [f"“{line_text(piece, -1)}” in {name}" for piece, name in zip(part.said, names)]
+        where = f"token {part.numbers[0] + 1}{of}, position {position}"
+        return f"The texts differ at {where}: {', '.join(said)}."
+    lengths = [sum(len(text.pieces) for text in text_of.values()) for text_of in texts]
+    n_same = sum(min(len(one.pieces), len(two.pieces)) for one, two in _shared(first, second).values())
     if lengths == [n_same, n_same]:
         return f"Same text, {n_same:,} tokens."
-    shorter = first if lengths[0] < lengths[1] else second
-    return f"Same text for {n_same:,} tokens, all that run {shorter} has."
+    shorter = names[0] if lengths[0] < lengths[1] else names[1]
+    return f"Same text for {n_same:,} tokens, all that {shorter} has."
 
 
-def _tokens(
-    store: TraceStore, run_id: int, kinds: tuple[str, ...]
-) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Ids and positions of a run's tokens of these kinds, int64 [n] each, by sequence."""
-    table = store.tokens
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """The tokens of a sequence: row numbers, and the bytes of each."""
+
+    rows: np.ndarray
+    pieces: list[bytes]
+
+
+def _shared(first: RunRef, second: RunRef) -> dict[int, tuple[_Text, _Text]]:
+    """What both runs generated, by sequence."""
+    one, two = (_texts(run, EMITTED_KINDS) for run in (first, second))
+    return {seq_id: (one[seq_id], two[seq_id]) for seq_id in sorted(one.keys() & two.keys())}
+
+
+def _first_unequal(one: _Text, two: _Text) -> tuple[int, int] | None:
+    """Number of the first differing token of each; texts that are cut into tokens in other ways are
+    compared byte by byte."""
+    n = min(len(one.pieces), len(two.pieces))
+    i = next((i for i in range(n) if one.pieces[i] != two.pieces[i]), None)
+    if i is None:
+        return None
+    texts = [b"".join(text.pieces[i:]) for text in (one, two)]
+    n_bytes = min(map(len, texts))
+    at = next((k for k in range(n_bytes) if texts[0][k] != texts[1][k]), None)
+    if at is None:
+        return None
+    return _token_at(one, i, at), _token_at(two, i, at)
+
+
+def _token_at(text: _Text, first: int, offset: int) -> int:
+    """The token that holds a byte, counted from the beginning of token `first`."""
+    ends = np.cumsum([len(piece) for piece in text.pieces[first:]])
+    return first + int(np.searchsorted(ends, offset, side="right"))
+
+
+def _texts(run: RunRef, kinds: tuple[str, ...]) -> dict[int, _Text]:
+    """A run's tokens of these kinds, by sequence."""
+    store, table = run.store, run.store.tokens
     n = len(table)
     codes = [store.text_pool.find(kind) for kind in kinds]
-    mine = (table.column("run_id", 0, n) == run_id) & np.isin(table.column("kind", 0, n), codes)
-    seq_ids, ids, at = (table.column(name, 0, n)[mine] for name in ("seq_id", "token_id", "pos"))
+    mine = (table.column("run_id", 0, n) == run.run_id) & np.isin(table.column("kind", 0, n), codes)
+    rows = np.flatnonzero(mine)
+    seq_ids = table.column("seq_id", 0, n)[rows]
     return {
-        seq_id: (ids[seq_ids == seq_id], at[seq_ids == seq_id])
+        seq_id: _Text(found, pieces_at(store, found))
         for seq_id in np.unique(seq_ids).tolist()
+        for found in [rows[seq_ids == seq_id]]
     }
-
-
-def _text(store: TraceStore, token_id: int) -> str:
-    return line_text(store.pieces.get(token_id, b""), token_id)

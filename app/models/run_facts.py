@@ -9,7 +9,6 @@ from app.models.live_numbers import LiveNumbers
 from app.models.number_text import significant
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from engine.trace.timings import timings
 
 RUNNING = "going on"
 OURS = "draftscope"
@@ -31,7 +30,7 @@ class RunRow:
     run: RunRef
     model: str
     title: str
-    tokens: int
+    tokens: int | None
     acceptance: float | None
     tokens_per_second: float | None
     stop: str
@@ -39,17 +38,33 @@ class RunRow:
     ended: bool
 
 
+def run_names(first: RunRef, second: RunRef) -> tuple[str, str]:
+    """Two runs in words; numbers alone name runs of one trace only."""
+    if first.store is second.store:
+        return str(first), str(second)
+    one, two = (f"{run} of {_origin(run.facts)}" for run in (first, second))
+    return one, two
+
+
+def _origin(facts: dict[str, Any]) -> str:
+    """Where a run comes from, in a few words: its server, else its engine and model."""
+    model = facts.get("model")
+    name = str(model.get("name", "")) if isinstance(model, dict) else ""
+    if address := facts.get("address"):
+        return str(address).partition("://")[2] or str(address)
+    return name.removesuffix(".gguf") if is_ours(facts) and name else engine_name(facts)
+
+
 def run_row(run: RunRef, model: str = "") -> RunRow:
     """Read a run's facts and figures as they are now."""
     facts = run.facts
     stops = facts.get("stops")  # before the figures: if the run had ended, they are final
     numbers = LiveNumbers.read(run.store, run.run_id)
-    tokens = int(timings(run.store, run.run_id)["predicted_n"])
     return RunRow(
         run,
         model,
         run_title(facts),
-        tokens,
+        numbers.tokens,
         numbers.acceptance,
         numbers.tokens_per_second,
         _stop(stops, str(facts.get("lane_error") or facts.get("error", ""))),

@@ -20,10 +20,10 @@ class RunPairTable(QAbstractTableModel):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.pairs: list[FigurePair] = []
-        self._runs = (0, 0)
+        self._runs = ("", "")
 
-    def show_pairs(self, runs: tuple[int, int], pairs: list[FigurePair]) -> None:
-        """Show these figures of two runs."""
+    def show_pairs(self, runs: tuple[str, str], pairs: list[FigurePair]) -> None:
+        """Show these figures of two runs, which go by these names."""
         same_lines = [p.label for p in pairs] == [p.label for p in self.pairs]
         if same_lines and runs == self._runs:
             self.pairs = pairs
@@ -47,7 +47,8 @@ class RunPairTable(QAbstractTableModel):
             return None
         first, second = self._runs
         if role == Qt.ItemDataRole.DisplayRole:
-            return ("figure", f"run {first}", f"run {second}", f"{first} / {second}")[section]
+            ratio = " / ".join(name.removeprefix("run ") for name in self._runs)
+            return ("figure", first, second, ratio)[section]
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return _side(section)
         return None

@@ -10,7 +10,7 @@ from PySide6.QtGui import QFont
 
 from app.looks.theme import Theme, icon
 from app.models.column_table import ColumnTable, TableColumn
-from app.models.number_text import significant
+from app.models.number_text import NOT_OBSERVED, significant
 from app.models.run_facts import ModelRuns, RunRow, run_row
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -59,13 +59,16 @@ class RunTable(ColumnTable):
         self._list(run)
 
     def can_overlay(self, run: RunRef) -> bool:
-        """Whether a run may be laid over the one on show: another one of the same trace."""
-        return self._shown is not None and run != self._shown and run.store is self._shown.store
+        """Whether a run may be laid over the one on show: any other one."""
+        return self._shown is not None and run != self._shown
 
     def other(self, chosen: RunRef | None) -> RunRef | None:
         """A run to lay over the one on show: the chosen one, else the newest other."""
         others = [row.run for row in self.rows if self.can_overlay(row.run)]
-        return chosen if chosen in others else next(reversed(others), None)
+        if chosen in others:
+            return chosen
+        own = [run for run in others if self._shown is not None and run.store is self._shown.store]
+        return next(reversed(own or others), None)
 
     @property
     def n_models(self) -> int:
@@ -165,7 +168,7 @@ def _text(row: RunRow, name: str) -> str:
         "run": str(row.run.run_id),
         "model": row.model,
         "title": row.title,
-        "tokens": f"{row.tokens:,}",
+        "tokens": NOT_OBSERVED if row.tokens is None else f"{row.tokens:,}",
         "acceptance": significant(row.acceptance),
         "speed": significant(row.tokens_per_second),
         "stop": row.stop,

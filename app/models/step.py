@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from app.models.position import Position
-from app.models.token_text import line_text
+from app.models.token_text import line_text, row_text
 from engine.trace.run_ref import RunRef
 from engine.trace.store import Table, TraceStore
 
@@ -54,6 +54,10 @@ class Step:
     def text(self, token_id: int) -> str:
         """A token as a reader sees it, in one line; spaces alone have a mark each."""
         return line_text(self.store.pieces.get(token_id, b""), token_id)
+
+    def text_of(self, token: TraceRow) -> str:
+        """The same for one of `tokens`, whose id may not have been told."""
+        return row_text(self.store, token)
 
 
 def read_step(run: RunRef, seq_id: int, round_: int) -> Step | None:

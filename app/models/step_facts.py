@@ -29,6 +29,13 @@ _BYTES = (
     ("checkpoint", "checkpoint_bytes", "Size of the checkpoint taken in this round"),
     ("held", "memory_bytes_held", "Storage of attention cells and recurrent states"),
 )
+_OF_MEMORY = (
+    *(name for _, name, _ in _BYTES),
+    "kv_cells_used",
+    "kv_cells_duplicate",
+    "attention_pos_max",
+    "recurrent_pos_max",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,7 @@ def outcome(step: Step) -> str:
     own = next((one for one in step.tokens if one["kind"] == "replacement"), None)
     if rejected is None or own is None:
         return f"{counts}{judge}."
-    said, chose = (step.text(one["token_id"]).strip() for one in (rejected, own))
+    said, chose = (step.text_of(one).strip() for one in (rejected, own))
     return f"{counts}{judge}: the draft said “{said}”, the target “{chose}”."
 
 
@@ -118,12 +125,13 @@ def _verification(step: Step) -> list[FactLine]:
 
 def _rollback(facts: TraceRow) -> list[FactLine]:
     path = facts["rollback_path"]
+    untold = "" if facts["num_draft_tokens"] is None else "The engine did not tell"
     in_memory, depth = facts["memory_rollback"], facts["rollback_depth"]
     deep = _whole(depth)
     if in_memory is not None and in_memory != depth:
         deep += f", in memory {in_memory}"
     return [
-        FactLine("path", path or NOT_OBSERVED, _PATH_TIPS.get(path, "")),
+        FactLine("path", path or NOT_OBSERVED, _PATH_TIPS.get(path, untold)),
         FactLine("depth", deep, "Drafted tokens undone; in memory, padding comes on top"),
         FactLine(
             "valid depth / n_rs_seq",
@@ -140,6 +148,8 @@ def _rollback(facts: TraceRow) -> list[FactLine]:
 
 
 def _memory(facts: TraceRow) -> list[FactLine]:
+    if all(facts[name] is None for name in _OF_MEMORY):
+        return [FactLine("all of it", "not observed", "The engine did not tell")]
     lines = [FactLine(label, _bytes(facts[name]), tip) for label, name, tip in _BYTES]
     used, twice = facts["kv_cells_used"], facts["kv_cells_duplicate"]
     attention, recurrent = facts["attention_pos_max"], facts["recurrent_pos_max"]
@@ -158,7 +168,11 @@ def _times(facts: TraceRow) -> list[FactLine]:
     spent = [(phase, facts[f"{phase}_ms"]) for phase in PHASES]
     known = [(phase, ms) for phase, ms in spent if ms is not None]
     if not known:
-        return []
+        whole, n = facts["total_ms"], facts["n_merged"]
+        if whole is None:
+            return [FactLine("all phases", "not observed", "The engine did not tell")]
+        merged = f", {n} rounds together" if n else ""
+        return [FactLine("whole round", f"{_ms(whole)}{merged}", "Its phases were not observed")]
     total = FactLine("all phases", _ms(sum(ms for _, ms in known)), "This sequence's part")
     return [*(FactLine(phase, _ms(ms)) for phase, ms in known if ms), total]
 

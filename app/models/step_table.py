@@ -34,6 +34,7 @@ SIGNS = {
     "replacement": "↻",
     "bonus": "+",
     "target": "→",
+    "unknown": "?",
 }
 _DIGITS = {"target_entropy": 2}
 
@@ -41,7 +42,7 @@ _DIGITS = {"target_entropy": 2}
 def cell_text(step: Step, token: TraceRow, name: str) -> str:
     """One cell as text; empty where a figure has no meaning for the token."""
     if name == "token":
-        return step.text(token["token_id"])
+        return step.text_of(token)
     if name == "decision":
         return f"{SIGNS.get(token['kind'], '')} {token['kind']}".strip()
     if name == "target":

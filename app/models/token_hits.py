@@ -19,6 +19,7 @@ from app.models.token_filter import (
     is_of_round,
 )
 from app.models.token_stream import GHOSTS, KIND, TokenStream
+from app.models.token_text import pieces_at
 from engine.trace.records import MISSING, TOKEN_KINDS
 
 _TESTS: dict[str, Callable[[Any, float], Any]] = {
@@ -139,17 +140,16 @@ class _Columns:
     def _text(self, term: TextTerm) -> np.ndarray:
         """Tokens in which the text begins; a ghost has to contain all of it."""
         found = np.zeros(self._n, bool)
-        wanted, pieces = term.text.encode(), self._store.pieces
+        wanted = term.text.encode()
         fold: Callable[[bytes], bytes] = bytes.lower if term.folded else bytes
-        ids = self._store.tokens.column("token_id")[self._rows]
         is_ghost = _IS_GHOST[self._kinds]
-        ghosts = ids[is_ghost]
-        containing = [i for i in set(ghosts.tolist()) if wanted in fold(pieces.get(i, b""))]
-        found[is_ghost] = np.isin(ghosts, containing)
+        ghosts = pieces_at(self._store, self._rows[is_ghost])
+        containing = {piece for piece in set(ghosts) if wanted in fold(piece)}
+        found[is_ghost] = [piece in containing for piece in ghosts]
 
         said = np.flatnonzero(~is_ghost)
         if len(said):
-            parts = [pieces.get(i, b"") for i in ids[said].tolist()]
+            parts = pieces_at(self._store, self._rows[said])
             lengths = np.fromiter(map(len, parts), np.int64, len(parts))
             starts = np.cumsum(lengths) - lengths
             places = _places(fold(b"".join(parts)), wanted)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from app.models.token_text import display_text, inline_newlines, styled_newlines
+from app.models.token_text import display_text, inline_newlines, pieces_at, styled_newlines
 from engine.trace.records import EMITTED_KINDS, GHOST_KINDS, TOKEN_KINDS
 from engine.trace.run_ref import RunRef
 
@@ -71,7 +71,7 @@ class TokenStream:
                 repeated.append(origin)
         rows, kinds = rows[shown], kinds[shown]
 
-        self.texts.extend(self._display(ids[rows], kinds))
+        self.texts.extend(self._display(ids[rows], table.column("text", 0, stop)[rows], kinds))
         self.kinds.extend(kinds.astype(np.uint8).tobytes())
         self.replayed.extend(bytes(len(rows)))
         self.rounds.frombytes(table.column("round", 0, stop)[rows].tobytes())
@@ -100,9 +100,8 @@ class TokenStream:
             wanted = [i for i in wanted if self.kinds[i] != KIND["prompt"]]
         elif not wanted:
             wanted = list(range(start, stop))
-        ids = self.store.tokens.column("token_id")
-        pieces = self.store.pieces
-        joined = b"".join(pieces.get(int(ids[self.rows[i]]), b"") for i in wanted)
+        rows = np.array([self.rows[i] for i in wanted], np.int64)
+        joined = b"".join(pieces_at(self.store, rows))
         return joined.decode("utf-8", "replace")
 
     def _row_in_text(self, position: int) -> int | None:
@@ -111,14 +110,20 @@ class TokenStream:
             return None
         return self._text_rows[at]
 
-    def _display(self, ids: np.ndarray, kinds: np.ndarray) -> list[str]:
-        keys = ids * len(_FORMS) + _FORM_OF_KIND[kinds]
+    def _display(self, ids: np.ndarray, texts: np.ndarray, kinds: np.ndarray) -> list[str]:
+        """Tokens as displayed. ids, texts, kinds: [n] each; what has a text of its own goes by it,
+        as a source below -1; -1 is a token without either."""
+        sources = np.where(texts > 0, -1 - texts.astype(np.int64), np.maximum(ids, -1))
+        keys = sources * len(_FORMS) + _FORM_OF_KIND[kinds]
         forms = self._forms
         for key in np.unique(keys).tolist():
             if key not in forms:
-                token_id, form = divmod(key, len(_FORMS))
-                text = display_text(self.store.pieces.get(token_id, b""), token_id)
-                forms[key] = _FORMS[form](text)
+                source, form = divmod(key, len(_FORMS))
+                if source < -1:
+                    piece = self.store.text_pool.text(-1 - source).encode()
+                else:
+                    piece = self.store.pieces.get(source, b"")
+                forms[key] = _FORMS[form](display_text(piece, max(source, -1)))
         return [forms[key] for key in keys.tolist()]
 
 

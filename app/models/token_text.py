@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from engine.trace.store import TraceStore
 
 NEWLINE_MARK = "⏎"
 SPACE_MARK = "␣"
+HIDDEN = "⟨?⟩"
+"""A token of which the engine told neither id nor text."""
 _TAB = " " * 4
 _JOINERS = ("\u200c", "\u200d")
 _UNSEEN = ("Cc", "Zl", "Zp")
@@ -19,6 +27,7 @@ MEANING = {
     "replacement": "the target's token at the rejection",
     "bonus": "the target's token after a fully accepted draft",
     "replayed": "decoded again after a restore",
+    "unknown": "generated; the engine did not tell in what part of which round",
 }
 """What each kind of token in the trace is."""
 
@@ -28,15 +37,34 @@ def display_text(piece: bytes, token_id: int) -> str:
 
     Bytes that are no UTF-8 by themselves show as ⟨E4⟩, control and format characters as their
     code, a tab as four spaces, a combining mark without its base on a dotted circle, and a
-    token without any bytes as its id.
+    token without any bytes as its id; one without an id, below 0, as ⟨?⟩.
     """
     if not piece:
-        return f"⟨#{token_id}⟩"
+        return f"⟨#{token_id}⟩" if token_id >= 0 else HIDDEN
     text = piece.decode("utf-8", "surrogateescape")
     if text.isascii() and text.isprintable():
         return text
     text = text.replace("\r\n", "\n")
     return "".join(_visible(char, first=i == 0) for i, char in enumerate(text))
+
+
+def pieces_at(store: TraceStore, rows: np.ndarray) -> list[bytes]:
+    """The bytes of tokens, by row numbers [n] of the tokens table. Of another engine's tokens the
+    text may be all that is known, and of some of them nothing."""
+    ids = store.tokens.column("token_id")[rows].tolist()
+    texts = store.tokens.column("text")[rows].tolist()
+    pieces, pool = store.pieces, store.text_pool
+    return [
+        pool.text(text).encode() if text else pieces.get(token_id, b"")
+        for token_id, text in zip(ids, texts, strict=True)
+    ]
+
+
+def row_text(store: TraceStore, row: Mapping[str, Any]) -> str:
+    """The token of a row of the tokens table in one line; see `pieces_at`."""
+    token_id = row["token_id"]
+    piece = row["text"].encode() if row["text"] else store.pieces.get(token_id, b"")
+    return line_text(piece, -1 if token_id is None else token_id)
 
 
 def styled_newlines(text: str) -> str:

@@ -132,9 +132,32 @@ class Settings:
         """Put a trace at the top of its list."""
         self._add_path("files/recent_traces", folder)
 
+    @property
+    def recent_servers(self) -> list[str]:
+        """Addresses connected to last, the newest first."""
+        value = self._store.value("servers/recent")
+        found = [value] if isinstance(value, str) else value
+        known = found if isinstance(found, list) else []
+        return [one for one in known if isinstance(one, str) and one][:N_RECENT]
+
+    def add_recent_server(self, address: str) -> None:
+        """Put an address at the top of its list."""
+        kept = [address, *(one for one in self.recent_servers if one != address)]
+        self._store.setValue("servers/recent", kept[:N_RECENT])
+
+    @property
+    def watch_port(self) -> int:
+        """The port through which other programs are watched."""
+        value = self._text("servers/watch_port")
+        return int(value) if value.isascii() and value.isdigit() and 0 < int(value) < 65536 else 8081
+
+    @watch_port.setter
+    def watch_port(self, port: int) -> None:
+        self._store.setValue("servers/watch_port", str(port))
+
     def clear_recent(self) -> None:
-        """Forget the models and traces opened lately."""
-        for key in ("files/recent_models", "files/recent_traces"):
+        """Forget the models, traces and servers opened lately."""
+        for key in ("files/recent_models", "files/recent_traces", "servers/recent"):
             self._store.remove(key)
 
     def folder(self, purpose: str) -> Path:

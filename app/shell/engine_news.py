@@ -16,6 +16,7 @@ from app.engine_thread.trace_jobs import TraceRead
 from app.models.compared_lanes import lanes_of, run_to_show
 from app.models.position import Position
 from app.models.run_facts import fidelity_text
+from app.models.server_facts import known_facts, server_name
 from app.saved.errors import log
 from app.saved.settings import Settings
 from app.shell.panels import Panels
@@ -59,6 +60,10 @@ class EngineNews(QObject):
         bridge.trace_read.connect(self._offer_trace)
         bridge.dropped.connect(self._show_dropped)
         bridge.reading_ended.connect(self._end_progress)
+        bridge.connected.connect(self._show_server)
+        bridge.server_seen.connect(self._show_server_status)
+        bridge.disconnected.connect(self._show_no_server)
+        bridge.rescored.connect(self._show_rescored)
         panels.status.cancel_asked.connect(bridge.cancel)
         panels.run_panel.options_changed.connect(self._show_options)
         panels.runs.run_selected.connect(self._select_run)
@@ -82,6 +87,45 @@ class EngineNews(QObject):
         )
         self._show_model_text()
         self._tell_of_run_behind()
+
+    # -- servers ---------------------------------------------------------------------------
+
+    def _show_server(self, server: events.ServerConnected) -> None:
+        from engine.observe.request_options import why_not_sent
+
+        panels = self._panels
+        self._settings.add_recent_server(server.facts.address)
+        panels.runs.set_recorded(self._bridge.recorded)
+        self._show_lanes_or_run(self._bridge.live)
+        panels.model_map.set_server(server)
+        panels.run_panel.set_server(why_not_sent)
+        panels.run_panel.use_first_prompt()
+        if server.key_kept == "session":
+            panels.banners.add(
+                "info",
+                "There is no keyring on this system: the API key is kept for this session only.",
+            )
+        self._show_names()
+
+    def _show_server_status(self, status: events.ServerSeen) -> None:
+        panels = self._panels
+        is_news = bool(status.gone) and panels.status.gone.isHidden()
+        panels.model_map.server.set_status(status)
+        panels.status.set_server_gone(status.gone)
+        if is_news:
+            panels.banners.add("error", status.gone)
+        self._show_model_text()
+
+    def _show_no_server(self) -> None:
+        panels = self._panels
+        panels.model_map.set_server(None)
+        panels.run_panel.set_server(None)
+        panels.status.set_server_gone("")
+        self._show_names()
+
+    def _show_rescored(self, found: events.RunRescored) -> None:
+        self._panels.banners.add("error" if found.text_changed else "info", found.sentence)
+        self._feed.show_run(self._feed.run)  # cells that views have read are filled now
 
     # -- files and traces ------------------------------------------------------------------
 
@@ -126,8 +170,9 @@ class EngineNews(QObject):
 
     def _show_names(self) -> None:
         files, folder = self._bridge.files, self._bridge.trace_folder
-        names = [folder.name if folder else "", files.target.stem if files and not folder else ""]
-        name = "".join(names)
+        server = self._bridge.server
+        in_use = files.target.stem if files else server_name(server.facts) if server else ""
+        name = folder.name if folder else in_use
         self._panels.show_tokens(bool(name or self._feed.run))
         self.named.emit(name)
         self.changed.emit()
@@ -213,13 +258,24 @@ class EngineNews(QObject):
             parts = [f"trace {folder}", "opened from disk"]
             if bridge.has_run:
                 parts.append(f"{bridge.live} {bridge.state.value}")
+        elif bridge.connecting:
+            parts = [f"connecting to {bridge.connecting}"]
+        elif bridge.server is not None:
+            facts = known_facts(bridge.server.facts)
+            state = "gone" if bridge.server_status.gone else bridge.state.value
+            parts = [server_name(bridge.server.facts), facts["model"], facts["build"], state]
+            parts += self._other_on_show()
         elif files is not None:
             quant = next(iter(files.info.quant_mix), "")
             parts = [files.target.stem, quant, bridge.compute, bridge.state.value]
-            shown = self._feed.run
-            parts += [
-                f"on show: a run of {runs.model}"
-                for runs in bridge.recorded
-                if shown is not None and runs.store is shown.store and not runs.in_use
-            ]
+            parts += self._other_on_show()
         self._panels.status.set_model(" · ".join(part for part in parts if part))
+
+    def _other_on_show(self) -> list[str]:
+        """The model whose run is on show, if it is not the one in use."""
+        shown = self._feed.run
+        return [
+            f"on show: a run of {runs.model}"
+            for runs in self._bridge.recorded
+            if shown is not None and runs.store is shown.store and not runs.in_use
+        ]

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QWidget
 
+from app.dialogs.connect import LOOPBACK, ConnectDialog
 from app.dialogs.files import ask_model
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.events import State
+from app.engine_thread.events import RescoreUnsure, State
 from app.engine_thread.jobs import CompareRequest, ScriptRequest
 from app.saved.settings import Settings
 from app.shell.docks import Docks
@@ -27,6 +28,7 @@ class RunControl:
     ) -> None:
         self._bridge, self._panels, self._docks = bridge, panels, docks
         self._settings, self._window = settings, window
+        self._watch_at = 0
 
     # -- models ----------------------------------------------------------------------------
 
@@ -51,6 +53,50 @@ class RunControl:
         path = ask_model(self._window, self._settings, "Open draft model")
         if path is not None and self._bridge.files is not None:
             self.open_model(self._bridge.files.target, path)
+
+    def ask_server(self) -> None:
+        """Let the user name a server, without blocking the window."""
+        dialog = ConnectDialog(self._settings, self._window)
+        dialog.chosen.connect(self.connect_server)
+        dialog.show()
+
+    def connect_server(
+        self, address: str, key: str = "", log: Path | None = None, port: int = 0
+    ) -> None:
+        """Use a server; with a port, other programs are watched there as soon as it answers."""
+        self._panels.banners.clear()
+        self._watch_at = port
+        self._bridge.connect_server(address, key, log)
+
+    def begin_watching(self) -> None:
+        """Watch, if that was asked for together with the connection."""
+        port, self._watch_at = self._watch_at, 0
+        if port:
+            self._bridge.watch(f"{LOOPBACK}:{port}")
+
+    def watch(self) -> None:
+        """Record what other programs ask of the server, through the port used last."""
+        self._panels.banners.clear()
+        self._bridge.watch(f"{LOOPBACK}:{self._settings.watch_port}")
+
+    def ask_rescore(self, run: RunRef) -> None:
+        """Let the user choose the model that judges a run."""
+        path = ask_model(self._window, self._settings, "Re-score with model")
+        if path is not None:
+            self._panels.banners.clear()
+            self._bridge.rescore(run, path)
+
+    def offer_rescore(self, unsure: RescoreUnsure) -> None:
+        """Whether the model is that of the run cannot be told: let the user say."""
+        self._panels.banners.add(
+            "warning",
+            unsure.why,
+            "",
+            (
+                "&Re-score all the same",
+                lambda: self._bridge.rescore(unsure.run, unsure.target, assume_same=True),
+            ),
+        )
 
     def reload(self) -> None:
         """The same files again, as another compute mode asks for."""

@@ -170,6 +170,8 @@ class MainWindow(QMainWindow):
             "file.open_draft": control.ask_draft,
             "file.open_demo": self.open_demo,
             "file.open_trace": self.sessions.ask,
+            "file.connect": control.ask_server,
+            "file.disconnect": bridge.disconnect_server,
             "file.close_trace": bridge.close_trace,
             "file.clear_recent": self.settings.clear_recent,
             "file.export": self._export_shown,
@@ -181,6 +183,8 @@ class MainWindow(QMainWindow):
             "run.pause": bridge.pause,
             "run.step": lambda: control.run(1),
             "run.stop": bridge.stop,
+            "run.watch": control.watch,
+            "run.rescore": self._rescore_shown,
             "run.compare": control.compare_chosen,
             "run.add_break": control.write_break,
             "run.measure_fidelity": control.measure_fidelity,
@@ -211,6 +215,8 @@ class MainWindow(QMainWindow):
         )
         self.model_map.load_asked.connect(control.reload)
         self.run_panel.compute_changed.connect(control.reload)
+        self.bridge.connected.connect(lambda _: control.begin_watching())
+        self.bridge.rescore_unsure.connect(control.offer_rescore)
         feed.numbers_changed.connect(self.status.set_numbers)
         feed.run_shown.connect(self._enable_actions)
         for view in self.panels.text_views:
@@ -245,7 +251,7 @@ class MainWindow(QMainWindow):
         """What the palette offers: every action but the palette itself, and the scenarios."""
         actions = self.actions_by_id
         registered = [
-            Command(actions[spec.id], spec.tip, spec.needs)
+            Command(actions[spec.id], spec.tip, spec.needs, actions.reason(spec.id))
             for spec in SPECS
             if spec.id != "view.palette"
         ]
@@ -262,6 +268,10 @@ class MainWindow(QMainWindow):
     def _export_shown(self) -> None:
         if self.feed.run is not None:
             self.sessions.export(self.feed.run.store)
+
+    def _rescore_shown(self) -> None:
+        if self.feed.run is not None:
+            self.control.ask_rescore(self.feed.run)
 
     def _open_dropped(self, found: DroppedFiles) -> None:
         if found.trace is not None:
@@ -297,21 +307,35 @@ _NEED_RUN = (
 )
 
 
+_AT_REST = (State.EMPTY, State.INSPECTED, State.READY)
+_NOT_AT_SERVERS = {
+    "run.step": "A server does not stop between two rounds",
+    "run.pause": "A server cannot be paused; Stop (Shift+F5) ends its requests",
+    "run.compare": "A server shows no logits to compare lanes by; open its model for that",
+    "run.measure_fidelity": "A server's arithmetic cannot be measured; open its model for that",
+}
+"""Why these cannot be done with a server."""
+
+
 def enable_actions(
     actions: Actions, bridge: Bridge, shown: RunRef | None, panels: Panels, scenarios: ScenarioMenu
 ) -> None:
     """Enable what the bridge and the run on show allow, disable the rest."""
     state, diverges = bridge.state, panels.has_divergences
     going = bridge.can_start or state is State.PAUSED
+    served = bridge.server is not None
+    actions.explain(_NOT_AT_SERVERS if served else {})
     single = bridge.has_run and bridge.live is not None and not lanes_of(bridge.live)
     panels.tokens.set_cancellable(bridge.live if single else None)
     for action_id, enabled in (
         ("run.start", going),
-        ("run.step", going),
-        ("run.pause", state is State.RUNNING),
+        ("run.step", going and not served),
+        ("run.pause", state is State.RUNNING and not served),
         ("run.stop", bridge.has_run),
-        ("run.compare", bridge.can_start),
-        ("run.measure_fidelity", bridge.can_start),
+        ("run.watch", bridge.can_start and served),
+        ("run.rescore", shown is not None and state in _AT_REST),
+        ("run.compare", bridge.can_start and not served),
+        ("run.measure_fidelity", bridge.can_start and not served),
         ("go.first_divergence", diverges),
         ("go.next_divergence", diverges),
         ("go.previous_divergence", diverges),
@@ -322,7 +346,8 @@ def enable_actions(
         ("file.copy_issue", shown is not None),
         ("file.open_trace", not bridge.reading),
         ("file.close_trace", bridge.trace_folder is not None),
+        ("file.disconnect", served),
     ):
         actions[action_id].setEnabled(enabled)
-    scenarios.setEnabled(bridge.can_start)
+    scenarios.setEnabled(bridge.can_start and not served)
     actions["run.start"].setText("&Resume" if state is State.PAUSED else "&Run")

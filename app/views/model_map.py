@@ -19,13 +19,14 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.engine_thread.events import ModelFiles
+from app.engine_thread.events import ModelFiles, ServerConnected
 from app.looks.theme import Theme
 from app.models.memory_estimate import estimate
 from app.models.number_text import format_bytes
 from app.widgets.empty_state import EmptyState
 from app.widgets.layer_strip import LayerStrip
 from app.widgets.policy_costs import PolicyCosts
+from app.widgets.server_page import ServerPage
 from app.widgets.size_bars import SizeBars
 from engine.options import RunOptions
 
@@ -68,11 +69,22 @@ class ModelMapView(QStackedWidget):
             )
         )
         self.addWidget(self._make_page())
+        self.server = ServerPage()
+        self.addWidget(self.server)
 
     @property
     def facts(self) -> dict[str, str]:
         """The facts on show, by name."""
         return {name: label.text() for name, label in self._facts.items()}
+
+    def set_server(self, server: ServerConnected | None) -> None:
+        """Show a server in place of files, or the empty state."""
+        if server is not None:
+            self.set_files(None)
+            self.server.set_server(server)
+            self.setCurrentWidget(self.server)
+        elif self.currentWidget() is self.server:
+            self.setCurrentIndex(0)
 
     def set_files(self, files: ModelFiles | None) -> None:
         """Show these files, or the empty state."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QPalette
@@ -29,9 +29,11 @@ from engine.draft.registry import DRAFTERS, model_drafters
 from engine.draft.spec import DRAFT_MODEL, MTP_HEAD
 from engine.errors import OptionError
 from engine.memory.policies import POLICIES
-from engine.option_fields import build, options_in
+from engine.option_fields import PlacedOption, build, options_in
 from engine.options import COMPUTE_MODES, RunOptions
 from engine.options.idle_faults import notes_on
+
+_SERVER_NOTE = "What is greyed the server was started with: a request cannot change it."
 
 
 class RunPanel(QWidget):
@@ -49,6 +51,8 @@ class RunPanel(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._wished_drafters: tuple[str, ...] = ("draft-mtp",)
+        self._refused: dict[tuple[str, ...], str] = {}
+        """Options that the server in use does not take, and why."""
         self.problem = ""
         """Why no run can start with what is set, empty when one can."""
         self._make_fields()
@@ -72,7 +76,11 @@ class RunPanel(QWidget):
         values = {one.path: value_of(one, field) for one, field in self._above}
         for group in self._groups.values():
             values |= group.values()
-        values["spec", "n_min"] = min(values["spec", "n_min"], self.n_max.value())
+        values = {path: value for path, value in values.items() if path not in self._refused}
+        if ("spec", "n_min") in values:
+            values["spec", "n_min"] = min(values["spec", "n_min"], self.n_max.value())
+        if ("parallel",) not in values:
+            values["parallel",] = 0
         values["parallel",] = values["parallel",] or min(64, len(self.texts()))
         return build(RunOptions, values)
 
@@ -96,6 +104,20 @@ class RunPanel(QWidget):
             if self._wished_drafters and not left:
                 left = [name for name in reversed(model_drafters()) if name not in refused][:1]
             self.drafter.set_names(left)
+
+    def set_server(self, why_not: Callable[[PlacedOption], str] | None) -> None:
+        """Disable what a server does not take with a request; why_not: says why, empty for what it
+        takes; None without a server. What is disabled counts as not set."""
+        self.note.setVisible(why_not is not None)
+        every = [*self._above, *(pair for group in self._groups.values() for pair in group.fields)]
+        self._refused = {
+            one.path: reason for one, _ in every if why_not and (reason := why_not(one))
+        }
+        for one, field in every:
+            reason = self._refused.get(one.path, "")
+            field.setEnabled(not reason)
+            field.setToolTip(reason or tip(one))
+        self._judge()
 
     def use_first_prompt(self) -> None:
         """Put the first bundled prompt in place, unless something is typed already."""
@@ -145,6 +167,10 @@ class RunPanel(QWidget):
             add_row(self._form, one.row.label, field, tip(one))
         about = "--compute: arithmetic of the linear layers; reloads"
         add_row(self._form, "compute", self.compute, about)
+        self.note = QLabel(_SERVER_NOTE)
+        self.note.setWordWrap(True)
+        self.note.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+        self.note.hide()
         self.message = QLabel()
         self.message.setWordWrap(True)
         self.message.setTextFormat(Qt.TextFormat.PlainText)
@@ -156,6 +182,7 @@ class RunPanel(QWidget):
         column.setContentsMargins(6, 6, 6, 6)
         column.setSpacing(4)
         column.addWidget(self.prompts)
+        column.addWidget(self.note)
         column.addLayout(self._form)
         for group in self._groups.values():
             column.addWidget(group)

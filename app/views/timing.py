@@ -33,7 +33,19 @@ _TIPS = {
     "restore": "Restoring a checkpoint",
     "replay": "Decoding accepted tokens again",
 }
-_PATTERN_OF = [_PATTERNS.get(phase, Qt.BrushStyle.SolidPattern) for phase in PHASES]
+_PARTS = (*PHASES, "total")
+"""Phases, and rounds of which only the whole time is known."""
+_ROLES = [*(f"phase.{phase}" for phase in PHASES), "phase.total"]
+_PATTERN_OF = [
+    *(_PATTERNS.get(phase, Qt.BrushStyle.SolidPattern) for phase in PHASES),
+    Qt.BrushStyle.Dense4Pattern,
+]
+_TOTAL = Swatch(
+    "whole round",
+    "phase.total",
+    "The engine does not tell what the time was spent on",
+    sample(_PATTERN_OF[-1]),
+)
 _REFRESHES_PER_SPEED = 15
 NO_BASELINE = "no baseline"
 _BASELINE_TIP = (
@@ -53,7 +65,7 @@ class TimingView(BarView):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         swatches = [
             Swatch(phase, f"phase.{phase}", _TIPS[phase], sample(pattern))
-            for phase, pattern in zip(PHASES, _PATTERN_OF, strict=True)
+            for phase, pattern in zip(PHASES, _PATTERN_OF, strict=False)
         ]
         super().__init__(
             theme,
@@ -63,7 +75,7 @@ class TimingView(BarView):
             "Shows what the time of every round was spent on. Press Run (F5).",
             parent,
         )
-        self._bars = StackedBars(len(PHASES))
+        self._bars = StackedBars(len(_PARTS))
         self._longest = pg.PlotDataItem(connect="finite")
         self._plain = pg.InfiniteLine(angle=0, movable=False)
         for item in (*self._bars.items, self._longest, self._plain):
@@ -79,11 +91,14 @@ class TimingView(BarView):
         self._plain.hide()
         self._bars.clear()
         self._longest.setData([], [])
+        self._show_behind([])
 
     def _read(self, run: RunRef) -> int | None:
         if self._rows is None:
             self._rows = RunRows(run, "rounds")
         start, stop = self._rows.read()
+        if _part_ms(self._rows, start, stop)[-1].any():
+            self._show_behind([_TOTAL])
         if self._n_refreshes % _REFRESHES_PER_SPEED == 0 or start == stop:
             self._find_speed(run)
         self._n_refreshes += 1
@@ -104,16 +119,16 @@ class TimingView(BarView):
         self._plain.show()
 
     def _matrix(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The rounds in sight [n], their time by phase [phases, n], which decode prompts [n]."""
+        """The rounds in sight [n], their time by part [parts, n], which decode prompts [n]."""
         assert self._rows is not None
         start, stop = self._rows.between(*self.plot.rounds_in_sight)
         of_row = self._rows.rounds.values[start:stop]
-        rounds, ms = per_round(of_row, _phase_ms(self._rows, start, stop), np.add)
+        rounds, ms = per_round(of_row, _part_ms(self._rows, start, stop), np.add)
         _, prompt = per_round(of_row, self._decodes_prompt(self._rows, start, stop), np.logical_or)
         return rounds, ms, prompt
 
     def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
-        total: np.ndarray = _phase_ms(rows, start, stop).sum(axis=0)
+        total: np.ndarray = _part_ms(rows, start, stop).sum(axis=0)
         return total
 
     def _height_words(self, height: float) -> str:
@@ -142,7 +157,7 @@ class TimingView(BarView):
         self.plot.box.setYRange(0, top * 1.1, padding=0)
 
     def _recolour(self, theme: Theme) -> None:
-        self._bars.recolour([theme.color(f"phase.{phase}") for phase in PHASES], _PATTERN_OF)
+        self._bars.recolour([theme.color(role) for role in _ROLES], _PATTERN_OF)
         for item, role, style in (
             (self._longest, "plot.text", Qt.PenStyle.SolidLine),
             (self._plain, "plot.limit", Qt.PenStyle.DashLine),
@@ -159,26 +174,32 @@ class TimingView(BarView):
         if start == stop:
             return ""
         lines = [self.plot.run_axis.text(round_)]
-        for phase in PHASES:
-            values = self._rows.column(f"{phase}_ms", start, stop)
-            if np.isfinite(values).any():
-                lines.append(f"{phase} {np.nansum(values):.3g} ms")
-        return "\n".join(lines)
+        for part, ms in zip(_PARTS, _part_ms(self._rows, start, stop), strict=True):
+            known = np.isfinite(self._rows.column(f"{part}_ms", start, stop)).any()
+            if known and (part in PHASES or ms.any()):
+                name = part if part in PHASES else "whole round"
+                lines.append(f"{name} {ms.sum():.3g} ms")
+        return "\n".join(lines) if len(lines) > 1 else f"{lines[0]}\ntime not observed"
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         assert self._rows is not None
-        names = ["round", "seq_id", "t_ms", *(f"{phase}_ms" for phase in PHASES)]
+        names = ["round", "seq_id", "t_ms", *(f"{part}_ms" for part in _PARTS)]
         return names, self._rows.listed(names, *self.plot.rounds_in_sight)
 
     def _summary(self) -> str:
         rows = self._rows
         assert rows is not None
-        sums = {p: float(np.nansum(rows.column(f"{p}_ms", 0, len(rows)))) for p in PHASES}
-        words = ", ".join(f"{phase}: {ms:.4g} ms" for phase, ms in sums.items())
+        sums = dict(zip(_PARTS, _part_ms(rows, 0, len(rows)).sum(axis=1).tolist(), strict=True))
+        if not sums["total"]:
+            del sums["total"]
+        words = ", ".join(f"{part}: {ms:.4g} ms" for part, ms in sums.items())
         speed_up = NO_BASELINE if self._speed_up is None else f"speed-up: {self._speed_up:.2f}"
         return f"rounds: {self.plot.n_rounds}, {words}, {speed_up}"
 
 
-def _phase_ms(rows: RunRows, start: int, stop: int) -> np.ndarray:
-    """Milliseconds by phase, 0 where not observed, float64 [phases, n]."""
-    return np.stack([np.nan_to_num(rows.column(f"{phase}_ms", start, stop)) for phase in PHASES])
+def _part_ms(rows: RunRows, start: int, stop: int) -> np.ndarray:
+    """Milliseconds by part, 0 where not observed, float64 [parts, n]; the whole time of a round
+    counts only where none of its phases is known."""
+    ms = np.stack([rows.column(f"{part}_ms", start, stop) for part in _PARTS])
+    ms[-1, np.isfinite(ms[:-1]).any(axis=0)] = 0.0
+    return np.nan_to_num(ms)

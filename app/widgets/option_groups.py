@@ -129,6 +129,11 @@ class OptionGroup(FormGroup):
         """Where RunOptions has what is shown here."""
         return list(self._fields)
 
+    @property
+    def fields(self) -> list[tuple[PlacedOption, QWidget]]:
+        """All options with their fields."""
+        return list(self._fields.values())
+
     def __getitem__(self, name: str) -> Any:
         """The field of an option by its name in RunOptions, dotted within a drafter's part."""
         for path, (_, field) in self._fields.items():

@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QHeaderView, QSizePolicy, QVBoxLayout, QWidget
 
 from app.models.run_axis import RunOverlay
 from app.models.run_comparison import compare_runs, text_difference
+from app.models.run_facts import run_names
 from app.models.run_pair_table import RunPairTable
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plain_table import plain_table
@@ -44,14 +45,14 @@ class RunPair(QWidget):
         overlay = self._overlay
         if overlay is None or not self.isVisible():
             return
-        store, runs = overlay.run.store, (overlay.over.run_id, overlay.run.run_id)
+        runs = overlay.over, overlay.run
         ended = overlay.over.ended and overlay.run.ended  # before the figures: those are then final
-        size = -1 if ended else store.size()
+        size = -1 if ended else sum(run.store.size() for run in runs)
         if size == self._size_shown:
             return
         self._size_shown = size
-        self.model.show_pairs(runs, compare_runs(store, *runs))
-        self.text.setText(text_difference(store, *runs))
+        self.model.show_pairs(run_names(*runs), compare_runs(*runs))
+        self.text.setText(text_difference(*runs))
         self._fit()
 
     def _fit(self) -> None:

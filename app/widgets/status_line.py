@@ -48,8 +48,18 @@ class StatusLine(QStatusBar):
         self.chips = {key: FigureChip(*texts) for key, texts in _CHIPS.items()}
         self.overlay = FigureChip("overlay", "run 00", "")
         self.overlay.hide()
+        self.gone = FigureChip("server", "gone", "")
+        self.gone.set_alarming()
+        self.gone.hide()
         self.addWidget(self._model, 1)
-        for widget in (self._phase, self._bar, self._cancel, self.overlay, *self.chips.values()):
+        for widget in (
+            self._phase,
+            self._bar,
+            self._cancel,
+            self.gone,
+            self.overlay,
+            *self.chips.values(),
+        ):
             self.addPermanentWidget(widget)
         self.setSizeGripEnabled(False)
         self.setContentsMargins(0, 0, _EDGE, 0)
@@ -78,12 +88,20 @@ class StatusLine(QStatusBar):
             tip = f"In the plots {overlay.name} is drawn dashed over {overlay.over}"
             self.overlay.set_text(overlay.name, tip)
 
+    def set_server_gone(self, why: str) -> None:
+        """The server in use does not answer any more; empty: it does, or none is in use."""
+        self.gone.setVisible(bool(why))
+        if why:
+            self.gone.set_text("gone", why)
+
     def show_progress(self, progress: ProgressMade) -> None:
         """Work in hand; it can be cancelled until `hide_progress`."""
         share = progress.done / progress.total if progress.total else 0.0
         self._phase.setText(progress.phase)
         self._bar.setValue(round(share * _STEPS))
-        self._bar.setToolTip(f"{format_bytes(progress.done)} of {format_bytes(progress.total)}")
+        self._bar.setRange(0, _STEPS if progress.total else 0)  # without a total it only moves
+        of = f"{format_bytes(progress.done)} of {format_bytes(progress.total)}"
+        self._bar.setToolTip(of if progress.total else progress.phase)
         self._show_progress(True)
 
     def hide_progress(self) -> None:
@@ -107,12 +125,18 @@ class FigureChip(QWidget):
         super().__init__()
         self._name, self._widest, self._tip = name, widest, tip
         self._text = NOT_OBSERVED
+        self._alarming = False
         self.setSizePolicy(QSizePolicy.Policy.Minimum, QSizePolicy.Policy.Fixed)
         self.set_text(NOT_OBSERVED)
 
     @property
     def text(self) -> str:
         return self._text
+
+    def set_alarming(self) -> None:
+        """Paint it in the colour of errors."""
+        self._alarming = True
+        self.update()
 
     def set_figure(self, value: float | None) -> None:
         """A number, short on the chip and whole in the tooltip."""
@@ -136,14 +160,16 @@ class FigureChip(QWidget):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         palette = self.palette()
-        painter.setPen(palette.color(QPalette.ColorRole.Mid))
+        alarm = palette.color(QPalette.ColorRole.BrightText)
+        painter.setPen(alarm if self._alarming else palette.color(QPalette.ColorRole.Mid))
         painter.setBrush(palette.color(QPalette.ColorRole.Button))
         box = self.rect().toRectF().adjusted(1.5, 1.5, -1.5, -1.5)
         painter.drawRoundedRect(box, box.height() / 2, box.height() / 2)
         inner = box.adjusted(9, 0, -9, 0)
         painter.setPen(palette.color(QPalette.ColorRole.PlaceholderText))
         painter.drawText(inner, Qt.AlignmentFlag.AlignVCenter, self._name)
-        painter.setPen(palette.color(QPalette.ColorRole.ButtonText))
+        ink = palette.color(QPalette.ColorRole.ButtonText)
+        painter.setPen(alarm if self._alarming else ink)
         painter.drawText(
             inner, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight, self._text
         )

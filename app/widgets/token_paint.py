@@ -73,6 +73,7 @@ class _Batch:
     bars: list[QRect] = field(default_factory=list)
     boxes: list[QRect] = field(default_factory=list)
     dotted: list[QLine] = field(default_factory=list)
+    dashed: list[QLine] = field(default_factory=list)
     dots: list[QPoint] = field(default_factory=list)
     texts: list[tuple[float, int, str]] = field(default_factory=list)
 
@@ -81,8 +82,8 @@ class TokenPainter:
     """Paints marks of all kinds in the colours of a theme.
 
     accepted: tint, solid underline · rejected: tint, struck out · ignored: hollow box, italic ·
-    replacement: double underline · bonus: dot · replayed: dotted underline · target: plain ·
-    prompt: muted.
+    replacement: double underline · bonus: dot · replayed: dotted underline · unknown: dashed
+    underline · target: plain · prompt: muted.
     """
 
     def __init__(self, theme: Theme, metrics: TokenMetrics) -> None:
@@ -91,7 +92,7 @@ class TokenPainter:
         self._tint = {KIND[kind]: theme.color(f"{kind}.tint") for kind in ("accepted", "rejected")}
         self._line = {
             KIND[kind]: theme.color(f"{kind}.line")
-            for kind in ("accepted", "rejected", "ignored", "replacement", "bonus")
+            for kind in ("accepted", "rejected", "ignored", "replacement", "bonus", "unknown")
         }
         self._neutral = theme.color("replayed.line")
         self._tint_height, self._under = metrics.tint_height, metrics.under
@@ -132,12 +133,13 @@ class TokenPainter:
             painter.setBrush(Qt.BrushStyle.NoBrush)
             painter.setPen(QPen(colour, 1))
             painter.drawRects(batch.boxes)
-        if batch.dotted:
-            pen = QPen(colour, 2)
-            pen.setCapStyle(Qt.PenCapStyle.FlatCap)
-            pen.setDashPattern([1.0, 1.0])
-            painter.setPen(pen)
-            painter.drawLines(batch.dotted)
+        for lines, dash in ((batch.dotted, 1.0), (batch.dashed, 3.0)):
+            if lines:
+                pen = QPen(colour, 2)
+                pen.setCapStyle(Qt.PenCapStyle.FlatCap)
+                pen.setDashPattern([dash, dash])
+                painter.setPen(pen)
+                painter.drawLines(lines)
         if batch.dots:
             painter.setRenderHint(QPainter.RenderHint.Antialiasing)
             painter.setPen(QPen(colour, 3.5, Qt.PenStyle.SolidLine, Qt.PenCapStyle.RoundCap))
@@ -156,6 +158,8 @@ class TokenPainter:
             batch.tints.append(QRect(left, top, width, height))
         if replayed or style == "replayed":
             batch.dotted.append(QLine(left, under + 1, left + width, under + 1))
+        elif style == "unknown":
+            batch.dashed.append(QLine(left, under + 1, left + width, under + 1))
         elif style == "accepted":
             batch.bars.append(QRect(left, under, width, 2))
         elif style == "rejected":

@@ -5,21 +5,23 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from app.models.token_stream import TokenStream
-from app.models.token_text import MEANING
+from app.models.token_text import MEANING, pieces_at
 
 
 def token_tip(stream: TokenStream, index: int) -> str:
     """Rich text for one token of a stream."""
     facts = stream.facts(index)
     kind = facts["kind"]
-    piece = stream.store.pieces.get(facts["token_id"], b"")
+    piece = pieces_at(stream.store, np.array([stream.rows[index]]))[0]
     lines = [f"<b>{escape(kind)}</b>: {MEANING[kind]}"]
     if stream.replayed[index]:
         lines.append(f"<b>replayed</b>: {MEANING['replayed']}")
     cells = [
         ("text", escape(repr(piece.decode("utf-8", "backslashreplace")), quote=False)),
-        ("id", str(facts["token_id"])),
+        ("id", _whole(facts["token_id"]) or "not observed"),
         ("round", _whole(facts["round"])),
         ("position", _whole(facts["pos"])),
         ("draft index", _whole(facts["draft_index"])),

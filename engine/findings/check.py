@@ -5,14 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.findings import cells, cost, crosstalk, drafting, logits, positions, snapshots, states
+from engine.findings import (
+    cells,
+    cost,
+    crosstalk,
+    drafting,
+    logits,
+    observed,
+    positions,
+    rescored,
+    snapshots,
+    states,
+)
 from engine.findings.rule import SEVERITIES, Rule
 from engine.findings.run_rows import ExaminedRun
 from engine.trace.store import TraceStore
 
 RULES: dict[str, Rule] = {
     rule.id: rule
-    for module in (cells, positions, snapshots, states, logits, crosstalk, drafting, cost)
+    for module in (
+        cells,
+        positions,
+        snapshots,
+        states,
+        logits,
+        crosstalk,
+        drafting,
+        cost,
+        observed,
+        rescored,
+    )
     for rule in module.RULES
 }
 

@@ -124,7 +124,8 @@ def _p_min_is_low(run: ExaminedRun) -> str:
 
 
 def _acceptance_counting(run: ExaminedRun) -> Iterator[RuleHit]:
-    """Emitted = accepted + 1 in every round, + 2 where a verified replay added a bonus token."""
+    """Emitted = accepted + 1 in every round, + 2 where a verified replay added a token. Rows whose
+    path is unknown may have had either."""
     rounds = run.rounds
     drafted, accepted = rounds["num_draft_tokens"], rounds["num_accepted_draft_tokens"]
     depth, emitted = rounds["rollback_depth"], rounds["num_emitted"]
@@ -133,7 +134,8 @@ def _acceptance_counting(run: ExaminedRun) -> Iterator[RuleHit]:
     last = rounds.n - 1 - np.unique(rounds["seq_id"][::-1], return_index=True)[1]
     counted[last] = False
     restored = rounds.is_text("rollback_path", "restore", "restore_depth")
-    own = 1 + (restored & rounds.is_text("stop_kind", "bonus"))
+    own = 1 + (restored & rounds.is_text("stop_kind", "bonus", "target"))
+    counted &= ~rounds.is_text("rollback_path", "")
     wrong = counted & (emitted - accepted != own)
     wrong |= counted & ~restored & observed(depth) & (drafted - accepted != depth)
     for seq, rows in rounds.by_sequence(wrong):

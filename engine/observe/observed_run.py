@@ -6,14 +6,27 @@ rows of rounds come out once they are settled. What a server does not tell stays
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath, PureWindowsPath
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
+from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter
+from engine.observe.rounds import ContradictionError, ObservedRound, StreamRounds
+from engine.observe.shares import PlaneReach
+from engine.observe.stream import Chunk, EventReader, Timings, UnreadableError, read_json
 from engine.trace.store import TraceStore
+from engine.trace.writer import RunSource, TraceWriter
 
 Attachment = Literal["ask", "proxy", "log", "light-log", "record"]
 """How a server was observed."""
+
+_PATIENCE_MS = 2000.0
+"""So long a settled row waits for others that may have ended earlier."""
+_LONGEST_TEXT = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -33,43 +46,213 @@ class ObservedRequest:
     Times are milliseconds since the run began, on this machine's clock.
     """
 
+    def __init__(
+        self, run: ObservedRun, path: str, body: Mapping[str, Any], at_ms: float, added: bool
+    ) -> None:
+        self._run = run
+        self._body, self._added = body, added
+        self._reader = EventReader()
+        self._status: int | None = None
+        self._is_over = False
+        self._answers: dict[int, _Answer] = {}
+        self.facts: dict[str, Any] = {
+            "path": path,
+            "sent_ms": at_ms,
+            "settings": _settings(body),
+            "prompt": _prompt_text(body),
+            "complete": False,
+        }
+        self._answer(0)
+
     @property
     def seq_ids(self) -> tuple[int, ...]:
         """Its sequences in the trace, by index of the reply."""
-        raise NotImplementedError
-
-    def head(self, status: int, headers: Mapping[str, str], at_ms: float) -> None:
-        """The reply began. headers: of the reply."""
-        raise NotImplementedError
-
-    def data(self, piece: bytes, at_ms: float) -> None:
-        """A piece of the reply's body, cut anywhere. Never raises for what a server may send."""
-        raise NotImplementedError
-
-    def done(self, at_ms: float) -> None:
-        """The reply ended by itself."""
-        raise NotImplementedError
-
-    def broke(self, reason: str, at_ms: float) -> None:
-        """The reply was cut short. reason: one sentence for the user."""
-        raise NotImplementedError
+        return tuple(self._answers[index].seq_id for index in sorted(self._answers))
 
     @property
     def text(self) -> str:
         """What was generated so far."""
-        raise NotImplementedError
+        return "\n".join("".join(self._answers[i].texts) for i in sorted(self._answers))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the reply has ended, or is not read any further."""
+        return self._is_over
+
+    def head(self, status: int, headers: Mapping[str, str], at_ms: float) -> None:
+        """The reply began. headers: of the reply."""
+        kinds = [value for name, value in headers.items() if name.lower() == "content-type"]
+        self._reader = EventReader(kinds[0] if kinds else "")
+        self._status = self.facts["status"] = status
+
+    def data(self, piece: bytes, at_ms: float) -> None:
+        """A piece of the reply's body, cut anywhere. Never raises for what a server may send."""
+        if self._is_over:
+            return
+        try:
+            for chunk in self._reader.feed(piece):
+                self._take(chunk, at_ms)
+        except UnreadableError as error:
+            self._refuse("stream-unreadable", f"The server {error}", at_ms)
+        self._run.release(at_ms)
+
+    def done(self, at_ms: float) -> None:
+        """The reply ended by itself."""
+        if self._is_over:
+            return
+        try:
+            for chunk in self._reader.end():
+                self._take(chunk, at_ms)
+        except UnreadableError as error:
+            self._refuse("stream-unreadable", f"The server {error}", at_ms)
+            return
+        open_ones = [one for one in self._answers.values() if not (one.is_last or one.is_broken)]
+        if self._status is not None and self._status >= 400:
+            self.facts.setdefault("error", f"The server answered {self._status}.")
+        elif open_ones:
+            self._cut("The reply ended before the answer was complete.", open_ones)
+        else:
+            self.facts["complete"] = "error" not in self.facts
+        self._end(at_ms)
+
+    def broke(self, reason: str, at_ms: float) -> None:
+        """The reply was cut short. reason: one sentence for the user."""
+        if self._is_over:
+            return
+        open_ones = [one for one in self._answers.values() if not (one.is_last or one.is_broken)]
+        if open_ones:
+            self._cut(reason, open_ones)
+        else:
+            self.facts["complete"] = True
+        self._end(at_ms)
+
+    def left(self, at_ms: float) -> None:
+        """The client has left, or was told to: no fault of the server."""
+        for answer in self._answers.values():
+            answer.stop = answer.stop or "stopped"
+        self._end(at_ms)
+
+    def _cut(self, reason: str, answers: Iterable[_Answer]) -> None:
+        self.facts.setdefault("error", reason)
+        for answer in answers:
+            answer.stop = answer.stop or "lost"
+            self._run.find(
+                "stream-cut", reason, f"{answer.n_tokens} tokens had arrived", seq_id=answer.seq_id
+            )
+
+    def _end(self, at_ms: float) -> None:
+        self._is_over = True
+        for answer in self._answers.values():
+            try:
+                answer.end()
+            except ContradictionError as error:
+                self._contradicts(answer, error)
+        self._run.release(at_ms)
+
+    def _answer(self, index: int) -> _Answer:
+        while len(self._answers) <= index:
+            number = len(self._answers)
+            answer = _Answer(
+                self._run, self._body, number, self._run.n_answers, self.facts["sent_ms"]
+            )
+            self._run.join(answer)
+            self._answers[number] = answer
+        self.facts["seq_ids"] = [one.seq_id for one in self._answers.values()]
+        return self._answers[index]
+
+    def _take(self, chunk: Chunk, at_ms: float) -> None:
+        if chunk.error:
+            self.facts["error"] = f"The server reported: {chunk.error}"
+            for answer in self._answers.values():
+                answer.stop = answer.stop or "error"
+            return
+        answer = self._answer(chunk.index)
+        if answer.is_broken:
+            return
+        try:
+            answer.take(chunk, at_ms)
+        except ContradictionError as error:
+            self._contradicts(answer, error)
+        if chunk.last:
+            self._learn_final(answer, chunk)
+
+    def _contradicts(self, answer: _Answer, error: ContradictionError) -> None:
+        answer.is_broken, answer.stop = True, answer.stop or "failed"
+        self._run.find(
+            "counters-contradict",
+            f"The counters of sequence {answer.seq_id} contradict each other: {error}.",
+            f"behind token {answer.n_tokens}; nothing behind it is shown",
+            seq_id=answer.seq_id,
+        )
+
+    def _refuse(self, rule: str, message: str, at_ms: float) -> None:
+        """The reply is not read any further; what came before stays."""
+        self.facts["error"] = f"{message}."
+        for answer in self._answers.values():
+            if not answer.is_last:
+                answer.stop = answer.stop or "failed"
+                self._run.find(
+                    rule, f"{message}.", f"behind token {answer.n_tokens}", seq_id=answer.seq_id
+                )
+        self._end(at_ms)
+
+    def _learn_final(self, answer: _Answer, chunk: Chunk) -> None:
+        final = chunk.final
+        answer.is_last = True
+        answer.stop = answer.stop or _stop(final)
+        for name in ("generation_settings", "stop_type", "stopping_word", "system_fingerprint"):
+            if name in final:
+                self.facts[name] = _plain(final[name])
+        settings = final.get("generation_settings")
+        if isinstance(settings, dict):
+            types = settings.get("speculative.types")
+            if isinstance(types, str):
+                self._run.learn_drafters(types)
 
 
 class ObservedRun:
     """A run that is observed, from the first request until it is closed. One thread writes it."""
 
     def __init__(
-        self, store: TraceStore, attachment: Attachment, server: ServerFacts, **facts: Any
+        self,
+        store: TraceStore,
+        attachment: Attachment,
+        server: ServerFacts,
+        *,
+        patience_ms: float = _PATIENCE_MS,
+        **facts: Any,
     ) -> None:
-        """Begin a run. facts: JSON-able, whatever else is known of it."""
-        raise NotImplementedError
+        """Begin a run. facts: JSON-able, whatever else is known of it. patience_ms: so long a row
+        may wait for others that ended earlier; rows are numbered by the end of their rounds."""
+        build = server.props.get("build_info")
+        version = build if isinstance(build, str) else ""
+        self._reach = PlaneReach()
+        self._requests: list[ObservedRequest] = []
+        self._answers: list[_Answer] = []
+        self._ready: list[tuple[float, int, int, ReadyRow]] = []
+        self._n_ready = 0
+        self._patience_ms = patience_ms
+        self._writer = TraceWriter.begin(
+            store,
+            RunSource(server.engine, version),
+            {
+                "attachment": attachment,
+                "server": _server(server),
+                "model": _model(server),
+                "requests": [],
+                "told_timings": [],
+                "observed_findings": [],
+            }
+            | facts,
+            columns=COLUMNS,
+        )
+        self.run_id = self._writer.run_id
+        self._rows = RowWriter(self._writer, self._reach)
 
-    run_id: int
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over."""
+        return self._writer.ended
 
     def request(
         self,
@@ -81,17 +264,290 @@ class ObservedRun:
     ) -> ObservedRequest:
         """A request was sent. body: its JSON. streamed_by_us: whether per-token timings were asked
         for on behalf of a client that did not."""
-        raise NotImplementedError
+        if isinstance(body, bytes):
+            try:
+                body = read_json(body)
+            except UnreadableError:
+                body = {}
+        found = ObservedRequest(
+            self, path, body if isinstance(body, Mapping) else {}, at_ms, streamed_by_us
+        )
+        self._requests.append(found)
+        self._writer.facts["requests"].append(found.facts)
+        return found
 
     def log(self, text: str) -> None:
         """Lines that the server wrote into its log, cut anywhere."""
-        raise NotImplementedError
 
     def counters(self, before: str, after: str) -> None:
         """Replies of /metrics before and after; a difference from what was counted here becomes a
         finding."""
-        raise NotImplementedError
+
+    def find(
+        self,
+        rule: str,
+        message: str,
+        evidence: str = "",
+        *,
+        seq_id: int | None = None,
+        round: int | None = None,
+    ) -> None:
+        """Keep what was found while observing; the rule of that name shows it."""
+        self._writer.facts["observed_findings"].append(
+            {
+                "rule": rule,
+                "message": message,
+                "evidence": evidence,
+                "seq_id": seq_id,
+                "round": round,
+            }
+        )
 
     def end(self, error: str | None = None) -> None:
         """Nothing more comes: settle what is open, end the run."""
-        raise NotImplementedError
+        if self.ended:
+            return
+        for request in self._requests:
+            if not request.is_over:
+                request.broke(error or "The run was ended before the reply was complete.", math.inf)
+        self.release(math.inf)
+        stops = [answer.stop or "stopped" for answer in self._answers]
+        self._writer.set_facts(told_timings=[one.told_object() for one in self._answers])
+        if error is not None:
+            self._writer.facts.setdefault("error", error)
+        self._writer.end(stops)
+
+    # -- what its requests call ---------------------------------------------------------------
+
+    def join(self, answer: _Answer) -> None:
+        """A sequence more."""
+        self._answers.append(answer)
+
+    def learn_drafters(self, types: str) -> None:
+        """The server's drafters, as `speculative.types` names them."""
+        self._writer.set_facts(speculative_types=[one for one in types.split(",") if one])
+
+    @property
+    def n_answers(self) -> int:
+        """Sequences so far."""
+        return len(self._answers)
+
+    @property
+    def reach(self) -> PlaneReach:
+        """How deep the server's planes reach, as far as known."""
+        return self._reach
+
+    def ready(self, row: ReadyRow) -> None:
+        """A row is settled; it is written once no earlier one can follow."""
+        heapq.heappush(self._ready, (row.t_ms, row.seq_id, self._n_ready, row))
+        self._n_ready += 1
+
+    def release(self, at_ms: float) -> None:
+        """Write the rows that nothing earlier can follow, or that waited long enough."""
+        if math.isinf(at_ms):
+            until = math.inf
+        else:
+            open_ends = [one.next_ms for one in self._answers if one.is_open]
+            until = max(min(open_ends, default=math.inf), at_ms - self._patience_ms)
+        while self._ready and self._ready[0][0] <= until:
+            self._rows.write(heapq.heappop(self._ready)[3])
+
+
+class _Answer:
+    """One index of a reply: a sequence of the trace."""
+
+    def __init__(
+        self, run: ObservedRun, body: Mapping[str, Any], index: int, seq_id: int, sent_ms: float
+    ) -> None:
+        self._run, self._body, self._index, self._sent_ms = run, body, index, sent_ms
+        self.seq_id = seq_id
+        self.texts: list[str] = []
+        self.stop = ""
+        self.is_last = self.is_broken = False
+        self._is_over = False
+        self._is_whole = False
+        self._rounds = StreamRounds(run.reach)
+        self._zero_ms: float | None = None
+        self._parts: list[tuple[int, float]] = []
+        self._told: Timings | None = None
+        self._n_untimed = 0
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that the server has counted."""
+        return self._told.predicted_n if self._told else 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether rows may follow that end before now."""
+        begun = self._zero_ms is not None or bool(self._parts)
+        return begun and not (self._is_over or self.is_broken)
+
+    @property
+    def next_ms(self) -> float:
+        """No row that follows ends before this time."""
+        if self._zero_ms is None or self._told is None:
+            return self._sent_ms
+        return self._zero_ms + self._told.prompt_ms + self._rounds.open_ms
+
+    def take(self, chunk: Chunk, at_ms: float) -> None:
+        """A chunk of this answer. Raises ContradictionError."""
+        if chunk.text:
+            self.texts.append(chunk.text)
+        if chunk.timings is None:
+            self._n_untimed += bool(chunk.text)
+            return
+        if chunk.processed is not None:
+            self._progress(chunk)
+            return
+        if chunk.last and self._zero_ms is None and (self._n_untimed or chunk.text):
+            self._told = chunk.timings  # sums at the end: no rounds can be told
+            return
+        if not chunk.timings.predicted_n:
+            return
+        if self._zero_ms is None:
+            self._zero_ms = at_ms - chunk.timings.prompt_ms - chunk.timings.predicted_ms
+        self._told = chunk.timings
+        self._is_whole = chunk.last and _ends_whole(chunk.final, self._body, chunk.timings)
+        self._push(self._rounds.add(chunk))
+
+    def end(self) -> None:
+        """The answer is over. Raises ContradictionError."""
+        if not self._is_over:
+            self._is_over = True
+            if not self.is_broken:
+                self._push(self._rounds.end(is_whole=self._is_whole))
+
+    def told_object(self) -> dict[str, float] | None:
+        """The server's own counters as they were told last."""
+        told = self._told
+        if told is None:
+            return None
+        return {name: getattr(told, name) for name in Timings.__dataclass_fields__}
+
+    def _progress(self, chunk: Chunk) -> None:
+        assert chunk.timings is not None
+        assert chunk.processed is not None
+        if len(self._parts) < _LONGEST_TEXT:
+            self._parts.append((chunk.processed, chunk.timings.prompt_ms))
+
+    def _push(self, rounds: Iterable[ObservedRound]) -> None:
+        told, zero = self._told, self._zero_ms
+        if told is None or zero is None:
+            return
+        n_prompt = told.cache_n + told.prompt_n
+        for one in rounds:
+            if one.first == 1:
+                self._push_prompt(one, told, zero)
+                continue
+            t_ms = zero + told.prompt_ms + one.name_ms
+            self._run.ready(ReadyRow(t_ms, self.seq_id, n_prompt, one))
+
+    def _push_prompt(self, first: ObservedRound, told: Timings, zero: float) -> None:
+        n_prompt, ids = told.cache_n + told.prompt_n, self._prompt_ids()
+        if len(ids) != n_prompt:
+            ids = ()
+        at, before_ms = told.cache_n, 0.0
+        for processed, prompt_ms in [*self._parts, (n_prompt, told.prompt_ms)]:
+            is_last = processed == n_prompt and prompt_ms == told.prompt_ms
+            if not at < processed <= n_prompt and not is_last:
+                continue
+            if processed == n_prompt and not is_last:
+                continue  # the last part: its time comes with the first token
+            if not before_ms <= prompt_ms <= told.prompt_ms:
+                continue
+            part = PromptPart(at, processed - at, prompt_ms, before_ms)
+            row = ReadyRow(
+                zero + prompt_ms, self.seq_id, n_prompt, first if is_last else None, part, ids
+            )
+            self._run.ready(row)
+            at, before_ms, ids = processed, prompt_ms, ()
+
+    def _prompt_ids(self) -> tuple[int, ...]:
+        """Ids of the prompt where it was sent as such."""
+        prompt = self._body.get("prompt")
+        if not isinstance(prompt, list) or not prompt:
+            return ()
+        if isinstance(prompt[0], list) and self._index < len(prompt):
+            prompt = prompt[self._index]
+        is_ids = all(isinstance(t, int) and 0 <= t < 2**31 for t in prompt)
+        return tuple(prompt) if isinstance(prompt, list) and is_ids else ()
+
+
+def _ends_whole(final: Mapping[str, Any], body: Mapping[str, Any], told: Timings) -> bool:
+    """Whether the last round was not cut: the number of tokens asked for never cuts one."""
+    if final.get("truncated"):
+        return False
+    if "stop_type" in final:
+        return bool(final["stop_type"] == "limit")
+    names = ("n_predict", "max_tokens", "max_completion_tokens", "max_output_tokens")
+    return any(body.get(name) == told.predicted_n for name in names)
+
+
+def _stop(final: Mapping[str, Any]) -> str:
+    """Why an answer ended, in the trace's words where it has one."""
+    if final.get("truncated") is True:
+        return "context"
+    told = final.get("stop_type") or final.get("finish_reason") or final.get("stop_reason")
+    names = {"eos": "end", "length": "limit", "max_tokens": "limit", "none": "stopped"}
+    if not isinstance(told, str):
+        return "limit" if final.get("status") == "incomplete" else "end"
+    return names.get(told, told[:100])
+
+
+def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request asked for, without its text."""
+    left_out = ("prompt", "messages", "input", "input_prefix", "input_suffix", "tools", "grammar")
+    return {str(k)[:100]: _plain(v) for k, v in body.items() if k not in left_out}
+
+
+def _prompt_text(body: Mapping[str, Any]) -> str | None:
+    prompt = body.get("prompt", body.get("input"))
+    return prompt[:_LONGEST_TEXT] if isinstance(prompt, str) else None
+
+
+def _plain(value: Any) -> Any:
+    """A value as a fact may hold it: scalars, and lists and objects of them that are not long."""
+    if isinstance(value, str):
+        return value[:_LONGEST_TEXT]
+    if isinstance(value, dict):
+        return {str(k)[:100]: _plain_inner(v) for k, v in list(value.items())[:200]}
+    if isinstance(value, list):
+        return [_plain_inner(v) for v in value[:1000]]
+    return value if isinstance(value, (int, float, bool)) else None
+
+
+def _plain_inner(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[:1000]
+    if isinstance(value, list):
+        return [v for v in value[:100] if isinstance(v, (str, int, float, bool))]
+    return value if isinstance(value, (int, float, bool)) else None
+
+
+def _server(server: ServerFacts) -> dict[str, Any]:
+    address = urlsplit(server.address) if "//" in server.address else None
+    shown = server.address
+    if address is not None:
+        shown = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
+    props = server.props
+    found = {"address": shown, "build_info": _plain(props.get("build_info"))}
+    for name in ("total_slots", "model_alias", "n_ctx"):
+        if name in props:
+            found[name] = _plain(props[name])
+    defaults = props.get("default_generation_settings")
+    if isinstance(defaults, dict) and isinstance(defaults.get("n_ctx"), int):
+        found["n_ctx"] = defaults["n_ctx"]
+    return found
+
+
+def _model(server: ServerFacts) -> dict[str, Any] | None:
+    """The model by its file's name and what /v1/models tells of it."""
+    data = server.models.get("data")
+    first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
+    path = server.props.get("model_path") or first.get("id")
+    if not isinstance(path, str):
+        return None
+    name = PureWindowsPath(path).name if "\\" in path else PurePath(path).name
+    meta = first.get("meta")
+    return {"name": name, "meta": _plain(meta) if isinstance(meta, dict) else {}}

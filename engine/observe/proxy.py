@@ -8,7 +8,6 @@ gets (`added_fields.py`); the tape has them. The reader of the tape cannot make 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import socket
 import ssl
@@ -21,6 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from engine.errors import OptionError
 from engine.observe.added_fields import REPLIES, FieldRemover, add_fields
+from engine.observe.client import CONNECT_S, cut_short, is_loopback, server_address, unreachable
 from engine.observe.tape import Recording, Tape
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ _Headers = Iterable[tuple[bytes, bytes]]
 
 MAX_PARSED = 32 * 2**20
 """Bytes of a request that is read before it is passed on; a larger one passes unread."""
-_CONNECT_S = 10.0
 _KEPT_OPEN_S = 75
 """How long a client's connection may be idle."""
 _STOP_S = 5
@@ -41,9 +40,7 @@ _OF_ONE_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
     b"transfer-encoding upgrade".split()
 )
-CANCELLED = "The request was ended by hand."
-CLIENT_LEFT = "The client closed the connection before the reply was complete."
-STOPPED = "Watching ended before the reply was complete."
+ENDED = "The request was ended where it is watched."
 
 
 class Proxy:
@@ -165,21 +162,19 @@ class Proxy:
             return
         passing = asyncio.ensure_future(self._pass(exchange))
         leaving = asyncio.ensure_future(exchange.client_left())
-        reason = STOPPED
         try:
             await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if exchange.has_ended:
                 await asyncio.wait({passing})
-            reason = CANCELLED if passing.done() else CLIENT_LEFT
         finally:
             for task in (passing, leaving):
                 task.cancel()
             await asyncio.wait({passing, leaving})
             if exchange.recording is not None:
                 self._passing.pop(exchange.recording.number, None)
-                exchange.recording.broke(reason)  # unless its end is known
-            if passing.cancelled() and reason != CLIENT_LEFT:
-                await exchange.tell(503, reason)
+                exchange.recording.left()  # unless its end is known
+            if passing.cancelled():
+                await exchange.tell(503, ENDED)
         if not passing.cancelled():
             passing.result()
 
@@ -192,7 +187,7 @@ class Proxy:
         except _ClientLeftError:
             return
         except httpx.TransportError as error:
-            sentence = self._sentence(error)
+            sentence = unreachable(self._server.address, error).message
             if exchange.recording is not None:
                 exchange.recording.broke(sentence)
             await exchange.tell(502, sentence)
@@ -238,7 +233,7 @@ class Proxy:
             content=content,
             extensions={
                 "target": self._server.prefix + exchange.target,
-                "timeout": {"connect": _CONNECT_S},
+                "timeout": {"connect": CONNECT_S},
             },
         )
 
@@ -271,30 +266,13 @@ class Proxy:
                     await exchange.go_on(passed)
         except httpx.TransportError:
             if recording is not None:
-                recording.broke(f"The server at {self._server.origin} broke off its reply.")
+                recording.broke(cut_short(self._server.address).message)
             if remover is not None:
                 await exchange.go_on(remover.rest())
             return  # without an end, which tells the client the same
         if recording is not None:
             recording.done()
         await exchange.end(b"" if remover is None else remover.rest())
-
-    def _sentence(self, error: httpx.TransportError) -> str:
-        """Why there is no reply."""
-        import httpx
-
-        origin = self._server.origin
-        if isinstance(error, httpx.ConnectTimeout):
-            return f"The server at {origin} did not answer within {_CONNECT_S:.0f} seconds."
-        if isinstance(error, httpx.ConnectError | httpx.ProxyError):
-            cause: BaseException = error
-            while cause.__cause__ or cause.__context__:
-                cause = cause.__cause__ or cause.__context__ or cause
-            if isinstance(cause, ssl.SSLError):
-                return f"The server at {origin} cannot be trusted: {cause.reason or cause}."
-            why = cause.strerror if isinstance(cause, OSError) and cause.strerror else error
-            return f"The server at {origin} cannot be reached: {str(why).rstrip('.')}."
-        return f"The server at {origin} ended the connection without a reply."
 
 
 class _ClientLeftError(Exception):
@@ -391,28 +369,13 @@ class _Server:
     """The address of a server."""
 
     def __init__(self, url: str) -> None:
-        try:
-            parts = urlsplit(url if "://" in url else f"http://{url}")
-            self.host, port = parts.hostname or "", parts.port
-        except ValueError:
-            self.host, port = "", None
-        if not self.host or parts.scheme not in ("http", "https") or parts.username is not None:
-            raise OptionError(
-                f"{url[:80]!r} is no address of a server.", "Name one like http://127.0.0.1:8080."
-            )
-        self.port = port or (443 if parts.scheme == "https" else 80)
-        name = f"[{self.host}]" if ":" in self.host else self.host
-        self.origin = f"{parts.scheme}://{name}:{self.port}"
-        self.prefix = parts.path.rstrip("/").encode()
+        self.address = server_address(url)
+        parts = urlsplit(self.address)
+        self.host, self.scheme = parts.hostname or "", parts.scheme
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.origin = f"{parts.scheme}://{parts.netloc}"
+        self.prefix = parts.path.encode()
         self.is_local = is_loopback(self.host)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only programs on this machine find a host by this name."""
-    try:
-        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -443,9 +406,8 @@ def _transport(server: _Server) -> httpx.AsyncHTTPTransport:
     import httpx
 
     through = None
-    scheme = server.origin.partition(":")[0]
     if not server.is_local and not proxy_bypass(server.host):
-        through = getproxies().get(scheme) or getproxies().get("all")
+        through = getproxies().get(server.scheme) or getproxies().get("all")
     return httpx.AsyncHTTPTransport(
         verify=ssl.create_default_context(),  # the system's certificates
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),

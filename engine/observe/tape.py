@@ -16,7 +16,7 @@ LIMIT = 64 * 2**20
 _OVERHEAD = 512
 """Bytes that a note costs beside what it holds."""
 
-What = Literal["request", "head", "data", "done", "broke"]
+What = Literal["request", "head", "data", "done", "broke", "left"]
 FELL_BEHIND = (
     "The recording could not keep up with what passed, and of this request the rest is missing."
 )
@@ -26,7 +26,8 @@ FELL_BEHIND = (
 class Note:
     """One thing that happened to a request, `at_s` on the monotonic clock.
 
-    data: the body of a request, or a piece of a reply. headers: of a reply.
+    left: the client has gone, or was told to. data: the body of a request, or a piece of a reply.
+    headers: of a reply. reason: one sentence on what broke.
     """
 
     request: int
@@ -113,16 +114,21 @@ class Recording:
 
     def done(self) -> None:
         """The reply ended by itself."""
-        self._put(Note(self.number, "done", time.monotonic()))
-        self._ended = True
+        self._end(Note(self.number, "done", time.monotonic()))
 
     def broke(self, reason: str) -> None:
         """The reply ends here. reason: one sentence."""
-        if not self._ended:
-            self._ended = True
-            note = Note(self.number, "broke", time.monotonic(), reason=reason)
-            self._tape.put(note, is_last=True)
+        self._end(Note(self.number, "broke", time.monotonic(), reason=reason))
+
+    def left(self) -> None:
+        """Nobody waits for the rest of the reply."""
+        self._end(Note(self.number, "left", time.monotonic()))
 
     def _put(self, note: Note) -> None:
-        if not self._ended and not self._tape.put(note, is_last=note.what == "done"):
+        if not self._ended and not self._tape.put(note):
             self.broke(FELL_BEHIND)
+
+    def _end(self, note: Note) -> None:
+        if not self._ended:
+            self._ended = True
+            self._tape.put(note, is_last=True)

@@ -16,11 +16,14 @@ REFERENCE, NOISE, PEER, POLICY = "reference", "noise", "peer", "policy"
 PEER_NOISE = "peer noise"
 """Lanes that a peer lane is judged by."""
 
-SCHEMA_VERSION = 3
-"""Raised where a column changes its meaning: traces of other versions are not read."""
-SCHEMA_MINOR = 2
-"""Raised where tables or columns join, which name it in `since`: older traces open with those
-empty, and in newer ones what this program does not know is kept and written back."""
+SCHEMA_VERSION = 4
+"""Raised where a column changes its meaning."""
+READ_VERSIONS = (3, SCHEMA_VERSION)
+"""Traces of other versions are not read. In version 3 every token has an id."""
+SCHEMA_MINOR = 3
+"""Raised where tables or columns join, which name it in `since`; it goes on from version to
+version. Older traces open with those empty, and in newer ones what this program does not know is
+kept and written back."""
 MISSING = int(np.iinfo(np.int32).min)
 N_TOP = 5
 """Alternatives kept per position on each side (target and draft)."""
@@ -37,8 +40,10 @@ TOKEN_KINDS = (
     "replacement",
     "bonus",
     "replayed",
+    "unknown",
 )
-EMITTED_KINDS = ("target", "accepted", "replacement", "bonus")
+EMITTED_KINDS = ("target", "accepted", "replacement", "bonus", "unknown")
+"""unknown: emitted, by another engine that did not tell in what part of which round."""
 GHOST_KINDS = ("rejected", "ignored")
 SLOT_STATES = ("free", "live", "fresh", "carried", "stale", "pending")
 ROLLBACK_PATHS = ("none", "seq_rm", "restore", "restore_depth", "refused")
@@ -171,6 +176,12 @@ ROUNDS = (
     _ms("rollback_ms", "partial removal"),
     _ms("restore_ms", "checkpoint restore"),
     _ms("replay_ms", "decoding accepted tokens again"),
+    Column(
+        "total_ms", "real", "the whole round, where phases are unknown", 0.0, _LONGEST_MS, since=3
+    ),
+    Column(
+        "n_merged", "int", "rounds summed in this row, at least; empty: one", 2, _COUNT, since=3
+    ),
 )
 
 TOKENS = (
@@ -179,7 +190,8 @@ TOKENS = (
     _SEQUENCE,
     _count("pos", "position the token has, or would have had", required=True),
     _choice("kind", "one of TOKEN_KINDS", TOKEN_KINDS),
-    _count("token_id", "id in the target's vocabulary", required=True),
+    _count("token_id", "id in the target's vocabulary; empty where another engine hid it"),
+    Column("text", "text", "text of a token without an id, or that its id does not tell", since=3),
     _count("draft_index", "index inside the draft, from 0", _LONGEST_DRAFT),
     _probability("draft_p", "drafter's confidence in the drafted token"),
     _probability("target_p", "target's raw softmax probability of this token here"),

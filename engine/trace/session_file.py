@@ -15,7 +15,7 @@ from engine.errors import TraceFileError
 from engine.trace.cell_text import EXCEL, PLAIN
 from engine.trace.csv_fields import REMEDY
 from engine.trace.export import FORMAT
-from engine.trace.records import COLUMN_STATES, REFERENCE, SCHEMA_VERSION
+from engine.trace.records import COLUMN_STATES, READ_VERSIONS, REFERENCE
 
 _MOST_BYTES = 256 << 20
 _DEEPEST = 64
@@ -60,9 +60,10 @@ def read_session(path: Path) -> SessionFile:
     """Read and check the file. Raises TraceFileError naming the place in it."""
     session = _read(path)
     found = session.get("schema_version")
-    if found != SCHEMA_VERSION or isinstance(found, bool):
+    if not isinstance(found, int) or found not in READ_VERSIONS:
         raise TraceFileError(
-            f"{path} has schema version {_shown(found)}, this program reads {SCHEMA_VERSION}.",
+            f"{path} has schema version {_shown(found)}, this program reads "
+            f"{' and '.join(map(str, READ_VERSIONS))}.",
             "Open it with the version of Draftscope that wrote it.",
         )
     if too_deep := _too_deep(session):
@@ -282,16 +283,32 @@ _FIDELITY = _object(
     },
     needed=("compute", "n_tokens", "nmse", "kl", "top1"),
 )
+_UNSURE = _or_none(_number())
+_TOLD = _object(
+    {
+        "acceptance_histogram": _or_none(_list(_count())),
+        "num_draft_tokens_per_pos": _or_none(_list(_count())),
+        "num_accepted_tokens_per_pos": _or_none(_list(_count())),
+        "acceptance_per_position": _or_none(_object(each=_list(_UNSURE))),
+    },
+    each=_UNSURE,
+)
 _RUN = _object(
     {
         "source": _object({"engine": _text, "version": _text}),
         "columns": _object(each=_object(each=_one_of(*COLUMN_STATES))),
         "options": _OPTIONS,
         "stops": _list(_text),
+        "told": _TOLD,
+        "record": _object({"file": _text, "shape": _text}),
+        "requests": _list(
+            _object({"told": _TOLD, "record": _object(), "engine": _text, "place": _text})
+        ),
+        "derived": _list(_text),
         "fidelity": _FIDELITY,
         "banned_tokens": _list(_count()),
         "lane_against": _or_none(_count()),
-        "lane_tolerance": _number(),
+        **dict.fromkeys(("lane_tolerance", "lane_margin"), _number()),
         **dict.fromkeys(("environment", "summary", "drafters"), _object()),
         "model": _or_none(_object()),
         **dict.fromkeys(("n_ctx", "n_rs_seq"), _count()),

@@ -74,6 +74,10 @@ def timings_of(rows: RoundRows) -> dict[str, int | float]:
         "predicted_per_second_n_gen": 1e3 * predicted_n / predicted_ms,
     }
     drafted = _total(rows.num_drafted[rows.is_step])
+    if not rows.t_ms.any():  # another engine's rows, without times
+        figures |= {
+            name: 0.0 for name in figures if name.startswith(("predicted_ms", "predicted_per"))
+        }
     if drafted:
         figures["draft_n"] = drafted
         accepted = figures["draft_n_accepted"] = _total(rows.num_accepted[rows.is_step])
@@ -129,7 +133,8 @@ def summary(
 
     rollback_depth_histogram[d] = rounds after the prompt that undid d drafted tokens. phase_ms:
     the sum of each phase's column after the prompt rows, None for a phase never observed.
-    drafters: counters of each drafter (engine.draft.chain), for a whole run only.
+    drafters: counters of each drafter (engine.draft.chain), for a whole run only. What another
+    engine told of its run goes before what the rows say (`told_figures`); None is not told.
     """
     rows = RoundRows.select(store.rounds, run_id, seq_id)
     later = ~rows.is_prompt
@@ -144,7 +149,20 @@ def summary(
         "rollback_depth_histogram": np.bincount(depth[depth >= 0]).tolist(),
         "phase_ms": {phase: _sum_observed(rows.phases[phase][later]) for phase in PHASES},
         "drafters": deepcopy(facts.get("drafters", {})),
+        **told_figures(store, run_id, seq_id),
     }
+
+
+def told_figures(
+    store: TraceStore, run_id: int | None, seq_id: int | None = None
+) -> dict[str, Any]:
+    """The figures of `summary` that another engine told of its run, or of one sequence of it, in
+    the run's facts `told` and `requests`. Empty for runs whose rows say everything."""
+    facts = store.runs.get(run_id, {}) if run_id is not None else {}
+    if seq_id is not None:
+        requests = facts.get("requests", [])
+        facts = requests[seq_id] if seq_id < len(requests) else {}
+    return dict(facts.get("told", {}))
 
 
 def _total(values: np.ndarray) -> int:

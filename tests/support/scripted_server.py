@@ -245,9 +245,9 @@ class ScriptedServer:
 
     def restart(self) -> None:
         """As a server that is ended and started again on the same port: its counters are 0."""
+        self._kept.clear()
         self._stop()
         self.counters.clear()
-        self._kept.clear()
         self._start()
 
     def stop(self) -> None:
@@ -293,6 +293,8 @@ class ScriptedServer:
 
     def _stop(self) -> None:
         def break_off() -> None:
+            for listening in self._server.servers:
+                listening.close()
             for connection in list(self._server.server_state.connections):
                 transport = getattr(connection, "transport", None)
                 if transport is not None:
@@ -464,7 +466,7 @@ class ScriptedServer:
 
 def _timings(body: bytes) -> Iterator[dict[str, Any]]:
     for line in re.split(rb"\r?\n", body):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             value = json.loads(line.removeprefix(b"data: "))
             if isinstance(value, dict) and isinstance(value.get("timings"), dict):
                 yield value["timings"]

@@ -8,18 +8,24 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.models.run_axis import RunOverlay
-from app.models.run_comparison import FigurePair, compare_runs, text_difference
+from app.models import run_comparison
+from app.models.run_comparison import FigurePair, compare_runs
 from app.models.run_facts import run_row
 from app.widgets.run_pair import RunPair
 from engine.trace.records import PHASES
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import timings
 from tests.support.timed_trace import timed_trace
 from tests.support.trace_builder import TraceBuilder
 
 
+def text_difference(store: TraceStore, first: int, second: int) -> str:
+    return run_comparison.text_difference(RunRef(store, first), RunRef(store, second))
+
+
 def values(store: TraceStore, first: int, second: int) -> dict[str, FigurePair]:
-    return {pair.label: pair for pair in compare_runs(store, first, second)}
+    return {pair.label: pair for pair in compare_runs(RunRef(store, first), RunRef(store, second))}
 
 
 def test_figures_are_sums_over_the_trace() -> None:

@@ -132,7 +132,9 @@ def test_another_major_version_is_refused_in_a_sentence(
     export_csv(small_trace, tmp_path / "out")
     path = tmp_path / "out" / SESSION_FILE
     path.write_text(json.dumps(session_of(tmp_path / "out") | {"schema_version": version}))
-    with pytest.raises(TraceFileError, match=f"reads {SCHEMA_VERSION}. Open it with the version"):
+    with pytest.raises(
+        TraceFileError, match=f"reads 3 and {SCHEMA_VERSION}. Open it with the version"
+    ):
         open_trace(tmp_path / "out")
 
 

@@ -1,0 +1,144 @@
+"""Asking which server to observe, and how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QPalette
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QComboBox,
+    QDialog,
+    QDialogButtonBox,
+    QFileDialog,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.saved.settings import Settings
+from app.widgets.fields import add_row, new_form, text, whole
+from engine.errors import OptionError
+
+LOOPBACK = "127.0.0.1"
+_ABOUT = (
+    "Draftscope sends the prompts of the Run panel to the server and shows what it drafts, accepts "
+    "and rolls back, as far as the server tells."
+)
+_KEY_TIP = (
+    "API key that the server was started with; empty for none, or for the one that was kept. It is "
+    "kept in the system's keyring where there is one, else for this session only"
+)
+_LOG_TIP = (
+    "File that the server writes with --log-file (-lv 5 and LLAMA_TRACE=1): it tells rejected "
+    "tokens, drafters and checkpoints, which no reply tells"
+)
+_WATCH_TIP = (
+    "Other programs talk to the server through this port of this machine; what they ask is passed "
+    "on unchanged and recorded"
+)
+
+
+class ConnectDialog(QDialog):
+    """Does not block the window. `chosen` gives address, key, log file or None, and the port that
+    other programs are to use, 0 without."""
+
+    chosen = Signal(str, str, object, int)  # Path | None
+
+    def __init__(self, settings: Settings, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._settings = settings
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle("Connect to server")
+        self.address = QComboBox()
+        self.address.setEditable(True)
+        self.address.addItems(settings.recent_servers)
+        self.address.setCurrentIndex(0 if settings.recent_servers else -1)
+        line = self.address.lineEdit()
+        assert line is not None
+        line.setPlaceholderText("http://127.0.0.1:8080")
+        self.key = text("")
+        self.key.setEchoMode(QLineEdit.EchoMode.Password)
+        self.log = text("none")
+        browse = QPushButton("&Browse…")
+        browse.setToolTip("Choose the log file")
+        browse.clicked.connect(self._browse)
+        self.watch = QCheckBox(f"&Watch other programs at {LOOPBACK}, port")
+        self.port = whole(1, 65535, settings.watch_port)
+        self.port.setEnabled(False)
+        self.watch.toggled.connect(self.port.setEnabled)
+        self.problem = QLabel()
+        self.problem.setWordWrap(True)
+        self.problem.setTextFormat(Qt.TextFormat.PlainText)
+        self.problem.setForegroundRole(QPalette.ColorRole.BrightText)
+        self.problem.hide()
+        self._lay_out(browse)
+        line.textChanged.connect(lambda _: self.problem.hide())
+
+    def _lay_out(self, browse: QPushButton) -> None:
+        about = QLabel(_ABOUT)
+        about.setWordWrap(True)
+        log, watch = QWidget(), QWidget()
+        for box, widgets in ((log, (self.log, browse)), (watch, (self.watch, self.port))):
+            row = QHBoxLayout(box)
+            row.setContentsMargins(0, 0, 0, 0)
+            for widget in widgets:
+                row.addWidget(widget)
+        row.addStretch(1)
+        self.log.setAccessibleName("Log file of the server")
+        self.port.setAccessibleName("Port for other programs")
+        self.port.setToolTip(_WATCH_TIP)
+        self.watch.setToolTip(_WATCH_TIP)
+        form = new_form()
+        add_row(form, "&Address", self.address, "Where the llama-server listens", "Address")
+        add_row(form, "API &key", self.key, _KEY_TIP, "API key")
+        add_row(form, "&Log file", log, _LOG_TIP, "Log file")
+        self.log.setToolTip(_LOG_TIP)
+        form.addRow("", watch)
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
+        connect = buttons.addButton("&Connect", QDialogButtonBox.ButtonRole.AcceptRole)
+        connect.setDefault(True)
+        buttons.accepted.connect(self.accept)
+        buttons.rejected.connect(self.reject)
+        column = QVBoxLayout(self)
+        column.addWidget(about)
+        column.addLayout(form)
+        column.addWidget(self.problem)
+        column.addWidget(buttons)
+        self.setMinimumWidth(66 * self.fontMetrics().averageCharWidth())
+
+    def accept(self) -> None:
+        from engine.observe.client import server_address
+
+        written = self.log.text().strip()
+        log = Path(written) if written else None
+        try:
+            address = server_address(self.address.currentText())
+            if log is not None and not log.is_file():
+                raise OptionError(f"There is no log file {written}.", "Name one, or none.")
+        except OptionError as error:
+            self.problem.setText(str(error))
+            self.problem.show()
+            return
+        if self.watch.isChecked():
+            self._settings.watch_port = self.port.value()
+        port = self.port.value() if self.watch.isChecked() else 0
+        self.chosen.emit(address, self.key.text(), log, port)
+        self.key.clear()
+        super().accept()
+
+    def _browse(self) -> None:
+        name, _ = QFileDialog.getOpenFileName(
+            self,
+            "Log file of the server",
+            str(self._settings.folder("log")),
+            "All files (*)",
+            options=QFileDialog.Option.DontUseNativeDialog,
+        )
+        if name:
+            self._settings.set_folder("log", Path(name).parent)
+            self.log.setText(name)

@@ -1,0 +1,206 @@
+"""How the engine's thread gets at servers; what talks to networks is first imported here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
+
+from app.engine_thread.events import Post, ServerSeen
+from app.engine_thread.jobs import (
+    CompareRequest,
+    Job,
+    ReportProgress,
+    RunRequest,
+    ScriptRequest,
+    ServerRequest,
+)
+from engine.errors import OptionError, ServerError
+from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.compare.fidelity import Fidelity
+    from engine.observe.client import ServerClient
+    from engine.observe.counters import Counters
+    from engine.observe.observed_run import ServerFacts
+
+KEYRING = "draftscope"
+"""The service under which keys are kept, with the server's address as the name."""
+LOOK_S = 2.0
+"""Time between two looks at a server, seconds."""
+
+
+class ServerEngine:
+    """llama-servers. look_s: time between two looks at one that is in use, seconds."""
+
+    def __init__(self, look_s: float = LOOK_S) -> None:
+        self._look_s = look_s
+        self._keys: dict[str, str] = {}
+        """Of this session, by address, where there is no keyring."""
+
+    def connect(
+        self, request: ServerRequest, progress: ReportProgress, post: Post
+    ) -> ServedSession:
+        """See `app.engine_thread.jobs.Servers`. The key that was given is kept once the server
+        has taken it."""
+        from engine.observe.client import ServerClient, server_address
+
+        address = server_address(request.address)
+        progress(0, 0, f"connecting to {address}")
+        key = request.key or self._keys.get(address) or _from_keyring(address)
+        client = ServerClient(address, key or None)
+        try:
+            facts = client.facts(lambda sentence: progress(0, 0, sentence), request.cancelled)
+        except BaseException:
+            client.close()
+            raise
+        kept = self._keep(address, key, is_new=bool(request.key)) if key else ""
+        return ServedSession(client, facts, kept, request, post, self._look_s)
+
+    def _keep(self, address: str, key: str, *, is_new: bool) -> str:
+        if address in self._keys and not is_new:
+            return "session"
+        if not is_new or _to_keyring(address, key):
+            self._keys.pop(address, None)
+            return "keyring"
+        self._keys[address] = key
+        return "session"
+
+
+class ServedSession:
+    """A llama-server in use. facts: what it said of itself. key_kept: see
+    `app.engine_thread.jobs.ServerSession`."""
+
+    compute = ""
+
+    def __init__(
+        self,
+        client: ServerClient,
+        facts: ServerFacts,
+        key_kept: str,
+        request: ServerRequest,
+        post: Post,
+        look_s: float,
+    ) -> None:
+        self._client, self.facts, self.key_kept = client, facts, key_kept
+        self._log, self._key = request.log, request.key
+        self._lookout = _Lookout(client, post, look_s)
+
+    def start(self, request: RunRequest, trace: TraceStore) -> Job:
+        """Send the prompts, as many at once as the options say; their replies are the run."""
+        from engine.observe.observing import ServerRun
+        from engine.observe.request_options import chat_completion, completion
+
+        requests = [
+            completion(text, request.options)
+            if request.chat is None
+            else chat_completion(self._client, text, request.chat.kwargs, request.options)
+            for text in request.texts
+        ]
+        return ServerRun(
+            self._client, self.facts, requests, trace, parallel=request.options.parallel
+        )
+
+    def watch(self, listen: str, trace: TraceStore) -> Job:
+        """Pass on what other programs ask, and record it."""
+        raise NotImplementedError
+
+    def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> NoReturn:
+        """Always refused with OptionError."""
+        raise OptionError("A server shows no logits to compare lanes by.", "Open its model.")
+
+    def measure(
+        self, text: str, progress: ReportProgress, cancelled: Callable[[], bool]
+    ) -> Fidelity:
+        """Always refused with OptionError."""
+        raise OptionError("A server's arithmetic cannot be measured.", "Open its model.")
+
+    def close(self) -> None:
+        """End everything that talks to it."""
+        self._lookout.end()
+        self._client.close()
+        self._lookout.join()
+
+
+class _Lookout(threading.Thread):
+    """Looks at a server again and again, and tells when it is another than before."""
+
+    def __init__(self, client: ServerClient, post: Post, period: float) -> None:
+        super().__init__(name="server lookout", daemon=True)
+        self._client, self._post, self._period = client, post, period
+        self._over = threading.Event()
+        self._first: tuple[str, Counters] | None = None
+        self.start()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._over.set()
+
+    def run(self) -> None:
+        last: ServerSeen | None = None
+        while not self._over.is_set():
+            with suppress(CancelledError):  # the client was closed
+                seen = self._look()
+                if seen is not None and seen != last and not self._over.is_set():
+                    last = seen
+                    self._post(seen)
+            self._over.wait(self._period)
+
+    def _look(self) -> ServerSeen | None:
+        """How the server is; None: it is too busy to say."""
+        try:
+            slots = self._client.slots()
+            counters = self._counted()
+        except ServerError as error:
+            return None if _timed_out(error.__cause__) else ServerSeen(gone=error.message)
+        return ServerSeen("", None if slots is None else tuple(slots), counters)
+
+    def _counted(self) -> dict[str, float] | None:
+        """How far the counters went since the first look; from 0 if the server was started again."""
+        from engine.observe.counters import Counters, movement, read_counters
+
+        told = self._client.metrics()
+        if told is None:
+            return None
+        text, start = told
+        try:
+            now = read_counters(text)
+        except ValueError:
+            return None
+        if self._first is None:
+            self._first = start, now
+        moved = movement(self._first[1], now)
+        if moved.restarted or start != self._first[0]:
+            self._first = start, Counters()
+            moved = movement(Counters(), now)
+        return dict(moved.moved)
+
+
+def _timed_out(error: BaseException | None) -> bool:
+    import httpx
+
+    return isinstance(error, httpx.ReadTimeout)
+
+
+def _from_keyring(address: str) -> str:
+    import keyring
+    from keyring.errors import KeyringError
+
+    try:
+        return keyring.get_password(KEYRING, address) or ""
+    except KeyringError:
+        return ""
+
+
+def _to_keyring(address: str, key: str) -> bool:
+    """Whether there is a keyring that took the key."""
+    import keyring
+    from keyring.errors import KeyringError
+
+    try:
+        keyring.set_password(KEYRING, address, key)
+        return keyring.get_password(KEYRING, address) == key
+    except KeyringError:
+        return False

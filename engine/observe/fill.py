@@ -1,0 +1,167 @@
+"""What was observed as rows of the trace: one row of `rounds` per verification, one of `tokens`
+per token. What a server does not tell stays empty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.observe.rounds import ObservedRound, StreamedToken
+from engine.observe.shares import PlaneReach
+from engine.trace.writer import TraceWriter
+
+COLUMNS = {
+    "rounds": {
+        "round": "derived",
+        "t_ms": "derived",
+        "pos0": "derived",
+        "num_draft_tokens": "observed",
+        "num_accepted_draft_tokens": "observed",
+        "num_target_tokens": "derived",
+        "num_emitted": "observed",
+        "stop_kind": "derived",
+        "rollback_depth": "derived",
+        "memory_rollback": "derived",
+        "rollback_path": "derived",
+        "n_rs_seq": "derived",
+        "replay_index": "derived",
+        "verify_width": "derived",
+        "accept_rule": "derived",
+        "drafter": "derived",
+        "total_ms": "observed",
+        "n_merged": "derived",
+    },
+    "tokens": {"pos": "derived", "kind": "derived", "token_id": "observed", "text": "observed"},
+}
+"""What a stream of llama-server tells of the columns that it fills; the others are absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Tokens of a prompt that were processed together. pos0: position of the first."""
+
+    pos0: int
+    n_tokens: int
+    prompt_ms: float
+    before_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRow:
+    """A row of `rounds` that is settled. t_ms: its end, in the run's time. n_prompt: tokens of the
+    sequence's prompt. prompt_ids: of the whole prompt, with its first part."""
+
+    t_ms: float
+    seq_id: int
+    n_prompt: int
+    round: ObservedRound | None = None
+    part: PromptPart | None = None
+    prompt_ids: Sequence[int] = field(default=())
+
+
+class RowWriter:
+    """Gives settled rows their rounds' numbers and writes them."""
+
+    def __init__(self, writer: TraceWriter, reach: PlaneReach) -> None:
+        self._writer, self._reach = writer, reach
+        self._n_rounds = 0
+
+    def write(self, ready: ReadyRow) -> None:
+        """One row and its tokens, as the round after the last one written."""
+        ids = {"round": self._n_rounds, "seq_id": ready.seq_id}
+        self._n_rounds += 1
+        if ready.prompt_ids:
+            self._prompt(ids, ready.prompt_ids)
+        if ready.part is not None:
+            self._part(ids, ready, ready.part)
+        elif ready.round is not None:
+            self._round(ids, ready, ready.round)
+
+    def _prompt(self, ids: dict[str, int], prompt: Sequence[int]) -> None:
+        n = len(prompt)
+        columns: dict[str, list[Any]] = {name: [value] * n for name, value in ids.items()}
+        columns |= {"pos": list(range(n)), "kind": ["prompt"] * n, "token_id": list(prompt)}
+        self._writer.extend("tokens", columns)
+
+    def _part(self, ids: dict[str, int], ready: ReadyRow, part: PromptPart) -> None:
+        first = ready.round
+        if first is not None:
+            self._tokens(ids, ready.n_prompt, first)
+        self._writer.append(
+            "rounds",
+            **ids,
+            t_ms=max(ready.t_ms, 0.0),
+            pos0=part.pos0,
+            num_target_tokens=1 if first else 0,
+            num_emitted=first.emitted if first else 0,
+            stop_kind="target" if first else "",
+            rollback_depth=0,
+            memory_rollback=0,
+            rollback_path="none",
+            replay_index=0,
+            n_rs_seq=self._reach.n_rs_seq,
+            verify_width=part.n_tokens,
+            total_ms=part.prompt_ms - part.before_ms,
+        )
+
+    def _round(self, ids: dict[str, int], ready: ReadyRow, one: ObservedRound) -> None:
+        self._tokens(ids, ready.n_prompt, one)
+        is_one = one.n_merged == 1
+        restored = one.path == "restore"
+        self._writer.append(
+            "rounds",
+            **ids,
+            t_ms=max(ready.t_ms, 0.0),
+            pos0=ready.n_prompt + one.first - 2,
+            accept_rule="match" if one.drafted else "",
+            num_draft_tokens=one.drafted,
+            num_accepted_draft_tokens=one.accepted,
+            num_target_tokens=(2 if restored else 1) if one.path and is_one else None,
+            num_emitted=one.emitted,
+            stop_kind=_stop_kind(one),
+            rollback_depth=one.undone if is_one else None,
+            memory_rollback=one.undone if is_one else None,
+            rollback_path=path_name(one.path, self._reach),
+            n_rs_seq=self._reach.n_rs_seq,
+            replay_index=int(restored) if one.path and is_one else None,
+            verify_width=one.drafted + 1 if is_one else None,
+            total_ms=one.name_ms - one.before_ms,
+            n_merged=one.n_merged if not is_one else None,
+        )
+
+    def _tokens(self, ids: dict[str, int], n_prompt: int, one: ObservedRound) -> None:
+        first_pos = n_prompt + one.first - 1
+        for i, (token, kind) in enumerate(zip(one.tokens, one.kinds(), strict=True)):
+            self._writer.append(
+                "tokens",
+                **ids,
+                pos=first_pos + i,
+                kind=kind,
+                token_id=token.token_id,
+                text=self._text(token),
+                draft_index=i if kind == "accepted" else None,
+            )
+
+    def _text(self, token: StreamedToken) -> str | None:
+        """What a token's row has to say of its text: nothing where its id tells it."""
+        if token.text is None:
+            return None
+        pieces, piece = self._writer.store.pieces, token.text.encode()
+        if token.token_id is None:
+            return token.text
+        if token.alone and token.token_id not in pieces:
+            pieces[token.token_id] = piece
+        return None if pieces.get(token.token_id) == piece else token.text
+
+
+def path_name(path: str, reach: PlaneReach) -> str:
+    """A path as the trace calls it: restores beyond the planes have a name of their own."""
+    return "restore_depth" if path == "restore" and reach.has_planes else path
+
+
+def _stop_kind(one: ObservedRound) -> str:
+    if one.is_cut:
+        return "end"
+    kinds = one.kinds()
+    return "" if not kinds or kinds[-1] == "unknown" else kinds[-1]

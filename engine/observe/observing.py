@@ -1,0 +1,263 @@
+"""A run whose tokens come from a server: requests sent side by side, their replies recorded."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter, sleep
+from typing import Any
+
+from engine.errors import OptionError, ServerError
+from engine.observe.client import Arrival, Inbox, ServerClient
+from engine.observe.counters import Movement, movement, read_counters
+from engine.observe.observed_run import ObservedRequest, ObservedRun, ServerFacts
+from engine.observe.request_options import ServerRequest
+from engine.run import LOOK_S
+from engine.trace.records import EMITTED_KINDS, MISSING
+from engine.trace.store import TraceStore
+from engine.trace.timings import summary
+
+_STEP_S = 0.5
+_SEND_AGAIN = "See what the server's log says; then send it again."
+_SETTLE_S = 2.0
+"""How long the server is given to count what it has just finished, seconds."""
+
+
+@dataclass
+class _Sent:
+    """A request that was sent. end: breaks it off, None once it is over."""
+
+    observed: ObservedRequest
+    end: Callable[[], None] | None
+    lost: str = ""
+
+
+class ServerRun:
+    """A run of requests to one server, of the shape of any other run: `step` or `advance` until it
+    returns False; what was observed is in `trace`.
+
+    parallel: requests that are sent at once; the others wait. facts: JSON-able, whatever else is
+    known of the run. errors: of requests that failed, in the order in which they did; the first
+    one is raised once everything is over. The client stays open.
+    """
+
+    def __init__(
+        self,
+        client: ServerClient,
+        server: ServerFacts,
+        requests: Sequence[ServerRequest],
+        trace: TraceStore,
+        *,
+        parallel: int = 1,
+        **facts: Any,
+    ) -> None:
+        self.trace, self.done = trace, False
+        self.errors: list[ServerError] = []
+        self.counted = Movement()
+        """How far the counters of the server moved; nothing where it keeps none."""
+        self.uncounted = ""
+        """Why they say nothing of this run, one sentence."""
+        self._client, self._requests, self._parallel = client, requests, parallel
+        self._raw = [request.raw for request in requests]
+        self._observed = ObservedRun(trace, "ask", server, **facts)
+        self.run_id = self._observed.run_id
+        self._inbox = Inbox()
+        self._sent: list[_Sent] = []
+        self._skipped: set[int] = set()
+        self._next = 0
+        self._start = perf_counter()
+        self._before: tuple[str, str] | None = None
+        self._has_begun = False
+
+    @property
+    def lost(self) -> str:
+        """A sentence on a connection that broke and is looked for again; empty while all is
+        well."""
+        return next((one.lost for one in self._sent if one.end and one.lost), "")
+
+    @property
+    def texts(self) -> list[str]:
+        """What each prompt was continued with, so far."""
+        return [one.observed.text for one in self._sent]
+
+    @property
+    def emitted(self) -> list[list[int]]:
+        """Ids of each prompt's continuation, so far and as far as they are known."""
+        tokens, n = self.trace.tokens, len(self.trace.tokens)
+        found: dict[int, list[int]] = {}
+        rows = zip(
+            tokens.column("run_id", 0, n).tolist(),
+            tokens.column("seq_id", 0, n).tolist(),
+            tokens.column("token_id", 0, n).tolist(),
+            tokens.texts("kind", 0, n),
+            strict=True,
+        )
+        for run_id, seq_id, token_id, kind in rows:
+            if run_id == self.run_id and kind in EMITTED_KINDS and token_id != MISSING:
+                found.setdefault(seq_id, []).append(token_id)
+        return [found.get(seq, []) for one in self._sent for seq in one.observed.seq_ids]
+
+    def step(self) -> bool:
+        """Go on until a round was recorded, or half a second has passed without any. True while
+        more is to come. Raises ServerError at the end, where a request failed."""
+        rows, until = len(self.trace.rounds), perf_counter() + _STEP_S
+        while len(self.trace.rounds) == rows and self._go_on(until - perf_counter()):
+            if perf_counter() >= until:
+                break
+        return not self.done
+
+    def advance(self, seconds: float = LOOK_S) -> bool:
+        """Record for so long what arrives; otherwise as `step`."""
+        until = perf_counter() + seconds
+        while self._go_on(until - perf_counter()) and perf_counter() < until:
+            pass
+        return not self.done
+
+    def cancel(self, seq_id: int) -> None:
+        """End the request of a sequence, here and at the server; the others go on.
+
+        Raises OptionError for a sequence that the run does not have.
+        """
+        for i, one in enumerate(self._sent):
+            if seq_id in one.observed.seq_ids:
+                self._break_off(i)
+                return
+        if not len(self._sent) <= seq_id < len(self._requests):
+            raise OptionError(f"The run has no sequence {seq_id}.", "Name one that is shown.")
+        self._skipped.add(seq_id)
+
+    def stop(self) -> None:
+        """End all requests now, here and at the server; what was recorded stays."""
+        if self.done:
+            return
+        self._next = len(self._requests)
+        while (arrival := self._inbox.take(0)) is not None:
+            self._record(arrival)
+        for i in range(len(self._sent)):
+            self._break_off(i)
+        self._close()
+
+    def summary(self) -> dict[str, Any]:
+        """Figures over all sequences (engine.trace.timings)."""
+        return summary(self.trace, self.run_id)
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _go_on(self, seconds: float) -> bool:
+        """Send what may be sent, record one arrival if any comes in time."""
+        if self.done:
+            return False
+        if not self._has_begun:
+            self._has_begun = True
+            self._before = self._metrics()
+        self._send()
+        arrival = self._inbox.take(max(0.0, seconds))
+        if arrival is not None:
+            self._record(arrival)
+            self._send()
+        if not self._open and self._next == len(self._requests):
+            self._close()
+            if self.errors:
+                raise self.errors[0]
+        return not self.done
+
+    @property
+    def _open(self) -> int:
+        return sum(one.end is not None for one in self._sent)
+
+    def _send(self) -> None:
+        while self._next < len(self._requests) and self._open < self._parallel:
+            i = self._next
+            self._next += 1
+            if i in self._skipped:
+                continue
+            request, number = self._requests[i], len(self._sent)
+            observed = self._observed.request(request.path, self._raw[i], self._ms())
+            name = uuid.uuid4().hex
+            end = self._client.stream(number, request.path, self._raw[i], self._inbox, name)
+            self._sent.append(_Sent(observed, end))
+
+    def _record(self, arrival: Arrival) -> None:
+        one = self._sent[arrival.request]
+        if one.end is None:  # it was ended here
+            return
+        at_ms = (arrival.at - self._start) * 1e3
+        if arrival.kind == "head":
+            one.observed.head(arrival.status, arrival.headers, at_ms)
+        elif arrival.kind == "data":
+            one.observed.data(arrival.data, at_ms)
+            if one.observed.is_over and one.end is not None:  # nothing of it can be read any more
+                one.end()
+                self._over(one)
+        elif arrival.kind == "lost":
+            one.lost = arrival.reason
+        elif arrival.kind == "resumed":
+            one.lost = ""
+        elif arrival.kind == "done":
+            one.observed.done(at_ms)
+            self._over(one)
+        else:
+            one.observed.broke(arrival.reason, at_ms)
+            self._over(one, arrival.error or ServerError(arrival.reason, _SEND_AGAIN))
+
+    def _over(self, one: _Sent, error: ServerError | None = None) -> None:
+        """Nothing more comes of a request. error: what broke it, if the connection did."""
+        one.end = None
+        facts = one.observed.facts
+        said = facts.get("error")
+        if error is None and isinstance(said, str):
+            error = ServerError(said if said.endswith(".") else f"{said}.", _SEND_AGAIN)
+        if error is None and not facts.get("complete"):
+            error = ServerError("The server ended its reply too early.", _SEND_AGAIN)
+        if error is not None:
+            self.errors.append(error)
+
+    def _break_off(self, number: int) -> None:
+        one = self._sent[number]
+        if one.end is not None:
+            one.end()
+            one.end = None
+            one.observed.left(self._ms())
+
+    def _close(self) -> None:
+        self.done = True
+        self._count()
+        self._observed.end(self.errors[0].message if self.errors else None)
+
+    def _count(self) -> None:
+        """Compare the server's counters with what was recorded."""
+        before, until = self._before, perf_counter() + _SETTLE_S
+        after = self._metrics() if before else None
+        if before is None or after is None:
+            return
+        try:
+            first, last = read_counters(before[0]), read_counters(after[0])
+            while last.busy and perf_counter() < until:
+                sleep(LOOK_S)
+                after = self._metrics()
+                if after is None:
+                    return
+                last = read_counters(after[0])
+        except ValueError:
+            self.uncounted = "The server's /metrics cannot be read."
+            return
+        if after[1] != before[1]:
+            self.uncounted = "The server was started again in the meantime."
+        elif first.busy or last.busy:
+            self.uncounted = "The server works at requests of others."
+        else:
+            self.counted = movement(first, last)
+            if self.counted.restarted:
+                self.uncounted = "The server's counters went backwards."
+            else:
+                self._observed.counters(before[0], after[0])
+
+    def _metrics(self) -> tuple[str, str] | None:
+        try:
+            return self._client.metrics()
+        except ServerError:
+            return None
+
+    def _ms(self) -> float:
+        return (perf_counter() - self._start) * 1e3

@@ -1,0 +1,307 @@
+"""Files of records as JSON values: whole files, a line for each record, or the events of a stream.
+
+A record is untrusted: its size, its depth and every number in it are checked before anything is
+made of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from engine.errors import TraceFileError
+
+MOST_BYTES = 64 << 20
+COUNT = 2**31 - 1
+LONGEST_DRAFT = 1024
+_DEEPEST = 64
+_LINE_ENDS = re.compile("\r\n|\n|\r")
+_REMEDY = "Save the record again as the engine wrote it."
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An object somewhere in a document.
+
+    path: keys and indices that lead to it, from `start`, the place of the document. around: the
+    objects and lists on that path, the outermost first. taken: keys that were read, by identity of
+    the object, for all nodes of a file.
+    """
+
+    values: dict[str, Any]
+    file: str
+    start: str
+    path: tuple[str, ...]
+    around: tuple[Any, ...]
+    taken: dict[int, set[str]]
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages."""
+        return ".".join(self.path if not self.start else (self.start, *self.path))
+
+    def owner(self, *keys: str) -> dict[str, Any]:
+        """The nearest object that has any of the keys, of this one and those around it; else this
+        one."""
+        for one in (self.values, *reversed(self.around)):
+            if isinstance(one, dict) and not one.keys().isdisjoint(keys):
+                return one
+        return self.values
+
+    def fields(self, values: dict[str, Any] | None = None) -> Fields:
+        """The keys of this object, or of one around it."""
+        if values is None or values is self.values:
+            return Fields(self.values, self.file, self.place, self.taken)
+        depth = next(i for i, one in enumerate(self.around) if one is values)
+        outer = Node(values, self.file, self.start, self.path[:depth], (), self.taken)
+        return Fields(values, self.file, outer.place, self.taken)
+
+
+def read_documents(data: bytes, name: str) -> list[tuple[str, Any]]:
+    """The JSON values of a file and where each is: one value, one for each line, or, of a stream
+    of server-sent events, one list of what the events hold.
+
+    Raises TraceFileError, naming `name` and the place, for what is neither.
+    """
+    if len(data) > MOST_BYTES:
+        raise TraceFileError(
+            f"{name} has {len(data):,} bytes, more than a file of records may have.",
+            f"Split it into files of at most {MOST_BYTES:,} bytes.",
+        )
+    text = data.decode("utf-8-sig", errors="replace")
+    if is_stream(text):
+        return [("", _events(text, name))]
+    try:
+        found = [("", _parse(text))]
+    except (ValueError, RecursionError) as error:
+        found = _lines(text, name, error)
+    for place, value in found:
+        _check_depth(value, name, place)
+    return found
+
+
+def is_stream(text: str) -> bool:
+    """Whether a text begins like a stream of server-sent events."""
+    first = text.lstrip()[:8]
+    return first.startswith(("data:", "event:", "id:", "retry:", ": ping"))
+
+
+def _events(text: str, name: str) -> list[Any]:
+    from httpx_sse._decoders import SSEDecoder  # takes httpx along, which most starts do without
+
+    decoder, found = SSEDecoder(), []
+    for number, line in enumerate(_LINE_ENDS.split(text), start=1):
+        event = decoder.decode(line)
+        if event is not None and event.data.lstrip().startswith("{"):
+            try:
+                found.append(_parse(event.data))
+            except (ValueError, RecursionError) as error:
+                raise _invalid(name, f"the event before line {number}", error) from error
+            _check_depth(found[-1], name, f"the event before line {number}")
+    return found
+
+
+def _lines(text: str, name: str, whole: Exception) -> list[tuple[str, Any]]:
+    """Values of lines; `whole`: why the file is not one value."""
+    found = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            found.append((f"line {number}", _parse(line)))
+        except (ValueError, RecursionError) as error:
+            if not found:  # no file of lines: what was wrong with it as a whole
+                raise _invalid(name, _place_of(whole), whole) from error
+            raise _invalid(name, f"line {number}", error) from error
+    if not found:
+        raise TraceFileError(f"{name} is empty.", _REMEDY)
+    return found
+
+
+def _parse(text: str) -> Any:
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")
+
+
+def _place_of(error: Exception) -> str:
+    return f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "the file"
+
+
+def _invalid(name: str, place: str, error: Exception) -> TraceFileError:
+    if isinstance(error, RecursionError):
+        return _too_deep(name, place)
+    what = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+    return TraceFileError(f"{name}: {place} is not valid JSON ({what[:80]}).", _REMEDY)
+
+
+def _too_deep(name: str, place: str) -> TraceFileError:
+    where = f"{name}: {place}" if place else name
+    return TraceFileError(f"{where} is nested more than {_DEEPEST} times.", _REMEDY)
+
+
+def _check_depth(value: Any, name: str, place: str) -> None:
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, (dict, list))
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return
+    raise _too_deep(name, place)
+
+
+def nodes(file: str, documents: list[tuple[str, Any]]) -> Iterator[Node]:
+    """Every object of a file, in the order written; an object before those inside of it."""
+    taken: dict[int, set[str]] = {}
+    for start, document in documents:
+        waiting: list[tuple[tuple[str, ...], Any, tuple[Any, ...]]] = [((), document, ())]
+        while waiting:
+            path, value, around = waiting.pop()
+            if isinstance(value, dict):
+                yield Node(value, file, start, path, around, taken)
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            inner = [
+                ((*path, str(key)), one, (*around, value))
+                for key, one in pairs
+                if isinstance(one, (dict, list))
+            ]
+            waiting += reversed(inner)
+
+
+def unknown_keys(node: Node, shared: Container[int]) -> dict[str, Any]:
+    """What nothing asked for in an object and in those around it, by path without indices.
+
+    shared: identities of objects and lists that other records lie in too; they are left out.
+    """
+    chain = (*node.around, node.values)
+    ids = {id(one) for one in chain}
+    found: dict[str, Any] = {}
+    for depth, one in enumerate(chain):
+        if isinstance(one, dict) and id(one) not in shared:
+            found |= _untaken(one, node.path[:depth], ids, node.taken)
+    return found
+
+
+def _untaken(
+    values: dict[str, Any], path: tuple[str, ...], inside: set[int], taken: dict[int, set[str]]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    read = taken.get(id(values), set())
+    for key, value in values.items():
+        if id(value) in inside:
+            continue
+        here = (*path, key)
+        if key not in read:
+            found[".".join(part for part in here if not part.isdigit())] = value
+        elif isinstance(value, dict) and id(value) in taken:
+            found |= _untaken(value, here, inside, taken)
+    return found
+
+
+class Fields:
+    """The keys of an object, taken with the type that each has to have.
+
+    None is a key that is not there, or null. Raises TraceFileError naming file, place and key for
+    a known key of another type or out of range.
+    """
+
+    def __init__(
+        self, values: dict[str, Any], file: str, place: str, taken: dict[int, set[str]]
+    ) -> None:
+        self.values, self._file, self.place, self._all = values, file, place, taken
+        self._taken = taken.setdefault(id(values), set())
+
+    def count(self, key: str) -> int | None:
+        """A whole number from 0."""
+        value = self._take(key)
+        if value is not None and not _is_count(value):
+            raise self.wrong(key, value, f"a whole number from 0 to {COUNT:,}")
+        return value
+
+    def number(self, key: str) -> float | None:
+        """A finite number from 0."""
+        value = self._take(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.wrong(key, value, "a number")
+        if not math.isfinite(value) or value < 0:
+            raise self.wrong(key, value, "a finite number from 0")
+        return value
+
+    def text(self, key: str) -> str | None:
+        """A text."""
+        value = self._take(key)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(key, value, "a text")
+        return value
+
+    def counts(self, key: str, most: int = COUNT) -> list[int] | None:
+        """A list of whole numbers from 0 to `most`."""
+        value = self._take(key)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            raise self.wrong(key, value, "a list of whole numbers")
+        for i, one in enumerate(value):
+            if not _is_count(one, most):
+                raise self.wrong(f"{key}.{i}", one, f"a whole number from 0 to {most:,}")
+        return value
+
+    def histogram(self, key: str) -> list[int] | None:
+        """Steps by the number of tokens that they accepted, as a list, or as an object without
+        the numbers that do not occur."""
+        if isinstance(self.values.get(key), dict):
+            sparse = self.object(key)
+            assert sparse is not None
+            sizes = [(sparse.index(text), text) for text in sparse.values]
+            dense = [0] * (max((size for size, _ in sizes), default=-1) + 1)
+            for size, text in sizes:
+                dense[size] = sparse.count(text) or 0
+            return dense
+        found = self.counts(key)
+        if found is not None and len(found) > LONGEST_DRAFT + 1:
+            raise self.wrong(key, found, f"a list of at most {LONGEST_DRAFT + 1:,} numbers")
+        return found
+
+    def index(self, key: str) -> int:
+        """A key that is the length of a draft."""
+        size = int(key) if key.isascii() and key.isdigit() and len(key) <= 4 else COUNT
+        if size > LONGEST_DRAFT or str(size) != key:
+            raise self.wrong(key, key, f"the length of a draft from 0 to {LONGEST_DRAFT:,}")
+        return size
+
+    def object(self, key: str) -> Fields | None:
+        """An object inside of this one."""
+        value = self._take(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(key, value, "an object")
+        place = f"{self.place}.{key}" if self.place else key
+        return Fields(value, self._file, place, self._all)
+
+    def wrong(self, key: str, value: Any, wanted: str) -> TraceFileError:
+        """The error of a key whose value is not what is wanted."""
+        shown = repr(value)[:40]
+        at = f"{self.place}.{key}" if self.place else key
+        return TraceFileError(f"{self._file}: {at[-120:]} is {shown}, not {wanted}.", _REMEDY)
+
+    def _take(self, key: str) -> Any:
+        self._taken.add(key)
+        return self.values.get(key)
+
+
+def _is_count(value: Any, most: int = COUNT) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most

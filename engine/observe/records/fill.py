@@ -1,0 +1,201 @@
+"""Records of requests as runs of a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.errors import TraceFileError
+from engine.observe.records.request import RecordedRequest, sum_figures
+from engine.trace.store import TraceStore
+from engine.trace.writer import RunSource, TraceWriter
+
+MOST_REQUESTS = 1 << 16
+_MOST_STEPS = 1_000_000
+_MOST_KEPT = 16 << 20
+_DERIVED = ("num_emitted", "stop_kind", "rollback_depth", "verify_width", "pos0")
+_TOKEN_POS = {"tokens": {"pos": "derived", "kind": "derived"}}
+
+
+def write_requests(
+    store: TraceStore,
+    requests: Sequence[RecordedRequest],
+    shape: str,
+    file: str,
+    unknown: Mapping[str, Any],
+) -> int:
+    """Write one run with a sequence for each request, in the order given; returns its id.
+
+    shape: whose records they are. unknown: what the file says beside them. Requests with lists by
+    step become rows, others sums in the run's facts `told` and, by sequence, `requests`. Raises
+    TraceFileError for more than a trace can hold.
+    """
+    _check_size(requests, file)
+    engines = list(dict.fromkeys(request.engine for request in requests))
+    models = list(dict.fromkeys(request.model for request in requests if request.model))
+    facts: dict[str, Any] = {
+        "attachment": "record",
+        "record": {"file": file, "shape": shape},
+        "requests": _facts(requests),
+        "unknown_keys": sorted({*unknown, *(key for r in requests for key in r.unknown)}),
+        "told": sum_figures(requests),
+        "derived": sorted({name for request in requests for name in request.derived}),
+    }
+    if unknown:
+        facts["unknown"] = dict(unknown)
+    if models:
+        facts["model"] = {"name": ", ".join(models)}
+    columns = {"rounds": dict.fromkeys(_DERIVED, "derived"), **_TOKEN_POS}
+    writer = TraceWriter.begin(store, RunSource(", ".join(engines), ""), facts, columns=columns)
+    round_ = 0
+    for seq_id, request in enumerate(requests):
+        if request.contradictions:
+            _tell_contradictions(writer, seq_id, request)
+        elif request.has_steps:
+            round_ = _write_rows(writer, seq_id, request, round_)
+    writer.end([request.stop for request in requests])
+    return writer.run_id
+
+
+def _check_size(requests: Sequence[RecordedRequest], file: str) -> None:
+    if len(requests) > MOST_REQUESTS:
+        raise TraceFileError(
+            f"{file} has {len(requests):,} requests, more than a run of a trace can hold.",
+            f"Split it into files of at most {MOST_REQUESTS:,}.",
+        )
+    steps = sum(len(request.per_step_accepted or ()) for request in requests)
+    if steps > _MOST_STEPS:
+        raise TraceFileError(
+            f"{file} has {steps:,} steps in per_step_accepted.",
+            f"Split it into files of at most {_MOST_STEPS:,} steps.",
+        )
+
+
+def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
+    """What is kept of each request. Of what is unknown only the keys, once it is too much."""
+    found, n_kept = [], 0
+    for request in requests:
+        one: dict[str, Any] = {
+            "place": request.place,
+            "engine": request.engine,
+            "told": request.figures(),
+            "record": request.record,
+        }
+        if request.has_steps and not request.contradictions:  # the rows have them
+            lists = ("per_step_accepted", "per_step_drafted")
+            one["record"] = {k: v for k, v in request.record.items() if k not in lists}
+        if request.contradictions:
+            one["contradictions"] = [c.sentence for c in request.contradictions]
+        if request.unknown:
+            n_kept += len(json.dumps(request.unknown))
+            keep_all = n_kept <= _MOST_KEPT
+            one["unknown"] = request.unknown if keep_all else sorted(request.unknown)
+        found.append(one)
+    return found
+
+
+def _tell_contradictions(writer: TraceWriter, seq_id: int, request: RecordedRequest) -> None:
+    keys = dict.fromkeys(key for c in request.contradictions for key in c.keys)
+    where = f" of {request.place}" if request.place else ""
+    writer.append(
+        "findings",
+        seq_id=seq_id,
+        rule="counters-contradict",
+        severity="error",
+        message=f"The counts{where} contradict each other, so its figures are left out: "
+        f"{request.contradictions[0].sentence}.",
+        evidence=", ".join(keys) + "".join(f"; {c.sentence}" for c in request.contradictions[1:]),
+        suggestion="Save the record again; if the engine wrote it like this, its counting is "
+        "wrong.",
+    )
+
+
+def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, round_: int) -> int:
+    """One row for the prompt and one for each step; returns the round behind them."""
+    drafted, accepted = request.per_step_drafted, request.per_step_accepted
+    assert drafted is not None
+    assert accepted is not None
+    completion = request.timings.get("predicted_n")
+    emitted = _emitted(accepted, None if completion is None else int(completion))
+    prompt = request.prompt_tokens
+    # with rounds between that no list has, nobody can tell where a step begins
+    is_ordered = prompt is not None and emitted is not None
+    is_ordered &= emitted is not None and 1 + sum(emitted) == completion
+    writer.append(
+        "rounds",
+        round=round_,
+        seq_id=seq_id,
+        pos0=request.timings.get("cache_n"),
+        num_emitted=1,
+        stop_kind="target",
+        verify_width=request.timings.get("prompt_n"),
+    )
+    pos0 = prompt
+    for i, (d, a) in enumerate(zip(drafted, accepted, strict=True), start=1):
+        n = None if emitted is None else emitted[i - 1]
+        writer.append(
+            "rounds",
+            round=round_ + i,
+            seq_id=seq_id,
+            pos0=pos0 if is_ordered else None,
+            num_draft_tokens=d,
+            num_accepted_draft_tokens=a,
+            num_emitted=n,
+            stop_kind=_stop_kind(d, a, n),
+            rollback_depth=d - a,
+            verify_width=d + 1,
+        )
+        pos0 = pos0 + n if pos0 is not None and n is not None else None
+    if is_ordered and emitted is not None:
+        _write_tokens(writer, seq_id, request, round_, emitted)
+    return round_ + 1 + len(accepted)
+
+
+def _emitted(accepted: list[int], completion: int | None) -> list[int] | None:
+    """Tokens that each step added to the output: what was accepted and one more, but what is left
+    for the last. None where the sum leaves that open."""
+    if completion is None:
+        return None
+    whole = [a + 1 for a in accepted]
+    left = completion - 1 - sum(whole[:-1])
+    if whole and left < 1:
+        return None
+    return [*whole[:-1], min(whole[-1], left)] if whole else []
+
+
+def _stop_kind(drafted: int, accepted: int, emitted: int | None) -> str:
+    if emitted is None:
+        return ""
+    if emitted <= accepted:
+        return "end"
+    if not drafted:
+        return "target"
+    return "bonus" if accepted == drafted else "replacement"
+
+
+def _write_tokens(
+    writer: TraceWriter, seq_id: int, request: RecordedRequest, round_: int, emitted: list[int]
+) -> None:
+    """Ids of the output, where the chunks of the stream were those of the steps."""
+    chunks = [chunk for chunk in request.chunks or () if chunk]
+    if [len(chunk) for chunk in chunks] != [1, *emitted] or request.prompt_tokens is None:
+        return
+    pos = request.prompt_tokens
+    accepted = request.per_step_accepted or []
+    drafted = request.per_step_drafted or []
+    for i, chunk in enumerate(chunks):
+        n_accepted = accepted[i - 1] if i else 0
+        last = _stop_kind(drafted[i - 1], n_accepted, n_accepted + 1) if i else "target"
+        for j, token_id in enumerate(chunk):
+            is_accepted = j < n_accepted
+            writer.append(
+                "tokens",
+                round=round_ + i,
+                seq_id=seq_id,
+                pos=pos,
+                kind="accepted" if is_accepted else last,
+                token_id=token_id,
+                draft_index=j if is_accepted else None,
+            )
+            pos += 1

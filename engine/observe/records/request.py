@@ -1,0 +1,302 @@
+"""One request as another engine recorded it: counts under this program's names, and whether they
+agree with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from engine.trace.step_sums import per_position
+
+_WHOLE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Numbers of a record that cannot all be right. keys: as the engine names them."""
+
+    keys: tuple[str, ...]
+    sentence: str
+
+
+@dataclass(slots=True)
+class RecordedRequest:
+    """What a record tells of one request; None is not told.
+
+    place: in the file. histogram[k]: steps that accepted k tokens. by_length[d]: the same of the
+    steps that drafted d. per_pos[i]: steps that accepted the token at index i. per_step_*: one
+    entry for each verification, in order. chunks: ids of the tokens that came together. timings:
+    figures of `engine.trace.timings.timings` that were told. derived: figures that follow from
+    others told. record: the object itself. unknown: by path, what nothing was made of.
+    """
+
+    engine: str
+    place: str
+    model: str = ""
+    stop: str = ""
+    prompt_tokens: int | None = None
+    num_spec_steps: int | None = None
+    num_draft_tokens: int | None = None
+    num_accepted_draft_tokens: int | None = None
+    num_spec_tokens: int | None = None
+    histogram: list[int] | None = None
+    by_length: dict[int, list[int]] | None = None
+    per_pos: list[int] | None = None
+    per_step_drafted: list[int] | None = None
+    per_step_accepted: list[int] | None = None
+    chunks: list[list[int]] | None = None
+    timings: dict[str, int | float] = field(default_factory=dict)
+    derived: tuple[str, ...] = ()
+    record: dict[str, Any] = field(default_factory=dict)
+    unknown: dict[str, Any] = field(default_factory=dict)
+    contradictions: list[Contradiction] = field(default_factory=list)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether every step is told, and not only their sums."""
+        return self.per_step_drafted is not None and self.per_step_accepted is not None
+
+    def tell_tokens(self, prompt: int | None, cached: int | None, completion: int | None) -> None:
+        """Take counts of tokens under the names of `timings`, where the prompt is what was not
+        cached."""
+        self.prompt_tokens = prompt
+        if prompt is not None and cached is not None and cached <= prompt:
+            self.timings |= {"cache_n": cached, "prompt_n": prompt - cached}
+        if completion is not None:
+            self.timings["predicted_n"] = completion
+
+    def check(self, holds: bool, keys: Sequence[str], sentence: str) -> None:
+        """Note a contradiction unless it holds."""
+        if not holds:
+            self.contradictions.append(Contradiction(tuple(keys), sentence))
+
+    def check_ratio(
+        self, key: str, told: float | None, part: float | None, whole: float | None, *others: str
+    ) -> None:
+        """Note a contradiction unless a told ratio is that of the counts, as far as it has digits.
+
+        others: keys of the counts. What is not told, or has no counts, contradicts nothing.
+        """
+        if told is None or part is None or not whole:
+            return
+        ratio = part / whole
+        self.check(
+            abs(told - ratio) <= _rounding(told),
+            (key, *others),
+            f"{key} is {told:.6g}, but {' and '.join(others)} make {ratio:.6g}",
+        )
+
+    def check_counts(self, keys: Mapping[str, str]) -> None:
+        """Check the counts against each other. keys: this record's name of each field here."""
+        steps, drafted = self.num_spec_steps, self.num_draft_tokens
+        accepted, histogram = self.num_accepted_draft_tokens, self.histogram
+
+        def same(names: tuple[str, str], sum_: int | None, total: int | None, what: str) -> None:
+            if sum_ is not None and total is not None:
+                one, other = (keys[name] for name in names)
+                self.check(
+                    sum_ == total, (one, other), f"{one} {what} {sum_:,}, but {other} is {total:,}"
+                )
+
+        if drafted is not None and accepted is not None:
+            names = keys["num_accepted_draft_tokens"], keys["num_draft_tokens"]
+            self.check(
+                accepted <= drafted,
+                names,
+                f"{names[0]} is {accepted:,}, more than {names[1]}, {drafted:,}",
+            )
+        if histogram is not None:
+            same(("histogram", "num_spec_steps"), sum(histogram), steps, "counts steps:")
+            same(
+                ("histogram", "num_accepted_draft_tokens"),
+                sum(j * n for j, n in enumerate(histogram)),
+                accepted,
+                "counts accepted tokens:",
+            )
+            if self.num_spec_tokens is not None:
+                most = max((j for j, n in enumerate(histogram) if n), default=0)
+                names = keys["histogram"], keys["num_spec_tokens"]
+                self.check(
+                    most <= self.num_spec_tokens,
+                    names,
+                    f"{names[0]} has steps with {most} accepted tokens, more than {names[1]}",
+                )
+        self._check_lengths(keys, same)
+        self._check_steps(keys, same)
+
+    def _check_lengths(self, keys: Mapping[str, str], same: Any) -> None:
+        if self.by_length is None:
+            return
+        found = np.zeros(1 + max((len(row) for row in self.by_length.values()), default=0), int)
+        for length, row in self.by_length.items():
+            found[: len(row)] += row
+            self.check(
+                not any(row[length + 1 :]),
+                (keys["by_length"],),
+                f"{keys['by_length']} has steps that accepted more than the {length} drafted",
+            )
+        if self.histogram is not None:
+            names = keys["by_length"], keys["histogram"]
+            self.check(
+                np.trim_zeros(found, "b").tolist()
+                == np.trim_zeros(np.array(self.histogram, int), "b").tolist(),
+                names,
+                f"the sums of {names[0]} are not {names[1]}",
+            )
+        same(
+            ("by_length", "num_spec_steps"), int(found.sum()), self.num_spec_steps, "counts steps:"
+        )
+        drafted = sum(length * sum(row) for length, row in self.by_length.items())
+        same(("by_length", "num_draft_tokens"), drafted, self.num_draft_tokens, "counts drafted:")
+
+    def _check_steps(self, keys: Mapping[str, str], same: Any) -> None:
+        drafted, accepted = self.per_step_drafted, self.per_step_accepted
+        for name, values, total in (
+            ("per_step_drafted", drafted, "num_draft_tokens"),
+            ("per_step_accepted", accepted, "num_accepted_draft_tokens"),
+        ):
+            if values is not None:
+                same((name, "num_spec_steps"), len(values), self.num_spec_steps, "has entries:")
+                same((name, total), sum(values), getattr(self, total), "sums to")
+        if accepted is not None and self.histogram is not None:
+            names = keys["per_step_accepted"], keys["histogram"]
+            self.check(
+                np.trim_zeros(np.bincount(np.array(accepted, int)), "b").tolist()
+                == np.trim_zeros(np.array(self.histogram, int), "b").tolist(),
+                names,
+                f"{names[0]} does not have the counts of {names[1]}",
+            )
+        if drafted is None or accepted is None:
+            return
+        names = keys["per_step_accepted"], keys["per_step_drafted"]
+        self.check(
+            len(drafted) == len(accepted)
+            and all(a <= d for d, a in zip(drafted, accepted, strict=True)),
+            names,
+            f"{names[0]} and {names[1]} differ in length, or a step accepted more than it drafted",
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """The figures of `engine.trace.timings.summary` that the record tells or that follow from
+        it; those that it does not tell are None. Empty where the record contradicts itself."""
+        return {} if self.contradictions else sum_figures([self])
+
+
+def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
+    """The figures of several requests together, as `engine.trace.timings.summary` names them.
+
+    A sum is None where one of them does not tell its part. Records that contradict themselves are
+    left out.
+    """
+    sound = [request for request in requests if not request.contradictions]
+    steps, drafted, accepted = (
+        _sum([getattr(request, name) for request in sound])
+        for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+    )
+    timings = {name: _sum([r.timings.get(name) for r in sound]) for name in _SUMMED}
+    if len(sound) == 1:  # rates and times of several requests do not add up
+        timings |= sound[0].timings
+    figures: dict[str, Any] = dict.fromkeys(_TIMINGS) | timings
+    if drafted is not None and accepted is not None:
+        figures |= {"draft_n": drafted, "draft_n_accepted": accepted}
+    return figures | {
+        "num_spec_steps": steps,
+        "num_draft_tokens": drafted,
+        "num_accepted_draft_tokens": accepted,
+        "mean_acceptance_length": (
+            1 + accepted / steps if steps and accepted is not None else None
+        ),
+        "draft_acceptance_rate": (accepted / drafted if drafted and accepted is not None else None),
+        **_by_index(sound),
+    }
+
+
+_SUMMED = ("cache_n", "prompt_n", "predicted_n")
+_TIMINGS = (
+    *_SUMMED,
+    "prompt_ms",
+    "prompt_per_token_ms",
+    "prompt_per_second",
+    "predicted_ms",
+    "predicted_per_token_ms",
+    "predicted_per_second",
+    "predicted_per_token_ms_n_gen",
+    "predicted_per_second_n_gen",
+)
+
+
+def joint_counts(request: RecordedRequest) -> np.ndarray | None:
+    """Steps by tokens drafted (rows) and accepted (columns), int64 [K + 1, K + 1]; None where the
+    record does not tell drafted lengths."""
+    if request.per_step_drafted is not None and request.per_step_accepted is not None:
+        pairs = zip(request.per_step_drafted, request.per_step_accepted, strict=True)
+        rows = [(d, a, 1) for d, a in pairs]
+    elif request.by_length is not None:
+        rows = [(d, a, n) for d, row in request.by_length.items() for a, n in enumerate(row) if n]
+    else:
+        return None
+    size = 1 + max((d for d, _, _ in rows), default=0)
+    counts = np.zeros((size, size), np.int64)
+    for drafted, accepted, n in rows:
+        counts[drafted, accepted] += n
+    return counts
+
+
+def _by_index(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
+    """Histogram and rates by index in the draft, as far as every record tells them."""
+    joint = [joint_counts(request) for request in requests]
+    histograms = [_histogram(request) for request in requests]
+    if not requests or any(one is None for one in histograms):
+        return dict.fromkeys(
+            (
+                "acceptance_histogram",
+                "num_draft_tokens_per_pos",
+                "num_accepted_tokens_per_pos",
+                "acceptance_per_position",
+            )
+        )
+    summed = _padded_sum([np.array(one, np.int64) for one in histograms])
+    if all(one is not None for one in joint):
+        found = per_position(_padded_sum([one for one in joint if one is not None]))
+    else:  # as if every step had drafted up to the longest: right but for what was drafted
+        counts = np.zeros((len(summed), len(summed)), np.int64)
+        counts[-1] = summed
+        found = per_position(counts)
+        found["num_draft_tokens_per_pos"] = None
+        rates = found["acceptance_per_position"]
+        rates["unconditional_given_drafted"] = [None] * len(rates["unconditional"])
+    return {"acceptance_histogram": summed.tolist(), **found}
+
+
+def _histogram(request: RecordedRequest) -> list[int] | None:
+    if request.histogram is not None or request.per_pos is None:
+        return request.histogram
+    if request.num_spec_steps is None:
+        return None
+    reached = [request.num_spec_steps, *request.per_pos, 0]
+    return [one - more for one, more in pairwise(reached)]
+
+
+def _padded_sum(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    size = max(len(one) for one in arrays)
+    total = np.zeros((size,) * arrays[0].ndim, np.int64)
+    for one in arrays:
+        total[tuple(slice(n) for n in one.shape)] += one
+    return total
+
+
+def _sum(values: Sequence[int | float | None]) -> int | float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def _rounding(told: float) -> float:
+    """By how much a number may be off that was written with so many decimals, three at least."""
+    if isinstance(told, int) or "e" in repr(told):
+        return _WHOLE * max(1.0, abs(told))
+    decimals = len(repr(told).partition(".")[2])
+    return max(0.5001 * 10.0**-decimals, _WHOLE) if decimals >= 3 else _WHOLE

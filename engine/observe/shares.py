@@ -1,0 +1,226 @@
+"""How the tokens that a stream holds back are shared among the rounds beside them.
+
+A stream that holds tokens back tells how many there are when the next chunk comes. They are the
+tail of the round before, the head of the round of that chunk, or whole rounds between, whose
+figures then arrive in one sum. Every round has a length that its path allows, and all tokens are
+used: what fits all along the chain is possible.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+_MOST_TAIL = 64
+"""Tokens that a round may have behind its last chunk."""
+
+
+class NoShareError(ValueError):
+    """No length of the rounds fits the counters. The message is a sentence without its end."""
+
+
+class PlaneReach:
+    """How deep a server's snapshot planes reach, as far as its rounds tell.
+
+    deepest_removal: the deepest that was undone in place. shallowest_restore: the shallowest that
+    needed a checkpoint. n_rs_seq lies at or above the one and below the other.
+    """
+
+    def __init__(self) -> None:
+        self.deepest_removal = 0
+        self.shallowest_restore: float = math.inf
+
+    def learn(self, path: str, undone: int) -> None:
+        """Take in a round whose own length tells its path."""
+        if path == "seq_rm":
+            self.deepest_removal = max(self.deepest_removal, undone)
+        elif path == "restore":
+            self.shallowest_restore = min(self.shallowest_restore, undone)
+
+    @property
+    def is_contradictory(self) -> bool:
+        return self.deepest_removal >= self.shallowest_restore
+
+    @property
+    def n_rs_seq(self) -> int | None:
+        """Snapshot planes, None where several numbers are possible."""
+        only = self.deepest_removal + 1 == self.shallowest_restore
+        return self.deepest_removal if only else None
+
+    @property
+    def has_planes(self) -> bool | None:
+        """Whether there are any, None where it is unknown."""
+        if self.deepest_removal:
+            return True
+        return False if self.shallowest_restore == 1 else None
+
+    def path(self, undone: int) -> str:
+        """The path of a rollback, "" where it is unknown."""
+        if self.is_contradictory:
+            return ""
+        if undone <= self.deepest_removal:
+            return "seq_rm"
+        return "restore" if undone >= self.shallowest_restore else ""
+
+
+@dataclass(slots=True)
+class Group:
+    """Chunks of one name, predicted_ms. before_ms: the name before. drafted, accepted: rise of the
+    counters. gap: tokens held back in front of the first chunk, of this group or the one before.
+    first_seen, last_seen: numbers of the tokens that its first and last chunk end with. is_cut: the
+    answer ended inside of it."""
+
+    name_ms: float
+    before_ms: float
+    drafted: int
+    accepted: int
+    gap: int
+    first_seen: int
+    last_seen: int
+    is_cut: bool = False
+
+    @property
+    def undone(self) -> int:
+        """Drafted tokens that were not accepted."""
+        return self.drafted - self.accepted
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Share:
+    """A group as n_merged rounds of n_tokens in all. path: "" where it is unknown. Of several the
+    smallest is the plainest."""
+
+    n_merged: int
+    n_tokens: int
+    path: str
+
+
+def possible_shares(
+    groups: list[Group], start: int, stop: int, reach: PlaneReach, lengths: set[int]
+) -> list[list[Share]]:
+    """What each group may be, the first of each fitting together; groups follow token `start` and
+    end with token `stop`. lengths: of the drafts of rounds that stood alone, 0 included.
+
+    Raises NoShareError where nothing fits.
+    """
+    for strict in (True, False):
+        ends = _ends(groups, start, stop, reach, lengths, strict)
+        if all(ends):
+            break
+    else:
+        group = groups[0]
+        raise NoShareError(
+            f"a round that drafted {group.drafted} and accepted {group.accepted} tokens cannot "
+            f"have emitted {stop - start}"
+            if len(groups) == 1
+            else f"no rounds have the counters of tokens {start + 1} to {stop}"
+        )
+    found, at = [], start
+    for group, begins, these in zip(groups, [{start}, *ends], ends, strict=False):
+        bounds = min(these), max(these)
+        shares = {
+            (begin, share)
+            for begin in begins
+            for share in _shares(group, begin, bounds, reach, lengths, strict)
+            if begin + share.n_tokens in these
+        }
+        chosen = min(share for begin, share in shares if begin == at)
+        at += chosen.n_tokens
+        found.append([chosen, *({share for _, share in shares} - {chosen})])
+    return found
+
+
+def _ends(
+    groups: list[Group], start: int, stop: int, reach: PlaneReach, lengths: set[int], strict: bool
+) -> list[set[int]]:
+    """The last tokens that each group may have in any way that fits; empty where none does."""
+    bounds = [
+        (one.last_seen, min(after.first_seen - 1, one.last_seen + _MOST_TAIL))
+        for one, after in pairwise(groups)
+    ] + [(stop, stop)]
+    steps: list[set[tuple[int, int]]] = []
+    begins = {start}
+    for group, bound in zip(groups, bounds, strict=True):
+        steps.append(
+            {
+                (begin, begin + share.n_tokens)
+                for begin in begins
+                for share in _shares(group, begin, bound, reach, lengths, strict)
+            }
+        )
+        begins = {end for _, end in steps[-1]}
+    ends: list[set[int]] = []
+    for step in reversed(steps):
+        ends.insert(0, {end for _, end in step} & begins)
+        begins = {begin for begin, end in step if end in begins}
+    return ends
+
+
+def _shares(
+    group: Group,
+    begin: int,
+    bounds: tuple[int, int],
+    reach: PlaneReach,
+    lengths: set[int],
+    strict: bool,
+) -> Iterator[Share]:
+    """What a group behind token `begin` may be that ends within bounds."""
+    least, most = bounds[0] - begin, bounds[1] - begin
+    for share in _single(group, reach) if _may_be_single(group, lengths, strict) else ():
+        if least <= share.n_tokens <= most:
+            yield share
+    if group.gap:
+        yield from _merged(group, least, most, reach, lengths, strict)
+
+
+def _may_be_single(group: Group, lengths: set[int], strict: bool) -> bool:
+    return not (strict and group.gap and lengths) or group.drafted <= max(lengths)
+
+
+def _single(group: Group, reach: PlaneReach) -> Iterator[Share]:
+    if not group.undone:
+        whole = {group.accepted + 1: "none"}
+    else:
+        path = reach.path(group.undone)
+        whole = {
+            group.accepted + n: name
+            for n, name in ((1, "seq_rm"), (2, "restore"))
+            if path in ("", name)
+        }
+    if not group.is_cut:
+        yield from (Share(1, n, path) for n, path in whole.items())
+        return
+    for n in range(1, max(whole) + 1):
+        told = {path for length, path in whole.items() if n <= length}
+        yield Share(1, n, told.pop() if len(told) == 1 else "")
+
+
+def _merged(
+    group: Group, least: int, most: int, reach: PlaneReach, lengths: set[int], strict: bool
+) -> Iterator[Share]:
+    """Several rounds whose figures came in one sum."""
+    if not group.drafted:
+        # every round without a draft has one token
+        if not (strict and lengths and 0 not in lengths):
+            yield from (Share(n, n, "none") for n in range(max(least, 2), most + 1))
+        return
+    n_drafted = lengths - {0}
+    path = "" if group.undone else "none"
+    n_each = next(iter(n_drafted)) if len(n_drafted) == 1 and 0 not in lengths else 0
+    if strict and n_each and group.drafted % n_each == 0 and not group.is_cut:
+        n_rounds = group.drafted // n_each
+        if n_rounds < 2:
+            return
+        undone = (
+            [] if reach.deepest_removal >= n_each else range(1, min(n_rounds, group.undone) + 1)
+        )
+        for n_restored in (0, *undone):
+            n_tokens = group.accepted + n_rounds + n_restored
+            if least <= n_tokens <= most:
+                yield Share(n_rounds, n_tokens, path)
+        return
+    for n_tokens in range(max(least, group.accepted + 2), most + 1):
+        n_least = max(2, -(-(n_tokens - group.accepted) // 2))
+        yield Share(n_least, n_tokens, path)

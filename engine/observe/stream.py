@@ -1,0 +1,305 @@
+"""What one reply of a server says, event by event: bytes cut anywhere go in, chunks come out.
+
+Every number is checked here, so that whoever reads a chunk may believe its types: a server may
+send anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST_LINE_BYTES = 16 << 20
+"""A longer line, or a longer reply in one piece, is not read."""
+MOST_COUNT = 2**31 - 1
+_MOST_INDEX = 1023
+_LONGEST_MS = 1e12
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+
+
+class UnreadableError(ValueError):
+    """The reply cannot be read any further. The message is a clause without its subject."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """The server's counters at one time, cumulative over a request. Times are milliseconds."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    predicted_n: int
+    predicted_ms: float
+    draft_n: int
+    draft_n_accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One event of a generation.
+
+    index: which of several answers. text: what it adds to the answer. token_id: of the last token
+    that it stands for, None where it is not told. ids: all ids, of a reply in one piece.
+    processed: prompt tokens so far, of an event that tells the progress of the prompt and stands
+    for no token. last: the answer is complete; final holds what was said about it then.
+    """
+
+    index: int = 0
+    text: str = ""
+    token_id: int | None = None
+    ids: tuple[int, ...] = ()
+    timings: Timings | None = None
+    processed: int | None = None
+    last: bool = False
+    final: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+class EventReader:
+    """A stream of server-sent events, or a JSON reply in one piece."""
+
+    def __init__(self, content_type: str = "") -> None:
+        """content_type: of the reply; where it is empty the first bytes decide."""
+        self._rest = b""
+        self._parts: list[bytes] = []
+        self._n_rest = 0
+        self._decoder: Any = None
+        self._is_stream: bool | None = None
+        if "event-stream" in content_type:
+            self._is_stream = True
+        elif "json" in content_type:
+            self._is_stream = False
+
+    def feed(self, piece: bytes) -> Iterator[Chunk]:
+        """The chunks that these bytes complete. Raises UnreadableError, after those before it."""
+        if self._is_stream is None and (start := piece.lstrip()):
+            self._is_stream = not start.startswith((b"{", b"["))
+        self._parts.append(piece)
+        self._n_rest += len(piece)
+        if self._is_stream is False or not _LINE_END.search(piece):
+            if self._n_rest > MOST_LINE_BYTES:
+                what = "a line" if self._is_stream else "a reply"
+                raise UnreadableError(f"sent {what} of more than {MOST_LINE_BYTES >> 20} MiB")
+            return
+        data = b"".join(self._parts)
+        held = data.endswith(b"\r")  # its "\n" may come with the next piece
+        lines = _LINE_END.split(data[:-1] if held else data)
+        rest = lines.pop() + (b"\r" if held else b"")
+        self._parts, self._n_rest = [rest], len(rest)
+        for line in lines:
+            yield from self._line(line)
+        if len(rest) > MOST_LINE_BYTES:
+            raise UnreadableError(f"sent a line of more than {MOST_LINE_BYTES >> 20} MiB")
+
+    def end(self) -> Iterator[Chunk]:
+        """The reply is over: what the last bytes say, if they are complete."""
+        data = b"".join(self._parts)
+        self._parts, self._n_rest = [], 0
+        if self._is_stream is False:
+            if data.strip():
+                yield from chunks(read_json(data))
+        elif data.endswith(b"\r"):
+            yield from self._line(data[:-1])
+
+    def _line(self, line: bytes) -> Iterator[Chunk]:
+        if len(line) > MOST_LINE_BYTES:
+            raise UnreadableError(f"sent a line of more than {MOST_LINE_BYTES >> 20} MiB")
+        if self._decoder is None:
+            from httpx_sse._decoders import SSEDecoder
+
+            self._decoder = SSEDecoder()
+        event = self._decoder.decode(line.decode("utf-8", errors="replace"))
+        if event is not None and event.data and event.data.strip() not in ("[DONE]", "null"):
+            yield from chunks(read_json(event.data))
+
+
+def read_json(text: bytes | str) -> Any:
+    """JSON without NaN and infinities. Raises UnreadableError."""
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", errors="replace")
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise UnreadableError("sent JSON that is nested too deeply") from None
+    except ValueError:
+        raise UnreadableError("sent text that is not valid JSON") from None
+
+
+def chunks(event: Any) -> Iterator[Chunk]:
+    """What an event of any of the server's endpoints says. Raises UnreadableError."""
+    if isinstance(event, list):
+        for one in event:
+            yield from chunks(one)
+    elif isinstance(event, dict):
+        yield from _chunks(event)
+
+
+def _chunks(event: dict[str, Any]) -> Iterator[Chunk]:
+    if event.get("error"):
+        yield Chunk(error=_error(event["error"]))
+    elif isinstance(event.get("choices"), list):
+        yield from _choices(event)
+    elif isinstance(event.get("type"), str):
+        yield from _typed(event)
+    elif "content" in event or "tokens" in event:
+        yield _completion(event)
+
+
+def _completion(event: dict[str, Any], text: str | None = None) -> Chunk:
+    """An event of /completion, or what `__verbose` repeats of it."""
+    is_last = event.get("stop") is True
+    tokens = event.get("tokens")
+    ids = tuple(t for t in tokens if _is_count(t)) if isinstance(tokens, list) else ()
+    timings = _timings(event)
+    processed = None
+    if isinstance(progress := event.get("prompt_progress"), dict):
+        processed = _count(progress, "processed")
+    return Chunk(
+        index=_index(event),
+        text=_text(event.get("content")) if text is None else text,
+        token_id=ids[-1] if ids and not is_last and processed is None else None,
+        ids=ids if is_last else (),
+        timings=timings,
+        processed=processed,
+        last=is_last,
+        final=event if is_last else {},
+    )
+
+
+def _choices(event: dict[str, Any]) -> Iterator[Chunk]:
+    """An event of /v1/completions or /v1/chat/completions."""
+    timings = _timings(event)
+    verbose = event.get("__verbose")
+    verbose = verbose if isinstance(verbose, dict) else {}
+    for choice in event["choices"]:
+        if not isinstance(choice, dict):
+            continue
+        is_last = isinstance(choice.get("finish_reason"), str)
+        said = choice.get("delta")
+        said = said if isinstance(said, dict) else choice.get("message")
+        text = _message(said) if isinstance(said, dict) else _text(choice.get("text"))
+        token_id = _logged_id(choice.get("logprobs"))
+        ids: tuple[int, ...] = ()
+        if verbose:
+            inner = _completion(verbose)
+            token_id, ids = inner.token_id if token_id is None else token_id, inner.ids
+        if not text and timings is None and not is_last:
+            continue  # the role, before anything is generated
+        final = verbose | event | {"finish_reason": choice.get("finish_reason")}
+        yield Chunk(
+            index=_index(choice),
+            text=text,
+            token_id=None if is_last else token_id,
+            ids=ids,
+            timings=timings,
+            last=is_last,
+            final=final if is_last else {},
+        )
+
+
+def _typed(event: dict[str, Any]) -> Iterator[Chunk]:
+    """An event of /v1/responses or /v1/messages."""
+    kind, timings = event["type"], _timings(event)
+    if kind in ("response.completed", "response.incomplete", "response.failed"):
+        response = event.get("response")
+        final = (response if isinstance(response, dict) else {}) | event
+        yield Chunk(timings=timings, last=True, final=final)
+    elif kind.endswith(".delta") and isinstance(event.get("delta"), str):
+        yield Chunk(text=event["delta"], timings=timings)
+    elif kind == "content_block_delta" and isinstance(event.get("delta"), dict):
+        delta = event["delta"]
+        text = next((delta[k] for k in ("text", "thinking", "partial_json") if k in delta), "")
+        yield Chunk(text=_text(text), timings=timings)
+    elif kind == "message_delta":
+        delta = event.get("delta")
+        yield Chunk(
+            timings=timings, last=True, final=(delta if isinstance(delta, dict) else {}) | event
+        )
+    elif timings is not None:
+        yield Chunk(timings=timings)
+
+
+def _message(said: dict[str, Any]) -> str:
+    """What a delta or a message of a chat adds: thoughts, words, arguments of tools."""
+    parts = [_text(said.get("reasoning_content")), _text(said.get("content"))]
+    calls = said.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            parts += [_text(function.get("name")), _text(function.get("arguments"))]
+    return "".join(parts)
+
+
+def _logged_id(logprobs: Any) -> int | None:
+    """The id beside the probabilities of the one token that a chunk stands for."""
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+        found = content[0].get("id")
+        return found if _is_count(found) else None
+    return None
+
+
+def _timings(event: dict[str, Any]) -> Timings | None:
+    """The counters of an event. Raises UnreadableError for a counter that is no count."""
+    said = event.get("timings")
+    if not isinstance(said, dict) or "predicted_n" not in said:
+        return None
+    return Timings(
+        _count(said, "cache_n"),
+        _count(said, "prompt_n"),
+        _milliseconds(said, "prompt_ms"),
+        _count(said, "predicted_n"),
+        _milliseconds(said, "predicted_ms"),
+        _count(said, "draft_n"),
+        _count(said, "draft_n_accepted"),
+    )
+
+
+def _count(said: dict[str, Any], name: str) -> int:
+    value = said.get(name, 0)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not _is_count(value):
+        raise UnreadableError(f"sent {name} = {_shown(value)}, which is no count")
+    return int(value)
+
+
+def _milliseconds(said: dict[str, Any], name: str) -> float:
+    value = said.get(name, 0.0)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not (math.isfinite(value) and 0 <= value <= _LONGEST_MS):
+        raise UnreadableError(f"sent {name} = {_shown(value)}, which is no time in milliseconds")
+    return float(value)
+
+
+def _index(said: dict[str, Any]) -> int:
+    index = said.get("index", 0)
+    if not _is_count(index) or index > _MOST_INDEX:
+        raise UnreadableError(f"sent index {_shown(index)}, which is no number of an answer")
+    return int(index)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_COUNT
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _error(error: Any) -> str:
+    message = error.get("message") if isinstance(error, dict) else error
+    return str(message)[:500]
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)

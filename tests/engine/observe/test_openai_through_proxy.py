@@ -1,0 +1,270 @@
+"""The `openai` package through the proxy: what it gets is what it gets without, byte for byte.
+
+Against a script for the whole suite; marked `peer` against the llama-server of a build.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.observe.proxy import Proxy
+from engine.observe.tape import Tape
+from resources import DEMO_TARGET
+from tests.support.scripted_server import CAPTURES, Hold, Reply, ScriptedServer, json_reply
+
+PROMPT = "def quicksort(arr):"
+
+
+class Reader:
+    """A client of the `openai` package that keeps the bytes it was sent."""
+
+    def __init__(self, url: str) -> None:
+        import openai
+
+        self.bytes: dict[str, bytes] = {}
+        http = httpx.Client(trust_env=False, event_hooks={"response": [self._keep]})
+        self.client = openai.OpenAI(
+            base_url=f"{url}/v1", api_key="secret", http_client=http, max_retries=0, timeout=60
+        )
+
+    def _keep(self, response: httpx.Response) -> None:
+        kept, stream = [], response.stream
+        path = response.request.url.path
+
+        class Kept(httpx.SyncByteStream):
+            def __iter__(self) -> Iterator[bytes]:
+                assert isinstance(stream, httpx.SyncByteStream)
+                for piece in stream:
+                    kept.append(piece)
+                    yield piece
+
+            def close(self) -> None:
+                outer.bytes[path] = b"".join(kept)
+                stream.close()  # type: ignore[union-attr]
+
+        outer = self
+        response.stream = Kept()
+
+    def chat(self, n: int, **more: Any) -> str:
+        chunks = self.client.chat.completions.create(
+            model="any",
+            messages=[{"role": "user", "content": PROMPT}],
+            max_tokens=n,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body=more,
+        )
+        texts = []
+        for chunk in chunks:
+            assert (
+                chunk.model_extra is None
+                or chunk.choices == []
+                or ("timings" not in chunk.model_extra)
+            )
+            texts += [choice.delta.content or "" for choice in chunk.choices]
+        return "".join(texts)
+
+    def complete(self, n: int, **more: Any) -> str:
+        chunks = self.client.completions.create(
+            model="any", prompt=PROMPT, max_tokens=n, temperature=0, stream=True, extra_body=more
+        )
+        texts = []
+        for chunk in chunks:
+            assert "__verbose" not in (chunk.model_extra or {})
+            texts += [choice.text for choice in chunk.choices]
+        return "".join(texts)
+
+    def plain(self, n: int, **more: Any) -> str:
+        reply = self.client.completions.create(
+            model="any", prompt=PROMPT, max_tokens=n, temperature=0, extra_body=more
+        )
+        return reply.choices[0].text
+
+
+def told_apart_from_time(reply: bytes) -> bytes:
+    """A reply without what differs between two equal requests: times and random names."""
+    reply = re.sub(rb'("[a-z_]+_(?:ms|second)"):[^,}]+', rb"\1:0", reply)
+    reply = re.sub(rb'"(id|item_id)":"[a-z]+[-_]\w+"', rb'"\1":""', reply)
+    return re.sub(rb'"created(_at)?":\d+', b'"created":0', reply)
+
+
+def test_two_streams_and_a_plain_request() -> None:
+    """Two concurrent streams and a plain request, as the package sent them to a real server."""
+    path = CAPTURES / "proxy-openai-client.json.gz"
+    if not path.exists():
+        pytest.skip("the captures are not here")
+    records = json.loads(gzip.decompress(path.read_bytes()))["records"]
+    empty = {"requests": [], "props": {}, "models": {}, "slots": [], "extra": {}}
+    hold = Hold()
+    tape = Tape()
+    with ScriptedServer(empty) as server:
+        for record in records:
+            if "events" in record:
+                pieces = [f"{lines}\n\n".encode() for _, lines in record["events"]]
+                server.script(record["path"], Reply([pieces[0], hold, *pieces[1:]]))
+        proxy = Proxy(server.url, tape)
+        proxy.start()
+        reader = Reader(proxy.url)
+        texts: dict[str, str] = {}
+        threads = [
+            threading.Thread(target=lambda: texts.update(chat=reader.chat(40))),
+            threading.Thread(target=lambda: texts.update(complete=reader.complete(60))),
+        ]
+        for thread in threads:
+            thread.start()
+        while len(server.received) < 2:
+            time.sleep(0.005)
+        server.script("/v1/completions", json_reply(json.loads(records[2]["text"])))
+        texts["plain"] = reader.plain(16)
+        hold.release()
+        for thread in threads:
+            thread.join(20)
+        reader.client.close()
+        proxy.stop()
+    assert texts["plain"] == json.loads(records[2]["text"])["choices"][0]["text"]
+    for record, name in zip(records, ("complete", "chat"), strict=False):
+        events = [json.loads(lines[6:]) for _, lines in record["events"] if "[DONE]" not in lines]
+        choices = [choice for event in events for choice in event["choices"]]
+        told = [one.get("text") or one.get("delta", {}).get("content") or "" for one in choices]
+        assert texts[name] == "".join(told)
+        asked = next(one.json for one in server.of(record["path"]) if one.json.get("stream"))
+        assert asked["timings_per_token"] is True
+        assert asked.get("verbose", False) is (name == "complete")
+    notes = tape.take(0)
+    kept = {note.request: note.path for note in notes if note.what == "request"}
+    ends = [note.what for note in notes if note.what in ("done", "broke")]
+    assert sorted(kept.values()) == ["/v1/chat/completions", "/v1/completions", "/v1/completions"]
+    assert ends == ["done"] * 3
+    for number, its_path in kept.items():
+        reply = b"".join(n.data for n in notes if n.request == number and n.what == "data")
+        sent = b"".join(
+            f"{lines}\n\n".encode()
+            for record in records[:2]
+            if record["path"] == its_path
+            for _, lines in record["events"]
+        )
+        assert reply == sent or reply.startswith(b"{")
+    assert "secret" not in repr(notes)
+
+
+@pytest.fixture(scope="module")
+def llama_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = os.environ.get("DRAFTSCOPE_LLAMA_CPP")
+    if not folder:
+        pytest.skip("DRAFTSCOPE_LLAMA_CPP names no folder with a build of llama.cpp")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    log = (tmp_path_factory.mktemp("server") / "log").open("wb")
+    command = [str(Path(folder) / "llama-server"), "-m", str(DEMO_TARGET), "-t", "1", "-np", "2"]
+    command += ["-c", "4096", "--spec-type", "draft-mtp", "--spec-draft-n-max", "3"]
+    command += ["--port", str(port)]
+    started = subprocess.Popen(command, stdout=log, stderr=log)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            try:
+                if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
+                    break
+            except httpx.TransportError:
+                pass
+            assert started.poll() is None, "the server ended"
+            time.sleep(0.1)
+        yield url
+    finally:
+        started.send_signal(signal.SIGTERM)
+        started.wait(20)
+        log.close()
+
+
+@pytest.mark.peer
+def test_a_real_server_says_the_same_with_and_without(llama_server: str) -> None:
+    proxy = Proxy(llama_server, Tape())
+    proxy.start()
+    straight, through = Reader(llama_server), Reader(proxy.url)
+    # the drafter is warm from the second request on, and the text of the cache is not reused
+    same = {"cache_prompt": False, "id_slot": 0}
+    for ask in ("chat", "complete", "plain"):
+        texts = [
+            getattr(reader, ask)(48, **same) for reader in (straight, straight, through, straight)
+        ]
+        assert len(set(texts)) == 1 and texts[0]
+        replies = []
+        for reader in (straight, through):
+            getattr(reader, ask)(48, **same)
+            replies += [told_apart_from_time(next(iter(reader.bytes.values())))]
+            reader.bytes.clear()
+        assert replies[0] == replies[1]
+        assert (b'"timings"' in replies[0]) and replies[0].count(b'"timings"') == 1
+    for reader in (straight, through):
+        reader.client.close()
+    proxy.stop()
+
+
+STREAMED: list[tuple[str, dict[str, Any]]] = [
+    ("/completion", {"prompt": PROMPT, "n_predict": 40}),
+    ("/completion", {"prompt": PROMPT, "n_predict": 9, "return_progress": True, "n_probs": 3}),
+    (
+        "/completion",
+        {
+            "prompt": PROMPT,
+            "n_predict": 9,
+            "response_fields": ["content", "generation_settings/timings_per_token"],
+        },
+    ),
+    ("/completions", {"prompt": [PROMPT, PROMPT], "n_predict": 9}),
+    ("/v1/completions", {"prompt": PROMPT, "max_tokens": 40, "logprobs": 3}),
+    ("/v1/responses", {"input": PROMPT, "max_output_tokens": 24}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24}),
+    ("/completion", {"prompt": PROMPT, "n_predict": -5, "temperature": "cold"}),
+]
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize(("path", "body"), STREAMED)
+def test_every_endpoint_of_a_real_server(
+    llama_server: str, path: str, body: dict[str, Any]
+) -> None:
+    body = {"temperature": 0, "stream": True, "cache_prompt": False, "id_slot": 0} | body
+    if isinstance(body.get("prompt"), list):
+        del body["id_slot"]
+    proxy = Proxy(llama_server, Tape())
+    proxy.start()
+    replies = []
+    for url in (llama_server, llama_server, proxy.url):
+        reply = httpx.post(f"{url}{path}", json=body, timeout=60, trust_env=False)
+        # the events of two prompts come in any order
+        events = reply.content.split(b"\n\n")
+        replies.append((reply.status_code, sorted(map(told_apart_from_time, events))))
+    proxy.stop()
+    assert replies[2] == replies[1]
+
+
+@pytest.mark.peer
+def test_only_timings_differ_where_a_stop_string_ends_the_text(llama_server: str) -> None:
+    """A server adds timings to the event that completes a stop string, and only it knows which."""
+    body = {"prompt": PROMPT, "temperature": 0, "stream": True, "stop": ["return"]}
+    body |= {"n_predict": 60, "cache_prompt": False, "id_slot": 0}
+    proxy = Proxy(llama_server, Tape())
+    proxy.start()
+    replies = []
+    for url in (llama_server, llama_server, proxy.url):
+        reply = httpx.post(f"{url}/completion", json=body, timeout=60, trust_env=False)
+        events = [json.loads(line[6:]) for line in reply.text.split("\n\n") if line]
+        replies.append([{k: v for k, v in event.items() if k != "timings"} for event in events])
+    proxy.stop()
+    assert replies[2] == replies[1] and replies[1][-1]["stop_type"] == "word"
