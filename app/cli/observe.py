@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from app.cli.common import print_json
 from app.cli.findings import finding_lines, findings_json
 from app.cli.interruption import Interrupted
+from app.cli.observe_listen import add_arguments as add_listening
+from app.cli.observe_listen import listen
 from app.cli.option_arguments import add_options, options_from
 from app.cli.recorded import check_trace_folder, decode
 from app.cli.run import headline
@@ -61,11 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="log file of the server (started with -lv 5 and LLAMA_TRACE=1), joined to the rounds",
     )
-    server.add_argument(
-        "--listen",
-        metavar="HOST:PORT",
-        help="let other programs talk to the server through this address, and record them",
-    )
+    add_listening(parser)
     add_prompts(parser)
     taken = [one for one in options_in(RunOptions) if one.path in PER_REQUEST]
     add_options(parser.add_argument_group("decoding"), taken)
@@ -103,10 +101,10 @@ def run(args: argparse.Namespace) -> int:
     for one in options_in(RunOptions):
         if getattr(args, f"unsent_{one.option.dest}", None):
             _note(f"{one.option.name} is not sent: {_lowered(why_not_sent(one))}")
+    if args.listen is not None:
+        return listen(args, _facts_for_listening(args))
     client, facts = _connect(args)
     with client:
-        if args.listen is not None:
-            return _listen(args, client, facts)
         return _ask(args, client, facts, options, more)
 
 
@@ -144,10 +142,22 @@ def _connect(args: argparse.Namespace) -> tuple[ServerClient, ServerFacts]:
         raise
 
 
-def _listen(args: argparse.Namespace, client: ServerClient, facts: ServerFacts) -> int:
-    from app.cli.observe_listen import listen
+def _facts_for_listening(args: argparse.Namespace) -> ServerFacts:
+    """What the server says of itself; its clients bring keys of their own, so ours may lack."""
+    from engine.observe.client import server_address
+    from engine.observe.observed_run import ServerFacts
 
-    return listen(args, client, facts)
+    if args.sources:
+        raise OptionError("Prompts are given, and an address to listen at.", "Leave out one.")
+    try:
+        client, facts = _connect(args)
+    except ApiKeyError:
+        if args.api_key_env is not None:
+            raise
+        _note("without an API key the server does not say which model it has")
+        return ServerFacts(server_address(args.url))
+    client.close()
+    return facts
 
 
 def _ask(

@@ -11,7 +11,6 @@ from typing import Any
 from engine.errors import TraceFileError
 from engine.observe.records.aiperf import AIPERF
 from engine.observe.records.document import Node, nodes, read_documents, unknown_keys
-from engine.observe.records.fill import write_requests
 from engine.observe.records.lm_studio import LM_STUDIO
 from engine.observe.records.mlx_vlm import MLX_VLM
 from engine.observe.records.prometheus import is_metrics, read_metrics
@@ -20,6 +19,7 @@ from engine.observe.records.sglang import SGLANG
 from engine.observe.records.shape import Shape
 from engine.observe.records.tensorrt_llm import TENSORRT_LLM
 from engine.observe.records.vllm import VLLM
+from engine.observe.records.writing import write_requests
 from engine.trace.store import TraceStore
 
 METRICS = "prometheus"
