@@ -34,13 +34,6 @@ if TYPE_CHECKING:
 
 _COLOURS = {"accepted": 32, "bonus": 36, "replacement": 33, "unknown": 90}
 """Of the terminal, by kind of token; the target's own tokens have none."""
-_COUNTED = (
-    ("spec_decode_num_drafts_total", "drafts"),
-    ("spec_decode_num_draft_tokens_total", "drafted tokens"),
-    ("spec_decode_num_accepted_tokens_total", "accepted tokens"),
-    ("tokens_predicted_total", "emitted tokens"),
-    ("prompt_tokens_total", "prompt tokens"),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -281,10 +274,11 @@ def _print_summary(job: ServerRun) -> None:
 
 def _counts(job: ServerRun) -> Iterator[tuple[str, float, int]]:
     """What the server's counters and we say of the run, where it has them."""
-    counts = job.counts()
-    for name, shown in _COUNTED:
+    from engine.observe.counters import NAMES, counted
+
+    for name, count in counted(job.trace, job.run_id).items():
         if name in job.counted.moved:
-            yield shown, job.counted.moved[name], counts[name]
+            yield NAMES[name], job.counted.moved[name], count
 
 
 def _paths(job: ServerRun) -> dict[str, int]:

@@ -14,6 +14,7 @@ from pathlib import PurePath, PureWindowsPath
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from engine.observe.counters import counted, differences, movement, read_counters
 from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter
 from engine.observe.rounds import ContradictionError, ObservedRound, StreamRounds
 from engine.observe.shares import PlaneReach
@@ -280,8 +281,17 @@ class ObservedRun:
         """Lines that the server wrote into its log, cut anywhere."""
 
     def counters(self, before: str, after: str) -> None:
-        """Replies of /metrics before and after; a difference from what was counted here becomes a
-        finding."""
+        """Replies of /metrics before and after, all requests being over; a difference from what
+        was counted here becomes a finding. Raises ValueError for a text that is none."""
+        self.release(math.inf)
+        moved = movement(read_counters(before), read_counters(after))
+        store = self._writer.store
+        if found := differences(moved, counted(store, self.run_id)):
+            self.find(
+                "counters-differ",
+                "The server counted other sums than its replies told.",
+                "; ".join(found),
+            )
 
     def find(
         self,

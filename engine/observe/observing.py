@@ -9,20 +9,10 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
-import numpy as np
-
 from engine.errors import OptionError, ServerError
+from engine.findings.check import record_findings
 from engine.observe.client import Arrival, Inbox, ServerClient
-from engine.observe.counters import (
-    ACCEPTED,
-    DRAFTED,
-    DRAFTS,
-    PREDICTED,
-    PROMPT,
-    Movement,
-    movement,
-    read_counters,
-)
+from engine.observe.counters import Movement, movement, read_counters
 from engine.observe.observed_run import ObservedRequest, ObservedRun, ServerFacts
 from engine.observe.request_options import ServerRequest
 from engine.run import LOOK_S
@@ -151,26 +141,6 @@ class ServerRun:
             self._break_off(i)
         self._close()
 
-    def counts(self) -> dict[str, int]:
-        """What was recorded so far, by the names of the server's counters. A row that stands for
-        several rounds counts as so many drafts."""
-        rounds, n = self.trace.rounds, len(self.trace.rounds)
-        is_ours = rounds.column("run_id", 0, n) == self.run_id
-        is_prompt = rounds.column("num_draft_tokens", 0, n) == MISSING
-        columns = {
-            name: np.where(values == MISSING, 0, values)
-            for name in ("num_draft_tokens", "num_accepted_draft_tokens", "num_emitted", "n_merged")
-            for values in [rounds.column(name, 0, n)[is_ours]]
-        }
-        drafts = np.maximum(columns["n_merged"], 1)[columns["num_draft_tokens"] > 0]
-        return {
-            DRAFTS: int(drafts.sum()),
-            DRAFTED: int(columns["num_draft_tokens"].sum()),
-            ACCEPTED: int(columns["num_accepted_draft_tokens"].sum()),
-            PREDICTED: int(columns["num_emitted"].sum()),
-            PROMPT: int(rounds.column("verify_width", 0, n)[is_ours & is_prompt].sum()),
-        }
-
     def summary(self) -> dict[str, Any]:
         """Figures over all sequences (engine.trace.timings)."""
         return summary(self.trace, self.run_id)
@@ -231,7 +201,11 @@ class ServerRun:
             one.observed.done(at_ms)
             self._over(one)
         else:
-            one.observed.broke(arrival.reason, at_ms)
+            if one.observed.facts.get("status", 200) == 200:
+                one.observed.broke(arrival.reason, at_ms)
+            else:  # refused: nothing was cut short
+                one.observed.facts["error"] = arrival.reason
+                one.observed.done(at_ms)
             self._over(one, arrival.error or ServerError(arrival.reason, _SEND_AGAIN))
 
     def _over(self, one: _Sent, error: ServerError | None = None) -> None:
@@ -241,8 +215,6 @@ class ServerRun:
         said = facts.get("error")
         if error is None and isinstance(said, str):
             error = ServerError(said if said.endswith(".") else f"{said}.", _SEND_AGAIN)
-        if error is None and not facts.get("complete"):
-            error = ServerError("The server ended its reply too early.", _SEND_AGAIN)
         if error is not None:
             self.errors.append(error)
 
@@ -257,6 +229,7 @@ class ServerRun:
         self.done = True
         self._count()
         self._observed.end(self.errors[0].message if self.errors else None)
+        record_findings(self.trace, [self.run_id])
 
     def _count(self) -> None:
         """Compare the server's counters with what was recorded."""
@@ -282,7 +255,7 @@ class ServerRun:
             self.counted = movement(first, last)
             if self.counted.restarted:
                 self.uncounted = "The server's counters went backwards."
-            else:
+            elif all(one.observed.facts.get("complete") for one in self._sent):
                 self._observed.counters(before[0], after[0])
 
     def _metrics(self) -> tuple[str, str] | None:
