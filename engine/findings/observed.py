@@ -55,6 +55,16 @@ RULES = (
         _told("counters-contradict"),
     ),
     Rule(
+        "counters-differ",
+        WARNING,
+        "Counters of the server differ",
+        "The sums that the server keeps for all requests moved by more, or by less, than the "
+        "replies to these requests told. Another client may have used the server meanwhile; "
+        "otherwise one of the two is wrong.",
+        "Send the requests again to a server that nobody else uses.",
+        _told("counters-differ"),
+    ),
+    Rule(
         "log-of-another-run",
         WARNING,
         "Log of another run",

@@ -282,8 +282,8 @@ def _probabilities(reply: Any) -> dict[int, float]:
 
 def by_text(shorts: Sequence[float]) -> Identity:
     """What re-scored tokens tell, by how much each of them falls short of being the sampler's
-    choice (0 where noise explains it). A text that is mostly another model's is told from one that speculation has changed in
-    a few places; in between nobody can say."""
+    choice (0 where noise explains it). A text that is mostly another model's is told from one that
+    speculation has changed in a few places; in between nobody can say."""
     n = len(shorts)
     if not n:
         return Identity(UNKNOWN, "The settings of its requests are not known.")

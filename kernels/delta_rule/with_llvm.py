@@ -47,8 +47,10 @@ def gated_delta_into(
     *,
     grouped: bool,
     slots: Sequence[torch.Tensor],
+    invariant: bool = False,
 ) -> torch.Tensor:
-    """See kernels.delta_rule.gated_delta_into."""
+    """See kernels.delta_rule.gated_delta_into; invariant in any case, as every token goes through
+    the same operations, whatever comes before, beside or behind it."""
     strides = slots[0].stride()
     if any(slot.stride() != strides for slot in slots):
         raise ValueError("the slots of one call differ in their strides")
@@ -70,8 +72,10 @@ def gated_delta_log(
     state: torch.Tensor,
     *,
     grouped: bool,
+    invariant: bool = False,
 ) -> tuple[torch.Tensor, DeltaLog]:
-    """See kernels.delta_rule.gated_delta_log. The state after the last token is never made."""
+    """See kernels.delta_rule.gated_delta_log; invariant in any case. The state after the last token
+    is never made."""
     o, u = torch.empty(v.shape), torch.empty(v.shape)
     _run(q, k, v, g, beta, state, grouped, (0, 0, 0, 0), 0, o, u)
     return o, DeltaLog(k, u, g)
@@ -149,9 +153,7 @@ def fold(
     return out
 
 
-# every token goes through the same operations, whatever comes before, beside or behind it
-gated_delta_into_invariant = gated_delta_into
-gated_delta_log_invariant = gated_delta_log
+# it goes through the operations of gated_delta_into, token by token
 fold_invariant = fold
 
 

@@ -8,6 +8,7 @@ only the last state is made, in memory of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -59,32 +60,14 @@ def gated_delta_into(
     *,
     grouped: bool,
     slots: Sequence[torch.Tensor],
+    invariant: bool = False,
 ) -> torch.Tensor:
-    """See kernels.delta_rule.gated_delta_into."""
+    """See kernels.delta_rule.gated_delta_into. invariant: by the recurrence at every length."""
     n_batch, n_tokens, n_heads, d_v = v.shape
     size = (-1, k.shape[3], d_v)
     rows = rows_per_head(q, k, v, g, beta, grouped)
-    o, _ = _any_length(rows, state.reshape(size), [slot.view(size) for slot in slots])
-    return o.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2)
-
-
-def gated_delta_into_invariant(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-    slots: Sequence[torch.Tensor],
-) -> torch.Tensor:
-    """gated_delta_into by the recurrence at every length."""
-    n_batch, n_tokens, n_heads, d_v = v.shape
-    size = (-1, k.shape[3], d_v)
-    rows = rows_per_head(q, k, v, g, beta, grouped)
-    views = [slot.view(size) for slot in slots]
-    o, _ = by_token(rows, state.reshape(size), views, invariant=True)
+    compute = partial(by_token, invariant=True) if invariant else _any_length
+    o, _ = compute(rows, state.reshape(size), [slot.view(size) for slot in slots])
     return o.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2)
 
 
