@@ -37,7 +37,10 @@ def import_file(
     kind = name or recognise(data)
     if kind == CAPTURE:
         text = unpacked(read_bytes(log)).decode("utf-8", "replace") if log is not None else ""
-        return [replay(read_capture(data, path.name), store, log=text, file=path.name)]
+        capture = read_capture(data, path.name)
+        if not capture.requests:
+            return [fill_log(store, capture.log, path.name)]
+        return [replay(capture, store, log=text, file=path.name)]
     if log is not None:
         raise TraceFileError(
             f"{path.name} is no capture, so {log.name} cannot be joined to it.",

@@ -14,8 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+<<<<<<< HEAD
 from engine.observe.counters import ACCEPTED, DRAFTED, PREDICTED, movement, read_counters
 from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter, told_figures
+=======
+from engine.observe.counters import counted, differences, movement, read_counters
+from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter
+>>>>>>> main
 from engine.observe.join import AnotherRunError, LogJoin
 from engine.observe.log import LogReader, file_name
 from engine.observe.raw import RawRequest, RawStore
@@ -347,6 +352,7 @@ class ObservedRun:
             answer.join_log()
 
     def counters(self, before: str, after: str) -> None:
+<<<<<<< HEAD
         """Replies of /metrics before and after; a difference from what was counted here becomes a
         finding. Text that cannot be read says nothing."""
         if self.raw is not None:
@@ -370,6 +376,18 @@ class ObservedRun:
                 f"The server counted {moved.moved[wrong[0]]:,.0f} as {wrong[0]} where its streams "
                 f"told {counted[wrong[0]]:,}.",
                 "; ".join(f"{name} {moved.moved[name]:g} for {counted[name]}" for name in wrong),
+=======
+        """Replies of /metrics before and after, all requests being over; a difference from what
+        was counted here becomes a finding. Raises ValueError for a text that is none."""
+        self.release(math.inf)
+        moved = movement(read_counters(before), read_counters(after))
+        store = self._writer.store
+        if found := differences(moved, counted(store, self.run_id)):
+            self.find(
+                "counters-differ",
+                "The server counted other sums than its replies told.",
+                "; ".join(found),
+>>>>>>> main
             )
 
     def find(
