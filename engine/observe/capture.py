@@ -13,6 +13,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,8 @@ def _replayed(
         else:
             observed.done(at_ms)
     if capture.metrics is not None:
-        run.counters(*capture.metrics)
+        with suppress(ValueError):  # a text that is none says nothing
+            run.counters(*capture.metrics)
     run.end()
     return run
 
