@@ -11,6 +11,7 @@ import numpy as np
 from engine.findings.rule import ERROR, WARNING, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, observed
 
+TEXT_CHANGED = "text-changed"
 _NUMBERS = ("round", "pos", "token_id", "rank", "best_id", "p", "best_p", "gap", "top2_gap")
 
 
@@ -95,7 +96,7 @@ def _is_real(value: Any) -> bool:
 
 RULES = (
     Rule(
-        "text-changed",
+        TEXT_CHANGED,
         ERROR,
         "Text that is not the target's",
         "Decoded again by this engine on the same file, a token is not the target's choice, by "

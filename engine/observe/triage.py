@@ -11,23 +11,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.findings.check import record_findings
-from engine.gguf.binary import never
 from engine.observe.asked import Asked, asked_of
 from engine.observe.request_sampler import NotJudgedError, request_sampling
 from engine.observe.texts import rows_by_sequence
-from engine.progress import ReportProgress
 from engine.sampling.options import SamplerOptions
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef
 from engine.trace.writer import TraceWriter
-
-if TYPE_CHECKING:
-    from engine.session import Session
 
 SAME, NEAR_TIE, DRAWN, DIFFERENT, UNKNOWN = "same", "near tie", "drawn", "different", "unknown"
 """Verdicts on two texts. near tie: they part where noise turns the two tokens. drawn: at a
@@ -68,15 +63,13 @@ class TextPair:
 
 @dataclass(frozen=True, slots=True)
 class Triage:
-    """Two runs. alone_a, alone_b: sequences whose prompt the other run does not have. compute: of
-    the engine that judged the tokens, empty where none did."""
+    """Two runs. alone_a, alone_b: sequences whose prompt the other run does not have."""
 
     run_a: int
     run_b: int
     pairs: tuple[TextPair, ...]
     alone_a: tuple[int, ...]
     alone_b: tuple[int, ...]
-    compute: str = ""
 
     @property
     def verdict(self) -> str:
@@ -86,22 +79,9 @@ class Triage:
         return next((verdict for verdict in order if verdict in found), UNKNOWN)
 
 
-def triage(
-    a: RunRef,
-    b: RunRef,
-    session: Session | None = None,
-    progress: ReportProgress | None = None,
-    cancelled: Callable[[], bool] = never,
-    *,
-    assume_same: bool = False,
-) -> Triage:
-    """Compare two runs, of one trace or of two. session: re-scores both with the model first, which
-    fills their rows (engine.observe.rescore, which also says what is raised)."""
-    if session is not None:
-        from engine.observe.rescore import rescore
-
-        for run in (a, b):
-            rescore(session, run.store, run.run_id, progress, cancelled, assume_same=assume_same)
+def triage(a: RunRef, b: RunRef) -> Triage:
+    """Compare two runs, of one trace or of two. What re-scoring has written into them is used
+    (engine.observe.rescore)."""
     side_a, side_b = _Side(a), _Side(b)
     pairs, alone_b = [], list(side_b.seq_ids)
     alone_a = []
@@ -112,8 +92,7 @@ def triage(
             continue
         alone_b.remove(seq_b)
         pairs.append(_compare(side_a, seq_a, side_b, seq_b))
-    compute = session.compute if session else ""
-    return Triage(a.run_id, b.run_id, tuple(pairs), tuple(alone_a), tuple(alone_b), compute)
+    return Triage(a.run_id, b.run_id, tuple(pairs), tuple(alone_a), tuple(alone_b))
 
 
 def record_triage(found: Triage, a: RunRef, b: RunRef) -> None:

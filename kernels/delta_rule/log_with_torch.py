@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from kernels.delta_rule.naive import DeltaLog
+from kernels.delta_rule.naive import DeltaArguments, DeltaLog
 from kernels.delta_rule.with_torch import by_token
 from kernels.delta_rule.wy import CHUNK, HeadRows, per_value_head, rows_per_head, solve_chunk
 from kernels.pointwise import pointwise
 
 
 def gated_delta_log(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-    invariant: bool = False,
+    *inputs: *DeltaArguments, grouped: bool, invariant: bool = False
 ) -> tuple[torch.Tensor, DeltaLog]:
     """See kernels.delta_rule.gated_delta_log. Keeps the dtype of its inputs. invariant: by the
     recurrence at every length, through a state that is thrown away."""
+    q, k, v, g, beta, state = inputs
     n_batch, n_tokens, n_heads, d_v = v.shape
     rows = rows_per_head(q, k, v, g, beta, grouped)
     state = state.reshape(-1, k.shape[3], d_v)

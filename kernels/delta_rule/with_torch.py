@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from kernels.delta_rule.naive import DeltaArguments, DeltaSlotArguments
 from kernels.delta_rule.wy import CHUNK, HeadRows, rows_per_head, solve_chunk
 from kernels.pointwise import pointwise
 
@@ -23,17 +24,10 @@ Slots = Sequence[torch.Tensor] | None
 
 
 def gated_delta_rule(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-    n_snapshots: int = 1,
+    *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.delta_rule.gated_delta_rule. Keeps the dtype of its inputs."""
+    q, k, v, g, beta, state = inputs
     n_batch, n_tokens, n_heads, d_v = v.shape
     d_k = k.shape[3]
     rows = rows_per_head(q, k, v, g, beta, grouped)
@@ -51,18 +45,10 @@ def gated_delta_rule(
 
 
 def gated_delta_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-    slots: Sequence[torch.Tensor],
-    invariant: bool = False,
+    *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor], invariant: bool = False
 ) -> torch.Tensor:
     """See kernels.delta_rule.gated_delta_into. invariant: by the recurrence at every length."""
+    q, k, v, g, beta, state = inputs
     n_batch, n_tokens, n_heads, d_v = v.shape
     size = (-1, k.shape[3], d_v)
     rows = rows_per_head(q, k, v, g, beta, grouped)
@@ -71,19 +57,9 @@ def gated_delta_into(
     return o.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2)
 
 
-def gated_delta_slots(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    *,
-    grouped: bool,
-) -> torch.Tensor:
+def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tensor:
     """See kernels.delta_rule.gated_delta_slots."""
+    q, k, v, g, beta, pool, read, write = inputs
     state = pool.index_select(0, read)
     o, kept = gated_delta_rule(q, k, v, g, beta, state, grouped=grouped, n_snapshots=write.shape[1])
     pool.index_put_((write,), kept)

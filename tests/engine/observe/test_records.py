@@ -17,6 +17,7 @@ from engine.findings.check import recorded
 from engine.observe.records import NAMES, fill, recognise
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
+from tests.support.scripted_server import read_capture
 
 RECORDS = Path(__file__).parents[2] / "data" / "records"
 STEPS = (3, 1, 0, 2, 3, 3, 0, 1, 0, 2, 0, 1)
@@ -540,3 +541,51 @@ def test_whatever_a_file_holds_it_is_read_or_refused(data: st.DataObject) -> Non
         summary(store, 0)
     recognise(bytes(raw))
     assert set(EVERY.values()) <= set(NAMES)
+
+
+# -- llama-server's own replies --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mtp", "draft", "endpoints"])
+def test_a_saved_stream_of_llama_server_has_its_own_sums(name: str) -> None:
+    n_read = 0
+    for request in read_capture(name)["requests"]:
+        reply = request["reply"]
+        if "events" not in reply:
+            continue
+        text = "".join(f"{lines}\n\n" for _, lines in reply["events"]).encode()
+        last = [line for line in text.split(b"\n") if b'"predicted_n"' in line]
+        if not last:
+            continue
+        n_read += 1
+        assert recognise(text) == "llama-server"
+        store = filled("stream", text)
+        figures = summary(store, 0)
+        told = json.loads(last[-1].removeprefix(b"data: "))
+        told = told.get("timings") or told["response"]["timings"]
+        assert store.runs[0]["record"]["shape"] == "llama-server"
+        assert not len(store.findings)
+        for key in ("predicted_n", "draft_n", "draft_n_accepted"):
+            assert figures[key] == told[key], key
+        t_ms = store.rounds.column("t_ms")
+        if name != "endpoints":
+            assert t_ms[0] == pytest.approx(told["prompt_ms"])
+            assert t_ms[-1] == pytest.approx(told["prompt_ms"] + told["predicted_ms"], rel=0.02)
+        if len(store.rounds):
+            cut = filled("stream", text[: len(text) // 2])
+            assert 0 < len(cut.rounds) < len(store.rounds)
+    assert n_read
+
+
+def test_a_saved_reply_of_llama_server_has_sums_and_no_rows() -> None:
+    reply = next(
+        r["reply"]["body"] for r in read_capture("mtp")["requests"] if "body" in r["reply"]
+    )
+    told = json.loads(reply)["timings"]
+    store = filled("reply", reply.encode())
+    assert not len(store.rounds)
+    figures = summary(store, 0)
+    for key in ("predicted_n", "prompt_n", "draft_n", "draft_n_accepted"):
+        assert figures[key] == told[key], key
+    assert figures["draft_acceptance_rate"] == told["draft_n_accepted"] / told["draft_n"]
+    assert figures["num_spec_steps"] is None

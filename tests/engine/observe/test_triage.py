@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from engine.findings.check import recorded
-from engine.observe.triage import record_triage, triage
+from engine.observe.rescore import rescore
+from engine.observe.triage import Triage, record_triage, triage
 from engine.session import Session
 from engine.trace.run_ref import RunRef
 from resources import DEMO_TARGET
@@ -33,6 +34,12 @@ def logits(session: Session) -> np.ndarray:
     return session.logits([*session.prompt(PROMPT).tokens, *IDS])[N_PROMPT - 1 : -1]
 
 
+def judged(session: Session, *runs: RunRef) -> Triage:
+    for run in runs:
+        rescore(session, run.store, run.run_id, assume_same=True)
+    return triage(*runs)
+
+
 def test_equal_texts_are_the_same_whatever_their_rounds() -> None:
     found = triage(observed_run(PLAIN), observed_run())
     (pair,) = found.pairs
@@ -54,11 +61,11 @@ def test_the_first_token_that_differs_is_named_with_both_rounds(session) -> None
 def test_the_model_tells_whose_token_is_wrong_and_by_how_much(session, logits) -> None:
     plain, other = observed_run(PLAIN), observed_run(with_token(GREEDY, 20, 700))
     for first, second, name in ((plain, other, "second"), (other, plain, "first")):
-        found = triage(first, second, session, assume_same=True)
+        found = judged(session, first, second)
         (pair,) = found.pairs
         assert found.verdict == "different" and f"of the {name} run is not" in pair.reason
         assert pair.gap == pytest.approx(float(logits[20].max() - logits[20, 700]), rel=1e-3)
-        assert pair.noise is not None and pair.noise < pair.gap and found.compute == "f32"
+        assert pair.noise is not None and pair.noise < pair.gap
 
 
 def test_a_near_tie_explains_two_texts(session, logits) -> None:
@@ -66,7 +73,7 @@ def test_a_near_tie_explains_two_texts(session, logits) -> None:
     place = int((two[:, 1] - two[:, 0]).argmin())
     second = int(np.argsort(logits[place])[-2])
     parted = [(0, 0, [token]) for token in [*IDS[:place], second]]
-    found = triage(observed_run(PLAIN), observed_run(parted), session)
+    found = judged(session, observed_run(PLAIN), observed_run(parted))
     (pair,) = found.pairs
     assert (found.verdict, pair.n_same) == ("near tie", place)
     assert pair.gap == pytest.approx(two[place, 1] - two[place, 0], abs=1e-3)
@@ -78,7 +85,7 @@ def test_at_a_temperature_two_texts_say_nothing_unless_one_cannot_be_drawn(sessi
     order = np.argsort(-logits[0])
     for rank, verdict in ((2, "drawn"), (9, "different")):
         runs = [observed_run([(0, 0, [int(order[i])])], settings=settings) for i in (0, rank - 1)]
-        assert triage(*runs, session, assume_same=True).verdict == verdict
+        assert judged(session, *runs).verdict == verdict
 
 
 def test_sequences_of_other_prompts_stay_alone() -> None:
@@ -101,7 +108,7 @@ def test_tokens_without_ids_are_compared_by_their_text(session) -> None:
 def test_what_was_found_becomes_a_finding_of_the_second_run(session) -> None:
     first = observed_run(PLAIN)
     second = observed_run(with_token(GREEDY, 20, 700), store=first.store)
-    found = triage(first, second, session, assume_same=True)
+    found = judged(session, first, second)
     record_triage(found, first, second)
     (finding,) = [f for f in recorded(first.store) if f.rule == "texts-part"]
     assert (finding.run_id, finding.round, finding.severity) == (second.run_id, 11, "warning")
