@@ -50,7 +50,8 @@ RULES = (
         "Figures that another engine told cannot all be true: a counter fell, more was accepted "
         "than drafted, or sums differ. Rounds are told from such counters, so nothing behind the "
         "contradiction is shown.",
-        "Check the build of the server; the rules were proven on llama.cpp 0c1e57098.",
+        "Check the build of the server, the rules were proven on llama.cpp 0c1e57098; of a record, "
+        "check that nobody has changed it.",
         _told("counters-contradict"),
     ),
     Rule(
