@@ -66,7 +66,7 @@ class ServerRun:
         """Why the log was not read to its end, and what to do about it."""
         self.uncounted = ""
         """Why they say nothing of this run, one sentence."""
-        self._client, self._requests, self._parallel = client, requests, parallel
+        self._client, self._requests, self._parallel = client, requests, max(1, parallel)
         self._raw = [request.raw for request in requests]
         self._log = LogFollower(log) if log is not None else None
         self._observed = ObservedRun(trace, "ask", server, **facts)
