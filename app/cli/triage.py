@@ -54,11 +54,12 @@ def run(args: argparse.Namespace) -> int:
     """Compare, tell."""
     a = _chosen(args.first, args.run_a, "--run-a")
     b = _chosen(args.second, args.run_b, "--run-b")
-    session = _session(args) if args.rescore is not None else None
+    if args.rescore is not None:
+        session = _session(args)
+        for one in (a, b):
+            rescored(args, session, one.store, one.run_id)
     from engine.observe.triage import DIFFERENT, UNKNOWN, triage
 
-    for one in (a, b) if session else ():
-        rescored(args, session, one.store, one.run_id)
     found = triage(a, b)
     if args.json:
         print_json({"verdict": found.verdict, **finite(asdict(found))})
