@@ -21,6 +21,7 @@ SUBCOMMANDS = {
     "tokenize": "token ids and pieces of a text",
     "logits": "logits at every position of a token sequence, as an .npz file",
     "run": "decode prompts, speculatively if asked; print text and timings",
+    "observe": "prompts sent to a llama-server, or its clients watched: rounds, acceptance, memory",
     "compare": "rollback policies side by side against plain decoding: where logits diverge",
     "memory": "scripts of memory operations over rollback policies: what is refused, what is exact",
     "bench": "the prompt suite with and without speculation; other measurements",

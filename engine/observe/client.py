@@ -249,7 +249,8 @@ class ServerClient:
                 verify=ssl.create_default_context(),
                 trust_env=not is_loopback(url.hostname or ""),
                 timeout=httpx.Timeout(CONNECT_S),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=8),
+                # a server may close an idle connection just when it is used again
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             )
         return self._http
 
