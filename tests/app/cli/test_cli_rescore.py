@@ -68,13 +68,7 @@ def test_two_texts_are_compared_with_and_without_the_model(cli: Cli, traces: Pat
     unknown = cli("triage", traces / "plain", traces / "altered")
     assert unknown.status == 1 and "re-score with the model" in unknown.out
     judged = cli(
-        "triage",
-        traces / "plain",
-        traces / "altered",
-        "--rescore",
-        DEMO_DRAFT.with_name("demo-target.gguf"),
-        "--assume-same",
-        "--json",
+        "triage", traces / "plain", traces / "altered", "--demo", "--assume-same", "--json"
     )
     assert judged.status == 1 and judged.json["verdict"] == "different"
     (pair,) = judged.json["pairs"]
