@@ -1,11 +1,8 @@
-"""A server's log by itself as a run of a trace, and a log that is followed while it grows."""
+"""A server's log by itself as a run of a trace."""
 
 from __future__ import annotations
 
-import codecs
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
@@ -17,42 +14,6 @@ from engine.observe.shares import PlaneReach
 from engine.observe.stream import Timings
 from engine.trace.store import TraceStore
 from engine.trace.writer import RunSource, TraceWriter
-
-_MOST_READ = 1 << 22
-
-
-class LogFollower:
-    """A log file, read from where it was left. It may not exist yet, be cut or be replaced."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._file_id: tuple[int, int] | None = None
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def read(self) -> tuple[str, bool]:
-        """What was added since, at most 4 MiB of it, and whether the file began anew before that:
-        then a new server writes it. Raises TraceFileError for a file that cannot be read."""
-        try:
-            with self._path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                file_id = status.st_dev, status.st_ino
-                is_new = self._file_id not in (None, file_id) or status.st_size < self._offset
-                self._file_id = file_id
-                if is_new:
-                    self._offset = 0
-                    self._decoder.reset()
-                file.seek(self._offset)
-                data = file.read(_MOST_READ)
-        except FileNotFoundError:
-            return "", False
-        except OSError as error:
-            raise TraceFileError(
-                f"{self._path} cannot be read: {error.strerror or error}.",
-                "Name the file given to --log-file of the server.",
-            ) from error
-        self._offset += len(data)
-        return self._decoder.decode(data), is_new
 
 
 def fill_log(store: TraceStore, text: str, file: str) -> int:
