@@ -44,7 +44,10 @@ _SWATCHES = (
     Swatch("refused", "path.refused", "The memory could not roll back", draw_cross),
 )
 _UNTOLD_SWATCH = Swatch(
-    "not observed", "path.untold", "The engine does not tell whether or how it rolled back", draw_hollow
+    "not observed",
+    "path.untold",
+    "The engine does not tell whether or how it rolled back",
+    draw_hollow,
 )
 
 

@@ -256,5 +256,5 @@ def _padding(rows: RunRows, start: int, stop: int) -> np.ndarray:
     return np.maximum(rows.column("n_padding", start, stop), 0)
 
 
-def _or_dash(value: int | None) -> str:
+def _or_dash(value: object) -> str:
     return "–" if value is None else f"{value:,}"
