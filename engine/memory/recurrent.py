@@ -87,8 +87,14 @@ class SnapshotPolicy(ABC):
         self._pending = [0] * n_seqs
         self._storage: list[torch.Tensor] = []
         self._ubatch: UBatch | None = None
+        self._allocate()
 
     # what a policy is
+
+    @abstractmethod
+    def _allocate(self) -> None:
+        """Make the storage, with `_zeros`, and what keeps track of it; called once, at the end of
+        the constructor."""
 
     @abstractmethod
     def _begin(self, ubatch: UBatch, by_index: bool) -> None:
@@ -272,7 +278,7 @@ class SnapshotPolicy(ABC):
 
     @cached_property
     def _n_bytes(self) -> int:
-        # no policy allocates later than in its constructor
+        # no policy allocates later than in `_allocate`
         return sum(t.nbytes for t in self._storage)
 
     def poison(self, value: float) -> None:
