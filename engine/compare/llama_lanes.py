@@ -249,7 +249,9 @@ class LlamaRollbackLane(_JudgedByPlain):
                 break
             state = self.state(part.seq)
             self.engine.load(self.context, part.seq, whole, WHOLE)
-            pos = state and self.plain.histories[part.seq].positions_of(state)[0]
+            if state is None:
+                break
+            pos, _ = self.plain.histories[part.seq].positions_of(state)
             if pos is not None:  # those of rejected tokens are known to nobody
                 kind = "fresh" if last - pos == depth else "stale"
                 self._slots[part.seq_id][depth] = kind, last - pos

@@ -10,6 +10,7 @@ sizes, and give the fields the values that the binding's own library gives them.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import platform
@@ -144,15 +145,15 @@ def _probe(folder: Path | None, *, must_load: bool = True) -> dict[str, Any]:
 def _look() -> dict[str, Any]:
     """The child: what the binding and the library say of each other."""
     try:
-        import llama_cpp
+        api: Any = importlib.import_module("llama_cpp")
     except ImportError as error:
         return {"missing": str(error)}
     except (AttributeError, OSError, RuntimeError) as error:
         return {"error": str(error)}
     found: dict[str, Any] = {"sizes": {}, "written": {}, "fields": {}}
-    library = ctypes.CDLL(llama_cpp.llama_cpp._lib._name)
+    library = ctypes.CDLL(api.llama_cpp._lib._name)
     for name in _STRUCTS:
-        made = getattr(llama_cpp, name)
+        made = getattr(api, name)
         found["sizes"][name] = ctypes.sizeof(made.restype)
         # in this calling convention the caller passes the place of a struct of more than 16 bytes
         # as the first argument; elsewhere only the values of the fields can be looked at

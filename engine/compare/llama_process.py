@@ -76,7 +76,8 @@ class LlamaProcess:
             raise
 
     def facts(self) -> ModelFacts:
-        return ModelFacts(*self._call("facts"))
+        found: ModelFacts = self._call("facts")
+        return found
 
     def open_context(
         self, n_seqs: int, n_ctx: int, n_ubatch: int, n_rs_seq: int, n_threads: int
@@ -186,10 +187,11 @@ def _serve() -> None:
         try:
             if name == "open":
                 require()
-                opened, value = LlamaCpp(*args), None
+                opened = LlamaCpp(*args)
+                value: Any = None
             else:
                 value = getattr(opened, name)(*args)
-            reply: tuple[Any, ...] = ("value", tuple(value) if name == "facts" else value)
+            reply: tuple[Any, ...] = ("value", value)
         except DraftscopeError as error:
             reply = ("error", type(error).__name__, error.message, error.remedy)
         pickle.dump(reply, replies, pickle.HIGHEST_PROTOCOL)

@@ -1,7 +1,8 @@
 """Which position a recurrent state belongs to, told by the states of a lane that never rolls back.
 
-Of each position the first recurrent layer is kept, which is enough to tell positions apart: its
-state depends on all tokens before, and rounding moves it far less than a token does.
+Of each position the last recurrent layer is kept, which is enough to tell positions apart: its
+state and its window depend on all tokens before, and rounding moves them far less than a token
+does.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class StateHistory:
         """Keep the state of its position."""
         if state is None or not state.s:
             return
-        self._known[state.pos] = state.s[0], state.r[0]
+        self._known[state.pos] = state.s[-1], state.r[-1]
         while len(self._known) > self._n:
             self._known.popitem(last=False)
 
@@ -36,7 +37,7 @@ class StateHistory:
         are too alike to tell."""
         if not state.s:
             return None, None
-        return self._nearest(state.s[0], 0), self._nearest(state.r[0], 1)
+        return self._nearest(state.s[-1], 0), self._nearest(state.r[-1], 1)
 
     def _nearest(self, found: np.ndarray, which: int) -> int | None:
         errors = sorted(
@@ -44,6 +45,6 @@ class StateHistory:
         )
         if not errors or not errors[0][0] < _NEAR:
             return None
-        if len(errors) > 1 and errors[1][0] < _MUCH_NEARER * errors[0][0]:
+        if len(errors) > 1 and errors[1][0] <= _MUCH_NEARER * errors[0][0]:
             return None
         return errors[0][1]

@@ -49,7 +49,8 @@ class FakeContext:
 
 
 class FakeLlama:
-    """The C interface. scale: what logits are multiplied by, to be wrong on purpose. refuses: a
+    """The C interface. scale: what logits are multiplied by, to be wrong on purpose; scales:
+    the same by the number of a context. refuses: a
     build whose removals never reach planes that the last batch has not written. drift: what is
     added to restored states."""
 
@@ -68,6 +69,7 @@ class FakeLlama:
         self.session, self.scale, self.loads = session, scale, loads
         self.has_planes, self.refuses, self.drift = has_planes, refuses, drift
         self.contexts: list[FakeContext] = []
+        self.scales: dict[int, float] = {}
         self.wholes: list[SequenceState] = []
         self.freed: list[str] = []
         self.fails_at = -1
@@ -167,7 +169,8 @@ class FakeLlama:
         return self.session.model
 
     def llama_get_logits_ith(self, context: FakeContext, i: int):
-        self.kept = np.ascontiguousarray((context.rows[i] * self.scale).numpy())
+        scale = self.scales.get(self.contexts.index(context), self.scale)
+        self.kept = np.ascontiguousarray((context.rows[i] * scale).numpy())
         return self.kept.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
     def llama_get_memory(self, context: FakeContext) -> HybridMemory:
