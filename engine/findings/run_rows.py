@@ -40,7 +40,7 @@ class RunColumns:
         return self._pool.decode(self[name][rows])
 
     def is_text(self, name: str, *values: str) -> np.ndarray:
-        """Which rows of a text column hold one of these: bool [n]."""
+        """Which rows of a text column hold one of the given texts: bool [n]."""
         codes = [self._pool.find(value) for value in values]
         return np.isin(self[name], codes)
 
@@ -167,7 +167,7 @@ def _kind(facts: dict[str, Any]) -> str:
 
 
 def observed(values: np.ndarray) -> np.ndarray:
-    """Which integers were observed: bool [n]."""
+    """Which values of an integer column were observed (not MISSING): bool [n]."""
     return values != MISSING
 
 
@@ -177,7 +177,7 @@ def round_keys(rows: RunColumns) -> np.ndarray:
 
 
 def rounds_text(rounds: np.ndarray) -> str:
-    """The rounds in which something holds, in short."""
+    """A list of round numbers [n] as short text, for a finding's evidence."""
     first, last = int(rounds[0]), int(rounds[-1])
     if len(rounds) == 1:
         return f"round {first}"

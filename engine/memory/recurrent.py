@@ -102,7 +102,8 @@ class SnapshotPolicy(ABC):
 
     @abstractmethod
     def pass_inputs(self) -> PassInputs | None:
-        """What a recording of the pass would rest on; None if it cannot be recorded."""
+        """Key and input tensors of a recording of the pass that has begun; None if it cannot be
+        recorded."""
 
     @abstractmethod
     def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
@@ -122,7 +123,7 @@ class SnapshotPolicy(ABC):
 
     @abstractmethod
     def _forget(self, seq: int) -> None:
-        """Give up what storage holds of a sequence."""
+        """Free the storage of a sequence."""
 
     @abstractmethod
     def _share(self, src: int, dst: int) -> None:
@@ -264,7 +265,7 @@ class SnapshotPolicy(ABC):
         return checkpoint
 
     def restore(self, seq: int, checkpoint: RecurrentCheckpoint) -> None:
-        """Put a copy back; whatever was pending or kept before is gone."""
+        """Put a checkpoint back; a pending rollback and older snapshots are gone."""
         self.put(seq, checkpoint.pos, checkpoint.states)
         self.traffic.restored += checkpoint.n_bytes
 
