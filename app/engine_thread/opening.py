@@ -25,11 +25,10 @@ from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from engine.observe.rescore import Rescored
-
     from engine.compare.comparison import Comparison
     from engine.compare.fidelity import Fidelity
     from engine.compare.memory_player import MemoryPlay
+    from engine.observe.rescore import Rescored
     from engine.run import Run
     from engine.session import Session
 

@@ -39,7 +39,6 @@ class ServerEngine:
     ) -> ServedSession:
         """See `app.engine_thread.jobs.Servers`. The key that was given is kept once the server
         has taken it."""
-        from engine.observe.api_keys import stored_key
         from engine.observe.client import ServerClient, server_address
 
         address = server_address(request.address)
@@ -55,7 +54,6 @@ class ServerEngine:
         return ServedSession(client, facts, kept, request, post, self._look_s)
 
     def _keep(self, address: str, key: str, *, is_new: bool) -> str:
-        from engine.observe.api_keys import store_key
 
         if address in self._keys and not is_new:
             return "session"
