@@ -15,8 +15,8 @@ from engine.observe.log_run import fill_log
 from engine.observe.observed_run import ObservedRun, ServerFacts
 from engine.observe.raw import RawStore
 from engine.trace.export import export_csv
-from engine.trace.reopen import open_trace
 from engine.trace.records import EMITTED_KINDS
+from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from tests.support.captures import SHARED, ids_of, imported, load, rounds_of
 
