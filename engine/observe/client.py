@@ -147,13 +147,17 @@ class ServerClient:
         None for a server without --metrics. Raises ServerError."""
         return self._call(self._metrics())
 
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON of a short reply: of a GET, with a body of a POST. Raises ServerError."""
+        return self._call(self._json("GET" if body is None else "POST", path, body))
+
     def chat_prompt(self, text: str, kwargs: Mapping[str, Any]) -> str:
         """A user's message in the chat template of the server's model. kwargs: variables of the
         template. Raises ServerError."""
         body: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
         if kwargs:
             body["chat_template_kwargs"] = dict(kwargs)
-        reply = self._call(self._json("POST", "/apply-template", body))
+        reply = self.ask("/apply-template", body)
         if not isinstance(reply, dict) or not isinstance(reply.get("prompt"), str):
             raise self._foreign("/apply-template")
         return str(reply["prompt"])
