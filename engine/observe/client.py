@@ -162,10 +162,6 @@ class ServerClient:
             raise self._foreign("/apply-template")
         return str(reply["prompt"])
 
-    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON that a path answers, to a body with POST. Raises ServerError."""
-        return self._call(self._json("GET" if body is None else "POST", path, body))
-
     def stream(
         self, request: int, path: str, body: bytes, inbox: Inbox, conversation: str | None = None
     ) -> Callable[[], None]:
