@@ -140,7 +140,9 @@ class ServerClient:
     def slots(self) -> list[dict[str, Any]] | None:
         """The reply of /slots, None where the server tells nothing of them. Raises ServerError."""
         reply = self._call(self._told("/slots"))
-        return reply if isinstance(reply, list) else None
+        if not isinstance(reply, list):
+            return None
+        return [slot for slot in reply if isinstance(slot, dict)]
 
     def metrics(self) -> tuple[str, str] | None:
         """The text of /metrics, and what is the same as long as the server is not started again;
