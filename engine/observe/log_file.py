@@ -104,12 +104,12 @@ class JoinedLog:
     def _look(self, run: ObservedRun) -> bool:
         """Whether the log told anything."""
         self._looked = perf_counter()
-        text = "" if self._file is None else self._file.more()
+        if self._file is None:
+            return False
+        text = self._file.more()
         try:
-            if text:
-                run.log(text)
+            run.log(text)  # also of nothing, so that rows wait for the log from the first look on
         except TraceFileError as error:
-            if self._file is not None:
-                self._file.close()
+            self._file.close()
             self._file, self.unread = None, str(error)
         return bool(text)

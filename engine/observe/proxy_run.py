@@ -52,6 +52,8 @@ class ProxyRun:
         self._begin = monotonic()
         self._observed = ObservedRun(trace, "proxy", server, listens_at=self._proxy.url, **facts)
         self.run_id = self._observed.run_id
+        if self._log is not None:
+            self._log.follow(self._observed)
         self._proxy.start()
 
     @property
