@@ -78,9 +78,8 @@ def _check_size(requests: Sequence[RecordedRequest], file: str) -> None:
 def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
     """What is kept of each request. Of what is unknown only the keys, once it is too much."""
     found, n_kept = [], 0
-    for seq_id, request in enumerate(requests):
+    for request in requests:
         one: dict[str, Any] = {
-            "seq_ids": [seq_id],
             "place": request.place,
             "engine": request.engine,
             "told": request.figures(),
