@@ -18,6 +18,7 @@ from app.engine_thread.jobs import (
     ServerRequest,
 )
 from engine.errors import OptionError, ServerError
+from engine.observe.api_keys import store_key, stored_key
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from engine.observe.counters import Counters
     from engine.observe.observed_run import ServerFacts
 
-KEYRING = "draftscope"
-"""The service under which keys are kept, with the server's address as the name."""
 LOOK_S = 2.0
 """Time between two looks at a server, seconds."""
 
@@ -49,7 +48,7 @@ class ServerEngine:
 
         address = server_address(request.address)
         progress(0, 0, f"connecting to {address}")
-        key = request.key or self._keys.get(address) or _from_keyring(address)
+        key = request.key or self._keys.get(address) or stored_key(address)
         client = ServerClient(address, key or None)
         try:
             facts = client.facts(lambda sentence: progress(0, 0, sentence), request.cancelled)
@@ -62,7 +61,7 @@ class ServerEngine:
     def _keep(self, address: str, key: str, *, is_new: bool) -> str:
         if address in self._keys and not is_new:
             return "session"
-        if not is_new or _to_keyring(address, key):
+        if not is_new or store_key(address, key):
             self._keys.pop(address, None)
             return "keyring"
         self._keys[address] = key
@@ -100,7 +99,12 @@ class ServedSession:
             for text in request.texts
         ]
         return ServerRun(
-            self._client, self.facts, requests, trace, parallel=request.options.parallel
+            self._client,
+            self.facts,
+            requests,
+            trace,
+            parallel=request.options.parallel,
+            log=self._log,
         )
 
     def watch(self, listen: str, trace: TraceStore) -> Job:
@@ -182,25 +186,3 @@ def _timed_out(error: BaseException | None) -> bool:
     import httpx
 
     return isinstance(error, httpx.ReadTimeout)
-
-
-def _from_keyring(address: str) -> str:
-    import keyring
-    from keyring.errors import KeyringError
-
-    try:
-        return keyring.get_password(KEYRING, address) or ""
-    except KeyringError:
-        return ""
-
-
-def _to_keyring(address: str, key: str) -> bool:
-    """Whether there is a keyring that took the key."""
-    import keyring
-    from keyring.errors import KeyringError
-
-    try:
-        keyring.set_password(KEYRING, address, key)
-        return keyring.get_password(KEYRING, address) == key
-    except KeyringError:
-        return False

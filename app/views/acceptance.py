@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QPen, QResizeEvent
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
@@ -15,7 +17,14 @@ from app.models.run_rows import RunRows
 from app.models.step_curves import WINDOW, StepCurves
 from app.widgets.draft_histogram import DraftHistogram
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import DOTS, ROLE, OverlayLine, draw_overlay, draw_overlay_dots
+from app.widgets.line_styles import (
+    DOTS,
+    ROLE,
+    OverlayLine,
+    draw_overlay,
+    draw_overlay_dots,
+    plot_pen,
+)
 from app.widgets.overlaid_view import OverlaidView
 from app.widgets.position_rates import SWATCHES, PositionRates
 from app.widgets.samples import draw_bar, draw_dashes
@@ -75,9 +84,15 @@ class AcceptanceView(OverlaidView):
             self._rows = RunRows(run, "rounds")
         start, stop = self._rows.read()
         if start == stop:
-            return None
+            # only sums are known: they show at the side
+            return 0 if not stop and self._told(run) else None
         self.curves.add(self._rows, start, stop)
         return int(self._rows.rounds.values[-1]) + 1
+
+    def _told(self, run: RunRef | None) -> dict[str, Any]:
+        """Figures that an engine told of a run without rounds, if rates by index are among them."""
+        told = {} if run is None or len(self.curves) else run.facts.get("told", {})
+        return told if told.get("acceptance_per_position") else {}
 
     def _draw(self) -> None:
         curves = self.curves
@@ -94,7 +109,12 @@ class AcceptanceView(OverlaidView):
             newest = f": {significant(float(values(n - 1, n)[0]))}" if n else ""
             self.legend.set_label(label, name + newest)
         counts = curves.sums.counts
-        self.rates.set_rates(per_position(counts)["acceptance_per_position"])
+        told = self._told(self._run)
+        if told:
+            rate = significant(told.get("draft_acceptance_rate"))
+            self.legend.set_label(_LIFETIME, f"lifetime: {rate}")
+        by_index = told or per_position(counts)
+        self.rates.set_rates(by_index["acceptance_per_position"])
         self.histogram.set_counts(counts)
 
     def _draw_curves(
@@ -150,9 +170,7 @@ class AcceptanceView(OverlaidView):
             (self._windowed, "accepted.line", Qt.PenStyle.SolidLine),
             (self._lifetime, "plot.text", Qt.PenStyle.DashLine),
         ):
-            pen = QPen(theme.color(role), 1.0, style)
-            pen.setCosmetic(True)
-            curve.setPen(pen)
+            curve.setPen(plot_pen(theme.color(role), style=style))
 
     def _tip(self, x: float, _y: float) -> str:
         round_ = self.plot.run_axis.round_at(x)
@@ -181,7 +199,8 @@ class AcceptanceView(OverlaidView):
 
     def _summary(self) -> str:
         n = len(self.curves)
-        rate = significant(float(self.curves.lifetime(n - 1, n)[0])) if n else significant(None)
+        told = self._told(self._run).get("draft_acceptance_rate")
+        rate = significant(float(self.curves.lifetime(n - 1, n)[0]) if n else told)
         return f"rounds: {self.plot.n_rounds}, steps: {n}, lifetime acceptance: {rate}"
 
     def resizeEvent(self, event: QResizeEvent) -> None:

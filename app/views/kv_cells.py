@@ -9,6 +9,7 @@ from PySide6.QtGui import QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
+from app.models.number_text import whole_text
 from app.models.pixel_columns import PixelColumns, per_round
 from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
@@ -108,7 +109,7 @@ class KvCellsView(BarView):
         for at in range(start, stop):
             assert self._rows is not None
             row = self._rows.row(at)
-            used, duplicates = (("–" if row[name] is None else row[name]) for name in _COLUMNS)
+            used, duplicates = (whole_text(row[name]) for name in _COLUMNS)
             lines.append(f"sequence {row['seq_id']}: {used} cells, {duplicates} duplicates")
         return "\n".join(lines) if start < stop else ""
 

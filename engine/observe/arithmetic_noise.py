@@ -16,9 +16,9 @@ import torch
 
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
 from engine.gguf.binary import check_cancelled
-from engine.gguf.reader import ReportProgress
 from engine.model.hybrid import HybridModel
 from engine.observe.teacher import Teacher
+from engine.progress import ReportProgress
 from engine.session import Session
 from engine.trace.writer import this_engine
 

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.observe.log import LogRound
 from engine.observe.rounds import ObservedRound, StreamedToken
 from engine.observe.shares import PlaneReach
+from engine.observe.stream import Timings
+from engine.trace.records import N_TOP
 from engine.trace.writer import TraceWriter
 
 COLUMNS = {
@@ -66,6 +69,8 @@ class RowWriter:
     def __init__(self, writer: TraceWriter, reach: PlaneReach) -> None:
         self._writer, self._reach = writer, reach
         self._n_rounds = 0
+        self.drafters: list[str] = []
+        """The server's drafters, as far as known."""
 
     def write(self, ready: ReadyRow) -> None:
         """One row and its tokens, as the round after the last one written."""
@@ -114,6 +119,7 @@ class RowWriter:
             **ids,
             t_ms=max(ready.t_ms, 0.0),
             pos0=ready.n_prompt + one.first - 2,
+            drafter=self._drafter(one),
             accept_rule="match" if one.drafted else "",
             num_draft_tokens=one.drafted,
             num_accepted_draft_tokens=one.accepted,
@@ -128,11 +134,26 @@ class RowWriter:
             verify_width=one.drafted + 1 if is_one else None,
             total_ms=one.name_ms - one.before_ms,
             n_merged=one.n_merged if not is_one else None,
+            **_of_log(one.log),
         )
+        if one.drafted and is_one and (drafter := self._drafter(one)):
+            self._writer.append("drafts", **ids, drafter=drafter, num_draft_tokens=one.drafted)
+
+    def _drafter(self, one: ObservedRound) -> str:
+        """Whose draft was verified: the log's word, or the server's only drafter."""
+        if not one.drafted:
+            return ""
+        if one.log is not None and one.log.drafter:
+            return one.log.drafter
+        return self.drafters[0] if len(self.drafters) == 1 else ""
 
     def _tokens(self, ids: dict[str, int], n_prompt: int, one: ObservedRound) -> None:
         first_pos = n_prompt + one.first - 1
-        for i, (token, kind) in enumerate(zip(one.tokens, one.kinds(), strict=True)):
+        kinds = one.kinds()
+        n_kept = kinds.count("accepted")
+        for i, (token, kind) in enumerate(zip(one.tokens, kinds, strict=True)):
+            if i == n_kept:
+                self._undone_tokens(ids, first_pos, one)
             self._writer.append(
                 "tokens",
                 **ids,
@@ -140,7 +161,33 @@ class RowWriter:
                 kind=kind,
                 token_id=token.token_id,
                 text=self._text(token),
-                draft_index=i if kind == "accepted" else None,
+                **(_drafted(one.log, i) if kind == "accepted" else {}),
+            )
+
+    def _undone_tokens(self, ids: dict[str, int], first_pos: int, one: ObservedRound) -> None:
+        """What was drafted and not accepted, and what was decoded again, as the log tells."""
+        log = one.log
+        if log is None:
+            return
+        for i in range(one.accepted, len(log.draft)):
+            self._writer.append(
+                "tokens",
+                **ids,
+                pos=first_pos + i,
+                kind="rejected" if i == one.accepted else "ignored",
+                token_id=log.draft[i].token_id,
+                **_drafted(log, i),
+            )
+        for i in range(one.accepted if log.restored else 0):
+            token = one.tokens[i] if i < len(one.tokens) else StreamedToken()
+            self._writer.append(
+                "tokens",
+                **ids,
+                pos=first_pos + i,
+                kind="replayed",
+                token_id=token.token_id,
+                text=self._text(token),
+                draft_index=i,
             )
 
     def _text(self, token: StreamedToken) -> str | None:
@@ -165,3 +212,82 @@ def _stop_kind(one: ObservedRound) -> str:
         return "end"
     kinds = one.kinds()
     return "" if not kinds or kinds[-1] == "unknown" else kinds[-1]
+
+
+def _drafted(log: LogRound | None, index: int) -> dict[str, Any]:
+    """Columns of a drafted token."""
+    if log is None or index >= len(log.draft):
+        return {"draft_index": index}
+    one = log.draft[index]
+    return {
+        "draft_index": index,
+        "draft_p": one.p,
+        "draft_top_id": [token for token, _ in one.tops[:N_TOP]],
+        "draft_top_p": [p for _, p in one.tops[:N_TOP]],
+    }
+
+
+def _of_log(log: LogRound | None) -> dict[str, Any]:
+    """Columns of a round that only the log tells."""
+    if log is None:
+        return {}
+    phases = {f"{phase}_ms": ms for phase, ms in log.phases.items()}
+    return {"checkpoint_bytes": log.checkpoint_bytes, **phases}
+
+
+def told_figures(told: Sequence[Timings], has_rows: bool) -> dict[str, Any]:
+    """The server's own counters under the names of `engine.trace.timings.summary`, of one sequence
+    or of several together. has_rows: rounds were told as well; else what needs them is None."""
+
+    def rate(part: float, whole: float) -> float | None:
+        return part / whole if whole else None
+
+    n_prompt, n_predicted = sum(t.prompt_n for t in told), sum(t.predicted_n for t in told)
+    prompt_ms = sum(t.prompt_ms for t in told)
+    drafted, accepted = sum(t.draft_n for t in told), sum(t.draft_n_accepted for t in told)
+    figures: dict[str, Any] = {
+        "cache_n": sum(t.cache_n for t in told),
+        "prompt_n": n_prompt,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": rate(prompt_ms, n_prompt),
+        "prompt_per_second": rate(1e3 * n_prompt, prompt_ms),
+        "predicted_n": n_predicted,
+    }
+    if drafted:
+        figures |= {
+            "draft_n": drafted,
+            "draft_n_accepted": accepted,
+            "draft_acceptance_rate": accepted / drafted,
+        }
+    if len(told) == 1:
+        ms, n_timed = told[0].predicted_ms, max(n_predicted - 1, 0)
+        figures |= {
+            "predicted_ms": ms,
+            "predicted_per_token_ms": rate(ms, n_timed),
+            "predicted_per_second": rate(1e3 * n_timed, ms),
+            "predicted_per_token_ms_n_gen": rate(ms, n_predicted),
+            "predicted_per_second_n_gen": rate(1e3 * n_predicted, ms),
+        }
+    if not has_rows:
+        figures |= dict.fromkeys(_NEED_ROWS)
+        if len(told) > 1:  # times of requests that ran together do not add up
+            figures |= dict.fromkeys(_NEED_TIMES)
+    return figures
+
+
+_NEED_ROWS = (
+    "num_spec_steps",
+    "mean_acceptance_length",
+    "acceptance_histogram",
+    "num_draft_tokens_per_pos",
+    "num_accepted_tokens_per_pos",
+    "acceptance_per_position",
+    "rollback_depth_histogram",
+)
+_NEED_TIMES = (
+    "predicted_ms",
+    "predicted_per_token_ms",
+    "predicted_per_second",
+    "predicted_per_token_ms_n_gen",
+    "predicted_per_second_n_gen",
+)

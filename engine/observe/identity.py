@@ -10,7 +10,6 @@ disturb a slot's cache, only if they are allowed.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import numpy as np
 from engine.gguf.binary import check_cancelled, never
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
+from engine.observe.client import is_loopback
 from engine.sampling.distribution import softmax
 from engine.trace.run_ref import same_model
 from engine.trace.writer import this_engine
@@ -58,54 +58,62 @@ class Identity:
 
 
 Ask = Callable[[str, Mapping[str, Any] | None], Any]
-"""Sends a body, None for GET, to a path of a server and gives its JSON; raises OSError where it
-cannot be reached or refuses."""
+"""Sends a body, None for GET, to a path of a server and gives its JSON, as ServerClient.ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveServer:
+    """The server that still runs a run's model. may_probe: a few requests may disturb one of its
+    slots. may_hash_large: its file, on this machine, may be read whole above LARGE_FILE."""
+
+    address: str
+    ask: Ask
+    may_probe: bool = False
+    may_hash_large: bool = False
 
 
 def identify(
     session: Session,
     facts: Mapping[str, Any],
-    ask: Ask | None = None,
-    *,
-    address: str = "",
-    text: str = "",
-    may_probe: bool = False,
-    may_hash_large: bool = False,
+    server: LiveServer | None = None,
     cancelled: Callable[[], bool] = never,
 ) -> Identity:
     """Whether the model of a run is that of the session, as far as can be told without its text.
 
-    ask: to the server at an address that runs the model still, None where there is none. text: to
-    tokenise and to probe with. may_probe: a few requests may disturb one of the server's slots.
-    may_hash_large: files above LARGE_FILE may be read whole. Raises ModelFileError for a file
-    that cannot be read any more, and Cancelled.
+    Raises ModelFileError for a file that cannot be read any more, ServerError, and Cancelled.
     """
     source, model = facts.get("source"), facts.get("model")
     if not isinstance(source, dict) or source.get("engine") == this_engine().engine:
         return _of_our_own(model, session)
     if session.path is None:
         return Identity(UNKNOWN, "The opened model came from no file.")
-    told = told_figures(model)
     with GgufFile.open(session.path) as file:
-        if ask is not None:
-            try:
-                props, told = ask("/props", None), told_figures(ask("/v1/models", None)) or told
-                path = props.get("model_path") if isinstance(props, dict) else None
-                found = by_path(path, address, file, may_hash_large, cancelled)
-                if found.verdict != UNKNOWN:
-                    return found
-            except OSError as error:
-                return Identity(UNKNOWN, f"The server does not tell its model: {error}")
-        found = by_figures(told, file)
-    if ask is None or found.verdict == DIFFERENT or not text:
-        return found
-    try:
-        found = by_tokens(ask, text, session.tokenizer)
-        if found.verdict == UNKNOWN and may_probe:
-            found = by_probe(ask, session.tokenizer.encode(text), session)
-    except OSError as error:
-        return Identity(UNKNOWN, f"The server does not answer: {error}")
+        found = by_figures(told_figures(model), file)
+        if server is None or found.verdict == DIFFERENT:
+            return found
+        props = server.ask("/props", None)
+        path = props.get("model_path") if isinstance(props, dict) else None
+        found = by_path(path, server.address, file, server.may_hash_large, cancelled)
+        if found.verdict != UNKNOWN:
+            return found
+        found = by_figures(told_figures(server.ask("/v1/models", None)), file)
+    text = _prompt(facts)
+    if found.verdict == UNKNOWN and text:
+        found = by_tokens(server.ask, text, session.tokenizer)
+        if found.verdict == UNKNOWN and server.may_probe:
+            found = by_probe(server.ask, session.tokenizer.encode(text), session)
     return found
+
+
+def _prompt(facts: Mapping[str, Any]) -> str:
+    """The text that was asked first."""
+    requests = facts.get("requests")
+    texts = (
+        one.get("prompt")
+        for one in (requests if isinstance(requests, list) else ())
+        if isinstance(one, dict)
+    )
+    return next((text for text in texts if isinstance(text, str)), "")
 
 
 def _of_our_own(model: Any, session: Session) -> Identity:
@@ -126,7 +134,7 @@ def by_path(
     cancelled: Callable[[], bool] = never,
 ) -> Identity:
     """SAME where the server is on this machine and loaded this file, or one of the same bytes."""
-    if not isinstance(model_path, str) or not is_loopback(address):
+    if not isinstance(model_path, str) or not is_loopback(urlsplit(address).hostname or ""):
         return Identity(UNKNOWN, "The server's file is not on this machine.")
     try:
         theirs, mine = Path(model_path), file.path
@@ -142,15 +150,6 @@ def by_path(
     except (OSError, ValueError):
         return Identity(UNKNOWN, "The server's file cannot be read from here.")
     return Identity(UNKNOWN, "The server has loaded a file with other bytes.")
-
-
-def is_loopback(address: str) -> bool:
-    """Whether a URL means this machine."""
-    host = urlsplit(address).hostname or ""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _digest(path: Path, cancelled: Callable[[], bool]) -> bytes:
@@ -282,8 +281,8 @@ def _probabilities(reply: Any) -> dict[int, float]:
 
 def by_text(shorts: Sequence[float]) -> Identity:
     """What re-scored tokens tell, by how much each of them falls short of being the sampler's
-    choice (0 where noise explains it). A text that is mostly another model's is told from one that speculation has changed in
-    a few places; in between nobody can say."""
+    choice (0 where noise explains it). A text that is mostly another model's is told from one that
+    speculation has changed in a few places; in between nobody can say."""
     n = len(shorts)
     if not n:
         return Identity(UNKNOWN, "The settings of its requests are not known.")

@@ -14,7 +14,10 @@ from pathlib import PurePath, PureWindowsPath
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter
+from engine.observe.counters import counted, differences, movement, read_counters
+from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter, told_figures
+from engine.observe.join import AnotherRunError, LogJoin
+from engine.observe.log import LogReader
 from engine.observe.rounds import ContradictionError, ObservedRound, StreamRounds
 from engine.observe.shares import PlaneReach
 from engine.observe.stream import Chunk, EventReader, Timings, UnreadableError, read_json
@@ -47,19 +50,20 @@ class ObservedRequest:
     """
 
     def __init__(
-        self, run: ObservedRun, path: str, body: Mapping[str, Any], at_ms: float, added: bool
+        self, run: ObservedRun, number: int, path: str, body: Mapping[str, Any], at_ms: float
     ) -> None:
-        self._run = run
-        self._body, self._added = body, added
+        self._run, self._body, self._sent_ms = run, body, at_ms
         self._reader = EventReader()
         self._status: int | None = None
         self._is_over = False
         self._answers: dict[int, _Answer] = {}
         self.facts: dict[str, Any] = {
+            "number": number,
             "path": path,
             "sent_ms": at_ms,
             "settings": _settings(body),
             "prompt": _prompt_text(body),
+            "messages": _messages(body),
             "complete": False,
         }
         self._answer(0)
@@ -83,7 +87,8 @@ class ObservedRequest:
         """The reply began. headers: of the reply."""
         kinds = [value for name, value in headers.items() if name.lower() == "content-type"]
         self._reader = EventReader(kinds[0] if kinds else "")
-        self._status = self.facts["status"] = status
+        self._status = status
+        self.learn(status=status)
 
     def data(self, piece: bytes, at_ms: float) -> None:
         """A piece of the reply's body, cut anywhere. Never raises for what a server may send."""
@@ -108,11 +113,11 @@ class ObservedRequest:
             return
         open_ones = [one for one in self._answers.values() if not (one.is_last or one.is_broken)]
         if self._status is not None and self._status >= 400:
-            self.facts.setdefault("error", f"The server answered {self._status}.")
+            self._fail(f"The server answered {self._status}.")
         elif open_ones:
             self._cut("The reply ended before the answer was complete.", open_ones)
         else:
-            self.facts["complete"] = "error" not in self.facts
+            self.learn(complete="error" not in self.facts)
         self._end(at_ms)
 
     def broke(self, reason: str, at_ms: float) -> None:
@@ -123,7 +128,7 @@ class ObservedRequest:
         if open_ones:
             self._cut(reason, open_ones)
         else:
-            self.facts["complete"] = True
+            self.learn(complete=True)
         self._end(at_ms)
 
     def left(self, at_ms: float) -> None:
@@ -132,8 +137,19 @@ class ObservedRequest:
             answer.stop = answer.stop or "stopped"
         self._end(at_ms)
 
+    def learn(self, **facts: Any) -> None:
+        """Add to what is known of the request, and so of each of its sequences."""
+        self.facts.update(facts)
+        for answer in self._answers.values():
+            answer.facts.update(facts)
+
+    def _fail(self, error: str) -> None:
+        """The first error counts."""
+        if "error" not in self.facts:
+            self.learn(error=error)
+
     def _cut(self, reason: str, answers: Iterable[_Answer]) -> None:
-        self.facts.setdefault("error", reason)
+        self._fail(reason)
         for answer in answers:
             answer.stop = answer.stop or "lost"
             self._run.find(
@@ -144,7 +160,7 @@ class ObservedRequest:
         self._is_over = True
         for answer in self._answers.values():
             try:
-                answer.end()
+                answer.end(at_ms)
             except ContradictionError as error:
                 self._contradicts(answer, error)
         self._run.release(at_ms)
@@ -152,17 +168,15 @@ class ObservedRequest:
     def _answer(self, index: int) -> _Answer:
         while len(self._answers) <= index:
             number = len(self._answers)
-            answer = _Answer(
-                self._run, self._body, number, self._run.n_answers, self.facts["sent_ms"]
-            )
+            answer = _Answer(self._run, self._body, number, self._run.n_answers, self._sent_ms)
+            answer.facts.update(self.facts, index=number)
             self._run.join(answer)
             self._answers[number] = answer
-        self.facts["seq_ids"] = [one.seq_id for one in self._answers.values()]
         return self._answers[index]
 
     def _take(self, chunk: Chunk, at_ms: float) -> None:
         if chunk.error:
-            self.facts["error"] = f"The server reported: {chunk.error}"
+            self._fail(f"The server reported: {chunk.error}")
             for answer in self._answers.values():
                 answer.stop = answer.stop or "error"
             return
@@ -187,7 +201,7 @@ class ObservedRequest:
 
     def _refuse(self, rule: str, message: str, at_ms: float) -> None:
         """The reply is not read any further; what came before stays."""
-        self.facts["error"] = f"{message}."
+        self._fail(f"{message}.")
         for answer in self._answers.values():
             if not answer.is_last:
                 answer.stop = answer.stop or "failed"
@@ -202,7 +216,7 @@ class ObservedRequest:
         answer.stop = answer.stop or _stop(final)
         for name in ("generation_settings", "stop_type", "stopping_word", "system_fingerprint"):
             if name in final:
-                self.facts[name] = _plain(final[name])
+                answer.facts[name] = _plain(final[name])
         settings = final.get("generation_settings")
         if isinstance(settings, dict):
             types = settings.get("speculative.types")
@@ -232,6 +246,8 @@ class ObservedRun:
         self._ready: list[tuple[float, int, int, ReadyRow]] = []
         self._n_ready = 0
         self._patience_ms = patience_ms
+        self._log: LogReader | None = None
+        self._in_log: set[int] = set()
         self._writer = TraceWriter.begin(
             store,
             RunSource(server.engine, version),
@@ -240,7 +256,6 @@ class ObservedRun:
                 "server": _server(server),
                 "model": _model(server),
                 "requests": [],
-                "told_timings": [],
                 "observed_findings": [],
             }
             | facts,
@@ -269,19 +284,54 @@ class ObservedRun:
                 body = read_json(body)
             except UnreadableError:
                 body = {}
-        found = ObservedRequest(
-            self, path, body if isinstance(body, Mapping) else {}, at_ms, streamed_by_us
-        )
+        body = body if isinstance(body, Mapping) else {}
+        found = ObservedRequest(self, len(self._requests), path, body, at_ms)
+        if streamed_by_us and "timings_per_token" not in body:
+            found.learn(timings_added=True)
         self._requests.append(found)
-        self._writer.facts["requests"].append(found.facts)
         return found
 
     def log(self, text: str) -> None:
-        """Lines that the server wrote into its log, cut anywhere."""
+        """Lines that the server wrote into its log, cut anywhere. From the first call on, rows wait
+        for what the log tells of them. Raises TraceFileError for a log that cannot be read."""
+        reader = self.listen_to_log()
+        reader.feed(text)
+        self._learn_from_log(reader)
+
+    def log_ended(self) -> None:
+        """The log is complete, its last line too."""
+        if self._log is not None:
+            self._log.end()
+            self._learn_from_log(self._log)
+
+    def listen_to_log(self) -> LogReader:
+        """Rows wait for what the server's log tells of them, from now on."""
+        if self._log is None:
+            self._log = LogReader()
+        return self._log
+
+    def _learn_from_log(self, reader: LogReader) -> None:
+        if reader.n_rs_seq is not None:
+            self._reach.tell(reader.n_rs_seq)
+        if reader.drafters:
+            self._rows.drafters = reader.drafters
+        if reader.is_synthetic:
+            self._writer.set_facts(synthetic=True)
+        for answer in self._answers:
+            answer.join_log()
 
     def counters(self, before: str, after: str) -> None:
-        """Replies of /metrics before and after; a difference from what was counted here becomes a
-        finding."""
+        """Replies of /metrics before and after, all requests being over; a difference from what
+        was counted here becomes a finding. Raises ValueError for a text that is none."""
+        self.release(math.inf)
+        moved = movement(read_counters(before), read_counters(after))
+        store = self._writer.store
+        if found := differences(moved, counted(store, self.run_id)):
+            self.find(
+                "counters-differ",
+                "The server counted other sums than its replies told.",
+                "; ".join(found),
+            )
 
     def find(
         self,
@@ -310,9 +360,14 @@ class ObservedRun:
         for request in self._requests:
             if not request.is_over:
                 request.broke(error or "The run was ended before the reply was complete.", math.inf)
+        for answer in self._answers:
+            answer.give_up_log()
         self.release(math.inf)
         stops = [answer.stop or "stopped" for answer in self._answers]
-        self._writer.set_facts(told_timings=[one.told_object() for one in self._answers])
+        told = [one.told for one in self._answers if one.told is not None]
+        if told:
+            has_all_rows = all(one.has_rows for one in self._answers if one.told is not None)
+            self._writer.set_facts(told=told_figures(told, has_all_rows))
         if error is not None:
             self._writer.facts.setdefault("error", error)
         self._writer.end(stops)
@@ -322,10 +377,18 @@ class ObservedRun:
     def join(self, answer: _Answer) -> None:
         """A sequence more."""
         self._answers.append(answer)
+        self._writer.facts["requests"].append(answer.facts)
 
     def learn_drafters(self, types: str) -> None:
         """The server's drafters, as `speculative.types` names them."""
-        self._writer.set_facts(speculative_types=[one for one in types.split(",") if one])
+        named = [one for one in types.split(",") if one]
+        self._writer.set_facts(speculative_types=named)
+        if not self._rows.drafters:
+            self._rows.drafters = [one for one in named if one != "none"]
+
+    def new_join(self) -> LogJoin | None:
+        """How an answer is joined with the log, None without one."""
+        return LogJoin(self._log, self._in_log) if self._log is not None else None
 
     @property
     def n_answers(self) -> int:
@@ -347,6 +410,9 @@ class ObservedRun:
         if math.isinf(at_ms):
             until = math.inf
         else:
+            for one in self._answers:
+                if one.waits_since_ms < at_ms - self._patience_ms:
+                    one.give_up_log()
             open_ends = [one.next_ms for one in self._answers if one.is_open]
             until = max(min(open_ends, default=math.inf), at_ms - self._patience_ms)
         while self._ready and self._ready[0][0] <= until:
@@ -361,6 +427,7 @@ class _Answer:
     ) -> None:
         self._run, self._body, self._index, self._sent_ms = run, body, index, sent_ms
         self.seq_id = seq_id
+        self.facts: dict[str, Any] = {}
         self.texts: list[str] = []
         self.stop = ""
         self.is_last = self.is_broken = False
@@ -371,6 +438,10 @@ class _Answer:
         self._parts: list[tuple[int, float]] = []
         self._told: Timings | None = None
         self._n_untimed = 0
+        self._n_written = 0
+        self._over_ms = math.inf
+        self._join: LogJoin | None = None
+        self._is_apart = False
 
     @property
     def n_tokens(self) -> int:
@@ -381,14 +452,26 @@ class _Answer:
     def is_open(self) -> bool:
         """Whether rows may follow that end before now."""
         begun = self._zero_ms is not None or bool(self._parts)
-        return begun and not (self._is_over or self.is_broken)
+        return (begun and not (self._is_over or self.is_broken)) or self._is_waiting
 
     @property
     def next_ms(self) -> float:
         """No row that follows ends before this time."""
-        if self._zero_ms is None or self._told is None:
-            return self._sent_ms
-        return self._zero_ms + self._told.prompt_ms + self._rounds.open_ms
+        if self._zero_ms is None or self._told is None or not self._n_written:
+            return self._sent_ms  # parts of the prompt end long before its first token
+        name_ms = self._rounds.open_ms
+        if self._join is not None and self._join.waiting:
+            name_ms = min(name_ms, self._join.waiting[0].name_ms)
+        return self._zero_ms + self._told.prompt_ms + name_ms
+
+    @property
+    def waits_since_ms(self) -> float:
+        """When the answer was over, if rows of it still wait for the log."""
+        return self._over_ms if self._is_waiting and self._is_over else math.inf
+
+    @property
+    def _is_waiting(self) -> bool:
+        return self._join is not None and bool(self._join.waiting)
 
     def take(self, chunk: Chunk, at_ms: float) -> None:
         """A chunk of this answer. Raises ContradictionError."""
@@ -411,19 +494,54 @@ class _Answer:
         self._is_whole = chunk.last and _ends_whole(chunk.final, self._body, chunk.timings)
         self._push(self._rounds.add(chunk))
 
-    def end(self) -> None:
+    def end(self, at_ms: float) -> None:
         """The answer is over. Raises ContradictionError."""
         if not self._is_over:
-            self._is_over = True
+            self._is_over, self._over_ms = True, at_ms
+            if self._told is not None:
+                self.facts["told"] = told_figures([self._told], self.has_rows)
             if not self.is_broken:
                 self._push(self._rounds.end(is_whole=self._is_whole))
+            join = self._run.new_join() if self._zero_ms is None else None
+            if join is not None and self._told is not None:
+                join.take_sums(self._told)
 
-    def told_object(self) -> dict[str, float] | None:
+    def join_log(self) -> None:
+        """The log may tell more of the rows that wait."""
+        if self._join is None:
+            return
+        assert self._told is not None
+        try:
+            self._write(self._join.joined(self._told, is_over=self._is_over))
+        except AnotherRunError as error:
+            self._keep_apart(f"{error}")
+
+    def give_up_log(self) -> None:
+        """The log tells nothing of the rows that wait."""
+        if self._join is None or not self._join.waiting:
+            return
+        what = "ended before this request did" if self._join.is_found else "has no such request"
+        self._keep_apart(f"the log {what}")
+
+    def _keep_apart(self, why: str) -> None:
+        assert self._join is not None
+        join, self._join, self._is_apart = self._join, None, True
+        self._run.find(
+            "log-of-another-run",
+            f"The log was not joined to sequence {self.seq_id}: {why}.",
+            seq_id=self.seq_id,
+        )
+        self._write(join.give_up())
+
+    @property
+    def told(self) -> Timings | None:
         """The server's own counters as they were told last."""
-        told = self._told
-        if told is None:
-            return None
-        return {name: getattr(told, name) for name in Timings.__dataclass_fields__}
+        return self._told
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rounds were told, and not only sums."""
+        return self._zero_ms is not None and not self.is_broken
 
     def _progress(self, chunk: Chunk) -> None:
         assert chunk.timings is not None
@@ -431,12 +549,22 @@ class _Answer:
         if len(self._parts) < _LONGEST_TEXT:
             self._parts.append((chunk.processed, chunk.timings.prompt_ms))
 
-    def _push(self, rounds: Iterable[ObservedRound]) -> None:
+    def _push(self, rounds: list[ObservedRound]) -> None:
+        if self._join is None and not self._is_apart and rounds and rounds[0].first == 1:
+            self._join = self._run.new_join()
+        if self._join is None:
+            self._write(rounds)
+        else:
+            self._join.add(rounds)
+            self.join_log()
+
+    def _write(self, rounds: Iterable[ObservedRound]) -> None:
         told, zero = self._told, self._zero_ms
         if told is None or zero is None:
             return
         n_prompt = told.cache_n + told.prompt_n
         for one in rounds:
+            self._n_written += 1
             if one.first == 1:
                 self._push_prompt(one, told, zero)
                 continue
@@ -504,6 +632,19 @@ def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
 def _prompt_text(body: Mapping[str, Any]) -> str | None:
     prompt = body.get("prompt", body.get("input"))
     return prompt[:_LONGEST_TEXT] if isinstance(prompt, str) else None
+
+
+def _messages(body: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Role and text of a chat's messages."""
+    messages, room = body.get("messages"), _LONGEST_TEXT
+    found = []
+    for one in messages if isinstance(messages, list) else ():
+        role, content = (one.get("role"), one.get("content")) if isinstance(one, dict) else (0, 0)
+        if not isinstance(role, str) or not isinstance(content, str) or len(content) > room:
+            return []
+        room -= len(content)
+        found.append({"role": role[:100], "content": content})
+    return found
 
 
 def _plain(value: Any) -> Any:

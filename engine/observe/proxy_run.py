@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from engine.errors import DraftscopeError, OptionError
+from engine.findings.check import record_findings
 from engine.observe.observed_run import ObservedRequest, ObservedRun, ServerFacts
 from engine.observe.proxy import Proxy
 from engine.observe.tape import Note, Tape
@@ -71,14 +72,15 @@ class ProxyRun:
         return not self.done
 
     def advance(self) -> bool:
-        """Record what has passed, or wait for it a moment. True while it listens.
+        """Wait a moment and record what has passed. True while it listens.
 
         Raises DraftscopeError once the proxy has failed.
         """
         if self.done:
             return False
+        sleep(_LOOK_S)  # all at once: every look takes time from what passes
         failed = not self._proxy.is_running
-        self._record(_LOOK_S)
+        self._record()
         if failed:
             message = f"Listening at {self.url} failed: {self._proxy.error}."
             self._end(message)
@@ -104,17 +106,18 @@ class ProxyRun:
     def _end(self, error: str | None) -> None:
         self.done = True
         self._proxy.stop()
-        self._record(0)
-        if self._tape.n_unrecorded:
-            self._observed.find(
-                "not-recorded",
-                f"{self._tape.n_unrecorded} requests passed that are not recorded.",
-                "they came faster than they could be recorded",
-            )
+        self._record()
+        if n := self._tape.n_unrecorded:
+            self._not_recorded(f"{n} requests came faster than they could be recorded.")
         self._observed.end(error)
+        record_findings(self.trace, [self.run_id])
 
-    def _record(self, wait_s: float) -> None:
-        for note in self._tape.take(wait_s):
+    def _not_recorded(self, reason: str, seq_id: int | None = None) -> None:
+        self._observed.find("not-recorded", reason, "it passed all the same", seq_id=seq_id)
+
+    def _record(self) -> None:
+        for note in self._tape.take():
+            sleep(0)  # who passes bytes on may go first
             at_ms = (note.at_s - self._begin) * 1e3
             if note.what == "request":
                 request = self._observed.request(
@@ -135,7 +138,9 @@ class ProxyRun:
             del self._open[note.request]
             if note.what == "done":
                 request.done(at_ms)
-            elif note.what == "left":
-                request.left(at_ms)
-            else:
+            elif note.what == "broke":
                 request.broke(note.reason, at_ms)
+            else:
+                request.left(at_ms)
+                if note.what == "unrecorded":
+                    self._not_recorded(note.reason, request.seq_ids[0])

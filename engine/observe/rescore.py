@@ -18,7 +18,6 @@ from engine.decode.verify import TargetFacts, target_facts
 from engine.errors import OptionError, UnsupportedModelError
 from engine.findings.check import record_findings
 from engine.gguf.binary import check_cancelled, never
-from engine.gguf.reader import ReportProgress
 from engine.observe.arithmetic_noise import noise_of_gaps
 from engine.observe.identity import DIFFERENT, UNKNOWN, Identity, by_text, identify
 from engine.observe.request_sampler import (
@@ -29,6 +28,7 @@ from engine.observe.request_sampler import (
 )
 from engine.observe.teacher import Teacher
 from engine.observe.texts import SequenceText, TextReader
+from engine.progress import ReportProgress
 from engine.session import Session
 from engine.trace.records import MISSING, N_TOP
 from engine.trace.store import Table, TraceStore

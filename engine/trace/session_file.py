@@ -283,13 +283,27 @@ _FIDELITY = _object(
     },
     needed=("compute", "n_tokens", "nmse", "kl", "top1"),
 )
+_TIMINGS = (
+    "cache_n",
+    "prompt_n",
+    "prompt_ms",
+    "predicted_n",
+    "predicted_ms",
+    "draft_n",
+    "draft_n_accepted",
+)
 _UNSURE = _or_none(_number())
 _TOLD = _object(
     {
         "acceptance_histogram": _or_none(_list(_count())),
         "num_draft_tokens_per_pos": _or_none(_list(_count())),
         "num_accepted_tokens_per_pos": _or_none(_list(_count())),
-        "acceptance_per_position": _or_none(_object(each=_list(_UNSURE))),
+        "acceptance_per_position": _or_none(
+            _object(
+                each=_list(_UNSURE),
+                needed=("unconditional", "unconditional_given_drafted", "conditional"),
+            )
+        ),
     },
     each=_UNSURE,
 )
@@ -302,9 +316,17 @@ _RUN = _object(
         "told": _TOLD,
         "record": _object({"file": _text, "shape": _text}),
         "requests": _list(
-            _object({"told": _TOLD, "record": _object(), "engine": _text, "place": _text})
+            _object(
+                {
+                    "seq_ids": _list(_count()),
+                    "told": _TOLD,
+                    "record": _object(),
+                    **dict.fromkeys(("engine", "place"), _text),
+                }
+            )
         ),
-        "derived": _list(_text),
+        **dict.fromkeys(("derived", "speculative_types"), _list(_text)),
+        "told_timings": _list(_or_none(_object(each=_number(0), needed=_TIMINGS))),
         "fidelity": _FIDELITY,
         "banned_tokens": _list(_count()),
         "lane_against": _or_none(_count()),

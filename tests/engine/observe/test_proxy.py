@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ import pytest
 
 from engine.errors import OptionError
 from engine.observe import proxy as proxy_module
-from engine.observe.proxy import ENDED, Proxy
+from engine.observe.proxy import ENDED, Proxy, listening_address
 from engine.observe.tape import FELL_BEHIND, Note, Tape
 from tests.support.scripted_server import (
     STREAM,
@@ -73,9 +74,10 @@ class Passing:
     def until(self, what: str, n: int = 1) -> list[Note]:
         """All notes, once `n` of a kind are among them."""
         for _ in range(2000):
-            self.notes += self.tape.take(0.01)
+            self.notes += self.tape.take()
             if sum(note.what == what for note in self.notes) >= n:
                 return self.notes
+            time.sleep(0.01)
         raise AssertionError(f"{what} never came: {[note.what for note in self.notes]}")
 
     def recorded(self, request: int = 0) -> bytes:
@@ -89,6 +91,12 @@ def passing(server: ScriptedServer) -> Iterator[Passing]:
     made = Passing(server.url)
     yield made
     made.stop()
+
+
+def open_files() -> int:
+    """Files and sockets of this process; 0 where the system does not tell."""
+    told = Path("/proc/self/fd")
+    return len(list(told.iterdir())) if told.exists() else 0
 
 
 def eventually(holds: Callable[[], bool]) -> None:
@@ -166,7 +174,7 @@ def test_requests_pass_as_they_are(server: ScriptedServer, passing: Passing) -> 
         assert got.headers[name.lower()] == headers[name]
     assert got.headers["x-odd"] == "ä"
     assert got.headers.keys().isdisjoint({"x-hop", "proxy-authorization"})
-    assert passing.tape.take(0) == []
+    assert passing.tape.take() == []
 
 
 def test_secrets_are_not_on_the_tape(server: ScriptedServer, passing: Passing) -> None:
@@ -205,7 +213,7 @@ def test_other_methods_pass(server: ScriptedServer, passing: Passing, method: st
     assert server.received[0].headers["origin"] == "http://x"
     assert reply.headers["access-control-allow-origin"] == "*" and reply.headers["x-two"] == "2"
     assert reply.content == (b"" if method == "HEAD" else b"hi")
-    assert passing.tape.take(0) == []
+    assert passing.tape.take() == []
 
 
 def test_a_large_body_is_streamed(
@@ -243,7 +251,7 @@ def test_what_cannot_be_decoded_passes_unrecorded(
     server.script("/completion", Reply(data, 200, headers))
     with passing.client.stream("POST", "/completion", json={"prompt": "a"}) as reply:
         assert b"".join(reply.iter_raw()) == data
-    assert "compressed" in passing.until("broke")[-1].reason
+    assert "compressed" in passing.until("unrecorded")[-1].reason
     assert passing.recorded() == b""
 
 
@@ -364,8 +372,8 @@ def test_a_tape_that_nobody_reads_does_not_hold_up_clients(server: ScriptedServe
     for _ in range(6):
         reply = passing.client.post("/completion", json={"prompt": "a", "stream": True})
         assert reply.content.count(b"content") == 40
-    notes = passing.tape.take(0)
-    assert [note.reason for note in notes if note.what == "broke"][:1] == [FELL_BEHIND]
+    notes = passing.tape.take()
+    assert [note.reason for note in notes if note.what == "unrecorded"][:1] == [FELL_BEHIND]
     assert sum(512 + len(note.data) for note in notes) < 8000 + 6 * 512
     assert passing.tape.n_unrecorded == 6 - sum(note.what == "request" for note in notes) > 0
     passing.stop()
@@ -442,7 +450,7 @@ def test_a_server_below_a_path(server: ScriptedServer) -> None:
 
 
 def test_stopping_ends_what_is_open_and_leaves_nothing(server: ScriptedServer) -> None:
-    before = set(threading.enumerate())
+    before, n_files = set(threading.enumerate()), open_files()
     hold = Hold()
     server.script("/completion", Reply([*chunks(1), hold]), Reply([hold]))
     passing = Passing(server.url)
@@ -476,7 +484,8 @@ def test_stopping_ends_what_is_open_and_leaves_nothing(server: ScriptedServer) -
     with pytest.raises(httpx.ConnectError):
         passing.client.get("/health")
     passing.client.close()
-    assert set(threading.enumerate()) <= before | set(threads)
+    assert set(threading.enumerate()) <= before
+    eventually(lambda: open_files() <= n_files)
 
 
 def test_stopping_tells_those_who_wait_for_a_reply() -> None:
@@ -524,6 +533,26 @@ def test_addresses(server: ScriptedServer) -> None:
         Proxy("ftp://a", Tape())
     with pytest.raises(OptionError, match="Nothing can listen at"):
         Proxy(server.url, Tape(), "192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:8081", ("127.0.0.1", 8081)),
+        ("8081", ("127.0.0.1", 8081)),
+        (":8081", ("127.0.0.1", 8081)),
+        ("[::1]:0", ("::1", 0)),
+        ("localhost:1", ("localhost", 1)),
+    ],
+)
+def test_an_address_without_a_host_is_this_machine(text: str, expected: tuple[str, int]) -> None:
+    assert listening_address(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "here", "127.0.0.1:", "a:65536", "a:-1", "a:٣"])
+def test_what_is_no_address_to_listen_at(text: str) -> None:
+    with pytest.raises(OptionError, match="is no address to listen at"):
+        listening_address(text)
 
 
 def test_events_of_a_capture_pass(passing: Passing, server: ScriptedServer) -> None:
