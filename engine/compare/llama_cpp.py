@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from engine.compare.llama_library import INSTALL
 from engine.errors import ContextFullError, OptionError, PeerLibraryError, UnsupportedModelError
 
 WHOLE, PARTIAL, ON_DEVICE = 0, 1, 2
@@ -51,8 +52,7 @@ def require() -> ModuleType:
         return importlib.import_module("llama_cpp")
     except ImportError as error:
         raise OptionError(
-            f"llama.cpp lanes need llama-cpp-python, which cannot be imported ({error}).",
-            "Install it with: pip install 'llama-cpp-python>=0.3.36'",
+            f"llama.cpp lanes need llama-cpp-python, which cannot be imported ({error}).", INSTALL
         ) from error
     except (AttributeError, OSError, RuntimeError) as error:
         raise PeerLibraryError(
@@ -116,8 +116,7 @@ class LlamaCpp:
         if n_rs_seq:
             if not hasattr(settings, "n_rs_seq"):
                 raise OptionError(
-                    "This llama-cpp-python knows no snapshot planes (n_rs_seq).",
-                    "Install a newer one with: pip install 'llama-cpp-python>=0.3.36'",
+                    "This llama-cpp-python knows no snapshot planes (n_rs_seq).", INSTALL
                 )
             settings.n_rs_seq = n_rs_seq
         handle = api.llama_init_from_model(self._model, settings)
