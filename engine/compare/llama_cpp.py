@@ -98,17 +98,24 @@ class LlamaCpp:
         )
 
     def open_context(
-        self, n_seqs: int, n_ctx: int, n_ubatch: int, n_rs_seq: int, n_threads: int
+        self,
+        n_seqs: int,
+        n_ctx: int,
+        n_ubatch: int,
+        n_rs_seq: int,
+        n_threads: int,
+        n_batch: int | None = None,
     ) -> tuple[int, int]:
         """n_seqs sequences of n_ctx cells each: attention cells float32, no flash attention.
 
-        n_rs_seq: snapshot planes to ask for. Returns the context's number and the planes that it
-        has, 0 where the architecture has none. Raises UnsupportedModelError, and OptionError where
-        the binding knows no planes.
+        n_batch: tokens of a batch, None = those of a ubatch. n_rs_seq: snapshot planes to ask for.
+        Returns the context's number and the planes that it has, 0 where the architecture has none.
+        Raises UnsupportedModelError, and OptionError where the binding knows no planes.
         """
         api, settings = self._api, self._api.llama_context_default_params()
         settings.n_ctx, settings.n_seq_max = n_ctx * n_seqs, n_seqs
-        settings.n_batch = settings.n_ubatch = min(n_ubatch, n_ctx)
+        settings.n_ubatch = min(n_ubatch, n_ctx)
+        settings.n_batch = settings.n_ubatch if n_batch is None else n_batch
         settings.n_threads = settings.n_threads_batch = n_threads
         settings.flash_attn_type = _NO_FLASH_ATTENTION
         settings.type_k = settings.type_v = _F32
