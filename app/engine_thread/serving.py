@@ -9,16 +9,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from app.engine_thread.events import Post, ServerSeen
-from app.engine_thread.jobs import (
-    CompareRequest,
-    Job,
-    ReportProgress,
-    RunRequest,
-    ScriptRequest,
-    ServerRequest,
-)
+from app.engine_thread.jobs import CompareRequest, Job, RunRequest, ScriptRequest, ServerRequest
 from engine.errors import OptionError, ServerError
 from engine.observe.api_keys import store_key, stored_key
+from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -29,6 +23,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 2.0
 """Time between two looks at a server, seconds."""
+_PATIENCE_S = 0.5
 
 
 class ServerEngine:
@@ -59,6 +54,7 @@ class ServerEngine:
         return ServedSession(client, facts, kept, request, post, self._look_s)
 
     def _keep(self, address: str, key: str, *, is_new: bool) -> str:
+
         if address in self._keys and not is_new:
             return "session"
         if not is_new or store_key(address, key):
@@ -109,7 +105,10 @@ class ServedSession:
 
     def watch(self, listen: str, trace: TraceStore) -> Job:
         """Pass on what other programs ask, and record it."""
-        raise NotImplementedError
+        from engine.observe.proxy_run import ProxyRun
+
+        host, _, port = listen.rpartition(":")
+        return ProxyRun(self.facts, trace, host, int(port))
 
     def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> NoReturn:
         """Always refused with OptionError."""
@@ -123,8 +122,8 @@ class ServedSession:
 
     def close(self) -> None:
         """End everything that talks to it."""
-        self._lookout.end()
-        self._client.close()
+        self._lookout.end(_PATIENCE_S)
+        self._client.close()  # which ends the look that a busy server has not answered
         self._lookout.join()
 
 
@@ -138,9 +137,10 @@ class _Lookout(threading.Thread):
         self._first: tuple[str, Counters] | None = None
         self.start()
 
-    def end(self) -> None:
-        """Look no more."""
+    def end(self, timeout: float) -> None:
+        """Look no more, and wait so long for the look in hand."""
         self._over.set()
+        self.join(timeout)
 
     def run(self) -> None:
         last: ServerSeen | None = None
@@ -162,7 +162,7 @@ class _Lookout(threading.Thread):
         return ServerSeen("", None if slots is None else tuple(slots), counters)
 
     def _counted(self) -> dict[str, float] | None:
-        """How far the counters went since the first look; from 0 if the server was started again."""
+        """How far the counters went since the first look, or since the server's new start."""
         from engine.observe.counters import Counters, movement, read_counters
 
         told = self._client.metrics()

@@ -50,7 +50,8 @@ def _origin(facts: dict[str, Any]) -> str:
     """Where a run comes from, in a few words: its server, else its engine and model."""
     model = facts.get("model")
     name = str(model.get("name", "")) if isinstance(model, dict) else ""
-    if address := facts.get("address"):
+    server = facts.get("server")
+    if isinstance(server, dict) and (address := server.get("address")):
         return str(address).partition("://")[2] or str(address)
     return name.removesuffix(".gguf") if is_ours(facts) and name else engine_name(facts)
 

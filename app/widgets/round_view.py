@@ -153,7 +153,7 @@ class RoundView(QStackedWidget):
             self._redraw()
 
     def readout(self, x: float, y: float) -> str:
-        """What is told of a place of the plot, empty where there is nothing."""
+        """The text about the round at (x, y) of the plot, empty where there is none."""
         return self._tip(x, y)
 
     def set_cursor(self, position: Position | None) -> None:
@@ -182,7 +182,7 @@ class RoundView(QStackedWidget):
 
     @property
     def has_rounds(self) -> bool:
-        """Whether there is anything to see."""
+        """Whether the run on show has rounds to draw."""
         return self._has_rounds
 
     @abstractmethod
@@ -208,7 +208,7 @@ class RoundView(QStackedWidget):
 
     @abstractmethod
     def _tip(self, x: float, y: float) -> str:
-        """What is at a place of the plot, empty where nothing is."""
+        """The run's values at (x, y) of the plot as text, empty where there are none."""
 
     @abstractmethod
     def _summary(self) -> str:

@@ -625,8 +625,9 @@ def _stop(final: Mapping[str, Any]) -> str:
 
 def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
     """What a request asked for, without its text."""
-    left_out = ("prompt", "messages", "input", "input_prefix", "input_suffix", "tools", "grammar")
-    return {str(k)[:100]: _plain(v) for k, v in body.items() if k not in left_out}
+    left_out = ("prompt", "messages", "input", "input_prefix", "input_suffix", "tools")
+    found = {str(k)[:100]: _plain(v) for k, v in body.items() if k not in left_out}
+    return found | ({"tools": len(tools)} if isinstance(tools := body.get("tools"), list) else {})
 
 
 def _prompt_text(body: Mapping[str, Any]) -> str | None:
@@ -662,8 +663,17 @@ def _plain_inner(value: Any) -> Any:
     if isinstance(value, str):
         return value[:1000]
     if isinstance(value, list):
-        return [v for v in value[:100] if isinstance(v, (str, int, float, bool))]
+        return [_plain_item(v) for v in value[:100]]
     return value if isinstance(value, (int, float, bool)) else None
+
+
+def _plain_item(value: Any) -> Any:
+    """An entry of a list of settings, such as a token and its bias."""
+    if isinstance(value, list):
+        return [_plain_item(v) for v in value[:2] if not isinstance(v, (list, dict))]
+    if isinstance(value, dict):
+        return {str(k)[:100]: v for k, v in list(value.items())[:8] if isinstance(v, (int, float))}
+    return value[:1000] if isinstance(value, str) else _plain_inner(value)
 
 
 def _server(server: ServerFacts) -> dict[str, Any]:

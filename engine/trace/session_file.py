@@ -192,7 +192,7 @@ def _text(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _plain(value: Any) -> Iterator[tuple[str, str]]:
-    """Whatever is told as it is."""
+    """A number, a text, true, false or null."""
     if isinstance(value, (dict, list)):
         yield _not(value, "a number or a text")
 
