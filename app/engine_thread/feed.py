@@ -24,7 +24,7 @@ NUMBERS_S = 0.4
 
 
 class TraceView(Protocol):
-    """What every view of the trace can do."""
+    """A view that shows a run of the trace and can be refreshed as the run grows."""
 
     def show_run(self, run: RunRef | None) -> None: ...
 
@@ -54,17 +54,19 @@ class Feed(QObject):
         self._timer.timeout.connect(self._tick)
 
     def add(self, views: Sequence[TraceView]) -> None:
-        """Refresh these too, from the next run shown on."""
+        """Refresh these views too, from the next `show_run` on."""
         self._views.extend(views)
 
     def show_run(self, run: RunRef | None) -> None:
-        """From now on the views show this run, or nothing. A second run stays over it while it is of
-        the same trace; if it is the one to show, the two change places."""
+        """From now on the views show this run, or nothing. A second run of the same trace stays
+        over it; if it is the one to show, the two change places, of whatever traces they are."""
         second = None
         if self._overlay is not None:
             changes = run == self._overlay.run
             second = self._run if changes else self._overlay.run
-            if run is None or (not changes and second is not None and second.store is not run.store):
+            if run is None or (
+                not changes and second is not None and second.store is not run.store
+            ):
                 second = None
         self._send_overlay(None)
         self._run, self._cursor = run, None
@@ -86,19 +88,14 @@ class Feed(QObject):
 
     @property
     def overlay(self) -> RunOverlay | None:
-        """The run that lies over the one on show."""
+        """The second run, drawn over the one on show; None without one."""
         return self._overlay
 
     def set_overlay(self, run: RunRef | None) -> None:
         """Lay a second run over the one on show; None takes it off, and so does the run on show
         itself."""
         shown = self._run
-        if (
-            run is None
-            or shown is None
-            or run == shown
-            or run.run_id not in run.store.runs
-        ):
+        if run is None or shown is None or run == shown or run.run_id not in run.store.runs:
             self._send_overlay(None)
         elif self._overlay is None or run != self._overlay.run:
             self._send_overlay(RunOverlay(run, shown))
@@ -158,7 +155,7 @@ class Feed(QObject):
             self.overlay_changed.emit(overlay)
 
     def _pace(self) -> None:
-        """Space frames by what the last one took, its painting included."""
+        """Set the time to the next frame by the CPU time of the last one, painting included."""
         before, self._computed = self._computed, time.thread_time()
         wanted = 1e3 * (self._computed - before) / SHARE
         self._timer.setInterval(round(min(max(wanted, FRAME_MS), SLOWEST_FRAME_MS)))
