@@ -54,6 +54,14 @@ class RollbackRefusedError(DraftscopeError):
     """A rollback that the memory cannot perform truthfully."""
 
 
+class PeerLibraryError(DraftscopeError):
+    """A llama.cpp library that cannot be used, or that ended while it was."""
+
+
+class StateBlobError(DraftscopeError):
+    """A saved state of llama.cpp that is in another format or of another model."""
+
+
 class NonFiniteError(DraftscopeError):
     """A model whose logits are not finite: no token can be chosen by them."""
 

@@ -7,7 +7,7 @@ are allowed and how a form shows it. Argparse arguments, form rows and checks ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -163,11 +163,9 @@ def options_in(kind: type) -> tuple[PlacedOption, ...]:
     return _FOUND[kind]
 
 
-def grouped(kind: type, *groups: str, first: Sequence[str] = ()) -> list[PlacedOption]:
-    """Those of these groups. first: fields that come before others, in this order."""
-    order = {name: i for i, name in enumerate(first)}
-    found = [one for one in options_in(kind) if one.option.group in groups]
-    return sorted(found, key=lambda one: order.get(one.field, len(order)))
+def grouped(kind: type, *groups: str) -> list[PlacedOption]:
+    """The options of these groups, in the order of the fields."""
+    return [one for one in options_in(kind) if one.option.group in groups]
 
 
 def check(options: Any) -> None:

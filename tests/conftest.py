@@ -11,6 +11,7 @@ import tempfile
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # before numpy and torch too: DRAFTSCOPE_CPU limits them where it can
+import pytest
 from hypothesis import HealthCheck, settings
 
 import kernels  # noqa: F401
@@ -22,3 +23,18 @@ settings.load_profile("any")
 # what the program keeps between two starts belongs to no test
 os.environ["DRAFTSCOPE_DATA_DIR"] = _data = tempfile.mkdtemp(prefix="draftscope-tests-")
 atexit.register(shutil.rmtree, _data, ignore_errors=True)
+
+_LONG = (
+    "test_triton_interpreter.py",
+    "test_triton_compile.py",
+    "test_rounds_on_cuda.py",
+    "test_comparison.py",
+    "test_app_bench.py",
+    "test_blocks_mode.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest come first, so that no process is left with one at the end."""
+    places = {name: place for place, name in enumerate(_LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(_LONG)))

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import deliver, facts, open_session, progress, prompt_set
+from app.cli.bench_requests import deliver, facts, open_bench, progress, prompt_set
 from app.cli.run import make_prompt
 from resources import SUITES
 
@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print; after Ctrl-C, what was finished by then."""
     args.ignore_eos = True  # every run is as long as -n says
     set_name, prompts = prompt_set(args, SUITES)
-    opened = open_session(args)
+    opened = open_bench(args)
     session = opened.session
     from engine.bench.recording import bench_recording
     from engine.bench.suite import PromptSuite

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_output, draft_path, loading_line, print_json, target_path
-from app.cli.files import check_files
+from app.cli.common import check_output, draft_path, print_json, target_path
+from app.cli.files import open_session
 from app.cli.run import draft_model
 from app.cli.run_arguments import add_chat, run_options
 from engine.bench.prompts import NamedPrompt, read_prompts
@@ -65,7 +65,7 @@ class BenchSession:
     configurations: list[Configuration]
 
 
-def open_session(args: argparse.Namespace) -> BenchSession:
+def open_bench(args: argparse.Namespace) -> BenchSession:
     """Check the options, load the model files, list the configurations.
 
     A configuration is a list of drafters with a policy. Of several policies, the first possible
@@ -78,16 +78,9 @@ def open_session(args: argparse.Namespace) -> BenchSession:
     all_options = _options(args, tuple(dict.fromkeys(name for types in chosen for name in types)))
     # without --spec-type, a draft model that is there is used
     draft = draft_path(args) if args.spec_type is None else draft_model(args, all_options)
-    check_files(target, draft)
     if args.out is not None:
         check_output(args.out, "--out")
-    from engine.model.threads import use_threads
-    from engine.session import Session
-
-    session = Session.open(
-        target, draft, compute=args.compute, device=args.device, progress=loading_line()
-    )
-    use_threads(args.threads, session.info)
+    session = open_session(args, target, draft)
     policies = args.rollback or (RunOptions().rollback,)
     if args.spec_type is None:
         chosen = [

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import deliver, facts, open_session, progress, prompt_set
+from app.cli.bench_requests import deliver, facts, open_bench, progress, prompt_set
 from engine.errors import OptionError
 from resources import SUITES
 
@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     if max(args.slots) > _MOST:
         raise OptionError(f"--slots {max(args.slots)} is above {_MOST}.", "Choose fewer slots.")
     set_name, prompts = prompt_set(args, SUITES)
-    opened = open_session(args)
+    opened = open_bench(args)
     session = opened.session
     from engine.bench.slots import bench_slots
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from app.cli.bench_requests import deliver, facts, open_session, progress, prompt_set
+from app.cli.bench_requests import deliver, facts, open_bench, progress, prompt_set
 from app.cli.common import print_json
 from app.cli.run import make_prompt
 from engine.bench.request import PLAIN
@@ -30,7 +30,7 @@ _DIFF = "{:<21} {:>10} {:>10} {:>7} {:>7} {:>7}"
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write; after an error or Ctrl-C, what was finished by then."""
     set_name, named = prompt_set(args, SUITES)
-    opened = open_session(args)
+    opened = open_bench(args)
     session = opened.session
     from engine.bench.suite import PromptSuite
     from engine.bench.suite_report import suite_report

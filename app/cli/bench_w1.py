@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import deliver, facts, open_session, progress, prompt_set
+from app.cli.bench_requests import deliver, facts, open_bench, progress, prompt_set
 from app.cli.run_arguments import cache_options
 from engine.errors import OptionError
 from resources import CONVERSATIONS
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError("--repeat goes not with --w1.", "Leave it out.")
     cached = cache_options(args)
     set_name, messages = prompt_set(args, CONVERSATIONS)
-    opened = open_session(args)
+    opened = open_bench(args)
     session = opened.session
     if args.chat and session.chat is None:
         raise OptionError("The model has no chat template.", "Leave out --chat.")

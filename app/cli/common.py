@@ -21,12 +21,15 @@ SUBCOMMANDS = {
     "tokenize": "token ids and pieces of a text",
     "logits": "logits at every position of a token sequence, as an .npz file",
     "run": "decode prompts, speculatively if asked; print text and timings",
+    "observe": "prompts sent to a llama-server, or its clients watched: rounds, acceptance, memory",
     "compare": "rollback policies side by side against plain decoding: where logits diverge",
     "memory": "scripts of memory operations over rollback policies: what is refused, what is exact",
     "bench": "the prompt suite with and without speculation; other measurements",
     "match": "the same prompts one by one and side by side: is every text the same",
     "fidelity": "how far each compute mode's logits are from those of f32",
     "export": "an exported trace in the formats of other tools: AIPerf acceptance records",
+    "rescore": "the tokens of any engine's run judged again by this one on the same file",
+    "triage": "two runs of the same prompts: where their texts part, and whether a tie explains it",
     "demo-path": "where the bundled demo models are",
 }
 

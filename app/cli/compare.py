@@ -10,16 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import (
-    add_compute,
-    add_model,
-    finite_number,
-    loading_line,
-    positive,
-    print_json,
-    target_path,
-)
-from app.cli.files import check_files
+from app.cli.common import add_compute, add_model, finite_number, positive, print_json, target_path
+from app.cli.files import open_session
 from app.cli.findings import finding_lines, findings_json
 from app.cli.recorded import check_trace_folder, decode
 from app.cli.run import draft_model, headline, make_prompt
@@ -154,16 +146,10 @@ def run(args: argparse.Namespace) -> int:
     if args.bound is not None and args.bound < 0:
         raise OptionError("--bound is negative.", "Use 0 to accept equal logits only.")
     check_trace_folder(args.trace)
-    check_files(target, draft)
+    session = open_session(args, target, draft)
     from engine.compare.comparison import Comparison
     from engine.compare.scenario_job import start_comparison
-    from engine.model.threads import use_threads
-    from engine.session import Session
 
-    session = Session.open(
-        target, draft, compute=args.compute, device=args.device, progress=loading_line()
-    )
-    use_threads(args.threads, session.info)
     if scenario and not scenario.lanes:
         return _run_scenario(args, session, scenario)
     if scenario:

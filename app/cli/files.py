@@ -1,13 +1,20 @@
-"""Model files checked before torch is imported, so that a wrong one is refused at once."""
+"""Model files: checked before torch is imported, so that a wrong one is refused at once, then
+loaded."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from app.cli.common import loading_line
 from engine.draft.vocabulary import check_vocabularies
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
 from engine.model.info import describe
+
+if TYPE_CHECKING:
+    from engine.session import Session
 
 
 def check_files(target: Path, draft: Path | None = None) -> None:
@@ -22,3 +29,19 @@ def check_files(target: Path, draft: Path | None = None) -> None:
             with GgufFile.open(draft) as second:
                 describe(second)
                 check_vocabularies(Tokenizer.from_gguf(file), Tokenizer.from_gguf(second))
+
+
+def open_session(args: argparse.Namespace, target: Path, draft: Path | None = None) -> Session:
+    """Load model files as --compute, --device and --threads say, a terminal told how far it is.
+
+    Raises what Session.open does.
+    """
+    check_files(target, draft)
+    from engine.model.threads import use_threads
+    from engine.session import Session
+
+    session = Session.open(
+        target, draft, compute=args.compute, device=args.device, progress=loading_line()
+    )
+    use_threads(args.threads, session.info)
+    return session

@@ -12,13 +12,12 @@ from app.cli.common import (
     add_compute,
     add_model,
     check_output,
-    loading_line,
     positive,
     print_json,
     target_path,
     token_ids,
 )
-from app.cli.files import check_files
+from app.cli.files import open_session
 from engine.errors import OptionError
 
 
@@ -55,12 +54,7 @@ def run(args: argparse.Namespace) -> int:
     """Decode the tokens once and write the logits."""
     path, out = target_path(args), args.out
     check_output(out, "--out")
-    check_files(path)
-    from engine.model.threads import use_threads
-    from engine.session import Session
-
-    session = Session.open(path, compute=args.compute, device=args.device, progress=loading_line())
-    use_threads(args.threads, session.info)
+    session = open_session(args, path)
     logits = session.logits(args.tokens, n_ubatch=args.ubatch)
     _write(out, logits)
     if args.json:

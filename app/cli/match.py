@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from app.cli.bench_requests import add_prompt_set, facts, prompt_set
-from app.cli.common import add_compute, add_model, loading_line, print_json, target_path
-from app.cli.files import check_files
+from app.cli.common import add_compute, add_model, print_json, target_path
+from app.cli.files import open_session
 from app.cli.run import draft_model, make_prompt
 from app.cli.run_arguments import (
     add_chat,
@@ -72,15 +72,9 @@ def run(args: argparse.Namespace) -> int:
     options = run_options(args)
     draft = draft_model(args, options)
     kinds = [kind.strip() for kind in args.steps.split(",")]
-    check_files(target, draft)
+    session = open_session(args, target, draft)
     from engine.bench.match import MatchTest
-    from engine.model.threads import use_threads
-    from engine.session import Session
 
-    session = Session.open(
-        target, draft, compute=args.compute, device=args.device, progress=loading_line()
-    )
-    use_threads(args.threads, session.info)
     prompts = [(prompt.name, make_prompt(session, args, prompt.text)) for prompt in named]
     test = MatchTest(session, prompts, options, kinds)
     for step in test.steps():

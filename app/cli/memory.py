@@ -11,8 +11,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import add_compute, add_model, loading_line, print_json, target_path
-from app.cli.files import check_files
+from app.cli.common import add_compute, add_model, print_json, target_path
+from app.cli.files import open_session
 from app.cli.recorded import check_trace_folder
 from engine.compare.memory_script import MemoryScript
 from engine.compare.memory_script_parser import FORMAT, memory_scripts, read_script
@@ -112,14 +112,7 @@ def run(args: argparse.Namespace) -> int:
     if not scripts:
         raise OptionError("There is no script.", "Name one, or play all bundled ones with --all.")
     check_trace_folder(args.trace)
-    check_files(target)
-    from engine.model.threads import use_threads
-    from engine.session import Session
-
-    session = Session.open(
-        target, compute=args.compute, device=args.device, progress=loading_line()
-    )
-    use_threads(args.threads, session.info)
+    session = open_session(args, target)
     trace = TraceStore()
     rows: list[_Row] = []
     try:

@@ -48,20 +48,38 @@ def _make_and_remove(folder: Path) -> None:
                 each.rmdir()
 
 
-class Decoding(Protocol):
-    """A run or a comparison."""
+class Recorded(Protocol):
+    """Work that writes a trace."""
 
     trace: TraceStore
+
+    def stop(self) -> None: ...
+
+
+class Decoding(Recorded, Protocol):
+    """A run or a comparison."""
+
     done: bool
 
     @property
     def emitted(self) -> list[list[int]]: ...
 
-    def stop(self) -> None: ...
-
 
 def decode(
     job: Decoding,
+    advance: Callable[[], bool],
+    folder: Path | None,
+    content: ContentHash | None = None,
+    show: Callable[[], None] = lambda: None,
+) -> None:
+    """As `record`, and the hash of the model's content is begun once tokens come."""
+    if folder is not None and content is not None:
+        content.start(lambda: job.done or any(job.emitted))
+    record(job, advance, folder, content, show)
+
+
+def record(
+    job: Recorded,
     advance: Callable[[], bool],
     folder: Path | None,
     content: ContentHash | None = None,
@@ -73,8 +91,6 @@ def decode(
     the trace is exported and Interrupted raised. content: of the model, for the export.
     """
     came: list[int] = []
-    if folder is not None and content is not None:
-        content.start(lambda: job.done or any(job.emitted))
     with on_signal(came.append):
         try:
             more = True

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import draft_path, loading_line, print_json, target_path
-from app.cli.files import check_files
+from app.cli.common import draft_path, print_json, target_path
+from app.cli.files import open_session
 from app.cli.findings import finding_lines, findings_json
 from app.cli.recorded import check_trace_folder, decode
 from app.cli.run_arguments import PromptSource, add_arguments, run_options
@@ -39,14 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     _print_notes(options)
-    check_files(target, draft)
-    from engine.model.threads import use_threads
-    from engine.session import Session
-
-    session = Session.open(
-        target, draft, compute=args.compute, device=args.device, progress=loading_line()
-    )
-    use_threads(args.threads, session.info)
+    session = open_session(args, target, draft)
     prompts = [make_prompt(session, args, source) for source in args.sources]
     trace = TraceStore()
     job = session.start(prompts, options, trace)

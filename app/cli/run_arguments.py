@@ -20,22 +20,6 @@ from engine.options import CacheOptions, RunOptions
 PromptSource = str | tuple[int, ...]
 """A prompt as given: text, or token ids."""
 
-_DECODING = (
-    "n_predict",
-    "temp",
-    "logit_bias",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "repeat_last_n",
-    "top_k",
-    "typical_p",
-    "top_p",
-    "min_p",
-    "seed",
-)
-_MEMORY = ("checkpoint_device", "replay", "faults", "n_rs_seq", "split", "kv")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All options, in groups."""
@@ -127,9 +111,7 @@ def add_chat(group: argparse._ArgumentGroup) -> None:
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """-n, the sampler chain and --ignore-eos."""
-    add_options(
-        parser.add_argument_group("decoding"), grouped(RunOptions, "decoding", first=_DECODING)
-    )
+    add_options(parser.add_argument_group("decoding"), grouped(RunOptions, "decoding"))
 
 
 def add_speculation(
@@ -174,7 +156,7 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
 
 def add_memory_details(group: argparse._ArgumentGroup) -> None:
     """How checkpoints, snapshots, splits and attention cells are kept; --fault."""
-    add_options(group, grouped(RunOptions, "memory", "faults", first=_MEMORY))
+    add_options(group, grouped(RunOptions, "memory", "faults"))
 
 
 def add_sizes(group: argparse._ArgumentGroup) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 
 from engine.trace.round_rows import RoundRows
 from engine.trace.store import TraceStore
-from engine.trace.timings import acceptance_of, timings_of, told_figures
+from engine.trace.timings import acceptance_of, timings_of
+from engine.trace.told import with_told
 
 _PATH_NAMES = {"restore_depth": "restore (depth > n_rs_seq)"}
 
@@ -18,7 +19,7 @@ class LiveNumbers:
     """None is not observed. tokens_per_step: 1 + accepted / steps. path: of the last round that
     had something to roll back."""
 
-    rounds: int | None = 0
+    rounds: int = 0
     tokens: int | None = 0
     acceptance: float | None = None
     tokens_per_second: float | None = None
@@ -29,13 +30,12 @@ class LiveNumbers:
     def read(cls, store: TraceStore, run_id: int) -> LiveNumbers:
         """The figures of one run so far."""
         rows = RoundRows.select(store.rounds, run_id, None)
-        told = told_figures(store, run_id)
-        figures = {**acceptance_of(rows), **timings_of(rows), **told}
+        figures = with_told({**acceptance_of(rows), **timings_of(rows)}, store, run_id)
         n = len(store.rounds)
         of_run = store.rounds.column("run_id", 0, n) == run_id
         rounds = store.rounds.column("round", 0, n)[of_run]
         return cls(
-            rounds=int(rounds[-1]) + 1 if len(rounds) else None if told else 0,
+            rounds=int(rounds[-1]) + 1 if len(rounds) else 0,
             tokens=figures["predicted_n"],
             acceptance=figures["draft_acceptance_rate"],
             tokens_per_second=figures["predicted_per_second"] or None,

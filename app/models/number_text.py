@@ -17,6 +17,11 @@ def significant(value: float | None) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{float(f'{value:.3g}'):,.0f}"
 
 
+def whole_text(value: object) -> str:
+    """A whole number, or the mark of one not observed (None)."""
+    return NOT_OBSERVED if value is None else f"{value:,}"
+
+
 def error_text(value: float | None) -> str:
     """At most three significant digits; no error at all is "exact", no value a dash."""
     if value is None:

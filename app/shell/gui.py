@@ -16,11 +16,10 @@ from app.saved.errors import ErrorCatcher
 from app.saved.folders import data_folder
 from app.saved.settings import Settings
 from app.shell.collector import Collector
-from app.shell.menus import ScenarioEntry
 from app.shell.window import MainWindow
 from engine.compare.memory_script import MemoryScript
 from engine.compare.memory_script_parser import memory_scripts
-from engine.compare.scenario import scenarios
+from engine.compare.scenario import Scenario, scenarios
 from engine.version import version
 from resources import MEMORY_SCRIPTS, SCENARIOS
 
@@ -78,7 +77,7 @@ def run_window(
     collector = Collector()
     collector.start()
     try:
-        known: list[ScenarioEntry | MemoryScript] = [*scenarios(SCENARIOS)]
+        known: list[Scenario | MemoryScript] = [*scenarios(SCENARIOS)]
         known += memory_scripts(MEMORY_SCRIPTS)
         window = MainWindow(
             Bridge(), Settings(), catcher.recent_lines, known, data=data, whole=False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QPaintEvent
@@ -15,9 +14,8 @@ from app.actions.actions import MENUS, SEPARATOR, TOOLBAR, Actions
 from app.models.run_axis import UNITS
 from app.saved.settings import THEME_CHOICES, Settings
 from app.shell.docks import LAYOUTS
-from engine.compare.lane_spec import LaneSpec
 from engine.compare.memory_script import MemoryScript
-from engine.options import RunOptions
+from engine.compare.scenario import Scenario
 
 _PLOTS = (
     *(f"plot.x_{unit}" for unit in UNITS),
@@ -78,44 +76,19 @@ class PlotsMenu(QMenu):
                 self.addAction(actions[entry])
 
 
-class ScenarioEntry(Protocol):
-    """Settings that provoke a failure: what a comparison is made of, and words about it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def about(self) -> str: ...
-
-    @property
-    def prompts(self) -> tuple[str, ...]: ...
-
-    @property
-    def options(self) -> RunOptions: ...
-
-    @property
-    def lanes(self) -> tuple[LaneSpec, ...]: ...
-
-    @property
-    def draft_accept(self) -> tuple[int, ...]: ...
-
-
 class ScenarioMenu(QMenu):
     """Scenarios and scripts of memory operations by title, each with what it is about as its
     tooltip; hidden without any."""
 
     def __init__(
         self,
-        scenarios: Sequence[ScenarioEntry | MemoryScript],
-        open_scenario: Callable[[ScenarioEntry | MemoryScript], None],
+        scenarios: Sequence[Scenario | MemoryScript],
+        open_scenario: Callable[[Scenario | MemoryScript], None],
     ) -> None:
         super().__init__("Sc&enarios")
         self.setToolTipsVisible(True)
         self.menuAction().setVisible(bool(scenarios))
-        before: ScenarioEntry | MemoryScript | None = None
+        before: Scenario | MemoryScript | None = None
         for scenario in scenarios:
             if before and isinstance(scenario, MemoryScript) > isinstance(before, MemoryScript):
                 self.addSeparator()

@@ -13,9 +13,9 @@ from app.engine_thread.events import RescoreUnsure, State
 from app.engine_thread.jobs import CompareRequest, ScriptRequest
 from app.saved.settings import Settings
 from app.shell.docks import Docks
-from app.shell.menus import ScenarioEntry
 from app.shell.panels import Panels
 from engine.compare.memory_script import MemoryScript
+from engine.compare.scenario import Scenario
 from engine.trace.run_ref import RunRef
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
 
@@ -135,7 +135,7 @@ class RunControl:
         self._panels.banners.clear()
         self._bridge.compare(request)
 
-    def open_scenario(self, scenario: ScenarioEntry | MemoryScript) -> None:
+    def open_scenario(self, scenario: Scenario | MemoryScript) -> None:
         """Compare what a scenario asks for on the model in use, or just run it without lanes.
 
         A script of memory operations is played under the policy of the Run panel, or the first

@@ -24,18 +24,12 @@ from app.shell.copies import Copies
 from app.shell.docks import TITLES, Docks, known_layout
 from app.shell.dropping import DroppedFiles, DropTarget
 from app.shell.engine_news import EngineNews
-from app.shell.menus import (
-    PlotsMenu,
-    RecentMenu,
-    ScenarioEntry,
-    ScenarioMenu,
-    make_menus,
-    make_toolbar,
-)
+from app.shell.menus import PlotsMenu, RecentMenu, ScenarioMenu, make_menus, make_toolbar
 from app.shell.panels import Panels
 from app.shell.run_control import RunControl
 from app.shell.sessions import Sessions
 from engine.compare.memory_script import MemoryScript
+from engine.compare.scenario import Scenario
 from engine.trace.run_ref import RunRef
 
 
@@ -52,7 +46,7 @@ class MainWindow(QMainWindow):
         bridge: Bridge,
         settings: Settings,
         log_lines: Callable[[], list[str]] = list,
-        scenarios: Sequence[ScenarioEntry | MemoryScript] = (),
+        scenarios: Sequence[Scenario | MemoryScript] = (),
         data: Path | None = None,
         *,
         whole: bool = True,
@@ -153,7 +147,7 @@ class MainWindow(QMainWindow):
         self.feed = Feed(self)
         self.feed.add(panels.text_views)
 
-    def _make_menus(self, scenarios: Sequence[ScenarioEntry | MemoryScript]) -> None:
+    def _make_menus(self, scenarios: Sequence[Scenario | MemoryScript]) -> None:
         actions = self.actions_by_id
         self.recent_menu = RecentMenu(self.settings, actions, self.open_model, self.sessions.open)
         self.scenario_menu = ScenarioMenu(scenarios, self.control.open_scenario)

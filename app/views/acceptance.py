@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QPen, QResizeEvent
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
@@ -15,7 +15,14 @@ from app.models.run_rows import RunRows
 from app.models.step_curves import WINDOW, StepCurves
 from app.widgets.draft_histogram import DraftHistogram
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import DOTS, ROLE, OverlayLine, draw_overlay, draw_overlay_dots
+from app.widgets.line_styles import (
+    DOTS,
+    ROLE,
+    OverlayLine,
+    draw_overlay,
+    draw_overlay_dots,
+    plot_pen,
+)
 from app.widgets.overlaid_view import OverlaidView
 from app.widgets.position_rates import SWATCHES, PositionRates
 from app.widgets.samples import draw_bar, draw_dashes
@@ -150,9 +157,7 @@ class AcceptanceView(OverlaidView):
             (self._windowed, "accepted.line", Qt.PenStyle.SolidLine),
             (self._lifetime, "plot.text", Qt.PenStyle.DashLine),
         ):
-            pen = QPen(theme.color(role), 1.0, style)
-            pen.setCosmetic(True)
-            curve.setPen(pen)
+            curve.setPen(plot_pen(theme.color(role), style=style))
 
     def _tip(self, x: float, _y: float) -> str:
         round_ = self.plot.run_axis.round_at(x)
@@ -168,12 +173,6 @@ class AcceptanceView(OverlaidView):
                     f"of {row['num_draft_tokens']} accepted"
                 )
         return "\n".join([*lines, rates])
-
-    def _seq_at(self, x: float, _y: float) -> int | None:
-        return None if self._rows is None else self._rows.seq_in(self.plot.run_axis.round_at(x))
-
-    def _first_seq(self) -> int | None:
-        return None if self._rows is None else self._rows.seq_in(None)
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         start, stop = self.curves.between(*self.plot.rounds_in_sight)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeySequence, QShortcut
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHBoxLayout,
-    QLabel,
     QLineEdit,
     QListWidget,
     QListWidgetItem,
     QMenu,
     QPushButton,
-    QSizePolicy,
     QVBoxLayout,
     QWidget,
 )
 
-from app.looks.theme import Theme, fixed_font, icon
+from app.looks.theme import Theme, fixed_font
+from app.widgets.status_message import StatusMessage
 from engine.errors import OptionError
 from engine.trace.breaks import EXAMPLES, BreakHit, BreakRule
 
@@ -36,7 +35,6 @@ class BreaksView(QWidget):
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._theme = theme
         self._hit: BreakHit | None = None
         self.error = ""
         self.list = QListWidget()
@@ -66,11 +64,7 @@ class BreaksView(QWidget):
         self.remove_button = QPushButton("Remove")
         self.remove_button.setToolTip("Remove the chosen rule (Delete)")
         self.remove_button.clicked.connect(self.remove_current)
-        self._sign = QLabel()
-        self._message = QLabel()
-        self._message.setWordWrap(True)
-        self._message.setTextFormat(Qt.TextFormat.PlainText)
-        self._message.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self._message = StatusMessage(theme)
         self.list.currentRowChanged.connect(lambda row: self.remove_button.setEnabled(row >= 0))
         self.remove_button.setEnabled(False)
         self._lay_out()
@@ -81,7 +75,7 @@ class BreaksView(QWidget):
     @property
     def message(self) -> str:
         """What is said below the list."""
-        return self._message.text()
+        return self._message.text
 
     def rules(self) -> tuple[BreakRule, ...]:
         """Those that are ticked, in the order of the list."""
@@ -137,7 +131,7 @@ class BreaksView(QWidget):
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
-        self._theme = theme
+        self._message.retheme(theme)
         self._check()
 
     # -- internals -------------------------------------------------------------------------
@@ -148,14 +142,11 @@ class BreaksView(QWidget):
         row.addWidget(self.line, 1)
         for button in (self.add_button, self.examples_button, self.remove_button):
             row.addWidget(button)
-        below = QHBoxLayout()
-        below.addWidget(self._sign, 0, Qt.AlignmentFlag.AlignTop)
-        below.addWidget(self._message, 1)
         column = QVBoxLayout(self)
         column.setContentsMargins(6, 6, 6, 6)
         column.setSpacing(4)
         column.addLayout(row)
-        column.addLayout(below)
+        column.addWidget(self._message)
         column.addWidget(self.list, 1)
 
     def _make_menu(self) -> QMenu:
@@ -182,7 +173,7 @@ class BreaksView(QWidget):
         try:
             self.add(BreakRule.parse(self.line.text()))
         except OptionError as error:
-            self._say("error", str(error))
+            self._message.say("error", str(error))
         else:
             self.line.clear()
 
@@ -196,7 +187,7 @@ class BreaksView(QWidget):
             self._check()
         except OptionError as error:
             item.setText(item.data(_RULE))
-            self._say("error", str(error))
+            self._message.say("error", str(error))
         finally:
             self.list.blockSignals(blocked)
         self.rules_changed.emit()
@@ -211,18 +202,8 @@ class BreaksView(QWidget):
                 self.error = str(error)
         self.add_button.setEnabled(bool(self.line.text().strip()) and not self.error)
         if self.error:
-            self._say("error", self.error)
+            self._message.say("error", self.error)
         elif self._hit is not None:
-            self._say("warning", f"Held last: {self._hit}.")
+            self._message.say("warning", f"Held last: {self._hit}.")
         else:
-            self._say("info", _HINT)
-
-    def _say(self, severity: str, text: str) -> None:
-        drawing = icon(severity, self._theme, f"status.{severity}")
-        self._sign.setPixmap(drawing.pixmap(QSize(16, 16), self.devicePixelRatioF()))
-        self._message.setText(text)
-        self._message.setAccessibleName(text)
-        palette = self.palette()
-        role = "ui.muted" if severity == "info" else f"status.{severity}"
-        palette.setColor(palette.ColorRole.WindowText, self._theme.color(role))
-        self._message.setPalette(palette)
+            self._message.say("info", _HINT)

@@ -9,6 +9,7 @@ from PySide6.QtGui import QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
+from app.models.number_text import whole_text
 from app.models.pixel_columns import PixelColumns, per_round
 from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
@@ -108,15 +109,9 @@ class KvCellsView(BarView):
         for at in range(start, stop):
             assert self._rows is not None
             row = self._rows.row(at)
-            used, duplicates = (("–" if row[name] is None else row[name]) for name in _COLUMNS)
+            used, duplicates = (whole_text(row[name]) for name in _COLUMNS)
             lines.append(f"sequence {row['seq_id']}: {used} cells, {duplicates} duplicates")
         return "\n".join(lines) if start < stop else ""
-
-    def _seq_at(self, x: float, _y: float) -> int | None:
-        return None if self._rows is None else self._rows.seq_in(self.plot.run_axis.round_at(x))
-
-    def _first_seq(self) -> int | None:
-        return None if self._rows is None else self._rows.seq_in(None)
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         assert self._rows is not None

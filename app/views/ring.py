@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QWidget
 from app.looks.theme import Theme
 from app.models.run_rows import GrowingArray
 from app.widgets.legend import Swatch
+from app.widgets.line_styles import plot_pen
 from app.widgets.round_view import RoundView
 from engine.trace.records import MISSING, SLOT_STATES
 from engine.trace.run_ref import RunRef
@@ -237,10 +238,7 @@ class RingView(RoundView):
             lut[value] = np.array(theme.color(f"slot.{state}").getRgb())
         self._image.setLookupTable(lut)
         for state, marks in self._marks.items():
-            ink = _ink_on(theme.color(f"slot.{state}"))
-            pen = QPen(ink, 1.3)
-            pen.setCosmetic(True)
-            marks.setPen(pen)
+            marks.setPen(plot_pen(_ink_on(theme.color(f"slot.{state}")), 1.3))
             marks.setBrush(QBrush(Qt.BrushStyle.NoBrush))
 
     def _place(self, y: float) -> tuple[int, int] | None:

@@ -9,14 +9,16 @@ from bisect import bisect_left, bisect_right
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QBrush, QColor, QPen
+from PySide6.QtGui import QBrush, QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
+from app.models.number_text import whole_text
 from app.models.pixel_columns import PixelColumns
 from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
+from app.widgets.line_styles import plot_pen
 from app.widgets.samples import draw_bar, draw_cross, draw_dashes, draw_hatched, draw_hollow
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
@@ -175,17 +177,14 @@ class RollbackView(BarView):
         blue, orange, red, grey = (theme.color(f"path.{group}") for group in _GROUPS)
         self._bars["seq_rm"].setOpts(brush=blue, pen=QPen(Qt.PenStyle.NoPen))
         self._bars["restore"].setOpts(
-            brush=QBrush(orange, Qt.BrushStyle.BDiagPattern), pen=_thin(orange)
+            brush=QBrush(orange, Qt.BrushStyle.BDiagPattern), pen=plot_pen(orange)
         )
-        self._bars["refused"].setOpts(brush=QBrush(Qt.BrushStyle.NoBrush), pen=_thin(red))
-        dotted = _thin(grey)
-        dotted.setStyle(Qt.PenStyle.DotLine)
+        self._bars["refused"].setOpts(brush=QBrush(Qt.BrushStyle.NoBrush), pen=plot_pen(red))
+        dotted = plot_pen(grey, style=Qt.PenStyle.DotLine)
         self._bars["untold"].setOpts(brush=QBrush(Qt.BrushStyle.NoBrush), pen=dotted)
-        self._crosses.setPen(_thin(red, 2.0))
+        self._crosses.setPen(plot_pen(red, 2.0))
         self._crosses.setBrush(red)
-        pen = _thin(theme.color("plot.limit"))
-        pen.setStyle(Qt.PenStyle.DashLine)
-        self._limit.setPen(pen)
+        self._limit.setPen(plot_pen(theme.color("plot.limit"), style=Qt.PenStyle.DashLine))
 
     def _row_at(self, round_: int, seq_id: int | None) -> int | None:
         rounds, seq_ids = self._data["round"], self._data["seq_id"]
@@ -204,14 +203,16 @@ class RollbackView(BarView):
         path, depth = facts["rollback_path"], facts["rollback_depth"]
         drafted = facts["num_draft_tokens"]
         if path and path != "none":
-            lines.append(f"{path}, depth {_or_dash(depth)}, n_rs_seq {_or_dash(facts['n_rs_seq'])}")
+            lines.append(
+                f"{path}, depth {whole_text(depth)}, n_rs_seq {whole_text(facts['n_rs_seq'])}"
+            )
         elif path or not drafted:
             lines.append("no rollback")
         else:
-            lines.append(f"rollback path not observed, depth {_or_dash(depth)}")
+            lines.append(f"rollback path not observed, depth {whole_text(depth)}")
         if drafted:
             lines.append(
-                f"{drafted} drafted, {_or_dash(facts['num_accepted_draft_tokens'])} accepted"
+                f"{drafted} drafted, {whole_text(facts['num_accepted_draft_tokens'])} accepted"
             )
         return "\n".join(lines)
 
@@ -234,13 +235,3 @@ class RollbackView(BarView):
             counts["path not observed"] = counts.pop("untold")
         facts = {"rounds": self.plot.n_rounds, "deepest rollback": self._deepest, **counts}
         return ", ".join(f"{name}: {value}" for name, value in facts.items())
-
-
-def _thin(colour: QColor, width: float = 1.0) -> QPen:
-    pen = QPen(colour, width)
-    pen.setCosmetic(True)
-    return pen
-
-
-def _or_dash(value: int | None) -> str:
-    return "–" if value is None else str(value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
@@ -13,6 +12,7 @@ from app.models.pixel_columns import PixelColumns, per_round
 from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
+from app.widgets.line_styles import plot_pen
 from app.widgets.samples import draw_dashes
 from app.widgets.stacked_bars import StackedBars, sample
 from engine.trace.baseline import find_baseline, speed
@@ -162,9 +162,7 @@ class TimingView(BarView):
             (self._longest, "plot.text", Qt.PenStyle.SolidLine),
             (self._plain, "plot.limit", Qt.PenStyle.DashLine),
         ):
-            pen = QPen(theme.color(role), 1.0, style)
-            pen.setCosmetic(True)
-            item.setPen(pen)
+            item.setPen(plot_pen(theme.color(role), style=style))
 
     def _tip(self, x: float, _y: float) -> str:
         if self._rows is None:
@@ -180,12 +178,6 @@ class TimingView(BarView):
                 name = part if part in PHASES else "whole round"
                 lines.append(f"{name} {ms.sum():.3g} ms")
         return "\n".join(lines) if len(lines) > 1 else f"{lines[0]}\ntime not observed"
-
-    def _seq_at(self, x: float, _y: float) -> int | None:
-        return None if self._rows is None else self._rows.seq_in(self.plot.run_axis.round_at(x))
-
-    def _first_seq(self) -> int | None:
-        return None if self._rows is None else self._rows.seq_in(None)
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         assert self._rows is not None

@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
+from app.models.number_text import whole_text
 from app.models.pixel_columns import PixelColumns
 from app.models.run_axis import RunOverlay
 from app.models.run_facts import is_ours
 from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
+from app.widgets.line_styles import plot_pen
 from app.widgets.samples import draw_dashes
 from app.widgets.stacked_bars import StackedBars, sample
 from engine.trace.records import MISSING
@@ -186,9 +187,7 @@ class VerifyWidthView(BarView):
 
     def _recolour(self, theme: Theme) -> None:
         self._bars.recolour([theme.color(role) for role in _ROLES], _PATTERNS)
-        pen = QPen(theme.color("plot.limit"), 1.5)
-        pen.setCosmetic(True)
-        self._borders.setPen(pen)
+        self._borders.setPen(plot_pen(theme.color("plot.limit"), 1.5))
 
     def _tip(self, x: float, _y: float) -> str:
         round_ = self.plot.run_axis.round_at(x)
@@ -198,24 +197,13 @@ class VerifyWidthView(BarView):
             assert self._rows is not None
             row = self._rows.row(at)
             if not _are_ubatches(self._rows):
-                lines.append(f"sequence {row['seq_id']}: {_or_dash(row['verify_width'])} tokens")
+                lines.append(f"sequence {row['seq_id']}: {whole_text(row['verify_width'])} tokens")
                 continue
             words = f"{row['purpose']}: {row['n_seqs']} × {row['n_seq_tokens']} tokens"
             if row["n_padding"]:
                 words += f", {row['n_padding']} padding"
             lines.append(words + (f" · {row['reason']}" if row["reason"] else ""))
         return "\n".join(lines) if start < stop else ""
-
-    def _seq_at(self, x: float, _y: float) -> int | None:
-        return self._seq_of(self.plot.run_axis.round_at(x))
-
-    def _first_seq(self) -> int | None:
-        return self._seq_of(None)
-
-    def _seq_of(self, round_: int | None) -> int | None:
-        """The first sequence of a round; ubatches may hold several, so `rounds` is asked."""
-        rows = self.plot.run_axis.rows
-        return None if rows is None else rows.seq_in(round_)
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         assert self._rows is not None
@@ -254,7 +242,3 @@ def _padding(rows: RunRows, start: int, stop: int) -> np.ndarray:
     if not _are_ubatches(rows):
         return np.zeros(stop - start, np.int64)
     return np.maximum(rows.column("n_padding", start, stop), 0)
-
-
-def _or_dash(value: object) -> str:
-    return "–" if value is None else f"{value:,}"

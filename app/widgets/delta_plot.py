@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QPen, QResizeEvent
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
@@ -15,7 +15,7 @@ from app.models.compared_lanes import ComparedLanes
 from app.models.log_axis import LogAxis
 from app.models.number_text import error_text
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import lane_pen
+from app.widgets.line_styles import lane_pen, plot_pen
 from app.widgets.round_plot import RoundPlot
 from app.widgets.samples import draw_bar, draw_dashes, draw_diamond, draw_dots, draw_triangle
 
@@ -160,13 +160,8 @@ class DeltaPlot(RoundPlot):
                 curve.setPen(lane_pen(theme, lanes, run_id, 2.0 if chosen else 1.0))
                 curve.setZValue(2 if chosen else 1)
         self._band.setBrush(theme.color("plot.band"))
-        limit = QPen(theme.color("plot.limit"))
-        limit.setStyle(Qt.PenStyle.DashLine)
-        first = QPen(theme.color("status.error"))
-        first.setStyle(Qt.PenStyle.DotLine)
-        for line, pen in ((self._bound, limit), (self._first_line, first)):
-            pen.setCosmetic(True)
-            line.setPen(pen)
+        self._bound.setPen(plot_pen(theme.color("plot.limit"), style=Qt.PenStyle.DashLine))
+        self._first_line.setPen(plot_pen(theme.color("status.error"), style=Qt.PenStyle.DotLine))
         for group, signs in self._signs.items():
             colour = theme.color(_SIGNS[group][1])
             signs.setPen(pg.mkPen(None))

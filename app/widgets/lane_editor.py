@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtCore import Signal
 from PySide6.QtGui import QTextCursor
-from PySide6.QtWidgets import (
-    QHBoxLayout,
-    QLabel,
-    QMenu,
-    QPlainTextEdit,
-    QPushButton,
-    QSizePolicy,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QHBoxLayout, QMenu, QPlainTextEdit, QPushButton, QVBoxLayout, QWidget
 
-from app.looks.theme import Theme, fixed_font, icon
+from app.looks.theme import Theme, fixed_font
+from app.widgets.status_message import StatusMessage
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
 from engine.options import FAULTS, ROLLBACK_POLICIES, RunOptions
@@ -60,7 +52,6 @@ class LaneEditor(QWidget):
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._theme = theme
         self._options = RunOptions()
         self.error = self.note = ""
         self.text = QPlainTextEdit()
@@ -77,11 +68,7 @@ class LaneEditor(QWidget):
         defaults = QPushButton("De&faults")
         defaults.setToolTip("Checkpoint restore and partial seq_rm over snapshot planes")
         defaults.clicked.connect(self.set_defaults)
-        self._sign = QLabel()
-        self._message = QLabel()
-        self._message.setWordWrap(True)
-        self._message.setTextFormat(Qt.TextFormat.PlainText)
-        self._message.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self._message = StatusMessage(theme)
         buttons = QVBoxLayout()
         buttons.addWidget(self.add_button)
         buttons.addWidget(defaults)
@@ -89,14 +76,11 @@ class LaneEditor(QWidget):
         row = QHBoxLayout()
         row.addWidget(self.text, 1)
         row.addLayout(buttons)
-        below = QHBoxLayout()
-        below.addWidget(self._sign, 0, Qt.AlignmentFlag.AlignTop)
-        below.addWidget(self._message, 1)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(4)
         column.addLayout(row)
-        column.addLayout(below)
+        column.addWidget(self._message)
         self.text.textChanged.connect(self._check)
         self.set_defaults()
 
@@ -120,7 +104,7 @@ class LaneEditor(QWidget):
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
-        self._theme = theme
+        self._message.retheme(theme)
         self._check()
 
     def _check(self) -> None:
@@ -131,14 +115,7 @@ class LaneEditor(QWidget):
         except OptionError as error:
             self.error = str(error)
         severity = "error" if self.error else "warning" if self.note else "info"
-        drawing = icon(severity, self._theme, f"status.{severity}")
-        self._sign.setPixmap(drawing.pixmap(QSize(16, 16), self.devicePixelRatioF()))
-        self._message.setText(self.error or self.note or _HINT)
-        palette = self.palette()
-        role = "ui.muted" if severity == "info" else f"status.{severity}"
-        palette.setColor(palette.ColorRole.WindowText, self._theme.color(role))
-        self._message.setPalette(palette)
-        self._message.setAccessibleName(self._message.text())
+        self._message.say(severity, self.error or self.note or _HINT)
         self.lanes_changed.emit()
 
     def _idle_faults(self, lanes: Sequence[LaneSpec]) -> str:

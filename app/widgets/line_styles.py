@@ -19,6 +19,15 @@ _DASHES: tuple[list[float], ...] = ([], [6, 3], [1.5, 2.5], [8, 3, 1.5, 3], [3, 
 _NOISE_DASHES = [1.0, 2.0]
 
 
+def plot_pen(
+    colour: QColor, width: float = 1.0, style: Qt.PenStyle = Qt.PenStyle.SolidLine
+) -> QPen:
+    """A pen for items of plots. width: in pixels, however far the plot is zoomed in."""
+    pen = QPen(colour, width, style)
+    pen.setCosmetic(True)
+    return pen
+
+
 def lane_pen(theme: Theme, lanes: ComparedLanes, run_id: int, width: float = 1.0) -> QPen:
     """The line of a lane."""
     if lanes.is_noise(run_id):
@@ -28,8 +37,7 @@ def lane_pen(theme: Theme, lanes: ComparedLanes, run_id: int, width: float = 1.0
         place = others.index(run_id)
         role = f"lane.{_ROLES[place % len(_ROLES)]}"
         dashes = _DASHES[place % len(_DASHES)]
-    pen = QPen(theme.color(role), width)
-    pen.setCosmetic(True)
+    pen = plot_pen(theme.color(role), width)
     if dashes:
         pen.setStyle(Qt.PenStyle.CustomDashLine)
         pen.setDashPattern(dashes)
@@ -45,8 +53,7 @@ _ABOVE_BARS = 10
 
 def overlay_pen(colour: QColor, dashes: Sequence[float] = DASHES) -> QPen:
     """A line of one pixel."""
-    pen = QPen(colour, 1.0)
-    pen.setCosmetic(True)
+    pen = plot_pen(colour)
     pen.setDashPattern(list(dashes))
     return pen
 
@@ -63,9 +70,7 @@ class OverlayLine(pg.PlotCurveItem):
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
         if self._cased:
-            casing = QPen(theme.color("plot.background"), _CASING)
-            casing.setCosmetic(True)
-            self.setShadowPen(casing)
+            self.setShadowPen(plot_pen(theme.color("plot.background"), _CASING))
         self.setPen(overlay_pen(theme.color(ROLE), self._dashes))
 
 

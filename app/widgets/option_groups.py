@@ -1,7 +1,7 @@
 """Parts of the Run panel that are forms over options; see engine.option_fields.
 
-Which option goes where follows from its group on the command line; rows that are named here come
-first, in this order.
+Which option goes where follows from its group on the command line; options lie in the order of
+their fields.
 """
 
 from __future__ import annotations
@@ -29,21 +29,7 @@ ABOVE: tuple[tuple[str, ...], ...] = (
     ("n_predict",),
 )
 """Options that are always on show, above the groups."""
-_SAMPLING = (
-    "temp",
-    "top_k",
-    "typical_p",
-    "top_p",
-    "min_p",
-    "seed",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "repeat_last_n",
-    "logit_bias",
-)
 _COMMON = (("n_min",), ("p_min",), ("accept",))
-_MEMORY = ("n_rs_seq", "replay", "checkpoint_device", "split", "kv")
 
 
 def make_field(one: PlacedOption) -> Any:
@@ -92,9 +78,9 @@ def tip(*options: PlacedOption) -> str:
     return f"{flags}: {', '.join(dict.fromkeys(one.option.about for one in options))}"
 
 
-def shown(*groups: str, first: Iterable[str] = ()) -> list[PlacedOption]:
+def shown(*groups: str) -> list[PlacedOption]:
     """The options of these groups that a form has rows for."""
-    found = grouped(RunOptions, *groups, first=tuple(first))
+    found = grouped(RunOptions, *groups)
     return [one for one in found if one.option.row and one.path not in ABOVE]
 
 
@@ -172,7 +158,7 @@ class SamplerGroup(OptionGroup):
     """The sampler, and whether the end token counts."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__("Sampling", shown("decoding", first=_SAMPLING), parent, plain="greedy")
+        super().__init__("Sampling", shown("decoding"), parent, plain="greedy")
         self.refresh()
 
     def refresh(self) -> None:
@@ -197,7 +183,7 @@ class MemoryGroup(OptionGroup):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         self._speculative, self._keeps = False, False
-        super().__init__("Memory", shown("memory", first=_MEMORY), parent)
+        super().__init__("Memory", shown("memory"), parent)
         self.refresh()
 
     def set_use(self, *, speculative: bool, keeps_snapshots: bool) -> None:

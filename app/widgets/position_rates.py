@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QWidget
 from app.looks.theme import Theme
 from app.models.number_text import significant
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import overlay_pen
+from app.widgets.line_styles import overlay_pen, plot_pen
 from app.widgets.plot_surface import PlotSurface
 from app.widgets.samples import draw_bar, draw_diamond, draw_triangle
 
@@ -85,16 +85,12 @@ class PositionRates(PlotSurface):
         self.name_axes("rate", "index in draft", theme)
         for curve, role, dashes in zip(self.curves.values(), _ROLES, _DASHES, strict=True):
             colour = theme.color(role)
-            pen = QPen(colour, 1.0, dashes)
-            pen.setCosmetic(True)
-            curve.setPen(pen)
+            curve.setPen(plot_pen(colour, style=dashes))
             curve.setSymbolPen(QPen(Qt.PenStyle.NoPen))
             curve.setSymbolBrush(colour)
         for curve, role in zip(self.curves_over.values(), _ROLES, strict=True):
             curve.setPen(overlay_pen(theme.color(role)))
-            outline = QPen(theme.color(role), 1.0)
-            outline.setCosmetic(True)  # else it is as wide as the whole mark
-            curve.setSymbolPen(outline)
+            curve.setSymbolPen(plot_pen(theme.color(role)))
             curve.setSymbolBrush(QBrush(Qt.BrushStyle.NoBrush))
 
 

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pyqtgraph as pg
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QKeyEvent, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtGui import QKeyEvent, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.models.run_axis import UNITS, RunAxis, RunOverlay
 from app.widgets.buttons import Chip
+from app.widgets.line_styles import plot_pen
 from app.widgets.plot_surface import PlotSurface
 
 _FIRST_SPAN = 96
@@ -200,9 +201,7 @@ class RoundPlot(PlotSurface):
         self._theme = theme
         self.colour_axes(theme)
         self._name_axis()
-        pen = QPen(theme.color("plot.cursor"))
-        pen.setCosmetic(True)
-        self.cursor_line.setPen(pen)
+        self.cursor_line.setPen(plot_pen(theme.color("plot.cursor")))
         self._chip.retheme(theme)
 
     def _name_axis(self) -> None:

@@ -211,16 +211,18 @@ class RoundView(QStackedWidget):
         """What is at a place of the plot, empty where nothing is."""
 
     @abstractmethod
-    def _seq_at(self, x: float, y: float) -> int | None:
-        """The sequence that a click there means, None where nothing is."""
-
-    @abstractmethod
-    def _first_seq(self) -> int | None:
-        """The sequence that the keyboard begins with."""
-
-    @abstractmethod
     def _summary(self) -> str:
         """The plot in words."""
+
+    def _seq_at(self, x: float, _y: float) -> int | None:
+        """The sequence that a click at (x, y) means: the first one of the round there."""
+        rows = self.plot.run_axis.rows
+        return None if rows is None else rows.seq_in(self.plot.run_axis.round_at(x))
+
+    def _first_seq(self) -> int | None:
+        """The sequence that the keyboard begins with."""
+        rows = self.plot.run_axis.rows
+        return None if rows is None else rows.seq_in(None)
 
     def _say_what_is_untold(self, run: RunRef) -> None:
         """A run may have rounds, and nothing of what this view draws."""

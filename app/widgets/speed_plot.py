@@ -9,6 +9,7 @@ from PySide6.QtGui import QBrush, QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
+from app.widgets.line_styles import plot_pen
 from app.widgets.plot_surface import PlotSurface
 from engine.trace.what_if import WhatIf
 
@@ -51,14 +52,10 @@ class SpeedPlot(PlotSurface):
         """Take the colours of a theme."""
         self.colour_axes(theme)
         self.name_axes("tokens/s", "n_max", theme)
-        line = QPen(theme.color("ui.accent"), 1.0)
-        line.setCosmetic(True)
-        self._line.setPen(line)
+        self._line.setPen(plot_pen(theme.color("ui.accent")))
         self._line.setSymbolPen(QPen(Qt.PenStyle.NoPen))
         self._line.setSymbolBrush(theme.color("ui.accent"))
-        ring = QPen(theme.color("plot.text"), 1.5)
-        ring.setCosmetic(True)  # else it fills the mark
-        self._recorded.setPen(ring)
+        self._recorded.setPen(plot_pen(theme.color("plot.text"), 1.5))
         self._recorded.setBrush(QBrush(Qt.BrushStyle.NoBrush))
         self._best.setPen(QPen(Qt.PenStyle.NoPen))
         self._best.setBrush(theme.color("plot.limit"))

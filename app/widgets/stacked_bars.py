@@ -9,6 +9,8 @@ import pyqtgraph as pg
 from PySide6.QtCore import QRect, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPen
 
+from app.widgets.line_styles import plot_pen
+
 _GAPS_FROM_PIXELS = 5.0
 """Bars at least as wide are parted by a gap."""
 _GAP = 0.14
@@ -46,8 +48,7 @@ class StackedBars:
         for item, colour, pattern in zip(self.items, colours, patterns, strict=True):
             pen = QPen(Qt.PenStyle.NoPen)
             if pattern is not Qt.BrushStyle.SolidPattern:
-                pen = QPen(colour)
-                pen.setCosmetic(True)
+                pen = plot_pen(colour)
             item.setOpts(brush=QBrush(colour, pattern), pen=pen)
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from engine.batch import Span
 from engine.compare.free_lane import FreeLane
 from engine.compare.lane import ComparisonSetup, Follower, Leader
-from engine.compare.lane_spec import DEFAULT_LANES, LaneSpec, with_mode_lanes
+from engine.compare.lane_spec import DEFAULT_LANES, LLAMA_PLAIN_LANE, LaneSpec, with_mode_lanes
 from engine.compare.lanes import ModeLane, NoiseLane, ReferenceLane
+from engine.compare.llama_lanes import REMEMBERED, LlamaNoiseLane, LlamaRollbackLane
 from engine.compare.peer_lane import PeerLane, PeerNoiseLane
 from engine.compare.policy_lane import PolicyLane
 from engine.compare.rounds import ReferenceRound, SequenceRound
@@ -44,8 +46,9 @@ class Comparison:
 
     drafter: used instead of those that the options name, within their limits. draft_accept: draft
     by script, with so many right tokens in the first, second, … draft (engine.draft.scripted).
-    bound: NMSE that a lane may reach, None = what the noise lanes explain. Raises OptionError and
-    what Session.start raises; with lanes of other compute modes also what Session.model_in raises.
+    bound: NMSE that a lane may reach, None = what the noise lanes explain. llama_library: a build
+    of llama.cpp, for its lanes. Raises OptionError and what Session.start raises; with lanes of
+    other compute modes also what Session.model_in raises, with lanes of llama.cpp PeerLibraryError.
     Runs begun by then end with that error.
     """
 
@@ -60,6 +63,7 @@ class Comparison:
         drafter: Drafter | None = None,
         bound: float | None = None,
         draft_accept: Sequence[int] | None = None,
+        llama_library: Path | None = None,
     ) -> None:
         prompts = [prompt] if isinstance(prompt, Prompt) else list(prompt)
         specs = with_mode_lanes(lanes, session.compute)
@@ -67,9 +71,8 @@ class Comparison:
         self.done = False
         common = replace(options, faults=())
         n_ctx = session.context(prompts, common)
-        setup = ComparisonSetup(
-            session, self.trace, prompts, min(common.parallel, len(prompts)), n_ctx
-        )
+        n_seqs = min(common.parallel, len(prompts))
+        setup = ComparisonSetup(session, self.trace, prompts, n_seqs, n_ctx, llama_library)
         self._setup, self._options, self._bound = setup, common, bound
         self._drafter, self._draft_accept = drafter, draft_accept
         self._chain = DrafterChain(self._drafters())
@@ -86,6 +89,12 @@ class Comparison:
         )
         lead = replace(common, rollback="checkpoint", n_rs_seq=None, split="equal", kv="per-seq")
         lane_options = [spec.options(common) for spec in specs]
+        planes = [
+            self._n_rs_seq(mine)
+            for spec, mine in zip(specs, lane_options, strict=True)
+            if spec.llama
+        ]
+        self._n_remembered = REMEMBERED * (max(planes, default=0) + 1) if planes else 0
         self._followers: list[Follower] = []
         n_before = len(self.trace.runs)
         try:
@@ -195,8 +204,13 @@ class Comparison:
         self, spec: LaneSpec, options: RunOptions, leaders: dict[str, Leader]
     ) -> Follower:
         setup, session = self._setup, self._setup.session
-        if spec.kind == PEER:
-            return PeerLane(setup, spec, options, self._reference)
+        if spec.kind == PEER or spec is LLAMA_PLAIN_LANE:
+            return PeerLane(setup, spec, options, self._reference, self._n_remembered)
+        if spec.llama:
+            plain = next(one for one in self._followers if isinstance(one, PeerLane))
+            if spec.kind == NOISE:
+                return LlamaNoiseLane(setup, spec, options, plain)
+            return LlamaRollbackLane(setup, spec, options, plain, self._n_rs_seq(options))
         if spec.kind == PEER_NOISE:
             return PeerNoiseLane(setup, spec, options, self._reference)
         compute = spec.compute or session.compute
@@ -207,9 +221,7 @@ class Comparison:
         leader = leaders[compute]
         if spec.kind == NOISE:
             return NoiseLane(setup, spec, options, model, leader)
-        n_rs_seq = options.snapshots
-        if not options.spec.types:  # somebody else drafts
-            n_rs_seq = options.snapshots_for(options.spec.n_max)
+        n_rs_seq = self._n_rs_seq(options)
         if not spec.free:
             # the leader's tokens are decided: a replay that chose again could only leave them
             options = replace(options, replay="trust")
@@ -220,6 +232,12 @@ class Comparison:
                 "Leave out `free`, or let the options name the drafter.",
             )
         return FreeLane(setup, spec, options, model, leader, n_rs_seq, self._drafters())
+
+    def _n_rs_seq(self, options: RunOptions) -> int:
+        """Snapshot planes of a lane with these options."""
+        if options.spec.types:
+            return options.snapshots
+        return options.snapshots_for(options.spec.n_max)  # somebody else drafts
 
     def _step(self) -> None:
         admitted = self._slots.admit()

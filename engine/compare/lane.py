@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -21,7 +22,7 @@ from engine.decode.forward import Forward, RowsBySequence
 from engine.decode.recorder import PhaseClock, Recorder
 from engine.decode.round_facts import round_facts
 from engine.decode.verify_loop import valid_depth
-from engine.errors import ContextFullError, RollbackRefusedError
+from engine.errors import ContextFullError, PeerLibraryError, RollbackRefusedError, StateBlobError
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
@@ -32,13 +33,19 @@ from engine.trace.writer import TraceWriter
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSetup:
-    """What all lanes of a comparison have in common. n_seqs: sequences side by side."""
+    """What all lanes of a comparison have in common. n_seqs: sequences side by side.
+    llama_library: of the lanes of llama.cpp, None = that of its Python binding."""
 
     session: Session
     trace: TraceStore
     prompts: Sequence[Prompt]
     n_seqs: int
     n_ctx: int
+    llama_library: Path | None = None
+
+
+_STOPS = (ContextFullError, RollbackRefusedError, PeerLibraryError, StateBlobError)
+"""What ends one lane and leaves the others alone."""
 
 
 class Leader(Protocol):
@@ -158,7 +165,7 @@ class Follower(Lane):
         self.begin()
         try:
             self._follow(self._leader.round)
-        except (ContextFullError, RollbackRefusedError) as error:
+        except _STOPS as error:
             self.facts["lane_error"] = str(error)
 
     def _follow(self, round_: ReferenceRound) -> None:

@@ -28,6 +28,18 @@ _KEYS = {
 }
 _WORDS = ("batch-invariant", "free")
 """Keys without a value."""
+LLAMA = "llama.cpp"
+LLAMA_ROLLBACKS = ("planes", "checkpoint", NOISE)
+_LLAMA_KEYS = {
+    "planes": ("n_rs_seq", "step", "undo", "show-planes"),
+    "checkpoint": ("device",),
+    NOISE: (),
+}
+_LLAMA_WORDS = ("device", "show-planes")
+_LLAMA_FORMS = (
+    f"Write {LLAMA}, {LLAMA},rollback=planes[,n_rs_seq=K][,step=N][,undo=batch][,show-planes], "
+    f"{LLAMA},rollback=checkpoint[,device] or {LLAMA},rollback={NOISE}."
+)
 _PLAIN: dict[str, Any] = {
     "rollback": "checkpoint",
     "faults": (),
@@ -38,13 +50,31 @@ _PLAIN: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
+class LlamaRollback:
+    """How a lane of llama.cpp undoes rejected tokens.
+
+    by: planes (llama_memory_seq_rm), checkpoint (saved and restored), or noise: never, each round
+    starts from the exact state. on_device: checkpoints stay in the library's buffers. step: tokens
+    per batch of a verification, 0 = all in one. undoes_batch: a rejection removes the whole batch
+    and decodes what was accepted again. shows_planes: every plane is read in every round.
+    """
+
+    by: str
+    on_device: bool = False
+    step: int = 0
+    undoes_batch: bool = False
+    shows_planes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LaneSpec:
     """What a lane does differently. The name is the text it was parsed from.
 
     kind: policy, noise, reference (of another compute mode), peer or peer noise. changes: fields
     of RunOptions that replace those of the comparison. compute: mode of the weights, None = the
     session's. free: the lane drafts and accepts on its own until it emits another token than the
-    reference. seed: of the jitter of a lane of peer noise.
+    reference. seed: of the jitter of a lane of peer noise. llama: of lanes that roll back in
+    llama.cpp; they are policy and noise lanes of its own plain lane.
     """
 
     name: str
@@ -53,20 +83,23 @@ class LaneSpec:
     compute: str | None = None
     free: bool = False
     seed: int = 0
+    llama: LlamaRollback | None = None
 
     @classmethod
     def parse(cls, text: str) -> LaneSpec:
         """Read `POLICY[,key=value…]`; only `fault` may be repeated. Raises OptionError.
 
-        Beside the policies: `peer`, `noise` with split, kv, ubatch or compute, and `reference`
-        with compute.
+        Beside the policies: `llama.cpp` (also called `peer`), `llama.cpp,rollback=…`, `noise` with
+        split, kv, ubatch or compute, and `reference` with compute.
         """
         first, *settings = (part.strip() for part in text.split(","))
+        if first == LLAMA:
+            return _llama_lane(text, settings)
         kind = POLICY if first in ROLLBACK_POLICIES else first
         if kind not in _KEYS or (kind in (NOISE, REFERENCE) and not settings):
             raise OptionError(
                 f"Lane {text!r}: {first!r} is no rollback policy.",
-                f"Begin with one of {', '.join(ROLLBACK_POLICIES)}, or use {PEER}.",
+                f"Begin with one of {', '.join(ROLLBACK_POLICIES)}, or use {LLAMA}.",
             )
         changes = dict(_PLAIN)
         if kind == POLICY:
@@ -122,6 +155,14 @@ NOISE_LANE = LaneSpec(NOISE, dict(_PLAIN), NOISE)
 PEER_LANE = LaneSpec(PEER, dict(_PLAIN), PEER)
 """llama.cpp on the same file and tokens, for which llama-cpp-python has to be installed."""
 
+LLAMA_PLAIN_LANE = LaneSpec(LLAMA, dict(_PLAIN), REFERENCE)
+"""llama.cpp token by token, which its lanes with rollback are measured against."""
+
+LLAMA_NOISE_LANE = LaneSpec(
+    f"{LLAMA},rollback={NOISE}", dict(_PLAIN), NOISE, llama=LlamaRollback(NOISE)
+)
+"""llama.cpp decoding each round's batch from the exact state."""
+
 PEER_NOISE_LANES = tuple(
     LaneSpec(f"{NOISE},{PEER}={seed}", dict(_PLAIN), PEER_NOISE, seed=seed) for seed in (1, 2, 3)
 )
@@ -132,7 +173,8 @@ DEFAULT_LANES = (NOISE_LANE, LaneSpec.parse("checkpoint"), LaneSpec.parse("plane
 
 def with_mode_lanes(specs: Sequence[LaneSpec], compute: str) -> list[LaneSpec]:
     """The lanes in order, those of other compute modes than `compute` led by lanes of their mode,
-    a peer lane followed by its noise.
+    a peer lane followed by its noise; lanes that roll back in llama.cpp by the first plain lane
+    of it, with a noise lane.
 
     Such a mode has a reference lane, and a noise lane if it has policy lanes; both come before
     the mode's first lane, wherever they were given. Raises OptionError for a lane given twice and
@@ -142,7 +184,14 @@ def with_mode_lanes(specs: Sequence[LaneSpec], compute: str) -> list[LaneSpec]:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise OptionError(f"Lane {twice[0]!r} is given twice.", "Give every lane once.")
     made: list[LaneSpec] = []
+    plain = next((spec for spec in specs if spec.kind == PEER), LLAMA_PLAIN_LANE)
     for spec in specs:
+        if spec.llama:
+            others = (plain, LLAMA_NOISE_LANE, spec)
+            made.extend(one for one in others if one not in made)
+            if plain.kind == PEER and PEER_NOISE_LANES[0] not in made:
+                made.extend(PEER_NOISE_LANES)
+            continue
         mode = spec.compute or compute
         if mode != compute:
             kinds = (REFERENCE, NOISE) if spec.kind == POLICY else (REFERENCE,)
@@ -154,11 +203,50 @@ def with_mode_lanes(specs: Sequence[LaneSpec], compute: str) -> list[LaneSpec]:
             raise OptionError(f"Lane {spec.name!r} is what the reference lane is.", "Leave it out.")
         if spec not in made:
             made.append(spec)
-        if spec.kind == PEER:
+        if spec.kind == PEER and PEER_NOISE_LANES[0] not in made:
             made.extend(PEER_NOISE_LANES)
     if twice := [s.name for s in made if s.kind == REFERENCE and _n_like(made, s) > 1]:
         raise OptionError(f"Lane {twice[0]!r} is given twice.", "Give every lane once.")
     return made
+
+
+def _llama_lane(text: str, settings: Sequence[str]) -> LaneSpec:
+    if not settings:
+        return LaneSpec(text.strip(), dict(_PLAIN), PEER)
+    given: dict[str, str] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if key in given or (bool(equals and value) == (key in _LLAMA_WORDS)):
+            raise OptionError(
+                f"Lane {text!r}: {setting!r} is no setting, or given twice.", _LLAMA_FORMS
+            )
+        given[key] = value
+    by = given.pop("rollback", "")
+    if by not in LLAMA_ROLLBACKS or (wrong := set(given) - set(_LLAMA_KEYS[by])):
+        what = f"rollback {by!r} is unknown" if by not in LLAMA_ROLLBACKS else ""
+        raise OptionError(
+            f"Lane {text!r}: {what or f'{min(wrong)!r} is no setting of rollback={by}'}.",
+            _LLAMA_FORMS,
+        )
+    numbers = {key: given[key] for key in ("n_rs_seq", "step") if key in given}
+    for key, value in numbers.items():
+        if not (value.isascii() and value.isdigit() and 0 < int(value) < 1000):
+            raise OptionError(
+                f"Lane {text!r}: {key} {value!r} is no whole number from 1.", "Give a number."
+            )
+    if given.get("undo", "batch") != "batch":
+        raise OptionError(
+            f"Lane {text!r}: undo {given['undo']!r} is unknown.", "Write undo=batch, or leave it."
+        )
+    llama = LlamaRollback(
+        by, "device" in given, int(numbers.get("step", 0)), "undo" in given, "show-planes" in given
+    )
+    changes = {**_PLAIN, "rollback": "checkpoint" if by == NOISE else by}
+    if "n_rs_seq" in numbers:
+        changes["n_rs_seq"] = int(numbers["n_rs_seq"])
+    if llama.on_device:
+        changes["checkpoint_device"] = "device"
+    return LaneSpec(text.strip(), changes, NOISE if by == NOISE else POLICY, llama=llama)
 
 
 def _setting(text: str, kind: str, setting: str) -> tuple[str, str]:

@@ -25,7 +25,7 @@ from engine.decode.round_facts import RoundFacts, round_facts
 from engine.decode.verify import target_facts
 from engine.errors import ContextFullError, OutOfMemoryError
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
-from engine.memory.plane_storage import PlaneMemory
+from engine.memory.planes import PlaneMemory
 from engine.memory.policies import memory_sizes
 from engine.memory.state_file import load_state, save_state
 from engine.options import RunOptions

@@ -3,73 +3,176 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import torch
 
 from engine.compare.lane import ComparisonSetup, EngineFollower, Follower, Leader
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
-from engine.compare.llama_cpp import LlamaCpp
-from engine.compare.rounds import ReferenceRound
+from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
+from engine.compare.llama_process import LlamaEngine, LlamaProcess
+from engine.compare.rounds import ReferenceRound, SequenceRound
+from engine.compare.state_blob import RecurrentState, StateShape, decode_state
+from engine.compare.state_history import StateHistory
 from engine.errors import OptionError
+from engine.model.config import ModelConfig
 from engine.options import RunOptions
 from engine.trace.writer import RunSource, TraceWriter
 
 _FINE = 3
 
 
-class PeerLane(Follower):
-    """Decodes what the reference lane decodes, in the same batches: each sequence alone, prompts
-    in ubatches, every further token by itself. Nothing is known of its memory.
-    """
+def open_llama(path: Path, library: Path | None) -> LlamaEngine:
+    """A model in llama.cpp. Raises as LlamaProcess does."""
+    return LlamaProcess(path, library)
+
+
+class LlamaLane(Follower):
+    """A lane that llama.cpp decodes, in a context of its own; nothing is known of its memory but
+    what a lane asks for."""
 
     def __init__(
-        self, setup: ComparisonSetup, spec: LaneSpec, options: RunOptions, leader: Leader
+        self,
+        setup: ComparisonSetup,
+        spec: LaneSpec,
+        options: RunOptions,
+        leader: Leader,
+        engine: LlamaEngine,
+        n_rs_seq: int = 0,
     ) -> None:
-        session = setup.session
-        if session.path is None:
-            raise OptionError(
-                "The peer lane has no file to open: the model came from none.",
-                "Open the model from a GGUF file.",
-            )
-        self._peer = LlamaCpp(session.path, setup.n_seqs, setup.n_ctx, options.n_ubatch)
+        session, self.engine = setup.session, engine
+        told = engine.facts()
+        self.n_threads = torch.get_num_threads()
+        self.context, self.n_rs_seq = engine.open_context(
+            setup.n_seqs, setup.n_ctx, options.n_ubatch, n_rs_seq, self.n_threads
+        )
+        self.shape, self._n_layers = shape_of(session.config), told.n_layers
         writer = TraceWriter.begin(
             setup.trace,
-            RunSource("llama-cpp-python", self._peer.version),
+            RunSource("llama.cpp", told.version),
             {
                 "options": asdict(options),
-                "compute": f"llama-cpp-python {self._peer.version}",
+                "compute": told.version,
                 "model": session.identity,
                 "architecture": session.config.architecture,
                 "n_ctx": setup.n_ctx,
-                "n_rs_seq": 0,
-                "weight_bytes": self._peer.n_bytes,
+                "n_rs_seq": self.n_rs_seq,
+                "threads": self.n_threads,
+                "weight_bytes": told.n_bytes,
             },
         )
         super().__init__(setup, spec, writer.run_id)
+        self.writer = writer
         self._led_by(leader)
 
     def forget(self, seq: int) -> None:
         """A sequence has ended."""
-        self._peer.forget(seq)
+        self.engine.seq_rm(self.context, seq, -1)
+
+    def state(self, seq: int) -> RecurrentState | None:
+        """What the next batch of a sequence would read, None without recurrent layers."""
+        if self.shape is None:
+            return None
+        blob = self.engine.save(self.context, seq, PARTIAL)
+        return decode_state(blob, self.shape, self._n_layers)
+
+    def decode(self, spans: Sequence[TokenSpan]) -> torch.Tensor:
+        """Logits [n, n_vocab] of the rows asked for."""
+        return torch.from_numpy(self.engine.decode(self.context, spans))
+
+    def prompt_of(self, part: SequenceRound) -> torch.Tensor:
+        """Decode a prompt alone: logits [1, n_vocab] behind it."""
+        return self.decode([TokenSpan(part.seq, part.pos0, part.tokens, 1)])
+
+
+class PeerLane(LlamaLane):
+    """Decodes what the reference lane decodes, in the same batches: each sequence alone, prompts
+    in ubatches, every further token by itself.
+
+    It leads the lanes that roll back in llama.cpp; `round` is what it did last. before: whole
+    sequences as they were before that round. states: what it holds of each sequence now.
+    """
+
+    round: ReferenceRound
+
+    def __init__(
+        self,
+        setup: ComparisonSetup,
+        spec: LaneSpec,
+        options: RunOptions,
+        leader: Leader,
+        n_remembered: int = 0,
+    ) -> None:
+        """n_remembered: positions whose states are kept, 0 for a lane that leads no others."""
+        path = setup.session.path
+        if path is None:
+            raise OptionError(
+                "The peer lane has no file to open: the model came from none.",
+                "Open the model from a GGUF file.",
+            )
+        engine = open_llama(path, setup.llama_library)
+        try:
+            super().__init__(setup, spec, options, leader, engine)
+        except BaseException:
+            engine.close()
+            raise
+        self._n_remembered = n_remembered
+        self.before: dict[int, bytes] = {}
+        self.states: dict[int, RecurrentState | None] = {}
+        self.histories: dict[int, StateHistory] = {}
 
     def end(self, stops: Sequence[str]) -> None:
-        """The comparison has ended."""
+        """The comparison has ended; lanes that share the engine have no use for it either."""
         super().end(stops)
-        self._peer.close()
+        self.engine.close()
 
     def _follow(self, round_: ReferenceRound) -> None:
-        logits = {
-            part.seq: torch.cat(
-                [self._peer.decode(part.seq, span.pos0, span.tokens) for span in part.spans_alone]
-            )
-            for part in round_.parts
-        }
-        self._clock.stop("verify")
-        self._record_plain(round_, logits, None, wide=False)
+        parts = []
         for part in round_.parts:
-            self._compare(round_, part, logits[part.seq])
+            logits = self._prompt(part) if part.is_prompt else self._one_by_one(part)
+            parts.append(replace(part, logits=logits))
+            if self._n_remembered:
+                self.states[part.seq] = self.state(part.seq)
+        self._clock.stop("verify")
+        rows = {part.seq: part.logits for part in parts}
+        self._record_plain(round_, rows, None, wide=False)
+        for part in round_.parts:
+            self._compare(round_, part, rows[part.seq])
+        self.round = ReferenceRound(round_.number, parts, round_.memory)
+
+    def _prompt(self, part: SequenceRound) -> torch.Tensor:
+        history = self.histories[part.seq] = StateHistory(self._n_remembered)
+        if self._n_remembered and self.shape:
+            # in batches of one, to know the states of its last positions
+            n_wide = max(0, len(part.tokens) - self._n_remembered)
+            if n_wide:
+                self.decode([TokenSpan(part.seq, 0, part.tokens[:n_wide], 0)])
+            for pos in range(n_wide, len(part.tokens)):
+                self.decode([TokenSpan(part.seq, pos, [part.tokens[pos]], 0)])
+                history.add(self.state(part.seq))
+            self.forget(part.seq)
+        return self.prompt_of(part)
+
+    def _one_by_one(self, part: SequenceRound) -> torch.Tensor:
+        if self._n_remembered:
+            self.before[part.seq] = self.engine.save(self.context, part.seq, WHOLE)
+        rows = []
+        for span in part.spans_alone:
+            rows.append(self.decode([TokenSpan(part.seq, span.pos0, span.tokens, 1)]))
+            if self._n_remembered and self.shape:
+                self.histories[part.seq].add(self.state(part.seq))
+        return torch.cat(rows)
+
+
+def shape_of(config: ModelConfig) -> StateShape | None:
+    """What llama.cpp keeps of the recurrent layers of a model, None without any."""
+    ssm = config.ssm
+    if ssm is None or not config.n_recurrent:
+        return None
+    layers = tuple(i for i, flag in enumerate(config.recurrent_layers) if flag)
+    return StateShape(layers, ssm.n_v_heads, ssm.d_state, ssm.d_state, ssm.conv_dim, ssm.d_conv - 1)
 
 
 class PeerNoiseLane(EngineFollower):

@@ -144,10 +144,12 @@ class Recorder:
         all_facts: Sequence[RoundFacts],
         memory: HybridMemory | None,
         clock: PhaseClock,
+        told: Mapping[str, Any] | None = None,
     ) -> None:
         """Close a round: token, memory and round rows of every sequence in it.
 
-        Without a memory, as of another program, nothing is observed of it.
+        Without a memory, as of another program, nothing is observed of it but what is told:
+        columns of every row.
 
         Each row carries the time spent on its sequence; what was spent on several is divided
         among them, so that the sum over rows is the time that passed.
@@ -160,7 +162,7 @@ class Recorder:
         traffic = self._traffic(memory.recurrent, n) if memory else []
         self._unanswered.extend(all_facts)
         for i, facts in enumerate(all_facts):
-            columns: dict[str, Any] = {"round": round_, "t_ms": self._elapsed_ms}
+            columns: dict[str, Any] = {"round": round_, "t_ms": self._elapsed_ms, **(told or {})}
             slots: Sequence[SnapshotSlot] = ()
             if memory:
                 columns |= traffic[i]

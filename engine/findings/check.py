@@ -13,6 +13,7 @@ from engine.findings import (
     logits,
     observed,
     positions,
+    rescored,
     snapshots,
     states,
 )
@@ -22,7 +23,18 @@ from engine.trace.store import TraceStore
 
 RULES: dict[str, Rule] = {
     rule.id: rule
-    for module in (cells, positions, snapshots, states, logits, crosstalk, drafting, cost, observed)
+    for module in (
+        cells,
+        positions,
+        snapshots,
+        states,
+        logits,
+        crosstalk,
+        drafting,
+        cost,
+        observed,
+        rescored,
+    )
     for rule in module.RULES
 }
 

@@ -50,8 +50,19 @@ RULES = (
         "Figures that another engine told cannot all be true: a counter fell, more was accepted "
         "than drafted, or sums differ. Rounds are told from such counters, so nothing behind the "
         "contradiction is shown.",
-        "Check the build of the server; the rules were proven on llama.cpp 0c1e57098.",
+        "Check the build of the server, the rules were proven on llama.cpp 0c1e57098; of a record, "
+        "check that nobody has changed it.",
         _told("counters-contradict"),
+    ),
+    Rule(
+        "counters-differ",
+        WARNING,
+        "Counters of the server differ",
+        "The sums that the server keeps for all requests moved by more, or by less, than the "
+        "replies to these requests told. Another client may have used the server meanwhile; "
+        "otherwise one of the two is wrong.",
+        "Send the requests again to a server that nobody else uses.",
+        _told("counters-differ"),
     ),
     Rule(
         "log-of-another-run",

@@ -94,6 +94,7 @@ class Tokenizer:
         self._specials = _longest_first(tokens, types)
         self._always = [(text, i) for text, i in self._specials if types[i] == _USER_DEFINED]
         self._bytes: dict[int, bytes] = {}
+        self._by_piece: dict[bytes, tuple[int, ...]] | None = None
 
     @classmethod
     def from_gguf(cls, file: TypedMetadata, cancelled: Callable[[], bool] = never) -> Tokenizer:
@@ -167,6 +168,15 @@ class Tokenizer:
             known = bytes_of(token) if kind == TokenType.NORMAL else token.encode()
             self._bytes[token_id] = known
         return known
+
+    def ids_of_piece(self, piece: bytes) -> tuple[int, ...]:
+        """The tokens that add exactly these bytes to a text."""
+        if self._by_piece is None:
+            self._by_piece = {}
+            for token_id in range(self.n_vocab):
+                found = self.piece(token_id, special=False)
+                self._by_piece[found] = (*self._by_piece.get(found, ()), token_id)
+        return self._by_piece.get(piece, ())
 
     def is_control(self, token_id: int) -> bool:
         """Whether the token steers the model and stands for no text."""

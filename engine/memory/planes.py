@@ -1,9 +1,14 @@
-"""Snapshot planes: plane r holds the state r tokens before the newest.
+"""Snapshot planes in cells, for the policies `planes`, `carry` and `checkpoint`.
+
+Every recurrent layer has K = R + 1 planes of n_cells rows; row plane * n_cells + cell is a
+state, and plane r of a cell holds what its sequence was r tokens before the newest. A forward
+pass writes planes 0 .. min(n, K) - 1 of n tokens, then the older states that the policy
+carries on. A rollback only records the plane that the next pass reads.
 
 Plain planes (llama.cpp #22400): after a ubatch of n tokens the planes 0 .. min(n, K) - 1 are fresh
-and deeper ones keep what they held. Upstream accepts any rollback up to R = K - 1; here the bound
-is what is truthful, so a stale plane is never read. A rollback only records which plane the next
-ubatch reads, and a second one before that is refused (single use).
+and deeper ones keep what they held. Upstream accepts any rollback up to R; here the bound is what
+is truthful, so a stale plane is never read, and a second rollback before the next ubatch is refused
+(single use).
 
 Planes with a rolling carry (llama.cpp #25004): a ubatch of n < K tokens leaves K - n planes free
 of new states. They receive the states that were newest before it, so history survives ubatches of
@@ -12,7 +17,294 @@ any length. Rollbacks accumulate until the next ubatch. The price is a copy of e
 
 from __future__ import annotations
 
-from engine.memory.plane_storage import PlaneMemory
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.batch import UBatch
+from engine.graphs import PassInputs
+from engine.memory.cells import NONE, RecurrentCells, UBatchCells
+from engine.memory.pool import PoolRows
+from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
+from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
+from engine.transfer import upload
+
+# (planes, cells) if the rows are neighbours: a view; else int64 row numbers: a copy
+PlaneRows = tuple[int | slice, slice] | torch.Tensor
+
+_FREE: tuple[str, int | None] = ("free", None)
+_NEWEST: tuple[str, int | None] = ("fresh", 0)
+_FOREIGN: tuple[str, int | None] = ("stale", None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One forward pass between `begin` and `commit`.
+
+    cells: the bookkeeping as it will be. here: cells written. n_fresh: planes written with new
+    states. depths, n_carried: by row, the depth it will have and how many older states move on.
+    states, windows: rows read as input, of windows and of other states. carried: rows that move on,
+    None if there are none.
+    moves: rows from and to which the states of idle cells move; moved: their sequences.
+    numbers: in place of these rows, if the pass goes by numbers on the device.
+    """
+
+    cells: RecurrentCells
+    seqs: tuple[int, ...]
+    n_tokens: int
+    n_fresh: int
+    depths: list[int]
+    n_carried: list[int]
+    here: slice
+    zero: int
+    states: PlaneRows | None
+    windows: PlaneRows | None
+    carried: PlaneRows | None
+    moves: tuple[torch.Tensor, torch.Tensor] | None
+    moved: list[int]
+    numbers: PoolRows | None
+
+
+class PlaneMemory(SnapshotPolicy):
+    """A policy says how deep a rollback may be now (valid_depth) and after a pass
+    (guaranteed_depth); states beyond the fresh ones up to that depth are carried on.
+
+    While sequences share a cell (seq_cp), partial rollbacks of any of them are refused: the index
+    of the plane to read would have to differ between owners of one row. Full removal is not. The
+    first owner to decode takes a cell of its own, which needs no copy of the state.
+    """
+
+    def __init__(
+        self,
+        layout: RecurrentLayout,
+        n_seqs: int,
+        n_rs_seq: int,
+        device: torch.device,
+        faults: Collection[str] = (),
+    ) -> None:
+        super().__init__(layout, n_seqs, n_rs_seq, device, faults)
+        self.cells = RecurrentCells(n_seqs)
+        self._n_planes = n_rs_seq + 1
+        self._states = {
+            key: self._zeros(self._n_planes, n_seqs, *one.shape)
+            for key, one in layout.states.items()
+        }
+        self._depth = [0] * n_seqs
+        self._planes = [[_FREE] * self._n_planes for _ in range(n_seqs)]
+        self._step: _Step | None = None
+
+    def _begin(self, ubatch: UBatch, by_index: bool) -> None:
+        cells, seqs = self.cells.copy(), ubatch.seq_ids
+        slot = cells.find_slot(seqs)
+        n = ubatch.n_seq_tokens
+        depths = [self.guaranteed_depth(seq, n) for seq in seqs]
+        n_carried = [max(0, depth - n + 1) for depth in depths]
+        read = [self._pending[seq] for seq in seqs]
+        newest = [0] * len(seqs) if "no-conv-rollback" in self.faults else read
+        moves, moved = self._moves(cells, slot)
+        at_home = slot.sources == tuple(range(slot.first, slot.first + len(seqs)))
+        numbers = states = windows = carried = None
+        if by_index and at_home and slot.zero == NONE and not moves:
+            numbers = self._numbers(slot.sources, read, newest, n, n_carried)
+        else:
+            states = self._rows(slot, read)
+            windows = states if newest is read else self._rows(slot, newest)
+            carried = self._carried_rows(slot, read, n_carried, n)
+        self._step = _Step(
+            cells,
+            seqs,
+            n,
+            min(n, self._n_planes),
+            depths,
+            n_carried,
+            slice(slot.first, slot.first + len(seqs)),
+            slot.zero,
+            states,
+            windows,
+            carried,
+            moves,
+            moved,
+            numbers,
+        )
+
+    def pass_inputs(self) -> PassInputs | None:
+        numbers = self._running().numbers
+        return numbers.pass_inputs() if numbers else None
+
+    def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
+        step, planes, recurrence = self._running(), self._states[key], self.layout.states[key]
+        if step.numbers:
+            return step.numbers.advance(recurrence, planes.flatten(0, 1), inputs)
+        start, carried = self._collect(step, planes, recurrence.is_window)
+        slots = planes[: step.n_fresh, step.here].unbind(0)
+        o = recurrence.into(inputs, start, slots, invariant=self.batch_invariant)
+        if carried is not None:
+            planes[step.n_tokens : step.n_tokens + len(carried), step.here] = carried
+        return o
+
+    def _commit(self, ubatch: UBatch) -> None:
+        step = self._running()
+        own = [self.cells.tail[seq] == step.cells.tail[seq] for seq in step.seqs]
+        self.cells, self._step = step.cells, None
+        for seq in step.moved:
+            self._pending[seq] = self._depth[seq] = 0
+            self._planes[seq] = [_NEWEST] + [_FOREIGN] * self.n_rs_seq
+        for row, seq in enumerate(step.seqs):
+            self._planes[seq] = self._written(seq, step, step.n_carried[row], own[row])
+            self._depth[seq] = step.depths[row]
+        n_moved = step.moves[0].numel() if step.moves else 0
+        self.traffic.written += step.n_fresh * len(step.seqs) * self.layout.n_bytes
+        self.traffic.copied += (sum(step.n_carried) + n_moved) * self.layout.n_bytes
+
+    def _move_cursor(self, seq: int, depth: int) -> None:
+        super()._move_cursor(seq, depth - ("plane-off-by-one" in self.faults))
+
+    def _share(self, src: int, dst: int) -> None:
+        self.cells.seq_cp(src, dst)
+        self._depth[dst], self._planes[dst] = self._depth[src], self._planes[src][:]
+
+    def _input(self, key: StateKey) -> torch.Tensor:
+        step, planes = self._running(), self._states[key]
+        is_window = self.layout.states[key].is_window
+        if step.numbers:
+            rows = step.numbers.windows if is_window else step.numbers.states
+            return _pick(planes, rows.read)
+        return _pick(planes, step.windows if is_window else step.states)
+
+    def _put(self, seq: int, states: Mapping[StateKey, torch.Tensor]) -> None:
+        cell = self.cells.claim(seq)
+        self._planes[seq][0] = _NEWEST
+        for key, planes in self._states.items():
+            planes[0, cell] = states[key]
+
+    def slots(self, seq: int) -> list[SnapshotSlot]:
+        found = [SnapshotSlot(r, name, age) for r, (name, age) in enumerate(self._planes[seq])]
+        idx = self._pending[seq]
+        if self.cells.tail[seq] != NONE:
+            found[idx] = SnapshotSlot(idx, "pending" if idx else "live", found[idx].age)
+        return found
+
+    def _forget(self, seq: int) -> None:
+        self.cells.release(seq)
+        self._depth[seq] = 0
+        self._planes[seq] = [_FREE] * self._n_planes
+
+    def _running(self) -> _Step:
+        assert self._step is not None  # begin comes first
+        return self._step
+
+    def _rows(self, slot: UBatchCells, read: Sequence[int]) -> PlaneRows:
+        """The rows of the ubatch's input, one per sequence, in these planes."""
+        here = range(slot.first, slot.first + len(read))
+        if slot.sources == tuple(here) and len(set(read)) == 1:
+            return read[0], slice(here.start, here.stop)
+        rows = [p * self.n_seqs + c for p, c in zip(read, slot.sources, strict=True)]
+        return self._row_numbers(rows)
+
+    def _carried_rows(
+        self, slot: UBatchCells, read: Sequence[int], n_carried: Sequence[int], n: int
+    ) -> PlaneRows | None:
+        """The rows that become planes n, n + 1, … of the cells written: [n_planes, n_seqs]."""
+        n_planes = max(n_carried)
+        if n_planes == 0:
+            return None
+        here = range(slot.first, slot.first + len(read))
+        if slot.sources == tuple(here) and len(set(read)) == len(set(n_carried)) == 1:
+            return slice(read[0], read[0] + n_planes), slice(here.start, here.stop)
+        rows = [
+            (p + i) * self.n_seqs + source if i < count else (n + i) * self.n_seqs + cell
+            for i in range(n_planes)
+            for p, source, cell, count in zip(read, slot.sources, here, n_carried, strict=True)
+        ]  # a sequence with less to carry keeps what its deeper planes held
+        return self._row_numbers(rows).view(n_planes, len(read))
+
+    def _numbers(
+        self,
+        cells: Sequence[int],
+        states: Sequence[int],
+        windows: Sequence[int],
+        n: int,
+        n_carried: Sequence[int],
+    ) -> PoolRows:
+        """A pass whose sequences stay in these cells and read these planes."""
+
+        def rows(planes: Iterable[int], cells: Iterable[int]) -> list[int]:
+            return [plane * self.n_seqs + cell for plane, cell in zip(planes, cells, strict=True)]
+
+        fresh = range(min(n, self._n_planes))
+        carried = [
+            (plane + i, n + i, cell)
+            for plane, cell, count in zip(states, cells, n_carried, strict=True)
+            for i in range(count)
+        ]
+        start, to, where = zip(*carried, strict=True) if carried else ((), (), ())
+        return PoolRows.on(
+            self.device,
+            rows(states, cells),
+            rows(windows, cells),
+            [rows(fresh, [cell] * len(fresh)) for cell in cells],
+            rows(start, where),
+            rows(to, where),
+        )
+
+    def _moves(
+        self, cells: RecurrentCells, slot: UBatchCells
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor] | None, list[int]]:
+        """What becomes of idle cells in the range: their logical state has to be in plane 0."""
+        start: list[int] = []
+        to: list[int] = []
+        moved: list[int] = []
+        for cell in slot.idle:
+            owners, source = cells.owners[cell], cells.src0[cell]
+            if not owners:
+                continue
+            idx = self._pending[min(owners)]
+            if source != cell or idx:
+                start.append(idx * self.n_seqs + source)
+                to.append(cell)
+                moved.extend(owners)
+        return (self._row_numbers(start), self._row_numbers(to)) if to else None, moved
+
+    def _row_numbers(self, rows: list[int]) -> torch.Tensor:
+        return upload(rows, self.device)
+
+    def _collect(
+        self, step: _Step, planes: torch.Tensor, is_window: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Read all that is read before anything is written, then move the idle states.
+
+        The input may be a view: idle states do not move into the cells that the ubatch owns.
+        """
+        if step.zero != NONE:
+            planes[0, step.zero] = 0.0
+        taken = _pick(planes, step.windows if is_window else step.states)
+        carried = None
+        if step.carried is not None:
+            carried = _pick(planes, step.carried)
+            if not isinstance(step.carried, torch.Tensor):
+                carried = carried.clone()
+        if step.moves:
+            flat, (start, to) = planes.flatten(0, 1), step.moves
+            flat[to] = flat[start]
+        return taken, carried
+
+    def _written(
+        self, seq: int, step: _Step, n_carried: int, own: bool
+    ) -> list[tuple[str, int | None]]:
+        """The planes of a sequence after a pass; `own`: it stayed in its cell."""
+        n, fresh = step.n_tokens, step.n_fresh
+        kept = fresh + n_carried
+        planes: list[tuple[str, int | None]] = [("fresh", r) for r in range(fresh)]
+        planes += [("carried", r) for r in range(fresh, kept)]
+        for name, age in self._planes[seq][kept:]:
+            if name == "free":
+                planes.append(_FREE)
+            elif own and age is not None and age >= self._pending[seq]:
+                planes.append(("stale", age + n - self._pending[seq]))
+            else:
+                planes.append(_FOREIGN)  # of rejected tokens, or of another sequence
+        return planes
 
 
 class PlanesMemory(PlaneMemory):
@@ -37,3 +329,8 @@ class CarryMemory(PlaneMemory):
 
     def guaranteed_depth(self, seq: int, n_last: int) -> int:
         return min(self.n_rs_seq, max(0, self._depth[seq] - self._pending[seq]) + n_last)
+
+
+def _pick(planes: torch.Tensor, rows: PlaneRows | None) -> torch.Tensor:
+    assert rows is not None  # a pass by numbers has none of these
+    return planes.flatten(0, 1)[rows] if isinstance(rows, torch.Tensor) else planes[rows]

@@ -158,6 +158,10 @@ class ServerClient:
             raise self._foreign("/apply-template")
         return str(reply["prompt"])
 
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON that a path answers, to a body with POST. Raises ServerError."""
+        return self._call(self._json("GET" if body is None else "POST", path, body))
+
     def stream(
         self, request: int, path: str, body: bytes, inbox: Inbox, conversation: str | None = None
     ) -> Callable[[], None]:
@@ -245,7 +249,8 @@ class ServerClient:
                 verify=ssl.create_default_context(),
                 trust_env=not is_loopback(url.hostname or ""),
                 timeout=httpx.Timeout(CONNECT_S),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=8),
+                # a server may close an idle connection just when it is used again
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             )
         return self._http
 

@@ -6,6 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from engine.trace.records import MISSING
+from engine.trace.store import TraceStore
+
 _PREFIX = "llamacpp:"
 _POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 _EXACT = 1e6  # beyond, llama-server prints six digits of it
@@ -17,6 +22,14 @@ DRAFTED = "spec_decode_num_draft_tokens_total"
 ACCEPTED = "spec_decode_num_accepted_tokens_total"
 PREDICTED = "tokens_predicted_total"
 PROMPT = "prompt_tokens_total"
+NAMES = {
+    DRAFTS: "drafts",
+    DRAFTED: "drafted tokens",
+    ACCEPTED: "accepted tokens",
+    PREDICTED: "emitted tokens",
+    PROMPT: "prompt tokens",
+}
+"""Counters that can be compared with what is recorded, as users call them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +106,39 @@ def movement(before: Counters, after: Counters) -> Movement:
     earlier = before.per_position + (0.0,) * len(after.per_position)
     places = tuple(b - a for a, b in zip(earlier, after.per_position, strict=False))
     return Movement(moved, slack, places)
+
+
+def counted(trace: TraceStore, run_id: int) -> dict[str, int]:
+    """What was recorded of a run, by the names of the server's counters. A row that stands for
+    several rounds counts as so many drafts."""
+    rounds, n = trace.rounds, len(trace.rounds)
+    is_ours = rounds.column("run_id", 0, n) == run_id
+    drafted, accepted, emitted, merged, width = (
+        rounds.column(name, 0, n)[is_ours]
+        for name in (
+            "num_draft_tokens",
+            "num_accepted_draft_tokens",
+            "num_emitted",
+            "n_merged",
+            "verify_width",
+        )
+    )
+    return {
+        DRAFTS: int(np.maximum(merged, 1)[drafted > 0].sum()),
+        DRAFTED: int(np.maximum(drafted, 0).sum()),
+        ACCEPTED: int(np.maximum(accepted, 0).sum()),
+        PREDICTED: int(np.maximum(emitted, 0).sum()),
+        PROMPT: int(np.maximum(width, 0)[drafted == MISSING].sum()),
+    }
+
+
+def differences(moved: Movement, counts: Mapping[str, int]) -> list[str]:
+    """Where counts made here contradict the server's: "accepted tokens 43, here 42"."""
+    return [
+        f"{NAMES[name]} {moved.moved[name]:.0f}, here {count}"
+        for name, count in counts.items()
+        if moved.differs(name, count)
+    ]
 
 
 def _rounding(value: float) -> float:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.observe.log import LogRound
 from engine.observe.rounds import ObservedRound, StreamedToken
 from engine.observe.shares import PlaneReach
+from engine.trace.records import N_TOP
 from engine.trace.writer import TraceWriter
 
 COLUMNS = {
@@ -66,6 +68,8 @@ class RowWriter:
     def __init__(self, writer: TraceWriter, reach: PlaneReach) -> None:
         self._writer, self._reach = writer, reach
         self._n_rounds = 0
+        self.drafters: list[str] = []
+        """The server's drafters, as far as known."""
 
     def write(self, ready: ReadyRow) -> None:
         """One row and its tokens, as the round after the last one written."""
@@ -114,6 +118,7 @@ class RowWriter:
             **ids,
             t_ms=max(ready.t_ms, 0.0),
             pos0=ready.n_prompt + one.first - 2,
+            drafter=self._drafter(one),
             accept_rule="match" if one.drafted else "",
             num_draft_tokens=one.drafted,
             num_accepted_draft_tokens=one.accepted,
@@ -128,11 +133,26 @@ class RowWriter:
             verify_width=one.drafted + 1 if is_one else None,
             total_ms=one.name_ms - one.before_ms,
             n_merged=one.n_merged if not is_one else None,
+            **_of_log(one.log),
         )
+        if one.drafted and is_one and (drafter := self._drafter(one)):
+            self._writer.append("drafts", **ids, drafter=drafter, num_draft_tokens=one.drafted)
+
+    def _drafter(self, one: ObservedRound) -> str:
+        """Whose draft was verified: the log's word, or the server's only drafter."""
+        if not one.drafted:
+            return ""
+        if one.log is not None and one.log.drafter:
+            return one.log.drafter
+        return self.drafters[0] if len(self.drafters) == 1 else ""
 
     def _tokens(self, ids: dict[str, int], n_prompt: int, one: ObservedRound) -> None:
         first_pos = n_prompt + one.first - 1
-        for i, (token, kind) in enumerate(zip(one.tokens, one.kinds(), strict=True)):
+        kinds = one.kinds()
+        n_kept = kinds.count("accepted")
+        for i, (token, kind) in enumerate(zip(one.tokens, kinds, strict=True)):
+            if i == n_kept:
+                self._undone_tokens(ids, first_pos, one)
             self._writer.append(
                 "tokens",
                 **ids,
@@ -140,7 +160,33 @@ class RowWriter:
                 kind=kind,
                 token_id=token.token_id,
                 text=self._text(token),
-                draft_index=i if kind == "accepted" else None,
+                **(_drafted(one.log, i) if kind == "accepted" else {}),
+            )
+
+    def _undone_tokens(self, ids: dict[str, int], first_pos: int, one: ObservedRound) -> None:
+        """What was drafted and not accepted, and what was decoded again, as the log tells."""
+        log = one.log
+        if log is None:
+            return
+        for i in range(one.accepted, len(log.draft)):
+            self._writer.append(
+                "tokens",
+                **ids,
+                pos=first_pos + i,
+                kind="rejected" if i == one.accepted else "ignored",
+                token_id=log.draft[i].token_id,
+                **_drafted(log, i),
+            )
+        for i in range(one.accepted if log.restored else 0):
+            token = one.tokens[i] if i < len(one.tokens) else StreamedToken()
+            self._writer.append(
+                "tokens",
+                **ids,
+                pos=first_pos + i,
+                kind="replayed",
+                token_id=token.token_id,
+                text=self._text(token),
+                draft_index=i,
             )
 
     def _text(self, token: StreamedToken) -> str | None:
@@ -165,3 +211,24 @@ def _stop_kind(one: ObservedRound) -> str:
         return "end"
     kinds = one.kinds()
     return "" if not kinds or kinds[-1] == "unknown" else kinds[-1]
+
+
+def _drafted(log: LogRound | None, index: int) -> dict[str, Any]:
+    """Columns of a drafted token."""
+    if log is None or index >= len(log.draft):
+        return {"draft_index": index}
+    one = log.draft[index]
+    return {
+        "draft_index": index,
+        "draft_p": one.p,
+        "draft_top_id": [token for token, _ in one.tops[:N_TOP]],
+        "draft_top_p": [p for _, p in one.tops[:N_TOP]],
+    }
+
+
+def _of_log(log: LogRound | None) -> dict[str, Any]:
+    """Columns of a round that only the log tells."""
+    if log is None:
+        return {}
+    phases = {f"{phase}_ms": ms for phase, ms in log.phases.items()}
+    return {"checkpoint_bytes": log.checkpoint_bytes, **phases}

@@ -14,7 +14,10 @@ from pathlib import PurePath, PureWindowsPath
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from engine.observe.counters import counted, differences, movement, read_counters
 from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter
+from engine.observe.join import AnotherRunError, LogJoin
+from engine.observe.log import LogReader
 from engine.observe.rounds import ContradictionError, ObservedRound, StreamRounds
 from engine.observe.shares import PlaneReach
 from engine.observe.stream import Chunk, EventReader, Timings, UnreadableError, read_json
@@ -144,7 +147,7 @@ class ObservedRequest:
         self._is_over = True
         for answer in self._answers.values():
             try:
-                answer.end()
+                answer.end(at_ms)
             except ContradictionError as error:
                 self._contradicts(answer, error)
         self._run.release(at_ms)
@@ -232,6 +235,8 @@ class ObservedRun:
         self._ready: list[tuple[float, int, int, ReadyRow]] = []
         self._n_ready = 0
         self._patience_ms = patience_ms
+        self._log: LogReader | None = None
+        self._in_log: set[int] = set()
         self._writer = TraceWriter.begin(
             store,
             RunSource(server.engine, version),
@@ -277,11 +282,46 @@ class ObservedRun:
         return found
 
     def log(self, text: str) -> None:
-        """Lines that the server wrote into its log, cut anywhere."""
+        """Lines that the server wrote into its log, cut anywhere. From the first call on, rows wait
+        for what the log tells of them. Raises TraceFileError for a log that cannot be read."""
+        reader = self.listen_to_log()
+        reader.feed(text)
+        self._learn_from_log(reader)
+
+    def log_ended(self) -> None:
+        """The log is complete, its last line too."""
+        if self._log is not None:
+            self._log.end()
+            self._learn_from_log(self._log)
+
+    def listen_to_log(self) -> LogReader:
+        """Rows wait for what the server's log tells of them, from now on."""
+        if self._log is None:
+            self._log = LogReader()
+        return self._log
+
+    def _learn_from_log(self, reader: LogReader) -> None:
+        if reader.n_rs_seq is not None:
+            self._reach.tell(reader.n_rs_seq)
+        if reader.drafters:
+            self._rows.drafters = reader.drafters
+        if reader.is_synthetic:
+            self._writer.set_facts(synthetic=True)
+        for answer in self._answers:
+            answer.join_log()
 
     def counters(self, before: str, after: str) -> None:
-        """Replies of /metrics before and after; a difference from what was counted here becomes a
-        finding."""
+        """Replies of /metrics before and after, all requests being over; a difference from what
+        was counted here becomes a finding. Raises ValueError for a text that is none."""
+        self.release(math.inf)
+        moved = movement(read_counters(before), read_counters(after))
+        store = self._writer.store
+        if found := differences(moved, counted(store, self.run_id)):
+            self.find(
+                "counters-differ",
+                "The server counted other sums than its replies told.",
+                "; ".join(found),
+            )
 
     def find(
         self,
@@ -310,6 +350,8 @@ class ObservedRun:
         for request in self._requests:
             if not request.is_over:
                 request.broke(error or "The run was ended before the reply was complete.", math.inf)
+        for answer in self._answers:
+            answer.give_up_log()
         self.release(math.inf)
         stops = [answer.stop or "stopped" for answer in self._answers]
         self._writer.set_facts(told_timings=[one.told_object() for one in self._answers])
@@ -325,7 +367,14 @@ class ObservedRun:
 
     def learn_drafters(self, types: str) -> None:
         """The server's drafters, as `speculative.types` names them."""
-        self._writer.set_facts(speculative_types=[one for one in types.split(",") if one])
+        named = [one for one in types.split(",") if one]
+        self._writer.set_facts(speculative_types=named)
+        if not self._rows.drafters:
+            self._rows.drafters = [one for one in named if one != "none"]
+
+    def new_join(self) -> LogJoin | None:
+        """How an answer is joined with the log, None without one."""
+        return LogJoin(self._log, self._in_log) if self._log is not None else None
 
     @property
     def n_answers(self) -> int:
@@ -347,6 +396,9 @@ class ObservedRun:
         if math.isinf(at_ms):
             until = math.inf
         else:
+            for one in self._answers:
+                if one.waits_since_ms < at_ms - self._patience_ms:
+                    one.give_up_log()
             open_ends = [one.next_ms for one in self._answers if one.is_open]
             until = max(min(open_ends, default=math.inf), at_ms - self._patience_ms)
         while self._ready and self._ready[0][0] <= until:
@@ -371,6 +423,10 @@ class _Answer:
         self._parts: list[tuple[int, float]] = []
         self._told: Timings | None = None
         self._n_untimed = 0
+        self._n_written = 0
+        self._over_ms = math.inf
+        self._join: LogJoin | None = None
+        self._is_apart = False
 
     @property
     def n_tokens(self) -> int:
@@ -381,14 +437,26 @@ class _Answer:
     def is_open(self) -> bool:
         """Whether rows may follow that end before now."""
         begun = self._zero_ms is not None or bool(self._parts)
-        return begun and not (self._is_over or self.is_broken)
+        return (begun and not (self._is_over or self.is_broken)) or self._is_waiting
 
     @property
     def next_ms(self) -> float:
         """No row that follows ends before this time."""
-        if self._zero_ms is None or self._told is None:
-            return self._sent_ms
-        return self._zero_ms + self._told.prompt_ms + self._rounds.open_ms
+        if self._zero_ms is None or self._told is None or not self._n_written:
+            return self._sent_ms  # parts of the prompt end long before its first token
+        name_ms = self._rounds.open_ms
+        if self._join is not None and self._join.waiting:
+            name_ms = min(name_ms, self._join.waiting[0].name_ms)
+        return self._zero_ms + self._told.prompt_ms + name_ms
+
+    @property
+    def waits_since_ms(self) -> float:
+        """When the answer was over, if rows of it still wait for the log."""
+        return self._over_ms if self._is_waiting and self._is_over else math.inf
+
+    @property
+    def _is_waiting(self) -> bool:
+        return self._join is not None and bool(self._join.waiting)
 
     def take(self, chunk: Chunk, at_ms: float) -> None:
         """A chunk of this answer. Raises ContradictionError."""
@@ -411,12 +479,42 @@ class _Answer:
         self._is_whole = chunk.last and _ends_whole(chunk.final, self._body, chunk.timings)
         self._push(self._rounds.add(chunk))
 
-    def end(self) -> None:
+    def end(self, at_ms: float) -> None:
         """The answer is over. Raises ContradictionError."""
         if not self._is_over:
-            self._is_over = True
+            self._is_over, self._over_ms = True, at_ms
             if not self.is_broken:
                 self._push(self._rounds.end(is_whole=self._is_whole))
+            join = self._run.new_join() if self._zero_ms is None else None
+            if join is not None and self._told is not None:
+                join.take_sums(self._told)
+
+    def join_log(self) -> None:
+        """The log may tell more of the rows that wait."""
+        if self._join is None:
+            return
+        assert self._told is not None
+        try:
+            self._write(self._join.joined(self._told, is_over=self._is_over))
+        except AnotherRunError as error:
+            self._keep_apart(f"{error}")
+
+    def give_up_log(self) -> None:
+        """The log tells nothing of the rows that wait."""
+        if self._join is None or not self._join.waiting:
+            return
+        what = "ended before this request did" if self._join.is_found else "has no such request"
+        self._keep_apart(f"the log {what}")
+
+    def _keep_apart(self, why: str) -> None:
+        assert self._join is not None
+        join, self._join, self._is_apart = self._join, None, True
+        self._run.find(
+            "log-of-another-run",
+            f"The log was not joined to sequence {self.seq_id}: {why}.",
+            seq_id=self.seq_id,
+        )
+        self._write(join.give_up())
 
     def told_object(self) -> dict[str, float] | None:
         """The server's own counters as they were told last."""
@@ -431,12 +529,22 @@ class _Answer:
         if len(self._parts) < _LONGEST_TEXT:
             self._parts.append((chunk.processed, chunk.timings.prompt_ms))
 
-    def _push(self, rounds: Iterable[ObservedRound]) -> None:
+    def _push(self, rounds: list[ObservedRound]) -> None:
+        if self._join is None and not self._is_apart and rounds and rounds[0].first == 1:
+            self._join = self._run.new_join()
+        if self._join is None:
+            self._write(rounds)
+        else:
+            self._join.add(rounds)
+            self.join_log()
+
+    def _write(self, rounds: Iterable[ObservedRound]) -> None:
         told, zero = self._told, self._zero_ms
         if told is None or zero is None:
             return
         n_prompt = told.cache_n + told.prompt_n
         for one in rounds:
+            self._n_written += 1
             if one.first == 1:
                 self._push_prompt(one, told, zero)
                 continue

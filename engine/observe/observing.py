@@ -5,10 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
 from engine.errors import OptionError, ServerError
+from engine.findings.check import record_findings
 from engine.observe.client import Arrival, Inbox, ServerClient
 from engine.observe.counters import Movement, movement, read_counters
 from engine.observe.observed_run import ObservedRequest, ObservedRun, ServerFacts
@@ -50,6 +52,7 @@ class ServerRun:
         trace: TraceStore,
         *,
         parallel: int = 1,
+        log: Path | None = None,
         **facts: Any,
     ) -> None:
         self.trace, self.done = trace, False
@@ -198,7 +201,11 @@ class ServerRun:
             one.observed.done(at_ms)
             self._over(one)
         else:
-            one.observed.broke(arrival.reason, at_ms)
+            if one.observed.facts.get("status", 200) == 200:
+                one.observed.broke(arrival.reason, at_ms)
+            else:  # refused: nothing was cut short
+                one.observed.facts["error"] = arrival.reason
+                one.observed.done(at_ms)
             self._over(one, arrival.error or ServerError(arrival.reason, _SEND_AGAIN))
 
     def _over(self, one: _Sent, error: ServerError | None = None) -> None:
@@ -208,8 +215,6 @@ class ServerRun:
         said = facts.get("error")
         if error is None and isinstance(said, str):
             error = ServerError(said if said.endswith(".") else f"{said}.", _SEND_AGAIN)
-        if error is None and not facts.get("complete"):
-            error = ServerError("The server ended its reply too early.", _SEND_AGAIN)
         if error is not None:
             self.errors.append(error)
 
@@ -224,25 +229,25 @@ class ServerRun:
         self.done = True
         self._count()
         self._observed.end(self.errors[0].message if self.errors else None)
+        record_findings(self.trace, [self.run_id])
 
     def _count(self) -> None:
         """Compare the server's counters with what was recorded."""
         before, until = self._before, perf_counter() + _SETTLE_S
-        after = self._metrics() if before else None
-        if before is None or after is None:
+        if before is None:
             return
         try:
-            first, last = read_counters(before[0]), read_counters(after[0])
-            while last.busy and perf_counter() < until:
+            while (after := self._metrics()) is not None:
+                first, last = read_counters(before[0]), read_counters(after[0])
+                if not last.busy or perf_counter() >= until:
+                    break
                 sleep(LOOK_S)
-                after = self._metrics()
-                if after is None:
-                    return
-                last = read_counters(after[0])
         except ValueError:
             self.uncounted = "The server's /metrics cannot be read."
             return
-        if after[1] != before[1]:
+        if after is None:
+            self.uncounted = "The server's /metrics does not answer any more."
+        elif after[1] != before[1]:
             self.uncounted = "The server was started again in the meantime."
         elif first.busy or last.busy:
             self.uncounted = "The server works at requests of others."
@@ -250,7 +255,7 @@ class ServerRun:
             self.counted = movement(first, last)
             if self.counted.restarted:
                 self.uncounted = "The server's counters went backwards."
-            else:
+            elif all(one.observed.facts.get("complete") for one in self._sent):
                 self._observed.counters(before[0], after[0])
 
     def _metrics(self) -> tuple[str, str] | None:

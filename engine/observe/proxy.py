@@ -378,12 +378,22 @@ class _Server:
         self.is_local = is_loopback(self.host)
 
 
+def listening_address(text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT, or PORT alone for this machine. Raises OptionError."""
+    host, _, port = text.strip().rpartition(":")
+    if not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 2**16):
+        raise OptionError(
+            f"{text[:80]!r} is no address to listen at.", "Write it like 127.0.0.1:8081."
+        )
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
+
+
 def _listen(host: str, port: int) -> socket.socket:
     """A bound socket. Raises OptionError."""
     try:
-        family, kind, number, _, address = socket.getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM
-        )[0]
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
+            0
+        ]
         listener = socket.socket(family, kind, number)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

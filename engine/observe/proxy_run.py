@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from engine.errors import DraftscopeError, OptionError
@@ -71,14 +71,15 @@ class ProxyRun:
         return not self.done
 
     def advance(self) -> bool:
-        """Record what has passed, or wait for it a moment. True while it listens.
+        """Wait a moment and record what has passed. True while it listens.
 
         Raises DraftscopeError once the proxy has failed.
         """
         if self.done:
             return False
+        sleep(_LOOK_S)  # all at once: every look takes time from what passes
         failed = not self._proxy.is_running
-        self._record(_LOOK_S)
+        self._record()
         if failed:
             message = f"Listening at {self.url} failed: {self._proxy.error}."
             self._end(message)
@@ -104,7 +105,7 @@ class ProxyRun:
     def _end(self, error: str | None) -> None:
         self.done = True
         self._proxy.stop()
-        self._record(0)
+        self._record()
         if self._tape.n_unrecorded:
             self._observed.find(
                 "not-recorded",
@@ -113,8 +114,9 @@ class ProxyRun:
             )
         self._observed.end(error)
 
-    def _record(self, wait_s: float) -> None:
-        for note in self._tape.take(wait_s):
+    def _record(self) -> None:
+        for note in self._tape.take():
+            sleep(0)  # who passes bytes on may go first
             at_ms = (note.at_s - self._begin) * 1e3
             if note.what == "request":
                 request = self._observed.request(

@@ -79,7 +79,7 @@ class RequestOptions:
     fields: tuple[tuple[str, Any], ...] = option(
         (),
         "--request",
-        'further fields of the request, for example \'{"grammar": "root ::= [a-z]+"}\'',
+        "further fields of the request, as a JSON object",
         metavar="JSON",
         parse=_object,
     )

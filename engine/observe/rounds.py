@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.observe.log import LogRound
 from engine.observe.shares import Group, NoShareError, PlaneReach, Share, possible_shares
 from engine.observe.stream import Chunk, Timings
 
@@ -41,7 +42,8 @@ class ObservedRound:
     name_ms: the server's predicted_ms at its end. before_ms: that of the round before. first:
     number of its first token, from 1. path: none, seq_rm, restore or "" where it cannot be told.
     n_merged: rounds that it stands for, at least. is_cut: the answer ended inside of it.
-    is_certain: False where other shares of hidden tokens are possible too.
+    is_certain: False where other shares of hidden tokens are possible too. log: what the server's
+    log tells of it.
     """
 
     name_ms: float
@@ -54,6 +56,7 @@ class ObservedRound:
     n_merged: int = 1
     is_cut: bool = False
     is_certain: bool = True
+    log: LogRound | None = None
 
     @property
     def emitted(self) -> int:

@@ -39,6 +39,11 @@ class PlaneReach:
         elif path == "restore":
             self.shallowest_restore = min(self.shallowest_restore, undone)
 
+    def tell(self, n_rs_seq: int) -> None:
+        """The number of planes as the server's log has it."""
+        self.deepest_removal = max(self.deepest_removal, n_rs_seq)
+        self.shallowest_restore = min(self.shallowest_restore, n_rs_seq + 1)
+
     @property
     def is_contradictory(self) -> bool:
         return self.deepest_removal >= self.shallowest_restore

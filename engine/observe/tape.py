@@ -48,7 +48,7 @@ class Tape:
         self._limit = limit
         self._notes: deque[Note] = deque()
         self._n_bytes = 0
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
         self._numbers = itertools.count()
         self.n_unrecorded = 0
         """Requests that began while the tape was full."""
@@ -70,13 +70,11 @@ class Tape:
                 return False
             self._notes.append(note)
             self._n_bytes += size
-            self._lock.notify()
             return True
 
-    def take(self, timeout: float) -> list[Note]:
-        """All notes, in order; waits up to `timeout` seconds for the first."""
+    def take(self) -> list[Note]:
+        """All notes that are waiting, in order."""
         with self._lock:
-            self._lock.wait_for(lambda: bool(self._notes), timeout)
             notes = list(self._notes)
             self._notes.clear()
             self._n_bytes = 0

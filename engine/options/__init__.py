@@ -112,6 +112,24 @@ class RunOptions:
         NumberRange(0, 64, "Choose 0 to 64 snapshot planes."),
         FormRow("n_rs_seq", -1, 64, special="automatic"),
     )
+    replay: str = option(
+        "trust",
+        "--replay",
+        "accepted tokens after a restore: trust decodes them again, verify samples them "
+        "again with the sampler restored, as llama.cpp does; with --spec-accept rejection they "
+        "are always trusted",
+        FormRow("replay"),
+        choices=REPLAY_MODES,
+        metavar="HOW",
+    )
+    checkpoint_device: str = option(
+        "host",
+        "--checkpoint-device",
+        "where checkpoints are kept: {either}",
+        FormRow("checkpoint"),
+        choices=CHECKPOINT_DEVICES,
+        metavar="PLACE",
+    )
     split: str = option(
         "equal",
         "--split",
@@ -127,24 +145,6 @@ class RunOptions:
         FormRow("KV"),
         choices=KV_MODES,
         metavar="MODE",
-    )
-    checkpoint_device: str = option(
-        "host",
-        "--checkpoint-device",
-        "where checkpoints are kept: {either}",
-        FormRow("checkpoint"),
-        choices=CHECKPOINT_DEVICES,
-        metavar="PLACE",
-    )
-    replay: str = option(
-        "trust",
-        "--replay",
-        "accepted tokens after a restore: trust decodes them again, verify samples them "
-        "again with the sampler restored, as llama.cpp does; with --spec-accept rejection they "
-        "are always trusted",
-        FormRow("replay"),
-        choices=REPLAY_MODES,
-        metavar="HOW",
     )
     faults: tuple[str, ...] = option(
         (),

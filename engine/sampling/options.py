@@ -53,6 +53,14 @@ class SamplerOptions:
         NumberRange(0, math.inf, "Use 0 to switch it off."),
         FormRow("top_k", 0, 100_000, special="off"),
     )
+    typical_p: float = option(
+        1.0,
+        "--typical --typical-p",
+        "probability mass of locally typical tokens kept, 1 = all",
+        NumberRange(0.0, 1.0, "Use 1 for off.", is_open=True),
+        FormRow("typical_p", 0.01, 1.0),
+        metavar="P",
+    )
     top_p: float = option(
         0.95,
         "--top-p",
@@ -76,14 +84,6 @@ class SamplerOptions:
         NumberRange(0, math.inf, "Use a whole number from 0."),
         FormRow("seed", 0, 2**31 - 1),
     )
-    typical_p: float = option(
-        1.0,
-        "--typical --typical-p",
-        "probability mass of locally typical tokens kept, 1 = all",
-        NumberRange(0.0, 1.0, "Use 1 for off.", is_open=True),
-        FormRow("typical_p", 0.01, 1.0),
-        metavar="P",
-    )
     repeat_penalty: float = option(
         1.0,
         "--repeat-penalty",
@@ -91,13 +91,6 @@ class SamplerOptions:
         NumberRange(0.0, math.inf, "Use 1 for off.", is_open=True),
         FormRow("repeat", 0.01, 10.0),
         metavar="R",
-    )
-    repeat_last_n: int = option(
-        64,
-        "--repeat-last-n",
-        "tokens that the penalties call recent, 0 = none, -1 = all",
-        NumberRange(-1, math.inf, "Use 0 for off, -1 for the whole context."),
-        FormRow("last_n", -1, 100_000, special="all"),
     )
     presence_penalty: float = option(
         0.0,
@@ -112,6 +105,13 @@ class SamplerOptions:
         "the same for each time that it occurred, 0 = off",
         FormRow("frequency", -10.0, 10.0),
         metavar="A",
+    )
+    repeat_last_n: int = option(
+        64,
+        "--repeat-last-n",
+        "tokens that the penalties call recent, 0 = none, -1 = all",
+        NumberRange(-1, math.inf, "Use 0 for off, -1 for the whole context."),
+        FormRow("last_n", -1, 100_000, special="all"),
     )
     logit_bias: tuple[tuple[int, float], ...] = option(
         (),

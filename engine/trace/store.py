@@ -2,7 +2,8 @@
 
 The engine thread appends; the window reads slices at its own pace without a lock. That is safe
 because a row is complete before the row count that publishes it grows, and because growing a
-table makes new arrays and never moves the rows that a reader already holds.
+table makes new arrays and never moves the rows that a reader already holds. What a row says never
+changes; only a cell that was not observed may be filled later, by the same thread.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Table:
         self.columns = columns
         self._texts = texts
         self._n = self._ready = 0
+        self.n_filled = 0
+        """How many cells were filled after their rows had been added."""
         self._capacity = _FIRST_CAPACITY
         self._arrays = {c.name: _empty(c, _FIRST_CAPACITY) for c in columns}
         self._cells = _cells(self._arrays)
@@ -81,6 +84,19 @@ class Table:
                 values = self._texts.codes(values)
             self._arrays[name][start:stop] = values
         self._n = stop
+
+    def fill(self, rows: np.ndarray, columns: Mapping[str, np.ndarray | list[Any]]) -> None:
+        """Put values into cells of these rows in which nothing is observed; others stay.
+
+        rows: int64 [n], each once. columns: [n], or [n, N_TOP] for "tops". No text columns.
+        """
+        blanks = {column.name: _blank(column) for column in self.columns}
+        for name, values in columns.items():
+            array, blank = self._arrays[name], blanks[name]
+            cells = array[rows]
+            is_empty = np.isnan(cells) if blank != blank else cells == blank
+            array[rows] = np.where(is_empty, values, cells)
+            self.n_filled += int(is_empty.sum())
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """A read-only view of rows start..stop of one column; text columns give int32 codes."""
@@ -206,8 +222,9 @@ class TraceStore:
         return {name: columns for name, columns in found.items() if columns}
 
     def size(self) -> int:
-        """Rows in all tables: it grows with every append, so equality means nothing new."""
-        return sum(len(table) for table in self.tables.values())
+        """Rows in all tables, and cells filled later: it grows with everything that is written, so
+        equality means nothing new."""
+        return sum(len(table) + table.n_filled for table in self.tables.values())
 
 
 def _blank(column: Column) -> int | float:

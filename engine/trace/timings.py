@@ -24,6 +24,7 @@ from engine.trace.records import MISSING, PHASES
 from engine.trace.round_rows import RoundRows
 from engine.trace.step_sums import joint_counts, per_position
 from engine.trace.store import TraceStore
+from engine.trace.told import with_told
 
 _MIN_MS = 1e-3  # a time that was too short for the clock
 
@@ -134,7 +135,7 @@ def summary(
     rollback_depth_histogram[d] = rounds after the prompt that undid d drafted tokens. phase_ms:
     the sum of each phase's column after the prompt rows, None for a phase never observed.
     drafters: counters of each drafter (engine.draft.chain), for a whole run only. What another
-    engine told of its run goes before what the rows say (`told_figures`); None is not told.
+    engine told of its run goes before what the rows say (`engine.trace.told`); None is not known.
     """
     rows = RoundRows.select(store.rounds, run_id, seq_id)
     later = ~rows.is_prompt
@@ -143,26 +144,14 @@ def summary(
         del fared[name]
     depth = rows.rollback_depth[later]
     facts = store.runs.get(run_id, {}) if run_id is not None and seq_id is None else {}
-    return {
+    figures = {
         **timings(store, run_id, seq_id),
         **fared,
         "rollback_depth_histogram": np.bincount(depth[depth >= 0]).tolist(),
         "phase_ms": {phase: _sum_observed(rows.phases[phase][later]) for phase in PHASES},
         "drafters": deepcopy(facts.get("drafters", {})),
-        **told_figures(store, run_id, seq_id),
     }
-
-
-def told_figures(
-    store: TraceStore, run_id: int | None, seq_id: int | None = None
-) -> dict[str, Any]:
-    """The figures of `summary` that another engine told of its run, or of one sequence of it, in
-    the run's facts `told` and `requests`. Empty for runs whose rows say everything."""
-    facts = store.runs.get(run_id, {}) if run_id is not None else {}
-    if seq_id is not None:
-        requests = facts.get("requests", [])
-        facts = requests[seq_id] if seq_id < len(requests) else {}
-    return dict(facts.get("told", {}))
+    return with_told(figures, store, run_id, seq_id)
 
 
 def _total(values: np.ndarray) -> int:

@@ -31,6 +31,9 @@ and decode what it decodes, and is judged by them alone; so are they. Where roun
 of a model that has learnt nothing, MARGIN times their worst row is more than any mistake costs: the
 bound stays below UNLIKE, unless they are beyond it themselves.
 
+Lanes that roll back in llama.cpp are measured against llama.cpp's own plain lane, and judged by its
+noise lane: the kernels are the same, so a smaller margin (fact lane_margin) does.
+
 Lanes of another compute mode are measured against that mode's own reference lane and judged by
 that mode's noise, so a rollback is right or wrong whatever the mode costs. How far the mode
 itself is from the reference lane stands in the row of its reference lane.
@@ -133,8 +136,12 @@ def noise_bound(trace: TraceStore, noise_runs: Sequence[int]) -> float:
 
 
 def _largest_of_noise(trace: TraceStore, noise_runs: Sequence[int], column: str) -> float:
-    worst = [_LaneRows(trace.divergence, run)[column].max(initial=0.0) for run in noise_runs]
-    found = MARGIN * float(max(worst, default=0.0))
+    worst = [
+        float(trace.runs[run].get("lane_margin", MARGIN))
+        * float(_LaneRows(trace.divergence, run)[column].max(initial=0.0))
+        for run in noise_runs
+    ]
+    found = max(worst, default=0.0)
     return 0.0 if math.isnan(found) else found  # a noise lane that is wrong explains nothing
 
 

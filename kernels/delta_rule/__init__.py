@@ -32,8 +32,8 @@ _into = pick(naive.gated_delta_into, with_torch.gated_delta_into, _TRITON, _LLVM
 _slots = pick(naive.gated_delta_slots, with_torch.gated_delta_slots, _TRITON)
 _log = pick(naive.gated_delta_log, log_with_torch.gated_delta_log, _TRITON, _LLVM)
 _fold = pick(naive.fold, log_with_torch.fold, _TRITON, _LLVM)
-_into_invariant = _pick_invariant(with_torch.gated_delta_into_invariant)
-_log_invariant = _pick_invariant(log_with_torch.gated_delta_log_invariant)
+_into_invariant = _pick_invariant(with_torch.gated_delta_into)
+_log_invariant = _pick_invariant(log_with_torch.gated_delta_log)
 _fold_invariant = _pick_invariant(log_with_torch.fold_invariant)
 
 
@@ -88,8 +88,11 @@ def gated_delta_into(
     invariant: outputs and states have the same bits in whatever portions tokens and sequences
     come; so they have with the same argument of the two functions below.
     """
-    run = _into_invariant if invariant else _into
-    return run(q, k, v, g, beta, state, grouped=grouped, slots=slots)
+    if invariant:
+        return _into_invariant(
+            q, k, v, g, beta, state, grouped=grouped, slots=slots, invariant=True
+        )
+    return _into(q, k, v, g, beta, state, grouped=grouped, slots=slots)
 
 
 def gated_delta_slots(
@@ -143,8 +146,9 @@ def gated_delta_log(
     is d_k * d_v. Raises ValueError for one gate per key channel, of which a log would need more.
     """
     _require_gate_per_head(g)
-    run = _log_invariant if invariant else _log
-    return run(q, k, v, g, beta, state, grouped=grouped)
+    if invariant:
+        return _log_invariant(q, k, v, g, beta, state, grouped=grouped, invariant=True)
+    return _log(q, k, v, g, beta, state, grouped=grouped)
 
 
 def fold(

@@ -4,48 +4,27 @@ from __future__ import annotations
 
 import torch
 
-from kernels.delta_rule.naive import DeltaLog
+from kernels.delta_rule.naive import DeltaArguments, DeltaLog
 from kernels.delta_rule.with_torch import by_token
 from kernels.delta_rule.wy import CHUNK, HeadRows, per_value_head, rows_per_head, solve_chunk
 from kernels.pointwise import pointwise
 
 
 def gated_delta_log(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
+    *inputs: *DeltaArguments, grouped: bool, invariant: bool = False
 ) -> tuple[torch.Tensor, DeltaLog]:
-    """See kernels.delta_rule.gated_delta_log. Keeps the dtype of its inputs."""
+    """See kernels.delta_rule.gated_delta_log. Keeps the dtype of its inputs. invariant: by the
+    recurrence at every length, through a state that is thrown away."""
+    q, k, v, g, beta, state = inputs
     n_batch, n_tokens, n_heads, d_v = v.shape
     rows = rows_per_head(q, k, v, g, beta, grouped)
     state = state.reshape(-1, k.shape[3], d_v)
-    o, u = _token(rows, state) if n_tokens == 1 else _chunks(rows, state)
-    o, u = (x.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2) for x in (o, u))
-    return o, DeltaLog(k, u, g)
-
-
-def gated_delta_log_invariant(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-) -> tuple[torch.Tensor, DeltaLog]:
-    """gated_delta_log by the recurrence at every length, through a state that is thrown away."""
-    n_batch, n_tokens, n_heads, d_v = v.shape
-    rows = rows_per_head(q, k, v, g, beta, grouped)
-    written: list[torch.Tensor] = []
-    state = state.reshape(-1, k.shape[3], d_v)
-    o, _ = by_token(rows, state, [torch.empty_like(state)], invariant=True, written=written)
-    u = torch.cat(written, 1)
+    if invariant:
+        written: list[torch.Tensor] = []
+        o, _ = by_token(rows, state, [torch.empty_like(state)], invariant=True, written=written)
+        u = torch.cat(written, 1)
+    else:
+        o, u = _token(rows, state) if n_tokens == 1 else _chunks(rows, state)
     o, u = (x.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2) for x in (o, u))
     return o, DeltaLog(k, u, g)
 
@@ -116,7 +95,7 @@ def fold_invariant(
     grouped: bool,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """fold token by token, which gives the bits of gated_delta_into_invariant's states."""
+    """fold token by token, with the bits of the states of an invariant gated_delta_into."""
     k, u, g = _prefix(log, n_tokens)
     size = (-1, *state.shape[2:])
     target = torch.empty(state.shape, device=state.device) if out is None else out

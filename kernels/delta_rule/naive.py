@@ -7,6 +7,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+
+DeltaArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""q, k, v, g, beta and the state, as kernels.delta_rule.gated_delta_rule describes them."""
+DeltaSlotArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""q, k, v, g, beta, pool, read and write, as kernels.delta_rule.gated_delta_slots describes them.
+"""
 
 
 class DeltaLog(NamedTuple):
@@ -22,17 +29,10 @@ class DeltaLog(NamedTuple):
 
 
 def gated_delta_rule(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-    n_snapshots: int = 1,
+    *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.delta_rule.gated_delta_rule. Keeps the dtype of its inputs."""
+    q, k, v, g, beta, state = inputs
     n_batch, n_tokens, n_k_heads, d_k = k.shape
     n_v_heads = v.shape[2]
     rows, kept = [], []
@@ -56,36 +56,18 @@ def gated_delta_rule(
 
 
 def gated_delta_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-    slots: Sequence[torch.Tensor],
+    *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """See kernels.delta_rule.gated_delta_into."""
-    o, states = gated_delta_rule(q, k, v, g, beta, state, grouped=grouped, n_snapshots=len(slots))
+    o, states = gated_delta_rule(*inputs, grouped=grouped, n_snapshots=len(slots))
     for slot, newest_first in zip(slots, states.unbind(1), strict=True):
         slot.copy_(newest_first)
     return o
 
 
-def gated_delta_slots(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    *,
-    grouped: bool,
-) -> torch.Tensor:
+def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tensor:
     """See kernels.delta_rule.gated_delta_slots."""
+    q, k, v, g, beta, pool, read, write = inputs
     o, states = gated_delta_rule(
         q, k, v, g, beta, pool[read], grouped=grouped, n_snapshots=write.shape[1]
     )
@@ -95,19 +77,11 @@ def gated_delta_slots(
     return o
 
 
-def gated_delta_log(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-) -> tuple[torch.Tensor, DeltaLog]:
+def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tensor, DeltaLog]:
     """See kernels.delta_rule.gated_delta_log. Forms every state, as the definition of u does."""
+    _, k, v, g, beta, state = inputs
     n_tokens, n_v_heads = v.shape[1:3]
-    o, states = gated_delta_rule(q, k, v, g, beta, state, grouped=grouped, n_snapshots=n_tokens)
+    o, states = gated_delta_rule(*inputs, grouped=grouped, n_snapshots=n_tokens)
     before = [state, *states.flip(1)[:, :-1].unbind(1)]
     u = torch.empty_like(v)
     for b in range(v.shape[0]):

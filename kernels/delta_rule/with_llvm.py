@@ -14,42 +14,27 @@ import torch
 
 from kernels.delta_rule import programs_with_llvm as programs
 from kernels.delta_rule.block_with_llvm import Sides
-from kernels.delta_rule.naive import DeltaLog
+from kernels.delta_rule.naive import DeltaArguments, DeltaLog
 
 # numbers of a state times tokens that are worth a second thread
 GRAIN = 32768
 
 
 def gated_delta_rule(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-    n_snapshots: int = 1,
+    *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.delta_rule.gated_delta_rule."""
-    kept = torch.empty(min(v.shape[1], n_snapshots), *state.shape)
-    o = gated_delta_into(q, k, v, g, beta, state, grouped=grouped, slots=kept.unbind(0))
+    kept = torch.empty(min(inputs[2].shape[1], n_snapshots), *inputs[5].shape)
+    o = gated_delta_into(*inputs, grouped=grouped, slots=kept.unbind(0))
     return o, kept.transpose(0, 1)
 
 
 def gated_delta_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-    slots: Sequence[torch.Tensor],
+    *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor], invariant: bool = False
 ) -> torch.Tensor:
-    """See kernels.delta_rule.gated_delta_into."""
-    strides = slots[0].stride()
+    """See kernels.delta_rule.gated_delta_into; invariant in any case, as every token goes through
+    the same operations, whatever comes before, beside or behind it."""
+    v, strides = inputs[2], slots[0].stride()
     if any(slot.stride() != strides for slot in slots):
         raise ValueError("the slots of one call differ in their strides")
     if strides[3] != 1 and v.shape[3] > 1:
@@ -57,33 +42,23 @@ def gated_delta_into(
     table = array("q", [slot.data_ptr() for slot in slots])
     places = (table.buffer_info()[0], *strides[:3])
     o = torch.empty(v.shape)
-    _run(q, k, v, g, beta, state, grouped, places, len(slots), o, None)
+    _run(inputs, grouped, places, len(slots), o, None)
     return o
 
 
 def gated_delta_log(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
+    *inputs: *DeltaArguments, grouped: bool, invariant: bool = False
 ) -> tuple[torch.Tensor, DeltaLog]:
-    """See kernels.delta_rule.gated_delta_log. The state after the last token is never made."""
+    """See kernels.delta_rule.gated_delta_log; invariant in any case. The state after the last token
+    is never made."""
+    _, k, v, g, *_ = inputs
     o, u = torch.empty(v.shape), torch.empty(v.shape)
-    _run(q, k, v, g, beta, state, grouped, (0, 0, 0, 0), 0, o, u)
+    _run(inputs, grouped, (0, 0, 0, 0), 0, o, u)
     return o, DeltaLog(k, u, g)
 
 
 def _run(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
+    inputs: DeltaArguments,
     grouped: bool,
     slots: tuple[int, ...],
     n_slots: int,
@@ -91,6 +66,7 @@ def _run(
     u: torch.Tensor | None,
 ) -> None:
     """slots: the address of their addresses, and their strides."""
+    q, k, v, g, beta, state = inputs
     channels = g.dim() == 4
     q, k, v, state = _rows(q), _rows(k), _rows(v), _rows(state)
     if channels:
@@ -149,9 +125,7 @@ def fold(
     return out
 
 
-# every token goes through the same operations, whatever comes before, beside or behind it
-gated_delta_into_invariant = gated_delta_into
-gated_delta_log_invariant = gated_delta_log
+# it goes through the operations of gated_delta_into, token by token
 fold_invariant = fold
 
 

@@ -8,9 +8,11 @@ only the last state is made, in memory of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
+from kernels.delta_rule.naive import DeltaArguments, DeltaSlotArguments
 from kernels.delta_rule.wy import CHUNK, HeadRows, rows_per_head, solve_chunk
 from kernels.pointwise import pointwise
 
@@ -22,17 +24,10 @@ Slots = Sequence[torch.Tensor] | None
 
 
 def gated_delta_rule(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-    n_snapshots: int = 1,
+    *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.delta_rule.gated_delta_rule. Keeps the dtype of its inputs."""
+    q, k, v, g, beta, state = inputs
     n_batch, n_tokens, n_heads, d_v = v.shape
     d_k = k.shape[3]
     rows = rows_per_head(q, k, v, g, beta, grouped)
@@ -50,57 +45,21 @@ def gated_delta_rule(
 
 
 def gated_delta_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-    slots: Sequence[torch.Tensor],
+    *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor], invariant: bool = False
 ) -> torch.Tensor:
-    """See kernels.delta_rule.gated_delta_into."""
+    """See kernels.delta_rule.gated_delta_into. invariant: by the recurrence at every length."""
+    q, k, v, g, beta, state = inputs
     n_batch, n_tokens, n_heads, d_v = v.shape
     size = (-1, k.shape[3], d_v)
     rows = rows_per_head(q, k, v, g, beta, grouped)
-    o, _ = _any_length(rows, state.reshape(size), [slot.view(size) for slot in slots])
+    compute = partial(by_token, invariant=True) if invariant else _any_length
+    o, _ = compute(rows, state.reshape(size), [slot.view(size) for slot in slots])
     return o.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2)
 
 
-def gated_delta_into_invariant(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-    slots: Sequence[torch.Tensor],
-) -> torch.Tensor:
-    """gated_delta_into by the recurrence at every length."""
-    n_batch, n_tokens, n_heads, d_v = v.shape
-    size = (-1, k.shape[3], d_v)
-    rows = rows_per_head(q, k, v, g, beta, grouped)
-    views = [slot.view(size) for slot in slots]
-    o, _ = by_token(rows, state.reshape(size), views, invariant=True)
-    return o.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2)
-
-
-def gated_delta_slots(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    *,
-    grouped: bool,
-) -> torch.Tensor:
+def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tensor:
     """See kernels.delta_rule.gated_delta_slots."""
+    q, k, v, g, beta, pool, read, write = inputs
     state = pool.index_select(0, read)
     o, kept = gated_delta_rule(q, k, v, g, beta, state, grouped=grouped, n_snapshots=write.shape[1])
     pool.index_put_((write,), kept)

@@ -12,7 +12,7 @@ import torch
 import triton.language as tl
 
 from kernels.delta_rule.chunks_with_triton import Inputs, run_chunks
-from kernels.delta_rule.naive import DeltaLog
+from kernels.delta_rule.naive import DeltaArguments, DeltaLog, DeltaSlotArguments
 from kernels.delta_rule.recurrence_with_triton import columns_per_program, run_recurrence
 from kernels.triton_setup import cdiv, jit, power_of_2
 
@@ -24,50 +24,38 @@ MAX_SLOTS = 32
 
 
 def gated_delta_rule(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-    n_snapshots: int = 1,
+    *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.delta_rule.gated_delta_rule."""
+    v, state = inputs[2], inputs[5]
     kept = state.new_empty(min(v.shape[1], n_snapshots), *state.shape)
-    o = gated_delta_into(q, k, v, g, beta, state, grouped=grouped, slots=kept.unbind(0))
+    o = gated_delta_into(*inputs, grouped=grouped, slots=kept.unbind(0))
     return o, kept.transpose(0, 1)
 
 
 def gated_delta_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-    slots: Sequence[torch.Tensor],
+    *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """See kernels.delta_rule.gated_delta_into."""
+    *_, g, _, state = inputs
     strides = slots[0].stride()
     if any(slot.stride() != strides for slot in slots):
         raise ValueError("the slots of one call differ in their strides")
-    inputs, n_tokens = (q, k, v, g, beta), v.shape[1]
+    n_tokens = g.shape[1]
     outputs, start = [], 0
     # one state leaves the chunks, the oldest that is kept: the recurrence leads on from it
     n_before = n_tokens - len(slots) + 1
     if _in_chunks(g, n_before):
-        o, _ = run_chunks(_part(inputs, 0, n_before), state, slots[-1], grouped=grouped, log=False)
+        o, _ = run_chunks(
+            _part(inputs[:5], 0, n_before), state, slots[-1], grouped=grouped, log=False
+        )
         outputs.append(o)
         start, state, slots = n_before, slots[-1], slots[:-1]
     while start < n_tokens:
         # of more slots than one kernel takes, the oldest first; then on from the newest of those
         n_later = (len(slots) - 1) // MAX_SLOTS * MAX_SLOTS
         mine, slots = slots[n_later:], slots[:n_later]
-        part = _part(inputs, start, n_tokens - n_later)
+        part = _part(inputs[:5], start, n_tokens - n_later)
         o, _ = run_recurrence(part, state, mine, grouped=grouped)
         outputs.append(o)
         start, state = n_tokens - n_later, mine[0]
@@ -83,40 +71,19 @@ def _part(inputs: Inputs, start: int, stop: int) -> Inputs:
     return q, k, v, g, beta
 
 
-def gated_delta_slots(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    *,
-    grouped: bool,
-) -> torch.Tensor:
+def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tensor:
     """See kernels.delta_rule.gated_delta_slots. Every token by the recurrence."""
-    inputs, index = (q, k, v, g, beta), (read, write)
-    o, _ = run_recurrence(inputs, pool, (), grouped=grouped, index=index)
+    o, _ = run_recurrence(inputs[:5], inputs[5], (), grouped=grouped, index=inputs[6:])
     return o
 
 
-def gated_delta_log(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-) -> tuple[torch.Tensor, DeltaLog]:
+def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tensor, DeltaLog]:
     """See kernels.delta_rule.gated_delta_log. The state is read once and never written."""
-    inputs = q, k, v, g, beta
-    if _in_chunks(g, v.shape[1]):
-        o, u = run_chunks(inputs, state, None, grouped=grouped, log=True)
+    _, k, _, g, _, state = inputs
+    if _in_chunks(g, g.shape[1]):
+        o, u = run_chunks(inputs[:5], state, None, grouped=grouped, log=True)
     else:
-        o, u = run_recurrence(inputs, state, (), grouped=grouped, log=True)
+        o, u = run_recurrence(inputs[:5], state, (), grouped=grouped, log=True)
     return o, DeltaLog(k, u, g)
 
 

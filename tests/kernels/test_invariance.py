@@ -166,15 +166,11 @@ def test_routing(n_used):
     ("into", "logged", "fold"),
     [
         (
-            with_torch.gated_delta_into_invariant,
-            log_with_torch.gated_delta_log_invariant,
+            partial(with_torch.gated_delta_into, invariant=True),
+            partial(log_with_torch.gated_delta_log, invariant=True),
             log_with_torch.fold_invariant,
         ),
-        (
-            with_llvm.gated_delta_into_invariant,
-            with_llvm.gated_delta_log_invariant,
-            with_llvm.fold_invariant,
-        ),
+        (with_llvm.gated_delta_into, with_llvm.gated_delta_log, with_llvm.fold_invariant),
         tuple(
             partial(form, invariant=True)
             for form in (delta_rule.gated_delta_into, delta_rule.gated_delta_log, delta_rule.fold)

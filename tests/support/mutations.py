@@ -27,11 +27,10 @@ from engine.decode.sequence_judge import SequenceJudge
 from engine.decode.verify import Acceptance, with_bonus
 from engine.decode.verify_loop import VerifyLoop
 from engine.findings.check import Finding, recorded
-from engine.memory import plane_storage
+from engine.memory import planes as plane_memory
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
 from engine.memory.kv import AttentionKV
-from engine.memory.plane_storage import PlaneMemory
-from engine.memory.planes import CarryMemory, PlanesMemory
+from engine.memory.planes import CarryMemory, PlaneMemory, PlanesMemory
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.memory.replay import ReplayMemory
 from engine.memory.ring import RingMemory
@@ -219,7 +218,7 @@ def _a_leak(patch: Patch) -> None:
 
         return pick
 
-    _wrap(patch, plane_storage, "_pick", make)
+    _wrap(patch, plane_memory, "_pick", make)
 
 
 def _planes_in_reverse(patch: Patch) -> None:

@@ -6,12 +6,13 @@ A record is recognised by its keys. Each engine is one module and one line in SH
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import TraceFileError
 from engine.observe.records.aiperf import AIPERF
-from engine.observe.records.document import Node, nodes, read_documents, unknown_keys
-from engine.observe.records.fill import write_requests
+from engine.observe.records.document import Node, is_stream, nodes, read_documents, unknown_keys
+from engine.observe.records.llama_server import LLAMA_SERVER, write_replies, write_stream
 from engine.observe.records.lm_studio import LM_STUDIO
 from engine.observe.records.mlx_vlm import MLX_VLM
 from engine.observe.records.prometheus import is_metrics, read_metrics
@@ -20,12 +21,14 @@ from engine.observe.records.sglang import SGLANG
 from engine.observe.records.shape import Shape
 from engine.observe.records.tensorrt_llm import TENSORRT_LLM
 from engine.observe.records.vllm import VLLM
+from engine.observe.records.writing import write_requests
 from engine.trace.store import TraceStore
 
 METRICS = "prometheus"
 _REMEDY = "Choose a file that one of the engines in the README wrote."
 SHAPES: dict[str, Shape] = {
-    shape.name: shape for shape in (AIPERF, VLLM, SGLANG, TENSORRT_LLM, MLX_VLM, LM_STUDIO)
+    shape.name: shape
+    for shape in (AIPERF, VLLM, SGLANG, TENSORRT_LLM, MLX_VLM, LM_STUDIO, LLAMA_SERVER)
 }
 NAMES = (*SHAPES, METRICS)
 """What a file may be said to be, where its keys leave that open."""
@@ -46,17 +49,42 @@ def fill(store: TraceStore, data: bytes, file: str, name: str | None = None) -> 
     Raises TraceFileError, with nothing written, for a file that has no records, those of several
     engines, or values that cannot be.
     """
-    unknown: dict[str, Any] = {}
     if name == METRICS or (name is None and is_metrics(data)):
-        found, name, title = read_metrics(data, file), METRICS, "counters of speculative decoding"
-    else:
-        every = list(nodes(file, read_documents(data, file)))
-        shape = SHAPES[name] if name is not None else _shape_of(every, file)
-        found, unknown = _read(shape, every)
-        name, title = shape.name, f"records of {shape.title}"
+        return [_write(store, read_metrics(data, file), METRICS, file, {})]
+    if name in (None, LLAMA_SERVER.name) and _is_llama_server_stream(data):
+        return [write_stream(store, data, file)]
+    every = list(nodes(file, read_documents(data, file)))
+    shape = SHAPES[name] if name is not None else _shape_of(every, file)
+    records = _records(shape, every)
+    if shape.read is None:
+        if not records:
+            raise _nothing(file, shape.name)
+        return [write_replies(store, records, file)]
+    found = [shape.read(node) for node in records]
+    return [_write(store, found, shape.name, file, _tell_unknown(records, found))]
+
+
+def _is_llama_server_stream(data: bytes) -> bool:
+    """A stream of llama-server may be cut anywhere, so it is told from others by its bytes."""
+    begin = data[:64].decode("utf-8-sig", errors="replace")
+    return is_stream(begin) and recognise(data) == LLAMA_SERVER.name
+
+
+def _write(
+    store: TraceStore,
+    found: list[RecordedRequest],
+    name: str,
+    file: str,
+    unknown: Mapping[str, Any],
+) -> int:
     if not found:
-        raise TraceFileError(f"{file} has no {title}.", _REMEDY)
-    return [write_requests(store, found, name, file, unknown)]
+        raise _nothing(file, name)
+    return write_requests(store, found, name, file, unknown)
+
+
+def _nothing(file: str, name: str) -> TraceFileError:
+    title = SHAPES[name].title if name in SHAPES else "Prometheus"
+    return TraceFileError(f"{file} has no records of {title}.", _REMEDY)
 
 
 def _shape_of(every: list[Node], file: str) -> Shape:
@@ -80,19 +108,23 @@ def _shape_of(every: list[Node], file: str) -> Shape:
     return SHAPES[next(iter(signs))]
 
 
-def _read(shape: Shape, every: list[Node]) -> tuple[list[RecordedRequest], dict[str, Any]]:
-    """The records of one engine, each once, and what nothing asked for around several of them."""
+def _records(shape: Shape, every: list[Node]) -> list[Node]:
+    """The records of one engine, each once."""
     records: dict[int, Node] = {}
     for node in every:
         if shape.sign_of(node.values):
             records.setdefault(id(shape.request_of(node)), node)
-    n_inside = Counter(id(one) for node in records.values() for one in node.around)
+    return list(records.values())
+
+
+def _tell_unknown(records: list[Node], found: list[RecordedRequest]) -> dict[str, Any]:
+    """Give each request what nothing asked for in its record; returns what lies around several."""
+    n_inside = Counter(id(one) for node in records for one in node.around)
     shared = {key for key, n in n_inside.items() if n > 1}
-    found = [shape.read(node) for node in records.values()]
     common: dict[str, Any] = {}
-    for node, request in zip(records.values(), found, strict=True):
+    for node, request in zip(records, found, strict=True):
         request.unknown = unknown_keys(node, shared)
         if not common and shared:
             common = unknown_keys(node, set())
             common = {key: common[key] for key in common if key not in request.unknown}
-    return found, common
+    return common

@@ -42,9 +42,15 @@ def acceptance_records(store: TraceStore) -> Iterator[tuple[int, int, dict[str, 
     What was read from such a record is given back as it was.
     """
     rows = _rows_by_sequence(store)
-    told = {(run_id, i) for run_id in store.runs for i in range(len(_requests(store, run_id)))}
-    for run_id, seq_id in sorted(rows.keys() | told):
-        yield run_id, seq_id, _record(store, run_id, seq_id, rows.get((run_id, seq_id)))
+    told = {
+        (run_id, seq_id): request
+        for run_id, facts in store.runs.items()
+        for request in facts.get("requests", [])
+        for seq_id in request.get("seq_ids", ())
+    }
+    for run_id, seq_id in sorted(rows.keys() | told.keys()):
+        key = run_id, seq_id
+        yield run_id, seq_id, _record(store, key, told.get(key, {}), rows.get(key))
 
 
 def _rows_by_sequence(store: TraceStore) -> dict[tuple[int, int], np.ndarray]:
@@ -60,21 +66,15 @@ def _rows_by_sequence(store: TraceStore) -> dict[tuple[int, int], np.ndarray]:
     }
 
 
-def _requests(store: TraceStore, run_id: int) -> list[dict[str, Any]]:
-    found = store.runs[run_id].get("requests", [])
-    return found if isinstance(found, list) else []
-
-
 def _record(
-    store: TraceStore, run_id: int, seq_id: int, rows: np.ndarray | None
+    store: TraceStore, key: tuple[int, int], request: dict[str, Any], rows: np.ndarray | None
 ) -> dict[str, Any] | None:
-    facts, requests = store.runs[run_id], _requests(store, run_id)
-    request = requests[seq_id] if seq_id < len(requests) else {}
+    facts = store.runs[key[0]]
     shape = facts.get("record", {}).get("shape")
     lists = {} if rows is None else _lists(store, rows, least=0 if shape else 1)
     if shape == AIPERF.name:
         return request["record"] | lists if "record" in request else None
-    figures = request.get("told") or summary(store, run_id, seq_id)
+    figures = request.get("told") or summary(store, *key)
     steps, drafted = figures.get("num_spec_steps"), figures.get("draft_n")
     if not steps or not drafted:
         return None

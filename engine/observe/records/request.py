@@ -3,6 +3,7 @@ agree with each other."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -179,6 +180,12 @@ class RecordedRequest:
             names,
             f"{names[0]} and {names[1]} differ in length, or a step accepted more than it drafted",
         )
+        if self.by_length is not None:
+            lengths = {d: sum(row) for d, row in self.by_length.items() if any(row)}
+            names = keys["per_step_drafted"], keys["by_length"]
+            self.check(
+                lengths == Counter(drafted), names, f"{names[0]} has other lengths than {names[1]}"
+            )
 
     def figures(self) -> dict[str, Any]:
         """The figures of `engine.trace.timings.summary` that the record tells or that follow from

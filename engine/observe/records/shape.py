@@ -16,13 +16,14 @@ class Shape:
     """The records of one engine, recognised by keys and never by the name of a file.
 
     name: for --as. title: for messages. signs: sets of keys, any of which an object has that is
-    such a record. without: keys that such an object never has. read: one such object of a file.
+    such a record. without: keys that such an object never has. read: one such
+    object of a file; None where rounds are told by streams.
     """
 
     name: str
     title: str
     signs: tuple[tuple[str, ...], ...]
-    read: Callable[[Node], RecordedRequest]
+    read: Callable[[Node], RecordedRequest] | None = None
     without: tuple[str, ...] = ()
     request_of: Callable[[Node], object] = lambda node: node.values
     """What stands for the request, where several such objects may be of one."""

@@ -74,12 +74,7 @@ def test_parts_are_flattened_and_their_texts_filled_in() -> None:
     assert way.option.about == "one of a, b"
     assert found["names",].option.about == "x or y"
     assert [one.field for one in grouped(Toy, "toys")] == ["n", "share", "names"]
-    assert [one.field for one in grouped(Toy, "noise", "toys", first=("share",))] == [
-        "share",
-        "n",
-        "names",
-        "loud",
-    ]
+    assert [one.field for one in grouped(Toy, "noise", "toys")] == ["n", "share", "names", "loud"]
 
 
 def test_the_command_line_gives_what_was_asked_for() -> None:

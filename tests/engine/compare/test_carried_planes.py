@@ -11,7 +11,7 @@ import torch
 from engine.compare.comparison import Comparison
 from engine.compare.scenario import find_scenario
 from engine.compare.scenario_job import start_comparison
-from engine.memory.plane_storage import PlaneMemory
+from engine.memory.planes import PlaneMemory
 from engine.session import Session
 from resources import DEMO_TARGET, SCENARIOS
 from tests.support.clean import PASSED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import sys
 from collections.abc import Sequence
@@ -11,18 +10,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
-from engine.batch import Span
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, PEER_LANE
-from engine.compare.llama_cpp import LlamaCpp
+from engine.compare.llama_cpp import TokenSpan
+from engine.compare.llama_process import LlamaProcess
 from engine.errors import OptionError, UnsupportedModelError
-from engine.memory.hybrid import HybridMemory
+from engine.model.hybrid import HybridModel
 from engine.options import Prompt
 from engine.session import Session
 from tests.support.clean import passed
 from tests.support.comparisons import differences_of, finish, specs, verdicts
+from tests.support.fake_llama import FakeContext, FakeLlama, use
 from tests.support.golden_runs import DATA, MTP_MODELS, options_of, prompt_of, session
 
 MTP = MTP_MODELS[0]
@@ -31,106 +30,10 @@ installed = pytest.mark.skipif(
 )
 
 
-class FakeLlama:
-    """The C interface over this engine's own model, so that its lane has to be exact.
-
-    scale: what logits are multiplied by, to be wrong on purpose. decoded: (seq, positions) of
-    every call.
-    """
-
-    __version__ = "0.0-fake"
-
-    def __init__(self, scale: float = 1.0, loads: bool = True) -> None:
-        self.scale, self.loads = scale, loads
-        self.decoded: list[tuple[int, list[int]]] = []
-        self.freed: list[str] = []
-        self.fails_at = -1
-        self.llama_log_callback = lambda function=None: function
-
-    def llama_log_set(self, callback, data) -> None:
-        self.log = callback
-
-    def llama_backend_init(self) -> None: ...
-
-    def llama_model_default_params(self) -> SimpleNamespace:
-        return SimpleNamespace()
-
-    llama_context_default_params = llama_model_default_params
-
-    def llama_model_load_from_file(self, path: bytes, settings: SimpleNamespace):
-        assert settings.n_gpu_layers == 0
-        if not self.loads:
-            self.log(2, b"a warning\n", None)
-            self.log(4, b"unknown architecture\n", None)
-            return None
-        return path.decode()
-
-    def llama_model_size(self, model) -> int:
-        return 77
-
-    def llama_model_get_vocab(self, model):
-        return model
-
-    def llama_vocab_n_tokens(self, vocab) -> int:
-        return session(MTP).config.n_vocab
-
-    def llama_init_from_model(self, model, settings: SimpleNamespace):
-        self.settings = settings
-        n_ctx = settings.n_ctx // settings.n_seq_max
-        self.memory = HybridMemory.for_model(
-            session(MTP).config, settings.n_seq_max, n_ctx, torch.device("cpu")
-        )
-        return self
-
-    def llama_batch_init(self, n: int, embd: int, n_seq_max: int) -> SimpleNamespace:
-        return SimpleNamespace(
-            n_tokens=0,
-            token=[0] * n,
-            pos=[0] * n,
-            n_seq_id=[0] * n,
-            seq_id=[[0] * n_seq_max for _ in range(n)],
-            logits=[0] * n,
-        )
-
-    def llama_decode(self, context, batch: SimpleNamespace) -> int:
-        n = batch.n_tokens
-        positions, seqs = batch.pos[:n], {row[0] for row in batch.seq_id[:n]}
-        assert batch.n_seq_id[:n] == [1] * n and len(seqs) == 1
-        assert positions == list(range(positions[0], positions[0] + n))
-        if positions[0] == self.fails_at:
-            return 1
-        (seq,) = seqs
-        self.decoded.append((seq, positions))
-        span = Span(seq, positions[0], batch.token[:n], np.flatnonzero(batch.logits[:n]).tolist())
-        for ubatch in self.memory.split([span], 512, "equal"):
-            self.out = session(MTP).model.forward(ubatch, self.memory).logits
-        return 0
-
-    def llama_get_logits_ith(self, context, i: int):
-        row = (self.out[i] * self.scale).contiguous().numpy()
-        self.kept = np.ascontiguousarray(row)
-        return self.kept.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-
-    def llama_get_memory(self, context):
-        return self.memory
-
-    def llama_memory_seq_rm(self, memory, seq: int, p0: int, p1: int) -> bool:
-        return memory.seq_rm(seq, p0, p1)
-
-    def llama_batch_free(self, batch) -> None:
-        self.freed.append("batch")
-
-    def llama_free(self, context) -> None:
-        self.freed.append("context")
-
-    def llama_model_free(self, model) -> None:
-        self.freed.append("model")
-
-
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLlama:
-    library = FakeLlama()
-    monkeypatch.setitem(sys.modules, "llama_cpp", library)
+    library = FakeLlama(session(MTP))
+    use(monkeypatch, library)
     return library
 
 
@@ -159,6 +62,7 @@ def test_a_peer_with_the_same_kernels_is_exact(fake: FakeLlama) -> None:
     assert fake.freed == ["batch", "context", "model"]
     facts = comparison.trace.runs[verdict.run_id]
     assert facts["compute"] == "llama-cpp-python 0.0-fake"
+    assert facts["source"] == {"engine": "llama.cpp", "version": facts["compute"]}
     assert facts["weight_bytes"] == 77
     rounds = comparison.trace.rounds
     mine = np.flatnonzero(rounds.column("run_id") == verdict.run_id)
@@ -192,29 +96,18 @@ class RoundingLlama(FakeLlama):
 
     def __init__(self, name: str, *, reads: int = 0) -> None:
         """reads: what is added to the last but one token of a prompt, to be wrong on purpose."""
-        super().__init__()
-        self.opened, self.reads = session(name), reads
-        self.model = self.opened.model_as_llama_cpp()
+        super().__init__(session(name))
+        self.reads, self.rounding = reads, session(name).model_as_llama_cpp()
 
-    def llama_vocab_n_tokens(self, vocab) -> int:
-        return self.opened.config.n_vocab
+    @property
+    def model(self) -> HybridModel:
+        return self.rounding
 
-    def llama_init_from_model(self, model, settings: SimpleNamespace):
-        self.settings = settings
-        self.memory = HybridMemory.for_model(
-            self.opened.config, settings.n_seq_max, settings.n_ctx, torch.device("cpu")
-        )
-        return self
-
-    def llama_decode(self, context, batch: SimpleNamespace) -> int:
-        tokens = batch.token[: batch.n_tokens]
+    def llama_decode(self, context: FakeContext, batch: SimpleNamespace) -> int:
         if batch.pos[0] == 0:
-            tokens[-2] = (tokens[-2] + self.reads) % self.opened.config.n_vocab
-        outputs = np.flatnonzero(batch.logits[: len(tokens)]).tolist()
-        span = Span(batch.seq_id[0][0], batch.pos[0], tokens, outputs)
-        (ubatch,) = self.memory.split([span], 512, "equal")
-        self.out = self.model.forward(ubatch, self.memory).logits
-        return 0
+            i = batch.n_tokens - 2
+            batch.token[i] = (batch.token[i] + self.reads) % self.session.config.n_vocab
+        return super().llama_decode(context, batch)
 
 
 @pytest.mark.parametrize("name", ["qwen35-h-v2x-mtp-q8_0", "qwen35-g-v2x-q4_k_m"])
@@ -222,7 +115,7 @@ class RoundingLlama(FakeLlama):
 def test_rounding_is_explained_and_a_wrong_token_is_not(
     monkeypatch: pytest.MonkeyPatch, name: str, reads: int, verdict: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "llama_cpp", RoundingLlama(name, reads=reads))
+    use(monkeypatch, RoundingLlama(name, reads=reads))
     options = options_of(20, n_max=3, n_ctx=128, ignore_eos=True)
     lanes = specs("checkpoint", "peer")
     comparison = Comparison(session(name), prompt_of(name), options, lanes, draft_accept=(1,))
@@ -250,8 +143,10 @@ def test_a_file_that_llama_cpp_cannot_load(fake: FakeLlama) -> None:
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    with pytest.raises(OptionError, match=r"pip install 'llama-cpp-python>=0\.3'"):
+    monkeypatch.setenv("PYTHONPATH", "")
+    nowhere = [part for part in sys.path if not (Path(part) / "llama_cpp").exists()]
+    monkeypatch.setattr(sys, "path", nowhere)
+    with pytest.raises(OptionError, match=r"pip install 'llama-cpp-python>=0\.3\.36'"):
         compared(prompt_of(MTP))
 
 
@@ -290,14 +185,16 @@ def test_llama_cpp_agrees_on_quantised_files_and_sequences() -> None:
 def test_llama_cpp_with_another_token_is_suspect(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    decode = LlamaCpp.decode
+    decode = LlamaProcess.decode
 
-    def misread(self: LlamaCpp, seq: int, pos0: int, tokens: Sequence[int]) -> torch.Tensor:
-        if not pos0:
-            tokens = [*tokens[:-2], tokens[-2] + 1, tokens[-1]]
-        return decode(self, seq, pos0, tokens)
+    def misread(self: LlamaProcess, number: int, spans: Sequence[TokenSpan]) -> np.ndarray:
+        if not spans[0].pos0:
+            tokens = [*spans[0].tokens]
+            tokens[-2] += 1
+            spans = [spans[0]._replace(tokens=tokens)]
+        return decode(self, number, spans)
 
-    monkeypatch.setattr(LlamaCpp, "decode", misread)
+    monkeypatch.setattr(LlamaProcess, "decode", misread)
     options = options_of(10, n_max=3, n_ctx=256, ignore_eos=True)
     comparison = Comparison(session(name), prompt_of(name), options, [PEER_LANE], draft_accept=(1,))
     assert verdicts(finish(comparison))["peer"].verdict == "suspect"
@@ -307,4 +204,4 @@ def test_llama_cpp_with_another_token_is_suspect(
 def test_what_is_no_model_is_refused_by_llama_cpp(tmp_path: Path) -> None:
     (tmp_path / "no.gguf").write_bytes((DATA / "qwen35-a-f32.gguf").read_bytes()[:4096])
     with pytest.raises(UnsupportedModelError, match=r"cannot load no\.gguf"):
-        LlamaCpp(tmp_path / "no.gguf", 1, 64, 64)
+        LlamaProcess(tmp_path / "no.gguf")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.compare.comparison import Comparison
-from engine.memory.plane_storage import PlaneMemory
+from engine.memory.planes import PlaneMemory
 from engine.memory.recurrent import SnapshotPolicy
 from engine.memory.replay import ReplayMemory
 from engine.memory.ring import RingMemory

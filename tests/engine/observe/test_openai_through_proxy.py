@@ -145,7 +145,7 @@ def test_two_streams_and_a_plain_request() -> None:
         asked = next(one.json for one in server.of(record["path"]) if one.json.get("stream"))
         assert asked["timings_per_token"] is True
         assert asked.get("verbose", False) is (name == "complete")
-    notes = tape.take(0)
+    notes = tape.take()
     kept = {note.request: note.path for note in notes if note.what == "request"}
     ends = [note.what for note in notes if note.what in ("done", "broke")]
     assert sorted(kept.values()) == ["/v1/chat/completions", "/v1/completions", "/v1/completions"]

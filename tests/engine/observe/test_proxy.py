@@ -16,7 +16,7 @@ import pytest
 
 from engine.errors import OptionError
 from engine.observe import proxy as proxy_module
-from engine.observe.proxy import ENDED, Proxy
+from engine.observe.proxy import ENDED, Proxy, listening_address
 from engine.observe.tape import FELL_BEHIND, Note, Tape
 from tests.support.scripted_server import (
     STREAM,
@@ -73,9 +73,10 @@ class Passing:
     def until(self, what: str, n: int = 1) -> list[Note]:
         """All notes, once `n` of a kind are among them."""
         for _ in range(2000):
-            self.notes += self.tape.take(0.01)
+            self.notes += self.tape.take()
             if sum(note.what == what for note in self.notes) >= n:
                 return self.notes
+            time.sleep(0.01)
         raise AssertionError(f"{what} never came: {[note.what for note in self.notes]}")
 
     def recorded(self, request: int = 0) -> bytes:
@@ -166,7 +167,7 @@ def test_requests_pass_as_they_are(server: ScriptedServer, passing: Passing) -> 
         assert got.headers[name.lower()] == headers[name]
     assert got.headers["x-odd"] == "ä"
     assert got.headers.keys().isdisjoint({"x-hop", "proxy-authorization"})
-    assert passing.tape.take(0) == []
+    assert passing.tape.take() == []
 
 
 def test_secrets_are_not_on_the_tape(server: ScriptedServer, passing: Passing) -> None:
@@ -205,7 +206,7 @@ def test_other_methods_pass(server: ScriptedServer, passing: Passing, method: st
     assert server.received[0].headers["origin"] == "http://x"
     assert reply.headers["access-control-allow-origin"] == "*" and reply.headers["x-two"] == "2"
     assert reply.content == (b"" if method == "HEAD" else b"hi")
-    assert passing.tape.take(0) == []
+    assert passing.tape.take() == []
 
 
 def test_a_large_body_is_streamed(
@@ -364,7 +365,7 @@ def test_a_tape_that_nobody_reads_does_not_hold_up_clients(server: ScriptedServe
     for _ in range(6):
         reply = passing.client.post("/completion", json={"prompt": "a", "stream": True})
         assert reply.content.count(b"content") == 40
-    notes = passing.tape.take(0)
+    notes = passing.tape.take()
     assert [note.reason for note in notes if note.what == "broke"][:1] == [FELL_BEHIND]
     assert sum(512 + len(note.data) for note in notes) < 8000 + 6 * 512
     assert passing.tape.n_unrecorded == 6 - sum(note.what == "request" for note in notes) > 0
@@ -524,6 +525,26 @@ def test_addresses(server: ScriptedServer) -> None:
         Proxy("ftp://a", Tape())
     with pytest.raises(OptionError, match="Nothing can listen at"):
         Proxy(server.url, Tape(), "192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:8081", ("127.0.0.1", 8081)),
+        ("8081", ("127.0.0.1", 8081)),
+        (":8081", ("127.0.0.1", 8081)),
+        ("[::1]:0", ("::1", 0)),
+        ("localhost:1", ("localhost", 1)),
+    ],
+)
+def test_an_address_without_a_host_is_this_machine(text: str, expected: tuple[str, int]) -> None:
+    assert listening_address(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "here", "127.0.0.1:", "a:65536", "a:-1", "a:٣"])
+def test_what_is_no_address_to_listen_at(text: str) -> None:
+    with pytest.raises(OptionError, match="is no address to listen at"):
+        listening_address(text)
 
 
 def test_events_of_a_capture_pass(passing: Passing, server: ScriptedServer) -> None:

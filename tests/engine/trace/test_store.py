@@ -257,3 +257,21 @@ def test_what_is_not_named_is_not_observed_wherever_a_table_grows(stained, first
     assert np.isnan(table.column("value")[:first]).all()
     assert set(table.texts("word")[:-1]) == {""}
     assert (table.column("near_id") == MISSING).all() and np.isnan(table.column("near_p")).all()
+
+
+def test_only_cells_in_which_nothing_is_observed_are_filled_and_the_size_tells() -> None:
+    store = TraceStore()
+    for p in (None, 0.25, None):
+        store.tokens.append(run_id=0, target_p=p, target_top_id=(7, 8) if p else ())
+    before = store.size()
+    tops = np.arange(2 * N_TOP).reshape(2, N_TOP)
+    store.tokens.fill(
+        np.array([0, 1]), {"target_p": [0.5, 0.75], "target_rank": [3, 4], "target_top_id": tops}
+    )
+    rows = [store.tokens.row(i) for i in range(3)]
+    assert [row["target_p"] for row in rows] == [0.5, 0.25, None]
+    assert [row["target_rank"] for row in rows] == [3, 4, None]
+    assert rows[0]["target_top_id"] == tops[0].tolist()
+    assert rows[1]["target_top_id"] == [7, 8, *tops[1, 2:].tolist()]
+    assert rows[2]["target_top_id"] == [None] * N_TOP
+    assert store.size() > before and len(store.tokens) == 3

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.errors import TraceFileError
+from engine.findings.check import record_findings
+from engine.findings.observed import FACT
 from engine.observe.records.request import RecordedRequest, sum_figures
 from engine.trace.store import TraceStore
 from engine.trace.writer import RunSource, TraceWriter
@@ -40,6 +42,7 @@ def write_requests(
         "requests": _facts(requests),
         "unknown_keys": sorted({*unknown, *(key for r in requests for key in r.unknown)}),
         "told": sum_figures(requests),
+        FACT: [_contradiction(i, r) for i, r in enumerate(requests) if r.contradictions],
         "derived": sorted({name for request in requests for name in request.derived}),
     }
     if unknown:
@@ -50,11 +53,10 @@ def write_requests(
     writer = TraceWriter.begin(store, RunSource(", ".join(engines), ""), facts, columns=columns)
     round_ = 0
     for seq_id, request in enumerate(requests):
-        if request.contradictions:
-            _tell_contradictions(writer, seq_id, request)
-        elif request.has_steps:
+        if request.has_steps and not request.contradictions:
             round_ = _write_rows(writer, seq_id, request, round_)
     writer.end([request.stop for request in requests])
+    record_findings(store, [writer.run_id])
     return writer.run_id
 
 
@@ -75,8 +77,9 @@ def _check_size(requests: Sequence[RecordedRequest], file: str) -> None:
 def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
     """What is kept of each request. Of what is unknown only the keys, once it is too much."""
     found, n_kept = [], 0
-    for request in requests:
+    for seq_id, request in enumerate(requests):
         one: dict[str, Any] = {
+            "seq_ids": [seq_id],
             "place": request.place,
             "engine": request.engine,
             "told": request.figures(),
@@ -85,8 +88,6 @@ def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
         if request.has_steps and not request.contradictions:  # the rows have them
             lists = ("per_step_accepted", "per_step_drafted")
             one["record"] = {k: v for k, v in request.record.items() if k not in lists}
-        if request.contradictions:
-            one["contradictions"] = [c.sentence for c in request.contradictions]
         if request.unknown:
             n_kept += len(json.dumps(request.unknown))
             keep_all = n_kept <= _MOST_KEPT
@@ -95,20 +96,18 @@ def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
     return found
 
 
-def _tell_contradictions(writer: TraceWriter, seq_id: int, request: RecordedRequest) -> None:
+def _contradiction(seq_id: int, request: RecordedRequest) -> dict[str, Any]:
+    """What the rule of that name shows."""
     keys = dict.fromkeys(key for c in request.contradictions for key in c.keys)
+    first, *others = (c.sentence for c in request.contradictions)
     where = f" of {request.place}" if request.place else ""
-    writer.append(
-        "findings",
-        seq_id=seq_id,
-        rule="counters-contradict",
-        severity="error",
-        message=f"The counts{where} contradict each other, so its figures are left out: "
-        f"{request.contradictions[0].sentence}.",
-        evidence=", ".join(keys) + "".join(f"; {c.sentence}" for c in request.contradictions[1:]),
-        suggestion="Save the record again; if the engine wrote it like this, its counting is "
-        "wrong.",
-    )
+    return {
+        "rule": "counters-contradict",
+        "seq_id": seq_id,
+        "message": f"The counts{where} contradict each other, so its figures are left out: "
+        f"{first}.",
+        "evidence": "; ".join([", ".join(keys), *others]),
+    }
 
 
 def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, round_: int) -> int:

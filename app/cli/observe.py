@@ -1,0 +1,324 @@
+"""`draftscope observe`: prompts sent to a llama-server, and what its rounds were."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.cli.common import print_json
+from app.cli.findings import finding_lines, findings_json
+from app.cli.interruption import Interrupted
+from app.cli.observe_listen import add_arguments as add_listening
+from app.cli.observe_listen import listen
+from app.cli.option_arguments import add_options, options_from
+from app.cli.recorded import check_trace_folder, decode
+from app.cli.run import headline
+from app.cli.run_arguments import add_prompts
+from engine.errors import ApiKeyError, OptionError, ServerError
+from engine.observe.request_options import PER_REQUEST, RequestOptions, why_not_sent
+from engine.option_fields import options_in
+from engine.options import RunOptions
+from engine.trace.records import EMITTED_KINDS, MISSING
+from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.observe.client import ServerClient
+    from engine.observe.observed_run import ServerFacts
+    from engine.observe.observing import ServerRun
+    from engine.observe.request_options import ServerRequest
+
+_COLOURS = {"accepted": 32, "bonus": 36, "replacement": 33, "unknown": 90}
+"""Of the terminal, by kind of token; the target's own tokens have none."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.usage = (
+        "draftscope observe URL (-p TEXT | -f FILE | --tokens IDS) … [options]\n"
+        "       draftscope observe URL --listen HOST:PORT [options]"
+    )
+    parser.epilog = (
+        "What a request cannot set, such as drafters, the server decides when it is started.\n"
+        "On a terminal accepted tokens are green, replacements yellow, bonus tokens cyan.\n\n"
+        "exit status: 0 all replies complete, 1 the server failed, 2 wrong usage\n\n"
+        "example:\n"
+        '  draftscope observe http://127.0.0.1:8080 -p "def quicksort(arr):" -n 200 --trace out'
+    )
+    server = parser.add_argument_group("server")
+    server.add_argument("url", metavar="URL", help="address of a llama-server")
+    server.add_argument(
+        "--api-key-env",
+        metavar="NAME",
+        help="environment variable that holds the API key (default: the key that the system's "
+        "keyring has for this address, if the server asks for one)",
+    )
+    server.add_argument(
+        "--log",
+        type=Path,
+        metavar="FILE",
+        help="log file of the server (started with -lv 5 and LLAMA_TRACE=1), joined to the rounds",
+    )
+    add_listening(parser)
+    add_prompts(parser)
+    taken = [one for one in options_in(RunOptions) if one.path in PER_REQUEST]
+    add_options(parser.add_argument_group("decoding"), taken)
+    more = parser.add_argument_group("requests")
+    add_options(more, [one for one in options_in(RunOptions) if one.path == ("parallel",)])
+    add_options(more, options_in(RequestOptions))
+    for one in options_in(RunOptions):  # known, so that what has no effect is told
+        if why_not_sent(one):
+            parser.add_argument(
+                *one.option.flags,
+                action="store_true" if one.kind is bool else "store",
+                default=None,
+                dest=f"unsent_{one.option.dest}",
+                help=argparse.SUPPRESS,
+            )
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--json", action="store_true", help="print one JSON object: sequences, totals, counters"
+    )
+    output.add_argument(
+        "--trace",
+        type=Path,
+        metavar="DIR",
+        help="write the trace as CSV files; replaces an earlier export",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Send the prompts; whatever arrived is exported, also after an error or a signal."""
+    options = options_from(args, RunOptions)
+    more = options_from(args, RequestOptions)
+    check_trace_folder(args.trace)
+    if args.listen is None and not args.sources:
+        raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
+    for one in options_in(RunOptions):
+        if getattr(args, f"unsent_{one.option.dest}", None):
+            _note(f"{one.option.name} is not sent: {_lowered(why_not_sent(one))}")
+    if args.listen is not None:
+        return listen(args, _facts_for_listening(args))
+    client, facts = _connect(args)
+    with client:
+        return _ask(args, client, facts, options, more)
+
+
+def _connect(args: argparse.Namespace) -> tuple[ServerClient, ServerFacts]:
+    """The client, and what the server says of itself once it has loaded its model."""
+    from engine.observe.api_keys import stored_key
+    from engine.observe.client import ServerClient
+
+    key = None
+    if args.api_key_env is not None:
+        key = os.environ.get(args.api_key_env)
+        if not key:
+            raise OptionError(
+                f"The environment has no {args.api_key_env[:80]}.", "Set it to the API key."
+            )
+    said: set[str] = set()
+
+    def waiting(sentence: str) -> None:
+        if sentence not in said:
+            said.add(sentence)
+            _note(sentence)
+
+    client = ServerClient(args.url, key)
+    try:
+        return client, client.facts(waiting)
+    except ApiKeyError:
+        client.close()
+        key = None if args.api_key_env is not None else stored_key(client.address)
+        if key is None:
+            raise
+        client = ServerClient(args.url, key)
+        return client, client.facts(waiting)
+    except BaseException:
+        client.close()
+        raise
+
+
+def _facts_for_listening(args: argparse.Namespace) -> ServerFacts:
+    """What the server says of itself; its clients bring keys of their own, so ours may lack."""
+    from engine.observe.client import server_address
+    from engine.observe.observed_run import ServerFacts
+
+    if args.sources:
+        raise OptionError("Prompts are given, and an address to listen at.", "Leave out one.")
+    try:
+        client, facts = _connect(args)
+    except ApiKeyError:
+        if args.api_key_env is not None:
+            raise
+        _note("without an API key the server does not say which model it has")
+        return ServerFacts(server_address(args.url))
+    client.close()
+    return facts
+
+
+def _ask(
+    args: argparse.Namespace,
+    client: ServerClient,
+    facts: ServerFacts,
+    options: RunOptions,
+    more: RequestOptions,
+) -> int:
+    from engine.observe.observing import ServerRun
+
+    requests = [_request(args, client, source, options, more) for source in args.sources]
+    trace = TraceStore()
+    job = ServerRun(client, facts, requests, trace, parallel=options.parallel, log=args.log)
+    streaming = not args.json and len(requests) == 1
+    ending: ServerError | Interrupted | None = None
+    show = _Stream(job, "" if args.chat else requests[0].text) if streaming else None
+    try:
+        decode(job, job.advance, args.trace, show=show.show if show else lambda: None)
+    except (ServerError, Interrupted) as error:
+        ending = error  # what arrived is shown all the same
+    if args.json:
+        print_json(_report(job))
+    else:
+        if show is not None:
+            show.end()
+        else:
+            _print_sequences(job, requests, echo=not args.chat)
+        _print_summary(job)
+    if ending is not None:
+        for other in job.errors[1:]:
+            _note(str(other))
+        raise ending
+    return 0
+
+
+def _request(
+    args: argparse.Namespace,
+    client: ServerClient,
+    source: str | tuple[int, ...],
+    options: RunOptions,
+    more: RequestOptions,
+) -> ServerRequest:
+    from engine.observe.request_options import chat_completion, completion
+
+    if args.chat and isinstance(source, str):
+        return chat_completion(client, source, args.chat_template_kwargs, options, more)
+    return completion(source, options, more)
+
+
+class _Stream:
+    """Prints the prompt, and its continuation as it arrives: on a terminal coloured by kind of
+    token, round by round, elsewhere as plain text."""
+
+    def __init__(self, job: ServerRun, prompt: str) -> None:
+        self._job, self._tokens = job, job.trace.tokens
+        self._is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self._seen = 0
+        print(prompt, end="", flush=True)
+
+    def show(self) -> None:
+        """Print what has come since the last time."""
+        if self._is_coloured:
+            n = len(self._tokens)
+            for text, kind in emitted_texts(self._job.trace, self._seen, n):
+                colour = _COLOURS.get(kind)
+                print(f"\x1b[{colour}m{text}\x1b[0m" if colour else text, end="")
+            self._seen = n
+        else:
+            text = "".join(self._job.texts)
+            print(text[self._seen :], end="")
+            self._seen = len(text)
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        """Print what came last, and an empty line."""
+        self.show()
+        print("\n")
+
+
+def emitted_texts(trace: TraceStore, start: int, stop: int) -> Iterator[tuple[str, str]]:
+    """Text and kind of each emitted token in rows of `tokens`; empty for one whose text is told
+    with a later one."""
+    tokens = trace.tokens
+    ids = tokens.column("token_id", start, stop).tolist()
+    own, kinds = tokens.texts("text", start, stop), tokens.texts("kind", start, stop)
+    for token, text, kind in zip(ids, own, kinds, strict=True):
+        if kind in EMITTED_KINDS:
+            known = b"" if text or token == MISSING else trace.pieces.get(token, b"")
+            yield text or known.decode("utf-8", "replace"), kind
+
+
+def _print_sequences(job: ServerRun, requests: list[ServerRequest], *, echo: bool) -> None:
+    for i, (request, text) in enumerate(zip(requests, job.texts, strict=False)):
+        print(f"--- sequence {i}")
+        print((request.text if echo else "") + text + "\n")
+
+
+def _print_summary(job: ServerRun) -> None:
+    for line in finding_lines(job.trace):
+        print(line)
+    totals = job.summary()
+    print(headline(totals))
+    if paths := _paths(job):
+        print(", ".join(f"{n} {name}" for name, n in paths.items()))
+    if job.counted.moved:
+        print(f"{'':<16} {'server':>8} {'here':>8}")
+        for name, server, here in _counts(job):
+            print(f"{name:<16} {server:>8.0f} {here:>8}")
+    elif job.uncounted:
+        _note(job.uncounted)
+    print(json.dumps(totals, indent=2))
+
+
+def _counts(job: ServerRun) -> Iterator[tuple[str, float, int]]:
+    """What the server's counters and we say of the run, where it has them."""
+    from engine.observe.counters import NAMES, counted
+
+    for name, count in counted(job.trace, job.run_id).items():
+        if name in job.counted.moved:
+            yield NAMES[name], job.counted.moved[name], count
+
+
+def _paths(job: ServerRun) -> dict[str, int]:
+    """Rounds by what became of the rejected tokens."""
+    rounds = job.trace.rounds
+    n = len(rounds)
+    found: dict[str, int] = {"rounds": 0}
+    drafted = rounds.column("num_draft_tokens", 0, n).tolist()
+    for path, n_drafted in zip(rounds.texts("rollback_path", 0, n), drafted, strict=True):
+        if n_drafted != MISSING:
+            found["rounds"] += 1
+            if n_drafted:
+                name = path or "of unknown path"
+                found[name] = found.get(name, 0) + 1
+    return found
+
+
+def _report(job: ServerRun) -> dict[str, Any]:
+    """The object that --json prints."""
+    run = job.trace.runs[job.run_id]
+    return {
+        "server": run.get("server"),
+        "model": run.get("model"),
+        "sequences": [
+            {"seq_id": i, "tokens": tokens, "text": text}
+            for i, (tokens, text) in enumerate(zip(job.emitted, job.texts, strict=False))
+        ],
+        "requests": run.get("requests"),
+        "totals": job.summary(),
+        "counters": {
+            name.replace(" ", "_"): {"server": server, "here": here}
+            for name, server, here in _counts(job)
+        },
+        "findings": findings_json(job.trace),
+    }
+
+
+def _note(sentence: str) -> None:
+    print(f"draftscope: note: {sentence}", file=sys.stderr)
+
+
+def _lowered(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]

@@ -1,0 +1,120 @@
+"""`draftscope observe URL --listen HOST:PORT`: other programs talk to the server through us."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+from app.cli.common import print_json
+from app.cli.findings import finding_lines, findings_json
+from app.cli.interruption import Interrupted
+from app.cli.recorded import record
+from app.cli.run import headline
+from engine.trace.store import TraceStore
+from engine.trace.timings import summary
+
+if TYPE_CHECKING:
+    from engine.observe.observed_run import ObservedRequest, ServerFacts
+    from engine.observe.proxy_run import ProxyRun
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of listening."""
+    listening = parser.add_argument_group("listening")
+    listening.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help="let other programs talk to the server through this address, and record what they "
+        "ask until Ctrl-C; port 0 is any free one, without HOST only this machine can",
+    )
+    listening.add_argument(
+        "--pass-unchanged",
+        action="store_true",
+        help="do not ask for timings per token where a client does not: then only clients that "
+        "ask for them show rounds",
+    )
+
+
+def listen(args: argparse.Namespace, server: ServerFacts) -> int:
+    """Pass on and record until a signal comes, which is how this ends."""
+    from engine.observe.proxy import listening_address
+    from engine.observe.proxy_run import ProxyRun
+
+    host, port = listening_address(args.listen)
+    run = ProxyRun(server, TraceStore(), host, port, adds_fields=not args.pass_unchanged)
+    print(
+        f"draftscope: what comes to {run.url} goes to {server.address}; Ctrl-C ends it",
+        file=sys.stderr,
+    )
+    if not run.is_local:
+        print(
+            "draftscope: warning: other machines can use the server through this port.",
+            file=sys.stderr,
+        )
+    told = _Told(run)
+    try:
+        record(run, run.advance, args.trace, show=lambda: None if args.json else told.show())
+    except Interrupted as ending:
+        if ending.status != 128 + signal.SIGINT:
+            raise
+    finally:
+        if args.json:
+            print_json(_report(run))
+        else:
+            told.show()
+            _print_summary(run)
+    return 0
+
+
+class _Told:
+    """Prints a line for each request that is over."""
+
+    def __init__(self, run: ProxyRun) -> None:
+        self._run, self._seen = run, 0
+        self._open: list[ObservedRequest] = []
+
+    def show(self) -> None:
+        """Print what has ended since the last time."""
+        self._open += self._run.requests[self._seen :]
+        self._seen = len(self._run.requests)
+        for request in [one for one in self._open if one.is_over]:
+            self._open.remove(request)
+            for seq_id in request.seq_ids:
+                print(f"{seq_id} {request.facts['path']}: {self._fared(request, seq_id)}")
+        sys.stdout.flush()
+
+    def _fared(self, request: ObservedRequest, seq_id: int) -> str:
+        totals = summary(self._run.trace, self._run.run_id, seq_id)
+        line = headline(totals) if totals["predicted_n"] else "no rounds"
+        if error := request.facts.get("error"):
+            line += f"; {error}"
+        return line
+
+
+def _print_summary(run: ProxyRun) -> None:
+    for line in finding_lines(run.trace):
+        print(line)
+    totals = summary(run.trace, run.run_id)
+    print(headline(totals))
+    print(json.dumps(totals, indent=2))
+
+
+def _report(run: ProxyRun) -> dict[str, Any]:
+    """The object that --json prints."""
+    facts = run.trace.runs[run.run_id]
+    return {
+        "server": facts["server"],
+        "model": facts["model"],
+        "listens_at": run.url,
+        "requests": facts["requests"],
+        "sequences": [
+            {"seq_id": seq_id, "totals": summary(run.trace, run.run_id, seq_id)}
+            for request in run.requests
+            for seq_id in request.seq_ids
+        ],
+        "totals": summary(run.trace, run.run_id),
+        "findings": findings_json(run.trace),
+    }

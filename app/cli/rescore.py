@@ -1,0 +1,181 @@
+"""`draftscope rescore`: the tokens of any engine's run judged again by this one."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.cli.common import add_compute, add_model, loading_line, print_json, target_path
+from app.cli.files import check_files
+from app.cli.recorded import check_trace_folder
+from engine.errors import OptionError, TraceFileError
+from engine.findings.check import recorded
+from engine.findings.rescored import TEXT_CHANGED
+from engine.trace.export import export_csv
+
+if TYPE_CHECKING:
+    from engine.observe.rescore import Rescored, RescoredSequence
+    from engine.session import Session
+    from engine.trace.store import TraceStore
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.usage = "draftscope rescore TRACE (MODEL | --demo) [--run N] [--trace OUT] [options]"
+    parser.epilog = (
+        "Prompt and emitted tokens of a run are decoded once with the model that made them. Each\n"
+        "gets the target's probability, rank, entropy and most probable tokens, and is judged: at\n"
+        "temperature 0 it has to be the most probable one or a near tie, else one that the\n"
+        "request's sampler can draw. What rounding moves is measured on the same text.\n\n"
+        "exit status: 0 every token is the target's choice, 1 one is not, or the run is of\n"
+        "another model, 2 wrong usage, or nobody can tell whether the model is the same\n\n"
+        "example:\n"
+        "  draftscope rescore trace/ model.gguf --trace rescored/"
+    )
+    parser.add_argument(
+        "source", metavar="TRACE", type=Path, help="folder of an exported or imported trace"
+    )
+    add_compute(add_model(parser))
+    runs = parser.add_argument_group("runs")
+    runs.add_argument(
+        "--run", type=int, metavar="N", help="re-score this run alone (default: all with tokens)"
+    )
+    add_identity(runs)
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+    output.add_argument(
+        "--trace",
+        type=Path,
+        metavar="OUT",
+        help="write the trace with what was found; replaces an earlier export",
+    )
+
+
+def add_identity(group: argparse._ArgumentGroup) -> None:
+    """Options about whether the model is that of the run."""
+    group.add_argument(
+        "--assume-same",
+        action="store_true",
+        help="take the model for that of the run where nothing tells",
+    )
+    group.add_argument(
+        "--server", metavar="URL", help="ask the server that still runs the run's model"
+    )
+    group.add_argument(
+        "--probe",
+        action="store_true",
+        help="allow three requests to that server, in an idle slot whose cache they replace",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Re-score, tell, and write the trace."""
+    target = target_path(args)
+    if args.probe and args.server is None:
+        raise OptionError("--probe needs a server.", "Name it with --server URL.")
+    check_trace_folder(args.trace)
+    store = opened_trace(args.source)
+    run_ids = [args.run] if args.run is not None else runs_with_text(store, args.source)
+    if args.run is not None and args.run not in store.runs:
+        raise OptionError(
+            f"{args.source} has no run {args.run}.", f"Name one from 0 to {len(store.runs) - 1}."
+        )
+    check_files(target)
+    from engine.model.threads import use_threads
+    from engine.session import Session
+
+    session = Session.open(
+        target, compute=args.compute, device=args.device, progress=loading_line()
+    )
+    use_threads(args.threads, session.info)
+    found = [rescored(args, session, store, run_id) for run_id in run_ids]
+    if args.trace is not None:
+        export_csv(store, args.trace)
+        print(f"draftscope: trace written to {args.trace}", file=sys.stderr)
+    if args.json:
+        print_json({"model": str(target), "runs": [finite(asdict(one)) for one in found]})
+    else:
+        for one in found:
+            print("\n".join(lines(one)))
+        for finding in recorded(store):
+            if finding.rule == TEXT_CHANGED and finding.run_id in run_ids:
+                print(f"{finding.severity}: {finding.rule}: {finding.message} {finding.evidence}")
+    return int(any(one.n_changed for one in found))
+
+
+def opened_trace(path: Path) -> TraceStore:
+    """The trace in a folder, or that a file of it stands for."""
+    from engine.trace.reopen import find_trace, open_trace
+
+    folder = find_trace(path)
+    if folder is None:
+        raise TraceFileError(
+            f"{path} is no exported trace.",
+            "Name the folder of one; `draftscope import` makes one of a capture.",
+        )
+    return open_trace(folder)
+
+
+def runs_with_text(store: TraceStore, path: Path) -> list[int]:
+    """Runs that emitted tokens."""
+    from engine.observe.texts import rows_by_sequence
+    from engine.trace.records import EMITTED_KINDS
+
+    found = [run for run in store.runs if rows_by_sequence(store, run, EMITTED_KINDS)]
+    if not found:
+        raise OptionError(f"{path} has no run with tokens.", "Name a trace that has.")
+    return found
+
+
+def rescored(
+    args: argparse.Namespace, session: Session, store: TraceStore, run_id: int
+) -> Rescored:
+    """One run re-scored as the arguments allow. Raises what engine.observe.rescore does."""
+    from engine.observe.client import ServerClient
+    from engine.observe.identity import LiveServer, identify
+    from engine.observe.rescore import rescore
+
+    with ServerClient(args.server) if args.server else nullcontext() as client:
+        server = LiveServer(client.address, client.ask, args.probe) if client else None
+        identity = identify(session, store.runs[run_id], server)
+    return rescore(
+        session, store, run_id, loading_line(), identity=identity, assume_same=args.assume_same
+    )
+
+
+def lines(found: Rescored) -> Iterator[str]:
+    """What came of a run, a line for each sequence."""
+    noise = "" if found.noise is None else f", rounding moves gaps by up to {found.noise:.2g}"
+    yield (
+        f"run {found.run_id}: {found.n_tokens} tokens re-scored, compute {found.compute}, "
+        f"{found.n_first} of rank 1{noise}"
+    )
+    yield f"  model: {found.identity.verdict}. {found.identity.reason}"
+    for sequence in found.sequences:
+        yield f"  sequence {sequence.seq_id}: {'; '.join(_told(sequence))}"
+
+
+def _told(sequence: RescoredSequence) -> Iterator[str]:
+    if sequence.n_tokens:
+        how = {True: ", temperature 0", False: ", drawn at a temperature", None: ""}
+        yield f"{sequence.n_tokens} tokens{how[sequence.greedy]}, {sequence.n_first} of rank 1"
+    if sequence.n_near_ties:
+        yield f"{sequence.n_near_ties} near ties"
+    if sequence.changed is not None:
+        yield f"{sequence.n_changed} not the target's choice, first at {sequence.changed.pos}"
+    yield from filter(None, (sequence.not_judged, sequence.gap))
+
+
+def finite(value: Any) -> Any:
+    """JSON has no numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,118 @@
+"""`draftscope triage`: two traces of the same prompts, where their texts part and why."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.cli.common import add_compute, loading_line, print_json
+from app.cli.files import check_files
+from app.cli.rescore import add_identity, finite, opened_trace, rescored, runs_with_text
+from engine.errors import OptionError
+from engine.trace.run_ref import RunRef
+
+if TYPE_CHECKING:
+    from engine.observe.triage import PartingToken, TextPair, Triage
+    from engine.session import Session
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.usage = "draftscope triage TRACE_A TRACE_B [--rescore MODEL] [options]"
+    parser.epilog = (
+        "With and without speculation, two builds, two servers: sequences of the same prompt are\n"
+        "compared token by token. With the model, both runs are re-scored first: the two tokens\n"
+        "at the first mismatch are a near tie if rounding turns them, else one is wrong.\n\n"
+        "exit status: 0 the same texts, or parted by near ties or by drawing; 1 parted\n"
+        "otherwise, or for unknown reasons; 2 wrong usage\n\n"
+        "example:\n"
+        "  draftscope triage plain/ speculative/ --rescore model.gguf"
+    )
+    parser.add_argument("first", metavar="TRACE_A", type=Path, help="folder of a trace")
+    parser.add_argument(
+        "second", metavar="TRACE_B", type=Path, help="folder of another, or the same"
+    )
+    runs = parser.add_argument_group("runs")
+    for name, which in (("--run-a", "first"), ("--run-b", "second")):
+        runs.add_argument(
+            name, type=int, metavar="N", help=f"run of the {which} trace (default: the first one)"
+        )
+    judge = parser.add_argument_group("re-scoring")
+    judge.add_argument(
+        "--rescore", metavar="MODEL", type=Path, help="GGUF file that made both, to judge them by"
+    )
+    add_identity(judge)
+    add_compute(judge)
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, tell."""
+    a = _chosen(args.first, args.run_a, "--run-a")
+    b = _chosen(args.second, args.run_b, "--run-b")
+    session = _session(args) if args.rescore is not None else None
+    from engine.observe.triage import DIFFERENT, UNKNOWN, triage
+
+    for one in (a, b) if session else ():
+        rescored(args, session, one.store, one.run_id)
+    found = triage(a, b)
+    if args.json:
+        print_json({"verdict": found.verdict, **finite(asdict(found))})
+    else:
+        print("\n".join(_lines(found, a, b)))
+    return int(found.verdict in (DIFFERENT, UNKNOWN))
+
+
+def _chosen(path: Path, run_id: int | None, option: str) -> RunRef:
+    store = opened_trace(path)
+    known = runs_with_text(store, path)
+    if run_id is not None and run_id not in known:
+        raise OptionError(
+            f"{option} {run_id} has no tokens in {path}.",
+            f"Name one of {', '.join(map(str, known))}.",
+        )
+    return RunRef(store, known[0] if run_id is None else run_id)
+
+
+def _session(args: argparse.Namespace) -> Session:
+    check_files(args.rescore)
+    from engine.model.threads import use_threads
+    from engine.session import Session
+
+    session = Session.open(
+        args.rescore, compute=args.compute, device=args.device, progress=loading_line()
+    )
+    use_threads(args.threads, session.info)
+    return session
+
+
+def _lines(found: Triage, a: RunRef, b: RunRef) -> Iterator[str]:
+    yield f"verdict: {found.verdict}"
+    for pair in found.pairs:
+        yield f"sequences {pair.seq_a} and {pair.seq_b}: {pair.verdict}. {pair.reason}"
+        yield from _sides(pair)
+    for name, alone in (("first", found.alone_a), ("second", found.alone_b)):
+        if alone:
+            listed = ", ".join(map(str, alone))
+            yield f"only in the {name}: sequences {listed}, of prompts that the other has not"
+
+
+def _sides(pair: TextPair) -> Iterator[str]:
+    for name, token in (("first", pair.a), ("second", pair.b)):
+        if token is not None:
+            yield f"  {name} at position {pair.pos}: {_token(token)}"
+
+
+def _token(token: PartingToken) -> str:
+    if token.round is None:
+        return "the end"
+    shown = repr(token.text) if token.token_id is None else f"{token.token_id} {token.text!r}"
+    before = "no rollback before it"
+    if token.after_round is not None:
+        before = f"after the rollback of round {token.after_round}"
+    short = "" if token.short is None else f", {token.short:.2g} below the best logit"
+    return f"{shown}, round {token.round}, {before}{short}"

@@ -1,0 +1,289 @@
+"""Lanes that roll back in llama.cpp itself, measured against llama.cpp token by token.
+
+Both sides have the same kernels, so that a bound is tight: what the noise lane shows, which decodes
+every round's batch from the exact state. What a plane holds is told by the states that the plain
+lane had, and stands in the `memory` table.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.compare.divergence import MemoryDifference
+from engine.compare.lane import ComparisonSetup
+from engine.compare.lane_spec import LaneSpec, LlamaRollback
+from engine.compare.llama_cpp import ON_DEVICE, PARTIAL, WHOLE, TokenSpan
+from engine.compare.peer_lane import LlamaLane, PeerLane
+from engine.compare.rounds import ReferenceRound, SequenceRound
+from engine.compare.state_blob import relative_errors
+from engine.decode.round_facts import RoundFacts, round_facts
+from engine.errors import OptionError, RollbackRefusedError
+from engine.options import RunOptions
+from engine.trace.records import MISSING, NOISE, POLICY
+
+MARGIN = 3.0
+"""How far beyond its noise a lane may be: both are llama.cpp on the same tokens."""
+REMEMBERED = 4
+"""Positions that the plain lane remembers, in planes: a rollback over a whole batch lands as far
+behind the batch before it."""
+
+
+class _JudgedByPlain(LlamaLane):
+    """A lane measured against the plain lane of llama.cpp, whose engine it uses."""
+
+    def __init__(
+        self,
+        setup: ComparisonSetup,
+        spec: LaneSpec,
+        options: RunOptions,
+        plain: PeerLane,
+        n_rs_seq: int,
+    ) -> None:
+        super().__init__(setup, spec, options, plain, plain.engine, n_rs_seq)
+        self.plain = plain
+        self.facts["lane_margin"] = MARGIN
+
+    def follow(self) -> None:
+        """Decode the plain lane's round; without one there is nothing to be measured by."""
+        if self.plain.error and not self.error:
+            self.facts["lane_error"] = self.plain.error
+        super().follow()
+
+    def _decode_prompts(self, round_: ReferenceRound) -> None:
+        logits = {part.seq: self.prompt_of(part) for part in round_.parts}
+        self._clock.stop("verify")
+        self._record_plain(round_, logits, None, wide=True)
+        for part in round_.parts:
+            self._measure(round_, part, logits[part.seq], None)
+
+    def _measure(
+        self,
+        round_: ReferenceRound,
+        part: SequenceRound,
+        logits: torch.Tensor,
+        memories: MemoryDifference | None,
+    ) -> None:
+        measured = part.measure.difference(logits)
+        self._rows.append(
+            round_.number, part.seq_id, part.first_pos, part.chosen, measured, memories
+        )
+
+
+class LlamaNoiseLane(_JudgedByPlain):
+    """Verifies every draft in one batch, from the plain lane's exact state."""
+
+    def __init__(
+        self, setup: ComparisonSetup, spec: LaneSpec, options: RunOptions, plain: PeerLane
+    ) -> None:
+        super().__init__(setup, spec, options, plain, 0)
+        self.facts["lane_kind"] = NOISE
+
+    def _follow(self, round_: ReferenceRound) -> None:
+        if round_.is_prompt:
+            self._decode_prompts(round_)
+            return
+        for part in round_.parts:
+            self.engine.load(self.context, part.seq, self.plain.before[part.seq], WHOLE)
+        self._clock.stop("restore")
+        logits = _by_sequence(round_, self.decode(_spans(round_)))
+        self._clock.stop("verify")
+        self._record_plain(round_, logits, None, wide=True)
+        for part in round_.parts:
+            self._measure(round_, part, logits[part.seq], None)
+
+
+class LlamaRollbackLane(_JudgedByPlain):
+    """Verifies every draft and undoes what was rejected by llama.cpp's own means.
+
+    What is refused stops the lane: nothing is restored in its place.
+    """
+
+    def __init__(
+        self,
+        setup: ComparisonSetup,
+        spec: LaneSpec,
+        options: RunOptions,
+        plain: PeerLane,
+        n_rs_seq: int,
+    ) -> None:
+        assert spec.llama is not None
+        self._way: LlamaRollback = spec.llama
+        by_planes = self._way.by == "planes"
+        if by_planes and not n_rs_seq < min(options.n_ubatch, setup.n_ctx) - 1:
+            raise OptionError(
+                f"Lane {spec.name!r}: {n_rs_seq} planes need ubatches of more than {n_rs_seq + 1} "
+                "tokens.",
+                "Raise -ub, or lower n_rs_seq.",
+            )
+        if self._way.shows_planes and setup.n_seqs > 1:
+            raise OptionError(
+                f"Lane {spec.name!r} reads the planes of one sequence alone.",
+                "Give one prompt, or leave show-planes out.",
+            )
+        super().__init__(setup, spec, options, plain, n_rs_seq if by_planes else 0)
+        self.facts["lane_kind"] = POLICY
+        self._rule = options.spec.accept
+        self._slots: dict[int, dict[int, tuple[str, int | None]]] = {}
+        # what a plane holds is told by its likeness to the plain lane's states
+        self.facts["columns"] = {"memory": {"state": "derived", "age": "derived"}}
+        if by_planes and self.shape and not self.n_rs_seq:
+            self.facts["lane_error"] = str(
+                RollbackRefusedError(
+                    "llama.cpp has no snapshot planes for the architecture "
+                    f"{setup.session.config.architecture} (n_rs_seq is 0).",
+                    "Use rollback=checkpoint.",
+                )
+            )
+
+    def _follow(self, round_: ReferenceRound) -> None:
+        if round_.is_prompt:
+            self._decode_prompts(round_)
+            return
+        self._slots = {part.seq_id: {} for part in round_.parts}
+        saved = {part.seq: self._save(part) for part in round_.parts}
+        self._clock.stop("save")
+        logits = _by_sequence(round_, self._verified(round_))
+        self._clock.stop("verify")
+        facts = [self._undo(part, logits, saved[part.seq]) for part in round_.parts]
+        self._recorder.round(
+            round_.number, facts, None, self._clock, told={"n_rs_seq": self.n_rs_seq}
+        )
+        self._record_slots(round_.number)
+        for part in round_.parts:
+            self._measure(round_, part, logits[part.seq], self._difference(part))
+
+    def _verified(self, round_: ReferenceRound) -> torch.Tensor:
+        if not self._way.step:
+            return self.decode(_spans(round_))
+        rows = []
+        for span in _spans(round_):
+            for i in range(0, len(span.tokens), self._way.step):
+                tokens = span.tokens[i : i + self._way.step]
+                rows.append(self.decode([TokenSpan(span.seq, span.pos0 + i, tokens, len(tokens))]))
+        return torch.cat(rows)
+
+    def _save(self, part: SequenceRound) -> bytes | None:
+        """A checkpoint, where a rejection would need one."""
+        if self._way.by != "checkpoint" or self.shape is None or part.draft is None:
+            return None
+        return self.engine.save(self.context, part.seq, self._flags)
+
+    @property
+    def _flags(self) -> int:
+        return PARTIAL | (ON_DEVICE if self._way.on_device else 0)
+
+    def _undo(
+        self, part: SequenceRound, logits: dict[int, torch.Tensor], saved: bytes | None
+    ) -> RoundFacts:
+        """Undo what was rejected. logits of the sequence become those that it goes on from."""
+        n, kept = len(part.tokens), len(part.chosen)
+        facts = round_facts(
+            seq_id=part.seq_id,
+            seq=part.seq,
+            pos0=part.pos0,
+            width=n,
+            draft=part.draft,
+            tokens=part.chosen,
+            n_own=1,
+            n_emitted=part.n_emitted,
+            n_kept=kept,
+            logits=logits[part.seq],
+        )
+        facts.accept_rule = self._rule if part.draft else ""
+        if saved is not None:
+            facts.checkpoint_bytes = len(saved)
+        if self._way.shows_planes:
+            self._show_planes(part)
+        if kept == n:
+            return facts
+        if saved is not None:
+            self.engine.load(self.context, part.seq, saved, self._flags)
+            self._remove(part, part.pos0)
+            facts.rollback_path, facts.restored_bytes = "restore", len(saved)
+            self._clock.stop("restore", [part.seq])
+        elif self._way.undoes_batch:
+            self._remove(part, part.pos0)
+            facts.rollback_path, facts.memory_rollback = "seq_rm", n
+            self._clock.stop("rollback", [part.seq])
+            self._tell_plane(part, n)
+        else:
+            self._remove(part, part.pos0 + kept)
+            facts.rollback_path = "seq_rm"
+            self._clock.stop("rollback", [part.seq])
+            self._tell_plane(part, n - kept)
+            return facts
+        facts.n_replays = 1
+        logits[part.seq] = self.decode([TokenSpan(part.seq, part.pos0, part.tokens[:kept], kept)])
+        self._clock.stop("replay", [part.seq])
+        return facts
+
+    def _remove(self, part: SequenceRound, p0: int) -> None:
+        """Raises RollbackRefusedError."""
+        if self.engine.seq_rm(self.context, part.seq, p0):
+            return
+        n, last = part.pos0 + len(part.tokens) - p0, self._way.step or len(part.tokens)
+        raise RollbackRefusedError(
+            f"llama.cpp refused to remove {n} tokens behind a batch of {last} with n_rs_seq "
+            f"{self.n_rs_seq}, in sequence {part.seq_id} at position {part.pos0}.",
+            "Raise n_rs_seq, or use rollback=checkpoint.",
+        )
+
+    def _tell_plane(self, part: SequenceRound, depth: int) -> None:
+        """The plane that a removal of so many tokens makes the next batch read."""
+        state = self.state(part.seq)
+        if state is None:
+            return
+        last = part.pos0 + len(part.tokens) - 1
+        pos, _ = self.plain.histories[part.seq].positions_of(state)
+        age = None if pos is None else last - pos
+        self._slots[part.seq_id][depth] = "pending", age
+
+    def _show_planes(self, part: SequenceRound) -> None:
+        """Which position each plane holds behind the batch, before anything is removed."""
+        if self.shape is None:
+            return
+        last = part.pos0 + len(part.tokens) - 1
+        whole = self.engine.save(self.context, part.seq, WHOLE)
+        for depth in range(1, min(self.n_rs_seq, last) + 1):
+            if not self.engine.seq_rm(self.context, part.seq, last - depth + 1):
+                break
+            state = self.state(part.seq)
+            self.engine.load(self.context, part.seq, whole, WHOLE)
+            if state is None:
+                break
+            pos, _ = self.plain.histories[part.seq].positions_of(state)
+            if pos is not None:  # those of rejected tokens are known to nobody
+                kind = "fresh" if last - pos == depth else "stale"
+                self._slots[part.seq_id][depth] = kind, last - pos
+
+    def _record_slots(self, number: int) -> None:
+        for seq_id, slots in self._slots.items():
+            for slot, (state, age) in sorted(slots.items()):
+                row = {"round": number, "seq_id": seq_id, "slot": slot}
+                self.writer.append("memory", **row, state=state, age=age)
+
+    def _difference(self, part: SequenceRound) -> MemoryDifference | None:
+        """How far the recurrent states are from the plain lane's; its cells cannot be seen."""
+        mine, other = self.state(part.seq), self.plain.states[part.seq]
+        if mine is None or other is None or self.shape is None:
+            return None
+        return MemoryDifference(
+            self.shape.layers,
+            relative_errors(other.s, mine.s),
+            relative_errors(other.r, mine.r),
+            MISSING,
+        )
+
+
+def _spans(round_: ReferenceRound) -> list[TokenSpan]:
+    return [TokenSpan(part.seq, part.pos0, part.tokens, len(part.tokens)) for part in round_.parts]
+
+
+def _by_sequence(round_: ReferenceRound, rows: torch.Tensor) -> dict[int, torch.Tensor]:
+    """The rows of each sequence that its chosen tokens come from; those of a batch in the order of
+    its spans."""
+    found, start = {}, 0
+    for part in round_.parts:
+        found[part.seq] = rows[start : start + len(part.chosen)]
+        start += len(part.tokens)
+    return found

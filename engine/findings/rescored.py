@@ -1,0 +1,120 @@
+"""Rules about tokens that this engine has judged again (engine.observe.rescore)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from engine.findings.rule import ERROR, WARNING, Rule, RuleHit
+from engine.findings.run_rows import ExaminedRun, observed
+
+TEXT_CHANGED = "text-changed"
+_NUMBERS = ("round", "pos", "token_id", "rank", "best_id", "p", "best_p", "gap", "top2_gap")
+
+
+def _text_changed(run: ExaminedRun) -> Iterator[RuleHit]:
+    """The first token of each sequence that is not what the target chooses there."""
+    rescored = run.facts.get("rescored")
+    if not isinstance(rescored, dict):
+        return
+    sequences = rescored.get("sequences")
+    for sequence in sequences if isinstance(sequences, list | tuple) else ():
+        changed = sequence.get("changed") if isinstance(sequence, dict) else None
+        if not isinstance(changed, dict) or not isinstance(sequence.get("seq_id"), int):
+            continue
+        if not all(isinstance(changed.get(name), int | float) for name in _NUMBERS):
+            continue
+        drafted = (run.rounds["num_draft_tokens"] > 0).any()
+        yield RuleHit(
+            int(changed["round"]),
+            sequence["seq_id"],
+            ("Speculation changed the text: " if drafted else "The text is not the target's: ")
+            + f"the token at position {changed['pos']} is "
+            + ("not what the target chooses" if sequence.get("greedy") else "none that it can draw")
+            + " there.",
+            "; ".join(_evidence(run, sequence, changed, rescored.get("noise"))),
+        )
+
+
+def _evidence(
+    run: ExaminedRun, sequence: dict[str, Any], changed: dict[str, Any], noise: Any
+) -> Iterator[str]:
+    yield (
+        f"{sequence.get('n_changed')} of {sequence.get('n_tokens')} tokens; the first, "
+        f"{changed.get('kind')} {changed['token_id']} of rank {changed['rank']}, "
+        f"p {changed['p']:.3g}, for {changed['best_id']}, p {changed['best_p']:.3g}"
+    )
+    measured = f", noise moves such a gap by up to {noise:.2g}" if _is_real(noise) else ""
+    yield (
+        f"its logit {changed['gap']:.3g} below the best, top-2 gap {changed['top2_gap']:.3g}"
+        f"{measured}"
+    )
+    rounds, seq_id, number = run.rounds, sequence["seq_id"], changed["round"]
+    mine = rounds["seq_id"] == seq_id
+    undone = np.flatnonzero(mine & (rounds["rollback_depth"] > 0) & (rounds["round"] < number))
+    if len(undone):
+        last = undone[-1:]
+        (path,) = rounds.texts("rollback_path", last)
+        depth = f"depth {rounds['rollback_depth'][last[0]]}"
+        by = f" by {path}" if path else ""
+        yield f"after the rollback of round {rounds['round'][last[0]]}, {depth}{by}"
+    else:
+        yield "no rollback before it"
+    width = rounds["verify_width"][mine & (rounds["round"] == number)]
+    if len(width) and observed(width).all():
+        yield f"chosen in a pass of width {width[0]}"
+
+
+def _texts_part(run: ExaminedRun) -> Iterator[RuleHit]:
+    """Where a text parts from that of a run that it was compared with, and no near tie explains
+    it."""
+    triage = run.facts.get("triage")
+    if not isinstance(triage, dict):
+        return
+    pairs = triage.get("pairs")
+    for pair in pairs if isinstance(pairs, list | tuple) else ():
+        if not isinstance(pair, dict) or pair.get("verdict") not in ("different", "unknown"):
+            continue
+        token, seq_id = pair.get("b"), pair.get("seq_b")
+        if not isinstance(token, dict) or not isinstance(seq_id, int):
+            continue
+        number = token.get("round")
+        yield RuleHit(
+            number if isinstance(number, int) else None,
+            seq_id,
+            f"The text parts from that of run {triage.get('run_a')} at position {pair.get('pos')}.",
+            str(pair.get("reason")),
+        )
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+RULES = (
+    Rule(
+        TEXT_CHANGED,
+        ERROR,
+        "Text that is not the target's",
+        "Decoded again by this engine on the same file, a token is not the target's choice, by "
+        "more than the rounding of either engine explains: at temperature 0 another is more "
+        "probable, else the request's sampler cannot draw it. A draft was accepted that should "
+        "not have been, or the logits came from a wrong state.",
+        "Repeat the request without speculation and compare the two (`draftscope triage`); look at "
+        "the rollback before the round.",
+        _text_changed,
+    ),
+    Rule(
+        "texts-part",
+        WARNING,
+        "Two texts that part",
+        "Two runs of one prompt chose different tokens behind equal ones, and no near tie is known "
+        "to explain that: one of them has a wrong state or accepts what it should not, or they "
+        "are of other models or settings.",
+        "Re-score both with the model to learn whose token is the target's.",
+        _texts_part,
+    ),
+)

@@ -1,0 +1,175 @@
+"""The sampler that a request asked for, and how far logits would have to be off for it to choose a
+token that was emitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from engine.errors import OptionError
+from engine.sampling.options import SamplerOptions
+from engine.sampling.penalties import LogitBias, Penalties
+from engine.sampling.sampler import Sampler
+
+_FIELDS = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "repeat_penalty": "repeat_penalty",
+    "repeat_last_n": "repeat_last_n",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+"""Names of llama-server, and ours."""
+
+_ORDER = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p"]
+_ORDER += ["top_p", "min_p", "xtc", "temperature"]
+_OFF: dict[str, tuple[Any, ...]] = {
+    "grammar": ("", None),
+    "json_schema": (None,),
+    "response_format": (None, {"type": "text"}),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "xtc_probability": (0,),
+    "mirostat": (0,),
+    "lora": ([], None),
+    "samplers": (_ORDER, None),
+    "tools": ([], None),
+}
+"""Settings that change what may be chosen and are not computed here, with the values that switch
+them off."""
+_HALVINGS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSampling:
+    """What a sequence was sampled with; banned: token ids that were never chosen."""
+
+    options: SamplerOptions
+    banned: Collection[int] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.options.temp <= 0
+
+
+class NotJudgedError(Exception):
+    """What a request asked for cannot be computed here. The message is a sentence."""
+
+
+def request_sampling(settings: Mapping[str, Any], end_tokens: Collection[int]) -> RequestSampling:
+    """Read the settings of a request as llama-server names them, which may come from a file.
+
+    end_tokens: the vocabulary's. What is not named has the server's default. Raises NotJudgedError.
+    """
+    if not isinstance(settings.get("temperature"), int | float):
+        raise NotJudgedError("The settings of the request are not known.")
+    for name, values in _OFF.items():
+        if name in settings and settings[name] not in values:
+            raise NotJudgedError(f"The request's {name} decides too what may be chosen.")
+    for name in ("top_n_sigma", "adaptive_target"):
+        if isinstance(value := settings.get(name), int | float) and value >= 0:
+            raise NotJudgedError(f"The request's {name} decides too what may be chosen.")
+    named = {ours: settings[name] for name, ours in _FIELDS.items() if name in settings}
+    try:
+        if not all(_is_number(value) for value in named.values()):
+            raise NotJudgedError("The settings of the request are not numbers.")
+        for name in ("top_k", "repeat_last_n"):
+            if name in named:
+                named[name] = int(named[name])
+        # the server takes what is out of range for off
+        for name in ("top_p", "typical_p"):
+            if name in named and not 0 < named[name] < 1:
+                named[name] = 1.0
+        for name in ("top_k", "min_p"):
+            if name in named:
+                named[name] = max(0, named[name])
+        options = SamplerOptions(**named, logit_bias=_biases(settings.get("logit_bias")))
+    except (OptionError, OverflowError) as error:
+        raise NotJudgedError(f"The settings of the request have no meaning: {error}") from None
+    banned = end_tokens if settings.get("ignore_eos") is True else ()
+    return RequestSampling(options, banned)
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
+
+
+def _biases(entries: Any) -> tuple[tuple[int, float], ...]:
+    """Token ids and biases; false and null stand for never."""
+    found = []
+    for entry in entries if isinstance(entries, list) else ():
+        token, bias = (
+            (entry.get("token"), entry.get("bias"))
+            if isinstance(entry, dict)
+            else entry
+            if isinstance(entry, list) and len(entry) == 2
+            else (None, None)
+        )
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise NotJudgedError("The request's logit_bias names texts.")
+        found.append((token, float(bias or 0) if _is_number(bias) else -math.inf))
+    return tuple(found)
+
+
+class EmittedJudge:
+    """Judges the tokens of one sequence, in order. history: the prompt, for penalties."""
+
+    def __init__(self, sampling: RequestSampling, history: Sequence[int]) -> None:
+        options = sampling.options
+        self._is_greedy = sampling.is_greedy
+        self._bias = LogitBias(options.logit_bias, sampling.banned)
+        self._penalties = Penalties(options, history)
+        chain = replace(
+            options, logit_bias=(), repeat_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0
+        )
+        self._chain = Sampler(chain)
+        self._keeps_best = options.typical_p >= 1
+
+    def shortfalls(self, logits: torch.Tensor, tokens: Sequence[int]) -> list[float]:
+        """By how much the logits [n, n_vocab] of better tokens would have to be smaller for the
+        sampler to be able to choose each of these n tokens: 0 where it can."""
+        logits = self._bias.apply(logits)
+        if not self._penalties.active and self._keeps_best:
+            at = torch.tensor(tokens, device=logits.device).unsqueeze(1)
+            gaps = (logits.amax(1) - logits.gather(1, at)[:, 0]).tolist()
+            if self._is_greedy:
+                return list(gaps)
+            return [
+                self._shortfall(row, token) if gap else 0.0
+                for row, token, gap in zip(logits, tokens, gaps, strict=True)
+            ]
+        found = []
+        for row, token in zip(logits, tokens, strict=True):
+            row = self._penalties.apply(row) if self._penalties.active else row
+            found.append(self._shortfall(row, token))
+            self._penalties.accept(token)
+        return found
+
+    def _shortfall(self, row: torch.Tensor, token: int) -> float:
+        gap = float(row.amax() - row[token])
+        if self._is_greedy or not math.isfinite(gap):
+            return gap if gap == gap else math.inf
+        low, high = 0.0, gap
+        if self._may_choose(row, token, low):
+            return 0.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if self._may_choose(row, token, middle):
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _may_choose(self, row: torch.Tensor, token: int, amount: float) -> bool:
+        """With the logits of all better tokens smaller by an amount."""
+        moved = torch.where(row > row[token], row - amount, row) if amount else row
+        return self._chain.rows(moved.unsqueeze(0))(0).of(token) > 0

@@ -1,0 +1,239 @@
+"""observe: prompts sent to a llama-server by the command line, and every way that can go wrong."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.cli.conftest import ROOT, Outcome
+from tests.support.scripted_server import (
+    WEB_PAGE,
+    Hold,
+    Reply,
+    ScriptedServer,
+    cut,
+    error_reply,
+    stream,
+)
+
+Cli = Callable[..., Outcome]
+
+KEY = "sk-a-key-that-must-not-show"
+PROMPT = ("-p", "def quicksort(arr):", "-n", 96)
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer("mtp") as server:
+        yield server
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_text_rounds_and_counters_are_shown(
+    cli: Cli, server: ScriptedServer, tmp_path: Path
+) -> None:
+    outcome = cli("observe", server.url, *PROMPT, "--temp", 0.5, "--trace", tmp_path / "out")
+    assert outcome.status == 0, outcome.err
+    lines = outcome.out.splitlines()
+    assert lines[0].startswith("def quicksort(arr):  # noqa")
+    assert "43 of 152 drafted tokens accepted" in outcome.out
+    assert "52 rounds, 45 seq_rm, 6 none" in lines
+    assert [line.split() for line in lines if line.startswith("accepted")] == [
+        ["accepted", "tokens", "43", "43"]
+    ]
+    sent = server.of("/completion")[0].json
+    assert sent["temperature"] == 0.5 and sent["n_predict"] == 96 and sent["timings_per_token"]
+    rounds = table(tmp_path / "out" / "rounds.csv")
+    assert sum(int(row["num_accepted_draft_tokens"] or 0) for row in rounds) == 43
+
+
+def test_json_has_sequences_sums_and_counters(cli: Cli, server: ScriptedServer) -> None:
+    second = server.capture["requests"][1]["body"]["prompt"]
+    words = [*PROMPT, "-p", second, "--parallel", 2, "--json"]
+    report = cli("observe", server.url, *words).json
+    assert [len(one["tokens"]) for one in report["sequences"]] == [96, 96]
+    assert report["totals"]["draft_n"] == 152 + 142
+    assert report["counters"]["drafted_tokens"] == {"server": 294, "here": 294}
+    assert report["model"]["name"] == "demo-target.gguf" and report["findings"] == []
+    assert report["requests"][0]["settings"]["n_predict"] == 96
+
+
+def test_several_prompts_are_printed_one_behind_the_other(cli: Cli, server: ScriptedServer) -> None:
+    second = server.capture["requests"][1]["body"]["prompt"]
+    out = cli("observe", server.url, *PROMPT, "-p", second).out
+    assert "--- sequence 0\ndef quicksort(arr):  # noqa" in out
+    assert "--- sequence 1\nclass Stack:" in out
+
+
+def test_token_ids_are_sent_as_such(cli: Cli, server: ScriptedServer) -> None:
+    assert cli("observe", server.url, "--tokens", "318,220", "-n", 4).status == 0
+    assert server.of("/completion")[0].json["prompt"] == [318, 220]
+
+
+def test_chat_goes_through_the_template_of_the_server(cli: Cli) -> None:
+    with ScriptedServer("jsonl") as server:  # that capture has a reply of /apply-template
+        words = ("-p", "hi", "--chat", "--chat-template-kwargs", '{"a": 1}')
+        cli("observe", server.url, *words)
+        asked = server.of("/apply-template")[0].json
+        sent = server.of("/completion")[0].json
+    assert asked["messages"] == [{"role": "user", "content": "hi"}]
+    assert asked["chat_template_kwargs"] == {"a": 1}
+    assert sent["prompt"].startswith("<|im_start|>user\nhi<|im_end|>")
+
+
+def test_what_only_the_server_decides_is_told(cli: Cli, server: ScriptedServer) -> None:
+    words = ("--spec-type", "draft-mtp", "--rollback", "ring", "--batch-invariant")
+    outcome = cli("observe", server.url, *PROMPT, *words)
+    notes = [line for line in outcome.err.splitlines() if "is not sent" in line]
+    assert outcome.status == 0 and len(notes) == 3
+    assert notes[0].startswith("draftscope: note: --spec-type is not sent: a request cannot set")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "There is no prompt."),
+        (("-p", "x", "--id-slot", -1), "--id-slot is outside 0..65536."),
+        (("-p", "x", "--request", "[1]"), "is not a JSON object"),
+        (("-p", "x", "--api-key-env", "NO_SUCH_KEY"), "The environment has no NO_SUCH_KEY."),
+        (("-p", "x", "--top-p", 3), "--top-p is outside"),
+    ],
+)
+def test_wrong_usage_is_2(
+    cli: Cli, server: ScriptedServer, words: tuple[object, ...], said: str
+) -> None:
+    outcome = cli("observe", server.url, *words)
+    assert outcome.status == 2 and said in outcome.err
+    assert not server.of("/completion")
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://me:secret@127.0.0.1:8080"])
+def test_an_address_that_is_none_is_2(cli: Cli, url: str) -> None:
+    outcome = cli("observe", url, "-p", "x")
+    assert outcome.status == 2 and "secret" not in outcome.err
+
+
+def test_nothing_listens(cli: Cli) -> None:
+    outcome = cli("observe", "127.0.0.1:9", "-p", "x")
+    assert outcome.status == 1 and outcome.out == ""
+    assert outcome.err == (
+        "draftscope: error: http://127.0.0.1:9 cannot be reached: nothing listens there. "
+        "Start the server, or check address and port.\n"
+    )
+
+
+def test_a_server_that_loads_is_waited_for_and_said_once(cli: Cli) -> None:
+    with ScriptedServer("mtp", loading=2) as server:
+        outcome = cli("observe", server.url, *PROMPT)
+        assert outcome.status == 0
+        assert outcome.err.count("loads its model") == 1
+
+
+def test_a_stream_that_breaks_is_1_and_its_rounds_are_kept(
+    cli: Cli, server: ScriptedServer, tmp_path: Path
+) -> None:
+    server.script("/completion", Reply(cut(stream(server.capture["requests"][0]), 40)))
+    server.script("/v1/stream", error_reply(404, "Stream not found"))
+    outcome = cli("observe", server.url, *PROMPT, "--trace", tmp_path / "out")
+    assert outcome.status == 1
+    assert outcome.err.endswith(
+        f"draftscope: error: {server.url} broke off its reply. "
+        "See whether the server still runs; then send it again.\n"
+    )
+    assert "warning: stream-cut: " in outcome.out
+    assert len(table(tmp_path / "out" / "rounds.csv")) > 15
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (WEB_PAGE, "answers /completion with text/html"),
+        (error_reply(503, "no slot", "server_error"), "status 503: no slot."),
+        (
+            error_reply(400, "x", "exceed_context_size_error", n_prompt_tokens=7, n_ctx=5),
+            "The prompt has 7 tokens, but",
+        ),
+    ],
+)
+def test_a_refusal_is_1_and_one_sentence(
+    cli: Cli, server: ScriptedServer, reply: Reply, said: str
+) -> None:
+    server.script("/completion", reply)
+    outcome = cli("observe", server.url, *PROMPT)
+    errors = [line for line in outcome.err.splitlines() if line.startswith("draftscope: error:")]
+    assert outcome.status == 1 and len(errors) == 1 and said in errors[0]
+
+
+def test_a_key_comes_from_the_environment_or_the_keyring(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kept: dict[tuple[str, str], str] = {}
+    monkeypatch.setattr("keyring.get_password", lambda service, name: kept.get((service, name)))
+    monkeypatch.setenv("SOME_KEY", KEY)
+    monkeypatch.setenv("OLD_KEY", "sk-an-old-one")
+    with ScriptedServer("mtp", key=KEY) as server:
+        refused = cli("observe", server.url, *PROMPT)
+        old = cli("observe", server.url, *PROMPT, "--api-key-env", "OLD_KEY")
+        assert refused.status == old.status == 1
+        assert refused.err.startswith(f"draftscope: error: {server.url} does not accept the API k")
+        words = ("--api-key-env", "SOME_KEY", "--json", "--trace", tmp_path / "out")
+        given = cli("observe", server.url, *PROMPT, *words)
+        kept["draftscope", server.url] = KEY
+        assert given.status == cli("observe", server.url, *PROMPT).status == 0
+    said = refused.err + old.err + given.out + given.err
+    written = b"".join(path.read_bytes() for path in (tmp_path / "out").rglob("*.*"))
+    assert KEY not in said and "sk-an-old-one" not in said and KEY.encode() not in written
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_ctrl_c_ends_the_request_at_the_server_and_keeps_what_came(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    held = Hold()
+    server.script("/completion", Reply([*stream(server.capture["requests"][0])[:40], held]))
+    words: list[Any] = [sys.executable, "-m", "app", "observe", server.url, *PROMPT]
+    command = subprocess.Popen(
+        [str(word) for word in [*words, "--trace", tmp_path / "out"]],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert held.reached.wait(60)
+    command.send_signal(signal.SIGINT)
+    out, err = command.communicate(timeout=60)
+    held.release()
+    assert command.returncode == 130 and err.endswith("draftscope: interrupted\n")
+    assert server.of("/completion")[0].left.wait(10)
+    assert [one.method for one in server.of("/v1/stream")] == ["DELETE"]
+    assert "tokens/s" in out and len(table(tmp_path / "out" / "rounds.csv")) > 15
+
+
+def test_colours_are_for_terminals(cli: Cli, server: ScriptedServer, monkeypatch: Any) -> None:
+    assert "\x1b[" not in cli("observe", server.url, *PROMPT).out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    plain = cli("observe", server.url, *PROMPT).out
+    assert "\x1b[32m" in plain and "\x1b[33m" in plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in cli("observe", server.url, *PROMPT).out
+
+
+def test_the_program_starts_without_http_and_torch(python: Callable[..., Any]) -> None:
+    code = (
+        "import sys\nfrom app.__main__ import main\nmain(['observe', '--help'])\n"
+        "print({'torch', 'httpx', 'anyio', 'keyring', 'uvicorn'} & set(sys.modules))"
+    )
+    assert python(code).stdout.splitlines()[-1] == "set()"

@@ -1,0 +1,106 @@
+"""Runs of a real llama-server: the rounds are those of its log, the sums those of its counters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from engine.findings.check import recorded
+from engine.observe.client import ServerClient
+from engine.observe.counters import DRAFTS, PREDICTED, counted
+from engine.observe.observing import ServerRun
+from engine.observe.request_options import completion
+from engine.options import RunOptions
+from engine.sampling.options import SamplerOptions
+from engine.trace.store import TraceStore
+from resources import DEMO_DRAFT, DEMO_TARGET
+from tests.support.llama_server import llama_server, logged_rounds
+
+pytestmark = pytest.mark.peer
+
+PROMPTS = (
+    "def quicksort(arr):",
+    "class Stack:\n    def __init__(self):",
+    "import os\n\ndef read_file(path):",
+    "def fibonacci(n):\n",
+    "for i in range(10):\n    print(i)\nfor i in range(10):\n    print(",
+)
+SERVERS = {
+    "mtp": ("--spec-type", "draft-mtp", "--spec-draft-n-max", 3),
+    "draft": ("--spec-type", "draft-simple", "-md", DEMO_DRAFT, "--spec-draft-n-max", 3),
+    "ngram": ("--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", 8),
+    "ngram-simple": ("--spec-type", "ngram-simple"),
+}
+
+
+def requests(temp: float) -> list:
+    sampler = SamplerOptions(temp=temp, seed=11)
+    return [completion(text, RunOptions(n_predict=64, sampler=sampler)) for text in PROMPTS]
+
+
+@pytest.mark.parametrize("n_slots", [1, 4])
+@pytest.mark.parametrize("name", SERVERS)
+def test_rounds_are_those_of_the_log(name: str, n_slots: int, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    words = ("-m", DEMO_TARGET, *SERVERS[name], "-np", n_slots, "-c", 1024 * n_slots)
+    with llama_server(log, *words) as url, ServerClient(url) as client:
+        facts = client.facts()
+        for temp in (0.0, 0.8):
+            begun = len(log.read_text(errors="replace"))
+            run = ServerRun(client, facts, requests(temp), TraceStore(), parallel=n_slots)
+            while run.advance():
+                pass
+            told = logged_rounds(log.read_text(errors="replace")[begun:])
+            assert_same(told, _rounds(run))
+            assert not recorded(run.trace) and not run.uncounted
+            counts = counted(run.trace, run.run_id)
+            for counter, count in counts.items():
+                assert run.counted.moved[counter] == count
+            assert sum(map(len, run.emitted)) == counts[PREDICTED] > 2 * 64
+            if name in ("mtp", "draft"):
+                assert len(told) == len(PROMPTS) and counts[DRAFTS] > 50
+
+
+def assert_same(
+    told: list[list[tuple[int, int, bool]]], shown: list[list[tuple[int, int, str]]]
+) -> None:
+    """The same rounds, request by request in any order; a path where it can be told."""
+
+    def figures(rounds: Sequence[tuple[int, int, bool | str]]) -> list[tuple[int, int]]:
+        return [one[:2] for one in rounds]
+
+    told, shown = sorted(told, key=figures), sorted(shown, key=figures)
+    assert list(map(figures, told)) == list(map(figures, shown))
+    pairs = [pair for a, b in zip(told, shown, strict=True) for pair in zip(a, b, strict=True)]
+    known = [(log[2], row[2].startswith("restore")) for log, row in pairs if row[2]]
+    assert all(a == b for a, b in known)
+    assert len(pairs) - len(known) <= len(told)  # no more than the last of each
+
+
+def _rounds(run: ServerRun) -> list[list[tuple[int, int, str]]]:
+    """Accepted, drafted and path of each round with a draft, by sequence."""
+    found: dict[int, list[tuple[int, int, str]]] = {}
+    for i in range(len(run.trace.rounds)):
+        row = run.trace.rounds.row(i)
+        if row["num_draft_tokens"]:
+            assert row["n_merged"] is None
+            found.setdefault(row["seq_id"], []).append(
+                (row["num_accepted_draft_tokens"], row["num_draft_tokens"], row["rollback_path"])
+            )
+    return list(found.values())
+
+
+def test_a_request_that_is_stopped_leaves_the_server_idle(tmp_path: Path) -> None:
+    words = ("-m", DEMO_TARGET, *SERVERS["mtp"], "-c", 4096, "-np", 1)
+    with llama_server(tmp_path / "log", *words) as url, ServerClient(url) as client:
+        options = RunOptions(n_predict=3000, ignore_eos=True)
+        run = ServerRun(client, client.facts(), [completion("def f(", options)], TraceStore())
+        while len(run.trace.rounds) < 20:
+            run.advance()
+        run.stop()
+        assert not run.uncounted  # its counters stood still within two seconds
+        assert 20 <= run.counted.moved["tokens_predicted_total"] < 1500
+        slots = client.slots()
+        assert slots is not None and not any(slot["is_processing"] for slot in slots)
