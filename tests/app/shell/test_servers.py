@@ -311,6 +311,7 @@ def test_other_programs_are_watched(
     client.join()
     with qtbot.waitSignal(at_servers.bridge.run_ended, timeout=WAIT_MS):
         trigger(at_servers, "run.stop")
+    until(qtbot, lambda: at_servers.bridge.state is State.READY)
     assert done == [200]
     assert at_servers.status.chips["acceptance"].text == f"{43 / 152:.3g}"
 
