@@ -69,7 +69,7 @@ class UBatch:
         return int(self.tokens.shape[1])
 
     def on(self, device: torch.device) -> UBatchTensors:
-        """Its numbers on a device, all in one upload."""
+        """The ubatch's arrays on a device, all in one upload."""
         parts = self.tokens, self.positions, self.outputs
         if device.type == "cpu":
             return UBatchTensors(*(torch.from_numpy(part) for part in parts))
@@ -77,7 +77,7 @@ class UBatch:
 
 
 class UBatchTensors(NamedTuple):
-    """The numbers of a ubatch where a model needs them, shaped alike."""
+    """A ubatch's arrays as tensors on the model's device, of the same shapes."""
 
     tokens: torch.Tensor
     positions: torch.Tensor

@@ -32,7 +32,7 @@ class NumberRange:
         return (self.low < value if self.is_open else self.low <= value) and value <= self.high
 
     def broken(self) -> str:
-        """What is wrong with a number that does not."""
+        """What to say of a number outside the range, such as "is negative"."""
         if self.high == math.inf:
             return "is not positive" if self.is_open else _below(self.low)
         if isinstance(self.low, float):
@@ -99,7 +99,7 @@ class Option:
 
     @property
     def meanings(self) -> dict[str, str]:
-        """The choices and what is said of each, if anything is."""
+        """The choices, each with its explanation or an empty text."""
         if not isinstance(self.choices, Mapping):
             return dict.fromkeys(self.choices, "")
         return {name: str(getattr(one, "about", one)) for name, one in self.choices.items()}
@@ -135,7 +135,7 @@ class PlacedOption:
 
     @property
     def row(self) -> FormRow:
-        """How forms show it, where they do."""
+        """The option's row in a form; only for options that have one."""
         assert self.option.row is not None
         return self.option.row
 
@@ -213,7 +213,7 @@ def _within_part(inner: PlacedOption, name: str, metadata: Mapping[str, Any]) ->
 
 
 class _Words(dict[str, str]):
-    """Leaves braces alone that it has no word for."""
+    """Words for the braces of a text; a brace without a word stays as it is."""
 
     def __missing__(self, key: str) -> str:
         return f"{{{key}}}"

@@ -107,7 +107,7 @@ class Run:
         return [list(slot.emitted) for slot in self._scheduler.sequences]
 
     def results(self) -> list[SequenceResult]:
-        """What each prompt was continued with, so far."""
+        """The continuation of each prompt so far."""
         return [
             SequenceResult(
                 slot.seq_id,

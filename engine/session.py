@@ -121,7 +121,7 @@ class Session:
 
     @property
     def device(self) -> torch.device:
-        """Where the models are, and the memory of every run."""
+        """The device of the models and of every run's memory."""
         return self._model.device
 
     @property
@@ -191,14 +191,14 @@ class Session:
         return Run(run_id, trace, scheduler, self.tokenizer, cache, kept)
 
     def _cache_key(self, options: RunOptions) -> tuple[object, ...]:
-        """What two runs must have in common to use each other's memory."""
+        """A key that is equal for runs that may use each other's memory."""
         draws = options.spec.accept == "rejection"
         sampler = options.sampler if draws else SamplerOptions()
         return self._model, self._draft_model, replace(options, n_predict=-1, sampler=sampler)
 
     @property
     def model(self) -> HybridModel:
-        """The target, for whoever decodes with memories of its own."""
+        """The target model, to decode with a memory of the caller's own."""
         return self._model
 
     def model_in(self, compute: str) -> HybridModel:

@@ -16,7 +16,7 @@ from app.cli.run import draft_model
 from app.cli.run_arguments import add_chat, run_options
 from engine.bench.prompts import NamedPrompt, read_prompts
 from engine.bench.request import Configuration
-from engine.errors import OptionError
+from engine.files import written_whole
 from engine.options import DRAFTERS, RunOptions
 
 if TYPE_CHECKING:
@@ -129,14 +129,9 @@ def deliver(args: argparse.Namespace, report: dict[str, Any], lines: Iterable[st
         print("\n".join([_headline(args, report), *lines]))
     if args.out is None:
         return
-    try:
-        text = json.dumps(report, ensure_ascii=False, indent=2) + "\n"
-        args.out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(
-            f"{args.out} cannot be written: {error.strerror}.",
-            "Change the path, or free some space.",
-        ) from error
+    text = json.dumps(report, ensure_ascii=False, indent=2) + "\n"
+    with written_whole(args.out) as part:
+        part.write_text(text, encoding="utf-8")
     print(f"draftscope: results written to {args.out}", file=sys.stderr)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import uuid
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from app.cli.common import (
     token_ids,
 )
 from app.cli.files import open_session
-from engine.errors import OptionError
+from engine.files import written_whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     check_output(out, "--out")
     session = open_session(args, path)
     logits = session.logits(args.tokens, n_ubatch=args.ubatch)
-    _write(out, logits)
+    with written_whole(out) as part, part.open("wb") as file:
+        np.savez(file, logits=logits)
     if args.json:
         facts = {"compute": session.compute, "device": str(session.device)}
         print_json({"out": str(out), "shape": list(logits.shape), **facts})
@@ -64,18 +64,3 @@ def run(args: argparse.Namespace) -> int:
         n, n_vocab = logits.shape
         print(f"{out}: logits [{n}, {n_vocab}], compute {session.compute}, {session.device}")
     return 0
-
-
-def _write(out: Path, logits: np.ndarray) -> None:
-    """The whole file or nothing."""
-    part = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        with part.open("wb") as file:
-            np.savez(file, logits=logits)
-        part.replace(out)
-    except OSError as error:
-        raise OptionError(
-            f"{out} cannot be written: {error.strerror}.", "Change --out, or free some space."
-        ) from error
-    finally:
-        part.unlink(missing_ok=True)

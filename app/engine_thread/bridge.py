@@ -145,7 +145,7 @@ class Bridge(QObject):
             self._worker.disconnect()
 
     def cancel(self) -> None:
-        """Give up the load, and the trace that is being written or read."""
+        """Cancel the model's loading, and the writing or reading of a trace."""
         self._cancelled.set()
         for job in (self._export, self._reading):
             if job is not None:
@@ -155,7 +155,7 @@ class Bridge(QObject):
 
     @property
     def can_start(self) -> bool:
-        """Whether a session waits for a run."""
+        """Whether a session is open and no run goes on in it."""
         return self.state is State.READY
 
     @property
@@ -207,7 +207,7 @@ class Bridge(QObject):
             self._worker.measure(text, self._cancelled)
 
     def resume(self, rounds: int | None = None) -> None:
-        """Go on with the paused run; with `rounds`, pause again after so many."""
+        """Continue the paused run; with `rounds`, pause it again after that many rounds."""
         if self.state is State.PAUSED:
             self._flags = RunFlags()
             self._set_state(State.RUNNING)
@@ -235,7 +235,7 @@ class Bridge(QObject):
             self._worker.cancel_sequence(seq_id)
 
     def set_break_rules(self, rules: Sequence[BreakRule]) -> None:
-        """Pause before the round after one of these holds."""
+        """Pause the run after any round in which one of these rules holds."""
         self._worker.set_break_rules(tuple(rules))
 
     # -- the trace -------------------------------------------------------------------------

@@ -24,7 +24,7 @@ NUMBERS_S = 0.4
 
 
 class TraceView(Protocol):
-    """What every view of the trace can do."""
+    """A view that shows a run of the trace and can be refreshed as the run grows."""
 
     def show_run(self, run: RunRef | None) -> None: ...
 
@@ -54,7 +54,7 @@ class Feed(QObject):
         self._timer.timeout.connect(self._tick)
 
     def add(self, views: Sequence[TraceView]) -> None:
-        """Refresh these too, from the next run shown on."""
+        """Refresh these views too, from the next `show_run` on."""
         self._views.extend(views)
 
     def show_run(self, run: RunRef | None) -> None:
@@ -88,7 +88,7 @@ class Feed(QObject):
 
     @property
     def overlay(self) -> RunOverlay | None:
-        """The run that lies over the one on show."""
+        """The second run, drawn over the one on show; None without one."""
         return self._overlay
 
     def set_overlay(self, run: RunRef | None) -> None:
@@ -155,7 +155,7 @@ class Feed(QObject):
             self.overlay_changed.emit(overlay)
 
     def _pace(self) -> None:
-        """Space frames by what the last one took, its painting included."""
+        """Set the time to the next frame by the CPU time of the last one, painting included."""
         before, self._computed = self._computed, time.thread_time()
         wanted = 1e3 * (self._computed - before) / SHARE
         self._timer.setInterval(round(min(max(wanted, FRAME_MS), SLOWEST_FRAME_MS)))

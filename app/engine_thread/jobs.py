@@ -71,7 +71,7 @@ class ChatWrap:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What a run is made of: one sequence for each text."""
+    """The prompts and options of a run: one sequence for each text."""
 
     texts: tuple[str, ...]
     options: RunOptions
@@ -117,7 +117,7 @@ class Job(Protocol):
         """End one sequence; the others go on. Raises OptionError where that cannot be."""
 
     def stop(self) -> None:
-        """End it now; what was recorded stays. After the end it does nothing."""
+        """End the job now; recorded rows stay. A job that has ended ignores it."""
 
 
 class EngineSession(Protocol):
@@ -139,7 +139,7 @@ class EngineSession(Protocol):
         """How far the compute mode is from f32, on the model's own continuation of a text."""
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Free the model's memory."""
 
 
 class ServerSession(EngineSession, Protocol):
@@ -168,13 +168,13 @@ class Servers(Protocol):
 
 
 class Engine(Protocol):
-    """What opens models."""
+    """Opens model files as sessions."""
 
     def inspect(self, request: OpenRequest) -> ModelFiles:
         """The metadata of the files; no weights are read."""
 
     def open(self, request: OpenRequest, progress: ReportProgress) -> EngineSession:
-        """Load them; raises Cancelled once `request.cancelled` is set."""
+        """Load the files; raises Cancelled once `request.cancelled` is set."""
 
     def rescore(
         self, request: RescoreRequest, session: EngineSession | None, progress: ReportProgress

@@ -25,11 +25,10 @@ from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from engine.observe.rescore import Rescored
-
     from engine.compare.comparison import Comparison
     from engine.compare.fidelity import Fidelity
     from engine.compare.memory_player import MemoryPlay
+    from engine.observe.rescore import Rescored
     from engine.run import Run
     from engine.session import Session
 
@@ -200,7 +199,7 @@ class LocalSession:
         return measure_fidelity(session, reference, tokens)
 
     def close(self) -> None:
-        """Let go of the weights."""
+        """Free the weights."""
         if self._session.content is not None:
             self._session.content.cancel()
         del self._session
@@ -225,7 +224,7 @@ class ComparisonJob:
         return self._comparison.step()
 
     def advance(self) -> bool:
-        """The same: a round of all lanes takes long enough."""
+        """One round, as `step`: a round of all lanes takes long enough between two looks."""
         return self._comparison.step()
 
     def cancel(self, seq_id: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from app.engine_thread.events import Post, ServerSeen
 from app.engine_thread.jobs import CompareRequest, Job, RunRequest, ScriptRequest, ServerRequest
 from engine.errors import OptionError, ServerError
+from engine.observe.api_keys import store_key, stored_key
 from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
@@ -38,7 +39,6 @@ class ServerEngine:
     ) -> ServedSession:
         """See `app.engine_thread.jobs.Servers`. The key that was given is kept once the server
         has taken it."""
-        from engine.observe.api_keys import stored_key
         from engine.observe.client import ServerClient, server_address
 
         address = server_address(request.address)
@@ -54,7 +54,6 @@ class ServerEngine:
         return ServedSession(client, facts, kept, request, post, self._look_s)
 
     def _keep(self, address: str, key: str, *, is_new: bool) -> str:
-        from engine.observe.api_keys import store_key
 
         if address in self._keys and not is_new:
             return "session"
@@ -96,7 +95,12 @@ class ServedSession:
             for text in request.texts
         ]
         return ServerRun(
-            self._client, self.facts, requests, trace, parallel=request.options.parallel
+            self._client,
+            self.facts,
+            requests,
+            trace,
+            parallel=request.options.parallel,
+            log=self._log,
         )
 
     def watch(self, listen: str, trace: TraceStore) -> Job:

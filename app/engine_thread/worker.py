@@ -145,7 +145,7 @@ class EngineWorker:
     def compare(
         self, request: CompareRequest | ScriptRequest, flags: RunFlags, rounds: int | None
     ) -> None:
-        """Begin a comparison of lanes; from there on it is a run like any other."""
+        """Begin a comparison of lanes; it is advanced, paused and ended like a run."""
         self._submit(
             lambda: self._start(
                 lambda session: session.compare(request, self._store), flags, rounds
@@ -161,7 +161,7 @@ class EngineWorker:
         self._submit(lambda: self._advance(flags, rounds))
 
     def set_break_rules(self, rules: tuple[BreakRule, ...]) -> None:
-        """Pause at these conditions from the next round on."""
+        """Replace the rules at which a run pauses, from its next round on."""
         self._break_rules = rules
 
     def cancel_sequence(self, seq_id: int) -> None:

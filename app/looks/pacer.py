@@ -39,7 +39,7 @@ class Pacer(QObject):
             self._timer.start(left)
 
     def now(self) -> None:
-        """Do it without waiting."""
+        """Call the function at once, whatever the period."""
         self._timer.stop()
         begun = time.thread_time()
         self._work()

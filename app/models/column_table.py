@@ -34,11 +34,11 @@ class ColumnTable(QAbstractTableModel):
         raise NotImplementedError
 
     def cell(self, row: int, name: str, role: int) -> Any:
-        """What a cell has for a role, but for its alignment; None for nothing."""
+        """The data of a cell for an item role other than alignment; None where it has none."""
         raise NotImplementedError
 
     def column_of(self, name: str) -> int:
-        """Where a column is. Raises ValueError."""
+        """The index of a column by its name. Raises ValueError for an unknown name."""
         return [column.name for column in self._columns].index(name)
 
     def rowCount(self, parent: _Index = _NOWHERE) -> int:

@@ -71,7 +71,7 @@ class ComparedLanes:
         self.poll()
 
     def poll(self) -> bool:
-        """Take in new rows; whether there were any."""
+        """Read the rows appended since the last call; whether there were any."""
         tables = (self._divergence, self._states, self._rounds, self._tokens)
         found = [table.poll() for table in tables]
         if any(found) or not self.verdicts:

@@ -64,7 +64,7 @@ class FindingTable(ColumnTable):
         return True
 
     def grow(self) -> bool:
-        """Add what has been found since; whether it was anything."""
+        """Add the findings recorded since the last call; whether there were any."""
         if not self._runs:
             return False
         table = self._runs[0].store.findings

@@ -29,7 +29,7 @@ class LogAxis:
 
     @classmethod
     def over(cls, values: np.ndarray) -> LogAxis:
-        """An axis that shows all of these values, [n], at least two decades of it."""
+        """An axis of at least two decades that shows all values [n]."""
         shown = values[np.isfinite(values) & (values > 0)]
         low, high = -9, -7
         if len(shown):
@@ -41,7 +41,7 @@ class LogAxis:
 
     @property
     def y_range(self) -> tuple[float, float]:
-        """All of the axis, with some room at both ends."""
+        """Lowest and highest y of the plot: the whole axis, with a margin at both ends."""
         unit = self.low - self.exact
         return self.marks - 0.7 * unit, self.not_finite + 0.3 * unit
 

@@ -26,7 +26,7 @@ class RunAxis:
         self._forget()
 
     def read(self, run: RunRef) -> None:
-        """Take in the rounds that the run has by now."""
+        """Read the rounds that joined the run since the last call; another run starts anew."""
         rows = self.rows
         if rows is None or rows.run != run:
             self.rows = rows = RunRows(run, "rounds")

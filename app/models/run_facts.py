@@ -86,9 +86,14 @@ def is_ours(facts: dict[str, Any]) -> bool:
 
 
 def run_title(facts: dict[str, Any]) -> str:
-    """The lane of a comparison, else drafters and rollback policy: "draft-mtp · planes"."""
+    """The lane of a comparison, else drafters and rollback policy: "draft-mtp · planes"; of
+    another engine its name, and its drafters or the file that tells of it."""
     if lane := facts.get("lane"):
         return f"lane {lane}"
+    if not is_ours(facts):
+        drafters = ", ".join(map(str, facts.get("speculative_types", ())))
+        known = drafters or facts.get("record", {}).get("file", "")
+        return " · ".join(filter(None, (engine_name(facts), known)))
     options = facts.get("options", {})
     types = options.get("spec", {}).get("types", ())
     if not types:

@@ -31,7 +31,7 @@ class GrowingArray:
         return self._array[: self._n]
 
     def add(self, values: np.ndarray) -> None:
-        """Put more at the end."""
+        """Append values [n]."""
         stop = self._n + len(values)
         if stop > len(self._array):
             grown = np.empty(max(stop, 2 * len(self._array)), self._array.dtype)
@@ -42,7 +42,7 @@ class GrowingArray:
 
 
 class RowIndex:
-    """Where the rows of some runs are; `poll` takes in what was appended since."""
+    """Row numbers of some runs in one table, by run and sequence; `poll` reads new rows."""
 
     def __init__(self, table: Table, run_ids: Iterable[int]) -> None:
         self._table = table
@@ -51,7 +51,7 @@ class RowIndex:
         self._rows: dict[tuple[int, int], array[int]] = {}
 
     def poll(self) -> bool:
-        """Look at the new rows; whether any belong to these runs."""
+        """Read the rows appended since the last call; whether any belong to these runs."""
         start, stop = self._n_read, len(self._table)
         self._n_read = stop
         runs = self._table.column("run_id", start, stop)
@@ -92,7 +92,7 @@ class RunRows:
         return len(self._rows)
 
     def read(self) -> tuple[int, int]:
-        """Take in what has joined the table; start and stop of the new rows."""
+        """Read the rows appended since the last call; start and stop of this run's new ones."""
         start, stop, first = self._next, len(self.table), len(self._rows)
         self._next = stop
         rows = start + np.flatnonzero(self.table.column("run_id", start, stop) == self.run.run_id)
@@ -101,7 +101,7 @@ class RunRows:
         return first, len(self._rows)
 
     def between(self, first_round: int, stop_round: int) -> tuple[int, int]:
-        """Start and stop of the rows of these rounds."""
+        """Start and stop of the rows of rounds first_round .. stop_round - 1."""
         start, stop = np.searchsorted(self.rounds.values, (first_round, stop_round))
         return int(start), int(stop)
 
@@ -137,6 +137,6 @@ class RunRows:
         return None if start == stop else int(self.column("seq_id", start, start + 1)[0])
 
     def listed(self, names: Sequence[str], first_round: int, stop_round: int) -> list[list[object]]:
-        """These columns of the rows of these rounds; not observed is None."""
+        """The named columns of all rows of these rounds, row by row; not observed is None."""
         rows = map(self.row, range(*self.between(first_round, stop_round)))
         return [[row[name] for name in names] for row in rows]

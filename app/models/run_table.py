@@ -50,7 +50,7 @@ class RunTable(ColumnTable):
 
     @property
     def overlaid(self) -> RunRef | None:
-        """The run that lies over it."""
+        """The run that is drawn over the one on show, None without one."""
         return self._overlaid
 
     def set_overlaid(self, run: RunRef | None) -> None:
@@ -134,7 +134,7 @@ class RunTable(ColumnTable):
         self.refresh()
 
     def row_of(self, run: RunRef | None) -> int | None:
-        """Where a run is in the list."""
+        """The row of a run, None where the list lacks it."""
         return next((i for i, row in enumerate(self.rows) if row.run == run), None)
 
     def retheme(self, theme: Theme) -> None:

@@ -61,7 +61,7 @@ class Step:
 
 
 def read_step(run: RunRef, seq_id: int, round_: int) -> Step | None:
-    """A round of one sequence; None where the run has no such round."""
+    """Read a round of one sequence; None where the run has no such round."""
     store, run_id = run.store, run.run_id
     rows = _rows(store.rounds, run_id, round_, seq_id)
     if not len(rows):

@@ -23,7 +23,7 @@ class StepCurves:
         self._drafted, self._accepted = GrowingArray(np.int64), GrowingArray(np.int64)
 
     def add(self, rows: RunRows, start: int, stop: int) -> None:
-        """Take in rows start..stop of `rounds`."""
+        """Read rows start .. stop of the run's `rounds` table."""
         steps = rows.add_to(self.sums, start, stop)
         drafted = rows.column("num_draft_tokens", start, stop)
         accepted = rows.column("num_accepted_draft_tokens", start, stop)
@@ -40,7 +40,7 @@ class StepCurves:
         return self._rounds.values
 
     def between(self, first_round: int, stop_round: int) -> tuple[int, int]:
-        """Start and stop of the steps of these rounds."""
+        """Start and stop, as indices of steps, of rounds first_round .. stop_round - 1."""
         start, stop = np.searchsorted(self.rounds, (first_round, stop_round))
         return int(start), int(stop)
 

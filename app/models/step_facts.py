@@ -40,7 +40,7 @@ _OF_MEMORY = (
 
 @dataclass(frozen=True, slots=True)
 class FactLine:
-    """One line. A line without a value begins a section."""
+    """A labelled value of the fact table; without a value, the heading of a section."""
 
     label: str
     value: str = ""
@@ -68,7 +68,7 @@ def step_facts(step: Step) -> list[FactLine]:
 
 
 def outcome(step: Step) -> str:
-    """What came of a round, in one sentence."""
+    """The round's result in one sentence: tokens drafted, accepted and put out."""
     facts = step.facts
     if step.n_prompt:
         chosen = "then the first token" if step.tokens else "nothing chosen behind it yet"

@@ -87,7 +87,7 @@ Term = KindTerm | NumberTerm | ChoiceTerm | TextTerm
 
 
 def is_of_round(term: Term) -> bool:
-    """Whether all tokens of a round satisfy a term, or none."""
+    """Whether a term is about the round, so that either all or none of its tokens satisfy it."""
     return isinstance(term, ChoiceTerm) or (
         isinstance(term, NumberTerm) and FIELDS[term.field][0] == "rounds"
     )
@@ -126,7 +126,7 @@ def parse_filter(query: str) -> tuple[Term, ...]:
 
 
 def _term(word: str) -> Term | None:
-    """What a word means, None for text."""
+    """The term that a word stands for; None if it is text to search for."""
     if word in TOKEN_KINDS:
         return KindTerm(word)
     if found := _COMPARISON.fullmatch(word):

@@ -88,7 +88,7 @@ class Autosave(QObject):
         ]
 
     def unsaved(self) -> list[TraceStore]:
-        """Those of them that hold what is in no autosave either."""
+        """The traces of `unexported` whose newest rows are in no autosave either."""
         return [s for s in self.unexported() if mark_of(s) != self._copy(s).saved]
 
     def note_export(self, event: TraceExported) -> None:

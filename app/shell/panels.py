@@ -93,7 +93,7 @@ class Panels:
 
     @property
     def has_divergences(self) -> bool:
-        """Whether the comparison on show has any."""
+        """Whether the comparison on show has a position beyond the bound."""
         return self._is_complete and self.divergence.has_divergences
 
     def fill(self, docks: Docks) -> None:

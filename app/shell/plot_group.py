@@ -88,7 +88,7 @@ class PlotGroup:
 
     @property
     def targets(self) -> dict[str, QWidget]:
-        """What takes the focus in each view, so that the menu is about it."""
+        """The widget of each view that takes the keyboard focus; the plot menu acts on its view."""
         return {**{name: v.plot for name, v in self.views.items()}, "what_if": self.what_if.plot}
 
     def retheme(self, theme: Theme) -> None:

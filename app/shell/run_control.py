@@ -103,7 +103,7 @@ class RunControl:
         )
 
     def reload(self) -> None:
-        """The same files again, as another compute mode asks for."""
+        """Load the files in use again, in the compute mode chosen in the Run panel."""
         files = self._bridge.files
         if files is not None:
             self.open_model(files.target, files.draft)
@@ -174,7 +174,7 @@ class RunControl:
         self._panels.breaks.begin_typing()
 
     def use_break_rules(self) -> None:
-        """Obey the rules as they are listed, and keep them for the next time."""
+        """Pass the ticked break rules to the engine, and save the list in the settings."""
         breaks = self._panels.breaks
         self._settings.break_rules = breaks.entries()
         self._bridge.set_break_rules(breaks.rules())

@@ -74,11 +74,11 @@ class BreaksView(QWidget):
 
     @property
     def message(self) -> str:
-        """What is said below the list."""
+        """The sentence below the input line."""
         return self._message.text
 
     def rules(self) -> tuple[BreakRule, ...]:
-        """Those that are ticked, in the order of the list."""
+        """The ticked rules, in the order of the list."""
         return tuple(BreakRule.parse(text) for text, ticked in self.entries() if ticked)
 
     def entries(self) -> list[tuple[str, bool]]:

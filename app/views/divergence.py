@@ -172,7 +172,7 @@ class DivergenceView(QWidget):
         outer.addWidget(ScrollPage(column))
 
     def _choose(self, run_id: int) -> None:
-        """Make a lane the chosen one in all parts."""
+        """Choose a lane in the cards, the plots and the tables."""
         self._run_id = run_id
         self.header.cards.choose(run_id)
         if self._lanes is not None:
@@ -228,7 +228,7 @@ class DivergenceView(QWidget):
             self.select(pos)
 
     def _tell(self) -> None:
-        """Header, sequences, and whether there is anything to go to."""
+        """Update the header, the choice of sequences, and whether there is a divergence."""
         lanes = self._lanes
         self.header.tell(lanes, self._run_id)
         self.bar.show_sequences(lanes)

@@ -127,7 +127,7 @@ class FindingsView(QStackedWidget):
             self.position_selected.emit(position)
 
     def _show_detail(self, index: QModelIndex) -> None:
-        """All that is said of a finding; of the first one while none is chosen."""
+        """Show the chosen finding in full, or the first one while none is chosen."""
         row = index.row() if index.isValid() else 0
         if row >= len(self.model.findings):
             self.detail.clear()

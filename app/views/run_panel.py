@@ -133,7 +133,7 @@ class RunPanel(QWidget):
             group.set_open(name in names)
 
     def set_compute(self, mode: str) -> None:
-        """Show a compute mode without asking for it."""
+        """Show a compute mode without emitting `compute_changed`."""
         blocked = self.compute.blockSignals(True)
         self.compute.setCurrentText(mode)
         self.compute.blockSignals(blocked)

@@ -81,7 +81,7 @@ class RunsView(QStackedWidget):
         self._show_what_is_offered()
 
     def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
-        """The runs of these models are to be listed."""
+        """List the runs of these models."""
         self.model.set_recorded(recorded)
         self._show_what_is_offered()
 
@@ -101,7 +101,7 @@ class RunsView(QStackedWidget):
         self._show_what_is_offered()
 
     def refresh(self) -> None:
-        """Nothing: figures change with `refresh_numbers`, less often than frames."""
+        """Does nothing: `refresh_numbers` updates the figures, less often than every frame."""
 
     def refresh_numbers(self) -> None:
         """Bring figures and new runs up to date, unless nobody looks."""

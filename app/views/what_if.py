@@ -124,7 +124,7 @@ class WhatIfView(QStackedWidget):
         self._stale = True
 
     def set_cursor(self, position: Position | None) -> None:
-        """The estimates are of the whole run, so a position in it changes nothing."""
+        """Does nothing: the estimates are about the whole run."""
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""

@@ -123,7 +123,7 @@ class BannerArea(QWidget):
 
     @property
     def banners(self) -> list[Banner]:
-        """Those on show, the oldest first."""
+        """The banners on show, the oldest first."""
         items = (self._column.itemAt(i) for i in range(self._column.count()))
         return [w for item in items if item and isinstance(w := item.widget(), Banner)]
 

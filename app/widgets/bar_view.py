@@ -48,14 +48,14 @@ class BarView(OverlaidView):
 
     @abstractmethod
     def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
-        """What each of rows start..stop of a run adds to the height of a bar, [n]."""
+        """The height that each of rows start .. stop adds to the bar of its round, [n]."""
 
     @abstractmethod
     def _height_words(self, height: float) -> str:
         """The height of a bar in words."""
 
     def _decodes_prompt(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
-        """Which of these rows the y-axis makes no room for, bool [n]."""
+        """Which rows start .. stop decode a prompt, bool [n]; the y-axis is not scaled to them."""
         return np.zeros(stop - start, bool)
 
     def _rows_of(self, overlay: RunOverlay) -> RunRows:

@@ -83,7 +83,7 @@ class DeltaPlot(RoundPlot):
 
     @property
     def metric(self) -> ErrorMeasure:
-        """What is drawn."""
+        """The measure that is drawn."""
         return self._metric
 
     def set_metric(self, metric: ErrorMeasure) -> None:
@@ -110,7 +110,7 @@ class DeltaPlot(RoundPlot):
         self.draw()
 
     def _label_axis(self) -> None:
-        """As many labels as the height has room for."""
+        """Label the y-axis with as many decades as its height has room for."""
         bottom, top = self.axis.y_range
         gap = (top - bottom) * self.fontMetrics().height() / max(1.0, self.box.height())
         self.getPlotItem().getAxis("left").setTicks([self.axis.ticks(self._everything, gap)])

@@ -74,7 +74,7 @@ def text(placeholder: str) -> QLineEdit:
 
 
 def reading(field: QWidget) -> str:
-    """What a field, or a row of fields side by side, holds, in words."""
+    """The value of a field, or of a row of fields side by side, as text for a summary."""
     match field:
         case QSpinBox() | QDoubleSpinBox():
             special = field.specialValueText()

@@ -70,7 +70,7 @@ class FindBar(QWidget):
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """What is asked for; nothing while the query is wrong."""
+        """The terms of the query; empty while it has an error."""
         try:
             return parse_filter(self.line.text())
         except FilterError:

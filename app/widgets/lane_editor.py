@@ -46,7 +46,7 @@ def parse_lanes(text: str) -> tuple[LaneSpec, ...]:
 
 
 class LaneEditor(QWidget):
-    """A text field with what is wrong in it."""
+    """A text field for lanes, one a line, and a message about errors and idle faults in it."""
 
     lanes_changed = Signal()
 
@@ -97,7 +97,7 @@ class LaneEditor(QWidget):
             return None
 
     def set_options(self, options: RunOptions) -> None:
-        """What lanes have in common: whether their faults can act depends on it."""
+        """The options common to all lanes; whether a lane's fault can act depends on them."""
         if options != self._options:
             self._options = options
             self._check()

@@ -81,7 +81,7 @@ class LaneTables(QSplitter):
         self.show_position(self.shown, self.shown)
 
     def draw(self) -> None:
-        """Take in what the lanes hold now."""
+        """Read the lanes' new rows and bring both tables up to date."""
         self.position_model.grow()
         self._show_detail()
 

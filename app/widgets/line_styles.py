@@ -52,7 +52,7 @@ _ABOVE_BARS = 10
 
 
 def overlay_pen(colour: QColor, dashes: Sequence[float] = DASHES) -> QPen:
-    """A line of one pixel."""
+    """The dashed pen of the second run, one pixel wide."""
     pen = plot_pen(colour)
     pen.setDashPattern(list(dashes))
     return pen
@@ -75,7 +75,7 @@ class OverlayLine(pg.PlotCurveItem):
 
 
 def overlay_sample(dashes: Sequence[float]) -> Callable[[QPainter, QRect, QColor], None]:
-    """What paints such a line into a legend."""
+    """A function that paints a line with these dashes into a legend."""
 
     def draw(painter: QPainter, box: QRect, colour: QColor) -> None:
         pen = overlay_pen(colour, [length / 1.5 for length in dashes])

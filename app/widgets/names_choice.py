@@ -52,7 +52,7 @@ class NamesChoice(QToolButton):
         return self._names
 
     def set_names(self, names: Collection[str]) -> None:
-        """Choose these."""
+        """Tick these names and no others."""
         chosen = tuple(name for name in self.actions_by_name if name in names)
         for name, action in self.actions_by_name.items():
             action.setChecked(name in chosen)

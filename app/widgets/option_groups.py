@@ -51,7 +51,7 @@ def make_field(one: PlacedOption) -> Any:
 
 
 def value_of(one: PlacedOption, field: QWidget) -> Any:
-    """What a field is set to. Raises OptionError for a text that cannot be read."""
+    """The value of an option's field. Raises OptionError for a text that cannot be read."""
     match field:
         case QCheckBox():
             return field.isChecked()
@@ -126,7 +126,7 @@ class OptionGroup(FormGroup):
         return field
 
     def paths(self) -> list[tuple[str, ...]]:
-        """Where RunOptions has what is shown here."""
+        """Paths of the group's options in RunOptions."""
         return list(self._fields)
 
     @property
@@ -142,7 +142,7 @@ class OptionGroup(FormGroup):
         raise KeyError(name)
 
     def values(self) -> OptionValues:
-        """What is set. Raises OptionError for a text that cannot be read."""
+        """The fields' values by path. Raises OptionError for a text that cannot be read."""
         return {path: value_of(one, field) for path, (one, field) in self._fields.items()}
 
     def refresh(self) -> None:
@@ -179,7 +179,7 @@ class LimitsGroup(OptionGroup):
 
 
 class MemoryGroup(OptionGroup):
-    """How memory is kept; the rollback policy is elsewhere."""
+    """Options of the memory, but for the rollback policy, which stands above the groups."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         self._speculative, self._keeps = False, False
@@ -207,7 +207,7 @@ class FaultsGroup(OptionGroup):
         self.refresh()
 
     def set_use(self, speculative: bool) -> None:
-        """Without a draft no fault does anything."""
+        """Show the faults only for runs that draft: without a draft none can act."""
         self._speculative = speculative
         self._on_changed()
 
@@ -241,12 +241,12 @@ class DraftGroup(OptionGroup):
         self.refresh()
 
     def set_types(self, types: tuple[str, ...]) -> None:
-        """Show what these drafters have to set."""
+        """Show the options of these drafters and hide those of others."""
         self._types = types
         self._on_changed()
 
     def values(self) -> OptionValues:
-        """What is set, as far as it matters to the drafters in use."""
+        """The values that the drafters in use read; see OptionGroup.values."""
         found = super().values()
         if not self._types:
             found = {path: value for path, value in found.items() if "synth" not in path[-1]}

@@ -20,7 +20,7 @@ class OverlaidView(RoundView):
 
     @property
     def overlay(self) -> RunOverlay | None:
-        """The run that lies over the one on show."""
+        """The second run, drawn over the one on show; None without one."""
         return self._overlay
 
     def set_overlay(self, overlay: RunOverlay | None) -> None:
@@ -54,7 +54,7 @@ class OverlaidView(RoundView):
 
     @abstractmethod
     def _overlay_swatches(self, overlay: RunOverlay) -> Sequence[Swatch]:
-        """What the legend says of the lines."""
+        """Legend entries of the second run's lines."""
 
     @abstractmethod
     def _clear_overlay(self) -> None:

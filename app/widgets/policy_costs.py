@@ -37,7 +37,7 @@ class PolicyCosts(QWidget):
 
     @property
     def lines(self) -> dict[str, str]:
-        """What is said of each policy."""
+        """The line of text about each policy."""
         return {
             name: f"{product.text()} = {total.text()}"
             for name, (_, product, total) in self._labels.items()

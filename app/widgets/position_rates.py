@@ -68,7 +68,7 @@ class PositionRates(PlotSurface):
         self.setAccessibleDescription(_words(rates))
 
     def set_overlay(self, rates: dict[str, list[float | None]] | None) -> None:
-        """Show those of a second run with hollow marks and thin dashes, or none."""
+        """Show the rates of a second run with hollow marks and thin dashes; None removes them."""
         self._n_over = _show(self.curves_over, rates or {name: [] for name in RATES})
         self._label_indices()
 

@@ -84,7 +84,7 @@ class RoundPlot(PlotSurface):
 
     @property
     def x_range(self) -> tuple[float, float]:
-        """What is in sight of the x-axis."""
+        """Left and right end of the part of the x-axis in sight, in its unit."""
         left, right = self._taken or self.box.viewRange()[0]
         return left, right
 

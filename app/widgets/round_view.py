@@ -153,7 +153,7 @@ class RoundView(QStackedWidget):
             self._redraw()
 
     def readout(self, x: float, y: float) -> str:
-        """What is told of a place of the plot, empty where there is nothing."""
+        """The text about the round at (x, y) of the plot, empty where there is none."""
         return self._tip(x, y)
 
     def set_cursor(self, position: Position | None) -> None:
@@ -182,7 +182,7 @@ class RoundView(QStackedWidget):
 
     @property
     def has_rounds(self) -> bool:
-        """Whether there is anything to see."""
+        """Whether the run on show has rounds to draw."""
         return self._has_rounds
 
     @abstractmethod
@@ -208,7 +208,7 @@ class RoundView(QStackedWidget):
 
     @abstractmethod
     def _tip(self, x: float, y: float) -> str:
-        """What is at a place of the plot, empty where nothing is."""
+        """The run's values at (x, y) of the plot as text, empty where there are none."""
 
     @abstractmethod
     def _summary(self) -> str:
@@ -225,10 +225,14 @@ class RoundView(QStackedWidget):
         return None if rows is None else rows.seq_in(None)
 
     def _say_what_is_untold(self, run: RunRef) -> None:
-        """A run may have rounds, and nothing of what this view draws."""
+        """A run may have rounds, and nothing of what this view draws, or only sums."""
         axis = self.plot.run_axis.rows
-        if axis is None or not len(axis) or is_ours(run.facts):
+        has_rounds = axis is not None and len(axis)
+        if is_ours(run.facts) or not (has_rounds or "stops" in run.facts):
             self.empty.say()
+        elif not has_rounds:
+            told = f"Only sums are known of this run, and no rounds: {engine_name(run.facts)}"
+            self.empty.say("Not observed", f"{told} does not tell them.")
         else:
             self.empty.say("Not observed", f"{engine_name(run.facts)} does not tell {self.untold}.")
 

@@ -14,7 +14,10 @@ from app.widgets.plain_table import plain_table
 
 
 class RunPair(QWidget):
-    """Hidden without a second run; computes only while it is in sight."""
+    """The table that compares the run on show with a second run.
+
+    Hidden without a second run; figures are computed only while the table is in sight.
+    """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

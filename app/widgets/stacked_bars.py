@@ -53,7 +53,7 @@ class StackedBars:
 
 
 def sample(pattern: Qt.BrushStyle) -> Callable[[QPainter, QRect, QColor], None]:
-    """What paints a part of this pattern into a legend."""
+    """A function that paints a sample of this fill pattern into a legend."""
 
     def draw(painter: QPainter, box: QRect, colour: QColor) -> None:
         painter.fillRect(box, QBrush(colour, pattern))

@@ -70,7 +70,7 @@ class StatusLine(QStatusBar):
         return self._model.text()
 
     def set_model(self, text: str) -> None:
-        """What is loaded and what it is doing."""
+        """Show which model is loaded and the engine's state."""
         self._model.setText(text)
         self._model.setToolTip(text)
 
@@ -82,7 +82,7 @@ class StatusLine(QStatusBar):
         self.chips["path"].set_text(numbers.path or NOT_OBSERVED)
 
     def set_overlay(self, overlay: RunOverlay | None) -> None:
-        """The run that lies over the one on show, whose the figures are."""
+        """Name the second run; the figures stay those of the run on show. None removes the name."""
         self.overlay.setVisible(overlay is not None)
         if overlay is not None:
             tip = f"In the plots {overlay.name} is drawn dashed over {overlay.over}"

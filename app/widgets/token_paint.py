@@ -67,7 +67,7 @@ class PlacedToken(NamedTuple):
 
 @dataclass(slots=True)
 class _Batch:
-    """Shapes of equal style, drawn in one call each."""
+    """Shapes of one style, collected so that each kind of shape is drawn in one call."""
 
     tints: list[QRect] = field(default_factory=list)
     bars: list[QRect] = field(default_factory=list)

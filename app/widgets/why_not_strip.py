@@ -71,7 +71,7 @@ class WhyNotStrip(QFrame):
         self._read()
 
     def refresh(self) -> None:
-        """Take in what has joined the trace."""
+        """Work the reasons out again, a little later, if the trace has grown since."""
         if self._run is not None and self._sizes_now(self._run) != self._sizes:
             self._pacer.ask()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import OptionError
+from engine.files import unreadable
 
 _REMEDY = 'Give a JSON list of objects like {"name": "fox", "text": "The quick"}.'
 
@@ -28,9 +29,7 @@ def read_prompts(path: Path) -> list[NamedPrompt]:
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise OptionError(
-            f"{path} cannot be read: {error.strerror}.", "Check the path and its rights."
-        ) from error
+        raise unreadable(path, error) from error
     except (ValueError, RecursionError) as error:
         raise OptionError(f"{path} is not JSON in UTF-8.", _REMEDY) from error
     if not isinstance(entries, list) or not entries:

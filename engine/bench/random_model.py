@@ -7,7 +7,6 @@ activation near 1, and the tied embedding twice that, which gives logits of abou
 from __future__ import annotations
 
 import math
-import uuid
 from pathlib import Path
 from string import ascii_lowercase
 
@@ -17,6 +16,7 @@ from gguf.utility import model_weight_count_rounded_notation
 
 from engine.bench.random_blocks import random_tensor
 from engine.errors import OptionError
+from engine.files import written_whole
 from engine.gguf.pretokenise import BYTE_CHARACTERS
 from engine.gguf.tokenizer import TokenType
 from engine.model.config import ModelConfig, MoeConfig, SsmConfig
@@ -102,16 +102,8 @@ def write_random_model(path: Path, *, size: str = "0.65b", quant: str = "q8_0") 
                 f"The {what} {value!r} is unknown.", f"Choose from {', '.join(choices)}."
             )
     config = _CONFIGS[size]
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
+    with written_whole(path) as part:
         _write(part, config, f"Random {size} {quant}", quant)
-        part.replace(path)
-    except OSError as error:
-        raise OptionError(
-            f"{path} cannot be written: {error.strerror}.", "Change the path, or free some space."
-        ) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _write(path: Path, config: ModelConfig, name: str, quant: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import OptionError
+from engine.files import unreadable
 
 SUITE_KIND = "draftscope bench suite"
 SUITE_VERSION = 1
@@ -60,9 +61,7 @@ def read_result(path: Path) -> dict[str, Any]:
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise OptionError(
-            f"{path} cannot be read: {error.strerror}.", "Check the path and its rights."
-        ) from error
+        raise unreadable(path, error) from error
     except (ValueError, RecursionError) as error:
         raise _unusable(path) from error
     try:

@@ -119,23 +119,23 @@ class Comparison:
 
     @property
     def emitted(self) -> list[list[int]]:
-        """What the reference lane has emitted behind each prompt."""
+        """Ids of the tokens that the reference lane has emitted behind each prompt."""
         return [list(sequence.emitted) for sequence in self._slots.sequences]
 
     @property
     def texts(self) -> list[str]:
-        """The same as text."""
+        """`emitted` as text."""
         decode = self._setup.session.tokenizer.decode
         return [decode(sequence.emitted) for sequence in self._slots.sequences]
 
     @property
     def tokens(self) -> list[int]:
-        """What the reference lane has emitted behind the first prompt."""
+        """Ids of the tokens that the reference lane has emitted behind the first prompt."""
         return self.emitted[0]
 
     @property
     def text(self) -> str:
-        """The same as text."""
+        """`tokens` as text."""
         return self.texts[0]
 
     @property

@@ -32,7 +32,7 @@ class LogitsDifference:
     top2_gap: list[float]
 
     def at(self, i: int) -> LogitsDifference:
-        """The measures of one of the positions."""
+        """The measures of position i alone, as lists of one."""
         return LogitsDifference(*([getattr(self, field.name)[i]] for field in fields(self)))
 
 

@@ -139,7 +139,7 @@ class MemoryPlay:
 
     @property
     def failures(self) -> list[StatementOutcome]:
-        """What went otherwise than the script says."""
+        """Outcomes that differ from what the script says."""
         return [outcome for outcome in self.outcomes if outcome.message]
 
     def step(self) -> bool:
@@ -157,7 +157,7 @@ class MemoryPlay:
         return bool(self._left)
 
     def stop(self) -> None:
-        """Give up the rest, and the contexts."""
+        """End the play: drop the statements left, free the contexts, end the recording."""
         self._left.clear()
         if self._witness:
             self._witness.end()

@@ -39,7 +39,7 @@ class TokenPart:
 
     @property
     def is_changed(self) -> bool:
-        """Whether it is anything but ids as they stand."""
+        """Whether this is more than plain ids: a text, a pattern, cut or shifted."""
         return self != TokenPart(ids=self.ids)
 
     @property
@@ -157,7 +157,7 @@ Action = ContextSpec | DecodeTokens | SequenceOperation | StateCopy | CompareRan
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One line. policies: those that it is for."""
+    """One line of a script. policies: rollback policies under which it is played."""
 
     line: int
     text: str
@@ -176,5 +176,5 @@ class MemoryScript:
     statements: tuple[Statement, ...]
 
     def for_policy(self, policy: str) -> list[Statement]:
-        """What is done under a policy, in order."""
+        """The statements that are played under a policy, in order."""
         return [statement for statement in self.statements if policy in statement.policies]

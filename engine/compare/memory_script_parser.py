@@ -27,6 +27,7 @@ from engine.compare.memory_script import (
     Tokens,
 )
 from engine.errors import OptionError
+from engine.files import unreadable
 from engine.options import FAULTS, ROLLBACK_POLICIES
 
 FORMAT = """\
@@ -72,9 +73,7 @@ def read_script(path: Path) -> MemoryScript:
             raw = file.read(_MOST_BYTES + 1)
         text = raw.decode("utf-8")
     except OSError as error:
-        raise OptionError(
-            f"{path} cannot be read: {error.strerror or error}.", "Check the path and its rights."
-        ) from error
+        raise unreadable(path, error) from error
     except UnicodeDecodeError as error:
         raise OptionError(f"{path} is not UTF-8 text.", "Convert it to UTF-8.") from error
     if len(raw) > _MOST_BYTES:

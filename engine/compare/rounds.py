@@ -70,7 +70,7 @@ class SequenceRound:
 
     @cached_property
     def measure(self) -> ReferenceLogits:
-        """What the logits of followers are measured by."""
+        """The reference's logits, which followers' logits are compared with."""
         return ReferenceLogits(self.logits, self.chosen)
 
 
@@ -85,11 +85,11 @@ class ReferenceRound:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether prompts were decoded."""
+        """Whether this round decoded the prompts of all its sequences."""
         return self.parts[0].is_prompt
 
     def held(self, seq: int) -> ReferenceMemory:
-        """What the memories of followers are measured by."""
+        """The reference's memory of a sequence, which followers' memories are compared with."""
         if seq not in self._held:
             self._held[seq] = ReferenceMemory(self.memory, seq)
         return self._held[seq]

@@ -12,7 +12,7 @@ from engine.trace.store import TraceStore
 
 
 class DivergenceRows:
-    """Writes the rows of one lane."""
+    """Writes the rows of one lane into the tables `divergence` and `states`."""
 
     def __init__(self, trace: TraceStore, run_id: int, lane: str) -> None:
         self._trace, self._run_id, self._lane = trace, run_id, lane

@@ -73,11 +73,12 @@ class HeldSequences:
         return found
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """A sequence now holds these tokens as well, for good."""
+        """Note that a sequence's memory now holds these tokens behind the earlier ones."""
         self.tokens[seq].extend(tokens)
 
     def part_end(self, prompt: Prompt, n_done: int) -> int:
-        """Where the part of a prompt that starts at n_done has to end."""
+        """Where the part of a prompt that starts at token n_done ends: at the next place that
+        wants a checkpoint, else at the end of the prompt."""
         n_prompt = len(prompt.tokens)
         if not self._makes_any:
             return n_prompt

@@ -93,7 +93,10 @@ class Recorder:
         ms: float,
         pos_gap: int,
     ) -> None:
-        """One forward pass of the target."""
+        """Record one forward pass of the target: a row of `ubatches`.
+
+        ms: its duration. pos_gap: see engine.decode.forward.Forward.
+        """
         self._append(
             "ubatches",
             round=round_,
@@ -131,11 +134,11 @@ class Recorder:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is known of the run as a whole."""
+        """The facts of the run in the trace, which may be added to."""
         return self._writer.facts
 
     def prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
-        """Tokens of a prompt, or of a part of it."""
+        """Record the tokens of a prompt, or of a part of it that starts at pos0."""
         self._record(partial(self._prompt, round_, seq_id, pos0, tokens))
 
     def round(

@@ -65,7 +65,7 @@ class RollbackOutcome:
 
 
 class Rollback:
-    """Chooses and performs the way back for one run."""
+    """Undoes rejected tokens for one run: by partial removal, else from a checkpoint."""
 
     def __init__(self, forward: Forward, options: RunOptions) -> None:
         self._forward, self._memory = forward, forward.memory

@@ -89,7 +89,7 @@ class Scheduler:
 
     @torch.inference_mode()
     def settle(self) -> None:
-        """Write the rows that wait; later ones do not."""
+        """Write the rows that were held back; later rows are written at once."""
         self.may_wait = False
         self._recorder.resume()
 

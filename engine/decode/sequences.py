@@ -96,7 +96,7 @@ class SlotAssignment:
         return bool(self._waiting or self.running)
 
     def admit(self) -> list[DecodingSequence]:
-        """Give free slots to those that wait longest; returns them."""
+        """Give free slots to the sequences that have waited longest; returns these sequences."""
         admitted = []
         while self._waiting and self._free:
             sequence = self._waiting.popleft()

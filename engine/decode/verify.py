@@ -104,7 +104,7 @@ class TargetFacts:
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
-    """What `target_facts` works facts out from, its arguments."""
+    """The arguments of a `target_facts` call that is still to be made."""
 
     logits: torch.Tensor
     tokens: Sequence[int]

@@ -35,11 +35,11 @@ class Judge(Protocol):
     def again(self) -> VerifyAgain | None: ...
 
     def accept(self, draft: Draft, logits: torch.Tensor) -> Acceptance:
-        """What a draft comes to. logits: [len(draft.tokens) + 1, n_vocab]."""
+        """Judge a draft. logits: float32 [len(draft.tokens) + 1, n_vocab] of the verify batch."""
         ...
 
     def emit(self, tokens: list[int]) -> int:
-        """Take the accepted list; how many of its tokens are output."""
+        """Take over the accepted tokens; returns how many of them, from the first, are output."""
         ...
 
 
@@ -74,7 +74,7 @@ class VerifiedSequence:
 
 
 class VerifyLoop:
-    """Verifies rounds with one memory."""
+    """Verifies the drafts of a round, with one model and one memory."""
 
     def __init__(self, forward: Forward, options: RunOptions) -> None:
         self._forward, self._options = forward, options

@@ -73,7 +73,7 @@ class DrafterChain:
             drafter.observe(seq, pos0, tokens, hidden)
 
     def decoded(self, ubatch: UBatch, hidden: torch.Tensor) -> None:
-        """Show a pass of the target to those who want to see it."""
+        """Show a pass of the target to the drafters that implement SeesPasses."""
         for drafter in self._drafters:
             if isinstance(drafter, SeesPasses):
                 drafter.decoded(ubatch, hidden)

@@ -161,7 +161,10 @@ def _rows(inputs: torch.Tensor, ubatch: UBatch, row: int) -> torch.Tensor:
 
 
 def make(inputs: DrafterInputs) -> DraftMtp:
-    """With a memory for the head. Raises OptionError for a model without one."""
+    """A drafter with an attention memory of its own for the MTP head.
+
+    Raises OptionError for a model without such a head.
+    """
     config, head = inputs.target.config, inputs.target.head
     if head is None:
         raise OptionError(

@@ -141,7 +141,7 @@ class DraftSimple(ModelDrafter):
 
 
 def make(inputs: DrafterInputs) -> DraftSimple:
-    """With a memory of its own. Raises OptionError without a draft model."""
+    """A drafter with a memory of its own for the draft model. Raises OptionError without one."""
     model, target = inputs.draft_model, inputs.target
     if model is None:
         raise OptionError("draft-simple needs a draft model.", "Give one with -md or open one.")

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.errors import LookupCacheError
+from engine.files import unreadable
 
 N_LONGEST = 4
 """Longest n-gram of a context or dynamic table."""
@@ -119,9 +120,7 @@ def read_lookup_cache(path: Path | str, n_vocab: int) -> LookupCache:
             )
         raw = path.read_bytes()
     except OSError as error:
-        raise LookupCacheError(
-            f"{path} cannot be read: {error.strerror or error}.", "Check the path and its rights."
-        ) from error
+        raise unreadable(path, error, LookupCacheError) from error
     if len(raw) % 4:
         raise _wrong(path, len(raw) // 4, "the file ends inside a number")
     values = np.frombuffer(raw, "<i4")

@@ -50,10 +50,10 @@ class ModelDrafter(ABC):
         self._n_wrong: torch.Tensor | None = None
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:  # noqa: B027 - a hook
-        """What was observed of the prompt is enough."""
+        """Does nothing: `observe` has seen the prompt already."""
 
     def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:  # noqa: B027 - a hook
-        """What is observed afterwards is enough."""
+        """Does nothing: `observe` will see the accepted tokens."""
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request.

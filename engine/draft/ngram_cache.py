@@ -53,7 +53,7 @@ class LookupCacheOptions:
 
 @dataclass(slots=True)
 class _Context:
-    """What a sequence has taught. n_learned: its tokens so far, `last` included."""
+    """The n-gram table learned from one sequence. n_learned: tokens counted, `last` included."""
 
     table: dict[tuple[int, ...], Counts] = field(default_factory=dict)
     n_learned: int = 0

@@ -65,7 +65,7 @@ class NgramDrafter(ABC):
         return drafts
 
     def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:  # noqa: B027 - a hook
-        """Nothing is learned from it unless a drafter says otherwise."""
+        """Does nothing; drafters that learn from acceptance override it."""
 
     def resume(self, seq: int, n_tokens: int) -> None:
         """Start afresh: `begin` will bring the whole prompt."""
@@ -77,7 +77,7 @@ class NgramDrafter(ABC):
 
     @abstractmethod
     def _look_up(self, seq: int, history: History, last: int) -> Draft:
-        """Continue history + [last]."""
+        """Draft a continuation of history + [last]; empty, with the reason, where none is found."""
 
 
 def nothing(reason: str, *, match_pos: int | None = None, n_raw: int = 0) -> Draft:

@@ -88,7 +88,7 @@ class _Map:
 
 
 class NgramMap(NgramDrafter):
-    """Both variants; `with_values` makes it k4v."""
+    """The drafters ngram-map-k and, with_values, ngram-map-k4v."""
 
     def __init__(self, sizes: NgramSizes, *, with_values: bool) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class NgramMap(NgramDrafter):
         self._maps.pop(seq, None)
 
     def keys(self, seq: int) -> dict[tuple[int, ...], NgramKey]:
-        """What is known of each key of a sequence."""
+        """The n-grams of a sequence that were looked up, with their statistics."""
         return self._map(seq).keys
 
     def _map(self, seq: int) -> _Map:

@@ -68,7 +68,7 @@ DRAFTERS: dict[str, DrafterSpec] = {spec.name: spec for spec in _SPECS}
 
 
 def model_drafters() -> list[str]:
-    """The drafters that a model file has to bring something for."""
+    """Names of the drafters that need an MTP head or a draft model."""
     return [name for name, spec in DRAFTERS.items() if spec.needs]
 
 

@@ -68,11 +68,11 @@ class DrafterSpec:
     note: Callable[[Any], str] = lambda options: ""
 
     def options_of(self, spec_options: Any) -> Any:
-        """Its own options among those of speculation."""
+        """The drafter's own part of SpecOptions."""
         return getattr(spec_options, self.field) if self.field else spec_options
 
     def paths(self) -> set[tuple[str, ...]]:
-        """Where SpecOptions has them."""
+        """Paths of the drafter's options within SpecOptions."""
         where = (self.field,) if self.field else ()
         return {(*where, *one.path) for one in options_in(self.options)}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -10,48 +9,12 @@ import numpy as np
 
 from engine.trace.records import MISSING, NOISE, REFERENCE
 from engine.trace.round_rows import RoundRows
-from engine.trace.store import Table, TextPool, TraceStore
+from engine.trace.run_columns import RunColumns
+from engine.trace.store import TraceStore
 from engine.trace.verdict import noise_bound
 
 POLICY = "policy"
 """Kind of the lanes that verify drafts and roll back."""
-
-
-class RunColumns:
-    """The rows of one run in one table; columns are cut out when they are asked for."""
-
-    def __init__(self, table: Table, run_id: int, pool: TextPool) -> None:
-        self._table, self._n, self._pool = table, len(table), pool
-        mine = np.flatnonzero(table.column("run_id", 0, self._n) == run_id)
-        self._mine: slice | np.ndarray = mine
-        if mine.size and int(mine[-1]) - int(mine[0]) + 1 == mine.size:
-            self._mine = slice(int(mine[0]), int(mine[-1]) + 1)
-        self._columns: dict[str, np.ndarray] = {}
-        self.n = int(mine.size)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        """One column; text columns give codes."""
-        if name not in self._columns:
-            self._columns[name] = self._table.column(name, 0, self._n)[self._mine]
-        return self._columns[name]
-
-    def texts(self, name: str, rows: np.ndarray) -> list[str]:
-        """Some rows of a text column."""
-        return self._pool.decode(self[name][rows])
-
-    def is_text(self, name: str, *values: str) -> np.ndarray:
-        """Which rows of a text column hold one of these: bool [n]."""
-        codes = [self._pool.find(value) for value in values]
-        return np.isin(self[name], codes)
-
-    def by_sequence(self, chosen: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Per sequence with chosen rows (bool [n]): its id and their indices, in order."""
-        rows = np.flatnonzero(chosen)
-        seqs = self["seq_id"][rows]
-        order = np.argsort(seqs, kind="stable")
-        starts = np.flatnonzero(np.diff(seqs[order], prepend=-1))
-        for part in np.split(rows[order], starts[1:]) if rows.size else ():
-            yield int(self["seq_id"][part[0]]), part
 
 
 class ExaminedRun:
@@ -65,36 +28,36 @@ class ExaminedRun:
 
     @cached_property
     def rounds(self) -> RunColumns:
-        return self._rows(self.trace.rounds)
+        return self._rows("rounds")
 
     @cached_property
     def tokens(self) -> RunColumns:
-        return self._rows(self.trace.tokens)
+        return self._rows("tokens")
 
     @cached_property
     def asked(self) -> RunColumns:
         """Drafters that were asked."""
-        return self._rows(self.trace.drafts)
+        return self._rows("drafts")
 
     @cached_property
     def ubatches(self) -> RunColumns:
-        return self._rows(self.trace.ubatches)
+        return self._rows("ubatches")
 
     @cached_property
     def memory(self) -> RunColumns:
-        return self._rows(self.trace.memory)
+        return self._rows("memory")
 
     @cached_property
     def divergence(self) -> RunColumns:
-        return self._rows(self.trace.divergence)
+        return self._rows("divergence")
 
     @cached_property
     def states(self) -> RunColumns:
         """Errors of states by layer."""
-        return self._rows(self.trace.states)
+        return self._rows("states")
 
-    def _rows(self, table: Table) -> RunColumns:
-        return RunColumns(table, self.run_id, self.trace.text_pool)
+    def _rows(self, table: str) -> RunColumns:
+        return RunColumns(self.trace, table, self.run_id)
 
     @cached_property
     def is_later(self) -> np.ndarray:
@@ -167,7 +130,7 @@ def _kind(facts: dict[str, Any]) -> str:
 
 
 def observed(values: np.ndarray) -> np.ndarray:
-    """Which integers were observed: bool [n]."""
+    """Which values of an integer column were observed (not MISSING): bool [n]."""
     return values != MISSING
 
 
@@ -177,7 +140,7 @@ def round_keys(rows: RunColumns) -> np.ndarray:
 
 
 def rounds_text(rounds: np.ndarray) -> str:
-    """The rounds in which something holds, in short."""
+    """A list of round numbers [n] as short text, for a finding's evidence."""
     first, last = int(rounds[0]), int(rounds[-1])
     if len(rounds) == 1:
         return f"round {first}"

@@ -20,7 +20,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 def never() -> bool:
-    """For whoever does not cancel."""
+    """A `cancelled` callback that never cancels."""
     return False
 
 

@@ -79,7 +79,7 @@ def _failure(kind: str, line: int | None, error: object) -> dict[str, Any]:
 
 
 class _RefusalError(Exception):
-    """What `raise_exception` in a template raises."""
+    """Raised by a template that calls `raise_exception`: it refuses the messages."""
 
 
 def _raise_exception(message: object = "") -> None:

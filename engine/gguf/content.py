@@ -13,14 +13,14 @@ import os
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import Cancelled
+from engine.errors import Cancelled, OptionError
+from engine.files import written_whole
 from engine.gguf.binary import check_cancelled, never
 
 _CHUNK = 4 << 20  # bytes between two looks at whether it goes on, 2 ms
@@ -110,14 +110,10 @@ def keep_hash(parts: Sequence[ModelFilePart], found: str) -> None:
     others = [entry for entry in _read() if _paths(entry[0]) != _paths(key)]
     text = json.dumps({"version": 1, "contents": [*others[1 - _MOST_KEPT :], (key, found)]})
     path = kept_file()
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    with suppress(OSError):  # it is found again the next time
+    with suppress(OSError, OptionError):  # it is found again the next time
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with written_whole(path) as part:
             part.write_text(text, encoding="utf-8", errors="backslashreplace")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
 
 
 def _key(parts: Sequence[ModelFilePart]) -> list[list[Any]]:

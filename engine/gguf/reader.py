@@ -144,7 +144,7 @@ def _lend(view: np.ndarray) -> torch.Tensor:
 
 
 def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape without its leading and trailing ones."""
+    """A shape without its leading and trailing dimensions of size 1."""
     long = [i for i, size in enumerate(shape) if size != 1]
     return tuple(shape[long[0] : long[-1] + 1]) if long else ()
 

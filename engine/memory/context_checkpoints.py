@@ -42,11 +42,11 @@ class ContextCheckpoints:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that they hold."""
+        """Bytes that the checkpoints hold."""
         return sum(checkpoint.n_bytes for checkpoint in self._by_length.values())
 
     def newest(self, n_tokens: int) -> SequenceCheckpoint | None:
-        """The one that covers most tokens, but no more than n_tokens."""
+        """The checkpoint that covers most tokens, but no more than n_tokens; None without one."""
         length = max((n for n in self._by_length if n <= n_tokens), default=0)
         return self._by_length.get(length)
 

@@ -100,7 +100,7 @@ class AttentionKV:
         self._fixed: PassInputs | None = None
 
     def prepare(self, ubatches: Sequence[UBatch]) -> bool:
-        """Whether these ubatches would find their cells in turn; changes nothing."""
+        """Whether there are cells for these ubatches, decoded in turn; changes nothing."""
         return self._table.fits((seq, u.n_seq_tokens) for u in ubatches for seq in u.seq_ids)
 
     def begin(self, ubatch: UBatch, *, by_index: bool = False) -> None:
@@ -135,7 +135,8 @@ class AttentionKV:
             self._mask = upload(visible, self.device)
 
     def pass_inputs(self) -> PassInputs | None:
-        """What a recording of the pass would rest on; None if it cannot be recorded."""
+        """Key and input tensors of a recording of the pass that has begun; None if it cannot be
+        recorded."""
         return self._fixed
 
     def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> GatheredCells:

@@ -17,7 +17,7 @@ any length. Rollbacks accumulate until the next ubatch. The price is a copy of e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +27,7 @@ from engine.graphs import PassInputs
 from engine.memory.cells import NONE, RecurrentCells, UBatchCells
 from engine.memory.pool import PoolRows
 from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
-from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
+from engine.model.recurrence import RecurrenceInputs, StateKey
 from engine.transfer import upload
 
 # (planes, cells) if the rows are neighbours: a view; else int64 row numbers: a copy
@@ -75,17 +75,10 @@ class PlaneMemory(SnapshotPolicy):
     first owner to decode takes a cell of its own, which needs no copy of the state.
     """
 
-    def __init__(
-        self,
-        layout: RecurrentLayout,
-        n_seqs: int,
-        n_rs_seq: int,
-        device: torch.device,
-        faults: Collection[str] = (),
-    ) -> None:
-        super().__init__(layout, n_seqs, n_rs_seq, device, faults)
+    def _allocate(self) -> None:
+        layout, n_seqs = self.layout, self.n_seqs
         self.cells = RecurrentCells(n_seqs)
-        self._n_planes = n_rs_seq + 1
+        self._n_planes = self.n_rs_seq + 1
         self._states = {
             key: self._zeros(self._n_planes, n_seqs, *one.shape)
             for key, one in layout.states.items()

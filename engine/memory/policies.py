@@ -33,7 +33,7 @@ class PolicySpec:
 
     @property
     def about(self) -> str:
-        """Both, for a reader."""
+        """`keeps` and `limits` in one line of text."""
         return f"{self.keeps}; {self.limits}"
 
     def __call__(

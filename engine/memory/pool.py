@@ -52,7 +52,7 @@ class PoolRows:
         return cls(table, *rows, *parts[4:])
 
     def pass_inputs(self) -> PassInputs:
-        """What a recording of the pass takes for granted, and what it looks up."""
+        """The shapes that a recording of the pass is bound to, and the table of rows it reads."""
         return PassInputs((self.states.write.shape, self.carried.shape), (self.table,))
 
     def advance(

@@ -87,8 +87,14 @@ class SnapshotPolicy(ABC):
         self._pending = [0] * n_seqs
         self._storage: list[torch.Tensor] = []
         self._ubatch: UBatch | None = None
+        self._allocate()
 
     # what a policy is
+
+    @abstractmethod
+    def _allocate(self) -> None:
+        """Make the storage, with `_zeros`, and what keeps track of it; called once, at the end of
+        the constructor."""
 
     @abstractmethod
     def _begin(self, ubatch: UBatch, by_index: bool) -> None:
@@ -96,7 +102,8 @@ class SnapshotPolicy(ABC):
 
     @abstractmethod
     def pass_inputs(self) -> PassInputs | None:
-        """What a recording of the pass would rest on; None if it cannot be recorded."""
+        """Key and input tensors of a recording of the pass that has begun; None if it cannot be
+        recorded."""
 
     @abstractmethod
     def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
@@ -116,7 +123,7 @@ class SnapshotPolicy(ABC):
 
     @abstractmethod
     def _forget(self, seq: int) -> None:
-        """Give up what storage holds of a sequence."""
+        """Free the storage of a sequence."""
 
     @abstractmethod
     def _share(self, src: int, dst: int) -> None:
@@ -258,7 +265,7 @@ class SnapshotPolicy(ABC):
         return checkpoint
 
     def restore(self, seq: int, checkpoint: RecurrentCheckpoint) -> None:
-        """Put a copy back; whatever was pending or kept before is gone."""
+        """Put a checkpoint back; a pending rollback and older snapshots are gone."""
         self.put(seq, checkpoint.pos, checkpoint.states)
         self.traffic.restored += checkpoint.n_bytes
 
@@ -272,7 +279,7 @@ class SnapshotPolicy(ABC):
 
     @cached_property
     def _n_bytes(self) -> int:
-        # no policy allocates later than in its constructor
+        # no policy allocates later than in `_allocate`
         return sum(t.nbytes for t in self._storage)
 
     def poison(self, value: float) -> None:

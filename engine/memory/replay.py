@@ -10,7 +10,7 @@ would need d_k * d_v.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ import torch
 from engine.batch import UBatch
 from engine.graphs import PassInputs
 from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
-from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
+from engine.model.recurrence import RecurrenceInputs, StateKey
 from engine.transfer import upload
 
 StateRows = slice | torch.Tensor
@@ -66,16 +66,9 @@ class ReplayMemory(SnapshotPolicy):
     decodes leaves it first. n_rs_seq = 0 is a single state and one token of log.
     """
 
-    def __init__(
-        self,
-        layout: RecurrentLayout,
-        n_seqs: int,
-        n_rs_seq: int,
-        device: torch.device,
-        faults: Collection[str] = (),
-    ) -> None:
-        super().__init__(layout, n_seqs, n_rs_seq, device, faults)
-        self._n_log = n_rs_seq + 1
+    def _allocate(self) -> None:
+        layout, n_seqs = self.layout, self.n_seqs
+        self._n_log = self.n_rs_seq + 1
         states = layout.states.items()
         self._bases = {key: self._zeros(n_seqs, *one.shape) for key, one in states}
         self._logs = {

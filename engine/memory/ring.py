@@ -11,7 +11,7 @@ a slot to spare for whoever needs one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from engine.batch import UBatch
 from engine.graphs import PassInputs
 from engine.memory.pool import PoolRows
 from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
-from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
+from engine.model.recurrence import RecurrenceInputs, StateKey
 from engine.transfer import upload
 
 
@@ -47,16 +47,9 @@ class RingMemory(SnapshotPolicy):
 
     accumulates = True
 
-    def __init__(
-        self,
-        layout: RecurrentLayout,
-        n_seqs: int,
-        n_rs_seq: int,
-        device: torch.device,
-        faults: Collection[str] = (),
-    ) -> None:
-        super().__init__(layout, n_seqs, n_rs_seq, device, faults)
-        self._n_lanes = n_rs_seq + 1
+    def _allocate(self) -> None:
+        layout, n_seqs = self.layout, self.n_seqs
+        self._n_lanes = self.n_rs_seq + 1
         self._pools = {
             key: self._zeros(n_seqs * self._n_lanes, *one.shape)
             for key, one in layout.states.items()

@@ -9,13 +9,11 @@ the snapshot policy or on where cells were placed.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import stat
 import struct
-import uuid
 import zlib
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby
@@ -26,6 +24,7 @@ import numpy as np
 import torch
 
 from engine.errors import TraceFileError
+from engine.files import unreadable, written_whole
 from engine.memory.kv import AttentionState
 from engine.memory.recurrent import RecurrentCheckpoint
 from engine.model.recurrence import StateKey
@@ -98,20 +97,8 @@ class _Header:
 def save_state(path: Path | str, state: SequenceState) -> None:
     """Write a state, replacing the file as a whole. Raises TraceFileError if that fails."""
     path = Path(path).absolute()
-    stage = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        try:
-            with stage.open("wb") as file:
-                _write(file, state)
-            os.replace(stage, path)
-        finally:
-            with contextlib.suppress(OSError):
-                stage.unlink()
-    except OSError as error:
-        raise TraceFileError(
-            f"{path} cannot be written: {error.strerror or error}.",
-            "Choose another folder, or free some space.",
-        ) from error
+    with written_whole(path, TraceFileError) as part, part.open("wb") as file:
+        _write(file, state)
 
 
 def load_state(path: Path | str) -> SequenceState:
@@ -126,9 +113,7 @@ def load_state(path: Path | str) -> SequenceState:
         with path.open("rb") as file:
             return _Reader(path, file).state()
     except OSError as error:
-        raise TraceFileError(
-            f"{path} cannot be read: {error.strerror or error}.", "Check the path and its rights."
-        ) from error
+        raise unreadable(path, error, TraceFileError) from error
 
 
 def _write(file: BinaryIO, state: SequenceState) -> None:

@@ -33,7 +33,7 @@ class RecurrentMemory(Protocol):
     """The states of the recurrent layers, advanced in place."""
 
     def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
-        """The tokens of this ubatch through one state: the output of its recurrence."""
+        """Advance one state by the tokens of this ubatch; the recurrence's output [B, T, …]."""
 
 
 class ModelMemory(Protocol):

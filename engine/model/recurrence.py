@@ -30,7 +30,7 @@ class RecurrenceInputs(Protocol):
     """What a layer computed of the tokens of a ubatch, as its recurrence takes it."""
 
     def part(self, rows: slice, tokens: slice) -> Self:
-        """The same of some sequences and of some of their tokens."""
+        """The inputs of some of the sequences and some of their tokens."""
 
 
 InputsT = TypeVar("InputsT", bound=RecurrenceInputs)
@@ -135,7 +135,7 @@ class Recurrence(ABC, Generic[InputsT]):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def by_index(self, inputs: InputsT, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
-        """The same with numbers on the device, so that the pass can be recorded."""
+        """As `in_rows`, with the row numbers on the device, so that the pass can be recorded."""
         n_seqs, n_new = rows.write.shape
         slots = pool.new_empty(n_new, n_seqs, *self.shape)
         o = self.into(inputs, pool[rows.read], slots.unbind(0))
@@ -162,7 +162,7 @@ class RecurrentLayout:
         return cls({StateKey(i, name): one for name, one in states.items() for i in layers})
 
     def fits(self, tensors: Mapping[StateKey, torch.Tensor]) -> bool:
-        """Whether these are one sequence's states."""
+        """Whether tensors have the names and shapes of one sequence's states."""
         return tensors.keys() == self.states.keys() and all(
             tensors[key].shape == recurrence.shape for key, recurrence in self.states.items()
         )

@@ -192,7 +192,7 @@ class RunOptions:
         return self.snapshots_for(self.spec.n_max if self.spec.has_model else 0)
 
     def snapshots_for(self, n_draft: int) -> int:
-        """The same where drafts of n_draft tokens are to be undone by snapshots."""
+        """Snapshot planes beyond the live state to undo drafts of n_draft tokens."""
         if not ROLLBACK_POLICIES[self.rollback].keeps_snapshots:
             return 0
         return n_draft if self.n_rs_seq is None else self.n_rs_seq

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import same_model
 from engine.trace.store import TraceStore
 from engine.trace.timings import timings
@@ -57,12 +58,8 @@ def _plain(value: Any) -> Any:
 
 def _prompts(store: TraceStore, run_id: int) -> np.ndarray:
     """Sequence, position and token of every prompt token, int64 [n, 3] in order."""
-    table = store.tokens
-    n = len(table)
-    mine = (table.column("run_id", 0, n) == run_id) & (
-        table.column("kind", 0, n) == store.text_pool.find("prompt")
-    )
-    names = ("seq_id", "pos", "token_id")
-    found = np.stack([table.column(name, 0, n)[mine] for name in names], axis=1)
+    rows = RunColumns(store, "tokens", run_id)
+    prompt = rows.is_text("kind", "prompt")
+    found = np.stack([rows[name][prompt] for name in ("seq_id", "pos", "token_id")], axis=1)
     ordered: np.ndarray = found[np.lexsort((found[:, 1], found[:, 0]))]
     return ordered

@@ -40,7 +40,8 @@ def encoding(variant: str) -> str:
 
 
 def guard(cells: Sequence[Any]) -> list[Any]:
-    """Cells, those that could run made text; numbers are left alone."""
+    """Cells with an apostrophe put where a spreadsheet could take a text for a formula; numbers
+    stay."""
     return [
         _DANGEROUS.sub(_GUARD, cell)
         if isinstance(cell, str) and not _NUMBER.fullmatch(cell)
@@ -50,7 +51,7 @@ def guard(cells: Sequence[Any]) -> list[Any]:
 
 
 def unguard(cells: Sequence[str]) -> list[str]:
-    """What `guard` was given, from cells that were read back."""
+    """Take the apostrophes of `guard` off again."""
     return [_GUARDED.sub("", cell) for cell in cells]
 
 

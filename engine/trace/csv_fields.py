@@ -65,7 +65,7 @@ class FieldBlock:
         return np.ndarray((len(self.data) - 7,), _WORD, buffer=self.data, strides=(1,))
 
     def cells(self, column: int, rows: Sequence[int] | np.ndarray | None = None) -> list[bytes]:
-        """The fields of a column, or those of some rows of it."""
+        """The fields of a column as bytes, in all rows or in the given ones."""
         starts, ends = self.starts[column], self.ends[column]
         if rows is not None:
             starts, ends = starts[rows], ends[rows]

@@ -111,7 +111,7 @@ def _digits(
 def _eight(
     words: np.ndarray, ends: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same of up to 8 digits, uint64."""
+    """Values of fields of up to 8 digits, uint64, and which are digits only; empty ones give 0."""
     word = words[ends - 8] ^ _ZEROS
     unused = ((8 - lengths) * 8).astype(np.uint64)
     word = np.where(lengths > 0, word >> unused << unused, np.uint64(0))

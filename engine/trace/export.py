@@ -41,7 +41,7 @@ _FILES = {SESSION_FILE, *(f"{name}.csv" for name in TABLES)}
 
 
 def csv_names(table: str, column: Column) -> list[str]:
-    """What a column of a table is in the header row of its CSV file."""
+    """The names of a column in its CSV file's header row; some columns take several."""
     if column.kind == "tops":
         return [f"{column.name}_{rank}" for rank in range(1, N_TOP + 1)]
     if (table, column.name) == ("tokens", "token_id"):

@@ -224,7 +224,7 @@ class _FileRows:
             self._check_pieces(block, values["token_id"])
 
     def _check_order(self, block: FieldBlock, runs: np.ndarray, rounds: np.ndarray) -> None:
-        """Rounds of a run come one after the other."""
+        """Raise unless the rounds of each run rise from row to row, across blocks too."""
         order = np.argsort(runs, kind="stable")
         runs, rounds = runs[order], rounds[order]
         first = np.diff(runs, prepend=-1) != 0

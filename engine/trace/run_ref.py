@@ -18,7 +18,7 @@ class RunRef:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is known of the run. Raises KeyError for a run that the trace lacks."""
+        """The facts of the run in its trace. Raises KeyError for a run that the trace lacks."""
         return self.store.runs[self.run_id]
 
     @property

@@ -228,7 +228,7 @@ class TraceStore:
 
 
 def _blank(column: Column) -> int | float:
-    """What stands for not observed."""
+    """The value of a cell that was not observed: 0 (the empty text), MISSING or NaN."""
     if column.kind == "text":
         return 0
     whole = column.kind == "int" or (column.kind == "tops" and column.name.endswith("_id"))
@@ -236,14 +236,14 @@ def _blank(column: Column) -> int | float:
 
 
 def _empty(column: Column, capacity: int) -> np.ndarray:
-    """Room for so many rows, with anything in it."""
+    """An uninitialised array for `capacity` rows of a column."""
     if column.kind == "tops":
         return np.empty((capacity, N_TOP), np.int32 if column.name.endswith("_id") else np.float32)
     return np.empty(capacity, _DTYPES[column.kind])
 
 
 def _cells(arrays: Mapping[str, np.ndarray]) -> dict[str, memoryview]:
-    """The same memory, flat: single values are written in a third of the time."""
+    """Flat memoryviews of the arrays: they take single values in a third of the time."""
     return {name: array.reshape(-1).data for name, array in arrays.items()}
 
 

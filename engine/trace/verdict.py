@@ -48,8 +48,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
-from engine.trace.store import Table, TraceStore
+from engine.trace.records import EMITTED_KINDS, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
+from engine.trace.run_columns import RunColumns
+from engine.trace.store import TraceStore
 
 MARGIN = 10.0
 LEAST = 1e-9
@@ -138,7 +139,7 @@ def noise_bound(trace: TraceStore, noise_runs: Sequence[int]) -> float:
 def _largest_of_noise(trace: TraceStore, noise_runs: Sequence[int], column: str) -> float:
     worst = [
         float(trace.runs[run].get("lane_margin", MARGIN))
-        * float(_LaneRows(trace.divergence, run)[column].max(initial=0.0))
+        * float(RunColumns(trace, "divergence", run)[column].max(initial=0.0))
         for run in noise_runs
     ]
     found = max(worst, default=0.0)
@@ -197,7 +198,7 @@ def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
     """The verdict on one lane against an NMSE bound."""
     facts = trace.runs[run_id]
     error = str(facts.get("lane_error", ""))
-    rows, rounds = _LaneRows(trace.divergence, run_id), _LaneRows(trace.rounds, run_id)
+    rows, rounds = (RunColumns(trace, name, run_id) for name in ("divergence", "rounds"))
     nmse, pos = rows["nmse"], rows["pos"]
     beyond = np.flatnonzero(~(nmse <= bound))  # NaN is beyond any bound
     if not beyond.size:  # cells are counted: no noise makes one too many
@@ -228,7 +229,7 @@ def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
         _undone_before(rounds, first_seq, first_round),
         len(differs),
         int(pos[differs[0]]) if differs.size else None,
-        int(rounds.observed("kv_cells_duplicate").max(initial=0)),
+        int(rounds["kv_cells_duplicate"].max(initial=0)),
         _largest(rows["state_error"]),
         _largest(rows["conv_error"]),
         error,
@@ -264,12 +265,11 @@ def _verdict(
     return "agrees" if kind == PEER else "within"
 
 
-def _forks(trace: TraceStore, run_id: int, rows: _LaneRows, rounds: _LaneRows) -> list[LaneFork]:
+def _forks(trace: TraceStore, run_id: int, rows: RunColumns, rounds: RunColumns) -> list[LaneFork]:
     """Compare what the lane emitted with what the reference chose at the same positions: the first
     token of each sequence that differs."""
-    tokens = _LaneRows(trace.tokens, run_id)
-    kinds = [trace.text_pool.find(kind) for kind in EMITTED_KINDS]
-    emitted = np.isin(tokens["kind"], kinds)
+    tokens = RunColumns(trace, "tokens", run_id)
+    emitted = tokens.is_text("kind", *EMITTED_KINDS)
     keys = zip(tokens["seq_id"][emitted].tolist(), tokens["pos"][emitted].tolist(), strict=True)
     own = dict(zip(keys, tokens["token_id"][emitted].tolist(), strict=True))
     columns = (rows[name].tolist() for name in ("seq_id", "pos", "token_id", "round", "top2_gap"))
@@ -309,29 +309,13 @@ def _is_greedy(facts: dict[str, Any]) -> bool:
     return isinstance(temp, int | float) and temp <= 0
 
 
-def _undone_before(rounds: _LaneRows, seq_id: int | None, number: int | None) -> int | None:
+def _undone_before(rounds: RunColumns, seq_id: int | None, number: int | None) -> int | None:
     """The last round before `number` that rolled a sequence back."""
     if number is None:
         return None
     undone = (rounds["rollback_depth"] > 0) & (rounds["seq_id"] == seq_id)
     earlier = rounds["round"][undone & (rounds["round"] < number)]
     return int(earlier[-1]) if earlier.size else None
-
-
-class _LaneRows:
-    """The rows of one run in a table."""
-
-    def __init__(self, table: Table, run_id: int) -> None:
-        self._table, self._n = table, len(table)
-        self._mine = np.flatnonzero(table.column("run_id", 0, self._n) == run_id)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._table.column(name, 0, self._n)[self._mine]
-
-    def observed(self, name: str) -> np.ndarray:
-        """An integer column without the values that were not observed."""
-        values = self[name]
-        return values[values != MISSING]
 
 
 def _largest(values: np.ndarray) -> float | None:

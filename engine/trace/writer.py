@@ -91,7 +91,7 @@ class TraceWriter:
                 pieces[token] = piece(token)
 
     def set_facts(self, **facts: Any) -> None:
-        """Add to what is known of the run, or replace it."""
+        """Add facts of the run; one that is there already is replaced."""
         self.facts.update(facts)
 
     @property
