@@ -278,7 +278,8 @@ class Bridge(QObject):
         return self._reading is not None
 
     def open_trace(self, folder: Path) -> None:
-        """Read an exported trace, or a file of another engine; it is on show until it is closed, or a run or model comes."""
+        """Read an exported trace, or a file of another engine; it is on show until it is closed,
+        or a run or model comes."""
         if self._reading is None:
             self._n_shown_before = self._n_shown
             self._reading = start_reading(folder, self._posted.emit)
