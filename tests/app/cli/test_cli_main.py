@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.common import SUBCOMMANDS
+from app.cli.common import SUBCOMMANDS, module_of
 from resources import DEMO_DRAFT, DEMO_TARGET
 from tests.app.cli.conftest import ROOT, Outcome
 
@@ -22,7 +22,7 @@ Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_no_subcommand_imports_qt(python: Python) -> None:
-    modules = [f"app.cli.{name.replace('-', '_')}" for name in SUBCOMMANDS]
+    modules = [module_of(name) for name in SUBCOMMANDS]
     done = python(
         f"import sys, importlib\n"
         f"for name in {modules!r} + ['engine.session', 'app.__main__']:\n"
