@@ -12,7 +12,18 @@ _WAYS = {
     "light-log": "read from the server's log, counts only",
     "record": "read from a file",
 }
-_STATES = {"observed": "told", "derived": "derived", "absent": "not observed"}
+_STATES = {"observed": "told", "derived": "derived"}
+_LOOKED_FOR = (
+    ("rollback path", "rounds", "rollback_path"),
+    ("phase times", "rounds", "verify_ms"),
+    ("checkpoint bytes", "rounds", "checkpoint_bytes"),
+    ("attention cells", "rounds", "kv_cells_used"),
+    ("token ids", "tokens", "token_id"),
+    ("target probabilities", "tokens", "target_p"),
+    ("draft probabilities", "tokens", "draft_p"),
+    ("snapshot slots", "memory", "state"),
+)
+"""What a reader of a run looks for, and the column that has it."""
 _LONGEST = 200
 
 
@@ -53,16 +64,23 @@ def _request(request: dict[str, Any]) -> list[str]:
 
 
 def _columns(tables: dict[str, Any]) -> list[str]:
-    """The columns by how they are known; those of which nothing is said have no values."""
+    """The columns by how they are known, and what is not: columns of which nothing is said have no
+    values."""
     by_state: dict[str, list[str]] = {}
     for columns in tables.values():
         for name, state in columns.items() if isinstance(columns, dict) else ():
             by_state.setdefault(str(state), []).append(str(name))
-    return [
+    lines = [
         f"{word}: {', '.join(dict.fromkeys(by_state[state]))}"
         for state, word in _STATES.items()
         if state in by_state
     ]
+    untold = [
+        what
+        for what, table, name in _LOOKED_FOR
+        if _section(tables, table).get(name) not in _STATES
+    ]
+    return [*lines, f"not observed: {', '.join(untold)}"] if tables and untold else lines
 
 
 def _section(facts: dict[str, Any], name: str) -> dict[str, Any]:
