@@ -34,7 +34,7 @@ FILE = (
     ),
     ActionSpec(
         "file.disconnect",
-        "D&isconnect",
+        "Disco&nnect",
         "Let go of the server; what was observed stays",
         needs="a server in use",
     ),
@@ -45,7 +45,9 @@ FILE = (
         "Ctrl+W",
         needs="an opened trace",
     ),
-    ActionSpec("file.clear_recent", "&Clear List", "Forget the models, traces and servers opened lately"),
+    ActionSpec(
+        "file.clear_recent", "&Clear List", "Forget the models, traces and servers opened lately"
+    ),
     ActionSpec(
         "file.export",
         "&Export Trace…",

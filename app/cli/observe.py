@@ -267,8 +267,9 @@ def _print_summary(job: ServerRun) -> None:
         print(f"{'':<16} {'server':>8} {'here':>8}")
         for name, server, here in _counts(job):
             print(f"{name:<16} {server:>8.0f} {here:>8}")
-    elif job.uncounted:
-        _note(job.uncounted)
+    for note in (job.uncounted, job.unread_log):
+        if note:
+            _note(note)
     print(json.dumps(totals, indent=2))
 
 

@@ -13,6 +13,7 @@ from app.cli.files import check_files
 from app.cli.rescore import add_identity, finite, opened_trace, rescored, runs_with_text
 from engine.errors import OptionError
 from engine.trace.run_ref import RunRef
+from resources import DEMO_TARGET
 
 if TYPE_CHECKING:
     from engine.observe.triage import PartingToken, TextPair, Triage
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     judge.add_argument(
         "--rescore", metavar="MODEL", type=Path, help="GGUF file that made both, to judge them by"
     )
+    judge.add_argument("--demo", action="store_true", help="the same with the bundled model")
     add_identity(judge)
     add_compute(judge)
     output = parser.add_argument_group("output")
@@ -54,11 +56,14 @@ def run(args: argparse.Namespace) -> int:
     """Compare, tell."""
     a = _chosen(args.first, args.run_a, "--run-a")
     b = _chosen(args.second, args.run_b, "--run-b")
-    session = _session(args) if args.rescore is not None else None
+    if args.demo:
+        args.rescore = DEMO_TARGET
+    if args.rescore is not None:
+        session = _session(args)
+        for one in (a, b):
+            rescored(args, session, one.store, one.run_id)
     from engine.observe.triage import DIFFERENT, UNKNOWN, triage
 
-    for one in (a, b) if session else ():
-        rescored(args, session, one.store, one.run_id)
     found = triage(a, b)
     if args.json:
         print_json({"verdict": found.verdict, **finite(asdict(found))})

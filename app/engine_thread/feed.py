@@ -58,13 +58,15 @@ class Feed(QObject):
         self._views.extend(views)
 
     def show_run(self, run: RunRef | None) -> None:
-        """From now on the views show this run, or nothing. A second run stays over it while it is of
-        the same trace; if it is the one to show, the two change places."""
+        """From now on the views show this run, or nothing. A second run of the same trace stays
+        over it; if it is the one to show, the two change places, of whatever traces they are."""
         second = None
         if self._overlay is not None:
             changes = run == self._overlay.run
             second = self._run if changes else self._overlay.run
-            if run is None or (not changes and second is not None and second.store is not run.store):
+            if run is None or (
+                not changes and second is not None and second.store is not run.store
+            ):
                 second = None
         self._send_overlay(None)
         self._run, self._cursor = run, None
@@ -93,12 +95,7 @@ class Feed(QObject):
         """Lay a second run over the one on show; None takes it off, and so does the run on show
         itself."""
         shown = self._run
-        if (
-            run is None
-            or shown is None
-            or run == shown
-            or run.run_id not in run.store.runs
-        ):
+        if run is None or shown is None or run == shown or run.run_id not in run.store.runs:
             self._send_overlay(None)
         elif self._overlay is None or run != self._overlay.run:
             self._send_overlay(RunOverlay(run, shown))

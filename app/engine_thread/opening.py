@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.engine_thread.events import ModelFiles
+from app.engine_thread.events import ModelFiles, RunRescored
 from app.engine_thread.jobs import (
     ChatWrap,
     CompareRequest,
+    EngineSession,
     Job,
     OpenRequest,
+    RescoreRequest,
     RunRequest,
     ScriptRequest,
 )
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
     from engine.compare.fidelity import Fidelity
     from engine.compare.memory_player import MemoryPlay
+    from engine.observe.rescore import Rescored
     from engine.run import Run
     from engine.session import Session
 
@@ -96,17 +99,61 @@ class LocalEngine:
             session.content.tell(self._identity)
         return LocalSession(session, request.target)
 
+    def rescore(
+        self, request: RescoreRequest, session: EngineSession | None, progress: ReportProgress
+    ) -> RunRescored | str:
+        """See `app.engine_thread.jobs.Engine`. A model that is not the one in use is loaded beside
+        it, and let go of afterwards."""
+        from engine.observe.rescore import SameModelUnknownError, rescore
+
+        run, cancelled = request.run, request.cancelled.is_set
+        if isinstance(session, LocalSession) and session.target == request.target:
+            opened = session.engine_session
+        else:
+            opened = open_engine(
+                request.target,
+                None,
+                compute=request.compute,
+                progress=progress,
+                cancelled=cancelled,
+            )
+        try:
+            found = rescore(
+                opened, run.store, run.run_id, progress, cancelled, assume_same=request.assume_same
+            )
+        except SameModelUnknownError as error:
+            return error.message
+        return RunRescored(run, rescored_sentence(found), found.n_changed > 0)
+
+
+def rescored_sentence(found: Rescored) -> str:
+    """What came of re-scoring, in words."""
+    judged = f"{found.n_tokens:,} tokens re-scored in {found.compute}"
+    share = f"{found.n_first:,} of rank 1"
+    if not found.n_changed:
+        return f"{judged}: {share}, none that the model cannot have chosen."
+    first = next(one.changed for one in found.sequences if one.changed is not None)
+    return (
+        f"{judged}: {share}; speculation changed the text, first in round {first.round} at "
+        f"position {first.pos}."
+    )
+
 
 class LocalSession:
     """An engine's Session as the window uses it. target: the file that it was opened from."""
 
     def __init__(self, session: Session, target: Path) -> None:
-        self._session, self._target = session, target
+        self._session, self.target = session, target
 
     @property
     def compute(self) -> str:
         """The compute mode in effect."""
         return self._session.compute
+
+    @property
+    def engine_session(self) -> Session:
+        """The engine's own."""
+        return self._session
 
     def start(self, request: RunRequest, trace: TraceStore) -> Job:
         """Begin a run, one sequence for each text."""
@@ -146,7 +193,7 @@ class LocalSession:
         tokens = greedy_text(session, text, N_TOKENS, cancelled)
         if session.compute != "f32":
             reference = open_engine(
-                self._target, None, compute="f32", progress=progress, cancelled=cancelled
+                self.target, None, compute="f32", progress=progress, cancelled=cancelled
             )
         progress(0, 1, "comparing logits with f32")
         return measure_fidelity(session, reference, tokens)

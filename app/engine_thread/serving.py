@@ -9,15 +9,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from app.engine_thread.events import Post, ServerSeen
-from app.engine_thread.jobs import (
-    CompareRequest,
-    Job,
-    ReportProgress,
-    RunRequest,
-    ScriptRequest,
-    ServerRequest,
-)
+from app.engine_thread.jobs import CompareRequest, Job, RunRequest, ScriptRequest, ServerRequest
 from engine.errors import OptionError, ServerError
+from engine.observe.api_keys import store_key, stored_key
+from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -26,10 +21,9 @@ if TYPE_CHECKING:
     from engine.observe.counters import Counters
     from engine.observe.observed_run import ServerFacts
 
-KEYRING = "draftscope"
-"""The service under which keys are kept, with the server's address as the name."""
 LOOK_S = 2.0
 """Time between two looks at a server, seconds."""
+_PATIENCE_S = 0.5
 
 
 class ServerEngine:
@@ -49,7 +43,7 @@ class ServerEngine:
 
         address = server_address(request.address)
         progress(0, 0, f"connecting to {address}")
-        key = request.key or self._keys.get(address) or _from_keyring(address)
+        key = request.key or self._keys.get(address) or stored_key(address)
         client = ServerClient(address, key or None)
         try:
             facts = client.facts(lambda sentence: progress(0, 0, sentence), request.cancelled)
@@ -60,9 +54,10 @@ class ServerEngine:
         return ServedSession(client, facts, kept, request, post, self._look_s)
 
     def _keep(self, address: str, key: str, *, is_new: bool) -> str:
+
         if address in self._keys and not is_new:
             return "session"
-        if not is_new or _to_keyring(address, key):
+        if not is_new or store_key(address, key):
             self._keys.pop(address, None)
             return "keyring"
         self._keys[address] = key
@@ -100,12 +95,20 @@ class ServedSession:
             for text in request.texts
         ]
         return ServerRun(
-            self._client, self.facts, requests, trace, parallel=request.options.parallel
+            self._client,
+            self.facts,
+            requests,
+            trace,
+            parallel=request.options.parallel,
+            log=self._log,
         )
 
     def watch(self, listen: str, trace: TraceStore) -> Job:
         """Pass on what other programs ask, and record it."""
-        raise NotImplementedError
+        from engine.observe.proxy_run import ProxyRun
+
+        host, _, port = listen.rpartition(":")
+        return ProxyRun(self.facts, trace, host, int(port))
 
     def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> NoReturn:
         """Always refused with OptionError."""
@@ -119,8 +122,8 @@ class ServedSession:
 
     def close(self) -> None:
         """End everything that talks to it."""
-        self._lookout.end()
-        self._client.close()
+        self._lookout.end(_PATIENCE_S)
+        self._client.close()  # which ends the look that a busy server has not answered
         self._lookout.join()
 
 
@@ -134,9 +137,10 @@ class _Lookout(threading.Thread):
         self._first: tuple[str, Counters] | None = None
         self.start()
 
-    def end(self) -> None:
-        """Look no more."""
+    def end(self, timeout: float) -> None:
+        """Look no more, and wait so long for the look in hand."""
         self._over.set()
+        self.join(timeout)
 
     def run(self) -> None:
         last: ServerSeen | None = None
@@ -158,7 +162,7 @@ class _Lookout(threading.Thread):
         return ServerSeen("", None if slots is None else tuple(slots), counters)
 
     def _counted(self) -> dict[str, float] | None:
-        """How far the counters went since the first look; from 0 if the server was started again."""
+        """How far the counters went since the first look, or since the server's new start."""
         from engine.observe.counters import Counters, movement, read_counters
 
         told = self._client.metrics()
@@ -182,25 +186,3 @@ def _timed_out(error: BaseException | None) -> bool:
     import httpx
 
     return isinstance(error, httpx.ReadTimeout)
-
-
-def _from_keyring(address: str) -> str:
-    import keyring
-    from keyring.errors import KeyringError
-
-    try:
-        return keyring.get_password(KEYRING, address) or ""
-    except KeyringError:
-        return ""
-
-
-def _to_keyring(address: str, key: str) -> bool:
-    """Whether there is a keyring that took the key."""
-    import keyring
-    from keyring.errors import KeyringError
-
-    try:
-        keyring.set_password(KEYRING, address, key)
-        return keyring.get_password(KEYRING, address) == key
-    except KeyringError:
-        return False

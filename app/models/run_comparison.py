@@ -113,8 +113,8 @@ def _figures(store: TraceStore, run_id: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TextsPart:
-    """The first token at which two runs differ. seq_id: the sequence. numbers, rows: of the token in
-    what each run generated, from 0, and in its table of tokens; said: the tokens' bytes."""
+    """The first token at which two runs differ. seq_id: the sequence. numbers, rows: of the token
+    in what each run generated, from 0, and in its table of tokens; said: the tokens' bytes."""
 
     seq_id: int
     numbers: tuple[int, int]
@@ -141,7 +141,9 @@ def text_difference(first: RunRef, second: RunRef) -> str:
     prompts = [_texts(run, ("prompt",)) for run in (first, second)]
     if all(prompts) and (
         prompts[0].keys() != prompts[1].keys()
-        or any(b"".join(one.pieces) != b"".join(prompts[1][s].pieces) for s, one in prompts[0].items())
+        or any(
+            b"".join(one.pieces) != b"".join(prompts[1][s].pieces) for s, one in prompts[0].items()
+        )
     ):
         return "The prompts differ, so the texts do too."
     texts = [_texts(run, EMITTED_KINDS) for run in (first, second)]
@@ -153,11 +155,16 @@ def text_difference(first: RunRef, second: RunRef) -> str:
         several = len(texts[0].keys() | texts[1].keys()) > 1
         of = f" of sequence {part.seq_id}" if several else ""
         position = first.store.tokens.column("pos")[part.rows[0]]
-        said = [f"“{line_text(piece, -1)}” in {name}" for piece, name in zip(part.said, names)]
+        said = [
+            f"“{line_text(piece, -1)}” in {name}"
+            for piece, name in zip(part.said, names, strict=True)
+        ]
         where = f"token {part.numbers[0] + 1}{of}, position {position}"
         return f"The texts differ at {where}: {', '.join(said)}."
     lengths = [sum(len(text.pieces) for text in text_of.values()) for text_of in texts]
-    n_same = sum(min(len(one.pieces), len(two.pieces)) for one, two in _shared(first, second).values())
+    n_same = sum(
+        min(len(one.pieces), len(two.pieces)) for one, two in _shared(first, second).values()
+    )
     if lengths == [n_same, n_same]:
         return f"Same text, {n_same:,} tokens."
     shorter = names[0] if lengths[0] < lengths[1] else names[1]

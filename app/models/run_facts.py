@@ -50,7 +50,8 @@ def _origin(facts: dict[str, Any]) -> str:
     """Where a run comes from, in a few words: its server, else its engine and model."""
     model = facts.get("model")
     name = str(model.get("name", "")) if isinstance(model, dict) else ""
-    if address := facts.get("address"):
+    server = facts.get("server")
+    if isinstance(server, dict) and (address := server.get("address")):
         return str(address).partition("://")[2] or str(address)
     return name.removesuffix(".gguf") if is_ours(facts) and name else engine_name(facts)
 
@@ -85,9 +86,14 @@ def is_ours(facts: dict[str, Any]) -> bool:
 
 
 def run_title(facts: dict[str, Any]) -> str:
-    """The lane of a comparison, else drafters and rollback policy: "draft-mtp · planes"."""
+    """The lane of a comparison, else drafters and rollback policy: "draft-mtp · planes"; of
+    another engine its name, and its drafters or the file that tells of it."""
     if lane := facts.get("lane"):
         return f"lane {lane}"
+    if not is_ours(facts):
+        drafters = ", ".join(map(str, facts.get("speculative_types", ())))
+        known = drafters or facts.get("record", {}).get("file", "")
+        return " · ".join(filter(None, (engine_name(facts), known)))
     options = facts.get("options", {})
     types = options.get("spec", {}).get("types", ())
     if not types:

@@ -27,7 +27,7 @@ def known_facts(
     props = facts.props
     data = facts.models.get("data")
     first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
-    meta = first.get("meta") if isinstance(first.get("meta"), dict) else {}
+    meta = _section(first, "meta")
     path = str(props.get("model_path") or first.get("id") or "")
     n_params, size = _number(meta, "n_params"), _number(meta, "size")
     mix = str(meta.get("ftype") or props.get("model_ftype") or "")
@@ -88,9 +88,7 @@ def _drafting(slots: Sequence[Mapping[str, Any]] | None) -> str:
         for slot in slots
         if slot.get("speculative")
     } - {""}
-    named = sorted(
-        {name for text in types for name in text.split(",") if name and name != "none"}
-    )
+    named = sorted({name for text in types for name in text.split(",") if name and name != "none"})
     if named:
         return ", ".join(named)
     return "on" if any(slot.get("speculative") for slot in slots) else "off"
@@ -103,5 +101,6 @@ def _section(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _number(facts: Mapping[str, Any], name: str) -> int | None:
     found = facts.get(name)
-    is_number = isinstance(found, int) and not isinstance(found, bool)
-    return found if is_number and found >= 0 else None
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        return None
+    return found

@@ -149,7 +149,9 @@ class Settings:
     def watch_port(self) -> int:
         """The port through which other programs are watched."""
         value = self._text("servers/watch_port")
-        return int(value) if value.isascii() and value.isdigit() and 0 < int(value) < 65536 else 8081
+        return (
+            int(value) if value.isascii() and value.isdigit() and 0 < int(value) < 65536 else 8081
+        )
 
     @watch_port.setter
     def watch_port(self, port: int) -> None:

@@ -28,7 +28,8 @@ class RunControl:
     ) -> None:
         self._bridge, self._panels, self._docks = bridge, panels, docks
         self._settings, self._window = settings, window
-        self._watch_at = 0
+        self._watch_at: tuple[str, int] | None = None
+        """Server that is being connected to, and the port to watch it at."""
 
     # -- models ----------------------------------------------------------------------------
 
@@ -65,13 +66,16 @@ class RunControl:
     ) -> None:
         """Use a server; with a port, other programs are watched there as soon as it answers."""
         self._panels.banners.clear()
-        self._watch_at = port
+        self._watch_at = (address, port) if port else None
         self._bridge.connect_server(address, key, log)
 
-    def begin_watching(self) -> None:
-        """Watch, if that was asked for together with the connection."""
-        port, self._watch_at = self._watch_at, 0
-        if port:
+    def begin_watching(self, state: State) -> None:
+        """Watch, if that was asked for together with the connection, once that has come about."""
+        if state is State.LOADING or self._watch_at is None:
+            return
+        (address, port), self._watch_at = self._watch_at, None
+        server = self._bridge.server
+        if server is not None and server.facts.address == address:
             self._bridge.watch(f"{LOOPBACK}:{port}")
 
     def watch(self) -> None:

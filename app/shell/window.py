@@ -209,7 +209,7 @@ class MainWindow(QMainWindow):
         )
         self.model_map.load_asked.connect(control.reload)
         self.run_panel.compute_changed.connect(control.reload)
-        self.bridge.connected.connect(lambda _: control.begin_watching())
+        self.bridge.state_changed.connect(control.begin_watching)
         self.bridge.rescore_unsure.connect(control.offer_rescore)
         feed.numbers_changed.connect(self.status.set_numbers)
         feed.run_shown.connect(self._enable_actions)

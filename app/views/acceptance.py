@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QResizeEvent
@@ -82,9 +84,15 @@ class AcceptanceView(OverlaidView):
             self._rows = RunRows(run, "rounds")
         start, stop = self._rows.read()
         if start == stop:
-            return None
+            # only sums are known: they show at the side
+            return 0 if not stop and self._told(run) else None
         self.curves.add(self._rows, start, stop)
         return int(self._rows.rounds.values[-1]) + 1
+
+    def _told(self, run: RunRef | None) -> dict[str, Any]:
+        """Figures that an engine told of a run without rounds, if rates by index are among them."""
+        told = {} if run is None or len(self.curves) else run.facts.get("told", {})
+        return told if told.get("acceptance_per_position") else {}
 
     def _draw(self) -> None:
         curves = self.curves
@@ -101,7 +109,12 @@ class AcceptanceView(OverlaidView):
             newest = f": {significant(float(values(n - 1, n)[0]))}" if n else ""
             self.legend.set_label(label, name + newest)
         counts = curves.sums.counts
-        self.rates.set_rates(per_position(counts)["acceptance_per_position"])
+        told = self._told(self._run)
+        if told:
+            rate = significant(told.get("draft_acceptance_rate"))
+            self.legend.set_label(_LIFETIME, f"lifetime: {rate}")
+        by_index = told or per_position(counts)
+        self.rates.set_rates(by_index["acceptance_per_position"])
         self.histogram.set_counts(counts)
 
     def _draw_curves(
@@ -186,7 +199,8 @@ class AcceptanceView(OverlaidView):
 
     def _summary(self) -> str:
         n = len(self.curves)
-        rate = significant(float(self.curves.lifetime(n - 1, n)[0])) if n else significant(None)
+        told = self._told(self._run).get("draft_acceptance_rate")
+        rate = significant(float(self.curves.lifetime(n - 1, n)[0]) if n else told)
         return f"rounds: {self.plot.n_rounds}, steps: {n}, lifetime acceptance: {rate}"
 
     def resizeEvent(self, event: QResizeEvent) -> None:

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QVBoxLayout, QWidge
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme
 from app.models.position import Position
+from app.models.run_facts import engine_name, is_ours
 from app.models.token_filter import Term
 from app.models.token_hits import find_hits, neighbour_hit
 from app.models.token_stream import RunStreams, TokenStream
@@ -75,7 +76,8 @@ class TokensView(QStackedWidget):
         self.addWidget(
             EmptyState("No run yet", "Press Run (F5) to watch tokens arrive.", waits_for_run=True)
         )
-        self.addWidget(EmptyState("Reading the prompt", "Tokens appear here as they are chosen."))
+        self._waiting = EmptyState("Reading the prompt", "Tokens appear here as they are chosen.")
+        self.addWidget(self._waiting)
         self.addWidget(page)
         self.setAccessibleName("Token streams")
 
@@ -101,7 +103,11 @@ class TokensView(QStackedWidget):
         self._set_followed(True)
         self.refresh()
         if not self._panels:
-            self.setCurrentIndex(_EMPTY if self._run is None else _WAITING)
+            self.setCurrentIndex(_EMPTY if run is None else _WAITING)
+        if run is None or is_ours(run.facts) or "stops" not in run.facts:
+            self._waiting.say()
+        else:
+            self._waiting.say("Not observed", f"{engine_name(run.facts)} does not tell the tokens.")
 
     def refresh(self) -> None:
         """Show rows that have joined the trace; the rest of a long one follows by itself."""

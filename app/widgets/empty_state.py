@@ -50,9 +50,8 @@ class EmptyState(QWidget):
         """Another title and sentence, without the buttons; without any the first ones again."""
         self._heading.setText(title or self._first[0])
         self._body.setText(text or self._first[1])
-        for i in range(self._buttons.count()):
-            if button := self._buttons.itemAt(i).widget():
-                button.setHidden(bool(title))
+        for button in self.findChildren(QPushButton):
+            button.setHidden(bool(title))
 
     @property
     def words(self) -> tuple[str, str]:

@@ -225,10 +225,14 @@ class RoundView(QStackedWidget):
         return None if rows is None else rows.seq_in(None)
 
     def _say_what_is_untold(self, run: RunRef) -> None:
-        """A run may have rounds, and nothing of what this view draws."""
+        """A run may have rounds, and nothing of what this view draws, or only sums."""
         axis = self.plot.run_axis.rows
-        if axis is None or not len(axis) or is_ours(run.facts):
+        has_rounds = axis is not None and len(axis)
+        if is_ours(run.facts) or not (has_rounds or "stops" in run.facts):
             self.empty.say()
+        elif not has_rounds:
+            told = f"Only sums are known of this run, and no rounds: {engine_name(run.facts)}"
+            self.empty.say("Not observed", f"{told} does not tell them.")
         else:
             self.empty.say("Not observed", f"{engine_name(run.facts)} does not tell {self.untold}.")
 

@@ -88,6 +88,11 @@ class StatusLine(QStatusBar):
             tip = f"In the plots {overlay.name} is drawn dashed over {overlay.over}"
             self.overlay.set_text(overlay.name, tip)
 
+    @property
+    def phase_text(self) -> str:
+        """What is being done while progress is shown."""
+        return self._phase.text()
+
     def set_server_gone(self, why: str) -> None:
         """The server in use does not answer any more; empty: it does, or none is in use."""
         self.gone.setVisible(bool(why))

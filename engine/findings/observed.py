@@ -73,6 +73,15 @@ RULES = (
         _told("log-of-another-run"),
     ),
     Rule(
+        "not-recorded",
+        WARNING,
+        "Passed but not recorded",
+        "What other programs asked and were told through the proxy is not in the trace as a whole. "
+        "They were served all the same.",
+        "Do not pause the run for long while other programs use the server.",
+        _told("not-recorded"),
+    ),
+    Rule(
         "stream-cut",
         WARNING,
         "Stream cut short",

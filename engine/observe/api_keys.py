@@ -8,22 +8,20 @@ SERVICE = "draftscope"
 
 def stored_key(address: str) -> str | None:
     """The key that is kept for a server; None without one, or without a keyring."""
-    import keyring
-    from keyring.errors import KeyringError
+    import keyring  # looks for keyrings when it is imported
 
     try:
         return keyring.get_password(SERVICE, address) or None
-    except KeyringError:
+    except Exception:  # a keyring's own, beside those that the package knows
         return None
 
 
 def store_key(address: str, key: str) -> bool:
     """Keep a key; False where there is no keyring that takes it."""
     import keyring
-    from keyring.errors import KeyringError
 
     try:
         keyring.set_password(SERVICE, address, key)
         return keyring.get_password(SERVICE, address) == key
-    except KeyringError:
+    except Exception:  # a keyring's own, beside those that the package knows
         return False

@@ -27,10 +27,9 @@ def asked_of(facts: Mapping[str, Any], seq_id: int) -> Asked:
     if isinstance(options, dict) and isinstance(sampler := options.get("sampler"), dict):
         settings = {_OURS.get(str(name), str(name)): value for name, value in sampler.items()}
         return Asked(settings=settings | {"ignore_eos": options.get("ignore_eos")})
-    requests = facts.get("requests")
-    for request in requests if isinstance(requests, list) else ():
-        if isinstance(request, dict) and seq_id in _listed(request.get("seq_ids")):
-            return _asked(request)
+    requests = _listed(facts.get("requests"))
+    if seq_id < len(requests) and isinstance(requests[seq_id], dict):
+        return _asked(requests[seq_id])
     return Asked()
 
 

@@ -72,7 +72,7 @@ class LogRound:
 @dataclass(slots=True)
 class LogRequest:
     """One task of a slot. first: its first token, sampled from the prompt. predicted, drafted,
-    accepted: the server's own sums, None while they were not told. is_over: its slot has gone on."""
+    accepted: the server's own sums, None where not told. is_over: the slot is done with it."""
 
     slot: int
     task: int

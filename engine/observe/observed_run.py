@@ -15,7 +15,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from engine.observe.counters import counted, differences, movement, read_counters
-from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter
+from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter, told_figures
 from engine.observe.join import AnotherRunError, LogJoin
 from engine.observe.log import LogReader
 from engine.observe.rounds import ContradictionError, ObservedRound, StreamRounds
@@ -50,19 +50,20 @@ class ObservedRequest:
     """
 
     def __init__(
-        self, run: ObservedRun, path: str, body: Mapping[str, Any], at_ms: float, added: bool
+        self, run: ObservedRun, number: int, path: str, body: Mapping[str, Any], at_ms: float
     ) -> None:
-        self._run = run
-        self._body, self._added = body, added
+        self._run, self._body, self._sent_ms = run, body, at_ms
         self._reader = EventReader()
         self._status: int | None = None
         self._is_over = False
         self._answers: dict[int, _Answer] = {}
         self.facts: dict[str, Any] = {
+            "number": number,
             "path": path,
             "sent_ms": at_ms,
             "settings": _settings(body),
             "prompt": _prompt_text(body),
+            "messages": _messages(body),
             "complete": False,
         }
         self._answer(0)
@@ -86,7 +87,8 @@ class ObservedRequest:
         """The reply began. headers: of the reply."""
         kinds = [value for name, value in headers.items() if name.lower() == "content-type"]
         self._reader = EventReader(kinds[0] if kinds else "")
-        self._status = self.facts["status"] = status
+        self._status = status
+        self.learn(status=status)
 
     def data(self, piece: bytes, at_ms: float) -> None:
         """A piece of the reply's body, cut anywhere. Never raises for what a server may send."""
@@ -111,11 +113,11 @@ class ObservedRequest:
             return
         open_ones = [one for one in self._answers.values() if not (one.is_last or one.is_broken)]
         if self._status is not None and self._status >= 400:
-            self.facts.setdefault("error", f"The server answered {self._status}.")
+            self._fail(f"The server answered {self._status}.")
         elif open_ones:
             self._cut("The reply ended before the answer was complete.", open_ones)
         else:
-            self.facts["complete"] = "error" not in self.facts
+            self.learn(complete="error" not in self.facts)
         self._end(at_ms)
 
     def broke(self, reason: str, at_ms: float) -> None:
@@ -126,7 +128,7 @@ class ObservedRequest:
         if open_ones:
             self._cut(reason, open_ones)
         else:
-            self.facts["complete"] = True
+            self.learn(complete=True)
         self._end(at_ms)
 
     def left(self, at_ms: float) -> None:
@@ -135,8 +137,19 @@ class ObservedRequest:
             answer.stop = answer.stop or "stopped"
         self._end(at_ms)
 
+    def learn(self, **facts: Any) -> None:
+        """Add to what is known of the request, and so of each of its sequences."""
+        self.facts.update(facts)
+        for answer in self._answers.values():
+            answer.facts.update(facts)
+
+    def _fail(self, error: str) -> None:
+        """The first error counts."""
+        if "error" not in self.facts:
+            self.learn(error=error)
+
     def _cut(self, reason: str, answers: Iterable[_Answer]) -> None:
-        self.facts.setdefault("error", reason)
+        self._fail(reason)
         for answer in answers:
             answer.stop = answer.stop or "lost"
             self._run.find(
@@ -155,17 +168,15 @@ class ObservedRequest:
     def _answer(self, index: int) -> _Answer:
         while len(self._answers) <= index:
             number = len(self._answers)
-            answer = _Answer(
-                self._run, self._body, number, self._run.n_answers, self.facts["sent_ms"]
-            )
+            answer = _Answer(self._run, self._body, number, self._run.n_answers, self._sent_ms)
+            answer.facts.update(self.facts, index=number)
             self._run.join(answer)
             self._answers[number] = answer
-        self.facts["seq_ids"] = [one.seq_id for one in self._answers.values()]
         return self._answers[index]
 
     def _take(self, chunk: Chunk, at_ms: float) -> None:
         if chunk.error:
-            self.facts["error"] = f"The server reported: {chunk.error}"
+            self._fail(f"The server reported: {chunk.error}")
             for answer in self._answers.values():
                 answer.stop = answer.stop or "error"
             return
@@ -190,7 +201,7 @@ class ObservedRequest:
 
     def _refuse(self, rule: str, message: str, at_ms: float) -> None:
         """The reply is not read any further; what came before stays."""
-        self.facts["error"] = f"{message}."
+        self._fail(f"{message}.")
         for answer in self._answers.values():
             if not answer.is_last:
                 answer.stop = answer.stop or "failed"
@@ -205,7 +216,7 @@ class ObservedRequest:
         answer.stop = answer.stop or _stop(final)
         for name in ("generation_settings", "stop_type", "stopping_word", "system_fingerprint"):
             if name in final:
-                self.facts[name] = _plain(final[name])
+                answer.facts[name] = _plain(final[name])
         settings = final.get("generation_settings")
         if isinstance(settings, dict):
             types = settings.get("speculative.types")
@@ -245,7 +256,6 @@ class ObservedRun:
                 "server": _server(server),
                 "model": _model(server),
                 "requests": [],
-                "told_timings": [],
                 "observed_findings": [],
             }
             | facts,
@@ -274,11 +284,11 @@ class ObservedRun:
                 body = read_json(body)
             except UnreadableError:
                 body = {}
-        found = ObservedRequest(
-            self, path, body if isinstance(body, Mapping) else {}, at_ms, streamed_by_us
-        )
+        body = body if isinstance(body, Mapping) else {}
+        found = ObservedRequest(self, len(self._requests), path, body, at_ms)
+        if streamed_by_us and "timings_per_token" not in body:
+            found.learn(timings_added=True)
         self._requests.append(found)
-        self._writer.facts["requests"].append(found.facts)
         return found
 
     def log(self, text: str) -> None:
@@ -354,7 +364,10 @@ class ObservedRun:
             answer.give_up_log()
         self.release(math.inf)
         stops = [answer.stop or "stopped" for answer in self._answers]
-        self._writer.set_facts(told_timings=[one.told_object() for one in self._answers])
+        told = [one.told for one in self._answers if one.told is not None]
+        if told:
+            has_all_rows = all(one.has_rows for one in self._answers if one.told is not None)
+            self._writer.set_facts(told=told_figures(told, has_all_rows))
         if error is not None:
             self._writer.facts.setdefault("error", error)
         self._writer.end(stops)
@@ -364,6 +377,7 @@ class ObservedRun:
     def join(self, answer: _Answer) -> None:
         """A sequence more."""
         self._answers.append(answer)
+        self._writer.facts["requests"].append(answer.facts)
 
     def learn_drafters(self, types: str) -> None:
         """The server's drafters, as `speculative.types` names them."""
@@ -413,6 +427,7 @@ class _Answer:
     ) -> None:
         self._run, self._body, self._index, self._sent_ms = run, body, index, sent_ms
         self.seq_id = seq_id
+        self.facts: dict[str, Any] = {}
         self.texts: list[str] = []
         self.stop = ""
         self.is_last = self.is_broken = False
@@ -483,6 +498,8 @@ class _Answer:
         """The answer is over. Raises ContradictionError."""
         if not self._is_over:
             self._is_over, self._over_ms = True, at_ms
+            if self._told is not None:
+                self.facts["told"] = told_figures([self._told], self.has_rows)
             if not self.is_broken:
                 self._push(self._rounds.end(is_whole=self._is_whole))
             join = self._run.new_join() if self._zero_ms is None else None
@@ -516,12 +533,15 @@ class _Answer:
         )
         self._write(join.give_up())
 
-    def told_object(self) -> dict[str, float] | None:
+    @property
+    def told(self) -> Timings | None:
         """The server's own counters as they were told last."""
-        told = self._told
-        if told is None:
-            return None
-        return {name: getattr(told, name) for name in Timings.__dataclass_fields__}
+        return self._told
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rounds were told, and not only sums."""
+        return self._zero_ms is not None and not self.is_broken
 
     def _progress(self, chunk: Chunk) -> None:
         assert chunk.timings is not None
@@ -605,13 +625,27 @@ def _stop(final: Mapping[str, Any]) -> str:
 
 def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
     """What a request asked for, without its text."""
-    left_out = ("prompt", "messages", "input", "input_prefix", "input_suffix", "tools", "grammar")
-    return {str(k)[:100]: _plain(v) for k, v in body.items() if k not in left_out}
+    left_out = ("prompt", "messages", "input", "input_prefix", "input_suffix", "tools")
+    found = {str(k)[:100]: _plain(v) for k, v in body.items() if k not in left_out}
+    return found | ({"tools": len(tools)} if isinstance(tools := body.get("tools"), list) else {})
 
 
 def _prompt_text(body: Mapping[str, Any]) -> str | None:
     prompt = body.get("prompt", body.get("input"))
     return prompt[:_LONGEST_TEXT] if isinstance(prompt, str) else None
+
+
+def _messages(body: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Role and text of a chat's messages."""
+    messages, room = body.get("messages"), _LONGEST_TEXT
+    found = []
+    for one in messages if isinstance(messages, list) else ():
+        role, content = (one.get("role"), one.get("content")) if isinstance(one, dict) else (0, 0)
+        if not isinstance(role, str) or not isinstance(content, str) or len(content) > room:
+            return []
+        room -= len(content)
+        found.append({"role": role[:100], "content": content})
+    return found
 
 
 def _plain(value: Any) -> Any:
@@ -629,8 +663,17 @@ def _plain_inner(value: Any) -> Any:
     if isinstance(value, str):
         return value[:1000]
     if isinstance(value, list):
-        return [v for v in value[:100] if isinstance(v, (str, int, float, bool))]
+        return [_plain_item(v) for v in value[:100]]
     return value if isinstance(value, (int, float, bool)) else None
+
+
+def _plain_item(value: Any) -> Any:
+    """An entry of a list of settings, such as a token and its bias."""
+    if isinstance(value, list):
+        return [_plain_item(v) for v in value[:2] if not isinstance(v, (list, dict))]
+    if isinstance(value, dict):
+        return {str(k)[:100]: v for k, v in list(value.items())[:8] if isinstance(v, (int, float))}
+    return value[:1000] if isinstance(value, str) else _plain_inner(value)
 
 
 def _server(server: ServerFacts) -> dict[str, Any]:

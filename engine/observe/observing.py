@@ -9,10 +9,11 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
-from engine.errors import OptionError, ServerError
+from engine.errors import OptionError, ServerError, TraceFileError
 from engine.findings.check import record_findings
 from engine.observe.client import Arrival, Inbox, ServerClient
 from engine.observe.counters import Movement, movement, read_counters
+from engine.observe.log_file import LogFollower
 from engine.observe.observed_run import ObservedRequest, ObservedRun, ServerFacts
 from engine.observe.request_options import ServerRequest
 from engine.run import LOOK_S
@@ -22,6 +23,7 @@ from engine.trace.timings import summary
 
 _STEP_S = 0.5
 _SEND_AGAIN = "See what the server's log says; then send it again."
+_QUIET_S = 0.2
 _SETTLE_S = 2.0
 """How long the server is given to count what it has just finished, seconds."""
 
@@ -39,7 +41,8 @@ class ServerRun:
     """A run of requests to one server, of the shape of any other run: `step` or `advance` until it
     returns False; what was observed is in `trace`.
 
-    parallel: requests that are sent at once; the others wait. facts: JSON-able, whatever else is
+    parallel: requests that are sent at once; the others wait. log: file that the server writes its
+    log into; what it tells is joined to the rounds. facts: JSON-able, whatever else is
     known of the run. errors: of requests that failed, in the order in which they did; the first
     one is raised once everything is over. The client stays open.
     """
@@ -59,10 +62,13 @@ class ServerRun:
         self.errors: list[ServerError] = []
         self.counted = Movement()
         """How far the counters of the server moved; nothing where it keeps none."""
+        self.unread_log = ""
+        """Why the log was not read to its end, and what to do about it."""
         self.uncounted = ""
         """Why they say nothing of this run, one sentence."""
-        self._client, self._requests, self._parallel = client, requests, parallel
+        self._client, self._requests, self._parallel = client, requests, max(1, parallel)
         self._raw = [request.raw for request in requests]
+        self._log = LogFollower(log) if log is not None else None
         self._observed = ObservedRun(trace, "ask", server, **facts)
         self.run_id = self._observed.run_id
         self._inbox = Inbox()
@@ -71,6 +77,7 @@ class ServerRun:
         self._next = 0
         self._start = perf_counter()
         self._before: tuple[str, str] | None = None
+        self._looked = 0.0
         self._has_begun = False
 
     @property
@@ -154,6 +161,8 @@ class ServerRun:
         if not self._has_begun:
             self._has_begun = True
             self._before = self._metrics()
+        if self._log is not None and perf_counter() >= self._looked + LOOK_S:
+            self._follow(self._log)
         self._send()
         arrival = self._inbox.take(max(0.0, seconds))
         if arrival is not None:
@@ -225,8 +234,33 @@ class ServerRun:
             one.end = None
             one.observed.left(self._ms())
 
+    def _follow(self, log: LogFollower) -> bool:
+        """Read what the log tells; whether that was anything."""
+        self._looked = perf_counter()
+        text = log.more()
+        try:
+            if text:
+                self._observed.log(text)
+        except TraceFileError as error:
+            log.close()
+            self._log, self.unread_log = None, str(error)
+        return bool(text)
+
+    def _finish_log(self) -> None:
+        """The server writes its log a moment later than its replies."""
+        until = perf_counter() + _SETTLE_S
+        last = perf_counter()
+        while self._log is not None and last + _QUIET_S > perf_counter() < until:
+            if self._follow(self._log):
+                last = perf_counter()
+            sleep(LOOK_S)
+        if self._log is not None:
+            self._log.close()
+            self._observed.log_ended()
+
     def _close(self) -> None:
         self.done = True
+        self._finish_log()
         self._count()
         self._observed.end(self.errors[0].message if self.errors else None)
         record_findings(self.trace, [self.run_id])

@@ -6,6 +6,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from engine.errors import DraftscopeError, OptionError
+from engine.findings.check import record_findings
 from engine.observe.observed_run import ObservedRequest, ObservedRun, ServerFacts
 from engine.observe.proxy import Proxy
 from engine.observe.tape import Note, Tape
@@ -106,13 +107,13 @@ class ProxyRun:
         self.done = True
         self._proxy.stop()
         self._record()
-        if self._tape.n_unrecorded:
-            self._observed.find(
-                "not-recorded",
-                f"{self._tape.n_unrecorded} requests passed that are not recorded.",
-                "they came faster than they could be recorded",
-            )
+        if n := self._tape.n_unrecorded:
+            self._not_recorded(f"{n} requests came faster than they could be recorded.")
         self._observed.end(error)
+        record_findings(self.trace, [self.run_id])
+
+    def _not_recorded(self, reason: str, seq_id: int | None = None) -> None:
+        self._observed.find("not-recorded", reason, "it passed all the same", seq_id=seq_id)
 
     def _record(self) -> None:
         for note in self._tape.take():
@@ -137,7 +138,9 @@ class ProxyRun:
             del self._open[note.request]
             if note.what == "done":
                 request.done(at_ms)
-            elif note.what == "left":
-                request.left(at_ms)
-            else:
+            elif note.what == "broke":
                 request.broke(note.reason, at_ms)
+            else:
+                request.left(at_ms)
+                if note.what == "unrecorded":
+                    self._not_recorded(note.reason, request.seq_ids[0])

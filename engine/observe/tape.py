@@ -16,9 +16,9 @@ LIMIT = 64 * 2**20
 _OVERHEAD = 512
 """Bytes that a note costs beside what it holds."""
 
-What = Literal["request", "head", "data", "done", "broke", "left"]
+What = Literal["request", "head", "data", "done", "broke", "left", "unrecorded"]
 FELL_BEHIND = (
-    "The recording could not keep up with what passed, and of this request the rest is missing."
+    "The recording could not keep up with what passed, and the rest of a reply is missing."
 )
 
 
@@ -26,8 +26,9 @@ FELL_BEHIND = (
 class Note:
     """One thing that happened to a request, `at_s` on the monotonic clock.
 
-    left: the client has gone, or was told to. data: the body of a request, or a piece of a reply.
-    headers: of a reply. reason: one sentence on what broke.
+    left: the client has gone, or was told to. unrecorded: the reply goes on, but not on the tape.
+    data: the body of a request, or a piece of a reply. headers: of a reply. reason: one sentence
+    on what broke or why there is no record.
     """
 
     request: int
@@ -96,7 +97,7 @@ class Recording:
             # 32: of gzip and zlib, whichever it is
             self._decode = zlib.decompressobj(32 + zlib.MAX_WBITS).decompress
         elif encoding != "identity":
-            self.broke(f"The reply is compressed as {encoding[:20]!r}, which cannot be read here.")
+            self._give_up(f"A reply is compressed as {encoding[:20]!r}, which is not known here.")
         self._put(Note(self.number, "head", time.monotonic(), status=status, headers=headers))
 
     def data(self, piece: bytes) -> None:
@@ -106,7 +107,7 @@ class Recording:
         try:
             decoded = self._decode(piece)
         except zlib.error:
-            self.broke("The reply is not compressed as it says.")
+            self._give_up("A reply is not compressed as it says.")
             return
         self._put(Note(self.number, "data", time.monotonic(), decoded))
 
@@ -124,7 +125,10 @@ class Recording:
 
     def _put(self, note: Note) -> None:
         if not self._ended and not self._tape.put(note):
-            self.broke(FELL_BEHIND)
+            self._give_up(FELL_BEHIND)
+
+    def _give_up(self, reason: str) -> None:
+        self._end(Note(self.number, "unrecorded", time.monotonic(), reason=reason))
 
     def _end(self, note: Note) -> None:
         if not self._ended:

@@ -28,6 +28,7 @@ class RoundRows:
     num_emitted: np.ndarray
     rollback_depth: np.ndarray
     verify_width: np.ndarray
+    n_merged: np.ndarray
     phases: dict[str, np.ndarray]
     is_prompt: np.ndarray
     first: np.ndarray
@@ -69,6 +70,7 @@ class RoundRows:
             num_emitted=emitted,
             rollback_depth=pick("rollback_depth"),
             verify_width=pick("verify_width"),
+            n_merged=pick("n_merged"),
             phases={phase: pick(f"{phase}_ms") for phase in PHASES},
             is_prompt=is_prompt,
             first=order[starts],
@@ -77,8 +79,14 @@ class RoundRows:
         )
 
     @property
-    def is_step(self) -> np.ndarray:
+    def has_draft(self) -> np.ndarray:
+        """Rows behind the prompt that drafted, several rounds in one row among them: bool [n]."""
         return (self.num_drafted > 0) & ~self.is_prompt
+
+    @property
+    def is_step(self) -> np.ndarray:
+        """Rows that are one verification of a draft: bool [n]."""
+        return self.has_draft & (self.n_merged == MISSING)
 
 
 def _is_prompt(

@@ -298,7 +298,12 @@ _TOLD = _object(
         "acceptance_histogram": _or_none(_list(_count())),
         "num_draft_tokens_per_pos": _or_none(_list(_count())),
         "num_accepted_tokens_per_pos": _or_none(_list(_count())),
-        "acceptance_per_position": _or_none(_object(each=_list(_UNSURE))),
+        "acceptance_per_position": _or_none(
+            _object(
+                each=_list(_UNSURE),
+                needed=("unconditional", "unconditional_given_drafted", "conditional"),
+            )
+        ),
     },
     each=_UNSURE,
 )
@@ -320,7 +325,7 @@ _RUN = _object(
                 }
             )
         ),
-        "derived": _list(_text),
+        **dict.fromkeys(("derived", "speculative_types"), _list(_text)),
         "told_timings": _list(_or_none(_object(each=_number(0), needed=_TIMINGS))),
         "fidelity": _FIDELITY,
         "banned_tokens": _list(_count()),

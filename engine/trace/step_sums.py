@@ -66,8 +66,9 @@ class StepSums:
         widths: verify_width. phases: milliseconds by phase, NaN where not observed.
         """
         later = ~self.is_prompt(seq_ids, drafted)
-        steps = later & (drafted > 0)
-        plain = later & ~steps
+        # a row that sums several rounds has no width and is neither
+        steps = later & (drafted > 0) & (widths != MISSING)
+        plain = later & (drafted <= 0)
         self.counts = _joint(self.counts, drafted[steps], accepted[steps])
         self.n_plain += int(plain.sum())
         known = later & (widths > 0) & np.isfinite(phases["verify"])

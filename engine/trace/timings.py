@@ -117,12 +117,13 @@ def acceptance(
 
 def acceptance_of(rows: RoundRows) -> dict[str, Any]:
     """The figures of `acceptance` that are one number, of rows that have been selected already."""
-    steps, n_drafted = int(rows.is_step.sum()), _total(rows.num_drafted[rows.is_step])
-    n_accepted = _total(rows.num_accepted[rows.is_step])
+    steps, n_accepted = int(rows.is_step.sum()), _total(rows.num_accepted[rows.is_step])
+    n_drafted = _total(rows.num_drafted[rows.has_draft])
+    n_confirmed = _total(rows.num_accepted[rows.has_draft])
     return {
         "num_spec_steps": steps,
         "mean_acceptance_length": 1 + n_accepted / steps if steps else None,
-        "draft_acceptance_rate": n_accepted / n_drafted if n_drafted else None,
+        "draft_acceptance_rate": n_confirmed / n_drafted if n_drafted else None,
     }
 
 

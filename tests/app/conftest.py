@@ -80,6 +80,12 @@ def make_window(qtbot: QtBot) -> Iterator[Callable[..., MainWindow]]:
     assert not tops, f"windows left behind: {tops}"
 
 
+@pytest.fixture(autouse=True)
+def _no_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without a keyring; and no test writes into the user's."""
+    monkeypatch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.fail.Keyring")
+
+
 @pytest.fixture
 def window(make_window: Callable[..., MainWindow], engine: FakeEngine) -> MainWindow:
     """The main window with the fake engine behind it."""

@@ -38,6 +38,15 @@ class TraceBuilder:
         self._end(seq_id, number, drafted=0, accepted=0, stop="target", path="none")
         return number
 
+    def untold(self, text: str, seq_id: int = 0) -> int:
+        """A token of another engine that told neither its id nor how its round went."""
+        number, pos = self._begin(seq_id), self._next_pos.get(seq_id, 0)
+        self._next_pos[seq_id] = pos + 1
+        ids = {"run_id": self.run_id, "round": number, "seq_id": seq_id}
+        self.store.tokens.append(**ids, pos=pos, kind="unknown", text=text)
+        self.store.rounds.append(**ids, num_draft_tokens=3, num_emitted=1, total_ms=2.0)
+        return number
+
     def draft(
         self,
         accepted: Sequence[str | bytes],

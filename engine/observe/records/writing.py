@@ -16,6 +16,7 @@ from engine.trace.writer import RunSource, TraceWriter
 MOST_REQUESTS = 1 << 16
 _MOST_STEPS = 1_000_000
 _MOST_KEPT = 16 << 20
+_NO_STOP = "not told"
 _DERIVED = ("num_emitted", "stop_kind", "rollback_depth", "verify_width", "pos0")
 _TOKEN_POS = {"tokens": {"pos": "derived", "kind": "derived"}}
 
@@ -55,7 +56,7 @@ def write_requests(
     for seq_id, request in enumerate(requests):
         if request.has_steps and not request.contradictions:
             round_ = _write_rows(writer, seq_id, request, round_)
-    writer.end([request.stop for request in requests])
+    writer.end([request.stop or _NO_STOP for request in requests])
     record_findings(store, [writer.run_id])
     return writer.run_id
 

@@ -16,6 +16,7 @@ from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.jobs import CompareRequest, OpenRequest, RunFlags, RunRequest
+from app.engine_thread.serving import ServerEngine
 from app.engine_thread.worker import EngineWorker
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.errors import OutOfMemoryError
@@ -383,7 +384,7 @@ def test_a_window_over_an_engine_that_hangs_can_be_left(tmp_path: Path) -> None:
 def test_a_late_stop_says_nothing(engine: FakeEngine, model_file: Path) -> None:
     """Stop pressed twice: when the second one is served, the next run may have been asked for."""
     told: list[events.Event] = []
-    worker = EngineWorker(told.append, engine)
+    worker = EngineWorker(told.append, engine, ServerEngine())
     worker.open(OpenRequest(model_file, None, "auto"))
     worker.start(RunRequest(("p",), OPTIONS), RunFlags(), 1)
     for _ in range(2):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.models.run_axis import RunOverlay
 from app.models import run_comparison
+from app.models.run_axis import RunOverlay
 from app.models.run_comparison import FigurePair, compare_runs
 from app.models.run_facts import run_row
 from app.widgets.run_pair import RunPair

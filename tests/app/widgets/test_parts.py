@@ -139,7 +139,7 @@ def test_status_line_shows_figures_or_progress(qtbot: QtBot) -> None:
     status = StatusLine()
     qtbot.addWidget(status)
     status.show()
-    status.set_numbers(LiveNumbers(3, 0.70512, 412.25, 2.93, "seq_rm"))
+    status.set_numbers(LiveNumbers(3, 9, 0.70512, 412.25, 2.93, "seq_rm"))
     assert {k: c.text for k, c in status.chips.items()} == {
         "acceptance": "0.705",
         "tokens_per_step": "2.93",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from PySide6.QtCore import QEvent, QObject, QPoint, QRect, Qt
@@ -63,6 +64,12 @@ def every_kind() -> TraceBuilder:
     return builder
 
 
+def with_unknown() -> TraceBuilder:
+    builder = every_kind()
+    builder.untold(" unknown")
+    return builder
+
+
 def box_of(area: TokenArea, text: str) -> tuple[int, int, int, int]:
     """x, y, width and height of a token's cell in the viewport."""
     stream = area.stream
@@ -94,7 +101,7 @@ def rows_with(image: QImage, box: tuple[int, int, int, int], colour: str) -> lis
 
 
 def test_every_kind_has_its_own_look(show: Callable[..., Shown], theme: Theme) -> None:
-    area, _ = show(every_kind(), theme)
+    area, _ = show(with_unknown(), theme)
     image = area.viewport().grab().toImage()
     box = {kind: box_of(area, " " + kind) for kind in KIND if kind not in ("prompt", "replayed")}
     ground = theme.color("ui.panel").name()
@@ -120,7 +127,7 @@ def test_every_kind_has_its_own_look(show: Callable[..., Shown], theme: Theme) -
     assert double[1] - double[0] == 2
     assert len(outline) == 2
     assert outline[1] - outline[0] > height / 2
-    for kind in ("target", "bonus"):
+    for kind in ("target", "bonus", "unknown"):
         assert not rows_with(image, box[kind], colour("accepted.line"))
 
     x, y, width, _ = box["bonus"]
@@ -137,6 +144,19 @@ def test_replayed_tokens_have_a_dotted_underline(show: Callable[..., Shown], the
     dotted = theme.color("accepted.line").name()
     assert 0.3 < line.count(dotted) / len(line) < 0.7
     assert line.count(theme.color("ui.panel").name()) > len(line) * 0.3
+
+
+def test_tokens_of_unknown_kind_have_a_dashed_underline(
+    show: Callable[..., Shown], theme: Theme
+) -> None:
+    area, _ = show(with_unknown(), theme)
+    image = area.viewport().grab().toImage()
+    x0, y0, width, _ = box_of(area, " unknown")
+    y = y0 + area._metrics.under
+    line = [image.pixelColor(x, y).name() for x in range(x0 + 1, x0 + width - 2)]
+    changes = sum(a != b for a, b in pairwise(line))
+    assert theme.color("unknown.line").name() in line and theme.color("ui.panel").name() in line
+    assert changes < len(line) / 4, "dashes are longer than the dots of replayed tokens"
 
 
 def test_prompt_text_is_muted(show: Callable[..., Shown], theme: Theme) -> None:

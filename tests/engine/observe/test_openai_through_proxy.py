@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
-import signal
-import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -21,9 +17,14 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.observe.client import ServerClient
+from engine.observe.counters import counted, movement, read_counters
 from engine.observe.proxy import Proxy
+from engine.observe.proxy_run import ProxyRun
 from engine.observe.tape import Tape
+from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
+from tests.support.llama_server import llama_server, logged_rounds
 from tests.support.scripted_server import CAPTURES, Hold, Reply, ScriptedServer, json_reply
 
 PROMPT = "def quicksort(arr):"
@@ -163,39 +164,24 @@ def test_two_streams_and_a_plain_request() -> None:
 
 
 @pytest.fixture(scope="module")
-def llama_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = os.environ.get("DRAFTSCOPE_LLAMA_CPP")
-    if not folder:
-        pytest.skip("DRAFTSCOPE_LLAMA_CPP names no folder with a build of llama.cpp")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    log = (tmp_path_factory.mktemp("server") / "log").open("wb")
-    command = [str(Path(folder) / "llama-server"), "-m", str(DEMO_TARGET), "-t", "1", "-np", "2"]
-    command += ["-c", "4096", "--spec-type", "draft-mtp", "--spec-draft-n-max", "3"]
-    command += ["--port", str(port)]
-    started = subprocess.Popen(command, stdout=log, stderr=log)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(600):
-            try:
-                if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
-                    break
-            except httpx.TransportError:
-                pass
-            assert started.poll() is None, "the server ended"
-            time.sleep(0.1)
-        yield url
-    finally:
-        started.send_signal(signal.SIGTERM)
-        started.wait(20)
-        log.close()
+def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The address and the log of a llama-server that drafts, with four slots."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    words = ("-m", DEMO_TARGET, "-np", 4, "-c", 4096, "--spec-type", "draft-mtp")
+    with llama_server(log, *words, "--spec-draft-n-max", 3) as url:
+        yield url, log
+
+
+@pytest.fixture
+def real_url(real_server: tuple[str, Path]) -> str:
+    return real_server[0]
 
 
 @pytest.mark.peer
-def test_a_real_server_says_the_same_with_and_without(llama_server: str) -> None:
-    proxy = Proxy(llama_server, Tape())
+def test_a_real_server_says_the_same_with_and_without(real_url: str) -> None:
+    proxy = Proxy(real_url, Tape())
     proxy.start()
-    straight, through = Reader(llama_server), Reader(proxy.url)
+    straight, through = Reader(real_url), Reader(proxy.url)
     # the drafter is warm from the second request on, and the text of the cache is not reused
     same = {"cache_prompt": False, "id_slot": 0}
     for ask in ("chat", "complete", "plain"):
@@ -236,16 +222,14 @@ STREAMED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.peer
 @pytest.mark.parametrize(("path", "body"), STREAMED)
-def test_every_endpoint_of_a_real_server(
-    llama_server: str, path: str, body: dict[str, Any]
-) -> None:
+def test_every_endpoint_of_a_real_server(real_url: str, path: str, body: dict[str, Any]) -> None:
     body = {"temperature": 0, "stream": True, "cache_prompt": False, "id_slot": 0} | body
     if isinstance(body.get("prompt"), list):
         del body["id_slot"]
-    proxy = Proxy(llama_server, Tape())
+    proxy = Proxy(real_url, Tape())
     proxy.start()
     replies = []
-    for url in (llama_server, llama_server, proxy.url):
+    for url in (real_url, real_url, proxy.url):
         reply = httpx.post(f"{url}{path}", json=body, timeout=60, trust_env=False)
         # the events of two prompts come in any order
         events = reply.content.split(b"\n\n")
@@ -255,16 +239,55 @@ def test_every_endpoint_of_a_real_server(
 
 
 @pytest.mark.peer
-def test_only_timings_differ_where_a_stop_string_ends_the_text(llama_server: str) -> None:
+def test_only_timings_differ_where_a_stop_string_ends_the_text(real_url: str) -> None:
     """A server adds timings to the event that completes a stop string, and only it knows which."""
     body = {"prompt": PROMPT, "temperature": 0, "stream": True, "stop": ["return"]}
     body |= {"n_predict": 60, "cache_prompt": False, "id_slot": 0}
-    proxy = Proxy(llama_server, Tape())
+    proxy = Proxy(real_url, Tape())
     proxy.start()
     replies = []
-    for url in (llama_server, llama_server, proxy.url):
+    for url in (real_url, real_url, proxy.url):
         reply = httpx.post(f"{url}/completion", json=body, timeout=60, trust_env=False)
         events = [json.loads(line[6:]) for line in reply.text.split("\n\n") if line]
         replies.append([{k: v for k, v in event.items() if k != "timings"} for event in events])
     proxy.stop()
     assert replies[2] == replies[1] and replies[1][-1]["stop_type"] == "word"
+
+
+@pytest.mark.peer
+def test_rounds_of_four_clients_at_once_are_those_of_the_log(real_server: tuple[str, Path]) -> None:
+    url, log = real_server
+    begun = len(log.read_text(errors="replace"))
+    with ServerClient(url) as client:
+        before = client.metrics()
+        run = ProxyRun(client.facts(), TraceStore())
+        readers = [Reader(run.url) for _ in range(4)]
+        asked = [
+            lambda: readers[0].chat(64),
+            lambda: readers[1].chat(50, temperature=0.8),
+            lambda: readers[2].complete(64, temperature=0.8),
+            lambda: readers[3].complete(40),
+        ]
+        threads = [threading.Thread(target=ask) for ask in asked]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads) or run.n_open:
+            run.advance()
+        for reader in readers:
+            reader.client.close()
+        run.stop()
+        after = client.metrics()
+    assert before is not None and after is not None
+    moved = movement(read_counters(before[0]), read_counters(after[0])).moved
+    for name, count in counted(run.trace, run.run_id).items():
+        assert moved[name] == count > 20
+    rounds = run.trace.rounds
+    found: dict[int, list[tuple[int, int, bool]]] = {}
+    for i in range(len(rounds)):
+        row = rounds.row(i)
+        if row["num_draft_tokens"]:
+            counts = row["num_accepted_draft_tokens"], row["num_draft_tokens"]
+            is_restore = row["rollback_path"].startswith("restore")
+            found.setdefault(row["seq_id"], []).append((*counts, is_restore))
+    told = logged_rounds(log.read_text(errors="replace")[begun:])
+    assert sorted(found.values()) == sorted(told)

@@ -10,8 +10,10 @@ import httpx
 import pytest
 
 from engine.errors import DraftscopeError, OptionError
+from engine.findings.check import recorded
 from engine.observe.observed_run import ServerFacts
 from engine.observe.proxy_run import ProxyRun
+from engine.observe.tape import FELL_BEHIND
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
 from tests.support.scripted_server import Hold, Reply, ScriptedServer, cut, json_reply, stream
@@ -91,8 +93,7 @@ def test_a_server_that_breaks_off_and_one_that_is_gone_are_findings(
     until(run, lambda: len(run.requests) == 2 and run.n_open == 0)
     assert len(run.trace.rounds) > 5
     run.stop()
-    found = run.trace.runs[run.run_id]["observed_findings"]
-    assert [one["message"] for one in found if one["rule"] == "stream-cut"] == [
+    assert [one.message for one in recorded(run.trace) if one.rule == "stream-cut"] == [
         f"{server.url} broke off its reply.",
         f"{server.url} cannot be reached: nothing listens there.",
     ]
@@ -143,6 +144,22 @@ def test_a_stop_keeps_what_came(server: ScriptedServer, run: ProxyRun) -> None:
     assert run.trace.runs[run.run_id]["stops"] == ["stopped"]
     with pytest.raises(httpx.ConnectError):
         ask(run, {})
+
+
+def test_what_comes_too_fast_passes_and_is_a_finding(
+    server: ScriptedServer, run: ProxyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run._tape, "_limit", 30_000)
+    request = server.capture["requests"][0]
+    replies = [ask(run, unasked(request)).content for _ in range(4)]  # nobody reads the tape
+    assert [reply.count(b"tokens_predicted") for reply in replies] == [97] * 4
+    run.stop()
+    found = [one for one in recorded(run.trace) if one.rule == "not-recorded"]
+    assert [one.message for one in found] == [
+        FELL_BEHIND,
+        "3 requests came faster than they could be recorded.",
+    ]
+    assert summary(run.trace, run.run_id)["predicted_n"] > 10
 
 
 def test_nothing_is_on_the_trace_but_what_was_generated(

@@ -92,6 +92,27 @@ def _rounds(run: ServerRun) -> list[list[tuple[int, int, str]]]:
     return list(found.values())
 
 
+def test_the_log_adds_what_the_stream_withholds(tmp_path: Path) -> None:
+    log = tmp_path / "full"
+    words = ("-m", DEMO_TARGET, *SERVERS["mtp"], "-np", 2, "-c", 2048, "-lv", 5, "--log-file", log)
+    with llama_server(tmp_path / "log", *words) as url, ServerClient(url) as client:
+        facts = client.facts()
+        for parallel in (1, 2):
+            run = ServerRun(client, facts, requests(0.0), TraceStore(), parallel=parallel, log=log)
+            while run.advance():
+                pass
+            assert not run.unread_log and not recorded(run.trace)
+            rounds = [run.trace.rounds.row(i) for i in range(len(run.trace.rounds))]
+            drafted = [row for row in rounds if row["num_draft_tokens"]]
+            assert {row["drafter"] for row in drafted} == {"draft-mtp"}
+            assert {row["n_rs_seq"] for row in rounds} == {3}
+            assert all(row["verify_ms"] > 0 for row in drafted)
+            tokens = [run.trace.tokens.row(i) for i in range(len(run.trace.tokens))]
+            ghosts = sum(one["kind"] in ("rejected", "ignored") for one in tokens)
+            undone = [row["num_draft_tokens"] - row["num_accepted_draft_tokens"] for row in drafted]
+            assert ghosts == sum(undone) > 100
+
+
 def test_a_request_that_is_stopped_leaves_the_server_idle(tmp_path: Path) -> None:
     words = ("-m", DEMO_TARGET, *SERVERS["mtp"], "-c", 4096, "-np", 1)
     with llama_server(tmp_path / "log", *words) as url, ServerClient(url) as client:

@@ -20,7 +20,11 @@ TOLD: dict[str, Any] = {
     "predicted_per_second": None,
     "draft_acceptance_rate": 0.5,
     "acceptance_histogram": [1, 2],
-    "acceptance_per_position": {"unconditional": [2 / 3]},
+    "acceptance_per_position": {
+        "unconditional": [2 / 3],
+        "unconditional_given_drafted": [None],
+        "conditional": [2 / 3],
+    },
 }
 
 
@@ -67,6 +71,8 @@ def test_what_was_told_opens_again(tmp_path: Path) -> None:
         ("told.acceptance_histogram", 3),
         ("told.acceptance_histogram", [1, -1]),
         ("told.acceptance_per_position", {"unconditional": [[]]}),
+        ("told.acceptance_per_position", {"unconditional": [0.5]}),
+        ("speculative_types", "draft-mtp"),
         ("told_timings", {}),
         ("told_timings", [{"predicted_n": 3}]),
         ("told_timings", [dict.fromkeys(("predicted_n", "prompt_ms"), "3")]),

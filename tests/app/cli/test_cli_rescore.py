@@ -1,0 +1,75 @@
+"""rescore and triage: what they print, write and leave with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.trace.export import export_csv
+from engine.trace.reopen import open_trace
+from resources import DEMO_DRAFT
+from tests.app.cli.conftest import Outcome
+from tests.support.observed_texts import GREEDY, N_PROMPT, emitted_ids, observed_run, with_token
+
+Cli = Callable[..., Outcome]
+IDS = emitted_ids()
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    plain = [(0, 0, [token]) for token in IDS]
+    runs = {"right": GREEDY, "altered": with_token(GREEDY, 20, 700), "plain": plain}
+    for name, rounds in runs.items():
+        export_csv(observed_run(rounds).store, tmp_path / name)
+    return tmp_path
+
+
+def test_a_right_text_is_re_scored_and_written(cli: Cli, traces: Path) -> None:
+    outcome = cli("rescore", traces / "right", "--demo", "--trace", traces / "out")
+    assert outcome.status == 0, outcome.err
+    assert outcome.out.startswith(f"run 0: {len(IDS)} tokens re-scored, compute f32, {len(IDS)} ")
+    assert "same as far as can be told" in outcome.out and "temperature 0" in outcome.out
+    store = open_trace(traces / "out")
+    assert store.runs[0]["rescored"]["sequences"][0]["n_first"] == len(IDS)
+    assert store.runs[0]["columns"]["tokens"]["target_rank"] == "derived"
+    assert store.tokens.column("target_rank").tolist() == [1] * len(IDS)
+    assert not len(open_trace(traces / "right").runs[0].get("rescored", ()))
+
+
+def test_an_altered_token_asks_first_and_is_then_named(cli: Cli, traces: Path) -> None:
+    asks = cli("rescore", traces / "altered", "--demo")
+    assert asks.status == 2 and "--assume-same" in asks.err and "cannot be told" in asks.err
+    outcome = cli("rescore", traces / "altered", "--demo", "--assume-same", "--trace", traces / "o")
+    assert outcome.status == 1
+    assert "error: text-changed: Speculation changed the text" in outcome.out
+    assert f"position {N_PROMPT + 20}" in outcome.out and "top-2 gap" in outcome.out
+    again = cli("rescore", traces / "altered", "--demo", "--assume-same", "--json")
+    (found,) = again.json["runs"]
+    assert found["sequences"][0]["changed"]["pos"] == N_PROMPT + 20
+    # what was found opens again with the trace
+    store = open_trace(traces / "o")
+    assert "text-changed" in store.findings.texts("rule")
+
+
+def test_other_models_runs_and_files_are_refused_in_a_sentence(cli: Cli, traces: Path) -> None:
+    other = cli("rescore", traces / "right", DEMO_DRAFT, "--assume-same")
+    assert other.status == 1 and "another model" in other.err
+    assert cli("rescore", traces / "right", "--demo", "--run", 4).status == 2
+    assert cli("rescore", traces / "right", "--demo", "--probe").status == 2
+    nothing = cli("rescore", traces, "--demo")
+    assert nothing.status == 1 and "no exported trace" in nothing.err
+
+
+def test_two_texts_are_compared_with_and_without_the_model(cli: Cli, traces: Path) -> None:
+    same = cli("triage", traces / "plain", traces / "right")
+    assert same.status == 0 and same.out.startswith("verdict: same")
+    unknown = cli("triage", traces / "plain", traces / "altered")
+    assert unknown.status == 1 and "re-score with the model" in unknown.out
+    judged = cli(
+        "triage", traces / "plain", traces / "altered", "--demo", "--assume-same", "--json"
+    )
+    assert judged.status == 1 and judged.json["verdict"] == "different"
+    (pair,) = judged.json["pairs"]
+    assert (pair["n_same"], pair["a"]["short"]) == (20, 0) and pair["b"]["short"] > pair["noise"]
