@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from engine.observe.log import LogRound
 from engine.observe.rounds import ObservedRound, StreamedToken
 from engine.observe.shares import PlaneReach
@@ -104,6 +106,19 @@ class RowWriter:
             self._round(ids, ready, ready.round)
         else:
             self._writer.append("rounds", **ids, num_emitted=1)
+
+    def fill_in(self) -> None:
+        """What was learned too late for the rows that were written: planes, and whose drafts they
+        are where the server has one drafter."""
+        store = self._writer.store
+        n = len(store.rounds)
+        mine = np.flatnonzero(store.rounds.column("run_id", 0, n) == self._writer.run_id)
+        if self._reach.n_rs_seq is not None:
+            store.rounds.fill(mine, {"n_rs_seq": np.full(len(mine), self._reach.n_rs_seq)})
+        if len(self.drafters) == 1:
+            drafted = mine[store.rounds.column("num_draft_tokens", 0, n)[mine] > 0]
+            code = store.text_pool.code(self.drafters[0])
+            store.rounds.fill(drafted, {"drafter": np.full(len(drafted), code, np.int32)})
 
     def _prompt(self, ids: dict[str, int], prompt: Sequence[int]) -> None:
         n = len(prompt)

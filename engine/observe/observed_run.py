@@ -274,6 +274,7 @@ class ObservedRun:
         self.raw = RawStore() if keep_raw else None
         self._requests: list[ObservedRequest] = []
         self._answers: list[_Answer] = []
+        self._current: list[_Answer] = []
         self._ready: list[tuple[float, int, int, ReadyRow]] = []
         self._n_ready = 0
         self._patience_ms = patience_ms
@@ -351,7 +352,7 @@ class ObservedRun:
             self._rows.drafters = reader.drafters
         if reader.is_synthetic:
             self._writer.set_facts(synthetic=True)
-        for answer in self._answers:
+        for answer in self._current:
             answer.join_log()
 
     def counters(self, before: str, after: str) -> None:
@@ -414,6 +415,7 @@ class ObservedRun:
         stops = [answer.stop or "stopped" for answer in self._answers]
         told = [asdict(one.told) if one.told else None for one in self._answers]
         self._writer.set_facts(told_timings=told)
+        self._rows.fill_in()
         if error is not None:
             self._writer.facts.setdefault("error", error)
         self._writer.end(stops)
@@ -429,6 +431,7 @@ class ObservedRun:
     def join(self, answer: _Answer) -> None:
         """A sequence more."""
         self._answers.append(answer)
+        self._current.append(answer)
         self._writer.facts["requests"].append(answer.facts)
 
     def learn_drafters(self, types: str) -> None:
@@ -467,10 +470,11 @@ class ObservedRun:
         if math.isinf(at_ms):
             until = math.inf
         else:
-            for one in self._answers:
+            for one in self._current:
                 if one.waits_since_ms < at_ms - self._patience_ms:
                     one.give_up_log()
-            open_ends = [one.next_ms for one in self._answers if one.is_open]
+            self._current = [one for one in self._current if not one.is_settled]
+            open_ends = [one.next_ms for one in self._current if one.is_open]
             until = max(min(open_ends, default=math.inf), at_ms - self._patience_ms)
         while self._ready and self._ready[0][0] <= until:
             self._rows.write(heapq.heappop(self._ready)[3])
@@ -510,6 +514,11 @@ class _Answer:
         """Whether rows may follow that end before now."""
         begun = self._zero_ms is not None or bool(self._parts)
         return (begun and not (self._is_over or self.is_broken)) or self._is_waiting
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no row of it can follow."""
+        return self._is_over and not self._is_waiting
 
     @property
     def next_ms(self) -> float:
