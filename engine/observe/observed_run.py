@@ -10,7 +10,7 @@ import heapq
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -23,7 +23,7 @@ from engine.observe.counters import (
     movement,
     read_counters,
 )
-from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter
+from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter, told_figures
 from engine.observe.join import AnotherRunError, LogJoin
 from engine.observe.log import LogReader, file_name
 from engine.observe.raw import RawRequest, RawStore
@@ -413,8 +413,10 @@ class ObservedRun:
             answer.give_up_log()
         self.release(math.inf)
         stops = [answer.stop or "stopped" for answer in self._answers]
-        told = [asdict(one.told) if one.told else None for one in self._answers]
-        self._writer.set_facts(told_timings=told)
+        told = [one.told for one in self._answers if one.told is not None]
+        if told:
+            has_rows = [one.has_rows for one in self._answers if one.told is not None]
+            self._writer.set_facts(told=told_figures(told, any(has_rows), all(has_rows)))
         self._rows.fill_in()
         if error is not None:
             self._writer.facts.setdefault("error", error)
@@ -565,6 +567,8 @@ class _Answer:
         """The answer is over. Raises ContradictionError."""
         if not self._is_over:
             self._is_over, self._over_ms = True, at_ms
+            if self._told is not None:
+                self.facts["told"] = told_figures([self._told], self.has_rows, self.has_rows)
             if not self.is_broken:
                 self._push(self._rounds.end(is_whole=self._is_whole))
             join = self._run.new_join() if self._zero_ms is None else None
