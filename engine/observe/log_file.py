@@ -83,6 +83,10 @@ class JoinedLog:
         self._looked = 0.0
         self.unread = ""
 
+    def begin(self, run: ObservedRun) -> None:
+        """From now on rows of the run wait for what the log tells of them."""
+        run.listen_to_log()
+
     def follow(self, run: ObservedRun) -> None:
         """Read what the log tells, if the last look was not just now."""
         if perf_counter() >= self._looked + LOOK_S:
