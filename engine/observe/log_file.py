@@ -83,10 +83,6 @@ class JoinedLog:
         self._looked = 0.0
         self.unread = ""
 
-    def begin(self, run: ObservedRun) -> None:
-        """From now on rows of the run wait for what the log tells of them."""
-        run.listen_to_log()
-
     def follow(self, run: ObservedRun) -> None:
         """Read what the log tells, if the last look was not just now."""
         if perf_counter() >= self._looked + LOOK_S:
@@ -108,12 +104,12 @@ class JoinedLog:
     def _look(self, run: ObservedRun) -> bool:
         """Whether the log told anything."""
         self._looked = perf_counter()
-        text = "" if self._file is None else self._file.more()
+        if self._file is None:
+            return False
+        text = self._file.more()
         try:
-            if text:
-                run.log(text)
+            run.log(text)  # also of nothing, so that rows wait for the log from the first look on
         except TraceFileError as error:
-            if self._file is not None:
-                self._file.close()
+            self._file.close()
             self._file, self.unread = None, str(error)
         return bool(text)

@@ -69,7 +69,7 @@ class ServerRun:
         self.observed = ObservedRun(trace, "ask", server, **facts)
         self.run_id = self.observed.run_id
         if self._log is not None:
-            self._log.begin(self.observed)
+            self._log.follow(self.observed)
         self._inbox = Inbox()
         self._sent: list[_Sent] = []
         self._skipped: set[int] = set()

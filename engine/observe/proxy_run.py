@@ -54,7 +54,7 @@ class ProxyRun:
         self.observed = ObservedRun(trace, "proxy", server, listens_at=self._proxy.url, **facts)
         self.run_id = self.observed.run_id
         if self._log is not None:
-            self._log.begin(self.observed)
+            self._log.follow(self.observed)
         self._proxy.start()
 
     @property
