@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from engine.errors import TraceFileError
 from engine.findings.check import recorded
 from engine.observe.records import NAMES, fill, recognise
+from engine.observe.records.aiperf import acceptance_records
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
 from tests.support.scripted_server import read_capture
@@ -596,3 +597,11 @@ def test_a_saved_reply_of_llama_server_has_sums_and_no_rows() -> None:
         assert figures[key] == told[key], key
     assert figures["draft_acceptance_rate"] == told["draft_n_accepted"] / told["draft_n"]
     assert figures["num_spec_steps"] is None
+
+
+def test_a_sequence_with_rows_of_several_steps_has_no_acceptance_record() -> None:
+    request = read_capture("utf8")["requests"][0]
+    text = "".join(f"{lines}\n\n" for _, lines in request["reply"]["events"]).encode()
+    store = filled("stream", text)
+    assert max(store.rounds.row(i)["n_merged"] or 1 for i in range(len(store.rounds))) > 1
+    assert [record for *_, record in acceptance_records(store)] == [None]
