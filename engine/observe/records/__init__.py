@@ -6,7 +6,7 @@ A record is recognised by its keys. Each engine is one module and one line in SH
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from engine.errors import TraceFileError
@@ -114,10 +114,10 @@ def _shape_of(every: list[Node], file: str) -> Shape:
 
 def _records(shape: Shape, every: list[Node]) -> list[Node]:
     """The records of one engine, each once."""
-    records: dict[int, Node] = {}
+    records: dict[Hashable, Node] = {}
     for node in every:
         if shape.sign_of(node.values):
-            records.setdefault(id(shape.request_of(node)), node)
+            records[shape.request_of(node)] = node
     return list(records.values())
 
 

@@ -174,6 +174,31 @@ def test_older_names_of_sglang_are_read_and_have_to_agree() -> None:
     assert {"spec_num_correct_drafts", "spec_accept_token_num"} <= set(words(finding.evidence))
 
 
+def test_counts_that_grow_from_chunk_to_chunk_are_of_one_request() -> None:
+    """SGLang repeats `meta_info` in every chunk of a stream, with what it has counted by then."""
+    told = [
+        {"id": name, "spec_verify_ct": n, "spec_num_correct_drafts": n, "completion_tokens": 2 * n}
+        for n in (1, 2, 3)
+        for name in ("a", "b")
+    ]
+    text = "".join(f"data: {json.dumps({'meta_info': one})}\n\n" for one in told)
+    store = filled("stream", text.encode())
+    assert len(store.runs[0]["requests"]) == 2
+    assert summary(store, 0)["num_spec_steps"] == 6
+    # lines are requests of their own, whatever their names
+    lines = b"\n".join(as_bytes({"meta_info": one}) for one in told[:2] + told[:2])
+    assert len(filled("lines", lines).runs[0]["requests"]) == 4
+
+
+def test_the_tokens_of_several_choices_are_not_those_of_each() -> None:
+    body = json.loads((RECORDS / "trtllm-choice.json").read_bytes())["body"]
+    body["choices"] *= 2
+    store = filled("two", as_bytes(json.loads(json.dumps(body))))
+    assert len(store.runs[0]["requests"]) == 2
+    assert summary(store, 0)["num_spec_steps"] == 24
+    assert summary(store, 0)["predicted_n"] is None
+
+
 def test_what_lm_studio_ignored_was_never_verified() -> None:
     stats = {
         "totalDraftTokensCount": 40,
