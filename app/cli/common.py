@@ -7,6 +7,7 @@ import json
 import math
 import sys
 import uuid
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,18 @@ SUBCOMMANDS = {
     "bench": "the prompt suite with and without speculation; other measurements",
     "match": "the same prompts one by one and side by side: is every text the same",
     "fidelity": "how far each compute mode's logits are from those of f32",
+    "import": "captures, logs and records of other engines, as a trace",
     "export": "an exported trace in the formats of other tools: AIPerf acceptance records",
     "rescore": "the tokens of any engine's run judged again by this one on the same file",
     "triage": "two runs of the same prompts: where their texts part, and whether a tie explains it",
     "demo-path": "where the bundled demo models are",
 }
+
+
+def module_of(subcommand: str) -> str:
+    """The module that runs a subcommand, or the window for none."""
+    name = subcommand.replace("-", "_") or "launch"
+    return f"app.cli.{name}_" if iskeyword(name) else f"app.cli.{name}"
 
 
 class _Version(argparse.Action):

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from app.cli.common import (
     add_compute,
@@ -36,6 +36,7 @@ from app.cli.scenarios import add_scenarios, chosen_scenario, heading, list_scen
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
 from engine.options.idle_faults import notes_on
+from engine.trace.export import strict_json
 
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
@@ -185,7 +186,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(
             {
-                "lanes": [_finite(asdict(verdict)) for verdict in verdicts],
+                "lanes": strict_json([asdict(verdict) for verdict in verdicts]),
                 "bound": job.bound,
                 "sequences": [
                     {"prompt_tokens": list(prompt.tokens), "tokens": tokens, "text": text}
@@ -266,18 +267,6 @@ def _counts(text: str) -> tuple[int, ...]:
     if not all(word.isascii() and word.isdigit() and len(word) < 4 for word in words):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers")
     return tuple(map(int, words))
-
-
-def _finite(facts: dict[str, Any]) -> dict[str, Any]:
-    """Strict JSON has no numbers that are not finite."""
-    return {
-        name: _finite(value)
-        if isinstance(value, dict)
-        else None
-        if isinstance(value, float) and not math.isfinite(value)
-        else value
-        for name, value in facts.items()
-    }
 
 
 def _loaded(session: Session) -> dict[str, str]:
