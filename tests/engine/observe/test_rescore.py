@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,9 @@ import torch
 from engine.errors import Cancelled, OptionError, UnsupportedModelError
 from engine.findings.check import recorded
 from engine.observe.rescore import SameModelUnknownError, rescore
+from engine.options import RunOptions, SpecOptions
 from engine.session import Session
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
 from tests.support.observed_texts import (
@@ -187,17 +191,37 @@ def test_settings_that_are_not_computed_are_said_and_nothing_is_judged(session) 
 
 
 def test_a_run_of_our_own_is_checked_and_keeps_its_values(session) -> None:
-    from engine.options import RunOptions, SpecOptions
-
-    store = TraceStore()
-    options = RunOptions(n_predict=40, spec=SpecOptions(types=("draft-mtp",)))
-    run = session.start([session.prompt(PROMPT)], options, store)
-    while run.step():
-        pass
+    store = _own_run(session)
     before = [store.tokens.row(i) for i in range(len(store.tokens))]
     result = rescore(session, store, 0)
-    assert (result.identity.verdict, result.n_first, result.n_changed) == ("same", 40, 0)
+    assert (result.identity.verdict, result.n_first, result.n_changed) == ("same", 60, 0)
     assert [store.tokens.row(i) for i in range(len(store.tokens))] == before
+
+
+def _own_run(session: Session, **options: Any) -> TraceStore:
+    store = TraceStore()
+    spec = SpecOptions(types=("draft-mtp",))
+    run = session.start(
+        [session.prompt(PROMPT)], RunOptions(n_predict=60, spec=spec, **options), store
+    )
+    while run.step():
+        pass
+    return store
+
+
+def test_a_fault_of_our_own_engine_is_found_where_plain_decoding_parts_from_it(session) -> None:
+    store = _own_run(session, rollback="planes", faults=("no-conv-rollback",))
+    emitted = [row["token_id"] for row in emitted_rows(RunRef(store, 0))]
+    plain = list(session.continuation(session.prompt(PROMPT), RunOptions(n_predict=60)))
+    first = next(i for i, (a, b) in enumerate(zip(emitted, plain, strict=True)) if a != b)
+    changed = rescore(session, store, 0).sequences[0].changed
+    assert changed is not None and changed.pos == N_PROMPT + first
+    assert (changed.token_id, changed.best_id) == (emitted[first], plain[first])
+
+
+def test_a_run_in_another_compute_mode_is_judged_by_that_modes_noise(session) -> None:
+    store = _own_run(Session.open(DEMO_TARGET, compute="int8"))
+    assert rescore(session, store, 0).n_changed == 0
 
 
 def test_it_can_be_cancelled_and_reports_how_far_it_is(session) -> None:
