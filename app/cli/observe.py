@@ -11,14 +11,14 @@ from dataclasses import asdict
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import loading_line, print_json
+from app.cli.common import check_output, loading_line, print_json
 from app.cli.files import check_files
 from app.cli.findings import finding_lines, findings_json
 from app.cli.interruption import Interrupted
 from app.cli.observe_listen import add_arguments as add_listening
 from app.cli.observe_listen import listen
 from app.cli.option_arguments import add_options, options_from
-from app.cli.recorded import check_trace_folder, export, record
+from app.cli.recorded import check_trace_folder, export, keep_capture, record
 from app.cli.rescore import finite, lines
 from app.cli.run import headline
 from app.cli.run_arguments import add_prompts
@@ -107,6 +107,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write the trace as CSV files; replaces an earlier export",
     )
+    output.add_argument(
+        "--capture",
+        type=Path,
+        metavar="FILE",
+        help="write what was sent and what came back, as `draftscope import` reads it; gzipped "
+        "for a name that ends with .gz",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,6 +121,8 @@ def run(args: argparse.Namespace) -> int:
     options = options_from(args, RunOptions)
     more = options_from(args, RequestOptions)
     check_trace_folder(args.trace)
+    if args.capture is not None:
+        check_output(args.capture, "--capture")
     if args.rescore is not None:
         check_files(args.rescore)
     if args.listen is None and not args.sources:
@@ -213,6 +222,8 @@ def _ask(
     finally:
         if args.trace is not None:
             export(trace, args.trace)
+        if args.capture is not None:
+            keep_capture(job.observed, args.capture)
     if args.json:
         print_json(_report(job, client, rescored))
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from app.cli.common import print_json
 from app.cli.findings import finding_lines, findings_json
 from app.cli.interruption import Interrupted
-from app.cli.recorded import record
+from app.cli.recorded import keep_capture, record
 from app.cli.run import headline
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
@@ -63,6 +63,8 @@ def listen(args: argparse.Namespace, server: ServerFacts) -> int:
         if ending.status != 128 + signal.SIGINT:
             raise
     finally:
+        if args.capture is not None:
+            keep_capture(run.observed, args.capture)
         if args.json:
             print_json(_report(run))
         else:

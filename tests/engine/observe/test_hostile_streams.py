@@ -117,7 +117,7 @@ def test_a_changed_counter_never_raises(data: st.DataObject) -> None:
 @given(st.binary(max_size=300), st.integers(0, 400))
 def test_any_bytes_inside_a_stream_never_raise(junk: bytes, at: int) -> None:
     data = stream_of("utf8")
-    store, run, request = begun()
+    _store, run, request = begun()
     place = at * len(data) // 400
     request.data(data[:place] + junk + data[place:], 5.0)
     request.done(6.0)

@@ -53,7 +53,7 @@ def test_rounds_are_those_of_the_log(name: str, n_slots: int, tmp_path: Path) ->
             while run.advance():
                 pass
             told = logged_rounds(log.read_text(errors="replace")[begun:])
-            assert_same(told, _rounds(run))
+            assert_same(told, _rounds(run, SERVERS[name][1]))
             assert not recorded(run.trace) and not run.uncounted
             counts = counted(run.trace, run.run_id)
             for counter, count in counts.items():
@@ -79,13 +79,13 @@ def assert_same(
     assert len(pairs) - len(known) <= len(told)  # no more than the last of each
 
 
-def _rounds(run: ServerRun) -> list[list[tuple[int, int, str]]]:
+def _rounds(run: ServerRun, drafter: object) -> list[list[tuple[int, int, str]]]:
     """Accepted, drafted and path of each round with a draft, by sequence."""
     found: dict[int, list[tuple[int, int, str]]] = {}
     for i in range(len(run.trace.rounds)):
         row = run.trace.rounds.row(i)
         if row["num_draft_tokens"]:
-            assert row["n_merged"] is None
+            assert row["n_merged"] is None and row["drafter"] == drafter
             found.setdefault(row["seq_id"], []).append(
                 (row["num_accepted_draft_tokens"], row["num_draft_tokens"], row["rollback_path"])
             )
