@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.errors import Cancelled, OptionError, UnsupportedModelError
-from engine.findings.check import recorded
+from engine.findings.check import record_findings, recorded
 from engine.observe.rescore import SameModelUnknownError, rescore
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
@@ -232,3 +232,44 @@ def test_it_can_be_cancelled_and_reports_how_far_it_is(session) -> None:
     with pytest.raises(Cancelled):
         rescore(session, run.store, run.run_id, cancelled=lambda: True)
     assert "rescored" not in run.facts
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0, "logit_bias": [[10**9, 1.0]]},
+        {"temperature": 0, "logit_bias": [["text", 1.0], 7]},
+        {"temperature": 0, "top_k": 1e300, "repeat_last_n": -1e300, "repeat_penalty": 2.0},
+        {"temperature": 0, "repeat_penalty": 0},
+        {"temperature": "0"},
+        {"temperature": 0, "mirostat": 2},
+        {"temperature": 0, "samplers": ["top_k"]},
+        {},
+    ],
+)
+def test_settings_that_mean_nothing_are_not_judged_and_break_nothing(session, settings) -> None:
+    run = observed_run(settings=settings)
+    (sequence,) = rescore(session, run.store, run.run_id, assume_same=True).sequences
+    assert sequence.n_first == len(IDS)
+    assert bool(sequence.not_judged) is (sequence.greedy is None)
+
+
+def test_hostile_facts_make_no_finding_that_cannot_be_written(session) -> None:
+    run = observed_run(with_token(GREEDY, 20, 700))
+    rescore(session, run.store, run.run_id, assume_same=True)
+    found = run.facts["rescored"]
+    for name, value in (("round", 10**30), ("pos", -1), ("gap", "x"), ("p", None), ("rank", 1.5)):
+        (sequence,) = found["sequences"]
+        wrong = {**sequence, "seq_id": 1, "changed": {**sequence["changed"], name: value}}
+        run.facts["rescored"] = {**found, "sequences": [wrong]}
+        record_findings(run.store, [run.run_id])
+    run.facts["triage"] = {"pairs": [{"verdict": "different", "b": {"round": -5}, "seq_b": 2**70}]}
+    record_findings(run.store, [run.run_id])
+    assert len(run.store.findings) == 1
+
+
+def test_a_text_longer_than_the_model_was_trained_for_is_scored(session) -> None:
+    n = session.config.n_ctx_train + 100
+    run = observed_run([(0, 0, [220])] * n, settings={"temperature": 5.0})
+    (sequence,) = rescore(session, run.store, run.run_id, assume_same=True).sequences
+    assert sequence.n_tokens == n
