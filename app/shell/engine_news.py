@@ -111,6 +111,7 @@ class EngineNews(QObject):
     def _show_server_status(self, status: events.ServerSeen) -> None:
         panels = self._panels
         is_news = bool(status.gone) and panels.status.gone.isHidden()
+        is_news &= not self._bridge.has_run  # whose own end is told
         panels.model_map.server.set_status(status)
         panels.status.set_server_gone(status.gone)
         if is_news:
