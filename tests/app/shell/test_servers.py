@@ -319,6 +319,7 @@ def test_other_programs_are_watched(
     with qtbot.waitSignal(at_servers.bridge.run_ended, timeout=WAIT_MS):
         trigger(at_servers, "run.stop")
     until(qtbot, lambda: at_servers.bridge.state is State.READY)
+    assert str(shown.facts["listens_at"]) in "".join(messages(at_servers))
     assert done == [200]
     assert at_servers.status.chips["acceptance"].text == f"{43 / 152:.3g}"
 
