@@ -10,7 +10,7 @@ from typing import Any
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 from PySide6.QtGui import QColor, QFont
 
-from app.models.number_text import NOT_OBSERVED, format_bytes, significant
+from app.models.number_text import NOT_OBSERVED, format_bytes, significant, whole_text
 from app.models.step import Step, TraceRow
 from engine.draft.registry import meaning
 from engine.trace.records import PHASES
@@ -77,7 +77,8 @@ def outcome(step: Step) -> str:
     if not drafted:
         reasons = ", ".join(sorted({one["reason"] for one in step.drafts if one["reason"]}))
         return f"Nothing drafted{f' ({reasons})' if reasons else ''}, one plain token."
-    counts = f"{drafted} drafted, {_whole(accepted)} accepted, {_whole(facts['num_emitted'])} out"
+    emitted = whole_text(facts["num_emitted"])
+    counts = f"{drafted} drafted, {whole_text(accepted)} accepted, {emitted} out"
     judge = f" by {facts['accept_rule']}" if facts["accept_rule"] else ""
     rejected = next((one for one in step.tokens if one["kind"] == "rejected"), None)
     own = next((one for one in step.tokens if one["kind"] == "replacement"), None)
@@ -91,7 +92,7 @@ def _draft(step: Step) -> list[FactLine]:
     lines = []
     for one in step.drafts:
         n, raw = one["num_draft_tokens"], one["num_raw"]
-        parts = [f"{_whole(n)} {'token' if n == 1 else 'tokens'}"]
+        parts = [f"{whole_text(n)} {'token' if n == 1 else 'tokens'}"]
         if raw is not None and raw != n:
             parts.append(f"{raw} before trimming")
         if one["match_pos"] is not None:
@@ -111,15 +112,15 @@ def _verification(step: Step) -> list[FactLine]:
         FactLine("rule", rule, "What judged the draft"),
         FactLine("ended by", facts["stop_kind"] or NOT_OBSERVED, "The last token that was emitted"),
         FactLine(
-            "verify width", _whole(facts["verify_width"]), "Tokens of this sequence, unpadded"
+            "verify width", whole_text(facts["verify_width"]), "Tokens of this sequence, unpadded"
         ),
     ]
     for one in step.ubatches:
-        size = f"{one['purpose']} {_whole(one['n_seqs'])} × {_whole(one['n_seq_tokens'])}"
+        size = f"{one['purpose']} {whole_text(one['n_seqs'])} × {whole_text(one['n_seq_tokens'])}"
         padding = f", padding {one['n_padding']}" if one["n_padding"] else ""
         why = f", {one['reason']}" if one["reason"] else ""
         tip = f"Sequences × tokens of each, {_ms(one['ms'])}; sequences: {one['seq_ids']}"
-        lines.append(FactLine(f"ubatch {_whole(one['ubatch'])}", f"{size}{padding}{why}", tip))
+        lines.append(FactLine(f"ubatch {whole_text(one['ubatch'])}", f"{size}{padding}{why}", tip))
     return lines
 
 
@@ -129,7 +130,7 @@ def _rollback(step: Step) -> list[FactLine]:
     untold = "" if facts["num_draft_tokens"] is None else "The engine did not tell"
     derived = " (derived)" if step.is_derived("rollback_path") and path else ""
     in_memory, depth = facts["memory_rollback"], facts["rollback_depth"]
-    deep = _whole(depth)
+    deep = whole_text(depth)
     if in_memory is not None and in_memory != depth:
         deep += f", in memory {in_memory}"
     return [
@@ -137,15 +138,17 @@ def _rollback(step: Step) -> list[FactLine]:
         FactLine("depth", deep, "Drafted tokens undone; in memory, padding comes on top"),
         FactLine(
             "valid depth / n_rs_seq",
-            f"{_whole(facts['valid_depth'])} / {_whole(facts['n_rs_seq'])}",
+            f"{whole_text(facts['valid_depth'])} / {whole_text(facts['n_rs_seq'])}",
             "Deepest truthful rollback behind this batch / snapshot planes",
         ),
         FactLine(
             "rs_idx",
-            f"{_whole(facts['rs_idx_before'])} → {_whole(facts['rs_idx_after'])}",
+            f"{whole_text(facts['rs_idx_before'])} → {whole_text(facts['rs_idx_after'])}",
             "Pending plane that the batch read → pending plane behind the rollback",
         ),
-        FactLine("replays", _whole(facts["replay_index"]), "Restores and replays in this round"),
+        FactLine(
+            "replays", whole_text(facts["replay_index"]), "Restores and replays in this round"
+        ),
     ]
 
 
@@ -157,10 +160,12 @@ def _memory(facts: TraceRow) -> list[FactLine]:
     attention, recurrent = facts["attention_pos_max"], facts["recurrent_pos_max"]
     return [
         *lines,
-        FactLine("KV cells / duplicates", f"{_whole(used)} / {_whole(twice)}", "Of this sequence"),
+        FactLine(
+            "KV cells / duplicates", f"{whole_text(used)} / {whole_text(twice)}", "Of this sequence"
+        ),
         FactLine(
             "last pos KV / state",
-            f"{_whole(attention)} / {_whole(recurrent)}",
+            f"{whole_text(attention)} / {whole_text(recurrent)}",
             "Last position that the attention cells and the recurrent state hold",
         ),
     ]
@@ -177,10 +182,6 @@ def _times(facts: TraceRow) -> list[FactLine]:
         return [FactLine("whole round", f"{_ms(whole)}{merged}", "Its phases were not observed")]
     total = FactLine("all phases", _ms(sum(ms for _, ms in known)), "This sequence's part")
     return [*(FactLine(phase, _ms(ms)) for phase, ms in known if ms), total]
-
-
-def _whole(value: int | None) -> str:
-    return NOT_OBSERVED if value is None else f"{value:,}"
 
 
 def _ms(value: float | None) -> str:

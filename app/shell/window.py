@@ -184,6 +184,7 @@ class MainWindow(QMainWindow):
             "run.compare": control.compare_chosen,
             "run.add_break": control.write_break,
             "run.measure_fidelity": control.measure_fidelity,
+            "run.llama_library": control.ask_llama_library,
             "go.previous_round": lambda: self.inspector.step_round(-1),
             "go.next_round": lambda: self.inspector.step_round(+1),
             "go.inspect": lambda: self.docks.reveal("inspector"),

@@ -334,7 +334,7 @@ class SessionEngine:
     def _choose(
         self, run_id: int, seq: int, pos: int, row: _CheckedPosition, logits: torch.Tensor
     ) -> None:
-        """Record what one side's logits [1, n_vocab] say of the token that the right one chooses."""
+        """Record what one side's logits [1, n_vocab] say of the token the right one chooses."""
         writer, facts = TraceWriter(self.trace, run_id), target_facts(logits, [row.token])
         writer.learn([row.token, *facts.top_ids[0]], self.session.tokenizer.piece)
         writer.append(

@@ -123,9 +123,5 @@ SPEC = DrafterSpec(
     _make,
     LookupCacheOptions,
     lambda options: NgramCache.n_max,
-    reasons={
-        "too-short-history": "fewer tokens than the n-gram and its continuation take",
-        "no-match": "the n-gram has not occurred before",
-        "low-count": "too few observations, or none dominates",
-    },
+    reasons={"low-count": "too few observations, or none dominates"},
 )

@@ -207,8 +207,6 @@ class NgramMap(NgramDrafter):
 
 
 _MATCHING = {
-    "too-short-history": "fewer tokens than the n-gram and its continuation take",
-    "no-match": "the n-gram has not occurred before",
     "muted": "no token of the last draft after this key was accepted",
     "accepted-before": "no longer than what was accepted of the last draft after this key",
 }

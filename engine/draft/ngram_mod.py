@@ -185,9 +185,6 @@ SPEC = DrafterSpec(
     NgramModOptions,
     lambda options: options.n_max,
     field="ngram_mod",
-    reasons={
-        "too-short-history": "fewer tokens than the n-gram and its continuation take",
-        "pool-miss": "the pool does not know the next token",
-    },
+    reasons={"pool-miss": "the pool does not know the next token"},
     note=_note,
 )

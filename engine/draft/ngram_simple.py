@@ -40,8 +40,6 @@ SPEC = DrafterSpec(
     lambda sizes: sizes.size_m,
     field="ngram_simple",
     reasons={
-        "too-short-history": "fewer tokens than the n-gram and its continuation take",
-        "no-match": "the n-gram has not occurred before",
         "copy<n": "fewer tokens follow the match than the n-gram has",
         "history-end": "the history ends before a whole draft",
     },

@@ -78,6 +78,8 @@ class DrafterSpec:
 
 
 COMMON_REASONS = {
+    "too-short-history": "fewer tokens than the n-gram and its continuation take",
+    "no-match": "the n-gram has not occurred before",
     "p_min": "the next token was less probable than p_min",
     "n_min": "shorter than n_min, thrown away",
     "non-finite": "the drafter's logits are not finite",

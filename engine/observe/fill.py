@@ -231,7 +231,8 @@ def path_name(path: str, reach: PlaneReach) -> str:
 
 
 def _stop_kind(one: ObservedRound) -> str:
-    if one.is_cut:
+    """How the round ended: with the last token of the target's own, or cut before any."""
+    if one.is_cut and one.drafted and one.emitted <= one.accepted:
         return "end"
     kinds = one.kinds()
     return "" if not kinds or kinds[-1] == "unknown" else kinds[-1]

@@ -542,6 +542,7 @@ class _Answer:
             return
         if chunk.last and self._zero_ms is None and (self._n_untimed or chunk.text):
             self._told = chunk.timings  # sums at the end: no rounds can be told
+            self.facts["no_rounds"] = "The reply has no per-token timings."
             return
         if not chunk.timings.predicted_n:
             return

@@ -217,11 +217,11 @@ def _session(store: TraceStore, rows: dict[str, int], pieces: dict[int, bytes]) 
         str(run_id): {"environment": _environment(), "summary": summary(store, run_id)} | facts
         for run_id, facts in list(store.runs.items())
     }
-    return _plain(store.more_facts) | {
+    return strict_json(store.more_facts) | {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
         "schema_minor": SCHEMA_MINOR,
-        "runs": _plain(runs),
+        "runs": strict_json(runs),
         "rows": rows,
         "columns": {name: _column_docs(table) for name, table in store.tables.items()},
         "unknown_columns": store.unknown_columns(),
@@ -247,12 +247,12 @@ def _environment() -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
-    """Strict JSON has no NaN and no infinity: what was not observed becomes null."""
+def strict_json(value: Any) -> Any:
+    """A value for strict JSON, which has no NaN and no infinity: they become None, tuples lists."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): strict_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [strict_json(item) for item in value]
     if isinstance(value, (np.integer, np.floating)):
         value = value.item()
     if isinstance(value, float) and not np.isfinite(value):
