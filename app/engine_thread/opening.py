@@ -22,7 +22,9 @@ from app.engine_thread.jobs import (
 from engine.errors import OptionError
 from engine.options import Prompt
 from engine.progress import ReportProgress
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
+from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
@@ -123,7 +125,17 @@ class LocalEngine:
             )
         except SameModelUnknownError as error:
             return error.message
+        _learn_texts(opened, run)
         return RunRescored(run, rescored_sentence(found), found.n_changed > 0)
+
+
+def _learn_texts(session: Session, run: RunRef) -> None:
+    """Keep the texts of tokens of which another engine told the ids alone."""
+    tokens, n = run.store.tokens, len(run.store.tokens)
+    mine = tokens.column("run_id", 0, n) == run.run_id
+    ids = set(tokens.column("token_id", 0, n)[mine].tolist())
+    known = (one for one in ids if 0 <= one < session.info.n_vocab)
+    TraceWriter(run.store, run.run_id).learn(known, session.tokenizer.piece)
 
 
 def rescored_sentence(found: Rescored) -> str:

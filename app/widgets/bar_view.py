@@ -80,7 +80,8 @@ class BarView(OverlaidView):
         return float(values[~prompt].max(initial=0.0))
 
     def _overlay_swatches(self, overlay: RunOverlay) -> Sequence[Swatch]:
-        label = f"{overlay.name} over {overlay.over}"
+        of_one_trace = overlay.run.store is overlay.over.store
+        label = f"{overlay.name} over {overlay.over}" if of_one_trace else overlay.name
         return [Swatch(label, ROLE, f"{self.overlay_tip} of {overlay.name}", draw_overlay)]
 
     def _clear_overlay(self) -> None:
