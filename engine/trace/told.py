@@ -44,7 +44,7 @@ def with_told(
 
 
 def _sequences(store: TraceStore, run_id: int) -> set[int]:
-    """Those that have rows."""
+    """Ids of the sequences that have rows in `rounds`."""
     n = len(store.rounds)
     mine = store.rounds.column("run_id", 0, n) == run_id
     return set(np.unique(store.rounds.column("seq_id", 0, n)[mine]).tolist())
