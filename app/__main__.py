@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 
-from app.cli.common import SUBCOMMANDS, new_parser
+from app.cli.common import SUBCOMMANDS, module_of, new_parser
 from app.cli.interruption import Interrupted, interrupt, on_signal
 from engine.errors import DraftscopeError, OptionError
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     name = argv[0] if argv and argv[0] in SUBCOMMANDS else ""
-    module = import_module(f"app.cli.{name.replace('-', '_') if name else 'launch'}")
+    module = import_module(module_of(name))
     parser = new_parser(name)
     module.add_arguments(parser)
     # intermixed: options may stand between the positionals, some of which may be left out

@@ -11,7 +11,7 @@ from engine.decode.scheduler import Scheduler
 from engine.errors import OptionError
 from engine.findings.check import record_findings
 from engine.gguf.tokenizer import Tokenizer
-from engine.trace.store import TraceStore
+from engine.trace.store import LOOK_S, TraceStore
 from engine.trace.timings import acceptance, summary, timings
 from engine.trace.writer import TraceWriter
 
@@ -29,9 +29,6 @@ class SequenceResult:
     timings: dict[str, Any]
     acceptance: dict[str, Any]
 
-
-LOOK_S = 1 / 20
-"""Time between two looks at a trace that grows, seconds."""
 
 LOOK_STEPS = 16
 """Steps between two looks at most: until then all their logits are kept."""

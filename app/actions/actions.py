@@ -48,6 +48,7 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "run.compare",
             "run.measure_fidelity",
             "run.rescore",
+            "run.llama_library",
             "menu.scenarios",
             SEPARATOR,
             "go.first_divergence",

@@ -22,7 +22,7 @@ FILE = (
     ActionSpec(
         "file.open_trace",
         "Open &Trace…",
-        "Open an exported trace; it takes no model",
+        "Open an exported trace, or a capture, log or record of another engine; it takes no model",
         "Ctrl+Shift+T",
     ),
     ActionSpec(

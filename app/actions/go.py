@@ -7,14 +7,14 @@ from PySide6.QtGui import QKeySequence
 from app.actions.spec import ActionSpec
 
 _Key = QKeySequence.StandardKey
-_DIVERGENCE = "a comparison that has come apart"
+_DIVERGENCE = "a comparison that has come apart, or two runs whose texts part"
 _RUN = "a run on show"
 
 GO = (
     ActionSpec(
         "go.first_divergence",
         "F&irst Divergence",
-        "Go to the first position beyond the bound",
+        "Go to the first position beyond the bound, or at which two runs' texts part",
         "X",
         "go-first",
         needs=_DIVERGENCE,

@@ -60,6 +60,11 @@ RUN = (
         needs=_IDLE_MODEL,
     ),
     ActionSpec(
+        "run.llama_library",
+        "llama.cpp &Library…",
+        "Choose the build of llama.cpp that its lanes use",
+    ),
+    ActionSpec(
         "run.add_break", "&Break Rule…", "Write a condition at which the run pauses", "F9", "break"
     ),
     ActionSpec(

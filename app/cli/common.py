@@ -7,6 +7,7 @@ import json
 import math
 import sys
 import uuid
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,22 @@ SUBCOMMANDS = {
     "observe": "prompts sent to a llama-server, or its clients watched: rounds, acceptance, memory",
     "compare": "rollback policies side by side against plain decoding: where logits diverge",
     "memory": "scripts of memory operations over rollback policies: what is refused, what is exact",
+    "check-rollback": "llama.cpp's own rollback, every depth and policy against itself, for CI",
     "bench": "the prompt suite with and without speculation; other measurements",
     "match": "the same prompts one by one and side by side: is every text the same",
     "fidelity": "how far each compute mode's logits are from those of f32",
+    "import": "captures, logs and records of other engines, as a trace",
     "export": "an exported trace in the formats of other tools: AIPerf acceptance records",
     "rescore": "the tokens of any engine's run judged again by this one on the same file",
     "triage": "two runs of the same prompts: where their texts part, and whether a tie explains it",
     "demo-path": "where the bundled demo models are",
 }
+
+
+def module_of(subcommand: str) -> str:
+    """The module that runs a subcommand, or the window for none."""
+    name = subcommand.replace("-", "_") or "launch"
+    return f"app.cli.{name}_" if iskeyword(name) else f"app.cli.{name}"
 
 
 class _Version(argparse.Action):
@@ -125,6 +134,17 @@ def add_threads(group: argparse._ArgumentGroup) -> None:
         type=positive,
         metavar="N",
         help="CPU threads (default: all cores, one for a small model)",
+    )
+
+
+def add_llama_library(group: argparse._ArgumentGroup) -> None:
+    """--llama-cpp-lib."""
+    group.add_argument(
+        "--llama-cpp-lib",
+        type=Path,
+        metavar="PATH",
+        help="folder of a build of llama.cpp, or its libllama, for its lanes (default: the one of "
+        "llama-cpp-python)",
     )
 
 

@@ -10,7 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.common import add_compute, add_model, finite_number, positive, print_json, target_path
+from app.cli.common import (
+    add_compute,
+    add_llama_library,
+    add_model,
+    finite_number,
+    positive,
+    print_json,
+    target_path,
+)
 from app.cli.files import open_session
 from app.cli.findings import finding_lines, findings_json
 from app.cli.recorded import check_trace_folder, decode
@@ -81,11 +89,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SPEC",
         help="POLICY[,key=value…] with keys n_rs_seq, split, kv, fault, replay, ubatch, "
         "checkpoint_device, compute (f32, bf16, …: the weights are loaded again), and the words "
-        "batch-invariant and free (drafts and accepts on its own until it forks); `peer` for "
-        "llama.cpp on the same file, beside three lanes that round as it does and show what that "
-        "explains; `noise,key=value…` for further batch shapes. Repeatable "
+        "batch-invariant and free (drafts and accepts on its own until it forks); `llama.cpp` (or "
+        "`peer`) for llama.cpp on the same file, beside three lanes that round as it does and show "
+        "what that explains; `llama.cpp,rollback=planes[,n_rs_seq=K][,step=N][,undo=batch]"
+        "[,show-planes]`, `llama.cpp,rollback=checkpoint[,device]` and `llama.cpp,rollback=noise` "
+        "for its own rollback, measured against llama.cpp token by token; `noise,key=value…` for "
+        "further batch shapes. Repeatable "
         "(default: checkpoint and planes). The reference and noise lanes are always there",
     )
+    add_llama_library(lanes)
     lanes.add_argument(
         "--bound",
         type=finite_number,
@@ -155,11 +167,19 @@ def run(args: argparse.Namespace) -> int:
         return _run_scenario(args, session, scenario)
     if scenario:
         prompts = [session.prompt(text) for text in scenario.prompts]
-        job = start_comparison(session, scenario, bound=args.bound)
+        job = start_comparison(
+            session, scenario, bound=args.bound, llama_library=args.llama_cpp_lib
+        )
     else:
         prompts = [make_prompt(session, args, source) for source in args.sources]
         job = Comparison(
-            session, prompts, options, lanes, bound=args.bound, draft_accept=args.draft_accept
+            session,
+            prompts,
+            options,
+            lanes,
+            bound=args.bound,
+            draft_accept=args.draft_accept,
+            llama_library=args.llama_cpp_lib,
         )
     decode(job, job.step, args.trace, session.content)
     verdicts = job.results()

@@ -11,12 +11,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import add_compute, add_model, print_json, target_path
+from app.cli.common import add_compute, add_llama_library, add_model, print_json, target_path
 from app.cli.files import open_session
 from app.cli.recorded import check_trace_folder
+from engine.compare.lane_spec import LLAMA, LLAMA_POLICIES
 from engine.compare.memory_script import MemoryScript
 from engine.compare.memory_script_parser import FORMAT, memory_scripts, read_script
-from engine.errors import OptionError
+from engine.errors import OptionError, RollbackRefusedError
 from engine.options import ROLLBACK_POLICIES
 from engine.trace.export import export_csv
 from engine.trace.store import TraceStore
@@ -26,18 +27,21 @@ if TYPE_CHECKING:
     from engine.compare.memory_player import MemoryPlay, StatementOutcome
     from engine.session import Session
 
+OURS = "draftscope"
 _FILLS = ("00", "3E", "nan")
 _LINE = "{:<{width}}  {:<10}  {:<7}  {:>6}  {:>9}  {:>7}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One script under one policy. play is None where it is not for that policy."""
+    """One script under one policy. play is None where it is not for that policy, or, with a
+    sentence why, where llama.cpp cannot be asked for it."""
 
     script: MemoryScript
     policy: str
     play: MemoryPlay | None
     ms: float
+    why_not: str = ""
 
     @property
     def verdict(self) -> str:
@@ -56,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "exit status: 0 every script passed, 1 one failed, 2 wrong usage\n\n"
         "examples:\n"
         "  draftscope memory --all --demo\n"
-        "  draftscope memory mine.memory model.gguf --rollback ring"
+        "  draftscope memory mine.memory model.gguf --rollback ring\n"
+        "  draftscope memory --all --demo --engine llama.cpp"
     )
     parser.add_argument(
         "scripts",
@@ -75,6 +80,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"play under these policies: {', '.join(ROLLBACK_POLICIES)}, or all (default)",
     )
     chosen.add_argument(
+        "--engine",
+        choices=(OURS, LLAMA),
+        default=OURS,
+        help="whose memory is played on (default %(default)s). llama.cpp has planes and "
+        "checkpoint; it tells the last position and the recurrent states, so that other facts are "
+        "not judged, and keep, split, kv=unified, faults and --fill cannot be asked of it",
+    )
+    chosen.add_argument(
         "--fill",
         choices=_FILLS,
         default="nan",
@@ -82,6 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "written shows (default %(default)s)",
     )
     model = add_model(parser)
+    add_llama_library(model)
     add_compute(model)
     parser.set_defaults(compute="f32")
     output = parser.add_argument_group("output")
@@ -111,6 +125,13 @@ def run(args: argparse.Namespace) -> int:
     scripts += tuple(_script(name) for name in names)
     if not scripts:
         raise OptionError("There is no script.", "Name one, or play all bundled ones with --all.")
+    if args.engine == LLAMA:
+        args.rollback = tuple(each for each in args.rollback if each in LLAMA_POLICIES)
+        if not args.rollback or args.trace is not None or args.fill != _FILLS[-1]:
+            raise OptionError(
+                "llama.cpp has no such policy, or is asked for --trace or --fill.",
+                f"Leave them out and choose from {', '.join(LLAMA_POLICIES)}.",
+            )
     check_trace_folder(args.trace)
     session = open_session(args, target)
     trace = TraceStore()
@@ -122,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
             print(_LINE.format(*heads, width=width))
         for script in scripts:
             for policy in args.rollback:
-                rows.append(_played(session, script, policy, trace, args.fill))
+                rows.append(_played(args, session, script, policy, trace))
                 if not args.json:
                     print(_line(rows[-1], width), flush=True)
     finally:
@@ -145,20 +166,45 @@ def _script(name: str) -> MemoryScript:
 
 
 def _played(
-    session: Session, script: MemoryScript, policy: str, trace: TraceStore, fill: str
+    args: argparse.Namespace, session: Session, script: MemoryScript, policy: str, trace: TraceStore
 ) -> _Row:
     from engine.compare.memory_engine import FILLS, play_script
 
     if policy not in script.policies:
         return _Row(script, policy, None, 0.0)
+    if args.engine == LLAMA:
+        return _played_by_llama(args, session, script, policy)
     start = perf_counter()
-    play = play_script(session, script, policy, trace, fill=FILLS[fill])
+    play = play_script(session, script, policy, trace, fill=FILLS[args.fill])
+    return _to_its_end(play, start)
+
+
+def _played_by_llama(
+    args: argparse.Namespace, session: Session, script: MemoryScript, policy: str
+) -> _Row:
+    from engine.compare import peer_lane
+    from engine.compare.llama_memory import LlamaScriptEngine
+    from engine.compare.memory_player import MemoryPlay
+
+    assert session.path is not None  # it was opened from a file
+    start = perf_counter()
+    engine = peer_lane.open_llama(session.path, args.llama_cpp_lib)
+    try:
+        play = MemoryPlay(script, policy, LlamaScriptEngine(session, engine))
+        return _to_its_end(play, start)
+    except (OptionError, RollbackRefusedError) as error:
+        return _Row(script, policy, None, 0.0, str(error))
+    finally:
+        engine.close()
+
+
+def _to_its_end(play: MemoryPlay, start: float) -> _Row:
     try:
         while play.step():
             pass
     finally:
         play.stop()
-    return _Row(script, policy, play, 1e3 * (perf_counter() - start))
+    return _Row(play.script, play.policy, play, 1e3 * (perf_counter() - start))
 
 
 def _line(row: _Row, width: int) -> str:
@@ -175,6 +221,9 @@ def _failures(rows: list[_Row]) -> Iterator[str]:
     n_failed = sum(row.verdict == "FAILED" for row in played)
     yield ""
     yield f"{len(played) - n_failed} of {len(played)} passed"
+    for row in rows:
+        if row.why_not:
+            yield f"{row.script.name}, {row.policy}: {row.why_not}"
     for row in played:
         for outcome in row.play.failures if row.play else ():
             at = outcome.statement
@@ -188,7 +237,7 @@ def _facts(row: _Row) -> dict[str, Any]:
         "verdict": {"-": "not for this policy"}.get(row.verdict, row.verdict.lower()),
     }
     if row.play is None:
-        return facts
+        return facts | ({"why_not": row.why_not} if row.why_not else {})
     worst = row.play.worst_nmse
     return facts | {
         "ms": row.ms,

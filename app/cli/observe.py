@@ -7,19 +7,22 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import asdict
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import print_json
+from app.cli.common import loading_line, print_json
+from app.cli.files import check_files
 from app.cli.findings import finding_lines, findings_json
 from app.cli.interruption import Interrupted
 from app.cli.observe_listen import add_arguments as add_listening
 from app.cli.observe_listen import listen
 from app.cli.option_arguments import add_options, options_from
-from app.cli.recorded import check_trace_folder, decode
+from app.cli.recorded import check_trace_folder, export, record
+from app.cli.rescore import finite, lines
 from app.cli.run import headline
 from app.cli.run_arguments import add_prompts
-from engine.errors import ApiKeyError, OptionError, ServerError
+from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError
 from engine.observe.request_options import PER_REQUEST, RequestOptions, why_not_sent
 from engine.option_fields import options_in
 from engine.options import RunOptions
@@ -31,9 +34,13 @@ if TYPE_CHECKING:
     from engine.observe.observed_run import ServerFacts
     from engine.observe.observing import ServerRun
     from engine.observe.request_options import ServerRequest
+    from engine.observe.rescore import Rescored
+    from engine.session import Session
 
 _COLOURS = {"accepted": 32, "bonus": 36, "replacement": 33, "unknown": 90}
 """Of the terminal, by kind of token; the target's own tokens have none."""
+_UNSEEN = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")
+"""What a server might send to make a terminal do things."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "What a request cannot set, such as drafters, the server decides when it is started.\n"
         "On a terminal accepted tokens are green, replacements yellow, bonus tokens cyan.\n\n"
-        "exit status: 0 all replies complete, 1 the server failed, 2 wrong usage\n\n"
+        "exit status: 0 all replies complete, 1 the server failed or, with --rescore, a token is\n"
+        "not the model's choice, 2 wrong usage\n\n"
         "example:\n"
         '  draftscope observe http://127.0.0.1:8080 -p "def quicksort(arr):" -n 200 --trace out'
     )
@@ -64,6 +72,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="log file of the server (started with -lv 5 and LLAMA_TRACE=1), joined to the rounds",
     )
     add_listening(parser)
+    server.add_argument(
+        "--rescore",
+        type=Path,
+        metavar="MODEL",
+        help="judge every token by the server's own model, decoded here in f32: probabilities "
+        "and ranks, and whether speculation changed the text",
+    )
+    server.add_argument(
+        "--assume-same", action="store_true", help="take MODEL for the server's where nothing tells"
+    )
     add_prompts(parser)
     taken = [one for one in options_in(RunOptions) if one.path in PER_REQUEST]
     add_options(parser.add_argument_group("decoding"), taken)
@@ -96,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
     options = options_from(args, RunOptions)
     more = options_from(args, RequestOptions)
     check_trace_folder(args.trace)
+    if args.rescore is not None:
+        check_files(args.rescore)
     if args.listen is None and not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     for one in options_in(RunOptions):
@@ -169,29 +189,84 @@ def _ask(
 ) -> int:
     from engine.observe.observing import ServerRun
 
+    session = None if args.rescore is None else _session(args.rescore)
+    _tell_server(client, facts)
     requests = [_request(args, client, source, options, more) for source in args.sources]
     trace = TraceStore()
     job = ServerRun(client, facts, requests, trace, parallel=options.parallel, log=args.log)
     streaming = not args.json and len(requests) == 1
-    ending: ServerError | Interrupted | None = None
+    ending: DraftscopeError | Interrupted | None = None
+    rescored = None
     show = _Stream(job, "" if args.chat else requests[0].text) if streaming else None
     try:
-        decode(job, job.advance, args.trace, show=show.show if show else lambda: None)
-    except (ServerError, Interrupted) as error:
-        ending = error  # what arrived is shown all the same
-    if args.json:
-        print_json(_report(job))
-    else:
+        try:
+            record(job, job.advance, None, show=show.show if show else lambda: None)
+        except (ServerError, Interrupted) as error:
+            ending = error  # what arrived is shown all the same
         if show is not None:
             show.end()
-        else:
+        if session is not None and any(job.emitted) and not isinstance(ending, Interrupted):
+            try:
+                rescored = _rescore(args, session, client, job)
+            except DraftscopeError as error:
+                ending = ending or error
+    finally:
+        if args.trace is not None:
+            export(trace, args.trace)
+    if args.json:
+        print_json(_report(job, client, rescored))
+    else:
+        if show is None:
             _print_sequences(job, requests, echo=not args.chat)
-        _print_summary(job)
+        _print_summary(job, rescored)
     if ending is not None:
         for other in job.errors[1:]:
             _note(str(other))
         raise ending
-    return 0
+    return int(rescored is not None and rescored.n_changed > 0)
+
+
+def _tell_server(client: ServerClient, facts: ServerFacts) -> None:
+    """A line on what is observed: build, model, slots."""
+    props, slots = facts.props, _slots(client)
+    said = [str(props.get("build_info") or "unknown build")]
+    if isinstance(path := props.get("model_path"), str):
+        said.append(PureWindowsPath(path).name)
+    if slots:
+        said.append(f"{len(slots)} {'slot' if len(slots) == 1 else 'slots'}")
+        if isinstance(n_ctx := slots[0].get("n_ctx"), int):
+            said.append(f"{n_ctx} tokens each")
+    line = f"draftscope: {facts.engine} {', '.join(said)}"[:200]
+    print(line.translate(_UNSEEN), file=sys.stderr)
+
+
+def _session(model: Path) -> Session:
+    """The model that the server has, as our engine decodes it in f32."""
+    from engine.session import Session
+
+    return Session.open(model, compute="f32", progress=loading_line())
+
+
+def _rescore(
+    args: argparse.Namespace, session: Session, client: ServerClient, job: ServerRun
+) -> Rescored:
+    """Let the model judge what the server emitted."""
+    from engine.observe.identity import LiveServer, identify
+    from engine.observe.rescore import rescore
+
+    facts = job.trace.runs[job.run_id]
+    try:
+        identity = identify(session, facts, LiveServer(client.address, client.ask))
+    except ServerError:  # it tells nothing more
+        identity = identify(session, facts)
+    return rescore(
+        session,
+        job.trace,
+        job.run_id,
+        loading_line(),
+        identity=identity,
+        assume_same=args.assume_same,
+    )
 
 
 def _request(
@@ -224,6 +299,7 @@ class _Stream:
             n = len(self._tokens)
             for text, kind in emitted_texts(self._job.trace, self._seen, n):
                 colour = _COLOURS.get(kind)
+                text = text.translate(_UNSEEN)
                 print(f"\x1b[{colour}m{text}\x1b[0m" if colour else text, end="")
             self._seen = n
         else:
@@ -256,7 +332,9 @@ def _print_sequences(job: ServerRun, requests: list[ServerRequest], *, echo: boo
         print((request.text if echo else "") + text + "\n")
 
 
-def _print_summary(job: ServerRun) -> None:
+def _print_summary(job: ServerRun, rescored: Rescored | None) -> None:
+    if rescored is not None:
+        print("\n".join(lines(rescored)))
     for line in finding_lines(job.trace):
         print(line)
     totals = job.summary()
@@ -297,7 +375,7 @@ def _paths(job: ServerRun) -> dict[str, int]:
     return found
 
 
-def _report(job: ServerRun) -> dict[str, Any]:
+def _report(job: ServerRun, client: ServerClient, rescored: Rescored | None) -> dict[str, Any]:
     """The object that --json prints."""
     run = job.trace.runs[job.run_id]
     return {
@@ -313,8 +391,18 @@ def _report(job: ServerRun) -> dict[str, Any]:
             name.replace(" ", "_"): {"server": server, "here": here}
             for name, server, here in _counts(job)
         },
+        "slots": _slots(client),
+        "rescored": finite(asdict(rescored)) if rescored else None,
         "findings": findings_json(job.trace),
     }
+
+
+def _slots(client: ServerClient) -> list[dict[str, Any]] | None:
+    """What the server says of its slots, if it still does."""
+    try:
+        return client.slots()
+    except ServerError:
+        return None
 
 
 def _note(sentence: str) -> None:

@@ -44,7 +44,9 @@ def listen(args: argparse.Namespace, server: ServerFacts) -> int:
     from engine.observe.proxy_run import ProxyRun
 
     host, port = listening_address(args.listen)
-    run = ProxyRun(server, TraceStore(), host, port, adds_fields=not args.pass_unchanged)
+    run = ProxyRun(
+        server, TraceStore(), host, port, adds_fields=not args.pass_unchanged, log=args.log
+    )
     print(
         f"draftscope: what comes to {run.url} goes to {server.address}; Ctrl-C ends it",
         file=sys.stderr,
@@ -66,6 +68,8 @@ def listen(args: argparse.Namespace, server: ServerFacts) -> int:
         else:
             told.show()
             _print_summary(run)
+        if run.unread_log:
+            print(f"draftscope: note: {run.unread_log}", file=sys.stderr)
     return 0
 
 

@@ -100,10 +100,15 @@ def record(
         finally:
             job.stop()
             if folder is not None:
-                is_known = content is None or content.wait(_CONTENT_S)
-                export_csv(job.trace, folder)
-                with suppress(OSError):  # the terminal may be gone
-                    late = "" if is_known else _LATE
-                    print(f"draftscope: trace written to {folder}{late}", file=sys.stderr)
+                export(job.trace, folder, content)
     if came:
         raise Interrupted(came[0])
+
+
+def export(trace: TraceStore, folder: Path, content: ContentHash | None = None) -> None:
+    """Write a trace, and tell where."""
+    is_known = content is None or content.wait(_CONTENT_S)
+    export_csv(trace, folder)
+    with suppress(OSError):  # the terminal may be gone
+        late = "" if is_known else _LATE
+        print(f"draftscope: trace written to {folder}{late}", file=sys.stderr)

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  draftscope rescore trace/ model.gguf --trace rescored/"
     )
     parser.add_argument(
-        "source", metavar="TRACE", type=Path, help="folder of an exported or imported trace"
+        "source", metavar="TRACE", type=Path, help="folder of a trace, or a capture of a server"
     )
     add_compute(add_model(parser))
     runs = parser.add_argument_group("runs")
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         target, compute=args.compute, device=args.device, progress=loading_line()
     )
     use_threads(args.threads, session.info)
-    found = [rescored(args, session, store, run_id) for run_id in run_ids]
+    found = list(_all_rescored(args, session, store, run_ids))
     if args.trace is not None:
         export_csv(store, args.trace)
         print(f"draftscope: trace written to {args.trace}", file=sys.stderr)
@@ -110,16 +110,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def opened_trace(path: Path) -> TraceStore:
-    """The trace in a folder, or that a file of it stands for."""
+    """The trace in a folder, or what a file of another engine holds."""
+    from engine.observe.importing import import_file
     from engine.trace.reopen import find_trace, open_trace
+    from engine.trace.store import TraceStore
 
     folder = find_trace(path)
-    if folder is None:
-        raise TraceFileError(
-            f"{path} is no exported trace.",
-            "Name the folder of one; `draftscope import` makes one of a capture.",
-        )
-    return open_trace(folder)
+    if folder is not None:
+        return open_trace(folder)
+    if path.is_dir():
+        raise TraceFileError(f"{path} is no exported trace.", "Name the folder of one.")
+    store = TraceStore()
+    import_file(store, path)
+    return store
 
 
 def runs_with_text(store: TraceStore, path: Path) -> list[int]:
@@ -147,6 +150,23 @@ def rescored(
     return rescore(
         session, store, run_id, loading_line(), identity=identity, assume_same=args.assume_same
     )
+
+
+def _all_rescored(
+    args: argparse.Namespace, session: Session, store: TraceStore, run_ids: list[int]
+) -> Iterator[Rescored]:
+    """Of several runs, those that can be; why the others cannot is told."""
+    from engine.observe.rescore import NothingToRescoreError
+
+    left = len(run_ids)
+    for run_id in run_ids:
+        try:
+            yield rescored(args, session, store, run_id)
+        except NothingToRescoreError as error:
+            left -= 1
+            if not left:
+                raise
+            print(f"draftscope: note: {error.message}", file=sys.stderr)
 
 
 def lines(found: Rescored) -> Iterator[str]:

@@ -96,7 +96,10 @@ def new_folder(parent: Path, now: time.struct_time) -> Path:
 
 
 MODEL_FILTER = "GGUF models (*.gguf);;All files (*)"
-TRACE_FILTER = f"Exported traces ({SESSION_FILE})"
+TRACE_FILTER = (
+    f"Traces, captures, logs and records ({SESSION_FILE} *.json *.jsonl *.json.gz *.log *.txt "
+    "*.sse *.prom);;All files (*)"
+)
 
 
 def ask_model(parent: QWidget, settings: Settings, title: str) -> Path | None:
@@ -105,9 +108,10 @@ def ask_model(parent: QWidget, settings: Settings, title: str) -> Path | None:
 
 
 def ask_trace(parent: QWidget, settings: Settings) -> Path | None:
-    """The folder of an exported trace, chosen by its session.json; None without a choice."""
+    """The folder of an exported trace, chosen by its session.json, or a file of another engine;
+    None without a choice."""
     path = _ask(parent, settings, "trace", "Open trace", TRACE_FILTER)
-    return None if path is None else path.parent
+    return path.parent if path is not None and path.name == SESSION_FILE else path
 
 
 def _ask(

@@ -36,6 +36,7 @@ from app.engine_thread.trace_jobs import (
     TraceRead,
     start_export,
     start_reading,
+    start_triage,
 )
 from app.engine_thread.worker import EngineWorker
 from app.models.run_facts import ModelRuns
@@ -76,6 +77,7 @@ class Bridge(QObject):
     disconnected = Signal()
     rescored = Signal(object)  # events.RunRescored
     rescore_unsure = Signal(object)  # events.RescoreUnsure
+    triaged = Signal(object)  # events.RunsTriaged
 
     _posted = Signal(object)
 
@@ -113,6 +115,7 @@ class Bridge(QObject):
         self._flags = RunFlags()
         self._export: TraceJob | None = None
         self._reading: TraceJob | None = None
+        self._triages: list[TraceJob] = []
         self._n_shown = self._n_shown_before = 0
         """How often something came on show, by now and when reading began."""
         # queued even from this thread, so that handlers never run inside a request
@@ -275,7 +278,8 @@ class Bridge(QObject):
         return self._reading is not None
 
     def open_trace(self, folder: Path) -> None:
-        """Read an exported trace; it is on show until it is closed, or a run or model comes."""
+        """Read an exported trace, or a file of another engine; it is on show until it is closed,
+        or a run or model comes."""
         if self._reading is None:
             self._n_shown_before = self._n_shown
             self._reading = start_reading(folder, self._posted.emit)
@@ -292,6 +296,11 @@ class Bridge(QObject):
             self.trace = None
             self.trace_shown.emit(None)
 
+    def triage(self, shown: RunRef, overlaid: RunRef) -> None:
+        """Compare two runs that have ended, beside whatever else is going on; `triaged` tells."""
+        self._triages = [job for job in self._triages if not job.join(0)]
+        self._triages.append(start_triage(shown, overlaid, self._posted.emit))
+
     def drop(self, store: TraceStore) -> None:
         """Forget the runs of a model that is not in use."""
         if store is not self.session_store:
@@ -306,7 +315,7 @@ class Bridge(QObject):
         self._closed = True
         self._give_up()
         self.cancel()
-        for job in (self._export, self._reading):
+        for job in (self._export, self._reading, *self._triages):
             if job is not None:
                 job.join(timeout)
         return self._worker.close(timeout)
@@ -358,6 +367,8 @@ class Bridge(QObject):
                 self.recorded = [replace(runs, in_use=False) for runs in self.recorded]
             case events.RunRescored():
                 self.rescored.emit(event)
+            case events.RunsTriaged():
+                self.triaged.emit(event)
             case events.RescoreUnsure():
                 self.rescore_unsure.emit(event)
             case events.ProgressMade():

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from engine.compare.fidelity import Fidelity
     from engine.model.info import ModelInfo
     from engine.observe.observed_run import ServerFacts
+    from engine.observe.triage import Triage
 
 log = logging.getLogger("draftscope.worker")
 
@@ -118,6 +119,15 @@ class RunRescored:
 
 
 @dataclass(frozen=True)
+class RunsTriaged:
+    """Where the texts of two runs part, and whether that is explained."""
+
+    shown: RunRef
+    overlaid: RunRef
+    found: Triage
+
+
+@dataclass(frozen=True)
 class RescoreUnsure:
     """Whether the model is the run's own cannot be told: the user has to say. why: one sentence."""
 
@@ -198,6 +208,7 @@ Event = (
     | Disconnected
     | RunRescored
     | RescoreUnsure
+    | RunsTriaged
 )
 Post = Callable[[Event], None]
 

@@ -83,6 +83,7 @@ class CompareRequest:
     """What a comparison is made of: prompts as text, common options, lanes beside the reference.
 
     draft_accept: right tokens of successive drafts, to draft by script; () = as the options say.
+    llama_library: a build of llama.cpp for its lanes, None = that of llama-cpp-python.
     """
 
     texts: tuple[str, ...]
@@ -90,6 +91,7 @@ class CompareRequest:
     lanes: tuple[LaneSpec, ...]
     draft_accept: tuple[int, ...] = ()
     chat: ChatWrap | None = None
+    llama_library: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -178,6 +178,7 @@ class LocalSession:
             request.lanes,
             trace,
             draft_accept=request.draft_accept or None,
+            llama_library=request.llama_library,
         )
         self._learn_content(comparison)
         return ComparisonJob(comparison, first)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from app.engine_thread.events import Post, ServerSeen
@@ -135,6 +136,8 @@ class _Lookout(threading.Thread):
         self._client, self._post, self._period = client, post, period
         self._over = threading.Event()
         self._first: tuple[str, Counters] | None = None
+        self._last = ServerSeen()
+        """As it was when it answered last."""
         self.start()
 
     def end(self, timeout: float) -> None:
@@ -158,8 +161,10 @@ class _Lookout(threading.Thread):
             slots = self._client.slots()
             counters = self._counted()
         except ServerError as error:
-            return None if _timed_out(error.__cause__) else ServerSeen(gone=error.message)
-        return ServerSeen("", None if slots is None else tuple(slots), counters)
+            busy = _timed_out(error.__cause__)
+            return None if busy else replace(self._last, gone=error.message)
+        self._last = ServerSeen("", None if slots is None else tuple(slots), counters)
+        return self._last
 
     def _counted(self) -> dict[str, float] | None:
         """By how much each counter grew since the first look, or since the server started anew."""

@@ -8,16 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.engine_thread.events import ProgressMade, TraceExported, failure, mark_of, throttled
+from app.engine_thread.events import (
+    ProgressMade,
+    RunsTriaged,
+    TraceExported,
+    failure,
+    mark_of,
+    throttled,
+)
 from engine.errors import Cancelled
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 
 @dataclass(frozen=True)
 class TraceRead:
-    """A trace that was read from a folder."""
+    """A trace that was read from a folder, or made of what another engine wrote into a file."""
 
     folder: Path
     store: TraceStore
@@ -71,13 +79,18 @@ def start_export(store: TraceStore, folder: Path, excel_safe: bool, post: Post) 
 
 
 def start_reading(folder: Path, post: Post) -> TraceJob:
-    """Read an exported trace; posts ProgressMade, TraceRead or CommandFailed, ReadingEnded."""
+    """Read an exported trace, or a file of another engine; posts ProgressMade, TraceRead or
+    CommandFailed, ReadingEnded."""
 
     def work(cancelled: Callable[[], bool]) -> None:
         try:
             post(ProgressMade(0, 1, "reading the trace"))
-            store = open_trace(folder, progress=throttled(post), cancelled=cancelled)
-            post(TraceRead(folder, store))
+            if folder.is_file():
+                store = _imported(folder)
+            else:
+                store = open_trace(folder, progress=throttled(post), cancelled=cancelled)
+            if not cancelled():
+                post(TraceRead(folder, store))
         except Cancelled:
             pass
         except Exception as error:
@@ -85,3 +98,30 @@ def start_reading(folder: Path, post: Post) -> TraceJob:
         post(ReadingEnded())
 
     return TraceJob("read trace", work)
+
+
+def _imported(file: Path) -> TraceStore:
+    """What another engine wrote as a trace, with what the rules find in it."""
+    from engine.observe.importing import import_file
+
+    from engine.findings.check import record_findings
+
+    store = TraceStore()
+    record_findings(store, import_file(store, file))
+    return store
+
+
+def start_triage(shown: RunRef, overlaid: RunRef, post: Post) -> TraceJob:
+    """Compare two runs that have ended; posts RunsTriaged or CommandFailed."""
+
+    def work(cancelled: Callable[[], bool]) -> None:
+        try:
+            from engine.observe.triage import triage
+
+            found = triage(shown, overlaid)
+            if not cancelled():
+                post(RunsTriaged(shown, overlaid, found))
+        except Exception as error:
+            post(failure(error))
+
+    return TraceJob("triage", work)

@@ -9,7 +9,7 @@ import numpy as np
 from app.models.number_text import error_text
 from app.models.run_rows import RowIndex
 from app.models.token_text import line_text
-from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, REFERENCE
+from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.verdict import SUSPECT, LaneVerdict, judge_lanes, noise_of
@@ -39,12 +39,15 @@ def latest_lanes(store: TraceStore) -> tuple[RunRef, ...]:
 
 def run_to_show(run: RunRef) -> RunRef:
     """What other views show of a comparison: the first lane that drafts and rolls back."""
-    policies = (lane for lane in lanes_of(run) if _first_word(lane) not in (REFERENCE, NOISE))
+    policies = (lane for lane in lanes_of(run) if _kind(lane) in (POLICY, PEER))
     return next(policies, run)
 
 
-def _first_word(lane: RunRef) -> str:
-    return str(lane.facts["lane"]).partition(",")[0]
+def _kind(lane: RunRef) -> str:
+    """What a lane is, by its name in an older trace."""
+    first = str(lane.facts["lane"]).partition(",")[0]
+    plain = first if first in (REFERENCE, NOISE) else POLICY
+    return str(lane.facts.get("lane_kind", plain))
 
 
 class ComparedLanes:
@@ -90,7 +93,7 @@ class ComparedLanes:
 
     def is_noise(self, run_id: int) -> bool:
         """Whether a lane only tells what the widths of batches do, or a peer's rounding."""
-        return _first_word(RunRef(self.store, run_id)) == NOISE
+        return _kind(RunRef(self.store, run_id)) in (NOISE, PEER_NOISE)
 
     def noise_of(self, run_id: int) -> list[int]:
         """The noise lanes that a lane is judged by."""

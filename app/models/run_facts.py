@@ -7,6 +7,7 @@ from typing import Any
 
 from app.models.live_numbers import LiveNumbers
 from app.models.number_text import significant
+from app.models.observed_facts import observed_text
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -91,7 +92,8 @@ def run_title(facts: dict[str, Any]) -> str:
     if lane := facts.get("lane"):
         return f"lane {lane}"
     if not is_ours(facts):
-        drafters = ", ".join(map(str, facts.get("speculative_types", ())))
+        types = facts.get("speculative_types", ())
+        drafters = ", ".join(str(one) for one in types if one != "none")
         known = drafters or facts.get("record", {}).get("file", "")
         return " · ".join(filter(None, (engine_name(facts), known)))
     options = facts.get("options", {})
@@ -111,10 +113,11 @@ def run_marks(facts: dict[str, Any]) -> tuple[str, ...]:
 
 
 def effective(facts: dict[str, Any]) -> str:
-    """The parameters in effect, a line for each kind of them."""
+    """The parameters in effect, a line for each kind of them; of another engine's run what was
+    observed."""
     options = facts.get("options", {})
     if not options:
-        return ""
+        return "" if is_ours(facts) else observed_text(facts)
     sampler, spec = options.get("sampler", {}), options.get("spec", {})
     memory = [
         f"n_ctx {facts.get('n_ctx', 0):,}",

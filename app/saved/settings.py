@@ -66,6 +66,16 @@ class Settings:
     def open_groups(self, names: list[str]) -> None:
         self._store.setValue("run/open_groups", " ".join(names))
 
+    @property
+    def llama_library(self) -> Path | None:
+        """The build of llama.cpp for its lanes; None = that of llama-cpp-python."""
+        name = self._text("compare/llama_library")
+        return Path(name) if name else None
+
+    @llama_library.setter
+    def llama_library(self, folder: Path | None) -> None:
+        self._store.setValue("compare/llama_library", "" if folder is None else str(folder))
+
     # -- break rules -----------------------------------------------------------------------
 
     @property

@@ -1,4 +1,4 @@
-"""What may be dropped on the window: models, and exported traces."""
+"""What may be dropped on the window: models, exported traces, and files of other engines."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from PySide6.QtWidgets import QWidget
 
 from engine.trace.reopen import find_trace
 
+_HEAD = 1 << 16
+"""Bytes that tell what a file is."""
+_MOST_LOOKED_AT = 8
+
 
 @dataclass(frozen=True, slots=True)
 class DroppedFiles:
-    """Up to two models, the larger (the target) first; or the folder of a trace."""
+    """Up to two models, the larger (the target) first; or the folder of a trace, or what another
+    engine wrote."""
 
     models: tuple[Path, ...] = ()
     trace: Path | None = None
@@ -35,7 +40,19 @@ def what_is(data: QMimeData) -> DroppedFiles | None:
         by_size = sorted(models, key=lambda path: path.stat().st_size, reverse=True)
         return DroppedFiles(tuple(by_size[:2]))
     traces = [folder for path in paths if (folder := find_trace(path)) is not None]
+    traces = traces or [path for path in paths[:_MOST_LOOKED_AT] if _is_foreign(path)]
     return DroppedFiles(trace=traces[0]) if traces else None
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether another engine wrote a file, by the beginning of its content."""
+    from engine.observe.importing import recognise
+
+    try:
+        with path.open("rb") as file:
+            return recognise(file.read(_HEAD)) is not None
+    except OSError:
+        return False
 
 
 class DropTarget(QObject):

@@ -84,6 +84,7 @@ class EngineNews(QObject):
         panels.model_map.set_loadable(state is State.INSPECTED)
         panels.run_panel.set_compute_enabled(
             state not in (State.LOADING, State.RUNNING, State.PAUSED)
+            and self._bridge.server is None
         )
         self._show_model_text()
         self._tell_of_run_behind()

@@ -96,6 +96,12 @@ class Panels:
         """Whether the comparison on show has a position beyond the bound."""
         return self._is_complete and self.divergence.has_divergences
 
+    def show_triage(self, verdict: str, reason: str) -> None:
+        """What came of comparing the texts of two runs; empty: nothing yet."""
+        self.runs.pair.say(f"Verdict: {verdict}. {reason}" if verdict else "")
+        if self._is_complete:
+            self.divergence.show_triage(verdict, reason)
+
     def fill(self, docks: Docks) -> None:
         """Put the views made so far into their docks."""
         for name, view in (

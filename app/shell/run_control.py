@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtWidgets import QWidget
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QInputDialog, QWidget
 
 from app.dialogs.connect import LOOPBACK, ConnectDialog
 from app.dialogs.files import ask_model
@@ -14,8 +15,10 @@ from app.engine_thread.jobs import CompareRequest, ScriptRequest
 from app.saved.settings import Settings
 from app.shell.docks import Docks
 from app.shell.panels import Panels
+from engine.compare.llama_library import folder_of
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
+from engine.errors import OptionError
 from engine.trace.run_ref import RunRef
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
 
@@ -127,7 +130,12 @@ class RunControl:
         elif self._options_are_sound():
             panel = self._panels.run_panel
             texts = tuple(panel.texts())
-            self.compare(CompareRequest(texts, panel.options(), lanes, chat=panel.chat()))
+            library = self._settings.llama_library
+            self.compare(
+                CompareRequest(
+                    texts, panel.options(), lanes, chat=panel.chat(), llama_library=library
+                )
+            )
 
     def compare(self, request: CompareRequest | ScriptRequest) -> None:
         """Run lanes side by side, and bring them into sight."""
@@ -153,9 +161,34 @@ class RunControl:
             return
         self.compare(
             CompareRequest(
-                scenario.prompts, scenario.options, scenario.lanes, scenario.draft_accept
+                scenario.prompts,
+                scenario.options,
+                scenario.lanes,
+                scenario.draft_accept,
+                llama_library=self._settings.llama_library,
             )
         )
+
+    def ask_llama_library(self) -> None:
+        """Let the user name the build of llama.cpp that its lanes use."""
+        dialog = QInputDialog(self._window)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.setWindowTitle("llama.cpp library")
+        dialog.setLabelText("Folder of a build of llama.cpp; empty for that of llama-cpp-python")
+        dialog.setTextValue(str(self._settings.llama_library or ""))
+        dialog.textValueSelected.connect(self.use_llama_library)
+        dialog.open()
+
+    def use_llama_library(self, name: str) -> None:
+        """Lanes of llama.cpp use this build from now on, or with an empty name their own."""
+        try:
+            folder = folder_of(Path(name.strip()).expanduser()) if name.strip() else None
+        except OptionError as error:
+            self._panels.banners.add("error", str(error))
+            return
+        self._settings.llama_library = folder
+        of = "of llama-cpp-python" if folder is None else f"in {folder}"
+        self._panels.banners.add("info", f"Lanes of llama.cpp use the library {of}.")
 
     def measure_fidelity(self) -> None:
         """Compare the compute mode with f32."""

@@ -27,6 +27,7 @@ from app.shell.engine_news import EngineNews
 from app.shell.menus import PlotsMenu, RecentMenu, ScenarioMenu, make_menus, make_toolbar
 from app.shell.panels import Panels
 from app.shell.run_control import RunControl
+from app.shell.run_pairs import RunPairs
 from app.shell.sessions import Sessions
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
@@ -68,6 +69,7 @@ class MainWindow(QMainWindow):
         self.palette_box = CommandPalette(self._commands, self)
         self.appearance = Appearance(settings, self.actions_by_id, self.docks, self.panels, self)
         self.news = EngineNews(bridge, self.panels, self.feed, settings, self)
+        self.run_pairs = RunPairs(bridge, self.panels, self.feed, self)
         self._connect_actions()
         self._connect_panels()
         if whole:
@@ -182,6 +184,7 @@ class MainWindow(QMainWindow):
             "run.compare": control.compare_chosen,
             "run.add_break": control.write_break,
             "run.measure_fidelity": control.measure_fidelity,
+            "run.llama_library": control.ask_llama_library,
             "go.previous_round": lambda: self.inspector.step_round(-1),
             "go.next_round": lambda: self.inspector.step_round(+1),
             "go.inspect": lambda: self.docks.reveal("inspector"),
@@ -210,6 +213,7 @@ class MainWindow(QMainWindow):
         self.model_map.load_asked.connect(control.reload)
         self.run_panel.compute_changed.connect(control.reload)
         self.bridge.state_changed.connect(control.begin_watching)
+        self.run_pairs.changed.connect(self._enable_actions)
         self.bridge.rescore_unsure.connect(control.offer_rescore)
         feed.numbers_changed.connect(self.status.set_numbers)
         feed.run_shown.connect(self._enable_actions)
@@ -235,7 +239,7 @@ class MainWindow(QMainWindow):
         divergence.divergences_changed.connect(self._enable_actions)
         self._connect(
             {
-                "go.first_divergence": divergence.go_first,
+                "go.first_divergence": self._go_to_first_divergence,
                 "go.next_divergence": divergence.go_next,
                 "go.previous_divergence": divergence.go_previous,
             }
@@ -258,6 +262,14 @@ class MainWindow(QMainWindow):
         enable_actions(
             self.actions_by_id, self.bridge, self.feed.run, self.panels, self.scenario_menu
         )
+        if self.run_pairs.part:
+            self.actions_by_id["go.first_divergence"].setEnabled(True)
+
+    def _go_to_first_divergence(self) -> None:
+        if self.panels.has_divergences:
+            self.divergence.go_first()
+        else:
+            self.run_pairs.go_first()
 
     def _export_shown(self) -> None:
         if self.feed.run is not None:

@@ -51,14 +51,13 @@ class DivergenceView(QWidget):
         self.bar = PositionBar(actions)
         self.plots.head.addWidget(self.bar)
         self._stack = QStackedWidget()
-        self._stack.addWidget(
-            EmptyState(
-                "No comparison yet",
-                "Runs the prompt once without drafting and once in every lane, and shows where "
-                "their logits and states come apart.",
-                [actions["run.compare"]],
-            )
+        self._empty = EmptyState(
+            "No comparison yet",
+            "Runs the prompt once without drafting and once in every lane, and shows where "
+            "their logits and states come apart.",
+            [actions["run.compare"]],
         )
+        self._stack.addWidget(self._empty)
         self._lay_out()
         self.header.lane_chosen.connect(self._on_lane_chosen)
         self.bar.seq_chosen.connect(self._show_seq)
@@ -77,6 +76,10 @@ class DivergenceView(QWidget):
     def has_divergences(self) -> bool:
         """Whether any lane is beyond the bound anywhere."""
         return self._has_divergences
+
+    def show_triage(self, verdict: str, reason: str) -> None:
+        """Say where two runs that lie over each other part, where no lanes do; empty: none do."""
+        self._empty.say(f"Two runs: {verdict}" if verdict else "", reason)
 
     # -- the trace -------------------------------------------------------------------------
 

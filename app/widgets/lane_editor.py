@@ -10,13 +10,20 @@ from PySide6.QtWidgets import QHBoxLayout, QMenu, QPlainTextEdit, QPushButton, Q
 
 from app.looks.theme import Theme, fixed_font
 from app.widgets.status_message import StatusMessage
-from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
+from engine.compare.lane_spec import DEFAULT_LANES, LLAMA, NOISE_LANE, LaneSpec
+from engine.compare.llama_library import missing
 from engine.errors import OptionError
 from engine.options import FAULTS, ROLLBACK_POLICIES, RunOptions
 from engine.options.idle_faults import notes_on
-from engine.trace.records import NOISE, REFERENCE
+from engine.trace.records import NOISE, PEER, REFERENCE
 
 _SHOWN_LINES = 3
+_LLAMA_LANES = (
+    LLAMA,
+    f"{LLAMA},rollback=planes",
+    f"{LLAMA},rollback=checkpoint",
+    f"{LLAMA},rollback=checkpoint,device",
+)
 _HINT = (
     "One lane a line: POLICY[,key=value…], such as planes,n_rs_seq=2,split=seq. "
     "The reference and noise lanes are always there."
@@ -112,6 +119,8 @@ class LaneEditor(QWidget):
         try:
             lanes = parse_lanes(self.text.toPlainText())
             self.note = self._idle_faults(lanes)
+            if any(lane.llama or lane.kind == PEER for lane in lanes):
+                self.note = missing() or self.note
         except OptionError as error:
             self.error = str(error)
         severity = "error" if self.error else "warning" if self.note else "info"
@@ -129,11 +138,17 @@ class LaneEditor(QWidget):
 
     def _make_menu(self) -> QMenu:
         menu = QMenu(self)
+        menu.setToolTipsVisible(True)
         faulty = [f"{fault.shown_by},fault={name}" for name, fault in FAULTS.items()]
         for names in (ROLLBACK_POLICIES, ["planes,split=seq", "planes,kv=unified"], faulty):
             for name in names:
                 menu.addAction(name, lambda lane=name: self._add(lane))
             menu.addSeparator()
+        without = missing()
+        for name in _LLAMA_LANES:
+            action = menu.addAction(name, lambda lane=name: self._add(lane))
+            action.setEnabled(not without)
+            action.setToolTip(without)
         return menu
 
     def _add(self, lane: str) -> None:

@@ -23,6 +23,7 @@ class RunPair(QWidget):
         super().__init__(parent)
         self._overlay: RunOverlay | None = None
         self._size_shown: int | None = None
+        self._verdict = ""
         self.model = RunPairTable(self)
         self.table = plain_table(self.model, "Run on show and overlaid run")
         header = self.table.horizontalHeader()
@@ -39,9 +40,15 @@ class RunPair(QWidget):
 
     def set_overlay(self, overlay: RunOverlay | None) -> None:
         """Compare the run on show with this one, or hide."""
-        self._overlay, self._size_shown = overlay, None
+        self._overlay, self._size_shown, self._verdict = overlay, None, ""
         self.setVisible(overlay is not None)
         self.refresh()
+
+    def say(self, sentence: str) -> None:
+        """What came of comparing the texts of both, once they have ended."""
+        self._verdict = sentence
+        if sentence:
+            self.text.setText(sentence)
 
     def refresh(self) -> None:
         """Bring the figures up to date, if somebody looks and there is something new."""
@@ -55,7 +62,7 @@ class RunPair(QWidget):
             return
         self._size_shown = size
         self.model.show_pairs(run_names(*runs), compare_runs(*runs))
-        self.text.setText(text_difference(*runs))
+        self.text.setText(self._verdict or text_difference(*runs))
         self._fit()
 
     def _fit(self) -> None:

@@ -29,7 +29,8 @@ _KEYS = {
 _WORDS = ("batch-invariant", "free")
 """Keys without a value."""
 LLAMA = "llama.cpp"
-LLAMA_ROLLBACKS = ("planes", "checkpoint", NOISE)
+LLAMA_POLICIES = ("planes", "checkpoint")
+LLAMA_ROLLBACKS = (*LLAMA_POLICIES, NOISE)
 _LLAMA_KEYS = {
     "planes": ("n_rs_seq", "step", "undo", "show-planes"),
     "checkpoint": ("device",),

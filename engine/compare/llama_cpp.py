@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from engine.compare.llama_library import INSTALL
 from engine.errors import ContextFullError, OptionError, PeerLibraryError, UnsupportedModelError
 
 WHOLE, PARTIAL, ON_DEVICE = 0, 1, 2
@@ -51,8 +52,7 @@ def require() -> ModuleType:
         return importlib.import_module("llama_cpp")
     except ImportError as error:
         raise OptionError(
-            f"llama.cpp lanes need llama-cpp-python, which cannot be imported ({error}).",
-            "Install it with: pip install 'llama-cpp-python>=0.3.36'",
+            f"llama.cpp lanes need llama-cpp-python, which cannot be imported ({error}).", INSTALL
         ) from error
     except (AttributeError, OSError, RuntimeError) as error:
         raise PeerLibraryError(
@@ -98,17 +98,24 @@ class LlamaCpp:
         )
 
     def open_context(
-        self, n_seqs: int, n_ctx: int, n_ubatch: int, n_rs_seq: int, n_threads: int
+        self,
+        n_seqs: int,
+        n_ctx: int,
+        n_ubatch: int,
+        n_rs_seq: int,
+        n_threads: int,
+        n_batch: int | None = None,
     ) -> tuple[int, int]:
         """n_seqs sequences of n_ctx cells each: attention cells float32, no flash attention.
 
-        n_rs_seq: snapshot planes to ask for. Returns the context's number and the planes that it
-        has, 0 where the architecture has none. Raises UnsupportedModelError, and OptionError where
-        the binding knows no planes.
+        n_batch: tokens of a batch, None = those of a ubatch. n_rs_seq: snapshot planes to ask for.
+        Returns the context's number and the planes that it has, 0 where the architecture has none.
+        Raises UnsupportedModelError, and OptionError where the binding knows no planes.
         """
         api, settings = self._api, self._api.llama_context_default_params()
         settings.n_ctx, settings.n_seq_max = n_ctx * n_seqs, n_seqs
-        settings.n_batch = settings.n_ubatch = min(n_ubatch, n_ctx)
+        settings.n_ubatch = min(n_ubatch, n_ctx)
+        settings.n_batch = settings.n_ubatch if n_batch is None else n_batch
         settings.n_threads = settings.n_threads_batch = n_threads
         settings.flash_attn_type = _NO_FLASH_ATTENTION
         settings.type_k = settings.type_v = _F32
@@ -116,8 +123,7 @@ class LlamaCpp:
         if n_rs_seq:
             if not hasattr(settings, "n_rs_seq"):
                 raise OptionError(
-                    "This llama-cpp-python knows no snapshot planes (n_rs_seq).",
-                    "Install a newer one with: pip install 'llama-cpp-python>=0.3.36'",
+                    "This llama-cpp-python knows no snapshot planes (n_rs_seq).", INSTALL
                 )
             settings.n_rs_seq = n_rs_seq
         handle = api.llama_init_from_model(self._model, settings)

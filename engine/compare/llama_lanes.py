@@ -144,11 +144,20 @@ class LlamaRollbackLane(_JudgedByPlain):
         self._clock.stop("save")
         logits = _by_sequence(round_, self._verified(round_))
         self._clock.stop("verify")
-        facts = [self._undo(part, logits, saved[part.seq]) for part in round_.parts]
+        facts, refusals = [], []
+        for part in round_.parts:
+            facts.append(self._facts(part, logits[part.seq], saved[part.seq]))
+            try:
+                self._undo(part, facts[-1], logits, saved[part.seq])
+            except RollbackRefusedError as error:
+                facts[-1].rollback_path = "refused"
+                refusals.append(error)
         self._recorder.round(
             round_.number, facts, None, self._clock, told={"n_rs_seq": self.n_rs_seq}
         )
         self._record_slots(round_.number)
+        if refusals:
+            raise refusals[0]
         for part in round_.parts:
             self._measure(round_, part, logits[part.seq], self._difference(part))
 
@@ -172,50 +181,54 @@ class LlamaRollbackLane(_JudgedByPlain):
     def _flags(self) -> int:
         return PARTIAL | (ON_DEVICE if self._way.on_device else 0)
 
-    def _undo(
-        self, part: SequenceRound, logits: dict[int, torch.Tensor], saved: bytes | None
-    ) -> RoundFacts:
-        """Undo what was rejected. logits of the sequence become those that it goes on from."""
-        n, kept = len(part.tokens), len(part.chosen)
+    def _facts(self, part: SequenceRound, logits: torch.Tensor, saved: bytes | None) -> RoundFacts:
+        """A round before anything is undone of it."""
         facts = round_facts(
             seq_id=part.seq_id,
             seq=part.seq,
             pos0=part.pos0,
-            width=n,
+            width=len(part.tokens),
             draft=part.draft,
             tokens=part.chosen,
             n_own=1,
             n_emitted=part.n_emitted,
-            n_kept=kept,
-            logits=logits[part.seq],
+            n_kept=len(part.chosen),
+            logits=logits,
         )
         facts.accept_rule = self._rule if part.draft else ""
-        if saved is not None:
-            facts.checkpoint_bytes = len(saved)
+        facts.checkpoint_bytes = 0 if saved is None else len(saved)
+        return facts
+
+    def _undo(
+        self,
+        part: SequenceRound,
+        facts: RoundFacts,
+        logits: dict[int, torch.Tensor],
+        saved: bytes | None,
+    ) -> None:
+        """Undo what was rejected. logits of the sequence become those that it goes on from.
+        Raises RollbackRefusedError."""
+        n, kept = len(part.tokens), len(part.chosen)
         if self._way.shows_planes:
             self._show_planes(part)
         if kept == n:
-            return facts
+            return
         if saved is not None:
             self.engine.load(self.context, part.seq, saved, self._flags)
             self._remove(part, part.pos0)
             facts.rollback_path, facts.restored_bytes = "restore", len(saved)
             self._clock.stop("restore", [part.seq])
-        elif self._way.undoes_batch:
-            self._remove(part, part.pos0)
-            facts.rollback_path, facts.memory_rollback = "seq_rm", n
-            self._clock.stop("rollback", [part.seq])
-            self._tell_plane(part, n)
         else:
-            self._remove(part, part.pos0 + kept)
-            facts.rollback_path = "seq_rm"
+            depth = n if self._way.undoes_batch else n - kept
+            self._remove(part, part.pos0 + n - depth)
+            facts.rollback_path, facts.memory_rollback = "seq_rm", depth
             self._clock.stop("rollback", [part.seq])
-            self._tell_plane(part, n - kept)
-            return facts
+            self._tell_plane(part, depth)
+            if not self._way.undoes_batch:
+                return
         facts.n_replays = 1
         logits[part.seq] = self.decode([TokenSpan(part.seq, part.pos0, part.tokens[:kept], kept)])
         self._clock.stop("replay", [part.seq])
-        return facts
 
     def _remove(self, part: SequenceRound, p0: int) -> None:
         """Raises RollbackRefusedError."""

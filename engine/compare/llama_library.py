@@ -10,7 +10,7 @@ sizes, and give the fields the values that the binding's own library gives them.
 from __future__ import annotations
 
 import ctypes
-import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -29,7 +29,15 @@ _STRUCTS = ("llama_context_default_params", "llama_model_default_params")
 _ROOM = 1 << 14
 _PADDING = 8
 _PROBE_S = 60.0
+INSTALL = "Install it with: pip install 'llama-cpp-python>=0.3.36'"
 _REMEDY = "Use a build of the sources that this llama-cpp-python was made from."
+
+
+def missing() -> str:
+    """Why there can be no lanes of llama.cpp here, in a sentence; empty if there can."""
+    if importlib.util.find_spec("llama_cpp") is not None:
+        return ""
+    return f"llama.cpp lanes need llama-cpp-python. {INSTALL}"
 
 
 def folder_of(library: Path) -> Path:
@@ -130,7 +138,7 @@ def _probe(folder: Path | None, *, must_load: bool = True) -> dict[str, Any]:
         raise OptionError(
             f"llama.cpp lanes need llama-cpp-python, which cannot be imported "
             f"({found['missing']}).",
-            "Install it with: pip install 'llama-cpp-python>=0.3.36'",
+            INSTALL,
         )
     if "error" not in found:
         return found

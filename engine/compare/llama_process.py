@@ -37,7 +37,13 @@ class LlamaEngine(Protocol):
 
     def facts(self) -> ModelFacts: ...
     def open_context(
-        self, n_seqs: int, n_ctx: int, n_ubatch: int, n_rs_seq: int, n_threads: int
+        self,
+        n_seqs: int,
+        n_ctx: int,
+        n_ubatch: int,
+        n_rs_seq: int,
+        n_threads: int,
+        n_batch: int | None = None,
     ) -> tuple[int, int]: ...
     def decode(self, number: int, spans: Sequence[TokenSpan]) -> np.ndarray: ...
     def seq_rm(self, number: int, seq: int, p0: int, p1: int = -1) -> bool: ...
@@ -80,9 +86,17 @@ class LlamaProcess:
         return found
 
     def open_context(
-        self, n_seqs: int, n_ctx: int, n_ubatch: int, n_rs_seq: int, n_threads: int
+        self,
+        n_seqs: int,
+        n_ctx: int,
+        n_ubatch: int,
+        n_rs_seq: int,
+        n_threads: int,
+        n_batch: int | None = None,
     ) -> tuple[int, int]:
-        number, found = self._call("open_context", n_seqs, n_ctx, n_ubatch, n_rs_seq, n_threads)
+        number, found = self._call(
+            "open_context", n_seqs, n_ctx, n_ubatch, n_rs_seq, n_threads, n_batch
+        )
         return number, found
 
     def decode(self, number: int, spans: Sequence[TokenSpan]) -> np.ndarray:

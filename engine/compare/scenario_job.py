@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from engine.compare.comparison import Comparison
 from engine.compare.scenario import Scenario
 from engine.run import Run
@@ -15,6 +17,7 @@ def start_comparison(
     trace: TraceStore | None = None,
     *,
     bound: float | None = None,
+    llama_library: Path | None = None,
 ) -> Comparison:
     """The comparison of a scenario with lanes. Raises OptionError and what Comparison raises."""
     prompts = [session.prompt(text) for text in scenario.prompts]
@@ -26,6 +29,7 @@ def start_comparison(
         trace,
         bound=bound,
         draft_accept=scenario.draft_accept or None,
+        llama_library=llama_library,
     )
 
 

@@ -1,10 +1,11 @@
 """How far apart two right arithmetics put the two best tokens, measured on the text in question.
 
-A server's logits are never ours: it rounds what a weight is multiplied with, adds in another order,
-and in another one for another width of the batch. So the text is decoded once more by models that
-round as the engine of the run does, jittered like the lanes of a peer's noise, and what that moves
-the gap between the two most probable tokens by, at most, is what noise can do. A token that lies no
-further behind the best one is a near tie.
+A server's logits are never ours: it rounds what a weight is multiplied with, keeps keys and values
+in half precision, adds in another order, and in another one for another width of the batch. So the
+text is decoded once more by models that round as the engine of the run does, jittered like the
+lanes of a peer's noise. What they move the logit of either of the two most probable tokens by, at
+most, may happen to both in opposite directions: a token whose logit lies no further behind the best
+one than twice that is a near tie.
 """
 
 from __future__ import annotations
@@ -34,32 +35,36 @@ def noise_of_gaps(
     progress: ReportProgress,
     cancelled: Callable[[], bool],
 ) -> float:
-    """The largest change of the gap between the two best logits over all positions of the texts.
+    """How much rounding may change the gap between the two best logits, over all positions of the
+    texts.
 
     facts: of the run whose tokens are judged. Raises Cancelled, and what loading a model raises.
     """
-    models = [session.model, *_models_like(session, facts)]
-    teacher, worst = Teacher(models, max(map(len, texts))), 0.0
+    own = _is_own(facts)
+    models = _models_like(session, facts)
+    n_longest = max(map(len, texts))
+    if own:
+        teacher = Teacher([session.model, *models], n_longest)
+    else:
+        teacher = Teacher([session.model], n_longest, half=models)
+    worst = 0.0
     total = sum(map(len, texts))
     done = 0
     for tokens in texts:
         for _, (mine, *others) in teacher.rows(tokens):
             check_cancelled(cancelled)
-            top = torch.topk(mine.double(), 2)
-            gap = top.values[:, 0] - top.values[:, 1]
+            best = torch.topk(mine, 2)
             for logits in others:
-                pair = logits.to(mine.device).double().gather(1, top.indices)
-                moved = (pair[:, 0] - pair[:, 1] - gap).abs()
-                worst = max(worst, float(moved.max()))
+                moved = logits.to(mine.device).gather(1, best.indices) - best.values
+                worst = max(worst, float(moved.abs().max()))
             done += len(mine)
             progress(done, total, "measuring what rounding does")
-    return worst
+    return 2 * worst
 
 
 def _models_like(session: Session, facts: Mapping[str, Any]) -> list[HybridModel]:
     """Models with the arithmetic of the engine that made the run, a little off in several ways."""
-    source = facts.get("source")
-    if not isinstance(source, dict) or source.get("engine") == this_engine().engine:
+    if _is_own(facts):
         compute = str(facts.get("compute", session.compute))
         model = session.model_in(compute)
         jitters = [JITTER.get(model.compute, JITTER_ROUNDED)] * len(_SEEDS)
@@ -69,3 +74,9 @@ def _models_like(session: Session, facts: Mapping[str, Any]) -> list[HybridModel
         fine = JITTER[model.compute]
         jitters = [JITTER_ROUNDED if rounds and seed != _FINE else fine for seed in _SEEDS]
     return [model.jittered(amount, seed) for amount, seed in zip(jitters, _SEEDS, strict=True)]
+
+
+def _is_own(facts: Mapping[str, Any]) -> bool:
+    """Whether this program made a run."""
+    source = facts.get("source")
+    return not isinstance(source, dict) or source.get("engine") == this_engine().engine

@@ -36,6 +36,8 @@ def asked_of(facts: Mapping[str, Any], seq_id: int) -> Asked:
 def _asked(request: Mapping[str, Any]) -> Asked:
     """What was sent, and what the server said it took of it."""
     prompt, messages = request.get("prompt"), _listed(request.get("messages"))
+    if isinstance(prompt, str) and str(request.get("path")).endswith("/responses"):
+        prompt, messages = None, [{"role": "user", "content": prompt}]
     settings: dict[str, Any] = {}
     for name in ("settings", "generation_settings"):
         if isinstance(told := request.get(name), dict):

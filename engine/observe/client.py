@@ -140,12 +140,18 @@ class ServerClient:
     def slots(self) -> list[dict[str, Any]] | None:
         """The reply of /slots, None where the server tells nothing of them. Raises ServerError."""
         reply = self._call(self._told("/slots"))
-        return reply if isinstance(reply, list) else None
+        if not isinstance(reply, list):
+            return None
+        return [slot for slot in reply if isinstance(slot, dict)]
 
     def metrics(self) -> tuple[str, str] | None:
         """The text of /metrics, and what is the same as long as the server is not started again;
         None for a server without --metrics. Raises ServerError."""
         return self._call(self._metrics())
+
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON of a short reply: of a GET, with a body of a POST. Raises ServerError."""
+        return self._call(self._json("GET" if body is None else "POST", path, body))
 
     def chat_prompt(self, text: str, kwargs: Mapping[str, Any]) -> str:
         """A user's message in the chat template of the server's model. kwargs: variables of the
@@ -153,14 +159,10 @@ class ServerClient:
         body: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
         if kwargs:
             body["chat_template_kwargs"] = dict(kwargs)
-        reply = self._call(self._json("POST", "/apply-template", body))
+        reply = self.ask("/apply-template", body)
         if not isinstance(reply, dict) or not isinstance(reply.get("prompt"), str):
             raise self._foreign("/apply-template")
         return str(reply["prompt"])
-
-    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON that a path answers, to a body with POST. Raises ServerError."""
-        return self._call(self._json("GET" if body is None else "POST", path, body))
 
     def stream(
         self, request: int, path: str, body: bytes, inbox: Inbox, conversation: str | None = None

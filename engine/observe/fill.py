@@ -4,13 +4,12 @@ per token. What a server does not tell stays empty."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.observe.log import LogRound
 from engine.observe.rounds import ObservedRound, StreamedToken
 from engine.observe.shares import PlaneReach
-from engine.observe.stream import Timings
 from engine.trace.records import N_TOP
 from engine.trace.writer import TraceWriter
 
@@ -40,6 +39,24 @@ COLUMNS = {
 """What a stream of llama-server tells of the columns that it fills; the others are absent."""
 
 
+LOG_COLUMNS = {
+    "rounds": {
+        "round": "derived",
+        "pos0": "observed",
+        "num_draft_tokens": "observed",
+        "num_accepted_draft_tokens": "observed",
+        "num_emitted": "observed",
+        "rollback_path": "observed",
+        "rollback_depth": "derived",
+        "memory_rollback": "derived",
+        "stop_kind": "derived",
+        "total_ms": "derived",
+    },
+    "tokens": {"pos": "derived", "kind": "derived", "token_id": "observed"},
+}
+"""The same of a log by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class PromptPart:
     """Tokens of a prompt that were processed together. pos0: position of the first."""
@@ -53,7 +70,8 @@ class PromptPart:
 @dataclass(frozen=True, slots=True)
 class ReadyRow:
     """A row of `rounds` that is settled. t_ms: its end, in the run's time. n_prompt: tokens of the
-    sequence's prompt. prompt_ids: of the whole prompt, with its first part."""
+    sequence's prompt. prompt_ids: of the whole prompt, with its first part. Without round and part:
+    a prompt of which only the first token is known to have come."""
 
     t_ms: float
     seq_id: int
@@ -72,8 +90,10 @@ class RowWriter:
         self.drafters: list[str] = []
         """The server's drafters, as far as known."""
 
-    def write(self, ready: ReadyRow) -> None:
-        """One row and its tokens, as the round after the last one written."""
+    def write(self, ready: ReadyRow, begun_ms: float = 0.0) -> None:
+        """One row and its tokens, as the round after the last one written. begun_ms: the run's
+        beginning on the row's clock."""
+        ready = replace(ready, t_ms=max(ready.t_ms - begun_ms, 0.0))
         ids = {"round": self._n_rounds, "seq_id": ready.seq_id}
         self._n_rounds += 1
         if ready.prompt_ids:
@@ -82,6 +102,8 @@ class RowWriter:
             self._part(ids, ready, ready.part)
         elif ready.round is not None:
             self._round(ids, ready, ready.round)
+        else:
+            self._writer.append("rounds", **ids, num_emitted=1)
 
     def _prompt(self, ids: dict[str, int], prompt: Sequence[int]) -> None:
         n = len(prompt)
@@ -96,7 +118,7 @@ class RowWriter:
         self._writer.append(
             "rounds",
             **ids,
-            t_ms=max(ready.t_ms, 0.0),
+            t_ms=ready.t_ms,
             pos0=part.pos0,
             num_target_tokens=1 if first else 0,
             num_emitted=first.emitted if first else 0,
@@ -111,14 +133,15 @@ class RowWriter:
         )
 
     def _round(self, ids: dict[str, int], ready: ReadyRow, one: ObservedRound) -> None:
-        self._tokens(ids, ready.n_prompt, one)
-        is_one = one.n_merged == 1
+        is_one, is_placed = one.n_merged == 1, one.first > 0
         restored = one.path == "restore"
+        if is_placed:
+            self._tokens(ids, ready.n_prompt, one)
         self._writer.append(
             "rounds",
             **ids,
-            t_ms=max(ready.t_ms, 0.0),
-            pos0=ready.n_prompt + one.first - 2,
+            t_ms=ready.t_ms,
+            pos0=ready.n_prompt + one.first - 2 if is_placed else None,
             drafter=self._drafter(one),
             accept_rule="match" if one.drafted else "",
             num_draft_tokens=one.drafted,
@@ -132,7 +155,7 @@ class RowWriter:
             n_rs_seq=self._reach.n_rs_seq,
             replay_index=int(restored) if one.path and is_one else None,
             verify_width=one.drafted + 1 if is_one else None,
-            total_ms=one.name_ms - one.before_ms,
+            total_ms=one.name_ms - one.before_ms if is_placed else None,
             n_merged=one.n_merged if not is_one else None,
             **_of_log(one.log),
         )
@@ -208,7 +231,8 @@ def path_name(path: str, reach: PlaneReach) -> str:
 
 
 def _stop_kind(one: ObservedRound) -> str:
-    if one.is_cut:
+    """How the round ended: with the last token of the target's own, or cut before any."""
+    if one.is_cut and one.drafted and one.emitted <= one.accepted:
         return "end"
     kinds = one.kinds()
     return "" if not kinds or kinds[-1] == "unknown" else kinds[-1]
@@ -233,61 +257,3 @@ def _of_log(log: LogRound | None) -> dict[str, Any]:
         return {}
     phases = {f"{phase}_ms": ms for phase, ms in log.phases.items()}
     return {"checkpoint_bytes": log.checkpoint_bytes, **phases}
-
-
-def told_figures(told: Sequence[Timings], has_rows: bool) -> dict[str, Any]:
-    """The server's own counters under the names of `engine.trace.timings.summary`, of one sequence
-    or of several together. has_rows: rounds were told as well; else what needs them is None."""
-
-    def rate(part: float, whole: float) -> float | None:
-        return part / whole if whole else None
-
-    n_prompt, n_predicted = sum(t.prompt_n for t in told), sum(t.predicted_n for t in told)
-    prompt_ms = sum(t.prompt_ms for t in told)
-    drafted, accepted = sum(t.draft_n for t in told), sum(t.draft_n_accepted for t in told)
-    figures: dict[str, Any] = {
-        "cache_n": sum(t.cache_n for t in told),
-        "prompt_n": n_prompt,
-        "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": rate(prompt_ms, n_prompt),
-        "prompt_per_second": rate(1e3 * n_prompt, prompt_ms),
-        "predicted_n": n_predicted,
-    }
-    if drafted:
-        figures |= {
-            "draft_n": drafted,
-            "draft_n_accepted": accepted,
-            "draft_acceptance_rate": accepted / drafted,
-        }
-    if len(told) == 1:
-        ms, n_timed = told[0].predicted_ms, max(n_predicted - 1, 0)
-        figures |= {
-            "predicted_ms": ms,
-            "predicted_per_token_ms": rate(ms, n_timed),
-            "predicted_per_second": rate(1e3 * n_timed, ms),
-            "predicted_per_token_ms_n_gen": rate(ms, n_predicted),
-            "predicted_per_second_n_gen": rate(1e3 * n_predicted, ms),
-        }
-    if not has_rows:
-        figures |= dict.fromkeys(_NEED_ROWS)
-        if len(told) > 1:  # times of requests that ran together do not add up
-            figures |= dict.fromkeys(_NEED_TIMES)
-    return figures
-
-
-_NEED_ROWS = (
-    "num_spec_steps",
-    "mean_acceptance_length",
-    "acceptance_histogram",
-    "num_draft_tokens_per_pos",
-    "num_accepted_tokens_per_pos",
-    "acceptance_per_position",
-    "rollback_depth_histogram",
-)
-_NEED_TIMES = (
-    "predicted_ms",
-    "predicted_per_token_ms",
-    "predicted_per_second",
-    "predicted_per_token_ms_n_gen",
-    "predicted_per_second_n_gen",
-)

@@ -47,6 +47,8 @@ _MOST_DP = 0.05
 _TIE_P = 0.02
 """Probabilities of a server on the same file, largest difference; and what makes a tie."""
 _N_PROBS = 20
+_ANY_TEXT = "def add(first, second):\n    return first + second\n"
+"""What is cut into tokens, and probed with, where the run has no prompt as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,8 @@ def identify(
         if found.verdict != UNKNOWN:
             return found
         found = by_figures(told_figures(server.ask("/v1/models", None)), file)
-    text = _prompt(facts)
-    if found.verdict == UNKNOWN and text:
+    text = _prompt(facts) or _ANY_TEXT
+    if found.verdict == UNKNOWN:
         found = by_tokens(server.ask, text, session.tokenizer)
         if found.verdict == UNKNOWN and server.may_probe:
             found = by_probe(server.ask, session.tokenizer.encode(text), session)
@@ -285,7 +287,7 @@ def by_text(shorts: Sequence[float]) -> Identity:
     speculation has changed in a few places; in between nobody can say."""
     n = len(shorts)
     if not n:
-        return Identity(UNKNOWN, "The settings of its requests are not known.")
+        return Identity(UNKNOWN, "None of its tokens can be judged.")
     n_right = sum(short <= 0 for short in shorts)
     if n_right >= _LEAST_SHARE * n and all(short <= _HALF for short in shorts):
         return Identity(LIKELY, f"{n_right} of {n} tokens are this model's choice.")

@@ -177,7 +177,8 @@ def _agree(streamed: Sequence[int | None], logged: Sequence[int]) -> bool:
     return all(a is None or a == b for a, b in zip(streamed, logged, strict=False))
 
 
-def _path(part: LogRound) -> str:
+def path_of(part: LogRound) -> str:
+    """The path of a round's rollback as the log tells it."""
     if part.restored:
         return "restore"
     return "seq_rm" if part.drafted > part.accepted else "none"
@@ -199,7 +200,7 @@ def _filled(
 
 def _told(row: ObservedRound, part: LogRound) -> ObservedRound:
     return replace(
-        row, tokens=_filled(row.tokens, part.tokens), path=_path(part), is_certain=True, log=part
+        row, tokens=_filled(row.tokens, part.tokens), path=path_of(part), is_certain=True, log=part
     )
 
 
@@ -234,7 +235,7 @@ def _told_apart(rows: list[ObservedRound], parts: list[LogRound]) -> list[Observ
                 part.accepted,
                 first,
                 _filled(mine, part.tokens),
-                _path(part),
+                path_of(part),
                 is_cut=is_last and rows[-1].is_cut,
                 log=part,
             )

@@ -37,6 +37,8 @@ _CACHED = re.compile(r"cached n_tokens = (\d+)")
 _PROMPT_TIME = re.compile(r"prompt eval time =\s*([\d.]+) ms /\s*(\d+) tokens")
 _EVAL_TIME = re.compile(r"(?<!prompt )eval time =\s*([\d.]+) ms /\s*(\d+) tokens")
 _SUMS = re.compile(r"draft acceptance = [\d.]+ \(\s*(\d+) accepted /\s*(\d+) generated\)")
+_MODEL = re.compile(r"load_model: loading model '([^']+)'")
+_BUILD = re.compile(r"build(?:_info)?\s*[:=]\s*(\S+)")
 _PLANES = re.compile(r"llama_context: n_rs_seq\s+= (\d+)")
 
 
@@ -119,6 +121,9 @@ class LogReader:
         self.drafters: list[str] = []
         self.is_synthetic = False
         self.is_light = True
+        self.model = ""
+        """The model's file, by its name."""
+        self.build = ""
         self._entries = _Entries()
         self._slots: dict[int, _Slot] = {}
         self._impls: list[tuple[str, int, int]] = []
@@ -147,6 +152,10 @@ class LogReader:
             self._impls = [*self._impls[-63:], (found[1], int(found[2]), int(found[3]))]
         elif (found := _IMPLEMENTATION.search(message)) is not None:
             self.drafters.append(found[1])
+        elif (found := _MODEL.search(message)) is not None:
+            self.model = file_name(found[1])
+        elif not self.build and (found := _BUILD.search(message)) is not None:
+            self.build = found[1]
         elif (found := _PLANES.search(message)) is not None:
             self.n_rs_seq = int(found[1]) if self.n_rs_seq is None else self.n_rs_seq
         elif "synthetic speculative acceptance is enabled" in message:
@@ -255,6 +264,11 @@ class LogReader:
             request.predicted_ms, request.predicted = float(found[1]), int(found[2])
         elif (found := _SUMS.search(said)) is not None:
             request.accepted, request.drafted = int(found[1]), int(found[2])
+
+
+def file_name(path: str) -> str:
+    """The last part of a path of any system."""
+    return re.split(r"[\\/]", path)[-1]
 
 
 class _PhaseClock:
@@ -375,3 +389,9 @@ def _json_entry(line: str) -> Iterator[tuple[int | None, str]]:
 def _microseconds(stamp: re.Match[str]) -> int:
     minutes, seconds, ms, us = (int(stamp[i]) for i in range(1, 5))
     return ((minutes * 60 + seconds) * 1000 + ms) * 1000 + us
+
+
+def is_log(head: bytes) -> bool:
+    """Whether a file's first bytes may be those of a log."""
+    text = head[:4096].decode("utf-8", "replace").lstrip()
+    return text.startswith('{"type":"log"') or _STAMP.match(text) is not None

@@ -8,9 +8,15 @@ import re
 from io import SEEK_END
 from pathlib import Path
 from stat import S_ISREG
+from time import perf_counter, sleep
 
-from engine.errors import OptionError
+from engine.errors import OptionError, TraceFileError
+from engine.observe.observed_run import ObservedRun
+from engine.trace.store import LOOK_S
 
+_QUIET_S = 0.2
+_SETTLE_S = 2.0
+"""How long a server is given to write what it has just done, seconds."""
 _AT_ONCE = 4 * 2**20
 _LONGEST_STARTUP = 2**20
 _FIRST_TASK = re.compile(rb"\| task \d")
@@ -63,3 +69,47 @@ class LogFollower:
     def close(self) -> None:
         """Read no more."""
         self._file.close()
+
+
+class JoinedLog:
+    """The log that a server writes while it is observed, joined to the rounds of a run.
+
+    unread: why it was not read to its end, and what to do about it. Raises OptionError for a file
+    that cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file: LogFollower | None = LogFollower(path)
+        self._looked = 0.0
+        self.unread = ""
+
+    def follow(self, run: ObservedRun) -> None:
+        """Read what the log tells, if the last look was not just now."""
+        if perf_counter() >= self._looked + LOOK_S:
+            self._look(run)
+
+    def finish(self, run: ObservedRun) -> None:
+        """Read the end of the log; the server writes it a moment later than its replies."""
+        until = perf_counter() + _SETTLE_S
+        last = perf_counter()
+        while self._file is not None and last + _QUIET_S > perf_counter() < until:
+            if self._look(run):
+                last = perf_counter()
+            sleep(LOOK_S)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            run.log_ended()
+
+    def _look(self, run: ObservedRun) -> bool:
+        """Whether the log told anything."""
+        self._looked = perf_counter()
+        if self._file is None:
+            return False
+        text = self._file.more()
+        try:
+            run.log(text)  # also of nothing, so that rows wait for the log from the first look on
+        except TraceFileError as error:
+            self._file.close()
+            self._file, self.unread = None, str(error)
+        return bool(text)

@@ -7,17 +7,26 @@ rows of rounds come out once they are settled. What a server does not tell stays
 from __future__ import annotations
 
 import heapq
+import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import PurePath, PureWindowsPath
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from engine.observe.counters import counted, differences, movement, read_counters
-from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter, told_figures
+from engine.observe.counters import (
+    ACCEPTED,
+    DRAFTED,
+    PREDICTED,
+    counted,
+    differences,
+    movement,
+    read_counters,
+)
+from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter
 from engine.observe.join import AnotherRunError, LogJoin
-from engine.observe.log import LogReader
+from engine.observe.log import LogReader, file_name
+from engine.observe.raw import RawRequest, RawStore
 from engine.observe.rounds import ContradictionError, ObservedRound, StreamRounds
 from engine.observe.shares import PlaneReach
 from engine.observe.stream import Chunk, EventReader, Timings, UnreadableError, read_json
@@ -53,6 +62,7 @@ class ObservedRequest:
         self, run: ObservedRun, number: int, path: str, body: Mapping[str, Any], at_ms: float
     ) -> None:
         self._run, self._body, self._sent_ms = run, body, at_ms
+        self._raw = run.keep(path, body, at_ms)
         self._reader = EventReader()
         self._status: int | None = None
         self._is_over = False
@@ -89,11 +99,16 @@ class ObservedRequest:
         self._reader = EventReader(kinds[0] if kinds else "")
         self._status = status
         self.learn(status=status)
+        if self._raw is not None:
+            self._raw.status, self._raw.head_ms = status, at_ms
+            self._raw.content_type = kinds[0] if kinds else ""
 
     def data(self, piece: bytes, at_ms: float) -> None:
         """A piece of the reply's body, cut anywhere. Never raises for what a server may send."""
         if self._is_over:
             return
+        if self._raw is not None and self._run.raw is not None:
+            self._run.raw.data(self._raw, piece, at_ms)
         try:
             for chunk in self._reader.feed(piece):
                 self._take(chunk, at_ms)
@@ -124,6 +139,8 @@ class ObservedRequest:
         """The reply was cut short. reason: one sentence for the user."""
         if self._is_over:
             return
+        if self._raw is not None:
+            self._raw.broke = reason
         open_ones = [one for one in self._answers.values() if not (one.is_last or one.is_broken)]
         if open_ones:
             self._cut(reason, open_ones)
@@ -133,6 +150,10 @@ class ObservedRequest:
 
     def left(self, at_ms: float) -> None:
         """The client has left, or was told to: no fault of the server."""
+        if self._is_over:
+            return
+        if self._raw is not None:
+            self._raw.has_left = True
         for answer in self._answers.values():
             answer.stop = answer.stop or "stopped"
         self._end(at_ms)
@@ -158,6 +179,8 @@ class ObservedRequest:
 
     def _end(self, at_ms: float) -> None:
         self._is_over = True
+        if self._raw is not None and math.isfinite(at_ms):
+            self._raw.done_ms = at_ms
         for answer in self._answers.values():
             try:
                 answer.end(at_ms)
@@ -169,7 +192,7 @@ class ObservedRequest:
         while len(self._answers) <= index:
             number = len(self._answers)
             answer = _Answer(self._run, self._body, number, self._run.n_answers, self._sent_ms)
-            answer.facts.update(self.facts, index=number)
+            answer.facts.update(self.facts, index=number, seq_ids=[answer.seq_id])
             self._run.join(answer)
             self._answers[number] = answer
         return self._answers[index]
@@ -234,13 +257,21 @@ class ObservedRun:
         server: ServerFacts,
         *,
         patience_ms: float = _PATIENCE_MS,
+        known: ObservedRun | None = None,
+        keep_raw: bool = True,
         **facts: Any,
     ) -> None:
-        """Begin a run. facts: JSON-able, whatever else is known of it. patience_ms: so long a row
-        may wait for others that ended earlier; rows are numbered by the end of their rounds."""
+        """Begin a run. facts: JSON-able, whatever else is known of it.
+
+        patience_ms: so long a row may wait for others that ended earlier; rows are numbered by the
+        end of their rounds. known: another run of the same server, which tells how deep its planes
+        reach. keep_raw: keep what is sent and received, for `capture`.
+        """
+        self.server = server
         build = server.props.get("build_info")
         version = build if isinstance(build, str) else ""
-        self._reach = PlaneReach()
+        self._reach = known.reach if known is not None else PlaneReach()
+        self.raw = RawStore() if keep_raw else None
         self._requests: list[ObservedRequest] = []
         self._answers: list[_Answer] = []
         self._ready: list[tuple[float, int, int, ReadyRow]] = []
@@ -263,6 +294,7 @@ class ObservedRun:
         )
         self.run_id = self._writer.run_id
         self._rows = RowWriter(self._writer, self._reach)
+        self._rows.drafters = known.drafters if known is not None else []
 
     @property
     def ended(self) -> bool:
@@ -295,6 +327,8 @@ class ObservedRun:
         """Lines that the server wrote into its log, cut anywhere. From the first call on, rows wait
         for what the log tells of them. Raises TraceFileError for a log that cannot be read."""
         reader = self.listen_to_log()
+        if self.raw is not None:
+            self.raw.add_log(text)
         reader.feed(text)
         self._learn_from_log(reader)
 
@@ -323,10 +357,24 @@ class ObservedRun:
     def counters(self, before: str, after: str) -> None:
         """Replies of /metrics before and after, all requests being over; a difference from what
         was counted here becomes a finding. Raises ValueError for a text that is none."""
+        if self.raw is not None:
+            self.raw.metrics = before, after
+        for answer in self._answers:
+            answer.give_up_log()
         self.release(math.inf)
         moved = movement(read_counters(before), read_counters(after))
-        store = self._writer.store
-        if found := differences(moved, counted(store, self.run_id)):
+        if not all(one.is_last and one.told is not None for one in self._answers):
+            return  # of some requests not even sums are known
+        if all(one.has_rows for one in self._answers):
+            counts = counted(self._writer.store, self.run_id)
+        else:
+            told = [one.told for one in self._answers if one.told is not None]
+            counts = {
+                DRAFTED: sum(one.draft_n for one in told),
+                ACCEPTED: sum(one.draft_n_accepted for one in told),
+                PREDICTED: sum(one.predicted_n for one in told),
+            }
+        if found := differences(moved, counts):
             self.find(
                 "counters-differ",
                 "The server counted other sums than its replies told.",
@@ -364,15 +412,19 @@ class ObservedRun:
             answer.give_up_log()
         self.release(math.inf)
         stops = [answer.stop or "stopped" for answer in self._answers]
-        told = [one.told for one in self._answers if one.told is not None]
-        if told:
-            has_all_rows = all(one.has_rows for one in self._answers if one.told is not None)
-            self._writer.set_facts(told=told_figures(told, has_all_rows))
+        told = [asdict(one.told) if one.told else None for one in self._answers]
+        self._writer.set_facts(told_timings=told)
         if error is not None:
             self._writer.facts.setdefault("error", error)
         self._writer.end(stops)
 
     # -- what its requests call ---------------------------------------------------------------
+
+    def keep(self, path: str, body: Mapping[str, Any], at_ms: float) -> RawRequest | None:
+        """A request's place among what is kept, None without room."""
+        if self.raw is None:
+            return None
+        return self.raw.request(path, body, len(json.dumps(body)), at_ms)
 
     def join(self, answer: _Answer) -> None:
         """A sequence more."""
@@ -389,6 +441,11 @@ class ObservedRun:
     def new_join(self) -> LogJoin | None:
         """How an answer is joined with the log, None without one."""
         return LogJoin(self._log, self._in_log) if self._log is not None else None
+
+    @property
+    def drafters(self) -> list[str]:
+        """The server's drafters, as far as known."""
+        return self._rows.drafters
 
     @property
     def n_answers(self) -> int:
@@ -485,6 +542,7 @@ class _Answer:
             return
         if chunk.last and self._zero_ms is None and (self._n_untimed or chunk.text):
             self._told = chunk.timings  # sums at the end: no rounds can be told
+            self.facts["no_rounds"] = "The reply has no per-token timings."
             return
         if not chunk.timings.predicted_n:
             return
@@ -498,8 +556,6 @@ class _Answer:
         """The answer is over. Raises ContradictionError."""
         if not self._is_over:
             self._is_over, self._over_ms = True, at_ms
-            if self._told is not None:
-                self.facts["told"] = told_figures([self._told], self.has_rows)
             if not self.is_broken:
                 self._push(self._rounds.end(is_whole=self._is_whole))
             join = self._run.new_join() if self._zero_ms is None else None
@@ -699,6 +755,5 @@ def _model(server: ServerFacts) -> dict[str, Any] | None:
     path = server.props.get("model_path") or first.get("id")
     if not isinstance(path, str):
         return None
-    name = PureWindowsPath(path).name if "\\" in path else PurePath(path).name
     meta = first.get("meta")
-    return {"name": name, "meta": _plain(meta) if isinstance(meta, dict) else {}}
+    return {"name": file_name(path), "meta": _plain(meta) if isinstance(meta, dict) else {}}

@@ -9,21 +9,19 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
-from engine.errors import OptionError, ServerError, TraceFileError
+from engine.errors import OptionError, ServerError
 from engine.findings.check import record_findings
 from engine.observe.client import Arrival, Inbox, ServerClient
 from engine.observe.counters import Movement, movement, read_counters
-from engine.observe.log_file import LogFollower
+from engine.observe.log_file import JoinedLog
 from engine.observe.observed_run import ObservedRequest, ObservedRun, ServerFacts
 from engine.observe.request_options import ServerRequest
-from engine.run import LOOK_S
 from engine.trace.records import EMITTED_KINDS, MISSING
-from engine.trace.store import TraceStore
+from engine.trace.store import LOOK_S, TraceStore
 from engine.trace.timings import summary
 
 _STEP_S = 0.5
 _SEND_AGAIN = "See what the server's log says; then send it again."
-_QUIET_S = 0.2
 _SETTLE_S = 2.0
 """How long the server is given to count what it has just finished, seconds."""
 
@@ -62,13 +60,11 @@ class ServerRun:
         self.errors: list[ServerError] = []
         self.counted = Movement()
         """How far the counters of the server moved; nothing where it keeps none."""
-        self.unread_log = ""
-        """Why the log was not read to its end, and what to do about it."""
         self.uncounted = ""
         """Why they say nothing of this run, one sentence."""
         self._client, self._requests, self._parallel = client, requests, max(1, parallel)
         self._raw = [request.raw for request in requests]
-        self._log = LogFollower(log) if log is not None else None
+        self._log = JoinedLog(log) if log is not None else None
         self._observed = ObservedRun(trace, "ask", server, **facts)
         self.run_id = self._observed.run_id
         self._inbox = Inbox()
@@ -77,7 +73,6 @@ class ServerRun:
         self._next = 0
         self._start = perf_counter()
         self._before: tuple[str, str] | None = None
-        self._looked = 0.0
         self._has_begun = False
 
     @property
@@ -85,6 +80,11 @@ class ServerRun:
         """A sentence on a connection that broke and is looked for again; empty while all is
         well."""
         return next((one.lost for one in self._sent if one.end and one.lost), "")
+
+    @property
+    def unread_log(self) -> str:
+        """Why the log was not read to its end, and what to do about it."""
+        return "" if self._log is None else self._log.unread
 
     @property
     def texts(self) -> list[str]:
@@ -161,8 +161,8 @@ class ServerRun:
         if not self._has_begun:
             self._has_begun = True
             self._before = self._metrics()
-        if self._log is not None and perf_counter() >= self._looked + LOOK_S:
-            self._follow(self._log)
+        if self._log is not None:
+            self._log.follow(self._observed)
         self._send()
         arrival = self._inbox.take(max(0.0, seconds))
         if arrival is not None:
@@ -234,33 +234,10 @@ class ServerRun:
             one.end = None
             one.observed.left(self._ms())
 
-    def _follow(self, log: LogFollower) -> bool:
-        """Read what the log tells; whether that was anything."""
-        self._looked = perf_counter()
-        text = log.more()
-        try:
-            if text:
-                self._observed.log(text)
-        except TraceFileError as error:
-            log.close()
-            self._log, self.unread_log = None, str(error)
-        return bool(text)
-
-    def _finish_log(self) -> None:
-        """The server writes its log a moment later than its replies."""
-        until = perf_counter() + _SETTLE_S
-        last = perf_counter()
-        while self._log is not None and last + _QUIET_S > perf_counter() < until:
-            if self._follow(self._log):
-                last = perf_counter()
-            sleep(LOOK_S)
-        if self._log is not None:
-            self._log.close()
-            self._observed.log_ended()
-
     def _close(self) -> None:
         self.done = True
-        self._finish_log()
+        if self._log is not None:
+            self._log.finish(self._observed)
         self._count()
         self._observed.end(self.errors[0].message if self.errors else None)
         record_findings(self.trace, [self.run_id])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 from engine.errors import DraftscopeError, OptionError
 from engine.findings.check import record_findings
+from engine.observe.log_file import JoinedLog
 from engine.observe.observed_run import ObservedRequest, ObservedRun, ServerFacts
 from engine.observe.proxy import Proxy
 from engine.observe.tape import Note, Tape
-from engine.trace.store import TraceStore
+from engine.trace.store import LOOK_S, TraceStore
 
-_LOOK_S = 0.05
 _STEP_S = 0.5
 
 
@@ -32,21 +33,27 @@ class ProxyRun:
         port: int = 0,
         *,
         adds_fields: bool = True,
+        log: Path | None = None,
         **facts: Any,
     ) -> None:
         """Listen, and begin a run. port: 0 is any free one. adds_fields: ask for what tells rounds
-        where a client does not. facts: JSON-able, whatever else is known of the run.
+        where a client does not. log: file that the server writes its log into, joined to the
+        rounds. facts: JSON-able, whatever else is known of the run.
 
-        Raises OptionError for addresses that are none or cannot be listened at.
+        Raises OptionError for addresses that are none or cannot be listened at, and for a log that
+        cannot be read.
         """
         self.trace, self.done = trace, False
         self.requests: list[ObservedRequest] = []
         self._open: dict[int, ObservedRequest] = {}
+        self._log = JoinedLog(log) if log is not None else None
         self._tape = Tape()
         self._proxy = Proxy(server.address, self._tape, host, port, adds_fields=adds_fields)
         self._begin = monotonic()
         self._observed = ObservedRun(trace, "proxy", server, listens_at=self._proxy.url, **facts)
         self.run_id = self._observed.run_id
+        if self._log is not None:
+            self._log.follow(self._observed)
         self._proxy.start()
 
     @property
@@ -64,6 +71,11 @@ class ProxyRun:
         """Requests whose replies are not complete."""
         return len(self._open)
 
+    @property
+    def unread_log(self) -> str:
+        """Why the log was not read to its end, and what to do about it."""
+        return "" if self._log is None else self._log.unread
+
     def step(self) -> bool:
         """Go on until a round was recorded, or half a second has passed. True while it listens."""
         rows, until = len(self.trace.rounds), monotonic() + _STEP_S
@@ -78,9 +90,11 @@ class ProxyRun:
         """
         if self.done:
             return False
-        sleep(_LOOK_S)  # all at once: every look takes time from what passes
+        sleep(LOOK_S)  # all at once: every look takes time from what passes
         failed = not self._proxy.is_running
         self._record()
+        if self._log is not None:
+            self._log.follow(self._observed)
         if failed:
             message = f"Listening at {self.url} failed: {self._proxy.error}."
             self._end(message)
@@ -107,6 +121,8 @@ class ProxyRun:
         self.done = True
         self._proxy.stop()
         self._record()
+        if self._log is not None:
+            self._log.finish(self._observed)
         if n := self._tape.n_unrecorded:
             self._not_recorded(f"{n} requests came faster than they could be recorded.")
         self._observed.end(error)

@@ -109,6 +109,10 @@ class Rescored:
         return sum(one.n_changed for one in self.sequences)
 
 
+class NothingToRescoreError(OptionError):
+    """No token of a run can be re-scored."""
+
+
 class SameModelUnknownError(OptionError):
     """Whether a run is of the opened model cannot be told: the user has to say."""
 
@@ -148,8 +152,7 @@ def rescore(
     identity: what is known already of whether the run is of this model; None: what its facts and
     its text tell. assume_same: take it for the same where that cannot be told. To be called by the
     thread that writes the store. Raises UnsupportedModelError for another model,
-    SameModelUnknownError, OptionError where no token can be re-scored, Cancelled; nothing has been
-    written then.
+    SameModelUnknownError, NothingToRescoreError, Cancelled; nothing has been written then.
     """
     facts, report = store.runs[run_id], progress or _silent
     identity = identity or identify(session, facts)
@@ -158,7 +161,9 @@ def rescore(
     known = [text for text in texts if len(text.ids)]
     if not known:
         why = texts[0].gap if texts else "The run has emitted nothing."
-        raise OptionError(f"No token of run {run_id} can be re-scored. {why}", "Choose another.")
+        raise NothingToRescoreError(
+            f"No token of run {run_id} can be re-scored. {why}", "Choose another run."
+        )
     scores = _score(session, known, report, cancelled)
     noise = None
     if doubted := [one for one in scores if one.is_doubted]:

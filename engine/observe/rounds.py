@@ -40,10 +40,10 @@ class ObservedRound:
     """One verification, or several whose figures only arrived as sums.
 
     name_ms: the server's predicted_ms at its end. before_ms: that of the round before. first:
-    number of its first token, from 1. path: none, seq_rm, restore or "" where it cannot be told.
-    n_merged: rounds that it stands for, at least. is_cut: the answer ended inside of it.
-    is_certain: False where other shares of hidden tokens are possible too. log: what the server's
-    log tells of it.
+    number of its first token, from 1; 0 where neither tokens nor times of its own are told. path:
+    none, seq_rm, restore or "" where it cannot be told. n_merged: rounds that it stands for, at
+    least. is_cut: the answer ended inside of it. is_certain: False where other shares of hidden
+    tokens are possible too. log: what the server's log tells of it.
     """
 
     name_ms: float

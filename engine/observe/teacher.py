@@ -8,6 +8,7 @@ import torch
 
 from engine.batch import Span
 from engine.memory.hybrid import HybridMemory
+from engine.memory.kv import AttentionKV, GatheredCells
 from engine.model.hybrid import HybridModel
 
 _LONGEST_PASS = 512
@@ -15,16 +16,35 @@ _MOST_LOGITS = 1 << 26
 """Bytes of logits that one pass may give: measures of them take several times as much."""
 
 
+class HalfCells(AttentionKV):
+    """Keys and values rounded to half precision, as a server keeps them unless told otherwise."""
+
+    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> GatheredCells:
+        """Write this ubatch's keys and values [n_seqs, n_seq_tokens, n_head_kv, head_dim]."""
+        return super().update(layer, k.half().to(k.dtype), v.half().to(v.dtype))
+
+
 class Teacher:
     """Decodes texts of up to n_tokens tokens with several models side by side, which have the
-    vocabulary and the layers in common. The first one leads."""
+    vocabulary and the layers in common. half: those whose attention cells are rounded."""
 
-    def __init__(self, models: Sequence[HybridModel], n_tokens: int) -> None:
-        self._models = models
+    def __init__(
+        self, models: Sequence[HybridModel], n_tokens: int, half: Sequence[HybridModel] = ()
+    ) -> None:
+        self._models = [*models, *half]
         config = models[0].config
         self._memories = [
-            HybridMemory.for_model(config, 1, n_tokens, model.device) for model in models
+            HybridMemory.for_model(config, 1, n_tokens, model.device) for model in self._models
         ]
+        for memory in self._memories[len(models) :]:
+            memory.attention = HalfCells(
+                [i for i, kind in enumerate(config.recurrent_layers) if not kind],
+                1,
+                config.n_head_kv,
+                config.head_dim,
+                n_tokens,
+                memory.attention.device,
+            )
         self._n_pass = max(1, min(_LONGEST_PASS, _MOST_LOGITS // (4 * config.n_vocab)))
 
     @torch.inference_mode()

@@ -21,6 +21,9 @@ _BLOCK = 1024
 _DTYPES = {"int": np.int64, "real": np.float64, "text": np.int32}
 _SEQUENCES = (list, tuple, np.ndarray)
 
+LOOK_S = 1 / 20
+"""Time between two looks at a trace that grows, seconds."""
+
 
 class Table:
     """Columns of equal length. One thread may append, others may read at any time."""

@@ -30,6 +30,7 @@ SHAPES: dict[str, Shape] = {
     shape.name: shape
     for shape in (AIPERF, VLLM, SGLANG, TENSORRT_LLM, MLX_VLM, LM_STUDIO, LLAMA_SERVER)
 }
+_SIGNS = {key for shape in SHAPES.values() for sign in shape.signs for key in sign}
 NAMES = (*SHAPES, METRICS)
 """What a file may be said to be, where its keys leave that open."""
 
@@ -53,7 +54,7 @@ def fill(store: TraceStore, data: bytes, file: str, name: str | None = None) -> 
         return [_write(store, read_metrics(data, file), METRICS, file, {})]
     if name in (None, LLAMA_SERVER.name) and _is_llama_server_stream(data):
         return [write_stream(store, data, file)]
-    every = list(nodes(file, read_documents(data, file)))
+    every = nodes(file, read_documents(data, file), _SIGNS)
     shape = SHAPES[name] if name is not None else _shape_of(every, file)
     records = _records(shape, every)
     if shape.read is None:

@@ -45,8 +45,7 @@ def acceptance_records(store: TraceStore) -> Iterator[tuple[int, int, dict[str, 
     told = {
         (run_id, seq_id): request
         for run_id, facts in store.runs.items()
-        for request in facts.get("requests", [])
-        for seq_id in request.get("seq_ids", ())
+        for seq_id, request in enumerate(facts.get("requests", []))
     }
     for run_id, seq_id in sorted(rows.keys() | told.keys()):
         key = run_id, seq_id

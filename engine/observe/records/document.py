@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -18,6 +18,8 @@ from engine.errors import TraceFileError
 MOST_BYTES = 64 << 20
 COUNT = 2**31 - 1
 LONGEST_DRAFT = 1024
+MOST_STEPS = 1_000_000
+_MOST_OBJECTS = 4_000_000
 _DEEPEST = 64
 _LINE_ENDS = re.compile("\r\n|\n|\r")
 _REMEDY = "Save the record again as the engine wrote it."
@@ -71,6 +73,11 @@ def read_documents(data: bytes, name: str) -> list[tuple[str, Any]]:
         raise TraceFileError(
             f"{name} has {len(data):,} bytes, more than a file of records may have.",
             f"Split it into files of at most {MOST_BYTES:,} bytes.",
+        )
+    if data.count(b"{") + data.count(b"[") > _MOST_OBJECTS:
+        raise TraceFileError(
+            f"{name} has more than {_MOST_OBJECTS:,} objects and lists.",
+            "Split it into several files.",
         )
     text = data.decode("utf-8-sig", errors="replace")
     if is_stream(text):
@@ -161,22 +168,29 @@ def _check_depth(value: Any, name: str, place: str) -> None:
     raise _too_deep(name, place)
 
 
-def nodes(file: str, documents: list[tuple[str, Any]]) -> Iterator[Node]:
-    """Every object of a file, in the order written; an object before those inside of it."""
+def nodes(file: str, documents: list[tuple[str, Any]], keys: Container[str]) -> list[Node]:
+    """The objects of a file that have any of the keys, in the order written; an object before
+    those inside of it."""
+    found: list[Node] = []
     taken: dict[int, set[str]] = {}
+    path: list[str] = []
+    around: list[Any] = []
+
+    def visit(value: Any, start: str) -> None:
+        if isinstance(value, dict) and any(key in keys for key in value):
+            found.append(Node(value, file, start, tuple(path), tuple(around), taken))
+        around.append(value)
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(one, (dict, list)):
+                path.append(str(key))
+                visit(one, start)
+                path.pop()
+        around.pop()
+
     for start, document in documents:
-        waiting: list[tuple[tuple[str, ...], Any, tuple[Any, ...]]] = [((), document, ())]
-        while waiting:
-            path, value, around = waiting.pop()
-            if isinstance(value, dict):
-                yield Node(value, file, start, path, around, taken)
-            pairs = value.items() if isinstance(value, dict) else enumerate(value)
-            inner = [
-                ((*path, str(key)), one, (*around, value))
-                for key, one in pairs
-                if isinstance(one, (dict, list))
-            ]
-            waiting += reversed(inner)
+        if isinstance(document, (dict, list)):
+            visit(document, start)
+    return found
 
 
 def unknown_keys(node: Node, shared: Container[int]) -> dict[str, Any]:
@@ -254,6 +268,8 @@ class Fields:
             return None
         if not isinstance(value, list):
             raise self.wrong(key, value, "a list of whole numbers")
+        if len(value) > MOST_STEPS:
+            raise self.wrong(key, value[:9], f"a list of at most {MOST_STEPS:,} numbers")
         for i, one in enumerate(value):
             if not _is_count(one, most):
                 raise self.wrong(f"{key}.{i}", one, f"a whole number from 0 to {most:,}")

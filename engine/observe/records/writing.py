@@ -9,12 +9,13 @@ from typing import Any
 from engine.errors import TraceFileError
 from engine.findings.check import record_findings
 from engine.findings.observed import FACT
+from engine.observe.records.document import MOST_STEPS
 from engine.observe.records.request import RecordedRequest, sum_figures
+from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
 from engine.trace.writer import RunSource, TraceWriter
 
 MOST_REQUESTS = 1 << 16
-_MOST_STEPS = 1_000_000
 _MOST_KEPT = 16 << 20
 _NO_STOP = "not told"
 _DERIVED = ("num_emitted", "stop_kind", "rollback_depth", "verify_width", "pos0")
@@ -52,10 +53,11 @@ def write_requests(
         facts["model"] = {"name": ", ".join(models)}
     columns = {"rounds": dict.fromkeys(_DERIVED, "derived"), **_TOKEN_POS}
     writer = TraceWriter.begin(store, RunSource(", ".join(engines), ""), facts, columns=columns)
-    round_ = 0
+    rows = _Rows()
     for seq_id, request in enumerate(requests):
         if request.has_steps and not request.contradictions:
-            round_ = _write_rows(writer, seq_id, request, round_)
+            _write_rows(writer, seq_id, request, rows)
+    writer.extend("rounds", rows.columns)
     writer.end([request.stop or _NO_STOP for request in requests])
     record_findings(store, [writer.run_id])
     return writer.run_id
@@ -68,19 +70,18 @@ def _check_size(requests: Sequence[RecordedRequest], file: str) -> None:
             f"Split it into files of at most {MOST_REQUESTS:,}.",
         )
     steps = sum(len(request.per_step_accepted or ()) for request in requests)
-    if steps > _MOST_STEPS:
+    if steps > MOST_STEPS:
         raise TraceFileError(
             f"{file} has {steps:,} steps in per_step_accepted.",
-            f"Split it into files of at most {_MOST_STEPS:,} steps.",
+            f"Split it into files of at most {MOST_STEPS:,} steps.",
         )
 
 
 def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
     """What is kept of each request. Of what is unknown only the keys, once it is too much."""
     found, n_kept = [], 0
-    for seq_id, request in enumerate(requests):
+    for request in requests:
         one: dict[str, Any] = {
-            "seq_ids": [seq_id],
             "place": request.place,
             "engine": request.engine,
             "told": request.figures(),
@@ -111,32 +112,56 @@ def _contradiction(seq_id: int, request: RecordedRequest) -> dict[str, Any]:
     }
 
 
-def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, round_: int) -> int:
-    """One row for the prompt and one for each step; returns the round behind them."""
-    drafted, accepted = request.per_step_drafted, request.per_step_accepted
-    assert drafted is not None
-    assert accepted is not None
+class _Rows:
+    """Rows of `rounds`, collected by column: a million of them are written at once."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        self.n = 0
+
+    def add(self, **values: Any) -> None:
+        """A row, as the round behind the one before."""
+        self.columns["round"].append(self.n)
+        self.n += 1
+        for name in _COLUMNS[1:]:
+            value = values.get(name)
+            empty = "" if name == "stop_kind" else MISSING
+            self.columns[name].append(empty if value is None else value)
+
+
+_COLUMNS = (
+    "round",
+    "seq_id",
+    "pos0",
+    "num_draft_tokens",
+    "num_accepted_draft_tokens",
+    "num_emitted",
+    "stop_kind",
+    "rollback_depth",
+    "verify_width",
+)
+
+
+def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _Rows) -> None:
+    """One row for the prompt and one for each step."""
+    drafted, accepted = request.per_step_drafted or [], request.per_step_accepted or []
     completion = request.timings.get("predicted_n")
     emitted = _emitted(accepted, None if completion is None else int(completion))
-    prompt = request.prompt_tokens
+    pos0 = request.prompt_tokens
     # with rounds between that no list has, nobody can tell where a step begins
-    is_ordered = prompt is not None and emitted is not None
-    is_ordered &= emitted is not None and 1 + sum(emitted) == completion
-    writer.append(
-        "rounds",
-        round=round_,
+    is_ordered = pos0 is not None and emitted is not None and 1 + sum(emitted) == completion
+    if is_ordered and emitted is not None:
+        _write_tokens(writer, seq_id, request, rows.n, emitted)
+    rows.add(
         seq_id=seq_id,
         pos0=request.timings.get("cache_n"),
         num_emitted=1,
         stop_kind="target",
         verify_width=request.timings.get("prompt_n"),
     )
-    pos0 = prompt
-    for i, (d, a) in enumerate(zip(drafted, accepted, strict=True), start=1):
-        n = None if emitted is None else emitted[i - 1]
-        writer.append(
-            "rounds",
-            round=round_ + i,
+    for i, (d, a) in enumerate(zip(drafted, accepted, strict=True)):
+        n = None if emitted is None else emitted[i]
+        rows.add(
             seq_id=seq_id,
             pos0=pos0 if is_ordered else None,
             num_draft_tokens=d,
@@ -147,9 +172,6 @@ def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, roun
             verify_width=d + 1,
         )
         pos0 = pos0 + n if pos0 is not None and n is not None else None
-    if is_ordered and emitted is not None:
-        _write_tokens(writer, seq_id, request, round_, emitted)
-    return round_ + 1 + len(accepted)
 
 
 def _emitted(accepted: list[int], completion: int | None) -> list[int] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.common import SUBCOMMANDS, new_parser
+from app.cli.common import SUBCOMMANDS, module_of, new_parser
 from engine.errors import DraftscopeError
 from tests.app.cli.conftest import Outcome
 
@@ -38,7 +38,7 @@ NAMES = ("", *SUBCOMMANDS)
 def options(name: str) -> list[Action]:
     """Every option of a subcommand, or of the window, that takes a value."""
     parser: ArgumentParser = new_parser(name)
-    import_module(f"app.cli.{name.replace('-', '_') if name else 'launch'}").add_arguments(parser)
+    import_module(module_of(name)).add_arguments(parser)
     return [a for a in parser._actions if a.option_strings and a.nargs != 0]
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from app.__main__ import main
 from resources import MEMORY_SCRIPTS
+from tests.support.fake_llama import FakeLlama, use
+from tests.support.golden_runs import session
 
 MODEL = str(Path(__file__).resolve().parents[2] / "data" / "qwen35-a-f32.gguf")
 GOOD = "context A\ncontext B\ndecode A 0: 1 2\ndecode B 0: 1 2\ncheck A 0 0:2 = B 0 exact\n"
@@ -71,3 +73,24 @@ def test_a_bad_script_is_one_sentence_with_file_and_line(capsys, tmp_path):
     error = capsys.readouterr().err
     assert "bad.memory, line 2: 'few' is no whole number. Correct that line;" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_llama_cpp_plays_what_its_interface_has(monkeypatch, capsys, refuses):
+    """A build that accepts what it should refuse fails the scripts that expect a refusal."""
+    use(monkeypatch, FakeLlama(session("qwen35-a-f32"), refuses=refuses))
+    words = ["memory", "--all", "-m", MODEL, "--engine", "llama.cpp", "--json"]
+    assert main(words) == (0 if refuses else 1)
+    scripts = json.loads(capsys.readouterr().out)["scripts"]
+    verdicts = {one["script"]: one["verdict"] for one in scripts if one["policy"] == "planes"}
+    failed = {name for name, verdict in verdicts.items() if verdict == "failed"}
+    assert failed == (set() if refuses else {"6-active-gap", "8-depth-bookkeeping"})
+    assert list(verdicts.values()).count("passed") + len(failed) == 7
+    (why,) = {one["why_not"] for one in scripts if "fault=stale-plane" in one.get("why_not", "")}
+    assert "which llama.cpp cannot be asked for" in why
+
+
+@pytest.mark.parametrize("words", [("--rollback", "ring"), ("--trace", "t"), ("--fill", "00")])
+def test_llama_cpp_has_two_policies_and_records_nothing(capsys, words):
+    assert main(["memory", "--all", "-m", MODEL, "--engine", "llama.cpp", *words]) == 2
+    assert "choose from planes, checkpoint" in capsys.readouterr().err

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
+from resources import DEMO_DRAFT, DEMO_TARGET
 from tests.app.cli.conftest import ROOT, Outcome
 from tests.support.scripted_server import (
     WEB_PAGE,
     Hold,
     Reply,
     ScriptedServer,
+    changed,
     cut,
     error_reply,
     stream,
@@ -101,6 +103,32 @@ def test_what_only_the_server_decides_is_told(cli: Cli, server: ScriptedServer) 
     assert notes[0].startswith("draftscope: note: --spec-type is not sent: a request cannot set")
 
 
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_the_server_s_own_model_judges_what_it_emitted(
+    cli: Cli, server: ScriptedServer, tmp_path: Path, is_changed: bool
+) -> None:
+    pieces = stream(server.capture["requests"][0])
+    if is_changed:
+
+        def other_token(number: int, event: Any) -> Any:
+            return {**event, "tokens": [300]} if number == 40 else event
+
+        server.script("/completion", Reply(changed(pieces, other_token)))
+    words = ("--rescore", DEMO_TARGET, "--assume-same", "--trace", tmp_path / "out")
+    outcome = cli("observe", server.url, *PROMPT, *words)
+    assert outcome.status == int(is_changed), outcome.err
+    assert "run 0: 96 tokens re-scored, compute f32, " in outcome.out
+    assert ("96 of rank 1" in outcome.out) == (not is_changed)
+    assert ("first at" in outcome.out) == is_changed
+    assert "tokens/s" in outcome.out
+    emitted = [
+        row
+        for row in table(tmp_path / "out" / "tokens.csv")
+        if row["kind"] not in ("prompt", "rejected", "ignored")
+    ]
+    assert all(row["target_p"] for row in emitted) and len(emitted) == 96
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -123,6 +151,23 @@ def test_wrong_usage_is_2(
 def test_an_address_that_is_none_is_2(cli: Cli, url: str) -> None:
     outcome = cli("observe", url, "-p", "x")
     assert outcome.status == 2 and "secret" not in outcome.err
+
+
+def test_a_model_that_is_none_is_told_before_anything_is_sent(
+    cli: Cli, server: ScriptedServer
+) -> None:
+    outcome = cli("observe", server.url, *PROMPT, "--rescore", "no-such.gguf")
+    assert outcome.status == 1 and "no-such.gguf" in outcome.err and not server.received
+
+
+def test_another_model_is_told_and_the_run_is_kept(
+    cli: Cli, server: ScriptedServer, tmp_path: Path
+) -> None:
+    words = ("--rescore", DEMO_DRAFT, "--trace", tmp_path / "out")
+    outcome = cli("observe", server.url, *PROMPT, *words)
+    assert outcome.status == 1 and "another model" in outcome.err
+    assert "43 of 152 drafted tokens accepted" in outcome.out
+    assert (tmp_path / "out" / "rounds.csv").exists()
 
 
 def test_nothing_listens(cli: Cli) -> None:

@@ -297,3 +297,26 @@ def test_the_usual_lanes_fit_without_scrolling(loaded: MainWindow, qtbot: QtBot)
         loaded.divergence.header.set_editing(editing)
         qtbot.wait(50)
         assert page.verticalScrollBar().maximum() == 0, editing
+
+
+def test_a_build_of_llama_cpp_is_kept_for_its_lanes(
+    qtbot: QtBot, engine: FakeEngine, model_file: Path, tmp_path: Path
+) -> None:
+    window = MainWindow(Bridge(engine), Settings(), scenarios=[FakeScenario()])
+    qtbot.addWidget(window)
+    window.show()
+    (tmp_path / "libllama.so").touch()
+    window.control.use_llama_library(str(tmp_path / "nothing"))
+    assert window.settings.llama_library is None
+    assert "There is no llama.cpp library at" in window.banners.banners[0].message
+    window.control.use_llama_library(f" {tmp_path} ")
+    assert Settings().llama_library == tmp_path.resolve()
+    window.open_model(model_file)
+    wait(qtbot, window, State.READY)
+    window.scenario_menu.actions()[0].trigger()
+    wait(qtbot, window, State.RUNNING)
+    wait(qtbot, window, State.READY)
+    assert engine.compared[0].llama_library == tmp_path.resolve()
+    window.control.use_llama_library("")
+    assert Settings().llama_library is None
+    window.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,11 +20,13 @@ from app.shell.window import MainWindow
 from engine.trace.records import MISSING
 from tests.support.fake_session import FakeEngine
 from tests.support.scripted_server import (
+    CAPTURES,
     WEB_PAGE,
     Hold,
     Reply,
     ScriptedServer,
     backwards,
+    changed,
     cut,
     error_reply,
     events,
@@ -30,9 +34,10 @@ from tests.support.scripted_server import (
     stream,
     without_timings,
 )
-from tests.support.window_acts import enabled, messages, trigger
+from tests.support.window_acts import drop, enabled, messages, trigger
 
 WAIT_MS = 10_000
+PLOTS = ("rollback", "ring", "acceptance", "timing", "verify", "kv", "what_if")
 KEY = "secret-of-the-server"
 
 
@@ -311,6 +316,7 @@ def test_other_programs_are_watched(
     client.join()
     with qtbot.waitSignal(at_servers.bridge.run_ended, timeout=WAIT_MS):
         trigger(at_servers, "run.stop")
+    until(qtbot, lambda: at_servers.bridge.state is State.READY)
     assert done == [200]
     assert at_servers.status.chips["acceptance"].text == f"{43 / 152:.3g}"
 
@@ -319,3 +325,85 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+# -- files of other engines ----------------------------------------------------------------
+
+
+@pytest.fixture
+def captures() -> Path:
+    if not CAPTURES.is_dir():
+        pytest.skip("the captures are not here")
+    return CAPTURES
+
+
+def open_file(qtbot: QtBot, window: MainWindow, path: Path) -> None:
+    with qtbot.waitSignal(window.bridge.reading_ended, timeout=WAIT_MS):
+        assert drop(window, path)
+    assert window.bridge.trace_folder == path, messages(window)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mtp.json.gz",
+        "qwen3next.json.gz",
+        "chain.json.gz",
+        "utf8.json.gz",
+        "constructed/vllm-detailed-stream.json",
+        "constructed/sglang-generate.json",
+        "constructed/vllm-metrics.prom",
+        "constructed/aiperf-record.json",
+    ],
+)
+def test_what_other_engines_wrote_is_dropped_and_shown(
+    window: MainWindow, captures: Path, qtbot: QtBot, name: str
+) -> None:
+    path = captures / name
+    if not path.exists():
+        pytest.skip(f"{name} is not here")
+    open_file(qtbot, window, path)
+    assert window.feed.run is not None
+    assert not [text for text in messages(window) if text.startswith("error")]
+    for dock in ("runs", "findings", "inspector", "divergence", *PLOTS):
+        window.docks.reveal(dock)
+        qtbot.wait(1)
+        window.docks[dock].grab()
+    assert "not observed" in window.runs.detail.text()
+
+
+def test_a_file_that_nobody_wrote_is_not_taken(window: MainWindow, tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("milk, bread\n")
+    assert not drop(window, path)
+
+
+def test_x_goes_to_where_two_runs_part(
+    at_servers: MainWindow, server: ScriptedServer, qtbot: QtBot
+) -> None:
+    pieces = stream(server.capture["requests"][0])
+    connect(qtbot, at_servers, server.url)
+    run(qtbot, at_servers)
+    first = at_servers.feed.run
+
+    def other(i: int, event: Any) -> Any:
+        if i == 40:
+            event |= {"content": " other", "tokens": [7]}
+        return event
+
+    server.script("/completion", Reply(changed(pieces, other)))
+    run(qtbot, at_servers)
+    assert first is not None
+    with qtbot.waitSignal(at_servers.bridge.triaged, timeout=WAIT_MS):
+        at_servers.feed.set_overlay(first)
+    assert "Verdict" in at_servers.runs.pair.text.text()
+    trigger(at_servers, "go.first_divergence")
+    cursor = at_servers.feed.cursor
+    assert cursor is not None and cursor.pos is not None
+    tokens = cursor.run.store.tokens
+    here = [
+        tokens.row(row)
+        for row in range(len(tokens))
+        if tokens.row(row)["run_id"] == cursor.run.run_id and tokens.row(row)["pos"] == cursor.pos
+    ]
+    assert [row["token_id"] for row in here] == [7]

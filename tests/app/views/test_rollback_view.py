@@ -271,3 +271,22 @@ def test_only_rounds_in_sight_are_drawn(view: RollbackView) -> None:
     view.plot.set_cursor(100)
     drawn = np.array(list(bars(view, "seq_rm")))
     assert drawn.min() < 100 < drawn.max()
+
+
+def test_a_path_that_was_not_told_is_not_drawn_as_none(qtbot: QtBot) -> None:
+    builder = TraceBuilder()
+    builder.prompt(["a"])
+    builder.draft([" b"], " c", [" x"])
+    number = builder.untold(" d")
+    view = RollbackView(load_theme("light"))
+    qtbot.addWidget(view)
+    view.resize(600, 200)
+    view.show()
+    view.show_run(builder.run)
+    assert list(view._bars["untold"].opts["x"]) == [number]
+    assert min(view._bars["untold"].opts["height"]) > 0
+    assert view.legend.trailing_labels == ["not observed"]
+    assert "path not observed: 1" in view.plot.accessibleDescription()
+    assert "rollback path not observed" in view.plot.tip(float(number), 0.1)
+    view.show_run(sample_trace(rounds=5).run)
+    assert view.legend.trailing_labels == []

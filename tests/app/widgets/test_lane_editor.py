@@ -84,6 +84,21 @@ def test_a_fault_that_cannot_act_is_noted(editor: LaneEditor) -> None:
 
 def test_the_faults_on_offer_can_act(editor: LaneEditor) -> None:
     editor.set_options(RunOptions(spec=SpecOptions(types=("draft-mtp",))))
-    for action in editor.add_button.menu().actions():
+    for action in (each for each in editor.add_button.menu().actions() if each.isEnabled()):
         editor.text.setPlainText(action.text() or "planes")
         assert (editor.error, editor.note) == ("", "")
+
+
+@pytest.mark.parametrize("why", ["", "llama.cpp lanes need llama-cpp-python."])
+def test_lanes_of_llama_cpp_are_offered_or_say_what_they_need(
+    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.setattr("app.widgets.lane_editor.missing", lambda: why)
+    editor = LaneEditor(load_theme("dark"))
+    qtbot.addWidget(editor)
+    offered = {a.text(): a for a in editor.add_button.menu().actions()}
+    action = offered["llama.cpp,rollback=planes"]
+    assert action.isEnabled() == (not why) and (not why or action.toolTip() == why)
+    editor.text.setPlainText("llama.cpp,rollback=checkpoint,device")
+    assert editor.lanes() is not None
+    assert editor.note == why

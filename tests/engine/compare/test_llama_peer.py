@@ -25,13 +25,16 @@ from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
 from engine.compare.llama_library import check_library, folder_of
 from engine.compare.llama_process import LlamaProcess
 from engine.compare.peer_lane import shape_of
+from engine.compare.rollback_check import KNOWN, check_rollback
+from engine.compare.scenario import find_scenario
+from engine.compare.scenario_job import start_comparison
 from engine.compare.state_blob import decode_state, relative_errors
 from engine.compare.state_history import StateHistory
 from engine.errors import ContextFullError, OptionError, PeerLibraryError
 from engine.findings.check import recorded
 from engine.options import Prompt
 from engine.session import Session
-from resources import DEMO_TARGET
+from resources import DEMO_TARGET, SCENARIOS
 from tests.support.comparisons import finish, verdicts
 from tests.support.golden_runs import DATA, golden, options_of
 from tests.support.golden_runs import session as golden_session
@@ -265,6 +268,23 @@ def test_the_known_defects_are_named_at_their_round(name: str) -> None:
         lanes[1]: "suspect",
         lanes[2]: "suspect",
     }
+
+
+@pytest.mark.parametrize("name", ["llama-whole-batch", "llama-single-steps"])
+def test_scenarios_show_it_in_the_library(name: str) -> None:
+    scenario = find_scenario(SCENARIOS, name)
+    job = start_comparison(session_of("demo-target"), scenario, llama_library=Path(BUILD))
+    errors = [one for one in recorded(finish(job).trace) if one.severity == "error"]
+    (finding,) = errors
+    assert (finding.rule, finding.round) == ("stale-plane", 2)
+    assert job.trace.runs[finding.run_id]["lane"] == scenario.lanes[-1].name
+
+
+def test_the_check_finds_the_known_defects_and_nothing_else() -> None:
+    lanes = list(check_rollback(session_of("qwen35-h-v2x-mtp-q8_0"), Path(BUILD), (3,), 16))
+    assert not [lane for lane in lanes if lane.is_wrong]
+    known = [(lane.policy, lane.round) for lane in lanes if lane.outcome == KNOWN]
+    assert known == [("whole batch undone", 1), ("tokens one by one", 1)]
 
 
 def test_a_library_that_ends_its_process_is_a_sentence() -> None:

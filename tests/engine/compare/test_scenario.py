@@ -16,6 +16,7 @@ from engine.findings.check import RULES, recorded
 from engine.options import FAULTS, RunOptions, SpecOptions
 from engine.session import Session
 from resources import DEMO_TARGET, SCENARIOS
+from tests.support.fake_llama import FakeLlama, use
 
 NAMES = sorted(path.stem for path in SCENARIOS.glob("*.toml"))
 HEAD = 'title = "t"\nabout = "a"\nprompts = ["x"]\n'
@@ -36,7 +37,8 @@ def read(tmp_path: Path) -> Callable[[str], Scenario]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_shows_what_it_promises(name: str) -> None:
+def test_it_shows_what_it_promises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, FakeLlama(demo()))  # for lanes of llama.cpp
     scenario = find_scenario(SCENARIOS, name)
     start = start_comparison if scenario.lanes else start_run
     job = start(demo(), scenario)
@@ -48,7 +50,8 @@ def test_it_shows_what_it_promises(name: str) -> None:
     assert {f.rule for f in found if f.severity != "info"} <= set(scenario.expects)
     for finding in found:
         if finding.severity == "error":
-            assert "fault=" in job.trace.runs[finding.run_id]["lane"]
+            lane = job.trace.runs[finding.run_id]["lane"]
+            assert any(word in lane for word in ("fault=", "undo=batch", "step=1"))
     assert max(job.trace.rounds.column("num_emitted")) >= 1
 
 

@@ -81,6 +81,17 @@ def test_the_facts_are_the_server_s_own(server: ScriptedServer, client: ServerCl
     assert metrics is not None and metrics[1] == "1001"
 
 
+def test_questions_are_asked_with_and_without_a_body(
+    server: ScriptedServer, client: ServerClient
+) -> None:
+    assert client.ask("/props") == server.capture["props"]
+    server.script("/tokenize", json_reply({"tokens": [1, 2]}))
+    assert client.ask("/tokenize", {"content": "ä"}) == {"tokens": [1, 2]}
+    assert server.received[-1].json == {"content": "ä"}
+    with pytest.raises(ServerError, match="has no /nothing"):
+        client.ask("/nothing")
+
+
 def test_what_a_server_does_not_offer_is_none(server: ScriptedServer, client: ServerClient) -> None:
     server.script("/metrics", NO_METRICS)
     server.script("/slots", error_reply(501, "This server does not support slots endpoint"))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from engine.errors import DraftscopeError, OptionError
@@ -71,13 +73,31 @@ def test_requests_of_others_are_sequences_of_one_run(server: ScriptedServer, run
     assert all("timings_per_token" in one.json for one in server.received)
 
 
+def test_the_log_of_the_server_tells_what_its_replies_withhold(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    log.write_text("")
+    run = ProxyRun(ServerFacts(server.url), TraceStore(), log=log)
+    ask(run, unasked(server.capture["requests"][0]))
+    log.write_text("".join(f"{line}\n" for line in server.capture["log"]))
+    until(run, lambda: len(run.requests) == 1 and run.n_open == 0)
+    run.stop()
+    rounds = run.trace.rounds
+    drafted = rounds.column("num_draft_tokens") > 0
+    assert drafted.sum() == 51 and (rounds.column("verify_ms")[drafted] > 0).all()
+    assert set(np.array(rounds.texts("drafter"))[drafted]) == {"draft-mtp"}
+    assert not run.unread_log
+
+
 def test_a_request_without_a_stream_gives_sums_only(server: ScriptedServer, run: ProxyRun) -> None:
     reply = ask(run, unasked(server.capture["requests"][2]))
     until(run, lambda: len(run.requests) == 1 and run.n_open == 0)
     run.stop()
     assert len(run.trace.rounds) == 0
-    told = run.trace.runs[run.run_id]["told_timings"][0]
-    assert told["draft_n"] == reply.json()["timings"]["draft_n"] > 0
+    told = summary(run.trace, run.run_id)
+    for name in ("predicted_n", "draft_n", "draft_n_accepted"):
+        assert told[name] == reply.json()["timings"][name] > 0
 
 
 def test_a_server_that_breaks_off_and_one_that_is_gone_are_findings(

@@ -484,7 +484,14 @@ def test_sizes_are_checked_before_rows_are_made(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("engine.observe.records.document.MOST_BYTES", 100)
     assert "101 bytes" in refused(b" " * 101).message
     monkeypatch.undo()
-    monkeypatch.setattr("engine.observe.records.writing._MOST_STEPS", 11)
+    monkeypatch.setattr("engine.observe.records.document._MOST_OBJECTS", 3)
+    assert "more than 3 objects" in refused(b"[{}, {}, {}]").message
+    monkeypatch.undo()
+    monkeypatch.setattr("engine.observe.records.document.MOST_STEPS", 11)
+    error = refused((RECORDS / "aiperf-record.json").read_bytes())
+    assert "per_step_accepted" in error.message and "at most 11" in error.message
+    monkeypatch.undo()
+    monkeypatch.setattr("engine.observe.records.writing.MOST_STEPS", 11)
     record = (RECORDS / "aiperf-record.json").read_bytes()
     assert "12 steps" in refused(record).message
     monkeypatch.setattr("engine.observe.records.writing.MOST_REQUESTS", 1)

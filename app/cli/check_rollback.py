@@ -1,0 +1,167 @@
+"""`draftscope check-rollback`: llama.cpp's own rollback, every depth and policy, for their CI."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.cli.common import (
+    add_llama_library,
+    add_model,
+    add_threads,
+    positive,
+    print_json,
+    target_path,
+)
+from app.cli.files import check_files
+from app.cli.recorded import check_trace_folder
+from engine.trace.export import export_csv
+from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.compare.rollback_check import CheckedLane
+
+_LINE = "{:<13} {:<18} {:>5} {:>6} {:>6} {:>6} {:>9} {:>9} {:>8} {:>5}  {}"
+_HEADS = (
+    "scenario",
+    "policy",
+    "draft",
+    "planes",
+    "undone",
+    "tokens",
+    "max NMSE",
+    "bound",
+    "S",
+    "round",
+    "outcome",
+)
+_MOST_DEPTHS = 16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.usage = "draftscope check-rollback (MODEL | --demo) [--llama-cpp-lib PATH] [options]"
+    parser.epilog = (
+        "llama.cpp decodes, drafts by script, and undoes what is rejected by its planes\n"
+        "(llama_memory_seq_rm) or by saving and restoring the sequence. It is measured against\n"
+        "itself token by token; more than three times what the width of a batch does is WRONG.\n"
+        "Two removals beyond what it guarantees it accepts all the same: of a whole batch, and of\n"
+        "more than the last batch had. They are known defects; a build that refuses them or gets\n"
+        "them right has mended them. S: worst relative error of a recurrent state.\n\n"
+        "exit status: 0 right but for known defects (--strict: right), 1 something wrong or the\n"
+        "library failed, 2 wrong usage\n\n"
+        "example:\n"
+        "  draftscope check-rollback model.gguf --llama-cpp-lib ~/llama.cpp/build/bin"
+    )
+    model = add_model(parser)
+    add_llama_library(model)
+    add_threads(model)
+    test = parser.add_argument_group("test")
+    test.add_argument(
+        "--depths",
+        type=_depths,
+        default=(1, 3, 8),
+        metavar="K[,K…]",
+        help="drafted tokens, and planes beyond the live state (default 1,3,8)",
+    )
+    test.add_argument(
+        "-n",
+        "--n-predict",
+        type=positive,
+        default=32,
+        metavar="N",
+        help="tokens of each sequence (default %(default)s)",
+    )
+    test.add_argument("--strict", action="store_true", help="fail for known defects too")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+    output.add_argument(
+        "--trace",
+        type=Path,
+        metavar="DIR",
+        help="write the trace of all lanes as CSV files; replaces an earlier export",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check; the exit status is the verdict."""
+    target = target_path(args)
+    check_trace_folder(args.trace)
+    check_files(target)
+    from engine.compare.rollback_check import KNOWN, check_rollback
+    from engine.model.threads import use_threads
+    from engine.session import Session
+
+    session = Session.open(target, compute="f32", device="cpu")
+    use_threads(args.threads, session.info)
+    trace = TraceStore()
+    checked: list[CheckedLane] = []
+    if not args.json:
+        print(_LINE.format(*_HEADS))
+    try:
+        for lane in check_rollback(session, args.llama_cpp_lib, args.depths, args.n_predict, trace):
+            checked.append(lane)
+            if not args.json:
+                print(_line(lane), flush=True)
+    finally:
+        if args.trace is not None:
+            export_csv(trace, args.trace)
+            print(f"draftscope: trace written to {args.trace}", file=sys.stderr)
+    n_wrong = sum(lane.is_wrong for lane in checked)
+    n_known = sum(lane.outcome == KNOWN for lane in checked)
+    version = next(
+        (facts["compute"] for facts in trace.runs.values() if facts.get("lane") == "llama.cpp"), ""
+    )
+    if args.json:
+        facts = {"library": version, "model": target.name, "wrong": n_wrong, "known": n_known}
+        print_json(facts | {"lanes": [_facts(lane) for lane in checked]})
+    else:
+        print()
+        for about in dict.fromkeys(_about(lane) for lane in checked if lane.about):
+            print(about)
+        print(f"{version}: {len(checked)} lanes, {n_wrong} wrong, {n_known} with known defects")
+    return int(n_wrong > 0 or (args.strict and n_known > 0))
+
+
+def _line(lane: CheckedLane) -> str:
+    verdict = lane.verdict
+    measured = ("-", "-", "-")
+    if verdict.n_positions:
+        state = verdict.state_error
+        measured = (
+            f"{verdict.worst_nmse:.1e}",
+            f"{verdict.bound:.1e}",
+            "-" if state is None else f"{state:.1e}",
+        )
+    numbers = (lane.n_draft, lane.n_rs_seq, lane.n_undone, verdict.n_positions)
+    where = "-" if lane.round is None else lane.round
+    return _LINE.format(lane.scenario, lane.policy, *numbers, *measured, where, lane.outcome)
+
+
+def _about(lane: CheckedLane) -> str:
+    return f"{lane.scenario}, {lane.policy}, {lane.n_rs_seq} planes: {lane.about}"
+
+
+def _facts(lane: CheckedLane) -> dict[str, Any]:
+    facts = asdict(lane)
+    verdict = facts.pop("verdict")
+    measured = {
+        name: value if value is None or math.isfinite(value) else None
+        for name in ("worst_nmse", "max_abs", "bound", "state_error", "conv_error")
+        for value in (verdict[name],)
+    }
+    return facts | {"n_positions": verdict["n_positions"]} | measured
+
+
+def _depths(text: str) -> tuple[int, ...]:
+    """Numbers of drafted tokens separated by commas, as an argparse type."""
+    words = text.split(",")
+    if not all(word.isascii() and word.isdigit() and 1 <= int(word) <= 64 for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers from 1 to 64")
+    if len(words) > _MOST_DEPTHS:
+        raise argparse.ArgumentTypeError(f"{text!r} has more than {_MOST_DEPTHS} depths")
+    return tuple(dict.fromkeys(map(int, words)))

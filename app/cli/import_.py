@@ -1,0 +1,95 @@
+"""`draftscope import`: what other engines wrote, as a trace."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.trace.store import TraceStore
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The files and where the trace goes."""
+    from engine.observe.importing import NAMES
+
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        type=Path,
+        help="captures, logs of llama-server, records of other engines; each becomes a run",
+    )
+    parser.add_argument(
+        "--log",
+        metavar="FILE",
+        type=Path,
+        help="log of the server, joined to the rounds of the one capture that is named",
+    )
+    parser.add_argument(
+        "--as", dest="name", choices=NAMES, help="what the files are, where it cannot be told"
+    )
+    parser.add_argument(
+        "--trace", metavar="DIR", type=Path, help="folder that the trace is written to"
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Import all files into one trace, tell what they hold. 1 when a finding is an error."""
+    from app.cli.findings import finding_lines, findings_json
+    from engine.errors import OptionError
+    from engine.findings.check import record_findings, recorded
+    from engine.observe.importing import import_file
+    from engine.trace.export import check_target, export_csv
+    from engine.trace.store import TraceStore
+
+    if args.log is not None and len(args.files) != 1:
+        raise OptionError("--log belongs to one capture.", "Name one FILE beside it.")
+    if args.trace is not None:
+        check_target(args.trace)
+    store = TraceStore()
+    for path in args.files:
+        runs = import_file(store, path, name=args.name, log=args.log)
+        record_findings(store, runs)
+        if not args.json:
+            for run_id in runs:
+                print(f"{path.name}: {_line(store, run_id)}")
+    if args.json:
+        found = {
+            "runs": [_figures(store, run_id) for run_id in store.runs],
+            "findings": findings_json(store),
+        }
+        print(json.dumps(found, ensure_ascii=False, indent=1))
+    else:
+        for line in finding_lines(store):
+            print(line, file=sys.stderr)
+    if args.trace is not None:
+        export_csv(store, args.trace)
+        print(f"draftscope: trace written to {args.trace}", file=sys.stderr)
+    return int(any(finding.severity == "error" for finding in recorded(store)))
+
+
+def _figures(store: TraceStore, run_id: int) -> dict[str, Any]:
+    facts = store.runs[run_id]
+    n = int((store.rounds.column("run_id") == run_id).sum())
+    names = ("source", "attachment", "model", "stops", "summary")
+    return {"run": run_id, "rounds": n} | {name: facts.get(name) for name in names}
+
+
+def _line(store: TraceStore, run_id: int) -> str:
+    """One line: sequences, rounds, tokens, acceptance."""
+    figures = _figures(store, run_id)
+    summary = figures["summary"]
+    tokens, drafted = summary.get("predicted_n"), summary.get("draft_n")
+    parts = [
+        f"{len(figures['stops'])} requests",
+        f"{figures['rounds']} rounds",
+        "tokens not told" if tokens is None else f"{tokens:,} tokens",
+    ]
+    if drafted:
+        parts.append(f"{summary['draft_n_accepted']:,} of {drafted:,} drafted accepted")
+    return ", ".join(parts)

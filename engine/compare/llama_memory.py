@@ -1,0 +1,138 @@
+"""Scripts of memory operations on llama.cpp's own memory, where its C interface has them.
+
+Of a sequence it tells the last position; pending planes, truthful depths, cells and places are not
+told and not judged. Splits, shared cells, faults and storage filled beforehand cannot be asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from engine.compare.divergence import MemoryDifference
+from engine.compare.lane_spec import LLAMA_POLICIES
+from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
+from engine.compare.llama_process import LlamaEngine
+from engine.compare.memory_script import ContextSpec
+from engine.compare.peer_lane import shape_of
+from engine.compare.state_blob import RecurrentState, decode_state, relative_errors
+from engine.errors import OptionError, RollbackRefusedError
+from engine.session import Session
+
+
+class LlamaCheckpoint(NamedTuple):
+    """pos: the last position of the recurrent states in the blob."""
+
+    pos: int
+    blob: bytes
+
+
+class LlamaScriptContext:
+    """See memory_player.MemoryContext."""
+
+    def __init__(self, owner: LlamaScriptEngine, spec: ContextSpec, policy: str) -> None:
+        self._owner, self._engine = owner, owner.engine
+        n_rs_seq = spec.n_rs_seq if policy == "planes" else 0
+        self._number, found = self._engine.open_context(
+            spec.n_seqs,
+            spec.n_ctx,
+            min(spec.n_ubatch, spec.n_ctx),
+            n_rs_seq,
+            torch.get_num_threads(),
+            n_batch=spec.n_ctx * spec.n_seqs,
+        )
+        if n_rs_seq and not found:
+            raise RollbackRefusedError(
+                "llama.cpp has no snapshot planes for this architecture (n_rs_seq is 0).",
+                "Play scripts under checkpoint.",
+            )
+
+    def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, torch.Tensor]:
+        """One batch, each sequence behind what it holds: logits [n_tokens, n_vocab] of each."""
+        spans = [
+            TokenSpan(seq, self._engine.pos_max(self._number, seq) + 1, tokens, len(tokens))
+            for seq, tokens in sorted(batch.items())
+        ]
+        rows = torch.from_numpy(self._engine.decode(self._number, spans))
+        parts = torch.split(rows, [len(span.tokens) for span in spans])
+        return {span.seq: part for span, part in zip(spans, parts, strict=True)}
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        return self._engine.seq_rm(self._number, seq, p0, p1)
+
+    def seq_cp(self, src: int, dst: int) -> None:
+        self._engine.seq_cp(self._number, src, dst)
+
+    def seq_keep(self, seq: int) -> None:
+        self._engine.seq_keep(self._number, seq)
+
+    def seq_add(self, seq: int, p0: int, p1: int, shift: int) -> None:
+        self._engine.seq_add(self._number, seq, p0, p1, shift)
+
+    def save(self, seq: int, path: Path) -> None:
+        """The whole sequence to a file that `load` of any context reads."""
+        path.write_bytes(self._engine.save(self._number, seq, WHOLE))
+
+    def load(self, seq: int, path: Path) -> None:
+        self._engine.load(self._number, seq, path.read_bytes(), WHOLE)
+
+    def checkpoint(self, seq: int) -> LlamaCheckpoint:
+        pos = self._engine.pos_max(self._number, seq)
+        return LlamaCheckpoint(pos, self._engine.save(self._number, seq, PARTIAL))
+
+    def restore(self, seq: int, checkpoint: LlamaCheckpoint) -> None:
+        self._engine.load(self._number, seq, checkpoint.blob, PARTIAL)
+        self._engine.seq_rm(self._number, seq, checkpoint.pos + 1)
+
+    def fact(self, seq: int, name: str) -> int | None:
+        """The last position; nothing else is told."""
+        return self._engine.pos_max(self._number, seq) if name == "pos" else None
+
+    def apart(
+        self, seq: int, reference: LlamaScriptContext, reference_seq: int
+    ) -> MemoryDifference | None:
+        """How far the recurrent states are apart. Cells cannot be seen, so none differ."""
+        mine, theirs = self._state(seq), reference._state(reference_seq)
+        shape = self._owner.shape
+        if mine is None or theirs is None or shape is None or not (mine.s and theirs.s):
+            return None
+        s, r = relative_errors(theirs.s, mine.s), relative_errors(theirs.r, mine.r)
+        return MemoryDifference(shape.layers, s, r, 0)
+
+    def _state(self, seq: int) -> RecurrentState | None:
+        if self._owner.shape is None:
+            return None
+        blob = self._engine.save(self._number, seq, PARTIAL)
+        return decode_state(blob, self._owner.shape, self._owner.n_layers)
+
+
+class LlamaScriptEngine:
+    """See memory_player.MemoryEngine. Its contexts share a model."""
+
+    def __init__(self, session: Session, engine: LlamaEngine) -> None:
+        self.engine = engine
+        self._session = session
+        self.n_vocab = session.config.n_vocab
+        self.n_layers, self.shape = engine.facts().n_layers, shape_of(session.config)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._session.prompt(text).tokens)
+
+    def context(self, spec: ContextSpec, policy: str) -> LlamaScriptContext:
+        """Raises OptionError for what llama.cpp cannot be asked for."""
+        asked = {
+            "keep": spec.keep is not None,
+            "kv=unified": spec.kv != "per-seq",
+            f"split={spec.split}": spec.split != "equal",
+            f"fault={spec.fault}": spec.fault is not None,
+            policy: policy not in LLAMA_POLICIES,
+        }
+        if wrong := [name for name, is_asked in asked.items() if is_asked]:
+            raise OptionError(
+                f"Context {spec.name} asks for {wrong[0]}, which llama.cpp cannot be asked for.",
+                f"Play the script with this engine, or under {' or '.join(LLAMA_POLICIES)}.",
+            )
+        return LlamaScriptContext(self, spec, policy)

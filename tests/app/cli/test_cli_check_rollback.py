@@ -1,0 +1,98 @@
+"""`draftscope check-rollback` over a double of llama.cpp."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.__main__ import main
+from engine.errors import PeerLibraryError
+from tests.support.fake_llama import FakeLlama, use
+from tests.support.golden_runs import DATA, MTP_MODELS, session
+
+MODEL = str(DATA / f"{MTP_MODELS[0]}.gguf")
+SHORT = ("--depths", "2", "-n", "10")
+
+
+def check(*args: str) -> int:
+    return main(["check-rollback", MODEL, *SHORT, *args])
+
+
+def test_known_defects_are_told_and_fail_only_if_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    fake = FakeLlama(session(MTP_MODELS[0]))
+    use(monkeypatch, fake)
+    assert check("--trace", str(tmp_path / "trace"), "--llama-cpp-lib", "some/build") == 0
+    assert fake.library == Path("some/build")
+    out = capsys.readouterr().out
+    rows = [line for line in out.splitlines() if line.endswith(("right", "known defect"))]
+    assert len(rows) == 14  # four scenarios of three lanes, and two beyond what is guaranteed
+    assert sum(row.endswith("known defect") for row in rows) == 2
+    assert "every depth, whole batch undone, 3 planes: stale-plane: A rollback of 3" in out
+    assert "llama-cpp-python 0.0-fake: 14 lanes, 0 wrong, 2 with known defects" in out
+    assert (tmp_path / "trace" / "findings.csv").is_file()
+    assert check("--strict") == 1
+
+
+def test_a_mended_build_refuses_and_passes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, FakeLlama(session(MTP_MODELS[0]), refuses=True))
+    assert check("--strict", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["wrong"], found["known"]) == (0, 0)
+    outcomes = {(lane["policy"], lane["outcome"]) for lane in found["lanes"]}
+    assert outcomes == {
+        ("planes", "right"),
+        ("checkpoint", "right"),
+        ("checkpoint, device", "right"),
+        ("whole batch undone", "refused"),
+        ("tokens one by one", "refused"),
+    }
+
+
+def test_a_wrong_build_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, FakeLlama(session(MTP_MODELS[0]), drift=0.01))
+    assert check("--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    wrong = {lane["policy"] for lane in found["lanes"] if lane["outcome"] == "WRONG"}
+    assert wrong == {"checkpoint", "checkpoint, device"}
+    first = next(lane for lane in found["lanes"] if lane["outcome"] == "WRONG")
+    assert first["round"] == 1 and first["about"].startswith("state-wrong: ")
+    assert first["worst_nmse"] > first["bound"]
+
+
+def test_an_architecture_without_planes_passes_by_its_checkpoints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, FakeLlama(session(MTP_MODELS[0]), has_planes=False))
+    assert check("--strict", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {lane["outcome"] for lane in found["lanes"]} == {"right", "no planes"}
+
+
+def test_a_library_that_ends_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeLlama(session(MTP_MODELS[0]))
+
+    def ends(context: object, batch: object) -> int:
+        raise PeerLibraryError("The llama.cpp library ended its process in decode.", "Look.")
+
+    monkeypatch.setattr(fake, "llama_decode", ends)
+    use(monkeypatch, fake)
+    assert check("--json") == 1
+    lanes = json.loads(capsys.readouterr().out)["lanes"]
+    assert {lane["outcome"] for lane in lanes} == {"FAILED"}
+    assert lanes[0]["about"].startswith("The llama.cpp library ended its process in decode.")
+
+
+@pytest.mark.parametrize("depths", ["0", "a", "65", "1,,2"])
+def test_depths_that_are_none(depths: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-rollback", MODEL, "--depths", depths]) == 2
+    assert "is no list of whole numbers" in capsys.readouterr().err
