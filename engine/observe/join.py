@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from engine.observe.log import LogReader, LogRequest, LogRound
 from engine.observe.rounds import ObservedRound, StreamedToken
@@ -107,7 +108,20 @@ class LogJoin:
         if request.first is None or request.n_prompt not in (None, told.cache_n + told.prompt_n):
             return False
         streamed = [token.token_id for row in self._waiting for token in row.tokens]
+        if all(token is None for token in streamed[1:]):
+            return self._agrees_in_counts(request, told)
         return _agree(streamed, request.ids)
+
+    def _agrees_in_counts(self, request: LogRequest, told: Timings) -> bool:
+        """Of a stream without ids, whether its first rounds may be those of a request."""
+        rows = list(takewhile(_is_plain, self._waiting[1:]))
+        logged = [r for i, r in enumerate(request.rounds) if request.is_closed(i)]
+        pairs = list(zip(rows, logged, strict=False))
+        if not pairs:
+            return _has_sums(request, told)
+        return all(
+            (row.drafted, row.accepted) == (part.drafted, part.accepted) for row, part in pairs
+        )
 
     def _n_together(self) -> int | None:
         """How many of the waiting rows share tokens; None where more of them may follow."""

@@ -101,6 +101,11 @@ class ObservedRequest:
         return "\n".join("".join(self._answers[i].texts) for i in sorted(self._answers))
 
     @property
+    def told(self) -> tuple[Timings | None, ...]:
+        """The server's own counters by index of the reply, as they were told last."""
+        return tuple(self._answers[index].told for index in sorted(self._answers))
+
+    @property
     def is_over(self) -> bool:
         """Whether the reply has ended, or is not read any further."""
         return self._is_over
