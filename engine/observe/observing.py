@@ -11,8 +11,9 @@ from typing import Any
 
 from engine.errors import OptionError, ServerError
 from engine.findings.check import record_findings
-from engine.observe.client import Arrival, Inbox, ServerClient
+from engine.observe.client import ServerClient
 from engine.observe.counters import Movement, movement, read_counters
+from engine.observe.inbox import Arrival, Inbox
 from engine.observe.log_file import JoinedLog
 from engine.observe.observed_run import ObservedRequest, ObservedRun, ServerFacts
 from engine.observe.request_options import ServerRequest
