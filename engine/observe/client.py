@@ -91,10 +91,10 @@ class ServerClient:
             return None
         return [slot for slot in reply if isinstance(slot, dict)]
 
-    def metrics(self) -> tuple[str, str] | None:
+    def metrics(self, seconds: float = CONNECT_S) -> tuple[str, str] | None:
         """The text of /metrics, and what is the same as long as the server is not started again;
-        None for a server without --metrics. Raises ServerError."""
-        return self._call(self._metrics())
+        None for a server without --metrics. seconds: how long it may take. Raises ServerError."""
+        return self._call(self._metrics(seconds))
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON of a short reply: of a GET, with a body of a POST. Raises ServerError."""
@@ -224,9 +224,9 @@ class ServerClient:
         status, kind, raw = await self._fetch("GET", path, seconds=seconds)
         return None if status in (404, 501) else self._value(path, status, kind, raw)
 
-    async def _metrics(self) -> tuple[str, str] | None:
+    async def _metrics(self, seconds: float) -> tuple[str, str] | None:
         try:
-            async with self._opened("GET", "/metrics") as response:
+            async with self._opened("GET", "/metrics", seconds=seconds) as response:
                 raw = await _body(response, _LARGEST_FACTS)
                 start = response.headers.get("Process-Start-Time-Unix", "")
         except _OverLong as error:
@@ -405,6 +405,8 @@ class _Reply:
 
     async def _pass_on(self, response: httpx.Response) -> None:
         is_plain = not response.headers.get("Content-Encoding")
+        if not is_plain:  # against our wish: places in it cannot be told to the server
+            self._conversation = None
         pieces = response.aiter_raw() if is_plain else response.aiter_bytes()
         async for piece in pieces:
             self._n_read += len(piece)

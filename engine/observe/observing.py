@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.errors import OptionError, ServerError
 from engine.findings.check import record_findings
-from engine.observe.client import ServerClient
+from engine.observe.client import CONNECT_S, ServerClient
 from engine.observe.counters import Movement, movement, read_counters
 from engine.observe.inbox import Arrival, Inbox
 from engine.observe.log_file import JoinedLog
@@ -254,7 +254,7 @@ class ServerRun:
         if before is None:
             return
         try:
-            while (after := self._metrics()) is not None:
+            while (after := self._metrics(_SETTLE_S)) is not None:
                 first, last = read_counters(before[0]), read_counters(after[0])
                 if not last.busy or perf_counter() >= until:
                     break
@@ -288,9 +288,9 @@ class ServerRun:
             if isinstance(types, str):
                 self.observed.learn_drafters(types)
 
-    def _metrics(self) -> tuple[str, str] | None:
+    def _metrics(self, seconds: float = CONNECT_S) -> tuple[str, str] | None:
         try:
-            return self._client.metrics()
+            return self._client.metrics(seconds)
         except ServerError:
             return None
 

@@ -11,6 +11,7 @@ import pytest
 
 from engine.errors import ApiKeyError, OptionError, ServerError
 from engine.findings.check import recorded
+from engine.observe import observing
 from engine.observe.client import ServerClient
 from engine.observe.observing import ServerRun
 from engine.observe.request_options import RequestOptions, ServerRequest, completion
@@ -295,6 +296,22 @@ def test_stopping_ends_everything_and_keeps_what_came(
     assert not found(run)
     export_csv(run.trace, tmp_path / "out")
     held.release()
+
+
+def test_a_server_that_hangs_does_not_keep_a_run_from_its_end(
+    server: ScriptedServer, client: ServerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observing, "_SETTLE_S", 0.2)
+    held, hung = Hold(), Hold()
+    server.script("/completion", Reply([*stream(server.capture["requests"][0])[:20], held]))
+    run = begin(client, requests_of(server)[:1])
+    while not held.reached.is_set():
+        run.advance()
+    server.script("/metrics", Reply([hung, b"x"], 200, {"Content-Type": "text/plain"}))
+    run.stop()
+    assert run.done and run.uncounted == "The server's /metrics does not answer any more."
+    held.release()
+    hung.release()
 
 
 def test_no_key_reaches_the_trace(tmp_path: Any) -> None:
