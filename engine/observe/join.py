@@ -3,7 +3,7 @@ and times, the log the drafts, the paths and what the stream holds back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
@@ -11,6 +11,7 @@ from engine.observe.log import LogReader, LogRequest, LogRound
 from engine.observe.rounds import ObservedRound, StreamedToken
 from engine.observe.stream import Timings
 
+_MOST_LOOKED_AT = 256
 _ENOUGH = 4
 """Rounds that a stream shows before its request is looked for in a log that still grows."""
 
@@ -71,19 +72,22 @@ class LogJoin:
 
     def take_sums(self, told: Timings) -> None:
         """An answer of which only sums were told: its request in the log is no other's."""
-        for i, request in enumerate(self._log.requests):
-            if i not in self._taken and _has_sums(request, told):
+        for i, request in self._free():
+            if _has_sums(request, told):
                 self._taken.add(i)
                 return
+
+    def _free(self) -> Iterator[tuple[int, LogRequest]]:
+        """The log's newest requests that no answer has."""
+        n = len(self._log.requests)
+        for i in range(max(n - _MOST_LOOKED_AT, 0), n):
+            if i not in self._taken:
+                yield i, self._log.requests[i]
 
     def _find(self, told: Timings, is_over: bool) -> bool:
         if not self._waiting or (len(self._waiting) < _ENOUGH and not is_over):
             return False
-        found = [
-            i
-            for i, request in enumerate(self._log.requests)
-            if i not in self._taken and self._may_be(request, told)
-        ]
+        found = [i for i, request in self._free() if self._may_be(request, told)]
         if len(found) > 1 and not is_over:
             return False  # equal so far
         if is_over:
