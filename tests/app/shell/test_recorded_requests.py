@@ -12,11 +12,13 @@ from pytestqt.qtbot import QtBot
 
 from app.models.findings import FindingTable
 from app.models.number_text import NOT_OBSERVED
+from app.models.observed_facts import observed_text
 from app.models.run_table import RunTable
 from app.shell.window import MainWindow
 from app.views.acceptance import AcceptanceView
 from engine.observe.records import fill
 from engine.trace.export import export_csv
+from engine.trace.reopen import open_trace
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.window_acts import messages
@@ -119,3 +121,13 @@ def test_a_contradiction_is_among_the_findings(opened: MainWindow, qtbot: QtBot)
     findings = opened.findChildren(FindingTable)[0].findings
     assert [(f.rule, f.run) for f in findings] == [("counters-contradict", run)]
     assert "num_spec_steps" in findings[0].evidence
+
+
+def test_what_is_kept_of_a_run_is_listed_and_what_is_untold_too(folder: Path) -> None:
+    store = open_trace(folder)
+    texts = {facts["record"]["file"]: observed_text(facts) for facts in store.runs.values()}
+    brief, detailed = texts["vllm-summary.json"], texts["vllm-detailed-stream.json"]
+    assert "source: vllm, read from a file, vllm-summary.json" in brief
+    assert "kept, but not used: body.choices, body.created" in brief
+    assert "not observed: rollback path" in brief and "token ids" in brief.splitlines()[-2]
+    assert "token ids" not in detailed and "told: num_draft_tokens" in detailed

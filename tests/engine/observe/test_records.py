@@ -79,8 +79,10 @@ def test_a_record_is_known_by_its_keys_and_keeps_its_counts(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_only_lists_by_step_become_rows(name: str) -> None:
     store = filled(name)
+    columns = store.runs[0]["columns"]
     if name not in ("aiperf-record.json", "vllm-detailed-stream.json"):
         assert len(store.rounds) == len(store.tokens) == 0
+        assert set(columns["rounds"].values()) == {"absent"}
         return
     rows = [store.rounds.row(i) for i in range(len(store.rounds))]
     assert [row["num_accepted_draft_tokens"] for row in rows] == [None, *STEPS]
@@ -94,6 +96,8 @@ def test_only_lists_by_step_become_rows(name: str) -> None:
     pos0 = [None, 17, 17 + first, 17 + first + 2] if knows_prompt else [None] * 4
     assert [row["pos0"] for row in rows[:4]] == pos0
     assert len(store.tokens) == (29 if knows_prompt else 0)
+    assert columns["rounds"]["num_accepted_draft_tokens"] == "observed"
+    assert ("tokens" in columns) == knows_prompt
 
 
 def test_the_chunks_of_a_stream_are_the_steps_tokens() -> None:
@@ -101,6 +105,7 @@ def test_the_chunks_of_a_stream_are_the_steps_tokens() -> None:
     rows = [store.tokens.row(i) for i in range(29)]
     assert [row["token_id"] for row in rows] == list(range(1000, 1029))
     assert [row["pos"] for row in rows] == list(range(17, 46))
+    assert [row["text"] for row in rows[:8]] == [" w1000", *[""] * 6, " w1007"]
     kinds = [row["kind"] for row in rows[:7]]
     assert kinds == ["target", *["accepted"] * 3, "bonus", "accepted", "replacement"]
 
