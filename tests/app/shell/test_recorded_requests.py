@@ -16,6 +16,9 @@ from app.models.observed_facts import observed_text
 from app.models.run_table import RunTable
 from app.shell.window import MainWindow
 from app.views.acceptance import AcceptanceView
+from app.views.timing import TimingView
+from app.views.tokens import TokensView
+from app.views.what_if import WhatIfView
 from engine.observe.records import fill
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
@@ -101,6 +104,10 @@ def test_a_run_of_sums_shows_its_figures_and_says_what_is_untold(
     rates = curves["unconditional"].getData()[1]
     assert rates.tolist() == pytest.approx([8 / 12, 5 / 12, 3 / 12])
     assert curves["unconditional_given_drafted"].getData()[0] is None
+    (tokens,) = opened.findChildren(TokensView)
+    assert tokens.currentWidget().words == ("Not observed", "sglang does not tell the tokens.")
+    (what_if,) = opened.findChildren(WhatIfView)
+    assert what_if.empty.words[0] == "Not observed"
     show(opened, qtbot, "trtllm-perf-metrics.jsonl")
     assert not acceptance.has_rounds
     assert not [text for text in messages(opened) if text.startswith("error")]
@@ -110,6 +117,9 @@ def test_steps_are_rounds_and_stand_beside_another_run(opened: MainWindow, qtbot
     show(opened, qtbot, "vllm-detailed-stream.json")
     assert opened.panels.plots.rollback.has_rounds
     assert len(opened.panels.tokens.areas) == 1
+    (timing,) = opened.findChildren(TimingView)
+    assert not timing.has_rounds
+    assert timing.empty.words[1] == "vllm does not tell how long its rounds took."
     (other,) = (row.run for row in table(opened).rows if "sglang-openai" in row.title)
     opened.panels.runs.overlay_asked.emit(other)
     qtbot.waitUntil(lambda: table(opened).overlaid == other, timeout=5000)
