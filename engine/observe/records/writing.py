@@ -17,6 +17,8 @@ from engine.trace.writer import RunSource, TraceWriter
 
 MOST_REQUESTS = 1 << 16
 _MOST_KEPT = 16 << 20
+_MOST_FACTS = 48 << 20
+"""Bytes of JSON without spaces: session.json has four times as many, and has to open again."""
 _NO_STOP = "not told"
 _OF_STEPS = {
     "rounds": {
@@ -60,6 +62,11 @@ def write_requests(
         facts["unknown"] = dict(unknown)
     if models:
         facts["model"] = {"name": ", ".join(models)}
+    if len(json.dumps(facts)) > _MOST_FACTS:
+        raise TraceFileError(
+            f"{file} tells more of its {len(requests):,} requests than a trace can keep.",
+            "Split it into several files.",
+        )
     steps = [r for r in requests if r.has_steps and not r.contradictions]
     columns = dict(_OF_STEPS if steps else _OF_SUMS)
     if any(request.chunks for request in steps):
@@ -81,10 +88,13 @@ def _check_size(requests: Sequence[RecordedRequest], file: str) -> None:
             f"{file} has {len(requests):,} requests, more than a run of a trace can hold.",
             f"Split it into files of at most {MOST_REQUESTS:,}.",
         )
-    steps = sum(len(request.per_step_accepted or ()) for request in requests)
+    steps = max(
+        sum(len(getattr(request, name) or ()) for request in requests)
+        for name in ("per_step_accepted", "per_step_drafted")
+    )
     if steps > MOST_STEPS:
         raise TraceFileError(
-            f"{file} has {steps:,} steps in per_step_accepted.",
+            f"{file} has {steps:,} steps in its lists.",
             f"Split it into files of at most {MOST_STEPS:,} steps.",
         )
 

@@ -16,6 +16,8 @@ from engine.errors import TraceFileError
 from engine.findings.check import recorded
 from engine.observe.records import NAMES, fill, recognise
 from engine.observe.records.aiperf import acceptance_records
+from engine.trace.export import export_csv
+from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
 from tests.support.scripted_server import read_capture
@@ -498,8 +500,8 @@ def test_a_known_key_of_another_type_is_named(change: dict[str, Any]) -> None:
         (b'{"spec_verify_ct": 1, "spec_accept_length": 1e999}', "is inf, not a finite"),
         (b'{"spec_verify_ct": -Infinity}', "-Infinity is no number"),
         (b"\xff\xfe{}", "not valid JSON"),
-        (b'{"a":' * 100 + b"1" + b"}" * 100, "nested more than 64 times"),
-        (b"[" * 200_000, "nested more than 64 times"),
+        (b'{"a":' * 100 + b"1" + b"}" * 100, "nested more than 48 times"),
+        (b"[" * 200_000, "nested more than 48 times"),
         (b'data: {"spec_verify_ct": \n\n', "the event before line 2"),
         (b"data: " + b'{"a":' * 100 + b"1" + b"}" * 100 + b"\n\n", "nested"),
         (b"{}", "no key"),
@@ -525,6 +527,10 @@ def test_sizes_are_checked_before_rows_are_made(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("engine.observe.records.writing.MOST_STEPS", 11)
     record = (RECORDS / "aiperf-record.json").read_bytes()
     assert "12 steps" in refused(record).message
+    monkeypatch.undo()
+    monkeypatch.setattr("engine.observe.records.writing._MOST_FACTS", 100)
+    assert "more of its 1 requests" in refused(record).message
+    monkeypatch.undo()
     monkeypatch.setattr("engine.observe.records.writing.MOST_REQUESTS", 1)
     one = as_bytes({"spec_verify_ct": 1}) + b"\n"
     assert "2 requests" in refused(one * 2).message
@@ -635,3 +641,15 @@ def test_a_sequence_with_rows_of_several_steps_has_no_acceptance_record() -> Non
     store = filled("stream", text)
     assert max(store.rounds.row(i)["n_merged"] or 1 for i in range(len(store.rounds))) > 1
     assert [record for *_, record in acceptance_records(store)] == [None]
+
+
+def test_whatever_is_kept_of_a_record_opens_again(tmp_path: Path) -> None:
+    deep: Any = ["\ud800 \x00 \u2028", 10**300, -1.5e-300, None, True, {"": []}]
+    for _ in range(28):
+        deep = {"deeper": [deep]} if isinstance(deep, list) else [deep]
+    odd = {"spec_verify_ct": 3, "finish_reason": deep, "x" * 1000: {"y\n": "z"}}
+    store = filled("odd\n\u202ename", as_bytes({"id": [], "meta_info": odd, "more": [[deep]]}))
+    export_csv(store, tmp_path / "trace")
+    again = open_trace(tmp_path / "trace")
+    assert again.runs[0]["unknown_keys"] == store.runs[0]["unknown_keys"]
+    assert again.runs[0]["requests"][0]["record"]["spec_verify_ct"] == 3
