@@ -66,6 +66,7 @@ class ConnectDialog(QDialog):
         self.log = text("none")
         browse = QPushButton("&Browse…")
         browse.setToolTip("Choose the log file")
+        browse.setAutoDefault(False)  # Return is for Connect
         browse.clicked.connect(self._browse)
         self.watch = QCheckBox(f"&Watch other programs at {LOOPBACK}, port")
         self.port = whole(1, 65535, settings.watch_port)
@@ -78,6 +79,7 @@ class ConnectDialog(QDialog):
         self.problem.hide()
         self._lay_out(browse)
         line.textChanged.connect(lambda _: self.problem.hide())
+        line.setFocus()
 
     def _lay_out(self, browse: QPushButton) -> None:
         about = QLabel(_ABOUT)

@@ -22,7 +22,9 @@ from app.engine_thread.jobs import (
 from engine.errors import OptionError
 from engine.options import Prompt
 from engine.progress import ReportProgress
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
+from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
@@ -123,11 +125,21 @@ class LocalEngine:
             )
         except SameModelUnknownError as error:
             return error.message
+        _learn_texts(opened, run)
         return RunRescored(run, rescored_sentence(found), found.n_changed > 0)
 
 
+def _learn_texts(session: Session, run: RunRef) -> None:
+    """Keep the texts of tokens of which another engine told the ids alone."""
+    tokens, n = run.store.tokens, len(run.store.tokens)
+    mine = tokens.column("run_id", 0, n) == run.run_id
+    ids = set(tokens.column("token_id", 0, n)[mine].tolist())
+    known = (one for one in ids if 0 <= one < session.info.n_vocab)
+    TraceWriter(run.store, run.run_id).learn(known, session.tokenizer.piece)
+
+
 def rescored_sentence(found: Rescored) -> str:
-    """What came of re-scoring, in words."""
+    """A sentence on the result of re-scoring a run."""
     judged = f"{found.n_tokens:,} tokens re-scored in {found.compute}"
     share = f"{found.n_first:,} of rank 1"
     if not found.n_changed:
@@ -221,11 +233,11 @@ class ComparisonJob:
         self._comparison, self.run_id = comparison, run_id
 
     def step(self) -> bool:
-        """One round of all lanes."""
+        """Do one round in every lane."""
         return self._comparison.step()
 
     def advance(self) -> bool:
-        """One round, as `step`: a round of all lanes takes long enough between two looks."""
+        """The same as `step`: a round of all lanes takes long enough between two looks."""
         return self._comparison.step()
 
     def cancel(self, seq_id: int) -> None:

@@ -102,9 +102,8 @@ def start_reading(folder: Path, post: Post) -> TraceJob:
 
 def _imported(file: Path) -> TraceStore:
     """What another engine wrote as a trace, with what the rules find in it."""
-    from engine.observe.importing import import_file
-
     from engine.findings.check import record_findings
+    from engine.observe.importing import import_file
 
     store = TraceStore()
     record_findings(store, import_file(store, file))

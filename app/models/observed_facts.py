@@ -37,6 +37,8 @@ def observed_text(facts: dict[str, Any]) -> str:
         f"source: {', '.join(part for part in (engine, way, where) if part)}",
         f"model: {_section(facts, 'model').get('name') or 'not observed'}",
     ]
+    if listens_at := facts.get("listens_at"):
+        lines.append(f"its clients use: {listens_at}")
     drafters = [one for one in _list(facts, "speculative_types") if one != "none"]
     if drafters:
         lines.append(f"drafting: {', '.join(map(str, drafters))}")

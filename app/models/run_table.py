@@ -95,7 +95,7 @@ class RunTable(ColumnTable):
         self.refresh()
 
     def _traces(self) -> Sequence[ModelRuns]:
-        """Those of the session; the one that was opened from disk, if a run of it is on show."""
+        """The traces to list: the session's, or the opened one if a run of that is on show."""
         shown = self._shown
         if shown is None or self.recorded_in(shown.store) is not None:
             return self._recorded

@@ -47,6 +47,12 @@ class Step:
         """Which round of which sequence this is."""
         return f"Round {self.round:,} · sequence {self.seq_id}"
 
+    def is_derived(self, column: str) -> bool:
+        """Whether a value of `facts` was computed from what the engine told, not told by itself."""
+        columns = self.store.runs[self.facts["run_id"]].get("columns")
+        states = columns.get("rounds") if isinstance(columns, dict) else None
+        return isinstance(states, dict) and states.get(column) == "derived"
+
     def is_at(self, position: Position) -> bool:
         """Whether a position lies in this round."""
         return (self.seq_id, self.round) == (position.seq_id, position.round)

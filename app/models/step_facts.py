@@ -56,7 +56,7 @@ def step_facts(step: Step) -> list[FactLine]:
     sections = (
         ("Draft", _draft(step)),
         ("Verification", _verification(step)),
-        ("Rollback", _rollback(step.facts)),
+        ("Rollback", _rollback(step)),
         ("State and cells", _memory(step.facts)),
         ("Time", _times(step.facts)),
     )
@@ -124,15 +124,17 @@ def _verification(step: Step) -> list[FactLine]:
     return lines
 
 
-def _rollback(facts: TraceRow) -> list[FactLine]:
+def _rollback(step: Step) -> list[FactLine]:
+    facts = step.facts
     path = facts["rollback_path"]
     untold = "" if facts["num_draft_tokens"] is None else "The engine did not tell"
+    derived = " (derived)" if step.is_derived("rollback_path") and path else ""
     in_memory, depth = facts["memory_rollback"], facts["rollback_depth"]
     deep = whole_text(depth)
     if in_memory is not None and in_memory != depth:
         deep += f", in memory {in_memory}"
     return [
-        FactLine("path", path or NOT_OBSERVED, _PATH_TIPS.get(path, untold)),
+        FactLine("path", f"{path or NOT_OBSERVED}{derived}", _PATH_TIPS.get(path, untold)),
         FactLine("depth", deep, "Drafted tokens undone; in memory, padding comes on top"),
         FactLine(
             "valid depth / n_rs_seq",

@@ -45,13 +45,14 @@ class EngineNews(QObject):
         self._bridge, self._panels, self._feed = bridge, panels, feed
         self._settings = settings
         self._behind: Banner | None = None
+        self._watching: Banner | None = None
         bridge.state_changed.connect(self.show_state)
         bridge.inspected.connect(self._show_files)
         bridge.loaded.connect(self._show_loaded)
         bridge.progress.connect(panels.status.show_progress)
         bridge.failed.connect(self._show_failure)
         bridge.run_started.connect(self._show_run)
-        bridge.run_ended.connect(self._refresh_runs)
+        bridge.run_ended.connect(self._end_run)
         bridge.measured.connect(self._show_fidelity)
         bridge.broke.connect(self._show_break)
         bridge.exported.connect(self._show_exported)
@@ -111,6 +112,7 @@ class EngineNews(QObject):
     def _show_server_status(self, status: events.ServerSeen) -> None:
         panels = self._panels
         is_news = bool(status.gone) and panels.status.gone.isHidden()
+        is_news &= not self._bridge.has_run  # whose own end is told
         panels.model_map.server.set_status(status)
         panels.status.set_server_gone(status.gone)
         if is_news:
@@ -206,6 +208,19 @@ class EngineNews(QObject):
 
     def _show_run(self, run: RunRef) -> None:
         self._show_lanes_or_run(run)
+        if listens_at := run.facts.get("listens_at"):
+            self._watching = self._panels.banners.add(
+                "info",
+                f"Programs that use {listens_at} in place of the server are recorded here.",
+                "Stop (Shift+F5) ends that.",
+                sticky=True,
+            )
+
+    def _end_run(self, *_: object) -> None:
+        if self._watching is not None:
+            self._panels.banners.take_down(self._watching)
+            self._watching = None
+        self._refresh_runs()
 
     def _show_lanes_or_run(self, run: RunRef | None) -> None:
         self._feed.show_run(None if run is None else run_to_show(run))

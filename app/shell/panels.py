@@ -55,9 +55,9 @@ class Panels:
         self._centre.addWidget(
             EmptyState(
                 "Watch a model speculate",
-                "Open a hybrid GGUF model or an exported trace, or drop one here; the bundled "
-                "demo needs no download.",
-                [*opening, actions["file.open_trace"]],
+                "Open a hybrid GGUF model or a trace, or drop one here; connect to a server that "
+                "runs one; the bundled demo needs no download.",
+                [*opening, actions["file.connect"], actions["file.open_trace"]],
             )
         )
         self._centre.addWidget(self.tokens)

@@ -80,7 +80,8 @@ class ServerPage(QScrollArea):
         self._labels["server"].setToolTip(status.gone)
         if status.gone:
             _show(self._labels["server"], f"{told['server']} · gone")
-        _show(self._slots, "\n".join(slot_lines(status.slots)))
+        when = ["when it was seen last:"] if status.gone else []
+        _show(self._slots, "\n".join([*when, *slot_lines(status.slots)]))
         _show(self._counters, _counted(status.counters))
 
 

@@ -123,12 +123,19 @@ class ExaminedRun:
             and all(isinstance(row.get(name), kind) for name, kind in named.items())
         ]
 
+    @property
+    def drafters(self) -> list[str]:
+        """Names of the drafters, as options or the server of another engine have them."""
+        told = self.facts.get("speculative_types")
+        types = self.option("spec", "types") or (told if isinstance(told, list) else [])
+        return [str(name) for name in types if name != "none"]
+
     @cached_property
     def drafts(self) -> bool:
         """Whether drafts are this run's to answer for. Lanes share theirs: the first one stands
         for all; the reference and noise lanes do not verify any."""
         if not self.lane:
-            return bool(self.option("spec", "types"))
+            return bool(self.drafters)
         policy = (i for i in self.lanes if _kind(self.trace.runs[i]) == POLICY)
         return next(policy, None) == self.run_id
 

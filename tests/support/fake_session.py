@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.engine_thread.events import ModelFiles
+from app.engine_thread.events import ModelFiles, RunRescored
 from app.engine_thread.jobs import (
     CompareRequest,
     EngineSession,
     Job,
     OpenRequest,
+    RescoreRequest,
     RunRequest,
     ScriptRequest,
 )
@@ -78,6 +79,7 @@ class FakeEngine:
     closed: list[Path] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
     compared: list[CompareRequest | ScriptRequest] = field(default_factory=list)
+    rescored: list[tuple[RescoreRequest, EngineSession | None]] = field(default_factory=list)
     cancelled: list[tuple[int, int]] = field(default_factory=list)
     """Sequences that were ended, each with the round before which it was."""
     steps: int = 0
@@ -116,6 +118,17 @@ class FakeEngine:
         self.identity = {"name": request.target.name}
         compute = "f32" if request.compute == "auto" else request.compute
         return FakeSession(self, request.target, compute)
+
+    def rescore(
+        self, request: RescoreRequest, session: EngineSession | None, progress: ReportProgress
+    ) -> RunRescored | str:
+        """Judges nothing; whether it is the same model has to be said."""
+        self.rescored.append((request, session))
+        progress(0, 1, "re-scoring")
+        self.raise_at("rescore")
+        if not request.assume_same:
+            return "Nothing tells whether the model is the same."
+        return RunRescored(request.run, "All tokens are the model's.", False)
 
     def raise_at(self, stage: str) -> None:
         """Break where the test says so, once."""

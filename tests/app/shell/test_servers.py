@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
 from app.dialogs.connect import ConnectDialog
@@ -17,6 +18,7 @@ from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.serving import ServerEngine
 from app.shell.window import MainWindow
+from engine.errors import OptionError
 from engine.trace.records import MISSING
 from tests.support.fake_session import FakeEngine
 from tests.support.scripted_server import (
@@ -317,6 +319,7 @@ def test_other_programs_are_watched(
     with qtbot.waitSignal(at_servers.bridge.run_ended, timeout=WAIT_MS):
         trigger(at_servers, "run.stop")
     until(qtbot, lambda: at_servers.bridge.state is State.READY)
+    assert str(shown.facts["listens_at"]) in "".join(messages(at_servers))
     assert done == [200]
     assert at_servers.status.chips["acceptance"].text == f"{43 / 152:.3g}"
 
@@ -407,3 +410,31 @@ def test_x_goes_to_where_two_runs_part(
         if tokens.row(row)["run_id"] == cursor.run.run_id and tokens.row(row)["pos"] == cursor.pos
     ]
     assert [row["token_id"] for row in here] == [7]
+
+
+def test_a_run_is_rescored_once_the_user_says_that_the_model_is_the_same(
+    at_servers: MainWindow,
+    engine: FakeEngine,
+    server: ScriptedServer,
+    qtbot: QtBot,
+    model_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connect(qtbot, at_servers, server.url)
+    assert "run.rescore" not in enabled(at_servers), "there is no run yet"
+    run(qtbot, at_servers)
+    monkeypatch.setattr("app.shell.run_control.ask_model", lambda *_: model_file)
+    trigger(at_servers, "run.rescore")
+    until(qtbot, lambda: bool(messages(at_servers)))
+    (banner,) = at_servers.banners.banners
+    assert "Nothing tells" in banner.message and at_servers.bridge.state is State.READY
+    assert [request.assume_same for request, _ in engine.rescored] == [False]
+    next(b for b in banner.findChildren(QPushButton) if "all the same" in b.text()).click()
+    until(qtbot, lambda: any("All tokens" in text for text in messages(at_servers)))
+    request, _ = engine.rescored[-1]
+    assert request.assume_same and request.run == at_servers.feed.run
+    assert request.target == model_file
+    engine.fail_at["rescore"] = OptionError("The run is of another model.", "Open its file.")
+    trigger(at_servers, "run.rescore")
+    until(qtbot, lambda: any("another model" in text for text in messages(at_servers)))
+    assert at_servers.bridge.state is State.READY and in_use(at_servers) == server.url
