@@ -128,7 +128,7 @@ class Actions:
         self._reasons = dict(reasons)
 
     def reason(self, action_id: str) -> str:
-        """What `explain` said of an action, empty if nothing."""
+        """The reason that `explain` set for an action being disabled, else empty."""
         return self._reasons.get(action_id, "")
 
     def retheme(self, theme: Theme) -> None:

@@ -21,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         nargs="+",
         type=Path,
-        help="captures, logs of llama-server, records of other engines; each becomes a run",
+        help="captures, logs of llama-server, records of other engines; each becomes a run, two "
+        "scrapes of /metrics in a row become one",
     )
     parser.add_argument(
         "--log",
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from app.cli.findings import finding_lines, findings_json
     from engine.errors import OptionError
     from engine.findings.check import record_findings, recorded
-    from engine.observe.importing import import_file
+    from engine.observe.importing import before_and_after, import_file
     from engine.trace.export import check_target, export_csv
     from engine.trace.store import TraceStore
 
@@ -52,12 +53,13 @@ def run(args: argparse.Namespace) -> int:
     if args.trace is not None:
         check_target(args.trace)
     store = TraceStore()
-    for path in args.files:
-        runs = import_file(store, path, name=args.name, log=args.log)
+    for path, later in before_and_after(args.files):
+        runs = import_file(store, path, name=args.name, log=args.log, later=later)
         record_findings(store, runs)
         if not args.json:
             for run_id in runs:
-                print(f"{path.name}: {_line(store, run_id)}")
+                name = path.name if later is None else f"{path.name} to {later.name}"
+                print(f"{name}: {_line(store, run_id)}")
     if args.json:
         found = {
             "runs": [_figures(store, run_id) for run_id in store.runs],

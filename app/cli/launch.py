@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "\n".join(
         [
             "subcommands (draftscope SUBCOMMAND --help):",
-            *(f"  {name:<10} {summary}" for name, summary in SUBCOMMANDS.items()),
+            *(f"  {name:<14} {summary}" for name, summary in SUBCOMMANDS.items()),
         ]
     )
     parser.add_argument(

@@ -11,17 +11,18 @@ from dataclasses import asdict
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import loading_line, print_json
+from app.cli.common import check_output, loading_line, print_json
 from app.cli.files import check_files
 from app.cli.findings import finding_lines, findings_json
 from app.cli.interruption import Interrupted
 from app.cli.observe_listen import add_arguments as add_listening
 from app.cli.observe_listen import listen
 from app.cli.option_arguments import add_options, options_from
-from app.cli.recorded import check_trace_folder, export, record
+from app.cli.recorded import check_trace_folder, export, keep_capture, record
 from app.cli.rescore import finite, lines
 from app.cli.run import headline
 from app.cli.run_arguments import add_prompts
+from app.cli.server import add_key, connect, note
 from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError
 from engine.observe.request_options import PER_REQUEST, RequestOptions, why_not_sent
 from engine.option_fields import options_in
@@ -59,12 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     server = parser.add_argument_group("server")
     server.add_argument("url", metavar="URL", help="address of a llama-server")
-    server.add_argument(
-        "--api-key-env",
-        metavar="NAME",
-        help="environment variable that holds the API key (default: the key that the system's "
-        "keyring has for this address, if the server asks for one)",
-    )
+    add_key(server)
     server.add_argument(
         "--log",
         type=Path,
@@ -107,6 +103,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write the trace as CSV files; replaces an earlier export",
     )
+    output.add_argument(
+        "--capture",
+        type=Path,
+        metavar="FILE",
+        help="write what was sent and what came back, as `draftscope import` reads it; gzipped "
+        "for a name that ends with .gz",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,52 +117,20 @@ def run(args: argparse.Namespace) -> int:
     options = options_from(args, RunOptions)
     more = options_from(args, RequestOptions)
     check_trace_folder(args.trace)
+    if args.capture is not None:
+        check_output(args.capture, "--capture")
     if args.rescore is not None:
         check_files(args.rescore)
     if args.listen is None and not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     for one in options_in(RunOptions):
         if getattr(args, f"unsent_{one.option.dest}", None):
-            _note(f"{one.option.name} is not sent: {_lowered(why_not_sent(one))}")
+            note(f"{one.option.name} is not sent: {_lowered(why_not_sent(one))}")
     if args.listen is not None:
         return listen(args, _facts_for_listening(args))
-    client, facts = _connect(args)
+    client, facts = connect(args.url, args.api_key_env)
     with client:
         return _ask(args, client, facts, options, more)
-
-
-def _connect(args: argparse.Namespace) -> tuple[ServerClient, ServerFacts]:
-    """The client, and what the server says of itself once it has loaded its model."""
-    from engine.observe.api_keys import stored_key
-    from engine.observe.client import ServerClient
-
-    key = None
-    if args.api_key_env is not None:
-        key = os.environ.get(args.api_key_env)
-        if not key:
-            raise OptionError(
-                f"The environment has no {args.api_key_env[:80]}.", "Set it to the API key."
-            )
-    said: set[str] = set()
-
-    def waiting(sentence: str) -> None:
-        if sentence not in said:
-            said.add(sentence)
-            _note(sentence)
-
-    client = ServerClient(args.url, key)
-    try:
-        return client, client.facts(waiting)
-    except ApiKeyError:
-        client.close()
-        key = None if args.api_key_env is not None else stored_key(client.address)
-        if key is None:
-            raise
-        client = ServerClient(args.url, key)
-        return client, client.facts(waiting)
-    except BaseException:
-        client.close()
-        raise
 
 
 def _facts_for_listening(args: argparse.Namespace) -> ServerFacts:
@@ -170,11 +141,11 @@ def _facts_for_listening(args: argparse.Namespace) -> ServerFacts:
     if args.sources:
         raise OptionError("Prompts are given, and an address to listen at.", "Leave out one.")
     try:
-        client, facts = _connect(args)
+        client, facts = connect(args.url, args.api_key_env)
     except ApiKeyError:
         if args.api_key_env is not None:
             raise
-        _note("without an API key the server does not say which model it has")
+        note("without an API key the server does not say which model it has")
         return ServerFacts(server_address(args.url))
     client.close()
     return facts
@@ -213,6 +184,8 @@ def _ask(
     finally:
         if args.trace is not None:
             export(trace, args.trace)
+        if args.capture is not None:
+            keep_capture(job.observed, args.capture)
     if args.json:
         print_json(_report(job, client, rescored))
     else:
@@ -221,7 +194,7 @@ def _ask(
         _print_summary(job, rescored)
     if ending is not None:
         for other in job.errors[1:]:
-            _note(str(other))
+            note(str(other))
         raise ending
     return int(rescored is not None and rescored.n_changed > 0)
 
@@ -345,9 +318,8 @@ def _print_summary(job: ServerRun, rescored: Rescored | None) -> None:
         print(f"{'':<16} {'server':>8} {'here':>8}")
         for name, server, here in _counts(job):
             print(f"{name:<16} {server:>8.0f} {here:>8}")
-    for note in (job.uncounted, job.unread_log):
-        if note:
-            _note(note)
+    for sentence in filter(None, (job.uncounted, job.unread_log)):
+        note(sentence)
     print(json.dumps(totals, indent=2))
 
 
@@ -403,10 +375,6 @@ def _slots(client: ServerClient) -> list[dict[str, Any]] | None:
         return client.slots()
     except ServerError:
         return None
-
-
-def _note(sentence: str) -> None:
-    print(f"draftscope: note: {sentence}", file=sys.stderr)
 
 
 def _lowered(sentence: str) -> str:

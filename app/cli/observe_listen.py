@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from app.cli.common import print_json
 from app.cli.findings import finding_lines, findings_json
 from app.cli.interruption import Interrupted
-from app.cli.recorded import record
+from app.cli.recorded import keep_capture, record
 from app.cli.run import headline
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
@@ -19,6 +19,7 @@ from engine.trace.timings import summary
 if TYPE_CHECKING:
     from engine.observe.observed_run import ObservedRequest, ServerFacts
     from engine.observe.proxy_run import ProxyRun
+    from engine.observe.stream import Timings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +64,8 @@ def listen(args: argparse.Namespace, server: ServerFacts) -> int:
         if ending.status != 128 + signal.SIGINT:
             raise
     finally:
+        if args.capture is not None:
+            keep_capture(run.observed, args.capture)
         if args.json:
             print_json(_report(run))
         else:
@@ -86,16 +89,24 @@ class _Told:
         self._seen = len(self._run.requests)
         for request in [one for one in self._open if one.is_over]:
             self._open.remove(request)
-            for seq_id in request.seq_ids:
-                print(f"{seq_id} {request.facts['path']}: {self._fared(request, seq_id)}")
+            for seq_id, told in zip(request.seq_ids, request.told, strict=True):
+                print(f"{seq_id} {request.facts['path']}: {_fared(told, request.facts)}")
         sys.stdout.flush()
 
-    def _fared(self, request: ObservedRequest, seq_id: int) -> str:
-        totals = summary(self._run.trace, self._run.run_id, seq_id)
-        line = headline(totals) if totals["predicted_n"] else "no rounds"
-        if error := request.facts.get("error"):
-            line += f"; {error}"
-        return line
+
+def _fared(told: Timings | None, facts: dict[str, Any]) -> str:
+    """What the server itself told last of a request: rounds may still wait for its log."""
+    if told is None:
+        line = "no figures"
+    else:
+        line = f"{told.predicted_n} tokens"
+        if told.predicted_n > 1 and told.predicted_ms > 0:
+            line += f", {1e3 * (told.predicted_n - 1) / told.predicted_ms:.1f} tokens/s"
+        if told.draft_n:
+            rate = told.draft_n_accepted / told.draft_n
+            line += f"; {told.draft_n_accepted} of {told.draft_n} drafted tokens accepted"
+            line += f" ({rate:.3f})"
+    return line + (f"; {facts['error']}" if "error" in facts else "")
 
 
 def _print_summary(run: ProxyRun) -> None:

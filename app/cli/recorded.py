@@ -7,13 +7,16 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from app.cli.interruption import Interrupted, on_signal
 from engine.errors import OptionError
 from engine.gguf.content import ContentHash
 from engine.trace.export import check_target, export_csv
 from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.observe.observed_run import ObservedRun
 
 _CONTENT_S = 1.0
 """How long an export waits for the hash of the tensors, seconds."""
@@ -103,6 +106,16 @@ def record(
                 export(job.trace, folder, content)
     if came:
         raise Interrupted(came[0])
+
+
+def keep_capture(run: ObservedRun, path: Path) -> None:
+    """Write what was sent to a server and what came back, and tell where. Raises TraceFileError."""
+    from engine.observe.capture import capture_of, write_capture
+
+    write_capture(path, capture_of(run, path.name.split(".")[0]))
+    with suppress(OSError):  # the terminal may be gone
+        whole = "" if run.raw is None or run.raw.is_whole else ", without what found no room"
+        print(f"draftscope: capture written to {path}{whole}", file=sys.stderr)
 
 
 def export(trace: TraceStore, folder: Path, content: ContentHash | None = None) -> None:

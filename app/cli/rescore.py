@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from app.cli.common import add_compute, add_model, loading_line, print_json, target_path
 from app.cli.files import check_files
 from app.cli.recorded import check_trace_folder
+from app.cli.server import add_key, connect, note
 from engine.errors import OptionError, TraceFileError
 from engine.findings.check import recorded
 from engine.findings.rescored import TEXT_CHANGED
@@ -67,6 +68,7 @@ def add_identity(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--server", metavar="URL", help="ask the server that still runs the run's model"
     )
+    add_key(group)
     group.add_argument(
         "--probe",
         action="store_true",
@@ -140,12 +142,14 @@ def rescored(
     args: argparse.Namespace, session: Session, store: TraceStore, run_id: int
 ) -> Rescored:
     """One run re-scored as the arguments allow. Raises what engine.observe.rescore does."""
-    from engine.observe.client import ServerClient
     from engine.observe.identity import LiveServer, identify
     from engine.observe.rescore import rescore
 
-    with ServerClient(args.server) if args.server else nullcontext() as client:
-        server = LiveServer(client.address, client.ask, args.probe) if client else None
+    server = None
+    with ExitStack() as stack:
+        if args.server is not None:
+            client = stack.enter_context(connect(args.server, args.api_key_env)[0])
+            server = LiveServer(client.address, client.ask, args.probe)
         identity = identify(session, store.runs[run_id], server)
     return rescore(
         session, store, run_id, loading_line(), identity=identity, assume_same=args.assume_same
@@ -166,7 +170,7 @@ def _all_rescored(
             left -= 1
             if not left:
                 raise
-            print(f"draftscope: note: {error.message}", file=sys.stderr)
+            note(error.message)
 
 
 def lines(found: Rescored) -> Iterator[str]:

@@ -141,7 +141,7 @@ def _print_sequences(job: Run, prompts: list[Prompt], *, echo: bool) -> None:
 def headline(totals: dict[str, Any]) -> str:
     """Figures of a run in one line, as far as they are known."""
     line = f"{totals['predicted_n']} tokens"
-    if totals["predicted_per_second"] is not None:
+    if totals["predicted_per_second"]:
         line += f", {totals['predicted_per_second']:.1f} tokens/s"
     if totals.get("draft_n"):
         line += f"; {totals['draft_n_accepted']} of {totals['draft_n']} drafted tokens accepted"

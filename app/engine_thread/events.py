@@ -44,7 +44,7 @@ class State(enum.Enum):
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What is known of the files before (and after) their weights are loaded."""
+    """What the heads of the model files say, known before their weights are loaded."""
 
     target: Path
     draft: Path | None
@@ -214,7 +214,7 @@ Post = Callable[[Event], None]
 
 
 def mark_of(store: TraceStore) -> TraceMark:
-    """How far a trace has grown."""
+    """How much a trace holds now: its size (TraceStore.size) and the number of ended runs."""
     return store.size(), sum("stops" in facts for facts in list(store.runs.values()))
 
 

@@ -107,13 +107,13 @@ class Job(Protocol):
 
     @property
     def run_id(self) -> int:
-        """Its run in the trace; of a comparison, the reference lane."""
+        """The run that the job writes in the trace; of a comparison, that of the reference lane."""
 
     def step(self) -> bool:
-        """One round; False when none is left."""
+        """Do one round. False when no round is left."""
 
     def advance(self) -> bool:
-        """As many rounds as fit between two looks at the trace; False when none is left."""
+        """Do rounds until the trace is to be looked at again. False when no round is left."""
 
     def cancel(self, seq_id: int) -> None:
         """End one sequence; the others go on. Raises OptionError where that cannot be."""
@@ -149,14 +149,14 @@ class ServerSession(EngineSession, Protocol):
 
     @property
     def facts(self) -> ServerFacts:
-        """What is known of it."""
+        """What the server said of itself when the window connected."""
 
     @property
     def key_kept(self) -> str:
-        """Where its key is: "keyring", "session" while this program runs, empty without one."""
+        """Where the API key is: "keyring", "session" while this program runs, "" without one."""
 
     def watch(self, listen: str, trace: TraceStore) -> Job:
-        """Let other programs talk to it through host:port, and record them in a trace."""
+        """Let other programs talk to the server through host:port; record them in a trace."""
 
 
 class Servers(Protocol):

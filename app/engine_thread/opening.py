@@ -139,7 +139,7 @@ def _learn_texts(session: Session, run: RunRef) -> None:
 
 
 def rescored_sentence(found: Rescored) -> str:
-    """What came of re-scoring, in words."""
+    """A sentence on the result of re-scoring a run."""
     judged = f"{found.n_tokens:,} tokens re-scored in {found.compute}"
     share = f"{found.n_first:,} of rank 1"
     if not found.n_changed:
@@ -233,11 +233,11 @@ class ComparisonJob:
         self._comparison, self.run_id = comparison, run_id
 
     def step(self) -> bool:
-        """One round of all lanes."""
+        """Do one round in every lane."""
         return self._comparison.step()
 
     def advance(self) -> bool:
-        """One round, as `step`: a round of all lanes takes long enough between two looks."""
+        """The same as `step`: a round of all lanes takes long enough between two looks."""
         return self._comparison.step()
 
     def cancel(self, seq_id: int) -> None:

@@ -156,7 +156,7 @@ class _Lookout(threading.Thread):
             self._over.wait(self._period)
 
     def _look(self) -> ServerSeen | None:
-        """How the server is; None: it is too busy to say."""
+        """What the server says of slots and counters; None if it was too busy to answer."""
         try:
             slots = self._client.slots()
             counters = self._counted()
@@ -167,7 +167,7 @@ class _Lookout(threading.Thread):
         return self._last
 
     def _counted(self) -> dict[str, float] | None:
-        """How far the counters went since the first look, or since the server's new start."""
+        """By how much each counter grew since the first look, or since the server started anew."""
         from engine.observe.counters import Counters, movement, read_counters
 
         told = self._client.metrics()

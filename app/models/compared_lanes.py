@@ -137,7 +137,7 @@ class ComparedLanes:
         return max(self.followers, key=lambda run: len(self.values(run, "pos")), default=None)
 
     def positions(self) -> np.ndarray:
-        """All positions known, int64 [n] ascending."""
+        """Positions compared so far, those of the longest lane: int64 [n] ascending."""
         run_id = self.longest
         return np.zeros(0, np.int64) if run_id is None else self.values(run_id, "pos")
 

@@ -29,7 +29,7 @@ _LONG = ("lane", "message", "evidence", "suggestion")
 
 @dataclass(frozen=True, slots=True)
 class ListedFinding:
-    """One row of the findings table; round and seq None = it is about the whole run."""
+    """One row of the findings table. round, seq: None for a finding about the whole run."""
 
     run: RunRef
     round: int | None

@@ -180,7 +180,7 @@ class _Text:
 
 
 def _shared(first: RunRef, second: RunRef) -> dict[int, tuple[_Text, _Text]]:
-    """What both runs generated, by sequence."""
+    """Generated texts of both runs, by the sequences that both have."""
     one, two = (_texts(run, EMITTED_KINDS) for run in (first, second))
     return {seq_id: (one[seq_id], two[seq_id]) for seq_id in sorted(one.keys() & two.keys())}
 

@@ -150,7 +150,7 @@ def effective(facts: dict[str, Any]) -> str:
 
 
 def _known(values: dict[str, Any], names: dict[str, str]) -> list[str]:
-    """Those of the values that were recorded, under their names."""
+    """One text for each of names (key -> label) that values holds: label and value."""
     return [f"{text} {values[name]}" for name, text in names.items() if name in values]
 
 

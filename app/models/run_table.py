@@ -95,7 +95,7 @@ class RunTable(ColumnTable):
         self.refresh()
 
     def _traces(self) -> Sequence[ModelRuns]:
-        """All at hand; a trace by itself that is on show and not among them."""
+        """The traces to list: those at hand, or one that is on show and not among them."""
         shown = self._shown
         if shown is None or self.recorded_in(shown.store) is not None:
             return self._recorded

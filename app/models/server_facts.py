@@ -23,7 +23,7 @@ def server_name(facts: ServerFacts) -> str:
 def known_facts(
     facts: ServerFacts, slots: Sequence[Mapping[str, Any]] | None = None
 ) -> dict[str, str]:
-    """What is told, by name; what is not told is empty."""
+    """Labels and texts of what a server told; the text is empty where it told nothing."""
     props = facts.props
     data = facts.models.get("data")
     first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}

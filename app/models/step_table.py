@@ -58,7 +58,7 @@ def cell_text(step: Step, token: TraceRow, name: str) -> str:
 
 
 def figure(token: TraceRow, name: str) -> Any:
-    """What a cell is rounded from; None: not observed, or the cell holds no figure."""
+    """The unrounded value of a cell; None if not observed, or if the cell holds no number."""
     return token["target_top_p"][0] if name == "target_best" else token.get(name)
 
 

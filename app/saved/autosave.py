@@ -39,7 +39,7 @@ _MOST_SESSION_BYTES = 64 << 20
 
 @dataclass
 class _SavedTrace:
-    """Where one trace is saved, and how much of it is there or in an export."""
+    """The autosave of one trace. saved, exported: how much of it the folder and exports hold."""
 
     folder: Path
     lock: QLockFile | None = None
@@ -92,7 +92,7 @@ class Autosave(QObject):
         return [s for s in self.unexported() if mark_of(s) != self._copy(s).saved]
 
     def note_export(self, event: TraceExported) -> None:
-        """So much of a trace is in a folder of the user's choice."""
+        """Remember that rows up to event.mark are exported to a folder of the user's choice."""
         self._copy(event.store).exported = event.mark
 
     def save(self) -> None:

@@ -70,7 +70,7 @@ def _round(store: TraceStore, run_id: int, number: int, seq_id: int) -> str:
         if name not in key and value not in (None, "")
     }
     tokens = [
-        [*(row[name] for name in _TOKEN_COLUMNS), _piece(store, row["token_id"])]
+        [*(row[name] for name in _TOKEN_COLUMNS), _piece(store, row)]
         for row in _rows(store.tokens, **key)
     ]
     table = _table([*_TOKEN_COLUMNS, "text"], tokens) if tokens else ""
@@ -98,11 +98,11 @@ def _rows(table: Table, **key: int) -> list[dict[str, Any]]:
     return [table.row(i) for i in np.flatnonzero(chosen).tolist()]
 
 
-def _piece(store: TraceStore, token_id: int | None) -> str:
-    if token_id is None or token_id not in store.pieces:
-        return ""
-    text = escape_piece(store.pieces[token_id]).replace("`", "\\x60").replace("|", "\\|")
-    return f"`{text}`"
+def _piece(store: TraceStore, row: dict[str, Any]) -> str:
+    """The bytes of a row of tokens: those it tells itself, else those of its id."""
+    piece = row["text"].encode() or store.pieces.get(row["token_id"], b"")
+    text = escape_piece(piece).replace("`", "\\x60").replace("|", "\\|")
+    return f"`{text}`" if text else ""
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

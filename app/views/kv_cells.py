@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.models.number_text import whole_text
-from app.models.pixel_columns import PixelColumns, per_round
+from app.models.pixel_columns import per_round
 from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
@@ -79,13 +79,10 @@ class KvCellsView(BarView):
         start, stop = self._rows.between(*self.plot.rounds_in_sight)
         counts = np.stack([np.maximum(self._rows.column(n, start, stop), 0) for n in _COLUMNS])
         rounds, counts = per_round(self._rows.rounds.values[start:stop], counts, np.add)
-        axis, (left, right), n_pixels = self.plot.run_axis, self.plot.x_range, self.plot.n_pixels
-        starts, ends = axis.starts(rounds), axis.ends(rounds)
-        columns = PixelColumns(starts, left, right, n_pixels)
+        columns, x0, x1 = self._columns(self.plot.run_axis, rounds)
         used, twice = columns.most(counts)
-        x0, x1 = columns.first(starts), columns.last(ends)
         parts = np.stack([np.maximum(used - twice, 0), twice])
-        self._bars.set(x0, x1, parts, (right - left) / n_pixels)
+        self._bars.set(x0, x1, parts, self.plot.pixel)
         top = max(float(used.max(initial=1)), self._draw_overlay())
         some = twice > 0
         self._signs.setData(((x0 + x1) / 2)[some], used[some] + 0.08 * top)

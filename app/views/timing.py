@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.models.pixel_columns import PixelColumns, per_round
+from app.models.pixel_columns import per_round
 from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
@@ -142,11 +142,8 @@ class TimingView(BarView):
         if self._rows is None:
             return
         rounds, ms, prompt = self._matrix()
-        axis, (left, right), n_pixels = self.plot.run_axis, self.plot.x_range, self.plot.n_pixels
-        starts, ends = axis.starts(rounds), axis.ends(rounds)
-        columns = PixelColumns(starts, left, right, n_pixels)
-        x0, x1 = columns.first(starts), columns.last(ends)
-        self._bars.set(x0, x1, columns.mean(ms), (right - left) / n_pixels)
+        columns, x0, x1 = self._columns(self.plot.run_axis, rounds)
+        self._bars.set(x0, x1, columns.mean(ms), self.plot.pixel)
         total = ms.sum(axis=0)
         if columns.is_exact:
             self._longest.setData([], [])

@@ -156,7 +156,7 @@ class TokensView(QStackedWidget):
             self._set_followed(follow)
 
     def set_tabs(self, as_tabs: bool) -> None:
-        """One sequence in sight at a time, or all of them as tiles."""
+        """Show one sequence at a time behind tabs, or all of them as tiles."""
         self._places.set_tabs(as_tabs)
         if self._cursor is not None:
             self._places.reveal(self._cursor.seq_id)

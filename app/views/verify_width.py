@@ -9,7 +9,6 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.models.number_text import whole_text
-from app.models.pixel_columns import PixelColumns
 from app.models.run_axis import RunOverlay
 from app.models.run_facts import is_ours
 from app.models.run_rows import RunRows
@@ -80,12 +79,7 @@ class VerifyWidthView(BarView):
         self._borders.setData([], [])
 
     def _read(self, run: RunRef) -> int | None:
-        if self._rows is None:
-            self._rows = RunRows(run, "ubatches")
-        start, stop = self._rows.read()
-        if not len(self._rows) and not is_ours(run.facts):
-            self._rows = RunRows(run, "rounds")
-            start, stop = self._rows.read()
+        self._rows, start, stop = _read_rows(self._rows, run)
         if start == stop:
             return None
         self._n_padding += int(_padding(self._rows, start, stop).sum())
@@ -123,12 +117,10 @@ class VerifyWidthView(BarView):
         return decodes
 
     def _rows_of(self, overlay: RunOverlay) -> RunRows:
-        if self._rows_over is None or self._rows_over.run != overlay.run:
-            self._rows_over = RunRows(overlay.run, "ubatches")
-        self._rows_over.read()
-        if not len(self._rows_over) and not is_ours(overlay.run.facts):
-            self._rows_over = RunRows(overlay.run, "rounds")
-            self._rows_over.read()
+        known = self._rows_over
+        if known is not None and known.run != overlay.run:
+            known = None
+        self._rows_over, _, _ = _read_rows(known, overlay.run)
         return self._rows_over
 
     def _clear_overlay(self) -> None:
@@ -150,15 +142,13 @@ class VerifyWidthView(BarView):
                 mine = purposes == part
                 np.add.at(parts[part], lane[mine], real[mine])
             np.add.at(parts[-1], lane, padding)
-        axis, (left, right), n_pixels = self.plot.run_axis, self.plot.x_range, self.plot.n_pixels
-        starts, ends = axis.starts(rounds), axis.ends(rounds)
-        columns = PixelColumns(starts, left, right, n_pixels)
-        x0, x1, pixel = columns.first(starts), columns.last(ends), (right - left) / n_pixels
+        axis, pixel = self.plot.run_axis, self.plot.pixel
+        columns, x0, x1 = self._columns(axis, rounds)
         parts = columns.most(parts)
         self._bars.set(x0, x1, parts, pixel)
-        roomy = len(rounds) and right - left <= n_pixels / _BORDERS_FROM_PIXELS * axis.round_width
+        roomy = len(rounds) and _BORDERS_FROM_PIXELS * pixel <= axis.round_width
         if roomy and _are_ubatches(self._rows):
-            self._draw_borders(start, stop, firsts, lane, starts, ends)
+            self._draw_borders(start, stop, firsts, rounds, lane)
         else:
             self._borders.setData([], [])
         later = parts[1:].sum(axis=0)
@@ -167,22 +157,18 @@ class VerifyWidthView(BarView):
         self.plot.box.setYRange(0, top * 1.15, padding=0)
 
     def _draw_borders(
-        self,
-        start: int,
-        stop: int,
-        firsts: np.ndarray,
-        lane: np.ndarray,
-        starts: np.ndarray,
-        ends: np.ndarray,
+        self, start: int, stop: int, firsts: np.ndarray, rounds: np.ndarray, lane: np.ndarray
     ) -> None:
-        """A line across the bar where an ubatch ends below another."""
+        """A line across the bar where an ubatch ends below another. firsts: the first of rows
+        start..stop in each of rounds, int64 [rounds]; lane: each row's index into rounds."""
         assert self._rows is not None
+        axis = self.plot.run_axis
         tops = np.cumsum(self._heights(self._rows, start, stop))
         before = np.concatenate([[0], tops])[firsts]
         inner = np.append(lane[1:] == lane[:-1], False)
-        at = lane[inner]
+        at = rounds[lane[inner]]
         y = (tops - before[lane])[inner]
-        x = np.stack([starts[at], ends[at]], axis=1).ravel()
+        x = np.stack([axis.starts(at), axis.ends(at)], axis=1).ravel()
         self._borders.setData(x, np.repeat(y, 2).astype(float))
 
     def _recolour(self, theme: Theme) -> None:
@@ -230,6 +216,16 @@ class VerifyWidthView(BarView):
             return f"{counts}, ubatches not observed, {widest}"
         n = 0 if self._rows is None else len(self._rows)
         return f"{counts}, ubatches: {n}, {widest}, padding: {self._n_padding} tokens"
+
+
+def _read_rows(known: RunRows | None, run: RunRef) -> tuple[RunRows, int, int]:
+    """Rows of ubatches, or of rounds where a server told no ubatches; the new ones' start, stop."""
+    rows = RunRows(run, "ubatches") if known is None else known
+    start, stop = rows.read()
+    if not len(rows) and not is_ours(run.facts):
+        rows = RunRows(run, "rounds")
+        start, stop = rows.read()
+    return rows, start, stop
 
 
 def _are_ubatches(rows: RunRows) -> bool:

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.models.pixel_columns import PixelColumns, per_round
-from app.models.run_axis import RunOverlay
+from app.models.run_axis import RunAxis, RunOverlay
 from app.models.run_rows import RunRows
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import ROLE, OverlayLine, draw_overlay
@@ -62,18 +62,25 @@ class BarView(OverlaidView):
         """The rows of a second run that the line is made of."""
         return overlay.rows()
 
+    def _columns(
+        self, axis: RunAxis, rounds: np.ndarray
+    ) -> tuple[PixelColumns, np.ndarray, np.ndarray]:
+        """The columns of pixels that rounds, int64 [n], fall into; the left and the right end of
+        the bar in each, in units of x, float64 [bars]."""
+        starts, ends = axis.starts(rounds), axis.ends(rounds)
+        columns = PixelColumns(starts, *self.plot.x_range, self.plot.n_pixels)
+        return columns, columns.first(starts), columns.last(ends)
+
     def _draw_overlay(self) -> float:
         """Draw the steps in sight; the height that they need, 0 without a second run."""
         if self._overlay is None:
             return 0.0
-        axis, (left, right) = self._overlay.axis(self.plot.run_axis.unit), self.plot.x_range
-        rows = self._rows_of(self._overlay)
-        start, stop = rows.between(*axis.between(left, right))
+        axis, rows = self._overlay.axis(self.plot.run_axis.unit), self._rows_of(self._overlay)
+        start, stop = rows.between(*axis.between(*self.plot.x_range))
         of_row, heights = rows.rounds.values[start:stop], self._heights(rows, start, stop)
         rounds, values = per_round(of_row, heights.astype(float), self.sequences)
-        starts, ends = axis.starts(rounds), axis.ends(rounds)
-        columns = PixelColumns(starts, left, right, self.plot.n_pixels)
-        x = np.stack([columns.first(starts), columns.last(ends)], axis=1).ravel()
+        columns, x0, x1 = self._columns(axis, rounds)
+        x = np.stack([x0, x1], axis=1).ravel()
         y = columns.mean(values) if self.means else columns.most(values)
         self._line.setData(x, np.repeat(y, 2))
         _, prompt = per_round(of_row, self._decodes_prompt(rows, start, stop), np.logical_or)

@@ -131,7 +131,7 @@ class OptionGroup(FormGroup):
 
     @property
     def fields(self) -> list[tuple[PlacedOption, QWidget]]:
-        """All options with their fields."""
+        """Every option with the widget that edits it, in order."""
         return list(self._fields.values())
 
     def __getitem__(self, name: str) -> Any:

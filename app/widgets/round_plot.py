@@ -99,6 +99,12 @@ class RoundPlot(PlotSurface):
         """Columns of pixels that the plot has."""
         return max(64, round(self.box.width()))
 
+    @property
+    def pixel(self) -> float:
+        """The width of a column of pixels in units of x."""
+        left, right = self.x_range
+        return (right - left) / self.n_pixels
+
     def expect_rounds(self, n_rounds: int) -> None:
         """Say how many rounds there are, before they are shown here or in a linked plot."""
         self._n_rounds = n_rounds

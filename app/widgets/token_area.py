@@ -201,7 +201,7 @@ class TokenArea(TokenScroll):
         return not self._is_marked() and not self.hasFocus()
 
     def _written_in(self, stream: TokenStream, round_: int, tokens: set[int]) -> set[int]:
-        """Those of the tokens that a round has written; the prompt is no round's work."""
+        """The tokens among `tokens` that a round wrote; no round writes the prompt."""
         first, stop = stream.round_span(round_)
         prompt = KIND["prompt"]
         return {t for t in tokens if first <= t < stop and stream.kinds[t] != prompt}

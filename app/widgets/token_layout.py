@@ -15,7 +15,7 @@ _WIDE_SCRIPTS = 0x2E80
 
 
 class TokenSource(Protocol):
-    """What is laid out: displayed texts (a line feed breaks the line) and kind codes."""
+    """The tokens to lay out: their displayed texts (a line feed breaks the line), kind codes."""
 
     texts: list[str]
     kinds: bytearray

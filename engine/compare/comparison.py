@@ -299,7 +299,8 @@ class Comparison:
     def _row(
         self, sequence: DecodingSequence, pos: int, logits: torch.Tensor, row: int
     ) -> Distribution:
-        """What the token at `pos` is drawn from. Raises NonFiniteError unless that is allowed."""
+        """The distribution that the token at `pos` is drawn from, from row `row` of the logits
+        [n, n_vocab]. Raises NonFiniteError for logits that are not finite, unless allowed."""
         found = sequence.sampler.rows(logits)(row)
         if sequence.sampler.non_finite:
             largest = sequence.sampler.non_finite[1]

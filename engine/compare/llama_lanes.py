@@ -1,7 +1,7 @@
 """Lanes that roll back in llama.cpp itself, measured against llama.cpp token by token.
 
-Both sides have the same kernels, so that a bound is tight: what the noise lane shows, which decodes
-every round's batch from the exact state. What a plane holds is told by the states that the plain
+Both sides have the same kernels, so that a bound is tight: three times what the noise lane shows,
+which never rolls anything back. What a plane holds is told by the states that the plain
 lane had, and stands in the `memory` table.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.compare.divergence import MemoryDifference
+from engine.compare.divergence import LogitsDifference, MemoryDifference
 from engine.compare.lane import ComparisonSetup
 from engine.compare.lane_spec import LaneSpec, LlamaRollback
 from engine.compare.llama_cpp import ON_DEVICE, PARTIAL, WHOLE, TokenSpan
@@ -54,42 +54,61 @@ class _JudgedByPlain(LlamaLane):
         self._clock.stop("verify")
         self._record_plain(round_, logits, None, wide=True)
         for part in round_.parts:
-            self._measure(round_, part, logits[part.seq], None)
+            self._append(round_, part, part.measure.difference(logits[part.seq]))
 
-    def _measure(
-        self,
-        round_: ReferenceRound,
-        part: SequenceRound,
-        logits: torch.Tensor,
-        memories: MemoryDifference | None,
+    def _append(
+        self, round_: ReferenceRound, part: SequenceRound, measured: LogitsDifference
     ) -> None:
-        measured = part.measure.difference(logits)
-        self._rows.append(
-            round_.number, part.seq_id, part.first_pos, part.chosen, measured, memories
-        )
+        """The rows of a sequence, with how far its states are from the plain lane's."""
+        apart = self._difference(part)
+        self._rows.append(round_.number, part.seq_id, part.first_pos, part.chosen, measured, apart)
+
+    def _difference(self, part: SequenceRound) -> MemoryDifference | None:
+        """Of the recurrent states; cells cannot be seen."""
+        mine, other = self.state(part.seq), self.plain.states[part.seq]
+        if mine is None or other is None or self.shape is None:
+            return None
+        s, r = relative_errors(other.s, mine.s), relative_errors(other.r, mine.r)
+        return MemoryDifference(self.shape.layers, s, r, MISSING)
 
 
 class LlamaNoiseLane(_JudgedByPlain):
-    """Verifies every draft in one batch, from the plain lane's exact state."""
+    """What a lane that is right may differ by: of two ways without any rollback, the further one.
+
+    One verifies every draft in one batch from the plain lane's exact state, as planes do. The other
+    has a memory of its own that decodes what was accepted, in the batches of a checkpoint's replay,
+    and drifts as they do; its states are those that are compared.
+    """
 
     def __init__(
         self, setup: ComparisonSetup, spec: LaneSpec, options: RunOptions, plain: PeerLane
     ) -> None:
         super().__init__(setup, spec, options, plain, 0)
         self.facts["lane_kind"] = NOISE
+        self._verifying, _ = self.engine.open_context(
+            setup.n_seqs, setup.n_ctx, options.n_ubatch, 0, self.n_threads
+        )
+
+    def forget(self, seq: int) -> None:
+        """A sequence has ended."""
+        super().forget(seq)
+        self.engine.seq_rm(self._verifying, seq, -1)
 
     def _follow(self, round_: ReferenceRound) -> None:
         if round_.is_prompt:
             self._decode_prompts(round_)
             return
         for part in round_.parts:
-            self.engine.load(self.context, part.seq, self.plain.before[part.seq], WHOLE)
+            self.engine.load(self._verifying, part.seq, self.plain.before[part.seq], WHOLE)
         self._clock.stop("restore")
-        logits = _by_sequence(round_, self.decode(_spans(round_)))
+        rows = torch.from_numpy(self.engine.decode(self._verifying, _spans(round_)))
+        logits = _by_sequence(round_, rows)
         self._clock.stop("verify")
         self._record_plain(round_, logits, None, wide=True)
         for part in round_.parts:
-            self._measure(round_, part, logits[part.seq], None)
+            kept = TokenSpan(part.seq, part.pos0, part.decoded, len(part.decoded))
+            ways = [part.measure.difference(one) for one in (logits[part.seq], self.decode([kept]))]
+            self._append(round_, part, max(ways, key=lambda way: max(way.nmse)))
 
 
 class LlamaRollbackLane(_JudgedByPlain):
@@ -159,7 +178,7 @@ class LlamaRollbackLane(_JudgedByPlain):
         if refusals:
             raise refusals[0]
         for part in round_.parts:
-            self._measure(round_, part, logits[part.seq], self._difference(part))
+            self._append(round_, part, part.measure.difference(logits[part.seq]))
 
     def _verified(self, round_: ReferenceRound) -> torch.Tensor:
         if not self._way.step:
@@ -274,18 +293,6 @@ class LlamaRollbackLane(_JudgedByPlain):
             for slot, (state, age) in sorted(slots.items()):
                 row = {"round": number, "seq_id": seq_id, "slot": slot}
                 self.writer.append("memory", **row, state=state, age=age)
-
-    def _difference(self, part: SequenceRound) -> MemoryDifference | None:
-        """How far the recurrent states are from the plain lane's; its cells cannot be seen."""
-        mine, other = self.state(part.seq), self.plain.states[part.seq]
-        if mine is None or other is None or self.shape is None:
-            return None
-        return MemoryDifference(
-            self.shape.layers,
-            relative_errors(other.s, mine.s),
-            relative_errors(other.r, mine.r),
-            MISSING,
-        )
 
 
 def _spans(round_: ReferenceRound) -> list[TokenSpan]:

@@ -36,7 +36,10 @@ class MemoryContext(Protocol):
     """A memory with a model behind it, as a script sees it. Errors: those of engine.errors."""
 
     def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, torch.Tensor]:
-        """One batch, each sequence behind what it holds: logits [n_tokens, n_vocab] of each."""
+        """Decode tokens of sequences in one batch, each behind those that its sequence holds.
+
+        Returns the logits of each sequence, [n_tokens, n_vocab].
+        """
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool: ...
     def seq_cp(self, src: int, dst: int) -> None: ...
@@ -54,10 +57,11 @@ class MemoryContext(Protocol):
     def restore(self, seq: int, checkpoint: Any) -> None: ...
 
     def fact(self, seq: int, name: str) -> int | None:
-        """One of memory_script.FACTS; None where there is no such thing."""
+        """The value of one of memory_script.FACTS; None where this memory has none."""
 
     def apart(self, seq: int, reference: Any, reference_seq: int) -> MemoryDifference | None:
-        """How far a sequence's states are from one of another context; None: cannot be seen."""
+        """Distance of a sequence's states from those of `reference_seq` in the player
+        `reference`; None where states cannot be read."""
 
 
 class MemoryEngine(Protocol):

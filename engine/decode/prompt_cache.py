@@ -42,7 +42,7 @@ class PromptCache:
         self._cached: CachedRun | None = None
 
     def take(self, key: tuple[object, ...]) -> CachedRun | None:
-        """What an earlier run of the same key put back; whatever else is there is given up."""
+        """The cached run if it has this key, else None; either way the cache is empty now."""
         cached, self._cached = self._cached, None
         if cached is None or cached.key != key:
             return None
@@ -57,7 +57,7 @@ class PromptCache:
         drafters: Sequence[Drafter],
         options: RunOptions,
     ) -> CachedRun:
-        """What to `put` back at the end of a run that begins with a new memory."""
+        """A cached run around a new memory, which the caller will `put` back when it has ended."""
         device = torch.device("cpu") if options.checkpoint_device == "host" else None
         n_ubatch = min(options.n_ubatch, options.n_batch)
         held = HeldSequences(memory, self.options, n_ubatch, device)

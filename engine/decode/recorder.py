@@ -49,7 +49,8 @@ class PhaseClock:
         return ms
 
     def columns(self, seq: int, n_seqs: int) -> dict[str, float]:
-        """What a memory sequence spent per phase, with its part of what n_seqs had in common."""
+        """Milliseconds per phase: of this sequence alone, plus its n-th part (n_seqs) of the time
+        that all sequences spent together."""
         own = self._own.get(seq, {})
         return {
             f"{phase}_ms": ms / n_seqs + own.get(phase, 0.0) for phase, ms in self._common.items()

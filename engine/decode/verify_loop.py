@@ -59,14 +59,14 @@ class VerifyAttempt:
 
     @property
     def span(self) -> Span:
-        """Its part of the batch."""
+        """The tokens that the batch holds of this sequence: its last one and the draft."""
         tokens = [self.last, *(self.draft.tokens if self.draft else ())]
         return Span(self.seq, self.pos0, tokens, range(len(tokens)))
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedSequence:
-    """What became of an attempt: the tokens are outcome.accepted, facts.tokens those put out."""
+    """Result of an attempt. outcome.accepted: accepted tokens; facts.tokens: emitted ones."""
 
     attempt: VerifyAttempt
     outcome: RollbackOutcome

@@ -164,7 +164,7 @@ class ModelDrafter(ABC):
         """
 
     def _drafted(self, drafts: Mapping[int, Draft]) -> None:  # noqa: B027 - a hook
-        """All steps are done, and none of the drafts is cut yet."""
+        """Called when all steps are done, before the drafts are cut (p_min, n_min)."""
 
 
 def single_tokens(requests: Sequence[DraftRequest], n_drafted: int) -> UBatch:

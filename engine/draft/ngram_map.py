@@ -34,7 +34,7 @@ class FirstOccurrences:
         self.last = 0
 
     def find(self, ngram: Sequence[int]) -> int:
-        """Where an n-gram of the same slot starts, 0 = nowhere."""
+        """Where in the history an n-gram of the same hash slot starts; 0 = there is none."""
         return self._slots.get(slot_of(ngram), 0)
 
     def enter(self, history: History, starts: Iterator[int]) -> None:

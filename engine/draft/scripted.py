@@ -16,7 +16,7 @@ from engine.errors import OptionError
 
 @dataclass(slots=True)
 class _Script:
-    """What is known of one sequence. n_prompt: position of true[0]; n_drafts: drafts so far."""
+    """State of one sequence. n_prompt: position of true[0]; n_drafts: drafts made so far."""
 
     n_prompt: int
     rest: Iterator[int]

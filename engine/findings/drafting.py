@@ -60,9 +60,15 @@ def _drafter_mute(run: ExaminedRun) -> Iterator[RuleHit]:
             int(rounds["round"][rows[starts[long[0]]]]),
             seq,
             f"No drafter proposed anything for {stops[longest] - starts[longest]} rounds in a row.",
-            f"{int(silent.sum())} of {len(rows)} rounds without a draft; drafters {_names(run)}, "
-            f"p_min {run.option('spec', 'p_min')}, n_min {n_min}{_why_not(run, seq)}",
+            f"{int(silent.sum())} of {len(rows)} rounds without a draft; drafters {_names(run)}"
+            f"{_bounds(run)}{_why_not(run, seq)}",
         )
+
+
+def _bounds(run: ExaminedRun) -> str:
+    """What drafts have to keep to, as far as it is known."""
+    values = {name: run.option("spec", name) for name in ("p_min", "n_min")}
+    return "".join(f", {name} {value}" for name, value in values.items() if value is not None)
 
 
 def _why_not(run: ExaminedRun, seq: int) -> str:
@@ -168,7 +174,7 @@ def _wrong_hidden_row(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _names(run: ExaminedRun) -> str:
-    return ", ".join(run.option("spec", "types") or ()) or "given by the caller"
+    return ", ".join(run.drafters) or "given by the caller"
 
 
 RULES = (

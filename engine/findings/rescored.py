@@ -12,7 +12,11 @@ from engine.findings.rule import ERROR, WARNING, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, observed
 
 TEXT_CHANGED = "text-changed"
-_NUMBERS = ("round", "pos", "token_id", "rank", "best_id", "p", "best_p", "gap", "top2_gap")
+_COUNTS, _REALS = (
+    ("round", "pos", "token_id", "rank", "best_id"),
+    ("p", "best_p", "gap", "top2_gap"),
+)
+_MOST = 10**9
 
 
 def _text_changed(run: ExaminedRun) -> Iterator[RuleHit]:
@@ -23,13 +27,15 @@ def _text_changed(run: ExaminedRun) -> Iterator[RuleHit]:
     sequences = rescored.get("sequences")
     for sequence in sequences if isinstance(sequences, list | tuple) else ():
         changed = sequence.get("changed") if isinstance(sequence, dict) else None
-        if not isinstance(changed, dict) or not isinstance(sequence.get("seq_id"), int):
+        if not isinstance(changed, dict) or not _is_count(sequence.get("seq_id"), 2**16):
             continue
-        if not all(isinstance(changed.get(name), int | float) for name in _NUMBERS):
+        if not all(_is_count(changed.get(name)) for name in _COUNTS):
+            continue
+        if not all(_is_real(changed.get(name)) for name in _REALS):
             continue
         drafted = (run.rounds["num_draft_tokens"] > 0).any()
         yield RuleHit(
-            int(changed["round"]),
+            changed["round"],
             sequence["seq_id"],
             ("Speculation changed the text: " if drafted else "The text is not the target's: ")
             + f"the token at position {changed['pos']} is "
@@ -79,15 +85,20 @@ def _texts_part(run: ExaminedRun) -> Iterator[RuleHit]:
         if not isinstance(pair, dict) or pair.get("verdict") not in ("different", "unknown"):
             continue
         token, seq_id = pair.get("b"), pair.get("seq_b")
-        if not isinstance(token, dict) or not isinstance(seq_id, int):
+        if not isinstance(token, dict) or not _is_count(seq_id, 2**16):
             continue
         number = token.get("round")
         yield RuleHit(
-            number if isinstance(number, int) else None,
+            number if _is_count(number) else None,
             seq_id,
             f"The text parts from that of run {triage.get('run_a')} at position {pair.get('pos')}.",
             str(pair.get("reason")),
         )
+
+
+def _is_count(value: Any, most: int = _MOST) -> bool:
+    """Facts may come from a file."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < most
 
 
 def _is_real(value: Any) -> bool:

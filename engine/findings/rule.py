@@ -64,13 +64,14 @@ class LaneErrors:
         """None for a run that is no policy lane, or has no noise lane to be measured by.
 
         The bound on states is that of the logits as an amplitude, with some room: both are made
-        of the same activations, and states collect their errors. Wrong ones are off by about 1.
+        of the same activations, and states collect their errors; or what noise does to states, if
+        that is more. Wrong ones are off by about 1.
         """
         bound = run.bound
         if run.kind != POLICY or bound is None:
             return None
         rows = run.divergence
-        limit = max(_LEAST_STATE, _MARGIN * float(np.sqrt(bound)))
+        limit = max(_LEAST_STATE, _MARGIN * max(float(np.sqrt(bound)), run.noise_of_states))
         state, conv = (rows[name] > limit for name in ("state_error", "conv_error"))
         return cls(run, ~(rows["nmse"] <= bound), state, conv, limit)
 

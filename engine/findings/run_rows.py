@@ -101,6 +101,16 @@ class ExaminedRun:
         """NMSE that the noise lane explains, None where there is no noise lane to tell."""
         return noise_bound(self.trace, self.noise_runs) if self.noise_runs else None
 
+    @cached_property
+    def noise_of_states(self) -> float:
+        """Largest error of a state or window in the noise lane of llama.cpp, whose jumps are those
+        of rounding; 0 for our own lanes, whose noise is jittered and tells by its logits."""
+        if "lane_margin" not in self.facts:
+            return 0.0
+        lanes = (ExaminedRun(self.trace, i).divergence for i in self.noise_runs)
+        errors = (rows[name] for rows in lanes for name in ("state_error", "conv_error"))
+        return max((float(np.nanmax(found, initial=0.0)) for found in errors), default=0.0)
+
     @property
     def non_finite(self) -> list[dict[str, Any]]:
         """Rows of logits that were not finite, as engine.decode.verify notes them."""
@@ -113,12 +123,19 @@ class ExaminedRun:
             and all(isinstance(row.get(name), kind) for name, kind in named.items())
         ]
 
+    @property
+    def drafters(self) -> list[str]:
+        """Names of the drafters, as options or the server of another engine have them."""
+        told = self.facts.get("speculative_types")
+        types = self.option("spec", "types") or (told if isinstance(told, list) else [])
+        return [str(name) for name in types if name != "none"]
+
     @cached_property
     def drafts(self) -> bool:
         """Whether drafts are this run's to answer for. Lanes share theirs: the first one stands
         for all; the reference and noise lanes do not verify any."""
         if not self.lane:
-            return bool(self.option("spec", "types"))
+            return bool(self.drafters)
         policy = (i for i in self.lanes if _kind(self.trace.runs[i]) == POLICY)
         return next(policy, None) == self.run_id
 

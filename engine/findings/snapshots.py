@@ -134,7 +134,7 @@ def _tokens(n: int) -> str:
 
 
 def _state_error(run: ExaminedRun, seq: int, row: int) -> str:
-    """What the lanes say of the state behind this round, if there are any."""
+    """Words on the state's error behind a row of rounds; empty where no lane measured it."""
     rows = run.divergence
     here = (rows["round"] == run.rounds["round"][row]) & (rows["seq_id"] == seq)
     errors = rows["state_error"][here & ~np.isnan(rows["state_error"])]

@@ -103,7 +103,7 @@ class Cursor:
             raise self.error(f"{count} {what} are announced, but the file has room for {most}")
 
     def announced(self, count: int, min_bytes: int, what: str) -> None:
-        """As room_for, and count the things into the allowance of all heads."""
+        """Check as room_for does, and take `count` off what may be read of all parts' heads."""
         self.room_for(count, min_bytes, what)
         left = self._allowance.take(count, what)
         if left is not None:

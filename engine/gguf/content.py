@@ -125,7 +125,7 @@ def _paths(key: list[list[Any]]) -> list[Any]:
 
 
 def _read() -> list[tuple[list[list[Any]], str]]:
-    """All that is kept, the newest last; nothing where the file is missing or damaged."""
+    """The hashes in `kept_file`, newest last; none where that file is missing or damaged."""
     try:
         with kept_file().open("rb") as file:
             entries = json.loads(file.read(_MOST_BYTES))["contents"]

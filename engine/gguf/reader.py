@@ -56,7 +56,8 @@ class TensorReader:
             yield piece.reshape(shape[1:])
 
     def take_blocks_each(self, name: str, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
-        """As take_blocks the slices along the first dimension of three, each when asked for."""
+        """The slices of a 3-d tensor along its first dimension, each as from take_blocks, read when
+        asked for."""
         for piece in self._pieces(name, shape, shape[0], "reading", self._copy):
             yield piece.reshape(shape[1], -1)
 

@@ -116,7 +116,7 @@ class CellTable:
         return self._tokens[self.stream(seq), cells]
 
     def shared(self, seq: int, cells: np.ndarray) -> np.ndarray:
-        """Those of a sequence's cells that belong to another sequence too."""
+        """Which of these cells of a sequence belong to another sequence too, [n]."""
         return cells[self._owners[self.stream(seq), cells] != _BITS[seq]]
 
     def release(self, seq: int, cells: np.ndarray) -> None:

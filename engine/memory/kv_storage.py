@@ -146,7 +146,7 @@ class KVStorage:
         return StridedView(size, (down, per_head, head_dim, 1), rows.start * per_stream)
 
     def place(self, streams: Sequence[int], cells: np.ndarray) -> tuple[CellIndex, CellIndex]:
-        """Where `by_cell` tensors hold the cells [len(streams), n] of these streams, flattened."""
+        """Index into `by_cell` tensors (stream, cell) of cells [len(streams), n], flattened."""
         if len(set(streams)) == 1:
             return streams[0], self.index(cells.ravel())
         rows = np.repeat(np.array(streams), cells.shape[1])

@@ -244,7 +244,8 @@ class PlaneMemory(SnapshotPolicy):
     def _moves(
         self, cells: RecurrentCells, slot: UBatchCells
     ) -> tuple[tuple[torch.Tensor, torch.Tensor] | None, list[int]]:
-        """What becomes of idle cells in the range: their logical state has to be in plane 0."""
+        """Rows to copy (from, to) so that the states of idle cells lie in plane 0, and the
+        sequences that own them."""
         start: list[int] = []
         to: list[int] = []
         moved: list[int] = []

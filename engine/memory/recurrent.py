@@ -297,7 +297,7 @@ class SnapshotPolicy(ABC):
         self._pos[seq], self._pending[seq] = -1, 0
 
     def _can_decode(self, ubatch: UBatch) -> bool:
-        """One known sequence for each row: coupled ones, with a row in common, are refused."""
+        """Whether each row is of one known sequence; sequences that share a row are refused."""
         seqs = ubatch.seq_ids
         known = all(0 <= seq < self.n_seqs for seq in seqs)
         return known and len(set(seqs)) == len(seqs) == ubatch.n_seqs

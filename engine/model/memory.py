@@ -60,4 +60,4 @@ class ModelMemory(Protocol):
         like it (engine.graphs). key: what else the computation depends on."""
 
     def commit(self) -> None:
-        """All layers have run; the tokens are part of their sequences now."""
+        """Called when all layers have run: count the tokens to their sequences."""

@@ -18,10 +18,10 @@ import torch
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
 from engine.gguf.binary import check_cancelled
 from engine.model.hybrid import HybridModel
+from engine.observe.identity import is_observed
 from engine.observe.teacher import Teacher
 from engine.progress import ReportProgress
 from engine.session import Session
-from engine.trace.writer import this_engine
 
 _SEEDS = (1, 2, 3)
 _FINE = 3
@@ -40,13 +40,11 @@ def noise_of_gaps(
 
     facts: of the run whose tokens are judged. Raises Cancelled, and what loading a model raises.
     """
-    own = _is_own(facts)
-    models = _models_like(session, facts)
-    n_longest = max(map(len, texts))
-    if own:
-        teacher = Teacher([session.model, *models], n_longest)
-    else:
+    models, n_longest = _models_like(session, facts), max(map(len, texts))
+    if is_observed(facts):
         teacher = Teacher([session.model], n_longest, half=models)
+    else:
+        teacher = Teacher([session.model, *models], n_longest)
     worst = 0.0
     total = sum(map(len, texts))
     done = 0
@@ -64,7 +62,7 @@ def noise_of_gaps(
 
 def _models_like(session: Session, facts: Mapping[str, Any]) -> list[HybridModel]:
     """Models with the arithmetic of the engine that made the run, a little off in several ways."""
-    if _is_own(facts):
+    if not is_observed(facts):
         compute = str(facts.get("compute", session.compute))
         model = session.model_in(compute)
         jitters = [JITTER.get(model.compute, JITTER_ROUNDED)] * len(_SEEDS)
@@ -74,9 +72,3 @@ def _models_like(session: Session, facts: Mapping[str, Any]) -> list[HybridModel
         fine = JITTER[model.compute]
         jitters = [JITTER_ROUNDED if rounds and seed != _FINE else fine for seed in _SEEDS]
     return [model.jittered(amount, seed) for amount, seed in zip(jitters, _SEEDS, strict=True)]
-
-
-def _is_own(facts: Mapping[str, Any]) -> bool:
-    """Whether this program made a run."""
-    source = facts.get("source")
-    return not isinstance(source, dict) or source.get("engine") == this_engine().engine

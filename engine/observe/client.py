@@ -137,9 +137,10 @@ class ServerClient:
         """
         return self._call(self._facts(waiting), cancelled)
 
-    def slots(self) -> list[dict[str, Any]] | None:
-        """The reply of /slots, None where the server tells nothing of them. Raises ServerError."""
-        reply = self._call(self._told("/slots"))
+    def slots(self, seconds: float = CONNECT_S) -> list[dict[str, Any]] | None:
+        """The reply of /slots, None where the server tells nothing of them. seconds: how long it
+        may take. Raises ServerError."""
+        reply = self._call(self._told("/slots", seconds))
         if not isinstance(reply, list):
             return None
         return [slot for slot in reply if isinstance(slot, dict)]
@@ -250,7 +251,6 @@ class ServerClient:
                 | ({"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}),
                 verify=ssl.create_default_context(),
                 trust_env=not is_loopback(url.hostname or ""),
-                timeout=httpx.Timeout(CONNECT_S),
                 # a server may close an idle connection just when it is used again
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             )
@@ -273,9 +273,9 @@ class ServerClient:
             self.address, props=props, models=models if isinstance(models, dict) else {}
         )
 
-    async def _told(self, path: str) -> Any:
+    async def _told(self, path: str, seconds: float = CONNECT_S) -> Any:
         """A JSON reply, or None from a server that does not offer it."""
-        status, kind, raw = await self._fetch("GET", path)
+        status, kind, raw = await self._fetch("GET", path, seconds=seconds)
         return None if status in (404, 501) else self._value(path, status, kind, raw)
 
     async def _metrics(self) -> tuple[str, str] | None:
@@ -303,10 +303,12 @@ class ServerClient:
         except (ValueError, RecursionError) as error:
             raise self._foreign(path, kind) from error
 
-    async def _fetch(self, method: str, path: str, body: Any = None) -> tuple[int, str, bytes]:
+    async def _fetch(
+        self, method: str, path: str, body: Any = None, *, seconds: float = CONNECT_S
+    ) -> tuple[int, str, bytes]:
         """Status, content type and body of a short reply."""
         try:
-            async with self._opened(method, path, body) as response:
+            async with self._opened(method, path, body, seconds) as response:
                 raw = await _body(response, _LARGEST_FACTS)
                 kind = response.headers.get("Content-Type", "").split(";")[0]
                 return response.status_code, kind, raw
@@ -315,12 +317,14 @@ class ServerClient:
 
     @asynccontextmanager
     async def _opened(
-        self, method: str, path: str, body: Any = None
+        self, method: str, path: str, body: Any = None, seconds: float = CONNECT_S
     ) -> AsyncIterator[httpx.Response]:
         import httpx
 
         try:
-            async with self._connected().stream(method, path, json=body) as response:
+            async with self._connected().stream(
+                method, path, json=body, timeout=seconds
+            ) as response:
                 yield response
         except (httpx.TransportError, ssl.SSLError, OSError) as error:
             raise unreachable(self.address, error) from error

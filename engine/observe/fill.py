@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from engine.observe.log import LogRound
 from engine.observe.rounds import ObservedRound, StreamedToken
 from engine.observe.shares import PlaneReach
+from engine.observe.stream import Timings
 from engine.trace.records import N_TOP
 from engine.trace.writer import TraceWriter
 
@@ -104,6 +107,19 @@ class RowWriter:
             self._round(ids, ready, ready.round)
         else:
             self._writer.append("rounds", **ids, num_emitted=1)
+
+    def fill_in(self) -> None:
+        """What was learned too late for the rows that were written: planes, and whose drafts they
+        are where the server has one drafter."""
+        store = self._writer.store
+        n = len(store.rounds)
+        mine = np.flatnonzero(store.rounds.column("run_id", 0, n) == self._writer.run_id)
+        if self._reach.n_rs_seq is not None:
+            store.rounds.fill(mine, {"n_rs_seq": np.full(len(mine), self._reach.n_rs_seq)})
+        if len(self.drafters) == 1:
+            drafted = mine[store.rounds.column("num_draft_tokens", 0, n)[mine] > 0]
+            code = store.text_pool.code(self.drafters[0])
+            store.rounds.fill(drafted, {"drafter": np.full(len(drafted), code, np.int32)})
 
     def _prompt(self, ids: dict[str, int], prompt: Sequence[int]) -> None:
         n = len(prompt)
@@ -257,3 +273,65 @@ def _of_log(log: LogRound | None) -> dict[str, Any]:
         return {}
     phases = {f"{phase}_ms": ms for phase, ms in log.phases.items()}
     return {"checkpoint_bytes": log.checkpoint_bytes, **phases}
+
+
+def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> dict[str, Any]:
+    """The server's own counters under the names of `engine.trace.timings.summary`, of one sequence
+    or of several together.
+
+    has_rows: rounds were told as well; else what needs them is None. has_times: of all sequences,
+    so that the time in which any of them was generating is known.
+    """
+
+    def rate(part: float, whole: float) -> float | None:
+        return part / whole if whole else None
+
+    n_prompt, n_predicted = sum(t.prompt_n for t in told), sum(t.predicted_n for t in told)
+    prompt_ms = sum(t.prompt_ms for t in told)
+    drafted, accepted = sum(t.draft_n for t in told), sum(t.draft_n_accepted for t in told)
+    figures: dict[str, Any] = {
+        "cache_n": sum(t.cache_n for t in told),
+        "prompt_n": n_prompt,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": rate(prompt_ms, n_prompt),
+        "prompt_per_second": rate(1e3 * n_prompt, prompt_ms),
+        "predicted_n": n_predicted,
+    }
+    if drafted:
+        figures |= {
+            "draft_n": drafted,
+            "draft_n_accepted": accepted,
+            "draft_acceptance_rate": accepted / drafted,
+        }
+    if len(told) == 1:
+        ms, n_timed = told[0].predicted_ms, max(n_predicted - 1, 0)
+        figures |= {
+            "predicted_ms": ms,
+            "predicted_per_token_ms": rate(ms, n_timed),
+            "predicted_per_second": rate(1e3 * n_timed, ms),
+            "predicted_per_token_ms_n_gen": rate(ms, n_predicted),
+            "predicted_per_second_n_gen": rate(1e3 * n_predicted, ms),
+        }
+    if not has_rows:
+        figures |= dict.fromkeys(_NEED_ROWS)
+    if not has_times and len(told) > 1:  # times of requests that ran together do not add up
+        figures |= dict.fromkeys(_NEED_TIMES)
+    return figures
+
+
+_NEED_ROWS = (
+    "num_spec_steps",
+    "mean_acceptance_length",
+    "acceptance_histogram",
+    "num_draft_tokens_per_pos",
+    "num_accepted_tokens_per_pos",
+    "acceptance_per_position",
+    "rollback_depth_histogram",
+)
+_NEED_TIMES = (
+    "predicted_ms",
+    "predicted_per_token_ms",
+    "predicted_per_second",
+    "predicted_per_token_ms_n_gen",
+    "predicted_per_second_n_gen",
+)

@@ -84,9 +84,9 @@ def identify(
 
     Raises ModelFileError for a file that cannot be read any more, ServerError, and Cancelled.
     """
-    source, model = facts.get("source"), facts.get("model")
-    if not isinstance(source, dict) or source.get("engine") == this_engine().engine:
-        return _of_our_own(model, session)
+    model = facts.get("model")
+    if not is_observed(facts) or (isinstance(model, dict) and "sha256" in model):
+        return _by_identity(model, session)
     if session.path is None:
         return Identity(UNKNOWN, "The opened model came from no file.")
     with GgufFile.open(session.path) as file:
@@ -118,7 +118,13 @@ def _prompt(facts: Mapping[str, Any]) -> str:
     return next((text for text in texts if isinstance(text, str)), "")
 
 
-def _of_our_own(model: Any, session: Session) -> Identity:
+def is_observed(facts: Mapping[str, Any]) -> bool:
+    """Whether another engine made a run."""
+    source = facts.get("source")
+    return isinstance(source, dict) and source.get("engine") != this_engine().engine
+
+
+def _by_identity(model: Any, session: Session) -> Identity:
     mine = {**session.identity, "draft": None}
     if isinstance(model, dict) and same_model({**model, "draft": None}, mine):
         return Identity(SAME, "The run names this file.")

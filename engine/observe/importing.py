@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from engine.errors import TraceFileError
@@ -9,6 +10,7 @@ from engine.observe import records
 from engine.observe.capture import MOST_BYTES, is_capture, read_capture, replay, unpacked
 from engine.observe.log import is_log
 from engine.observe.log_run import fill_log
+from engine.observe.records import METRICS
 from engine.trace.store import TraceStore
 
 CAPTURE, LOG = "capture", "log"
@@ -25,16 +27,34 @@ def recognise(data: bytes) -> str | None:
     return LOG if is_log(head) else records.recognise(head)
 
 
+def before_and_after(paths: Sequence[Path]) -> Iterator[tuple[Path, Path | None]]:
+    """Files, each with the next one if both are counters of a server: scrapes taken before and
+    after something. Raises TraceFileError for a file that cannot be read."""
+    at = 0
+    while at < len(paths):
+        both = paths[at : at + 2]
+        is_pair = len(both) == 2 and all(recognise(read_bytes(p)) == METRICS for p in both)
+        yield both[0], both[1] if is_pair else None
+        at += 2 if is_pair else 1
+
+
 def import_file(
-    store: TraceStore, path: Path, *, name: str | None = None, log: Path | None = None
+    store: TraceStore,
+    path: Path,
+    *,
+    name: str | None = None,
+    log: Path | None = None,
+    later: Path | None = None,
 ) -> list[int]:
     """Write a file as runs of a trace; returns their ids.
 
     name: one of NAMES, else the content decides. log: the server's log, for a capture that has
-    none. Raises TraceFileError for a file that cannot be read or is unknown.
+    none. later: of counters, those taken afterwards. Raises TraceFileError for a file that cannot
+    be read or is unknown.
     """
     data = read_bytes(path)
-    kind = name or recognise(data)
+    # what a record is known by may stand at its end
+    kind = name or recognise(data) or records.recognise(unpacked(data))
     if kind == CAPTURE:
         text = unpacked(read_bytes(log)).decode("utf-8", "replace") if log is not None else ""
         capture = read_capture(data, path.name)
@@ -53,6 +73,9 @@ def import_file(
             f"{path.name} is nothing that another engine is known to write.",
             "Choose a file that one of the engines in the README wrote, or say --as NAME.",
         )
+    if later is not None:
+        file = f"{path.name}, {later.name}"
+        return records.fill(store, unpacked(data), file, kind, unpacked(read_bytes(later)))
     return records.fill(store, unpacked(data), path.name, kind if name else None)
 
 

@@ -3,13 +3,15 @@ and times, the log the drafts, the paths and what the stream holds back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from engine.observe.log import LogReader, LogRequest, LogRound
 from engine.observe.rounds import ObservedRound, StreamedToken
 from engine.observe.stream import Timings
 
+_MOST_LOOKED_AT = 256
 _ENOUGH = 4
 """Rounds that a stream shows before its request is looked for in a log that still grows."""
 
@@ -70,19 +72,22 @@ class LogJoin:
 
     def take_sums(self, told: Timings) -> None:
         """An answer of which only sums were told: its request in the log is no other's."""
-        for i, request in enumerate(self._log.requests):
-            if i not in self._taken and _has_sums(request, told):
+        for i, request in self._free():
+            if _has_sums(request, told):
                 self._taken.add(i)
                 return
+
+    def _free(self) -> Iterator[tuple[int, LogRequest]]:
+        """The log's newest requests that no answer has."""
+        n = len(self._log.requests)
+        for i in range(max(n - _MOST_LOOKED_AT, 0), n):
+            if i not in self._taken:
+                yield i, self._log.requests[i]
 
     def _find(self, told: Timings, is_over: bool) -> bool:
         if not self._waiting or (len(self._waiting) < _ENOUGH and not is_over):
             return False
-        found = [
-            i
-            for i, request in enumerate(self._log.requests)
-            if i not in self._taken and self._may_be(request, told)
-        ]
+        found = [i for i, request in self._free() if self._may_be(request, told)]
         if len(found) > 1 and not is_over:
             return False  # equal so far
         if is_over:
@@ -100,7 +105,20 @@ class LogJoin:
         if request.first is None or request.n_prompt not in (None, told.cache_n + told.prompt_n):
             return False
         streamed = [token.token_id for row in self._waiting for token in row.tokens]
+        if all(token is None for token in streamed[1:]):
+            return self._agrees_in_counts(request, told)
         return _agree(streamed, request.ids)
+
+    def _agrees_in_counts(self, request: LogRequest, told: Timings) -> bool:
+        """Of a stream without ids, whether its first rounds may be those of a request."""
+        rows = list(takewhile(_is_plain, self._waiting[1:]))
+        logged = [r for i, r in enumerate(request.rounds) if request.is_closed(i)]
+        pairs = list(zip(rows, logged, strict=False))
+        if not pairs:
+            return _has_sums(request, told)
+        return all(
+            (row.drafted, row.accepted) == (part.drafted, part.accepted) for row, part in pairs
+        )
 
     def _n_together(self) -> int | None:
         """How many of the waiting rows share tokens; None where more of them may follow."""

@@ -394,4 +394,6 @@ def _microseconds(stamp: re.Match[str]) -> int:
 def is_log(head: bytes) -> bool:
     """Whether a file's first bytes may be those of a log."""
     text = head[:4096].decode("utf-8", "replace").lstrip()
-    return text.startswith('{"type":"log"') or _STAMP.match(text) is not None
+    is_ours = text.startswith('{"type":"log"') or _STAMP.match(text) is not None
+    # one that cannot be read is still to be told how the server is to be started
+    return is_ours or (not text.startswith("{") and "llama_server: " in text)

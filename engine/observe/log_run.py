@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from typing import Any
 
 from engine.errors import TraceFileError
-from engine.observe.fill import LOG_COLUMNS, PromptPart, ReadyRow, RowWriter
+from engine.observe.fill import LOG_COLUMNS, PromptPart, ReadyRow, RowWriter, told_figures
 from engine.observe.join import path_of
 from engine.observe.log import LogReader, LogRequest
 from engine.observe.rounds import ObservedRound, StreamedToken
@@ -48,10 +48,17 @@ def fill_log(store: TraceStore, text: str, file: str) -> int:
     )
     rows = RowWriter(writer, reach)
     rows.drafters = reader.drafters
-    writer.facts["requests"] += [
-        {"seq_ids": [i], "slot": one.slot, "task": one.task, "complete": one.is_over}
-        for i, one in enumerate(reader.requests)
-    ]
+    told = [_told(one) for one in reader.requests]
+    for seq_id, (one, sums) in enumerate(zip(reader.requests, told, strict=True)):
+        facts: dict[str, Any] = {
+            "seq_ids": [seq_id],
+            "slot": one.slot,
+            "task": one.task,
+            "complete": one.is_over,
+        }
+        if sums is not None:
+            facts["told"] = told_figures([sums], has_rows=True, has_times=True)
+        writer.facts["requests"].append(facts)
     ready = [
         row
         for seq_id, request in enumerate(reader.requests)
@@ -60,8 +67,9 @@ def fill_log(store: TraceStore, text: str, file: str) -> int:
     begun = min((row.t_ms for row in ready), default=0.0)
     for row in sorted(ready, key=lambda one: one.t_ms):
         rows.write(row, begun)
-    told = [_told(one) for one in reader.requests]
-    writer.set_facts(told_timings=[asdict(one) if one else None for one in told])
+    known = [sums for sums in told if sums is not None]
+    if known and len(known) == len(told):
+        writer.set_facts(told=told_figures(known, has_rows=True, has_times=True))
     writer.end(["end" if request.is_over else "lost" for request in reader.requests])
     return writer.run_id
 

@@ -10,7 +10,7 @@ import heapq
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -23,7 +23,7 @@ from engine.observe.counters import (
     movement,
     read_counters,
 )
-from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter
+from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter, told_figures
 from engine.observe.join import AnotherRunError, LogJoin
 from engine.observe.log import LogReader, file_name
 from engine.observe.raw import RawRequest, RawStore
@@ -87,6 +87,11 @@ class ObservedRequest:
     def text(self) -> str:
         """What was generated so far."""
         return "\n".join("".join(self._answers[i].texts) for i in sorted(self._answers))
+
+    @property
+    def told(self) -> tuple[Timings | None, ...]:
+        """The server's own counters by index of the reply, as they were told last."""
+        return tuple(self._answers[index].told for index in sorted(self._answers))
 
     @property
     def is_over(self) -> bool:
@@ -274,6 +279,7 @@ class ObservedRun:
         self.raw = RawStore() if keep_raw else None
         self._requests: list[ObservedRequest] = []
         self._answers: list[_Answer] = []
+        self._current: list[_Answer] = []
         self._ready: list[tuple[float, int, int, ReadyRow]] = []
         self._n_ready = 0
         self._patience_ms = patience_ms
@@ -351,7 +357,7 @@ class ObservedRun:
             self._rows.drafters = reader.drafters
         if reader.is_synthetic:
             self._writer.set_facts(synthetic=True)
-        for answer in self._answers:
+        for answer in self._current:
             answer.join_log()
 
     def counters(self, before: str, after: str) -> None:
@@ -412,8 +418,11 @@ class ObservedRun:
             answer.give_up_log()
         self.release(math.inf)
         stops = [answer.stop or "stopped" for answer in self._answers]
-        told = [asdict(one.told) if one.told else None for one in self._answers]
-        self._writer.set_facts(told_timings=told)
+        told = [one.told for one in self._answers if one.told is not None]
+        if told:
+            has_rows = [one.has_rows for one in self._answers if one.told is not None]
+            self._writer.set_facts(told=told_figures(told, any(has_rows), all(has_rows)))
+        self._rows.fill_in()
         if error is not None:
             self._writer.facts.setdefault("error", error)
         self._writer.end(stops)
@@ -429,6 +438,7 @@ class ObservedRun:
     def join(self, answer: _Answer) -> None:
         """A sequence more."""
         self._answers.append(answer)
+        self._current.append(answer)
         self._writer.facts["requests"].append(answer.facts)
 
     def learn_drafters(self, types: str) -> None:
@@ -467,10 +477,11 @@ class ObservedRun:
         if math.isinf(at_ms):
             until = math.inf
         else:
-            for one in self._answers:
+            for one in self._current:
                 if one.waits_since_ms < at_ms - self._patience_ms:
                     one.give_up_log()
-            open_ends = [one.next_ms for one in self._answers if one.is_open]
+            self._current = [one for one in self._current if not one.is_settled]
+            open_ends = [one.next_ms for one in self._current if one.is_open]
             until = max(min(open_ends, default=math.inf), at_ms - self._patience_ms)
         while self._ready and self._ready[0][0] <= until:
             self._rows.write(heapq.heappop(self._ready)[3])
@@ -510,6 +521,11 @@ class _Answer:
         """Whether rows may follow that end before now."""
         begun = self._zero_ms is not None or bool(self._parts)
         return (begun and not (self._is_over or self.is_broken)) or self._is_waiting
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no row of it can follow."""
+        return self._is_over and not self._is_waiting
 
     @property
     def next_ms(self) -> float:
@@ -556,6 +572,8 @@ class _Answer:
         """The answer is over. Raises ContradictionError."""
         if not self._is_over:
             self._is_over, self._over_ms = True, at_ms
+            if self._told is not None:
+                self.facts["told"] = told_figures([self._told], self.has_rows, self.has_rows)
             if not self.is_broken:
                 self._push(self._rounds.end(is_whole=self._is_whole))
             join = self._run.new_join() if self._zero_ms is None else None

@@ -22,6 +22,7 @@ from engine.trace.timings import summary
 
 _STEP_S = 0.5
 _SEND_AGAIN = "See what the server's log says; then send it again."
+_SLOTS_S = 1.0
 _SETTLE_S = 2.0
 """How long the server is given to count what it has just finished, seconds."""
 
@@ -37,7 +38,7 @@ class _Sent:
 
 class ServerRun:
     """A run of requests to one server, of the shape of any other run: `step` or `advance` until it
-    returns False; what was observed is in `trace`.
+    returns False; what was observed is in `trace`, and as it came in `observed`.
 
     parallel: requests that are sent at once; the others wait. log: file that the server writes its
     log into; what it tells is joined to the rounds. facts: JSON-able, whatever else is
@@ -65,15 +66,17 @@ class ServerRun:
         self._client, self._requests, self._parallel = client, requests, max(1, parallel)
         self._raw = [request.raw for request in requests]
         self._log = JoinedLog(log) if log is not None else None
-        self._observed = ObservedRun(trace, "ask", server, **facts)
-        self.run_id = self._observed.run_id
+        self.observed = ObservedRun(trace, "ask", server, **facts)
+        self.run_id = self.observed.run_id
+        if self._log is not None:
+            self._log.follow(self.observed)
         self._inbox = Inbox()
         self._sent: list[_Sent] = []
         self._skipped: set[int] = set()
         self._next = 0
         self._start = perf_counter()
         self._before: tuple[str, str] | None = None
-        self._has_begun = False
+        self._has_begun = self._has_looked = False
 
     @property
     def lost(self) -> str:
@@ -162,7 +165,7 @@ class ServerRun:
             self._has_begun = True
             self._before = self._metrics()
         if self._log is not None:
-            self._log.follow(self._observed)
+            self._log.follow(self.observed)
         self._send()
         arrival = self._inbox.take(max(0.0, seconds))
         if arrival is not None:
@@ -185,7 +188,7 @@ class ServerRun:
             if i in self._skipped:
                 continue
             request, number = self._requests[i], len(self._sent)
-            observed = self._observed.request(request.path, self._raw[i], self._ms())
+            observed = self.observed.request(request.path, self._raw[i], self._ms())
             name = uuid.uuid4().hex
             end = self._client.stream(number, request.path, self._raw[i], self._inbox, name)
             self._sent.append(_Sent(observed, end))
@@ -198,6 +201,8 @@ class ServerRun:
         if arrival.kind == "head":
             one.observed.head(arrival.status, arrival.headers, at_ms)
         elif arrival.kind == "data":
+            if not self._has_looked:
+                self._look_at_slots()
             one.observed.data(arrival.data, at_ms)
             if one.observed.is_over and one.end is not None:  # nothing of it can be read any more
                 one.end()
@@ -237,9 +242,9 @@ class ServerRun:
     def _close(self) -> None:
         self.done = True
         if self._log is not None:
-            self._log.finish(self._observed)
+            self._log.finish(self.observed)
         self._count()
-        self._observed.end(self.errors[0].message if self.errors else None)
+        self.observed.end(self.errors[0].message if self.errors else None)
         record_findings(self.trace, [self.run_id])
 
     def _count(self) -> None:
@@ -267,7 +272,20 @@ class ServerRun:
             if self.counted.restarted:
                 self.uncounted = "The server's counters went backwards."
             elif all(one.observed.facts.get("complete") for one in self._sent):
-                self._observed.counters(before[0], after[0])
+                self.observed.counters(before[0], after[0])
+
+    def _look_at_slots(self) -> None:
+        """A slot that works at a request names the drafters; replies do at their end."""
+        self._has_looked = True
+        try:
+            slots = self._client.slots(_SLOTS_S) or []
+        except ServerError:
+            return
+        for slot in slots:
+            params = slot.get("params")
+            types = params.get("speculative.types") if isinstance(params, dict) else None
+            if isinstance(types, str):
+                self.observed.learn_drafters(types)
 
     def _metrics(self) -> tuple[str, str] | None:
         try:

@@ -22,7 +22,8 @@ class ProxyRun:
     stopped; by itself it does not end.
 
     trace: takes the rows, all of them written by the thread that calls `advance`. Clients are
-    served whether anyone does or not. requests: what passed so far, in order of arrival.
+    served whether anyone does or not. requests: what passed so far, in order of arrival. observed:
+    the same as it came.
     """
 
     def __init__(
@@ -50,10 +51,10 @@ class ProxyRun:
         self._tape = Tape()
         self._proxy = Proxy(server.address, self._tape, host, port, adds_fields=adds_fields)
         self._begin = monotonic()
-        self._observed = ObservedRun(trace, "proxy", server, listens_at=self._proxy.url, **facts)
-        self.run_id = self._observed.run_id
+        self.observed = ObservedRun(trace, "proxy", server, listens_at=self._proxy.url, **facts)
+        self.run_id = self.observed.run_id
         if self._log is not None:
-            self._log.follow(self._observed)
+            self._log.follow(self.observed)
         self._proxy.start()
 
     @property
@@ -94,7 +95,7 @@ class ProxyRun:
         failed = not self._proxy.is_running
         self._record()
         if self._log is not None:
-            self._log.follow(self._observed)
+            self._log.follow(self.observed)
         if failed:
             message = f"Listening at {self.url} failed: {self._proxy.error}."
             self._end(message)
@@ -122,21 +123,21 @@ class ProxyRun:
         self._proxy.stop()
         self._record()
         if self._log is not None:
-            self._log.finish(self._observed)
+            self._log.finish(self.observed)
         if n := self._tape.n_unrecorded:
             self._not_recorded(f"{n} requests came faster than they could be recorded.")
-        self._observed.end(error)
+        self.observed.end(error)
         record_findings(self.trace, [self.run_id])
 
     def _not_recorded(self, reason: str, seq_id: int | None = None) -> None:
-        self._observed.find("not-recorded", reason, "it passed all the same", seq_id=seq_id)
+        self.observed.find("not-recorded", reason, "it passed all the same", seq_id=seq_id)
 
     def _record(self) -> None:
         for note in self._tape.take():
             sleep(0)  # who passes bytes on may go first
             at_ms = (note.at_s - self._begin) * 1e3
             if note.what == "request":
-                request = self._observed.request(
+                request = self.observed.request(
                     note.path, note.data, at_ms, streamed_by_us=note.is_asked_by_us
                 )
                 self._open[note.request] = request

@@ -46,6 +46,8 @@ _OFF: dict[str, tuple[Any, ...]] = {
 """Settings that change what may be chosen and are not computed here, with the values that switch
 them off."""
 _HALVINGS = 12
+_MOST_BISECTED = 64
+"""Tokens of a text that are looked at so closely; with more of them it is another model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,13 @@ class NotJudgedError(Exception):
     """What a request asked for cannot be computed here. The message is a sentence."""
 
 
-def request_sampling(settings: Mapping[str, Any], end_tokens: Collection[int]) -> RequestSampling:
+def request_sampling(
+    settings: Mapping[str, Any], end_tokens: Collection[int], n_vocab: int
+) -> RequestSampling:
     """Read the settings of a request as llama-server names them, which may come from a file.
 
-    end_tokens: the vocabulary's. What is not named has the server's default. Raises NotJudgedError.
+    end_tokens, n_vocab: of the vocabulary. What is not named has the server's default. Raises
+    NotJudgedError.
     """
     if not isinstance(settings.get("temperature"), int | float):
         raise NotJudgedError("The settings of the request are not known.")
@@ -91,7 +96,7 @@ def request_sampling(settings: Mapping[str, Any], end_tokens: Collection[int]) -
         for name in ("top_k", "min_p"):
             if name in named:
                 named[name] = max(0, named[name])
-        options = SamplerOptions(**named, logit_bias=_biases(settings.get("logit_bias")))
+        options = SamplerOptions(**named, logit_bias=_biases(settings.get("logit_bias"), n_vocab))
     except (OptionError, OverflowError) as error:
         raise NotJudgedError(f"The settings of the request have no meaning: {error}") from None
     banned = end_tokens if settings.get("ignore_eos") is True else ()
@@ -103,7 +108,7 @@ def _is_number(value: Any) -> bool:
     return is_number and math.isfinite(value)
 
 
-def _biases(entries: Any) -> tuple[tuple[int, float], ...]:
+def _biases(entries: Any, n_vocab: int) -> tuple[tuple[int, float], ...]:
     """Token ids and biases; false and null stand for never."""
     found = []
     for entry in entries if isinstance(entries, list) else ():
@@ -114,8 +119,8 @@ def _biases(entries: Any) -> tuple[tuple[int, float], ...]:
             if isinstance(entry, list) and len(entry) == 2
             else (None, None)
         )
-        if not isinstance(token, int) or isinstance(token, bool):
-            raise NotJudgedError("The request's logit_bias names texts.")
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < n_vocab:
+            raise NotJudgedError("The request's logit_bias names other things than tokens.")
         found.append((token, float(bias or 0) if _is_number(bias) else -math.inf))
     return tuple(found)
 
@@ -133,10 +138,12 @@ class EmittedJudge:
         )
         self._chain = Sampler(chain)
         self._keeps_best = options.typical_p >= 1
+        self._n_bisected = 0
 
     def shortfalls(self, logits: torch.Tensor, tokens: Sequence[int]) -> list[float]:
         """By how much the logits [n, n_vocab] of better tokens would have to be smaller for the
-        sampler to be able to choose each of these n tokens: 0 where it can."""
+        sampler to be able to choose each of these n tokens: 0 where it can. At most that much for
+        tokens behind the first _MOST_BISECTED that it cannot choose."""
         logits = self._bias.apply(logits)
         if not self._penalties.active and self._keeps_best:
             at = torch.tensor(tokens, device=logits.device).unsqueeze(1)
@@ -161,6 +168,9 @@ class EmittedJudge:
         low, high = 0.0, gap
         if self._may_choose(row, token, low):
             return 0.0
+        self._n_bisected += 1
+        if self._n_bisected > _MOST_BISECTED:
+            return high
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             if self._may_choose(row, token, middle):

@@ -270,8 +270,9 @@ def _joined(parts: Sequence[TargetFacts]) -> TargetFacts:
 
 def _sampling(session: Session, text: SequenceText) -> tuple[RequestSampling | None, str]:
     """What a text was sampled with, or why its tokens cannot be judged."""
+    end_tokens, n_vocab = session.tokenizer.eog_ids, session.config.n_vocab
     try:
-        return request_sampling(text.asked.settings, session.tokenizer.eog_ids), ""
+        return request_sampling(text.asked.settings, end_tokens, n_vocab), ""
     except NotJudgedError as error:
         return None, str(error)
 

@@ -288,7 +288,10 @@ def _is_count(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    # JSON may hold halves of characters, which are no text
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _error(error: Any) -> str:

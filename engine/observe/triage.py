@@ -29,6 +29,8 @@ SAME, NEAR_TIE, DRAWN, DIFFERENT, UNKNOWN = "same", "near tie", "drawn", "differ
 temperature both can be drawn, which says nothing. different: one of the tokens is not the target's.
 unknown: nothing tells how far apart the two tokens are."""
 
+_MOST_TOKENS = 2**31
+
 
 @dataclass(frozen=True, slots=True)
 class PartingToken:
@@ -201,7 +203,7 @@ class _Side:
     def sampler(self, seq_id: int) -> SamplerOptions | None:
         """What a sequence was sampled with, None where not known."""
         try:
-            return request_sampling(self.asked(seq_id).settings, ()).options
+            return request_sampling(self.asked(seq_id).settings, (), _MOST_TOKENS).options
         except NotJudgedError:
             return None
 

@@ -19,7 +19,7 @@ class Distribution:
 
     @classmethod
     def certain(cls, token: int) -> Distribution:
-        """All probability on one token: greedy choice, and what an n-gram table proposes."""
+        """Probability 1 for one token: a greedy choice, or a proposal of an n-gram table."""
         return cls(np.array([token]), np.ones(1))
 
     @classmethod

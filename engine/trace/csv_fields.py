@@ -56,7 +56,7 @@ class FieldBlock:
 
     @cached_property
     def dots(self) -> np.ndarray:
-        """Where decimal points are, int64, with one behind the end."""
+        """Offsets of the decimal points, int64; the last entry is the length of the bytes."""
         return np.append(np.flatnonzero(self.bytes == _DOT), len(self.bytes))
 
     @cached_property
@@ -173,7 +173,7 @@ def read_blocks(file: BinaryIO, name: str, n_columns: int) -> Iterator[FieldBloc
 
 
 def _separators(data: bytes) -> tuple[np.ndarray, int]:
-    """Where fields end, int64, as far as rows are whole, and the number of bytes of those."""
+    """Offsets of the ends of all fields in whole rows, int64, and how many bytes those take."""
     found = np.frombuffer(data, np.uint8)
     seps = np.flatnonzero((found == _COMMA) | (found == _NEWLINE))
     if b'"' in data:

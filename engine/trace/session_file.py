@@ -283,6 +283,15 @@ _FIDELITY = _object(
     },
     needed=("compute", "n_tokens", "nmse", "kl", "top1"),
 )
+_TIMINGS = (
+    "cache_n",
+    "prompt_n",
+    "prompt_ms",
+    "predicted_n",
+    "predicted_ms",
+    "draft_n",
+    "draft_n_accepted",
+)
 _UNSURE = _or_none(_number())
 _TOLD = _object(
     {
@@ -308,10 +317,16 @@ _RUN = _object(
         "record": _object({"file": _text, "shape": _text}),
         "requests": _list(
             _object(
-                {"told": _TOLD, "record": _object(), **dict.fromkeys(("engine", "place"), _text)}
+                {
+                    "seq_ids": _list(_count()),
+                    "told": _TOLD,
+                    "record": _object(),
+                    **dict.fromkeys(("engine", "place"), _text),
+                }
             )
         ),
         **dict.fromkeys(("derived", "speculative_types"), _list(_text)),
+        "told_timings": _list(_or_none(_object(each=_number(0), needed=_TIMINGS))),
         "fidelity": _FIDELITY,
         "banned_tokens": _list(_count()),
         "lane_against": _or_none(_count()),

@@ -91,7 +91,7 @@ class Table:
     def fill(self, rows: np.ndarray, columns: Mapping[str, np.ndarray | list[Any]]) -> None:
         """Put values into cells of these rows in which nothing is observed; others stay.
 
-        rows: int64 [n], each once. columns: [n], or [n, N_TOP] for "tops". No text columns.
+        rows: int64 [n], each once. columns: [n], or [n, N_TOP] for "tops"; of text columns codes.
         """
         blanks = {column.name: _blank(column) for column in self.columns}
         for name, values in columns.items():

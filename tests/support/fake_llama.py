@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,6 +37,13 @@ def use(monkeypatch: pytest.MonkeyPatch, fake: FakeLlama) -> None:
         return LlamaCpp(path, fake)
 
     monkeypatch.setattr("engine.compare.peer_lane.open_llama", opened)
+
+
+def without_binding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let child processes find no llama-cpp-python."""
+    monkeypatch.setenv("PYTHONPATH", "")
+    found = [part for part in sys.path if not (Path(part) / "llama_cpp").exists()]
+    monkeypatch.setattr(sys, "path", found)
 
 
 class FakeContext:

@@ -381,7 +381,8 @@ class ScriptedServer:
                 return UNAUTHORIZED
             if waiting := self._scripts.get(request.path):
                 return self._counted(waiting.pop(0), request)
-        facts = {"/props": "props", "/v1/models": "models", "/slots": "slots"}
+        slots = "slots_after" if self._served else "slots"
+        facts = {"/props": "props", "/v1/models": "models", "/slots": slots}
         if request.path in facts:
             return json_reply(self.capture[facts[request.path]])
         if request.path == "/metrics":

@@ -6,7 +6,7 @@ A record is recognised by its keys. Each engine is one module and one line in SH
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from engine.errors import TraceFileError
@@ -43,15 +43,18 @@ def recognise(data: bytes) -> str | None:
     return next((name for name, shape in SHAPES.items() if shape.may_be_in(data)), None)
 
 
-def fill(store: TraceStore, data: bytes, file: str, name: str | None = None) -> list[int]:
+def fill(
+    store: TraceStore, data: bytes, file: str, name: str | None = None, later: bytes = b""
+) -> list[int]:
     """Write the records of a file as a run of a trace; returns the ids of its runs.
 
     file: its name, for messages and facts. name: one of NAMES, where the keys could be of several.
+    later: of counters a second scrape, so that the run is what was done between the two.
     Raises TraceFileError, with nothing written, for a file that has no records, those of several
     engines, or values that cannot be.
     """
     if name == METRICS or (name is None and is_metrics(data)):
-        return [_write(store, read_metrics(data, file), METRICS, file, {})]
+        return [_write(store, read_metrics(data, file, later), METRICS, file, {})]
     if name in (None, LLAMA_SERVER.name) and _is_llama_server_stream(data):
         return [write_stream(store, data, file)]
     every = nodes(file, read_documents(data, file), _SIGNS)
@@ -111,10 +114,10 @@ def _shape_of(every: list[Node], file: str) -> Shape:
 
 def _records(shape: Shape, every: list[Node]) -> list[Node]:
     """The records of one engine, each once."""
-    records: dict[int, Node] = {}
+    records: dict[Hashable, Node] = {}
     for node in every:
         if shape.sign_of(node.values):
-            records.setdefault(id(shape.request_of(node)), node)
+            records[shape.request_of(node)] = node
     return list(records.values())
 
 

@@ -14,6 +14,7 @@ from engine.observe.records.document import Node
 from engine.observe.records.request import RecordedRequest
 from engine.observe.records.shape import Shape
 from engine.observe.records.vllm import read_counts
+from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
 
@@ -45,7 +46,8 @@ def acceptance_records(store: TraceStore) -> Iterator[tuple[int, int, dict[str, 
     told = {
         (run_id, seq_id): request
         for run_id, facts in store.runs.items()
-        for seq_id, request in enumerate(facts.get("requests", []))
+        for request in facts.get("requests", [])
+        for seq_id in request.get("seq_ids", ())
     }
     for run_id, seq_id in sorted(rows.keys() | told.keys()):
         key = run_id, seq_id
@@ -73,6 +75,8 @@ def _record(
     lists = {} if rows is None else _lists(store, rows, least=0 if shape else 1)
     if shape == AIPERF.name:
         return request["record"] | lists if "record" in request else None
+    if rows is not None and (store.rounds.column("n_merged")[rows] != MISSING).any():
+        return None  # rows of several steps each: nobody knows how many
     figures = request.get("told") or summary(store, *key)
     steps, drafted = figures.get("num_spec_steps"), figures.get("draft_n")
     if not steps or not drafted:

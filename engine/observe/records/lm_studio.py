@@ -14,12 +14,12 @@ _ACCEPTED, _REJECTED = "acceptedDraftTokensCount", "rejectedDraftTokensCount"
 _IGNORED, _TOTAL = "ignoredDraftTokensCount", "totalDraftTokensCount"
 
 
-def _request_of(node: Node) -> object:
+def _request_of(node: Node) -> int:
     """The counts of the prediction that a fragment is of; without any, the fragments."""
     if _ACCEPTED in node.values:
-        return node.values
+        return id(node.values)
     stats = node.owner("stats").get("stats")
-    return stats if isinstance(stats, dict) or not node.around else node.around[-1]
+    return id(stats if isinstance(stats, dict) or not node.around else node.around[-1])
 
 
 def _read(node: Node) -> RecordedRequest:

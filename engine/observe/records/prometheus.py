@@ -38,11 +38,16 @@ def is_metrics(data: bytes) -> bool:
     return _SIGN.search(data) is not None
 
 
-def read_metrics(data: bytes, name: str) -> list[RecordedRequest]:
-    """One sum for each set of labels: engines of a server, models. Raises TraceFileError."""
-    if len(data) > MOST_BYTES:
+def read_metrics(data: bytes, name: str, later: bytes = b"") -> list[RecordedRequest]:
+    """One sum for each set of labels: engines of a server, models. later: a scrape taken after
+    those in `data`. Raises TraceFileError."""
+    if len(data) + len(later) > MOST_BYTES:
         raise TraceFileError(f"{name} has more than {MOST_BYTES:,} bytes.", _REMEDY)
-    texts = _scrapes(data.decode("utf-8", errors="replace"))
+    texts = [
+        text
+        for part in (data, later)
+        for text in (_scrapes(part.decode("utf-8", errors="replace")) if part else ())
+    ]
     if len(texts) > 2:
         raise TraceFileError(
             f"{name} has {len(texts)} scrapes.", "Keep two, one before and one after."

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
 from engine.observe.records.document import Node
 from engine.observe.records.request import RecordedRequest
+
+
+def of_same_request(node: Node) -> Hashable:
+    """The same for all chunks of a stream that have counts: those of the last chunk are all."""
+    name: str | None = None
+    for one in (node.values, *reversed(node.around)):
+        if isinstance(one, list):
+            return (id(one), name) if name is not None else id(node.values)
+        if name is None and isinstance(one.get("id"), str):
+            name = one["id"]
+    return id(node.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +36,8 @@ class Shape:
     signs: tuple[tuple[str, ...], ...]
     read: Callable[[Node], RecordedRequest] | None = None
     without: tuple[str, ...] = ()
-    request_of: Callable[[Node], object] = lambda node: node.values
-    """What stands for the request, where several such objects may be of one."""
+    request_of: Callable[[Node], Hashable] = of_same_request
+    """Stands for the request, where several such objects may be of one; the last one counts."""
 
     def sign_of(self, values: dict[str, Any]) -> tuple[str, ...]:
         """The keys by which an object is such a record; empty if it is none."""
@@ -59,7 +70,9 @@ def read_usage(node: Node, reply: dict[str, Any], into: RecordedRequest) -> None
     )
     details = found.object("prompt_tokens_details")
     cached = details.count("cached_tokens") if details is not None else None
-    into.tell_tokens(prompt, cached, completion)
+    choices = reply.get("choices")
+    is_one = not isinstance(choices, list) or len(choices) < 2  # else the sum of several
+    into.tell_tokens(prompt, cached, completion if is_one else None)
     if prompt is not None and completion is not None and total is not None:
         into.check(
             prompt + completion == total,

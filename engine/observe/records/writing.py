@@ -80,8 +80,9 @@ def _check_size(requests: Sequence[RecordedRequest], file: str) -> None:
 def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
     """What is kept of each request. Of what is unknown only the keys, once it is too much."""
     found, n_kept = [], 0
-    for request in requests:
+    for seq_id, request in enumerate(requests):
         one: dict[str, Any] = {
+            "seq_ids": [seq_id],
             "place": request.place,
             "engine": request.engine,
             "told": request.figures(),

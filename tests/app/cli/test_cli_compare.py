@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from engine.trace.verdict import judge
 from resources import DEMO_DRAFT
 from tests.app.cli.conftest import ROOT, Outcome
 from tests.support.clean import PASSED, passed
+from tests.support.fake_llama import without_binding
 
 Cli = Callable[..., Outcome]
 
@@ -91,10 +91,10 @@ def test_the_table_names_modes_and_forks(cli: Cli) -> None:
 
 
 def test_the_peer_lane_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    without_binding(monkeypatch)
     outcome = cli("compare", MTP, *QUICK, "--lane", "peer")
     assert outcome.status == 2
-    assert "pip install 'llama-cpp-python>=0.3'" in outcome.err
+    assert "pip install 'llama-cpp-python>=0.3.36'" in outcome.err
 
 
 def test_a_bound_decides_the_exit_status(cli: Cli) -> None:

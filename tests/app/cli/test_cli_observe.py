@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import os
 import signal
 import subprocess
@@ -77,6 +78,22 @@ def test_several_prompts_are_printed_one_behind_the_other(cli: Cli, server: Scri
     out = cli("observe", server.url, *PROMPT, "-p", second).out
     assert "--- sequence 0\ndef quicksort(arr):  # noqa" in out
     assert "--- sequence 1\nclass Stack:" in out
+
+
+def test_a_capture_is_the_same_run_once_more(
+    cli: Cli, server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.key = KEY
+    monkeypatch.setenv("SOME_KEY", KEY)
+    capture, first, second = (tmp_path / name for name in ("a.json.gz", "first", "second"))
+    words = ("-p", "def f(", "--api-key-env", "SOME_KEY", "--trace", first, "--capture", capture)
+    assert cli("observe", server.url, *PROMPT, *words).status == 0
+    assert cli("import", capture, "--trace", second).status == 0
+    for name in ("rounds.csv", "tokens.csv", "drafts.csv", "findings.csv"):
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+    assert KEY.encode() not in gzip.decompress(capture.read_bytes())
+    refused = cli("observe", server.url, *PROMPT, "--capture", tmp_path)
+    assert refused.status == 2 and "is a folder" in refused.err
 
 
 def test_token_ids_are_sent_as_such(cli: Cli, server: ScriptedServer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from engine.options import Prompt
 from engine.session import Session
 from tests.support.clean import passed
 from tests.support.comparisons import differences_of, finish, specs, verdicts
-from tests.support.fake_llama import FakeContext, FakeLlama, use
+from tests.support.fake_llama import FakeContext, FakeLlama, use, without_binding
 from tests.support.golden_runs import DATA, MTP_MODELS, options_of, prompt_of, session
 
 MTP = MTP_MODELS[0]
@@ -143,9 +142,7 @@ def test_a_file_that_llama_cpp_cannot_load(fake: FakeLlama) -> None:
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "")
-    nowhere = [part for part in sys.path if not (Path(part) / "llama_cpp").exists()]
-    monkeypatch.setattr(sys, "path", nowhere)
+    without_binding(monkeypatch)
     with pytest.raises(OptionError, match=r"pip install 'llama-cpp-python>=0\.3\.36'"):
         compared(prompt_of(MTP))
 

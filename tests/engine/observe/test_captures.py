@@ -48,25 +48,27 @@ def test_a_capture_gives_the_table_of_its_readme(name: str) -> None:
         sums = [sum(row[i] or 0 for row in rows) for i in range(3)]
         assert sums == [n_tokens, accepted, drafted]
         assert Counter(row[3] for row in rows if row[3] != "none") == paths
-    assert not find(store)
+    assert {f.rule for f in find(store)} <= {"drafter-mute"}, "n-grams find little at 0.8"
 
 
 @pytest.mark.parametrize("name", STREAMED)
 @pytest.mark.parametrize("with_log", [False, True])
 def test_rows_have_the_sums_of_the_server(name: str, with_log: bool) -> None:
     store = imported(load(name), with_log=with_log)
-    told = store.runs[0]["told_timings"]
-    for seq_id, sums in enumerate(told):
+    for seq_id, request in enumerate(store.runs[0]["requests"]):
+        sums = request.get("told", {})
         rows = rounds_of(
             store, seq_id, "num_emitted", "num_draft_tokens", "num_accepted_draft_tokens"
         )
         if not rows:
             continue
         found = [sum(row[i] or 0 for row in rows) for i in range(3)]
-        assert found == [sums["predicted_n"], sums["draft_n"], sums["draft_n_accepted"]]
+        assert found == [
+            sums.get(name, 0) for name in ("predicted_n", "draft_n", "draft_n_accepted")
+        ]
         n_tokens = len(ids_of(store, seq_id, *EMITTED_KINDS))
         assert n_tokens == sums["predicted_n"]
-    assert {f.rule for f in find(store)} <= {"checkpoint-dominates"}
+    assert {f.rule for f in find(store)} <= {"checkpoint-dominates", "drafter-mute"}
 
 
 @pytest.mark.parametrize("name", STREAMED)

@@ -114,3 +114,84 @@ def test_a_counter_that_falls_ends_the_rows_with_a_finding() -> None:
     (finding,) = find(store)
     assert finding.rule == "counters-contradict"
     assert "predicted_n fell by 1" in finding.message
+
+
+def test_answers_of_one_stream_are_sequences_of_their_own() -> None:
+    both = [
+        (event(n, ms, text, token, d, a, index=i))
+        for n, ms, text, token, d, a in (
+            (1, 0.001, "a", 1, 0, 0),
+            (2, 5.0, "b", 2, 3, 0),
+            (3, 9.0, "c", 3, 6, 0),
+        )
+        for i in (1, 0)
+    ]
+    store, run, request = observe(both)
+    assert request.seq_ids == (0, 1)
+    request.broke("The connection to the server was lost.", 90.0)
+    run.end()
+    for seq_id in (0, 1):
+        mine = [row for row in rows(store, "seq_id", "num_emitted") if row[0] == seq_id]
+        assert [n for _, n in mine] == [1, 1, 1]
+    assert [row[0] for row in rows(store, "round")] == list(range(6))
+    assert store.runs[0]["stops"] == ["lost", "lost"]
+
+
+def test_requests_side_by_side_are_numbered_by_the_ends_of_their_rounds() -> None:
+    store = TraceStore()
+    run = ObservedRun(store, "proxy", ServerFacts("http://127.0.0.1:1"))
+    first, second = (run.request("/completion", {}, float(i)) for i in range(2))
+    first.data(event(1, 0.001, "a", 1), 20.0)  # its clock begins at 10
+    second.data(event(1, 0.001, "a", 1), 22.0)  # and this one's at 12
+    for n in range(2, 6):
+        first.data(event(n, 10.0 * n, "b", 2, 3 * n), 30.0 * n)
+    assert len(store.rounds) < 4, "rounds of the second may have ended before those"
+    for n in range(2, 6):
+        second.data(event(n, 10.0 * n, "b", 2, 3 * n), 200.0 + n)
+    first.left(300.0)
+    second.left(301.0)
+    run.end()
+    assert [row[0] for row in rows(store, "seq_id")] == [0, 1] * 5
+    times = store.rounds.column("t_ms")
+    assert (np.diff(times) >= 0).all()
+
+
+def test_a_request_without_events_has_its_sums_and_a_refusal_its_reason() -> None:
+    store = TraceStore()
+    run = ObservedRun(store, "ask", ServerFacts("http://127.0.0.1:1"))
+    reply = json.loads(ANSWER[-1].decode().removeprefix("data: ")) | {"content": "abcdefg"}
+    whole = run.request("/completion", {}, 0.0)
+    whole.head(200, {"Content-Type": "application/json; charset=utf-8"}, 1.0)
+    whole.data(json.dumps(reply).encode(), 2.0)
+    whole.done(3.0)
+    refused = run.request("/completion", {}, 4.0)
+    refused.head(400, {"Content-Type": "application/json"}, 5.0)
+    refused.data(b'{"error":{"code":400,"message":"request (1201 tokens) exceeds"}}', 6.0)
+    refused.done(7.0)
+    run.end()
+    assert whole.text == "abcdefg"
+    assert not len(store.rounds)
+    figures = store.runs[0]["summary"]
+    assert (figures["predicted_n"], figures["draft_n"], figures["draft_n_accepted"]) == (7, 6, 4)
+    assert figures["draft_acceptance_rate"] == 4 / 6
+    assert "1201 tokens" in store.runs[0]["requests"][1]["error"]
+
+
+def test_halves_of_characters_and_line_ends_in_tokens_do_no_harm() -> None:
+    store, run, request = observe((event(1, 0.001, "\ud83d", 1), event(2, 5.0, "\r\n", 2, 3, 0)))
+    request.left(50.0)
+    run.end()
+    assert request.text == "�\r\n"
+    assert len(store.tokens) == 6
+
+
+def test_drafter_and_planes_that_are_learned_late_are_filled_in() -> None:
+    settings = {"speculative.types": "none,draft-mtp"}
+    last = event(
+        7, 9.0, "", 0, 6, 4, stop=True, stop_type="limit", generation_settings=settings, tokens=[]
+    )
+    store, run, request = observe((*ANSWER[:-1], last))
+    request.done(100.0)
+    run.end()
+    assert rows(store, "drafter") == [("",), ("draft-mtp",), ("draft-mtp",)]
+    assert store.runs[0]["speculative_types"] == ["none", "draft-mtp"]

@@ -17,8 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.findings.check import recorded
 from engine.observe.client import ServerClient
 from engine.observe.counters import counted, movement, read_counters
+from engine.observe.observed_run import ServerFacts
 from engine.observe.proxy import Proxy
 from engine.observe.proxy_run import ProxyRun
 from engine.observe.tape import Tape
@@ -291,3 +293,28 @@ def test_rounds_of_four_clients_at_once_are_those_of_the_log(real_server: tuple[
             found.setdefault(row["seq_id"], []).append((*counts, is_restore))
     told = logged_rounds(log.read_text(errors="replace")[begun:])
     assert sorted(found.values()) == sorted(told)
+
+
+@pytest.mark.peer
+def test_the_log_is_joined_to_streams_without_ids(tmp_path: Path) -> None:
+    """Also where the log tells of another request with a prompt as long, just before."""
+    log = tmp_path / "full"
+    words = ("-m", DEMO_TARGET, "-np", 1, "-c", 1024, "--spec-type", "draft-mtp", "-lv", 5)
+    with llama_server(tmp_path / "log", *words, "--log-file", log) as url:
+        run = ProxyRun(ServerFacts(url), TraceStore(), log=log)
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+            ("responses", {"input": "Hello", "stream": True}),
+        ] * 3
+        for path, body in asked:
+            body = {"temperature": 0.8, "n_predict": 30} | body
+            httpx.post(f"{run.url}/v1/{path}", json=body, timeout=60, trust_env=False)
+            run.advance()
+        while run.n_open:
+            run.advance()
+        run.stop()
+    rounds = run.trace.rounds
+    assert recorded(run.trace) == []
+    later = rounds.column("num_draft_tokens") > 0
+    assert later.sum() > 20 and set(rounds.column("seq_id").tolist()) == {1, 3, 5}
+    assert (rounds.column("verify_ms")[later] > 0).all()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import select
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -53,7 +58,7 @@ def test_rounds_are_those_of_the_log(name: str, n_slots: int, tmp_path: Path) ->
             while run.advance():
                 pass
             told = logged_rounds(log.read_text(errors="replace")[begun:])
-            assert_same(told, _rounds(run))
+            assert_same(told, _rounds(run, SERVERS[name][1]))
             assert not recorded(run.trace) and not run.uncounted
             counts = counted(run.trace, run.run_id)
             for counter, count in counts.items():
@@ -79,13 +84,13 @@ def assert_same(
     assert len(pairs) - len(known) <= len(told)  # no more than the last of each
 
 
-def _rounds(run: ServerRun) -> list[list[tuple[int, int, str]]]:
+def _rounds(run: ServerRun, drafter: object) -> list[list[tuple[int, int, str]]]:
     """Accepted, drafted and path of each round with a draft, by sequence."""
     found: dict[int, list[tuple[int, int, str]]] = {}
     for i in range(len(run.trace.rounds)):
         row = run.trace.rounds.row(i)
         if row["num_draft_tokens"]:
-            assert row["n_merged"] is None
+            assert row["n_merged"] is None and row["drafter"] == drafter
             found.setdefault(row["seq_id"], []).append(
                 (row["num_accepted_draft_tokens"], row["num_draft_tokens"], row["rollback_path"])
             )
@@ -111,6 +116,55 @@ def test_the_log_adds_what_the_stream_withholds(tmp_path: Path) -> None:
             ghosts = sum(one["kind"] in ("rejected", "ignored") for one in tokens)
             undone = [row["num_draft_tokens"] - row["num_accepted_draft_tokens"] for row in drafted]
             assert ghosts == sum(undone) > 100
+
+
+def test_a_lost_connection_is_found_again_and_nothing_is_missing(tmp_path: Path) -> None:
+    words = ("-m", DEMO_TARGET, *SERVERS["mtp"], "-np", 1, "-c", 2048)
+    with llama_server(tmp_path / "log", *words) as url, cutting_line(url, 60_000) as line:
+        with ServerClient(line) as client:
+            options = RunOptions(n_predict=400, ignore_eos=True)
+            run = ServerRun(client, client.facts(), [completion("def f(", options)], TraceStore())
+            while run.advance():
+                pass
+        counts = counted(run.trace, run.run_id)
+        assert run.observed.raw is not None
+        (raw,) = run.observed.raw.requests
+        assert sum(len(piece) for _, piece in raw.pieces) > 2 * 60_000
+        assert not recorded(run.trace) and counts[PREDICTED] == 400
+        assert all(run.counted.moved[name] == count for name, count in counts.items())
+
+
+@contextmanager
+def cutting_line(url: str, n_bytes: int) -> Iterator[str]:
+    """An address that leads to a server and breaks every connection after so many bytes."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    target = ("127.0.0.1", urlsplit(url).port)
+
+    def serve() -> None:
+        while True:
+            try:
+                near, _ = listening.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=carry, args=(near,), daemon=True).start()
+
+    def carry(near: socket.socket) -> None:
+        with near, socket.create_connection(target) as far:
+            room = n_bytes
+            while room > 0:
+                for ready in select.select([near, far], [], [])[0]:
+                    piece = ready.recv(4096)
+                    if not piece:
+                        return
+                    (far if ready is near else near).sendall(piece)
+                    room -= len(piece)
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
 
 
 def test_a_request_that_is_stopped_leaves_the_server_idle(tmp_path: Path) -> None:

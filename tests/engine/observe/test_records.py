@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from engine.errors import TraceFileError
 from engine.findings.check import recorded
 from engine.observe.records import NAMES, fill, recognise
+from engine.observe.records.aiperf import acceptance_records
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
 from tests.support.scripted_server import read_capture
@@ -171,6 +172,31 @@ def test_older_names_of_sglang_are_read_and_have_to_agree() -> None:
     store = filled("both", as_bytes(old | {"spec_num_correct_drafts": 15}))
     (finding,) = recorded(store)
     assert {"spec_num_correct_drafts", "spec_accept_token_num"} <= set(words(finding.evidence))
+
+
+def test_counts_that_grow_from_chunk_to_chunk_are_of_one_request() -> None:
+    """SGLang repeats `meta_info` in every chunk of a stream, with what it has counted by then."""
+    told = [
+        {"id": name, "spec_verify_ct": n, "spec_num_correct_drafts": n, "completion_tokens": 2 * n}
+        for n in (1, 2, 3)
+        for name in ("a", "b")
+    ]
+    text = "".join(f"data: {json.dumps({'meta_info': one})}\n\n" for one in told)
+    store = filled("stream", text.encode())
+    assert len(store.runs[0]["requests"]) == 2
+    assert summary(store, 0)["num_spec_steps"] == 6
+    # lines are requests of their own, whatever their names
+    lines = b"\n".join(as_bytes({"meta_info": one}) for one in told[:2] + told[:2])
+    assert len(filled("lines", lines).runs[0]["requests"]) == 4
+
+
+def test_the_tokens_of_several_choices_are_not_those_of_each() -> None:
+    body = json.loads((RECORDS / "trtllm-choice.json").read_bytes())["body"]
+    body["choices"] *= 2
+    store = filled("two", as_bytes(json.loads(json.dumps(body))))
+    assert len(store.runs[0]["requests"]) == 2
+    assert summary(store, 0)["num_spec_steps"] == 24
+    assert summary(store, 0)["predicted_n"] is None
 
 
 def test_what_lm_studio_ignored_was_never_verified() -> None:
@@ -596,3 +622,11 @@ def test_a_saved_reply_of_llama_server_has_sums_and_no_rows() -> None:
         assert figures[key] == told[key], key
     assert figures["draft_acceptance_rate"] == told["draft_n_accepted"] / told["draft_n"]
     assert figures["num_spec_steps"] is None
+
+
+def test_a_sequence_with_rows_of_several_steps_has_no_acceptance_record() -> None:
+    request = read_capture("utf8")["requests"][0]
+    text = "".join(f"{lines}\n\n" for _, lines in request["reply"]["events"]).encode()
+    store = filled("stream", text)
+    assert max(store.rounds.row(i)["n_merged"] or 1 for i in range(len(store.rounds))) > 1
+    assert [record for *_, record in acceptance_records(store)] == [None]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from engine.errors import Cancelled, OptionError, UnsupportedModelError
-from engine.findings.check import recorded
+from engine.findings.check import record_findings, recorded
 from engine.observe.rescore import SameModelUnknownError, rescore
+from engine.options import RunOptions, SpecOptions
 from engine.session import Session
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
 from tests.support.observed_texts import (
@@ -187,17 +191,37 @@ def test_settings_that_are_not_computed_are_said_and_nothing_is_judged(session) 
 
 
 def test_a_run_of_our_own_is_checked_and_keeps_its_values(session) -> None:
-    from engine.options import RunOptions, SpecOptions
-
-    store = TraceStore()
-    options = RunOptions(n_predict=40, spec=SpecOptions(types=("draft-mtp",)))
-    run = session.start([session.prompt(PROMPT)], options, store)
-    while run.step():
-        pass
+    store = _own_run(session)
     before = [store.tokens.row(i) for i in range(len(store.tokens))]
     result = rescore(session, store, 0)
-    assert (result.identity.verdict, result.n_first, result.n_changed) == ("same", 40, 0)
+    assert (result.identity.verdict, result.n_first, result.n_changed) == ("same", 60, 0)
     assert [store.tokens.row(i) for i in range(len(store.tokens))] == before
+
+
+def _own_run(session: Session, **options: Any) -> TraceStore:
+    store = TraceStore()
+    spec = SpecOptions(types=("draft-mtp",))
+    run = session.start(
+        [session.prompt(PROMPT)], RunOptions(n_predict=60, spec=spec, **options), store
+    )
+    while run.step():
+        pass
+    return store
+
+
+def test_a_fault_of_our_own_engine_is_found_where_plain_decoding_parts_from_it(session) -> None:
+    store = _own_run(session, rollback="planes", faults=("no-conv-rollback",))
+    emitted = [row["token_id"] for row in emitted_rows(RunRef(store, 0))]
+    plain = list(session.continuation(session.prompt(PROMPT), RunOptions(n_predict=60)))
+    first = next(i for i, (a, b) in enumerate(zip(emitted, plain, strict=True)) if a != b)
+    changed = rescore(session, store, 0).sequences[0].changed
+    assert changed is not None and changed.pos == N_PROMPT + first
+    assert (changed.token_id, changed.best_id) == (emitted[first], plain[first])
+
+
+def test_a_run_in_another_compute_mode_is_judged_by_that_modes_noise(session) -> None:
+    store = _own_run(Session.open(DEMO_TARGET, compute="int8"))
+    assert rescore(session, store, 0).n_changed == 0
 
 
 def test_it_can_be_cancelled_and_reports_how_far_it_is(session) -> None:
@@ -208,3 +232,44 @@ def test_it_can_be_cancelled_and_reports_how_far_it_is(session) -> None:
     with pytest.raises(Cancelled):
         rescore(session, run.store, run.run_id, cancelled=lambda: True)
     assert "rescored" not in run.facts
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0, "logit_bias": [[10**9, 1.0]]},
+        {"temperature": 0, "logit_bias": [["text", 1.0], 7]},
+        {"temperature": 0, "top_k": 1e300, "repeat_last_n": -1e300, "repeat_penalty": 2.0},
+        {"temperature": 0, "repeat_penalty": 0},
+        {"temperature": "0"},
+        {"temperature": 0, "mirostat": 2},
+        {"temperature": 0, "samplers": ["top_k"]},
+        {},
+    ],
+)
+def test_settings_that_mean_nothing_are_not_judged_and_break_nothing(session, settings) -> None:
+    run = observed_run(settings=settings)
+    (sequence,) = rescore(session, run.store, run.run_id, assume_same=True).sequences
+    assert sequence.n_first == len(IDS)
+    assert bool(sequence.not_judged) is (sequence.greedy is None)
+
+
+def test_hostile_facts_make_no_finding_that_cannot_be_written(session) -> None:
+    run = observed_run(with_token(GREEDY, 20, 700))
+    rescore(session, run.store, run.run_id, assume_same=True)
+    found = run.facts["rescored"]
+    for name, value in (("round", 10**30), ("pos", -1), ("gap", "x"), ("p", None), ("rank", 1.5)):
+        (sequence,) = found["sequences"]
+        wrong = {**sequence, "seq_id": 1, "changed": {**sequence["changed"], name: value}}
+        run.facts["rescored"] = {**found, "sequences": [wrong]}
+        record_findings(run.store, [run.run_id])
+    run.facts["triage"] = {"pairs": [{"verdict": "different", "b": {"round": -5}, "seq_b": 2**70}]}
+    record_findings(run.store, [run.run_id])
+    assert len(run.store.findings) == 1
+
+
+def test_a_text_longer_than_the_model_was_trained_for_is_scored(session) -> None:
+    n = session.config.n_ctx_train + 100
+    run = observed_run([(0, 0, [220])] * n, settings={"temperature": 5.0})
+    (sequence,) = rescore(session, run.store, run.run_id, assume_same=True).sequences
+    assert sequence.n_tokens == n
