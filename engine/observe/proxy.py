@@ -21,7 +21,8 @@ from urllib.request import getproxies, proxy_bypass
 
 from engine.errors import OptionError
 from engine.observe.added_fields import REPLIES, FieldRemover, add_fields
-from engine.observe.client import CONNECT_S, cut_short, is_loopback, server_address, unreachable
+from engine.observe.client import CONNECT_S, is_loopback, server_address
+from engine.observe.server_errors import cut_short, unreachable
 from engine.observe.tape import Recording, Tape
 
 if TYPE_CHECKING:

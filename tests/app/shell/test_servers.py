@@ -369,6 +369,29 @@ def test_what_other_engines_wrote_is_dropped_and_shown(
     assert "not observed" in window.runs.detail.text()
 
 
+def test_two_captures_are_laid_over_each_other_and_over_a_run_of_a_server(
+    at_servers: MainWindow, captures: Path, server: ScriptedServer, qtbot: QtBot
+) -> None:
+    open_file(qtbot, at_servers, captures / "mtp.json.gz")
+    open_file(qtbot, at_servers, captures / "draft.json.gz")
+    rows = at_servers.runs.model.rows
+    assert [row.model for row in rows] == ["mtp.json.gz", "draft.json.gz"]
+    with qtbot.waitSignal(at_servers.bridge.triaged, timeout=WAIT_MS):
+        at_servers.feed.set_overlay(rows[0].run)
+    assert "Verdict: " in at_servers.runs.pair.text.text()
+    connect(qtbot, at_servers, server.url)
+    run(qtbot, at_servers)
+    rows = at_servers.runs.model.rows
+    assert len(rows) == 3 and at_servers.bridge.trace is None
+    with qtbot.waitSignal(at_servers.bridge.triaged, timeout=WAIT_MS) as triaged:
+        at_servers.feed.set_overlay(rows[1].run)
+    assert triaged.args[0].found.verdict == "same", "the server replays the capture"
+    at_servers.runs.run_selected.emit(rows[1].run)
+    assert at_servers.bridge.trace_folder == captures / "mtp.json.gz"
+    trigger(at_servers, "file.close_trace")
+    assert len(at_servers.runs.model.rows) == 2
+
+
 def test_a_file_that_nobody_wrote_is_not_taken(window: MainWindow, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("milk, bread\n")

@@ -11,6 +11,7 @@ import pytest
 
 from engine.errors import ApiKeyError, OptionError, ServerError
 from engine.findings.check import recorded
+from engine.observe import observing
 from engine.observe.client import ServerClient
 from engine.observe.observing import ServerRun
 from engine.observe.request_options import RequestOptions, ServerRequest, completion
@@ -19,6 +20,7 @@ from engine.sampling.options import SamplerOptions
 from engine.trace.export import export_csv
 from engine.trace.store import TraceStore
 from tests.support.scripted_server import (
+    CAPTURES,
     LOADING,
     WEB_PAGE,
     Hold,
@@ -91,8 +93,8 @@ def test_every_request_is_a_sequence_with_the_server_s_own_sums(
     run = begin(client, requests_of(server), parallel=parallel)
     assert finish(run) is None and run.done and not run.advance()
     assert sums(run, 0) == (96, 152, 43) and sums(run, 1) == (96, 142, 46)
-    assert [len(tokens) for tokens in run.emitted] == [96, 96]
-    assert run.texts[0].startswith("  # noqa")
+    assert [len(one.tokens) for one in run.sequences] == [96, 96]
+    assert run.first_text.startswith("  # noqa")
     assert run.counted.moved["spec_decode_num_accepted_tokens_total"] == 89
     assert not found(run) and not run.errors and not run.uncounted
     assert run.trace.runs[run.run_id]["stops"] == ["limit", "limit"]
@@ -110,7 +112,23 @@ def test_events_cut_anywhere_give_the_same_rounds(
     for name in ("num_draft_tokens", "num_accepted_draft_tokens", "num_emitted", "pos0"):
         a, b = whole.trace.rounds.column(name, 0, n), run.trace.rounds.column(name, 0, n)
         assert a.tolist() == b.tolist()
-    assert whole.emitted == run.emitted
+    assert whole.sequences == run.sequences
+
+
+def test_several_answers_to_one_request_are_sequences(
+    server: ScriptedServer, client: ServerClient
+) -> None:
+    path = CAPTURES / "unusual-replies.json"
+    if not path.exists():
+        pytest.skip("the captures are not here")
+    status, kind, body = json.loads(path.read_text())["replies"]["two_prompts"]
+    server.script("/completion", Reply(body.encode(), status, {"Content-Type": kind}))
+    run = begin(client, [ServerRequest("/completion", {"prompt": ["a", "b"], "stream": True}, "a")])
+    assert finish(run) is None
+    first, second = run.sequences
+    assert (first.seq_id, second.seq_id) == (0, 1) and run.first_text == first.text
+    assert sums(run, 0)[0] == len(first.tokens) > 4 and sums(run, 1)[0] == len(second.tokens) > 4
+    assert first.text.startswith("udio_fixed") and second.text.startswith("ad_")
 
 
 def test_counters_that_differ_are_found(server: ScriptedServer, client: ServerClient) -> None:
@@ -197,7 +215,7 @@ def test_a_server_without_timings_of_tokens_tells_sums_only(
     server.script("/completion", Reply(without_timings(stream(server.capture["requests"][0]))))
     run = begin(client, requests_of(server)[:1])
     assert finish(run) is None and len(run.trace.rounds) == 0
-    assert run.texts[0].startswith("  # noqa")
+    assert run.first_text.startswith("  # noqa")
 
 
 def test_a_piece_of_10_mb_and_bytes_that_are_no_text_are_survived(
@@ -261,15 +279,15 @@ def test_a_sequence_is_cancelled_at_the_server_and_the_others_go_on(
     server.script("/completion", Reply([*first[:20], held[0]]))
     server.script("/completion", Reply([*second[:20], held[1], *second[20:]]))
     run = begin(client, [requests_of(server)[0]] * 3, parallel=2)
-    while not all(one.reached.is_set() for one in held) or len(run.trace.rounds) < 10:
-        run.advance()
     with pytest.raises(OptionError):
         run.cancel(9)
     run.cancel(2)  # not sent yet
+    got: dict[int, int] = {}  # which of the two replies a sequence has, by its prompt's length
+    while not (len(got) == 2 and all(one.reached.is_set() for one in held)):
+        run.advance()
+        rounds = [run.trace.rounds.row(i) for i in range(len(run.trace.rounds))]
+        got = {r["seq_id"]: (10, 25).index(r["verify_width"]) for r in rounds if r["pos0"] == 0}
     went_first = server.of("/completion")[0]
-    n_prompt = {10: 0, 25: 1}  # which of the two replies a sequence got
-    rounds = [run.trace.rounds.row(i) for i in range(len(run.trace.rounds))]
-    got = {row["seq_id"]: n_prompt[row["verify_width"]] for row in rounds if row["pos0"] == 0}
     (stuck,) = (seq for seq, reply in got.items() if reply == 0)
     run.cancel(stuck)
     assert went_first.left.wait(10)
@@ -295,6 +313,22 @@ def test_stopping_ends_everything_and_keeps_what_came(
     assert not found(run)
     export_csv(run.trace, tmp_path / "out")
     held.release()
+
+
+def test_a_server_that_hangs_does_not_keep_a_run_from_its_end(
+    server: ScriptedServer, client: ServerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observing, "_SETTLE_S", 0.2)
+    held, hung = Hold(), Hold()
+    server.script("/completion", Reply([*stream(server.capture["requests"][0])[:20], held]))
+    run = begin(client, requests_of(server)[:1])
+    while not held.reached.is_set():
+        run.advance()
+    server.script("/metrics", Reply([hung, b"x"], 200, {"Content-Type": "text/plain"}))
+    run.stop()
+    assert run.done and run.uncounted == "The server's /metrics does not answer any more."
+    held.release()
+    hung.release()
 
 
 def test_no_key_reaches_the_trace(tmp_path: Any) -> None:
