@@ -8,6 +8,7 @@ input and output: (method of LlamaCpp, arguments) and ("value", result) or
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import signal
@@ -27,6 +28,7 @@ from engine.compare.llama_library import check_library, environment, folder_of, 
 from engine.errors import DraftscopeError, PeerLibraryError
 
 _WAIT_S = 5.0
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _LONGEST = 300
 _TAIL = 4096
 """Bytes of the child's error output that are looked at when it has ended."""
@@ -192,6 +194,8 @@ def _serve() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the library prints is no reply
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes
+    if sys.platform == "linux":  # also from the middle of a call that never ends
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     opened: LlamaCpp | None = None
     while True:
         try:
