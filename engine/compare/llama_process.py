@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 
@@ -32,30 +32,6 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _LONGEST = 300
 _TAIL = 4096
 """Bytes of the child's error output that are looked at when it has ended."""
-
-
-class LlamaEngine(Protocol):
-    """LlamaCpp, here or in another process; its methods are described there."""
-
-    def facts(self) -> ModelFacts: ...
-    def open_context(
-        self,
-        n_seqs: int,
-        n_ctx: int,
-        n_ubatch: int,
-        n_rs_seq: int,
-        n_threads: int,
-        n_batch: int | None = None,
-    ) -> tuple[int, int]: ...
-    def decode(self, number: int, spans: Sequence[TokenSpan]) -> np.ndarray: ...
-    def seq_rm(self, number: int, seq: int, p0: int, p1: int = -1) -> bool: ...
-    def seq_cp(self, number: int, src: int, dst: int) -> None: ...
-    def seq_keep(self, number: int, seq: int) -> None: ...
-    def seq_add(self, number: int, seq: int, p0: int, p1: int, shift: int) -> None: ...
-    def pos_max(self, number: int, seq: int) -> int: ...
-    def save(self, number: int, seq: int, flags: int) -> bytes: ...
-    def load(self, number: int, seq: int, blob: bytes, flags: int) -> None: ...
-    def close(self) -> None: ...
 
 
 class LlamaProcess:
@@ -175,6 +151,10 @@ class LlamaProcess:
             f"The llama.cpp library ended its process in {name}: {why}.",
             "Look at that place of the build, or use another one.",
         )
+
+
+LlamaEngine = LlamaCpp | LlamaProcess
+"""A model in llama.cpp, here or in another process."""
 
 
 def last_words(stderr: IO[bytes]) -> str:
