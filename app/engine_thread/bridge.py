@@ -97,6 +97,8 @@ class Bridge(QObject):
         """The run begun last with the model in use; of a comparison, its reference lane."""
         self.trace: TraceRead | None = None
         """The trace on show that was opened from disk, None for the model's own runs."""
+        self.opened: list[TraceRead] = []
+        """All traces that were opened and not closed, the one on show among them."""
         self.files: ModelFiles | None = None
         """The files shown: loaded, being loaded, or only inspected."""
         self.server: events.ServerConnected | None = None
@@ -278,23 +280,38 @@ class Bridge(QObject):
         return self._reading is not None
 
     def open_trace(self, folder: Path) -> None:
-        """Read an exported trace, or a file of another engine; it is on show until it is closed,
-        or a run or model comes."""
+        """Read an exported trace, or a file of another engine; it is on show until a run or model
+        comes, and listed until it is closed."""
         if self._reading is None:
             self._n_shown_before = self._n_shown
             self._reading = start_reading(folder, self._posted.emit)
 
     def show_trace(self, read: TraceRead) -> None:
-        """Show a trace that has been read."""
+        """Show a trace that has been read, in place of an earlier one from the same folder."""
+        self.opened = [one for one in self.opened if one.folder != read.folder] + [read]
         self.trace = read
         self.trace_shown.emit(read.folder)
 
-    def close_trace(self) -> None:
-        """Show the session's runs again."""
+    def hide_trace(self) -> None:
+        """Show the session's runs again; the trace stays at hand."""
         self._n_shown += 1
         if self.trace is not None:
             self.trace = None
             self.trace_shown.emit(None)
+
+    def close_trace(self) -> None:
+        """Show the session's runs again, and forget the trace on show."""
+        self.opened = [one for one in self.opened if one is not self.trace]
+        self.hide_trace()
+
+    @property
+    def listed(self) -> list[ModelRuns]:
+        """All runs at hand: those of the session, then those of opened traces."""
+        return self.recorded + [ModelRuns(read.folder.name, read.store) for read in self.opened]
+
+    def opened_as(self, store: TraceStore) -> TraceRead | None:
+        """What a trace was opened from, None for one of the session."""
+        return next((read for read in self.opened if read.store is store), None)
 
     def triage(self, shown: RunRef, overlaid: RunRef) -> None:
         """Compare two runs that have ended, beside whatever else is going on; `triaged` tells."""
@@ -302,8 +319,13 @@ class Bridge(QObject):
         self._triages.append(start_triage(shown, overlaid, self._posted.emit))
 
     def drop(self, store: TraceStore) -> None:
-        """Forget the runs of a model that is not in use."""
-        if store is not self.session_store:
+        """Forget the runs of a model that is not in use, or an opened trace."""
+        if self.trace is not None and self.trace.store is store:
+            self.close_trace()
+        elif self.opened_as(store) is not None:
+            self.opened = [read for read in self.opened if read.store is not store]
+            self.dropped.emit(store)
+        elif store is not self.session_store:
             self.recorded = [runs for runs in self.recorded if runs.store is not store]
             self._worker.drop(store)
             self.dropped.emit(store)
@@ -349,14 +371,14 @@ class Bridge(QObject):
                 self.files = event.files
                 self.compute, self.compute_asked = event.compute, event.mode
                 self._use_store(event.files.target.stem, event.store)
-                self.close_trace()
+                self.hide_trace()
                 self.loaded.emit(event)
             case events.ServerConnected():
                 self._let_go_of_server()
                 self.files, self.compute = None, ""
                 self.server = event
                 self._use_store(server_name(event.facts), event.store)
-                self.close_trace()
+                self.hide_trace()
                 self.connected.emit(event)
             case events.ServerSeen():
                 if self.server is not None:
@@ -377,7 +399,7 @@ class Bridge(QObject):
                 self.failed.emit(event)
             case events.RunStarted(run):
                 self.live = run
-                self.close_trace()
+                self.hide_trace()
                 self.run_started.emit(run)
             case events.RunEnded(run):
                 self.run_ended.emit(run)

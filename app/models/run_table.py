@@ -81,7 +81,7 @@ class RunTable(ColumnTable):
         self.refresh()
 
     def recorded_in(self, store: TraceStore) -> ModelRuns | None:
-        """The model whose runs a trace takes, None for one that was opened from disk."""
+        """The model or the opened trace that some runs are listed under, None where none is."""
         return next((runs for runs in self._recorded if runs.store is store), None)
 
     def show_run(self, run: RunRef | None) -> None:
@@ -95,7 +95,7 @@ class RunTable(ColumnTable):
         self.refresh()
 
     def _traces(self) -> Sequence[ModelRuns]:
-        """The traces to list: the session's, or the opened one if a run of that is on show."""
+        """The traces to list: those at hand, or one that is on show and not among them."""
         shown = self._shown
         if shown is None or self.recorded_in(shown.store) is not None:
             return self._recorded

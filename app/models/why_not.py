@@ -34,6 +34,9 @@ def why_not(store: TraceStore, run_id: int) -> list[WhyNotReason]:
     run = store.runs.get(run_id, {})
     options = _section(run, "options")
     found = _invalid(run, options) + _rollbacks(store, run_id) + _drafts(store, run_id, options)
+    if run.get("speculative_types") == ["none"]:
+        sentence = "Speculation is off: the server was started without a drafter."
+        found.append(WhyNotReason("off", "info", sentence))
     drafters = _section(options, "spec").get("types")
     lane = str(run.get("lane", "")).partition(",")[0]
     if "spec" in options and not drafters and lane not in (REFERENCE, NOISE):

@@ -17,6 +17,8 @@ from engine.trace.timings import summary
 _TOKEN_COLUMNS = ("pos", "kind", "token_id", "draft_index", "draft_p", "target_p", "target_rank")
 _SEVERITIES = ("error", "warning", "info")
 _MOST_FINDINGS = 20
+_OF_OTHERS = ("requests", "told_timings", "observed_findings", "columns")
+"""Facts of other engines' runs that hold prompts, or stand elsewhere in the report."""
 
 
 def round_in_question(run: RunRef, cursor: Position | None) -> tuple[int, int] | None:
@@ -40,7 +42,7 @@ def issue_text(run: RunRef, cursor: Position | None, environment: Mapping[str, s
     """
     store, run_id, facts = run.store, run.run_id, run.facts
     model = facts.get("model")
-    known = {"model", "options", "environment", "summary"}
+    known = {"model", "options", "environment", "summary", *_OF_OTHERS}
     parts = [
         "### Environment",
         _bullets(_mapping(facts.get("environment")) or environment),
@@ -49,7 +51,7 @@ def issue_text(run: RunRef, cursor: Position | None, environment: Mapping[str, s
         "### Run",
         _bullets({k: v for k, v in facts.items() if k not in known}),
         "### Options in effect",
-        _block(facts.get("options", {})),
+        _block(facts.get("options") or _asked(facts)),
         "### Figures",
         _block(facts.get("summary") or summary(store, run_id)),
     ]
@@ -58,6 +60,13 @@ def issue_text(run: RunRef, cursor: Position | None, environment: Mapping[str, s
         parts += [f"### Round {place[0]}, sequence {place[1]}", _round(store, run_id, *place)]
     parts += ["### Findings", _findings(store, run_id)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _asked(facts: Mapping[str, Any]) -> list[Any]:
+    """What requests to another engine set, without their prompts."""
+    requests = facts.get("requests")
+    found = requests if isinstance(requests, list) else []
+    return [_mapping(_mapping(one).get("settings")) for one in found]
 
 
 def _round(store: TraceStore, run_id: int, number: int, seq_id: int) -> str:

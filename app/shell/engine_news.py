@@ -97,7 +97,7 @@ class EngineNews(QObject):
 
         panels = self._panels
         self._settings.add_recent_server(server.facts.address)
-        panels.runs.set_recorded(self._bridge.recorded)
+        panels.runs.set_recorded(self._bridge.listed)
         self._show_lanes_or_run(self._bridge.live)
         panels.model_map.set_server(server)
         panels.run_panel.set_server(why_not_sent)
@@ -142,6 +142,7 @@ class EngineNews(QObject):
         """A trace was opened, or closed."""
         if folder is not None:  # its lanes are those of the trace
             self._panels.divergence.header.set_editing(False)
+        self._panels.runs.set_recorded(self._bridge.listed)
         self._show_lanes_or_run(self._bridge.run)
         self._show_names()
         self._tell_of_run_behind()
@@ -167,7 +168,7 @@ class EngineNews(QObject):
                 "info",
                 f"{str(bridge.live).capitalize()} {word} behind this trace.",
                 "",
-                ("&Show the run", bridge.close_trace),
+                ("&Show the run", bridge.hide_trace),
                 sticky=True,
             )
 
@@ -184,13 +185,16 @@ class EngineNews(QObject):
     def _show_loaded(self, event: events.ModelLoaded) -> None:
         if event.files.target != DEMO_TARGET:
             self._settings.add_recent_model(event.files.target)
-        self._panels.runs.set_recorded(self._bridge.recorded)
+        self._panels.runs.set_recorded(self._bridge.listed)
         self._show_lanes_or_run(self._bridge.live)
         self._show_files(event.files)
         self._panels.model_map.set_compute(event.compute)
 
     def _show_dropped(self, store: TraceStore) -> None:
-        self._panels.runs.set_recorded(self._bridge.recorded)
+        self._panels.runs.set_recorded(self._bridge.listed)
+        overlay = self._feed.overlay
+        if overlay is not None and overlay.run.store is store:
+            self._feed.set_overlay(None)
         if self._feed.run is not None and self._feed.run.store is store:
             self._show_lanes_or_run(self._bridge.run)
 
@@ -231,7 +235,16 @@ class EngineNews(QObject):
         if shown is not None and run in lanes_of(shown):
             self._feed.select_run(run)
         elif run != shown:
+            self._bring_its_trace(run)
             self._feed.show_run(run)
+
+    def _bring_its_trace(self, run: RunRef) -> None:
+        """What is on show is the trace that holds a run, be it opened or the session's."""
+        bridge, opened = self._bridge, self._bridge.opened_as(run.store)
+        if opened is None:
+            bridge.hide_trace()
+        elif opened is not bridge.trace:
+            bridge.show_trace(opened)
 
     def _refresh_runs(self, *_: object) -> None:
         self._panels.runs.refresh_numbers()
@@ -250,7 +263,7 @@ class EngineNews(QObject):
         self._panels.banners.add("info", f"A break rule held, {hit}.", "", *offers)
 
     def _go_to(self, hit: BreakHit) -> None:
-        self._bridge.close_trace()
+        self._bridge.hide_trace()
         if hit.round is not None:
             self._feed.move_cursor(Position(hit.run, hit.seq_id or 0, hit.round, None))
 

@@ -228,3 +228,12 @@ def test_a_dismissed_strip_comes_back_with_another_reason(strip: WhyNotStrip, qt
     other = store_of(RunOptions())
     strip.show_run(RunRef(other, 0))
     assert not strip.isHidden(), "another run has its own reasons"
+
+
+def test_a_server_without_a_drafter_is_told() -> None:
+    builder = TraceBuilder()
+    builder.store.runs[0] |= {"speculative_types": ["none"]}
+    (reason,) = why_not(builder.store, 0)
+    assert "started without a drafter" in reason.sentence
+    builder.store.runs[0] |= {"speculative_types": ["none", "draft-mtp"]}
+    assert why_not(builder.store, 0) == []

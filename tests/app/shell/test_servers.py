@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from app.shell.window import MainWindow
 from engine.errors import OptionError
 from engine.trace.records import MISSING
 from tests.support.fake_session import FakeEngine
+from tests.support.llama_server import free_port
 from tests.support.scripted_server import (
     CAPTURES,
     WEB_PAGE,
@@ -324,12 +324,6 @@ def test_other_programs_are_watched(
     assert at_servers.status.chips["acceptance"].text == f"{43 / 152:.3g}"
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 # -- files of other engines ----------------------------------------------------------------
 
 
@@ -373,6 +367,29 @@ def test_what_other_engines_wrote_is_dropped_and_shown(
         qtbot.wait(1)
         window.docks[dock].grab()
     assert "not observed" in window.runs.detail.text()
+
+
+def test_two_captures_are_laid_over_each_other_and_over_a_run_of_a_server(
+    at_servers: MainWindow, captures: Path, server: ScriptedServer, qtbot: QtBot
+) -> None:
+    open_file(qtbot, at_servers, captures / "mtp.json.gz")
+    open_file(qtbot, at_servers, captures / "draft.json.gz")
+    rows = at_servers.runs.model.rows
+    assert [row.model for row in rows] == ["mtp.json.gz", "draft.json.gz"]
+    with qtbot.waitSignal(at_servers.bridge.triaged, timeout=WAIT_MS):
+        at_servers.feed.set_overlay(rows[0].run)
+    assert "Verdict: " in at_servers.runs.pair.text.text()
+    connect(qtbot, at_servers, server.url)
+    run(qtbot, at_servers)
+    rows = at_servers.runs.model.rows
+    assert len(rows) == 3 and at_servers.bridge.trace is None
+    with qtbot.waitSignal(at_servers.bridge.triaged, timeout=WAIT_MS) as triaged:
+        at_servers.feed.set_overlay(rows[1].run)
+    assert triaged.args[0].found.verdict == "same", "the server replays the capture"
+    at_servers.runs.run_selected.emit(rows[1].run)
+    assert at_servers.bridge.trace_folder == captures / "mtp.json.gz"
+    trigger(at_servers, "file.close_trace")
+    assert len(at_servers.runs.model.rows) == 2
 
 
 def test_a_file_that_nobody_wrote_is_not_taken(window: MainWindow, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_runs_of_the_model_before_are_listed_shown_and_exported(
     assert [model.index(row, column).data() for row in range(2)] == ["model", "other"]
     assert [model.index(row, 0).data() for row in range(2)] == ["0", "0"]
     assert not loaded.runs.table.isColumnHidden(column)
-    assert not loaded.actions_by_id["plot.overlay"].isEnabled(), "runs of two models"
+    assert loaded.actions_by_id["plot.overlay"].isEnabled(), "over a run of another model too"
     loaded.runs.run_selected.emit(model.rows[0].run)
     assert loaded.feed.run is not None and loaded.feed.run.store is old
     assert loaded.runs.model.shown == model.rows[0].run
