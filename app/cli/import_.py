@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 def _figures(store: TraceStore, run_id: int) -> dict[str, Any]:
     facts = store.runs[run_id]
     n = int((store.rounds.column("run_id") == run_id).sum())
-    names = ("source", "attachment", "model", "stops", "summary")
+    names = ("source", "attachment", "model", "stops", "summary", "unknown_keys")
     return {"run": run_id, "rounds": n} | {name: facts.get(name) for name in names}
 
 
@@ -94,4 +94,6 @@ def _line(store: TraceStore, run_id: int) -> str:
     ]
     if drafted:
         parts.append(f"{summary['draft_n_accepted']:,} of {drafted:,} drafted accepted")
+    if unread := figures["unknown_keys"]:
+        parts.append(f"{len(unread)} keys kept but not used")
     return ", ".join(parts)

@@ -140,6 +140,10 @@ def _facts_for_listening(args: argparse.Namespace) -> ServerFacts:
 
     if args.sources:
         raise OptionError("Prompts are given, and an address to listen at.", "Leave out one.")
+    if args.rescore is not None:
+        raise OptionError(
+            "--rescore goes not with --listen.", "Re-score the trace with `draftscope rescore`."
+        )
     try:
         client, facts = connect(args.url, args.api_key_env)
     except ApiKeyError:

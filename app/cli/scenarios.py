@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 
+from engine.compare.lane_spec import LaneSpec
 from engine.compare.scenario import Scenario, find_scenario, scenarios
 from engine.errors import OptionError
 from engine.findings.check import recorded
 from engine.options import RunOptions
+from engine.trace.records import PEER
 from engine.trace.store import TraceStore
 from resources import SCENARIOS
 
@@ -19,7 +22,8 @@ def add_scenarios(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--scenario",
         metavar="NAME",
-        help="prompt, options and lanes that provoke a known failure on the demo model",
+        help="prompt, options and lanes that provoke a known failure on the demo model; lanes of "
+        "llama.cpp (--lane) may join",
     )
     group.add_argument("--list-scenarios", action="store_true", help="name them and leave")
 
@@ -35,17 +39,21 @@ def list_scenarios() -> Iterator[str]:
 def chosen_scenario(args: argparse.Namespace, options: RunOptions) -> Scenario | None:
     """What --scenario names, None without it. `options`: of the arguments.
 
-    Raises OptionError for an unknown name and for settings of one's own beside it.
+    Lanes of llama.cpp may join those of a scenario. Raises OptionError for an unknown name and for
+    other settings of one's own beside it.
     """
     if args.scenario is None:
         return None
     scenario = find_scenario(SCENARIOS, args.scenario)
-    if args.sources or args.lanes or args.chat or options != RunOptions():
+    more = tuple(map(LaneSpec.parse, args.lanes))
+    joins = all(lane.llama or lane.kind == PEER for lane in more) and (scenario.lanes or not more)
+    if args.sources or not joins or args.chat or options != RunOptions():
         raise OptionError(
             f"Scenario {scenario.name!r} has prompts, options and lanes of its own.",
-            "Give only a model, --compute, --threads, --bound, --json and --trace with it.",
+            "Give only a model, lanes of llama.cpp beside its lanes, --compute, --threads, "
+            "--bound, --json and --trace with it.",
         )
-    return scenario
+    return replace(scenario, lanes=(*scenario.lanes, *more))
 
 
 def heading(scenario: Scenario) -> Iterator[str]:

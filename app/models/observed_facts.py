@@ -48,6 +48,9 @@ def observed_text(facts: dict[str, Any]) -> str:
     if requests:
         lines += _request(requests[0])
     lines += _columns(_section(facts, "columns"))
+    if unread := ", ".join(map(str, _list(facts, "unknown_keys"))):
+        more = "…" if len(unread) > _LONGEST else ""
+        lines.append(f"kept, but not used: {unread[:_LONGEST]}{more}")
     if rescored := _section(facts, "rescored"):
         lines.append(f"re-scored by {rescored.get('by')}, compute {rescored.get('compute')}")
     return "\n".join(lines)
@@ -57,7 +60,8 @@ def _request(request: dict[str, Any]) -> list[str]:
     settings = _section(request, "settings")
     names = ("n_predict", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
     asked = [f"{name} {settings[name]}" for name in names if name in settings]
-    lines = [f"request: {', '.join([str(request.get('path') or ''), *asked])}"]
+    said = [str(request.get("path") or ""), *asked]
+    lines = [f"request: {', '.join(filter(None, said))}"] if any(said) else []
     prompt = request.get("prompt")
     if isinstance(prompt, str):
         more = "…" if len(prompt) > _LONGEST else ""

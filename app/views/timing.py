@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.models.pixel_columns import per_round
+from app.models.run_facts import is_ours
 from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
@@ -59,6 +60,7 @@ class TimingView(BarView):
     """Stacked bars of the phases of each round, all its sequences together, in milliseconds."""
 
     widest_label = "0.00× vs run 00"
+    untold = "how long its rounds took"
     overlay_tip = "Time of each round, all phases together,"
     means = True
 
@@ -86,6 +88,7 @@ class TimingView(BarView):
     def _reset(self) -> None:
         self._rows: RunRows | None = None
         self._n_refreshes = 0
+        self._is_timed = False
         self._baseline: int | None = None
         self._speed_up: float | None = None
         self._plain.hide()
@@ -97,12 +100,16 @@ class TimingView(BarView):
         if self._rows is None:
             self._rows = RunRows(run, "rounds")
         start, stop = self._rows.read()
-        if _part_ms(self._rows, start, stop)[-1].any():
+        parts = _part_ms(self._rows, start, stop)
+        self._is_timed |= is_ours(run.facts) or bool(parts.any())
+        if parts[-1].any():
             self._show_behind([_TOTAL])
         if self._n_refreshes % _REFRESHES_PER_SPEED == 0 or start == stop:
             self._find_speed(run)
         self._n_refreshes += 1
-        return None if start == stop else int(self._rows.rounds.values[-1]) + 1
+        if start == stop or not self._is_timed:
+            return None
+        return int(self._rows.rounds.values[-1]) + 1
 
     def _find_speed(self, run: RunRef) -> None:
         store, run_id = run.store, run.run_id

@@ -20,6 +20,7 @@ from app.looks.pacer import Pacer
 from app.looks.theme import Theme, figures_font
 from app.models.number_text import significant
 from app.models.position import Position
+from app.models.run_facts import engine_name, is_ours
 from app.models.run_rows import RunRows
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
@@ -70,14 +71,13 @@ class WhatIfView(QStackedWidget):
         column.addWidget(self.headline)
         column.addLayout(beside, 1)
         column.addWidget(self.note)
-        self.addWidget(
-            EmptyState(
-                "No draft yet",
-                "Estimates which n_max would have been fastest, from a run with drafts. "
-                "Press Run (F5) with a drafter chosen.",
-                waits_for_run=True,
-            )
+        self.empty = EmptyState(
+            "No draft yet",
+            "Estimates which n_max would have been fastest, from a run with drafts. "
+            "Press Run (F5) with a drafter chosen.",
+            waits_for_run=True,
         )
+        self.addWidget(self.empty)
         self.addWidget(self.page)
 
     @property
@@ -93,6 +93,11 @@ class WhatIfView(QStackedWidget):
         self._refresh()
         if not self.has_rounds:
             self.setCurrentIndex(_EMPTY)
+        if run is None or is_ours(run.facts) or "stops" not in run.facts:
+            self.empty.say()
+        else:
+            engine = engine_name(run.facts)
+            self.empty.say("Not observed", f"{engine} does not tell the drafts of its rounds.")
 
     def refresh(self) -> None:
         """Take in what has joined the trace since the last call, now or a little later; out of

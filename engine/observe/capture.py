@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.observe.observed_run import Attachment, ObservedRequest, ObservedRun, ServerFacts
+from engine.observe.observed_run import (
+    Attachment,
+    ObservedRequest,
+    ObservedRun,
+    ServerFacts,
+    as_fact,
+)
 from engine.observe.raw import RawStore
 from engine.observe.stream import UnreadableError, read_json
 from engine.trace.store import TraceStore
@@ -27,6 +33,8 @@ from engine.trace.store import TraceStore
 MOST_BYTES = 512 << 20
 """Longest file that is read, unpacked."""
 _FORMATS = ("draftscope-capture", "draftscope-proxy-record")
+_FACTS = {"about": "about", "args": "server_args", "engine": "captured_from"}
+"""What a capture says of itself, and the facts of a run that it becomes."""
 _MARKS = re.compile(rb'"format"\s*:\s*"(%s)"|"log"\s*:\s*\[' % "|".join(_FORMATS).encode())
 _REMEDY = "Choose a capture that Draftscope wrote."
 _LONGEST_MS = 1e12
@@ -109,7 +117,7 @@ def read_capture(data: bytes, name: str) -> Capture:
         tuple(found),
         _log(log),
         _metrics(said),
-        {key: said[key] for key in ("about", "args", "engine") if key in said},
+        {_FACTS[key]: said[key] for key in _FACTS if key in said},
     )
 
 
@@ -138,7 +146,7 @@ def _replayed(
     known: ObservedRun | None,
 ) -> ObservedRun:
     server = ServerFacts(capture.name or file, props=capture.props, models=capture.models)
-    facts = {"file": file, "capture": dict(capture.facts)}
+    facts = {"file": file} | {key: as_fact(value) for key, value in capture.facts.items()}
     run = ObservedRun(
         store, attachment, server, patience_ms=math.inf, known=known, keep_raw=False, **facts
     )
@@ -212,7 +220,7 @@ def capture_of(run: ObservedRun, name: str = "") -> Capture:
         requests,
         "".join(raw.log),
         raw.metrics,
-        {"engine": run.server.engine},
+        {"captured_from": run.server.engine},
     )
 
 
@@ -222,7 +230,7 @@ def write_capture(path: Path, capture: Capture) -> None:
         "format": _FORMATS[0],
         "version": 1,
         "name": capture.name,
-        **capture.facts,
+        **{key: capture.facts[name] for key, name in _FACTS.items() if name in capture.facts},
         "props": capture.props,
         "models": capture.models,
         "requests": [_written(one) for one in capture.requests],

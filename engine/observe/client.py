@@ -9,20 +9,19 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from engine.errors import ApiKeyError, Cancelled, OptionError, ServerError
+from engine.errors import Cancelled, OptionError, ServerError
+from engine.observe.inbox import Arrival, Inbox
 from engine.observe.observed_run import ServerFacts
+from engine.observe.server_errors import cut_short, is_loading, refusal, unreachable
 
 if TYPE_CHECKING:
     import httpx
@@ -37,63 +36,10 @@ _AGAIN_S = 0.25
 _CLOSE_S = 2.0
 _LARGEST_FACTS = 16 * 2**20
 _LARGEST_ERROR = 2**20
-_INBOX_BYTES = 16 * 2**20
 _CONVERSATION = "X-Conversation-Id"
 
 ReportWaiting = Callable[[str], None]
 """Called with a sentence as long as a server is not ready."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """What happened to a request. at: `time.perf_counter` of it, seconds.
-
-    head: the reply began (status, headers). data: a piece of its body. lost: the connection broke
-    and is looked for again (reason). resumed: it was found. done: the reply ended by itself.
-    broke: it was cut short or refused (reason: one sentence; error, where there is a better word
-    for it than the sentence alone).
-    """
-
-    request: int
-    kind: Literal["head", "data", "lost", "resumed", "done", "broke"]
-    at: float
-    data: bytes = b""
-    status: int = 0
-    headers: Mapping[str, str] = field(default_factory=dict)
-    reason: str = ""
-    error: ServerError | None = None
-
-
-class Inbox:
-    """Arrivals of any number of requests. One thread takes them; as long as it does not, and 16 MiB
-    wait, the client reads no further, and so the server waits too."""
-
-    def __init__(self) -> None:
-        self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
-        self._waiting = 0
-        self._lock = threading.Lock()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing more should be read for now."""
-        return self._waiting >= _INBOX_BYTES
-
-    def put(self, arrival: Arrival) -> None:
-        """Add one."""
-        with self._lock:
-            self._waiting += len(arrival.data)
-        self._arrivals.put(arrival)
-
-    def take(self, seconds: float) -> Arrival | None:
-        """The next one, waiting so long for it; None if none came."""
-        try:
-            arrival = self._arrivals.get(timeout=seconds) if seconds > 0 else None
-            arrival = arrival or self._arrivals.get_nowait()
-        except Empty:
-            return None
-        with self._lock:
-            self._waiting -= len(arrival.data)
-        return arrival
 
 
 class ServerClient:
@@ -145,10 +91,10 @@ class ServerClient:
             return None
         return [slot for slot in reply if isinstance(slot, dict)]
 
-    def metrics(self) -> tuple[str, str] | None:
+    def metrics(self, seconds: float = CONNECT_S) -> tuple[str, str] | None:
         """The text of /metrics, and what is the same as long as the server is not started again;
-        None for a server without --metrics. Raises ServerError."""
-        return self._call(self._metrics())
+        None for a server without --metrics. seconds: how long it may take. Raises ServerError."""
+        return self._call(self._metrics(seconds))
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON of a short reply: of a GET, with a body of a POST. Raises ServerError."""
@@ -278,9 +224,9 @@ class ServerClient:
         status, kind, raw = await self._fetch("GET", path, seconds=seconds)
         return None if status in (404, 501) else self._value(path, status, kind, raw)
 
-    async def _metrics(self) -> tuple[str, str] | None:
+    async def _metrics(self, seconds: float) -> tuple[str, str] | None:
         try:
-            async with self._opened("GET", "/metrics") as response:
+            async with self._opened("GET", "/metrics", seconds=seconds) as response:
                 raw = await _body(response, _LARGEST_FACTS)
                 start = response.headers.get("Process-Start-Time-Unix", "")
         except _OverLong as error:
@@ -459,6 +405,8 @@ class _Reply:
 
     async def _pass_on(self, response: httpx.Response) -> None:
         is_plain = not response.headers.get("Content-Encoding")
+        if not is_plain:  # against our wish: places in it cannot be told to the server
+            self._conversation = None
         pieces = response.aiter_raw() if is_plain else response.aiter_bytes()
         async for piece in pieces:
             self._n_read += len(piece)
@@ -495,92 +443,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower().rstrip(".") == "localhost"
-
-
-def is_loading(status: int, raw: bytes) -> bool:
-    """Whether a reply says that the server's model is not loaded yet."""
-    error = _told_error(raw)
-    return status == 503 and (
-        error.get("type") == "unavailable_error" or "loading" in str(error.get("message")).lower()
-    )
-
-
-def refusal(address: str, path: str, status: int, raw: bytes) -> ServerError:
-    """The error of a reply that is none of 200."""
-    error = _told_error(raw)
-    message = " ".join(str(error.get("message") or "").split())[:300].rstrip(".")
-    if status in (401, 403):
-        return ApiKeyError(
-            f"{address} does not accept the API key.", "Name the key that it was started with."
-        )
-    if error.get("type") == "exceed_context_size_error":
-        return ServerError(
-            f"The prompt has {error.get('n_prompt_tokens')} tokens, but {address} has a context "
-            f"of {error.get('n_ctx')}.",
-            "Shorten the prompt, or start the server with a larger -c.",
-        )
-    if 300 <= status < 400:
-        return ServerError(f"{address} sends {path} elsewhere.", "Name the address it leads to.")
-    if status == 404:
-        return ServerError(
-            f"{address} has no {path}.", "Name the address and port of a llama-server."
-        )
-    said = f": {message}" if message else ""
-    return ServerError(
-        f"{address} refuses {path} with status {status}{said}.",
-        "Change the request, or read the server's log.",
-    )
-
-
-def unreachable(address: str, error: BaseException) -> ServerError:
-    """The error of a connection that never came about."""
-    import httpx
-
-    if isinstance(error, httpx.TimeoutException):
-        why = "it does not answer in time"
-    elif "CERTIFICATE" in str(error).upper():
-        return ServerError(
-            f"{address} has a certificate that this system does not trust.",
-            "Add its authority to the system's certificates.",
-        )
-    elif isinstance(error, httpx.ProtocolError) and "closed" not in str(error):
-        why = "what it answers is not HTTP"
-    else:
-        why = _reason(error)
-    return ServerError(
-        f"{address} cannot be reached: {why}.", "Start the server, or check address and port."
-    )
-
-
-def cut_short(address: str) -> ServerError:
-    """The error of a reply that breaks off."""
-    return ServerError(
-        f"{address} broke off its reply.", "See whether the server still runs; then send it again."
-    )
-
-
-def _reason(error: BaseException | None) -> str:
-    known: dict[type[BaseException], str] = {
-        ConnectionRefusedError: "nothing listens there",
-        socket.gaierror: "its name is unknown",
-        ssl.SSLError: "it does not speak TLS",
-    }
-    while error is not None:
-        for kind, said in known.items():
-            if isinstance(error, kind):
-                return said
-        error = error.__cause__ or error.__context__
-    return "the connection fails"
-
-
-def _told_error(raw: bytes) -> dict[str, Any]:
-    """The error object of a reply, empty if it has none."""
-    try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError):
-        return {}
-    error = value.get("error") if isinstance(value, dict) else None
-    return error if isinstance(error, dict) else {"message": error} if error else {}
 
 
 class _OverLong(Exception):  # noqa: N818 - becomes a ServerError with the path

@@ -89,7 +89,7 @@ class RowWriter:
 
     def __init__(self, writer: TraceWriter, reach: PlaneReach) -> None:
         self._writer, self._reach = writer, reach
-        self._n_rounds = 0
+        self._n_rounds = self.n_merged = 0
         self.drafters: list[str] = []
         """The server's drafters, as far as known."""
 
@@ -151,6 +151,7 @@ class RowWriter:
     def _round(self, ids: dict[str, int], ready: ReadyRow, one: ObservedRound) -> None:
         is_one, is_placed = one.n_merged == 1, one.first > 0
         restored = one.path == "restore"
+        self.n_merged += not is_one
         if is_placed:
             self._tokens(ids, ready.n_prompt, one)
         self._writer.append(

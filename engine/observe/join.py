@@ -16,6 +16,9 @@ _ENOUGH = 4
 """Rounds that a stream shows before its request is looked for in a log that still grows."""
 
 
+_JOINED = LogRound(None, 0, is_complete=True)
+
+
 class AnotherRunError(ValueError):
     """The log contradicts the stream. The message is a clause without its end."""
 
@@ -145,6 +148,8 @@ class LogJoin:
                 f"from token {rows[0].first} on the stream has {accepted} of {drafted} drafted "
                 f"tokens accepted, the log {logged[1]} of {logged[0]}"
             )
+        for at in range(self._next, self._next + len(parts)):
+            request.rounds[at] = _JOINED  # a log has no end: what was used need not be kept
         self._next += len(parts)
         if self._log.is_light or (len(rows) == 1 and len(parts) == 1):
             return [_told(row, part) for row, part in zip(rows, parts, strict=True)]

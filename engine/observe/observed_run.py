@@ -29,7 +29,14 @@ from engine.observe.log import LogReader, file_name
 from engine.observe.raw import RawRequest, RawStore
 from engine.observe.rounds import ContradictionError, ObservedRound, StreamRounds
 from engine.observe.shares import PlaneReach
-from engine.observe.stream import Chunk, EventReader, Timings, UnreadableError, read_json
+from engine.observe.stream import (
+    MOST_ANSWERS,
+    Chunk,
+    EventReader,
+    Timings,
+    UnreadableError,
+    read_json,
+)
 from engine.trace.store import TraceStore
 from engine.trace.writer import RunSource, TraceWriter
 
@@ -39,6 +46,7 @@ Attachment = Literal["ask", "proxy", "log", "light-log", "record"]
 _PATIENCE_MS = 2000.0
 """So long a settled row waits for others that may have ended earlier."""
 _LONGEST_TEXT = 1 << 16
+_MOST_SEQUENCES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,11 @@ class ObservedRequest:
             "messages": _messages(body),
             "complete": False,
         }
-        self._answer(0)
+        if run.has_room:
+            self._answer(0)
+        else:
+            self._is_over = True
+            run.leave_out()
 
     @property
     def seq_ids(self) -> tuple[int, ...]:
@@ -208,6 +220,8 @@ class ObservedRequest:
             for answer in self._answers.values():
                 answer.stop = answer.stop or "error"
             return
+        if chunk.index not in self._answers and not self._run.has_room:
+            return
         answer = self._answer(chunk.index)
         if answer.is_broken:
             return
@@ -244,7 +258,7 @@ class ObservedRequest:
         answer.stop = answer.stop or _stop(final)
         for name in ("generation_settings", "stop_type", "stopping_word", "system_fingerprint"):
             if name in final:
-                answer.facts[name] = _plain(final[name])
+                answer.facts[name] = as_fact(final[name])
         settings = final.get("generation_settings")
         if isinstance(settings, dict):
             types = settings.get("speculative.types")
@@ -423,6 +437,8 @@ class ObservedRun:
             has_rows = [one.has_rows for one in self._answers if one.told is not None]
             self._writer.set_facts(told=told_figures(told, any(has_rows), all(has_rows)))
         self._rows.fill_in()
+        if self._rows.n_merged:
+            self._writer.set_facts(merged_rows=self._rows.n_merged)
         if error is not None:
             self._writer.facts.setdefault("error", error)
         self._writer.end(stops)
@@ -451,6 +467,16 @@ class ObservedRun:
     def new_join(self) -> LogJoin | None:
         """How an answer is joined with the log, None without one."""
         return LogJoin(self._log, self._in_log) if self._log is not None else None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a trace can hold a request more."""
+        return len(self._answers) + MOST_ANSWERS <= _MOST_SEQUENCES
+
+    def leave_out(self) -> None:
+        """A request is not recorded for want of room."""
+        facts = self._writer.facts
+        facts["requests_left_out"] = facts.get("requests_left_out", 0) + 1
 
     @property
     def drafters(self) -> list[str]:
@@ -700,7 +726,7 @@ def _stop(final: Mapping[str, Any]) -> str:
 def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
     """What a request asked for, without its text."""
     left_out = ("prompt", "messages", "input", "input_prefix", "input_suffix", "tools")
-    found = {str(k)[:100]: _plain(v) for k, v in body.items() if k not in left_out}
+    found = {str(k)[:100]: as_fact(v) for k, v in body.items() if k not in left_out}
     return found | ({"tools": len(tools)} if isinstance(tools := body.get("tools"), list) else {})
 
 
@@ -722,18 +748,18 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, str]]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def as_fact(value: Any) -> Any:
     """A value as a fact may hold it: scalars, and lists and objects of them that are not long."""
     if isinstance(value, str):
         return value[:_LONGEST_TEXT]
     if isinstance(value, dict):
-        return {str(k)[:100]: _plain_inner(v) for k, v in list(value.items())[:200]}
+        return {str(k)[:100]: _inner_fact(v) for k, v in list(value.items())[:200]}
     if isinstance(value, list):
-        return [_plain_inner(v) for v in value[:1000]]
+        return [_inner_fact(v) for v in value[:1000]]
     return value if isinstance(value, (int, float, bool)) else None
 
 
-def _plain_inner(value: Any) -> Any:
+def _inner_fact(value: Any) -> Any:
     if isinstance(value, str):
         return value[:1000]
     if isinstance(value, list):
@@ -747,7 +773,7 @@ def _plain_item(value: Any) -> Any:
         return [_plain_item(v) for v in value[:2] if not isinstance(v, (list, dict))]
     if isinstance(value, dict):
         return {str(k)[:100]: v for k, v in list(value.items())[:8] if isinstance(v, (int, float))}
-    return value[:1000] if isinstance(value, str) else _plain_inner(value)
+    return value[:1000] if isinstance(value, str) else _inner_fact(value)
 
 
 def _server(server: ServerFacts) -> dict[str, Any]:
@@ -756,10 +782,10 @@ def _server(server: ServerFacts) -> dict[str, Any]:
     if address is not None:
         shown = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
     props = server.props
-    found = {"address": shown, "build_info": _plain(props.get("build_info"))}
+    found = {"address": shown, "build_info": as_fact(props.get("build_info"))}
     for name in ("total_slots", "model_alias", "n_ctx"):
         if name in props:
-            found[name] = _plain(props[name])
+            found[name] = as_fact(props[name])
     defaults = props.get("default_generation_settings")
     if isinstance(defaults, dict) and isinstance(defaults.get("n_ctx"), int):
         found["n_ctx"] = defaults["n_ctx"]
@@ -774,4 +800,4 @@ def _model(server: ServerFacts) -> dict[str, Any] | None:
     if not isinstance(path, str):
         return None
     meta = first.get("meta")
-    return {"name": file_name(path), "meta": _plain(meta) if isinstance(meta, dict) else {}}
+    return {"name": file_name(path), "meta": as_fact(meta) if isinstance(meta, dict) else {}}

@@ -11,8 +11,9 @@ from typing import Any
 
 from engine.errors import OptionError, ServerError
 from engine.findings.check import record_findings
-from engine.observe.client import Arrival, Inbox, ServerClient
+from engine.observe.client import CONNECT_S, ServerClient
 from engine.observe.counters import Movement, movement, read_counters
+from engine.observe.inbox import Arrival, Inbox
 from engine.observe.log_file import JoinedLog
 from engine.observe.observed_run import ObservedRequest, ObservedRun, ServerFacts
 from engine.observe.request_options import ServerRequest
@@ -253,7 +254,7 @@ class ServerRun:
         if before is None:
             return
         try:
-            while (after := self._metrics()) is not None:
+            while (after := self._metrics(_SETTLE_S)) is not None:
                 first, last = read_counters(before[0]), read_counters(after[0])
                 if not last.busy or perf_counter() >= until:
                     break
@@ -287,9 +288,9 @@ class ServerRun:
             if isinstance(types, str):
                 self.observed.learn_drafters(types)
 
-    def _metrics(self) -> tuple[str, str] | None:
+    def _metrics(self, seconds: float = CONNECT_S) -> tuple[str, str] | None:
         try:
-            return self._client.metrics()
+            return self._client.metrics(seconds)
         except ServerError:
             return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import ssl
 import threading
@@ -20,11 +21,14 @@ from urllib.request import getproxies, proxy_bypass
 
 from engine.errors import OptionError
 from engine.observe.added_fields import REPLIES, FieldRemover, add_fields
-from engine.observe.client import CONNECT_S, cut_short, is_loopback, server_address, unreachable
+from engine.observe.client import CONNECT_S, is_loopback, server_address
+from engine.observe.server_errors import cut_short, unreachable
 from engine.observe.tape import Recording, Tape
 
 if TYPE_CHECKING:
     import httpx
+
+log = logging.getLogger("draftscope.proxy")
 
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
@@ -125,9 +129,9 @@ class Proxy:
             self._begun.set()
 
     async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
         import uvicorn
 
-        self._loop = asyncio.get_running_loop()
         self._uvicorn = uvicorn.Server(
             uvicorn.Config(
                 self._app,
@@ -170,13 +174,14 @@ class Proxy:
             for task in (passing, leaving):
                 task.cancel()
             await asyncio.wait({passing, leaving})
+            if passing.cancelled():
+                await exchange.tell(503, ENDED)
+            elif failure := passing.exception():
+                log.error("the proxy failed", exc_info=failure)
+                await exchange.break_off(500, f"Passing the request on failed: {failure!r:.200}.")
             if exchange.recording is not None:
                 self._passing.pop(exchange.recording.number, None)
                 exchange.recording.left()  # unless its end is known
-            if passing.cancelled():
-                await exchange.tell(503, ENDED)
-        if not passing.cancelled():
-            passing.result()
 
     async def _pass(self, exchange: _Exchange) -> None:
         import httpx
@@ -187,10 +192,7 @@ class Proxy:
         except _ClientLeftError:
             return
         except httpx.TransportError as error:
-            sentence = unreachable(self._server.address, error).message
-            if exchange.recording is not None:
-                exchange.recording.broke(sentence)
-            await exchange.tell(502, sentence)
+            await exchange.break_off(502, unreachable(self._server.address, error).message)
             return
         try:
             await self._reply(exchange, response)
@@ -265,11 +267,9 @@ class Proxy:
                 if passed:
                     await exchange.go_on(passed)
         except httpx.TransportError:
-            if recording is not None:
-                recording.broke(cut_short(self._server.address).message)
-            if remover is not None:
-                await exchange.go_on(remover.rest())
-            return  # without an end, which tells the client the same
+            await exchange.go_on(b"" if remover is None else remover.rest())
+            await exchange.break_off(502, cut_short(self._server.address).message)
+            return
         if recording is not None:
             recording.done()
         await exchange.end(b"" if remover is None else remover.rest())
@@ -353,6 +353,12 @@ class _Exchange:
         """The last piece."""
         self.has_ended = True
         await self._send({"type": "http.response.body", "body": piece, "more_body": False})
+
+    async def break_off(self, status: int, sentence: str) -> None:
+        """The request fails; a reply that has begun is left without an end."""
+        if self.recording is not None:
+            self.recording.broke(sentence)
+        await self.tell(status, sentence)
 
     async def tell(self, status: int, sentence: str) -> None:
         """An error of our own in place of a reply that has not begun, as a server tells it."""

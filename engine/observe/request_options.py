@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from engine.errors import OptionError
 from engine.observe.client import ServerClient
-from engine.option_fields import NumberRange, PlacedOption, check, option, options_in
+from engine.option_fields import NumberRange, PlacedOption, check, option
 from engine.options import RunOptions
 
 PER_REQUEST: dict[tuple[str, ...], str] = {
@@ -93,15 +93,6 @@ def why_not_sent(one: PlacedOption) -> str:
     if one.path in PER_REQUEST or one.path in _OURS:
         return ""
     return "A request cannot set this; the server decides it when it is started."
-
-
-def unsent(options: RunOptions) -> list[str]:
-    """Names of the options that differ from their defaults and that no request carries."""
-    return [
-        one.option.name
-        for one in options_in(RunOptions)
-        if why_not_sent(one) and _value(options, one.path) != one.default
-    ]
 
 
 @dataclass(frozen=True)

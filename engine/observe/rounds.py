@@ -225,6 +225,9 @@ class StreamRounds:
     def _round(self, group: Group, options: list[Share]) -> ObservedRound:
         first, share = self._n_dropped + 1, options[0]
         is_certain = len({(one.n_tokens, one.n_merged) for one in options}) == 1
+        path = share.path if is_certain and len(options) == 1 else ""
+        if group.undone and self._reach.is_contradictory:
+            path = ""  # the server does not do what it is taken to do
         return ObservedRound(
             group.name_ms,
             group.before_ms,
@@ -232,7 +235,7 @@ class StreamRounds:
             group.accepted,
             first,
             self._take(share.n_tokens),
-            share.path if is_certain and len(options) == 1 else "",
+            path,
             share.n_merged,
             group.is_cut,
             is_certain,

@@ -16,7 +16,8 @@ from typing import Any
 MOST_LINE_BYTES = 16 << 20
 """A longer line, or a longer reply in one piece, is not read."""
 MOST_COUNT = 2**31 - 1
-_MOST_INDEX = 1023
+MOST_ANSWERS = 1024
+"""Of one reply."""
 _LONGEST_MS = 1e12
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
@@ -66,7 +67,7 @@ class EventReader:
         """content_type: of the reply; where it is empty the first bytes decide."""
         self._rest = b""
         self._parts: list[bytes] = []
-        self._n_rest = 0
+        self._n_rest = self._n_event = 0
         self._decoder: Any = None
         self._is_stream: bool | None = None
         if "event-stream" in content_type:
@@ -106,8 +107,9 @@ class EventReader:
             yield from self._line(data[:-1])
 
     def _line(self, line: bytes) -> Iterator[Chunk]:
-        if len(line) > MOST_LINE_BYTES:
-            raise UnreadableError(f"sent a line of more than {MOST_LINE_BYTES >> 20} MiB")
+        self._n_event = self._n_event + len(line) if line else 0
+        if self._n_event > MOST_LINE_BYTES:
+            raise UnreadableError(f"sent an event of more than {MOST_LINE_BYTES >> 20} MiB")
         if self._decoder is None:
             from httpx_sse._decoders import SSEDecoder
 
@@ -278,7 +280,7 @@ def _milliseconds(said: dict[str, Any], name: str) -> float:
 
 def _index(said: dict[str, Any]) -> int:
     index = said.get("index", 0)
-    if not _is_count(index) or index > _MOST_INDEX:
+    if not _is_count(index) or index >= MOST_ANSWERS:
         raise UnreadableError(f"sent index {_shown(index)}, which is no number of an answer")
     return int(index)
 

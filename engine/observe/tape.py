@@ -13,6 +13,8 @@ from typing import Literal
 
 LIMIT = 64 * 2**20
 """Bytes of a tape that nobody reads, before requests are recorded no more."""
+_MOST_DECODED = 16 * 2**20
+"""Bytes that one piece of a compressed reply may become."""
 _OVERHEAD = 512
 """Bytes that a note costs beside what it holds."""
 
@@ -94,8 +96,7 @@ class Recording:
         """The reply began. headers: of the reply, by their names in lower case."""
         encoding = headers.get("content-encoding", "identity").strip().lower()
         if encoding in ("gzip", "x-gzip", "deflate"):
-            # 32: of gzip and zlib, whichever it is
-            self._decode = zlib.decompressobj(32 + zlib.MAX_WBITS).decompress
+            self._decode = _decompressor()
         elif encoding != "identity":
             self._give_up(f"A reply is compressed as {encoding[:20]!r}, which is not known here.")
         self._put(Note(self.number, "head", time.monotonic(), status=status, headers=headers))
@@ -106,8 +107,8 @@ class Recording:
             return
         try:
             decoded = self._decode(piece)
-        except zlib.error:
-            self._give_up("A reply is not compressed as it says.")
+        except (zlib.error, OverflowError):
+            self._give_up("A reply is not compressed as it says, or too much.")
             return
         self._put(Note(self.number, "data", time.monotonic(), decoded))
 
@@ -134,3 +135,16 @@ class Recording:
         if not self._ended:
             self._ended = True
             self._tape.put(note, is_last=True)
+
+
+def _decompressor() -> Callable[[bytes], bytes]:
+    """Decodes pieces of gzip or zlib. Raises zlib.error, and OverflowError for too much at once."""
+    decoder = zlib.decompressobj(32 + zlib.MAX_WBITS)
+
+    def decode(piece: bytes) -> bytes:
+        decoded = decoder.decompress(piece, _MOST_DECODED)
+        if decoder.unconsumed_tail:
+            raise OverflowError
+        return decoded
+
+    return decode

@@ -24,8 +24,7 @@ def llama_server(log: Path, *words: object) -> Iterator[str]:
     folder = os.environ.get("DRAFTSCOPE_LLAMA_CPP")
     if not folder:
         pytest.skip("DRAFTSCOPE_LLAMA_CPP names no folder with a build of llama.cpp")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [Path(folder) / "llama-server", *words, "-t", 1, "--metrics", "--port", port]
     with log.open("wb") as file:
         started = subprocess.Popen(
@@ -43,6 +42,12 @@ def llama_server(log: Path, *words: object) -> Iterator[str]:
         finally:
             started.terminate()
             started.wait(20)
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 def logged_rounds(log: str) -> list[list[tuple[int, int, bool]]]:

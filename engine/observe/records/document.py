@@ -20,7 +20,8 @@ COUNT = 2**31 - 1
 LONGEST_DRAFT = 1024
 MOST_STEPS = 1_000_000
 _MOST_OBJECTS = 4_000_000
-_DEEPEST = 64
+_DEEPEST = 48
+"""A trace may be nested 64 times, and what is kept of a record lies inside of it."""
 _LINE_ENDS = re.compile("\r\n|\n|\r")
 _REMEDY = "Save the record again as the engine wrote it."
 

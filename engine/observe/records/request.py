@@ -24,13 +24,21 @@ class Contradiction:
     sentence: str
 
 
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """Tokens that came together, with the text that they added."""
+
+    ids: list[int]
+    text: str
+
+
 @dataclass(slots=True)
 class RecordedRequest:
     """What a record tells of one request; None is not told.
 
     place: in the file. histogram[k]: steps that accepted k tokens. by_length[d]: the same of the
     steps that drafted d. per_pos[i]: steps that accepted the token at index i. per_step_*: one
-    entry for each verification, in order. chunks: ids of the tokens that came together. timings:
+    entry for each verification, in order. chunks: of the stream. timings:
     figures of `engine.trace.timings.timings` that were told. derived: figures that follow from
     others told. record: the object itself. unknown: by path, what nothing was made of.
     """
@@ -49,7 +57,7 @@ class RecordedRequest:
     per_pos: list[int] | None = None
     per_step_drafted: list[int] | None = None
     per_step_accepted: list[int] | None = None
-    chunks: list[list[int]] | None = None
+    chunks: list[TokenChunk] | None = None
     timings: dict[str, int | float] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
     record: dict[str, Any] = field(default_factory=dict)

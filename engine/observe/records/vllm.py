@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.observe.records.document import LONGEST_DRAFT, Fields, Node
-from engine.observe.records.request import RecordedRequest
+from engine.observe.records.request import RecordedRequest, TokenChunk
 from engine.observe.records.shape import Shape, read_usage
 
 _KEYS = {
@@ -80,11 +80,11 @@ def _read(node: Node) -> RecordedRequest:
     return found
 
 
-def _chunks(node: Node, reply: dict[str, Any], into: RecordedRequest) -> list[list[int]] | None:
-    """Ids of the tokens of each chunk of the same stream, None unless all chunks tell them."""
+def _chunks(node: Node, reply: dict[str, Any], into: RecordedRequest) -> list[TokenChunk] | None:
+    """The tokens of each chunk of the same stream, None unless all chunks tell their ids."""
     lists = (one for one in reversed(node.around) if isinstance(one, list))
     siblings = next((one for one in lists if any(each is reply for each in one)), None)
-    found: list[list[int]] = []
+    found: list[TokenChunk] = []
     for one in siblings or (reply,):
         if not isinstance(one, dict) or one.get("id") != reply.get("id"):
             continue
@@ -93,20 +93,21 @@ def _chunks(node: Node, reply: dict[str, Any], into: RecordedRequest) -> list[li
             if not isinstance(choice, dict):
                 return None
             into.stop = str(choice.get("finish_reason") or into.stop)
-            ids = choice.get("token_ids")
-            if ids is None and siblings is not None and not _has_text(choice):
+            ids, text = choice.get("token_ids"), _text(choice)
+            if ids is None and siblings is not None and not text:
                 continue  # the role comes alone
             if not isinstance(ids, list) or not all(
                 isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 2**31 for i in ids
             ):
                 return None
-            found.append(ids)
+            found.append(TokenChunk(ids, text))
     return found if siblings is not None else None
 
 
-def _has_text(choice: dict[str, Any]) -> bool:
+def _text(choice: dict[str, Any]) -> str:
     delta = choice.get("delta")
-    return bool(delta.get("content") if isinstance(delta, dict) else choice.get("text"))
+    text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
+    return text if isinstance(text, str) else ""
 
 
 VLLM = Shape(

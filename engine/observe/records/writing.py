@@ -17,9 +17,20 @@ from engine.trace.writer import RunSource, TraceWriter
 
 MOST_REQUESTS = 1 << 16
 _MOST_KEPT = 16 << 20
+_MOST_FACTS = 48 << 20
+"""Bytes of JSON without spaces: session.json has four times as many, and has to open again."""
 _NO_STOP = "not told"
-_DERIVED = ("num_emitted", "stop_kind", "rollback_depth", "verify_width", "pos0")
-_TOKEN_POS = {"tokens": {"pos": "derived", "kind": "derived"}}
+_OF_STEPS = {
+    "rounds": {
+        **dict.fromkeys(("num_draft_tokens", "num_accepted_draft_tokens"), "observed"),
+        **dict.fromkeys(
+            ("round", "num_emitted", "stop_kind", "rollback_depth", "verify_width", "pos0"),
+            "derived",
+        ),
+    }
+}
+_OF_TOKENS = {"token_id": "observed", "text": "observed", "pos": "derived", "kind": "derived"}
+_OF_SUMS = {"rounds": dict.fromkeys(_OF_STEPS["rounds"], "absent")}
 
 
 def write_requests(
@@ -51,7 +62,15 @@ def write_requests(
         facts["unknown"] = dict(unknown)
     if models:
         facts["model"] = {"name": ", ".join(models)}
-    columns = {"rounds": dict.fromkeys(_DERIVED, "derived"), **_TOKEN_POS}
+    if len(json.dumps(facts)) > _MOST_FACTS:
+        raise TraceFileError(
+            f"{file} tells more of its {len(requests):,} requests than a trace can keep.",
+            "Split it into several files.",
+        )
+    steps = [r for r in requests if r.has_steps and not r.contradictions]
+    columns = dict(_OF_STEPS if steps else _OF_SUMS)
+    if any(request.chunks for request in steps):
+        columns["tokens"] = _OF_TOKENS
     writer = TraceWriter.begin(store, RunSource(", ".join(engines), ""), facts, columns=columns)
     rows = _Rows()
     for seq_id, request in enumerate(requests):
@@ -69,10 +88,13 @@ def _check_size(requests: Sequence[RecordedRequest], file: str) -> None:
             f"{file} has {len(requests):,} requests, more than a run of a trace can hold.",
             f"Split it into files of at most {MOST_REQUESTS:,}.",
         )
-    steps = sum(len(request.per_step_accepted or ()) for request in requests)
+    steps = max(
+        sum(len(getattr(request, name) or ()) for request in requests)
+        for name in ("per_step_accepted", "per_step_drafted")
+    )
     if steps > MOST_STEPS:
         raise TraceFileError(
-            f"{file} has {steps:,} steps in per_step_accepted.",
+            f"{file} has {steps:,} steps in its lists.",
             f"Split it into files of at most {MOST_STEPS:,} steps.",
         )
 
@@ -200,9 +222,10 @@ def _stop_kind(drafted: int, accepted: int, emitted: int | None) -> str:
 def _write_tokens(
     writer: TraceWriter, seq_id: int, request: RecordedRequest, round_: int, emitted: list[int]
 ) -> None:
-    """Ids of the output, where the chunks of the stream were those of the steps."""
-    chunks = [chunk for chunk in request.chunks or () if chunk]
-    if [len(chunk) for chunk in chunks] != [1, *emitted] or request.prompt_tokens is None:
+    """Ids of the output, where the chunks of the stream were those of the steps. Of a chunk's
+    text it is not known where a token of several ends."""
+    chunks = [chunk for chunk in request.chunks or () if chunk.ids]
+    if [len(chunk.ids) for chunk in chunks] != [1, *emitted] or request.prompt_tokens is None:
         return
     pos = request.prompt_tokens
     accepted = request.per_step_accepted or []
@@ -210,7 +233,7 @@ def _write_tokens(
     for i, chunk in enumerate(chunks):
         n_accepted = accepted[i - 1] if i else 0
         last = _stop_kind(drafted[i - 1], n_accepted, n_accepted + 1) if i else "target"
-        for j, token_id in enumerate(chunk):
+        for j, token_id in enumerate(chunk.ids):
             is_accepted = j < n_accepted
             writer.append(
                 "tokens",
@@ -219,6 +242,7 @@ def _write_tokens(
                 pos=pos,
                 kind="accepted" if is_accepted else last,
                 token_id=token_id,
+                text=chunk.text if len(chunk.ids) == 1 else None,
                 draft_index=j if is_accepted else None,
             )
             pos += 1

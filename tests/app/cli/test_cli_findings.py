@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from engine.findings.check import RULES, recorded
+from engine.session import Session
 from engine.trace.reopen import open_trace
-from resources import SCENARIOS
+from resources import DEMO_TARGET, SCENARIOS
 from tests.app.cli.conftest import ROOT, Outcome
+from tests.support.fake_llama import FakeLlama, use
 from tests.support.rewrite_gguf import Tensors, rewrite
 
 Cli = Callable[..., Outcome]
@@ -115,12 +117,23 @@ def test_a_scenario_of_sequences(cli: Cli) -> None:
         (["--scenario", "unified-kv", "-p", "x"], "has prompts, options and lanes of its own"),
         (["--scenario", "unified-kv", "-n", "3"], "has prompts, options and lanes of its own"),
         (["--scenario", "unified-kv", "--lane", "ring"], "has prompts, options and lanes of its"),
+        (["--scenario", "two-sequences", "--lane", "llama.cpp"], "has prompts, options and lanes"),
     ],
 )
 def test_a_scenario_stands_alone(cli: Cli, words: list[str], what: str) -> None:
     outcome = cli("compare", "--demo", *words)
     assert (outcome.status, outcome.out) == (2, "")
     assert what in outcome.err
+
+
+def test_lanes_of_llama_cpp_join_a_scenario(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, FakeLlama(Session.open(DEMO_TARGET, compute="f32")))
+    lanes = ("--lane", "llama.cpp,rollback=planes", "--lane", "llama.cpp,rollback=checkpoint")
+    words = ("--demo", "--scenario", "full-rejection", "--compute", "f32", "--threads", 1, "--json")
+    report = cli("compare", *words, *lanes).json
+    verdicts = {lane["lane"]: lane["verdict"] for lane in report["lanes"]}
+    assert list(verdicts)[-4:] == ["llama.cpp", "llama.cpp,rollback=noise", *lanes[1::2]]
+    assert {verdicts[lane] for lane in lanes[1::2]} == {"exact"}
 
 
 def test_listing_needs_no_torch(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:

@@ -20,7 +20,8 @@ def test_every_record_is_a_run_of_one_trace(cli: Cli, tmp_path: Path) -> None:
     assert outcome.status == 0, outcome.err
     lines = outcome.out.splitlines()
     assert [line.partition(":")[0] for line in lines] == [path.name for path in FILES]
-    assert lines[0].endswith("1 requests, 13 rounds, 29 tokens, 16 of 34 drafted accepted")
+    told = "1 requests, 13 rounds, 29 tokens, 16 of 34 drafted accepted"
+    assert lines[0].endswith(f": {told}, 2 keys kept but not used")
     store = open_trace(tmp_path / "trace")
     assert [store.runs[i]["record"]["file"] for i in store.runs] == [path.name for path in FILES]
     assert not len(store.findings)
@@ -46,6 +47,7 @@ def test_keys_at_the_end_of_a_long_or_packed_file_are_found(cli: Cli, tmp_path: 
     stream["request"]["messages"] = "long " * 40_000
     (path := tmp_path / "stream.gz").write_bytes(gzip.compress(json.dumps(stream).encode()))
     run = cli("import", path, "--json").json["runs"][0]
+    assert "request" in run["unknown_keys"]
     assert run["rounds"] == 13 and run["source"]["engine"] == "vllm"
 
 

@@ -12,11 +12,16 @@ from pytestqt.qtbot import QtBot
 
 from app.models.findings import FindingTable
 from app.models.number_text import NOT_OBSERVED
+from app.models.observed_facts import observed_text
 from app.models.run_table import RunTable
 from app.shell.window import MainWindow
 from app.views.acceptance import AcceptanceView
+from app.views.timing import TimingView
+from app.views.tokens import TokensView
+from app.views.what_if import WhatIfView
 from engine.observe.records import fill
 from engine.trace.export import export_csv
+from engine.trace.reopen import open_trace
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.window_acts import messages
@@ -99,6 +104,10 @@ def test_a_run_of_sums_shows_its_figures_and_says_what_is_untold(
     rates = curves["unconditional"].getData()[1]
     assert rates.tolist() == pytest.approx([8 / 12, 5 / 12, 3 / 12])
     assert curves["unconditional_given_drafted"].getData()[0] is None
+    (tokens,) = opened.findChildren(TokensView)
+    assert tokens.currentWidget().words == ("Not observed", "sglang does not tell the tokens.")
+    (what_if,) = opened.findChildren(WhatIfView)
+    assert what_if.empty.words[0] == "Not observed"
     show(opened, qtbot, "trtllm-perf-metrics.jsonl")
     assert not acceptance.has_rounds
     assert not [text for text in messages(opened) if text.startswith("error")]
@@ -108,6 +117,9 @@ def test_steps_are_rounds_and_stand_beside_another_run(opened: MainWindow, qtbot
     show(opened, qtbot, "vllm-detailed-stream.json")
     assert opened.panels.plots.rollback.has_rounds
     assert len(opened.panels.tokens.areas) == 1
+    (timing,) = opened.findChildren(TimingView)
+    assert not timing.has_rounds
+    assert timing.empty.words[1] == "vllm does not tell how long its rounds took."
     (other,) = (row.run for row in table(opened).rows if "sglang-openai" in row.title)
     opened.panels.runs.overlay_asked.emit(other)
     qtbot.waitUntil(lambda: table(opened).overlaid == other, timeout=5000)
@@ -119,3 +131,13 @@ def test_a_contradiction_is_among_the_findings(opened: MainWindow, qtbot: QtBot)
     findings = opened.findChildren(FindingTable)[0].findings
     assert [(f.rule, f.run) for f in findings] == [("counters-contradict", run)]
     assert "num_spec_steps" in findings[0].evidence
+
+
+def test_what_is_kept_of_a_run_is_listed_and_what_is_untold_too(folder: Path) -> None:
+    store = open_trace(folder)
+    texts = {facts["record"]["file"]: observed_text(facts) for facts in store.runs.values()}
+    brief, detailed = texts["vllm-summary.json"], texts["vllm-detailed-stream.json"]
+    assert "source: vllm, read from a file, vllm-summary.json" in brief
+    assert "kept, but not used: body.choices, body.created" in brief
+    assert "not observed: rollback path" in brief and "token ids" in brief.splitlines()[-2]
+    assert "token ids" not in detailed and "told: num_draft_tokens" in detailed

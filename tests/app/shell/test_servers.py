@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from app.shell.window import MainWindow
 from engine.errors import OptionError
 from engine.trace.records import MISSING
 from tests.support.fake_session import FakeEngine
+from tests.support.llama_server import free_port
 from tests.support.scripted_server import (
     CAPTURES,
     WEB_PAGE,
@@ -324,12 +324,6 @@ def test_other_programs_are_watched(
     assert str(shown.facts["listens_at"]) in "".join(messages(at_servers))
     assert done == [200]
     assert at_servers.status.chips["acceptance"].text == f"{43 / 152:.3g}"
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 # -- files of other engines ----------------------------------------------------------------

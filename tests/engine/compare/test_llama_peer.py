@@ -23,7 +23,10 @@ from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
 from engine.compare.llama_library import check_library, folder_of
+from engine.compare.llama_memory import LlamaScriptEngine
 from engine.compare.llama_process import LlamaProcess
+from engine.compare.memory_player import MemoryPlay
+from engine.compare.memory_script_parser import memory_scripts
 from engine.compare.peer_lane import shape_of
 from engine.compare.rollback_check import KNOWN, check_rollback
 from engine.compare.scenario import find_scenario
@@ -34,7 +37,7 @@ from engine.errors import ContextFullError, OptionError, PeerLibraryError
 from engine.findings.check import recorded
 from engine.options import Prompt
 from engine.session import Session
-from resources import DEMO_TARGET, SCENARIOS
+from resources import DEMO_TARGET, MEMORY_SCRIPTS, SCENARIOS
 from tests.support.comparisons import finish, verdicts
 from tests.support.golden_runs import DATA, golden, options_of
 from tests.support.golden_runs import session as golden_session
@@ -319,3 +322,27 @@ def test_what_is_no_library_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "libllama.so").write_bytes(b"no library")
     with pytest.raises(PeerLibraryError, match=r"cannot be used by llama-cpp-python: .*libllama"):
         LlamaProcess(DEMO_TARGET, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["qwen35-a-f32", "demo-target"])
+def test_memory_scripts_show_what_the_library_should_refuse(name: str) -> None:
+    session = session_of(name)
+    assert session.path is not None
+    failed = {}
+    for script in memory_scripts(MEMORY_SCRIPTS):
+        engine = LlamaProcess(session.path, Path(BUILD))
+        try:
+            play = MemoryPlay(script, "planes", LlamaScriptEngine(session, engine))
+            while play.step():
+                pass
+            play.stop()
+            failed[script.name] = [one.message for one in play.failures]
+        except OptionError as error:
+            assert "cannot be asked for" in str(error)
+        engine.close()
+    wrong = {name: messages for name, messages in failed.items() if messages}
+    assert wrong == {
+        "6-active-gap": ["the removal was not refused"],
+        "8-depth-bookkeeping": ["the removal was not refused"],
+    }
+    assert len(failed) == 7

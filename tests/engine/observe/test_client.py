@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ApiKeyError, Cancelled, OptionError, ServerError
-from engine.observe.client import Arrival, Inbox, ServerClient, is_loopback, server_address
+from engine.observe.client import ServerClient, is_loopback, server_address
+from engine.observe.inbox import Arrival, Inbox
 from tests.support.scripted_server import (
     HTML,
     JSON,

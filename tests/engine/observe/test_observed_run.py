@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from engine.findings.check import find
 from engine.observe.observed_run import ObservedRequest, ObservedRun, ServerFacts
@@ -195,3 +196,50 @@ def test_drafter_and_planes_that_are_learned_late_are_filled_in() -> None:
     run.end()
     assert rows(store, "drafter") == [("",), ("draft-mtp",), ("draft-mtp",)]
     assert store.runs[0]["speculative_types"] == ["none", "draft-mtp"]
+
+
+def test_lengths_that_no_number_of_planes_explains_show_no_path() -> None:
+    """An undoing of 3 tokens in place, then one of 2 with a checkpoint."""
+    pieces = [
+        event(1, 0.001, "a", 1),
+        event(2, 5.0, "b", 2, 3, 0),
+        event(3, 9.0, "c", 3, 6, 1),
+        event(4, 9.0, "d", 4, 6, 1),
+        event(5, 9.0, "e", 5, 6, 1),
+        event(6, 12.0, "f", 6, 9, 1),
+        event(7, 15.0, "g", 7, 9, 1),
+    ]
+    store, run, request = observe(pieces)
+    request.left(90.0)
+    run.end()
+    assert rows(store, "rollback_depth", "rollback_path")[1:] == [
+        (3, "seq_rm"),
+        (2, ""),
+        (3, ""),
+        (0, "none"),
+    ]
+    again = ObservedRun(store, "ask", ServerFacts("http://127.0.0.1:1"), known=run)
+    more = again.request("/completion", {}, 0.0)
+    for piece in pieces:
+        more.data(piece, 50.0)
+    more.left(90.0)
+    again.end()
+    assert [row[1] for row in rows(store, "rollback_depth", "rollback_path")[6:]] == [
+        "",
+        "",
+        "",
+        "none",
+    ]
+
+
+def test_a_run_has_room_for_so_many_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.observe.observed_run._MOST_SEQUENCES", 1026)
+    store = TraceStore()
+    run = ObservedRun(store, "proxy", ServerFacts("http://127.0.0.1:1"))
+    requests = [run.request("/completion", {}, float(i)) for i in range(5)]
+    for request in requests:
+        request.data(ANSWER[0], 20.0)
+        request.done(30.0)
+    run.end()
+    assert len(store.runs[0]["stops"]) == 3
+    assert store.runs[0]["requests_left_out"] == 2

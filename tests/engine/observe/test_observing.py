@@ -11,6 +11,7 @@ import pytest
 
 from engine.errors import ApiKeyError, OptionError, ServerError
 from engine.findings.check import recorded
+from engine.observe import observing
 from engine.observe.client import ServerClient
 from engine.observe.observing import ServerRun
 from engine.observe.request_options import RequestOptions, ServerRequest, completion
@@ -261,15 +262,15 @@ def test_a_sequence_is_cancelled_at_the_server_and_the_others_go_on(
     server.script("/completion", Reply([*first[:20], held[0]]))
     server.script("/completion", Reply([*second[:20], held[1], *second[20:]]))
     run = begin(client, [requests_of(server)[0]] * 3, parallel=2)
-    while not all(one.reached.is_set() for one in held):
-        run.advance()
     with pytest.raises(OptionError):
         run.cancel(9)
     run.cancel(2)  # not sent yet
+    got: dict[int, int] = {}  # which of the two replies a sequence has, by its prompt's length
+    while not (len(got) == 2 and all(one.reached.is_set() for one in held)):
+        run.advance()
+        rounds = [run.trace.rounds.row(i) for i in range(len(run.trace.rounds))]
+        got = {r["seq_id"]: (10, 25).index(r["verify_width"]) for r in rounds if r["pos0"] == 0}
     went_first = server.of("/completion")[0]
-    n_prompt = {10: 0, 25: 1}  # which of the two replies a sequence got
-    rounds = [run.trace.rounds.row(i) for i in range(len(run.trace.rounds))]
-    got = {row["seq_id"]: n_prompt[row["verify_width"]] for row in rounds if row["pos0"] == 0}
     (stuck,) = (seq for seq, reply in got.items() if reply == 0)
     run.cancel(stuck)
     assert went_first.left.wait(10)
@@ -295,6 +296,22 @@ def test_stopping_ends_everything_and_keeps_what_came(
     assert not found(run)
     export_csv(run.trace, tmp_path / "out")
     held.release()
+
+
+def test_a_server_that_hangs_does_not_keep_a_run_from_its_end(
+    server: ScriptedServer, client: ServerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observing, "_SETTLE_S", 0.2)
+    held, hung = Hold(), Hold()
+    server.script("/completion", Reply([*stream(server.capture["requests"][0])[:20], held]))
+    run = begin(client, requests_of(server)[:1])
+    while not held.reached.is_set():
+        run.advance()
+    server.script("/metrics", Reply([hung, b"x"], 200, {"Content-Type": "text/plain"}))
+    run.stop()
+    assert run.done and run.uncounted == "The server's /metrics does not answer any more."
+    held.release()
+    hung.release()
 
 
 def test_no_key_reaches_the_trace(tmp_path: Any) -> None:

@@ -243,7 +243,10 @@ def test_a_compressed_reply_passes_compressed_and_is_recorded_decoded(
     assert passing.recorded() == content
 
 
-@pytest.mark.parametrize(("encoding", "data"), [("br", b"\x00"), ("gzip", b"not gzip")])
+@pytest.mark.parametrize(
+    ("encoding", "data"),
+    [("br", b"\x00"), ("gzip", b"not gzip"), ("gzip", gzip.compress(bytes(2**25), 9)[:30_000])],
+)
 def test_what_cannot_be_decoded_passes_unrecorded(
     server: ScriptedServer, passing: Passing, encoding: str, data: bytes
 ) -> None:
@@ -335,6 +338,23 @@ def test_a_reply_that_breaks_off_breaks_off_for_the_client_too(
     assert got == b"".join(piece for piece in pieces if isinstance(piece, bytes))
     assert "broke off" in passing.until("broke")[-1].reason
     assert passing.recorded() == got
+    assert passing.client.get("/health").status_code == 200
+
+
+def test_a_failure_of_ours_is_told_and_ends_one_request_only(
+    server: ScriptedServer,
+    passing: Passing,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("not foreseen")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(proxy_module, "add_fields", fails)
+        reply = passing.client.post("/completion", json={"prompt": "a"})
+    assert reply.status_code == 500 and "not foreseen" in reply.json()["error"]["message"]
+    assert "the proxy failed" in caplog.text
     assert passing.client.get("/health").status_code == 200
 
 

@@ -16,6 +16,8 @@ from engine.errors import TraceFileError
 from engine.findings.check import recorded
 from engine.observe.records import NAMES, fill, recognise
 from engine.observe.records.aiperf import acceptance_records
+from engine.trace.export import export_csv
+from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
 from tests.support.scripted_server import read_capture
@@ -79,8 +81,10 @@ def test_a_record_is_known_by_its_keys_and_keeps_its_counts(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_only_lists_by_step_become_rows(name: str) -> None:
     store = filled(name)
+    columns = store.runs[0]["columns"]
     if name not in ("aiperf-record.json", "vllm-detailed-stream.json"):
         assert len(store.rounds) == len(store.tokens) == 0
+        assert set(columns["rounds"].values()) == {"absent"}
         return
     rows = [store.rounds.row(i) for i in range(len(store.rounds))]
     assert [row["num_accepted_draft_tokens"] for row in rows] == [None, *STEPS]
@@ -94,6 +98,8 @@ def test_only_lists_by_step_become_rows(name: str) -> None:
     pos0 = [None, 17, 17 + first, 17 + first + 2] if knows_prompt else [None] * 4
     assert [row["pos0"] for row in rows[:4]] == pos0
     assert len(store.tokens) == (29 if knows_prompt else 0)
+    assert columns["rounds"]["num_accepted_draft_tokens"] == "observed"
+    assert ("tokens" in columns) == knows_prompt
 
 
 def test_the_chunks_of_a_stream_are_the_steps_tokens() -> None:
@@ -101,6 +107,7 @@ def test_the_chunks_of_a_stream_are_the_steps_tokens() -> None:
     rows = [store.tokens.row(i) for i in range(29)]
     assert [row["token_id"] for row in rows] == list(range(1000, 1029))
     assert [row["pos"] for row in rows] == list(range(17, 46))
+    assert [row["text"] for row in rows[:8]] == [" w1000", *[""] * 6, " w1007"]
     kinds = [row["kind"] for row in rows[:7]]
     assert kinds == ["target", *["accepted"] * 3, "bonus", "accepted", "replacement"]
 
@@ -493,8 +500,8 @@ def test_a_known_key_of_another_type_is_named(change: dict[str, Any]) -> None:
         (b'{"spec_verify_ct": 1, "spec_accept_length": 1e999}', "is inf, not a finite"),
         (b'{"spec_verify_ct": -Infinity}', "-Infinity is no number"),
         (b"\xff\xfe{}", "not valid JSON"),
-        (b'{"a":' * 100 + b"1" + b"}" * 100, "nested more than 64 times"),
-        (b"[" * 200_000, "nested more than 64 times"),
+        (b'{"a":' * 100 + b"1" + b"}" * 100, "nested more than 48 times"),
+        (b"[" * 200_000, "nested more than 48 times"),
         (b'data: {"spec_verify_ct": \n\n', "the event before line 2"),
         (b"data: " + b'{"a":' * 100 + b"1" + b"}" * 100 + b"\n\n", "nested"),
         (b"{}", "no key"),
@@ -520,6 +527,10 @@ def test_sizes_are_checked_before_rows_are_made(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("engine.observe.records.writing.MOST_STEPS", 11)
     record = (RECORDS / "aiperf-record.json").read_bytes()
     assert "12 steps" in refused(record).message
+    monkeypatch.undo()
+    monkeypatch.setattr("engine.observe.records.writing._MOST_FACTS", 100)
+    assert "more of its 1 requests" in refused(record).message
+    monkeypatch.undo()
     monkeypatch.setattr("engine.observe.records.writing.MOST_REQUESTS", 1)
     one = as_bytes({"spec_verify_ct": 1}) + b"\n"
     assert "2 requests" in refused(one * 2).message
@@ -630,3 +641,15 @@ def test_a_sequence_with_rows_of_several_steps_has_no_acceptance_record() -> Non
     store = filled("stream", text)
     assert max(store.rounds.row(i)["n_merged"] or 1 for i in range(len(store.rounds))) > 1
     assert [record for *_, record in acceptance_records(store)] == [None]
+
+
+def test_whatever_is_kept_of_a_record_opens_again(tmp_path: Path) -> None:
+    deep: Any = ["\ud800 \x00 \u2028", 10**300, -1.5e-300, None, True, {"": []}]
+    for _ in range(28):
+        deep = {"deeper": [deep]} if isinstance(deep, list) else [deep]
+    odd = {"spec_verify_ct": 3, "finish_reason": deep, "x" * 1000: {"y\n": "z"}}
+    store = filled("odd\n\u202ename", as_bytes({"id": [], "meta_info": odd, "more": [[deep]]}))
+    export_csv(store, tmp_path / "trace")
+    again = open_trace(tmp_path / "trace")
+    assert again.runs[0]["unknown_keys"] == store.runs[0]["unknown_keys"]
+    assert again.runs[0]["requests"][0]["record"]["spec_verify_ct"] == 3

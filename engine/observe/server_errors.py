@@ -1,0 +1,96 @@
+"""What went wrong with a server, as sentences for its user."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+from typing import Any
+
+from engine.errors import ApiKeyError, ServerError
+
+
+def is_loading(status: int, raw: bytes) -> bool:
+    """Whether a reply says that the server's model is not loaded yet."""
+    error = _told_error(raw)
+    return status == 503 and (
+        error.get("type") == "unavailable_error" or "loading" in str(error.get("message")).lower()
+    )
+
+
+def refusal(address: str, path: str, status: int, raw: bytes) -> ServerError:
+    """The error of a reply that is none of 200."""
+    error = _told_error(raw)
+    message = " ".join(str(error.get("message") or "").split())[:300].rstrip(".")
+    if status in (401, 403):
+        return ApiKeyError(
+            f"{address} does not accept the API key.", "Name the key that it was started with."
+        )
+    if error.get("type") == "exceed_context_size_error":
+        return ServerError(
+            f"The prompt has {error.get('n_prompt_tokens')} tokens, but {address} has a context "
+            f"of {error.get('n_ctx')}.",
+            "Shorten the prompt, or start the server with a larger -c.",
+        )
+    if 300 <= status < 400:
+        return ServerError(f"{address} sends {path} elsewhere.", "Name the address it leads to.")
+    if status == 404:
+        return ServerError(
+            f"{address} has no {path}.", "Name the address and port of a llama-server."
+        )
+    said = f": {message}" if message else ""
+    return ServerError(
+        f"{address} refuses {path} with status {status}{said}.",
+        "Change the request, or read the server's log.",
+    )
+
+
+def unreachable(address: str, error: BaseException) -> ServerError:
+    """The error of a connection that never came about."""
+    import httpx
+
+    if isinstance(error, httpx.TimeoutException):
+        why = "it does not answer in time"
+    elif "CERTIFICATE" in str(error).upper():
+        return ServerError(
+            f"{address} has a certificate that this system does not trust.",
+            "Add its authority to the system's certificates.",
+        )
+    elif isinstance(error, httpx.ProtocolError) and "closed" not in str(error):
+        why = "what it answers is not HTTP"
+    else:
+        why = _reason(error)
+    return ServerError(
+        f"{address} cannot be reached: {why}.", "Start the server, or check address and port."
+    )
+
+
+def cut_short(address: str) -> ServerError:
+    """The error of a reply that breaks off."""
+    return ServerError(
+        f"{address} broke off its reply.", "See whether the server still runs; then send it again."
+    )
+
+
+def _reason(error: BaseException | None) -> str:
+    known: dict[type[BaseException], str] = {
+        ConnectionRefusedError: "nothing listens there",
+        socket.gaierror: "its name is unknown",
+        ssl.SSLError: "it does not speak TLS",
+    }
+    while error is not None:
+        for kind, said in known.items():
+            if isinstance(error, kind):
+                return said
+        error = error.__cause__ or error.__context__
+    return "the connection fails"
+
+
+def _told_error(raw: bytes) -> dict[str, Any]:
+    """The error object of a reply, empty if it has none."""
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        return {}
+    error = value.get("error") if isinstance(value, dict) else None
+    return error if isinstance(error, dict) else {"message": error} if error else {}
