@@ -92,8 +92,9 @@ def run_title(facts: dict[str, Any]) -> str:
     if lane := facts.get("lane"):
         return f"lane {lane}"
     if not is_ours(facts):
-        types = facts.get("speculative_types", ())
-        drafters = ", ".join(str(one) for one in types if one != "none")
+        types = facts.get("speculative_types")
+        named = types if isinstance(types, list) else []
+        drafters = ", ".join(str(one) for one in named if one != "none")
         known = drafters or facts.get("record", {}).get("file", "")
         return " · ".join(filter(None, (engine_name(facts), known)))
     options = facts.get("options", {})

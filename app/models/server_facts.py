@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from app.models.number_text import format_bytes
+from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from engine.observe.observed_run import ServerFacts
@@ -77,6 +80,15 @@ def slot_lines(slots: Sequence[Mapping[str, Any]] | None) -> list[str]:
     if len(slots) > _MOST_SLOTS:
         lines.append(f"and {len(slots) - _MOST_SLOTS} more")
     return lines
+
+
+def counted_since(store: TraceStore, first_run: int) -> tuple[int, int]:
+    """Drafted and accepted tokens of the runs from one on."""
+    table, n = store.rounds, len(store.rounds)
+    mine = table.column("run_id", 0, n) >= first_run
+    names = ("num_draft_tokens", "num_accepted_draft_tokens")
+    drafted, accepted = (np.maximum(table.column(name, 0, n)[mine], 0).sum() for name in names)
+    return int(drafted), int(accepted)
 
 
 def _drafting(slots: Sequence[Mapping[str, Any]] | None) -> str:

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFormLayout, QFrame, QLabel, QScrollArea, QVBoxLay
 
 from app.engine_thread.events import ServerConnected, ServerSeen
 from app.models.number_text import NOT_OBSERVED
-from app.models.server_facts import known_facts, slot_lines
+from app.models.server_facts import counted_since, known_facts, slot_lines
 
 _FACTS = ("server", "build", "model", "parameters", "context", "slots", "drafting", "key")
 _COUNTS = {
@@ -31,6 +31,8 @@ class ServerPage(QScrollArea):
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._server: ServerConnected | None = None
+        self._first_run = 0
+        """The first of the store's runs since the connection."""
         self._labels = {name: _value() for name in _FACTS}
         self._slots, self._counters = _value(), _value()
         form = QFormLayout()
@@ -59,7 +61,7 @@ class ServerPage(QScrollArea):
 
     def set_server(self, server: ServerConnected) -> None:
         """Show what is known of a server from its first replies."""
-        self._server = server
+        self._server, self._first_run = server, len(server.store.runs)
         self.set_status(ServerSeen())
 
     def set_status(self, status: ServerSeen) -> None:
@@ -82,7 +84,9 @@ class ServerPage(QScrollArea):
             _show(self._labels["server"], f"{told['server']} · gone")
         when = ["when it was seen last:"] if status.gone else []
         _show(self._slots, "\n".join([*when, *slot_lines(status.slots)]))
-        _show(self._counters, _counted(status.counters))
+        drafted, accepted = counted_since(self._server.store, self._first_run)
+        here = f"Recorded here: {drafted:,} drafted, {accepted:,} accepted"
+        _show(self._counters, f"{_counted(status.counters)}\n{here}")
 
 
 def _counted(counters: Mapping[str, float] | None) -> str:

@@ -18,6 +18,7 @@ from engine.observe.counters import (
     ACCEPTED,
     DRAFTED,
     PREDICTED,
+    PROMPT,
     counted,
     differences,
     movement,
@@ -98,7 +99,12 @@ class ObservedRequest:
     @property
     def text(self) -> str:
         """What was generated so far."""
-        return "\n".join("".join(self._answers[i].texts) for i in sorted(self._answers))
+        return "\n".join(self.texts)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The same of each answer, as `seq_ids`."""
+        return tuple("".join(self._answers[i].texts) for i in sorted(self._answers))
 
     @property
     def told(self) -> tuple[Timings | None, ...]:
@@ -391,6 +397,8 @@ class ObservedRun:
             return  # of some requests not even sums are known
         if all(one.has_rows for one in self._answers):
             counts = counted(self._writer.store, self.run_id)
+            if len(self._answers) > len(self._requests):
+                del counts[PROMPT]  # several answers to one prompt, which each of them counts
         else:
             told = [one.told for one in self._answers if one.told is not None]
             counts = {

@@ -35,6 +35,24 @@ def test_defaults() -> None:
     assert int(str(raw().value("version"))) == VERSION
 
 
+def test_servers_are_remembered_and_their_keys_have_no_place() -> None:
+    settings = Settings()
+    assert settings.recent_servers == [] and settings.watch_port == 8081
+    for port in range(N_RECENT + 2):
+        settings.add_recent_server(f"http://h:{port + 1}")
+    settings.add_recent_server("http://h:5")
+    settings.watch_port = 9000
+    settings.sync()
+    again = Settings()
+    assert again.recent_servers[:2] == ["http://h:5", f"http://h:{N_RECENT + 2}"]
+    assert len(again.recent_servers) == N_RECENT and again.watch_port == 9000
+    raw().setValue("servers/watch_port", "70000")
+    raw().setValue("servers/recent", 3)
+    assert Settings().watch_port == 8081 and Settings().recent_servers == []
+    again.clear_recent()
+    assert Settings().recent_servers == []
+
+
 def test_values_survive_a_restart(tmp_path: Path) -> None:
     settings = Settings()
     settings.theme = "dark"

@@ -127,6 +127,8 @@ def test_a_run_at_a_server_is_that_of_its_counters(
     drafted = rounds.column("num_draft_tokens")
     assert drafted[drafted != MISSING].sum() == 152, "as the capture's README says"
     assert at_servers.status.chips["acceptance"].text == f"{43 / 152:.3g}"
+    counts = "51 drafts, 152 drafted, 43 accepted, 96 generated\nRecorded here: 152 drafted, 43 acc"
+    until(qtbot, lambda: counts in at_servers.model_map.server.facts["counters"])
     assert server.of("/completion")[-1].json["prompt"] == "def quicksort(arr):"
     assert messages(at_servers) == []
 
