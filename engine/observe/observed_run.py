@@ -153,7 +153,8 @@ class ObservedRequest:
         if self._status is not None and self._status >= 400:
             self._fail(f"The server answered {self._status}.")
         elif open_ones:
-            self._cut("The reply ended before the answer was complete.", open_ones)
+            reason = self.facts.get("error", "The reply ended before the answer was complete.")
+            self._cut(reason, open_ones)
         else:
             self.learn(complete="error" not in self.facts)
         self._end(at_ms)

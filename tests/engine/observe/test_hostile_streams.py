@@ -198,6 +198,7 @@ def test_an_error_inside_a_stream_keeps_its_rounds() -> None:
     assert "invalid UTF-8" in store.runs[0]["requests"][0]["error"]
     (finding,) = find(store)
     assert finding.rule == "stream-cut"
+    assert "invalid UTF-8" in finding.message
     assert len(store.rounds) > 10
 
 
