@@ -20,14 +20,9 @@ from typing import Any
 
 from engine.errors import TraceFileError
 from engine.observe.fill import Vocabulary
-from engine.observe.observed_run import (
-    Attachment,
-    ObservedRequest,
-    ObservedRun,
-    ServerFacts,
-    as_fact,
-)
+from engine.observe.observed_run import Attachment, ObservedRequest, ObservedRun, ServerFacts
 from engine.observe.raw import RawStore
+from engine.observe.request_facts import as_fact
 from engine.observe.stream import UnreadableError, read_json
 from engine.trace.store import TraceStore
 

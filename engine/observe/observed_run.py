@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
+from engine.observe.answer import Answer
 from engine.observe.counters import (
     ACCEPTED,
     DRAFTED,
@@ -24,11 +24,20 @@ from engine.observe.counters import (
     movement,
     read_counters,
 )
-from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter, Vocabulary, told_figures
-from engine.observe.join import AnotherRunError, LogJoin
-from engine.observe.log import LogReader, file_name
+from engine.observe.fill import COLUMNS, ReadyRow, RowWriter, Vocabulary, told_figures
+from engine.observe.join import LogJoin
+from engine.observe.log import LogReader
 from engine.observe.raw import RawRequest, RawStore
-from engine.observe.rounds import ContradictionError, ObservedRound, StreamRounds
+from engine.observe.request_facts import (
+    as_fact,
+    messages_of,
+    model_of,
+    prompt_text,
+    server_of,
+    settings_of,
+    stop_of,
+)
+from engine.observe.rounds import ContradictionError
 from engine.observe.shares import PlaneReach
 from engine.observe.stream import (
     MOST_ANSWERS,
@@ -46,7 +55,6 @@ Attachment = Literal["ask", "proxy", "log", "light-log", "record"]
 
 _PATIENCE_MS = 2000.0
 """So long a settled row waits for others that may have ended earlier."""
-_LONGEST_TEXT = 1 << 16
 _MOST_SEQUENCES = 1 << 16
 
 
@@ -75,14 +83,14 @@ class ObservedRequest:
         self._reader = EventReader()
         self._status: int | None = None
         self._is_over = False
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, Answer] = {}
         self.facts: dict[str, Any] = {
             "number": number,
             "path": path,
             "sent_ms": at_ms,
-            "settings": _settings(body),
-            "prompt": _prompt_text(body),
-            "messages": _messages(body),
+            "settings": settings_of(body),
+            "prompt": prompt_text(body),
+            "messages": messages_of(body),
             "complete": False,
         }
         if run.has_room:
@@ -193,7 +201,7 @@ class ObservedRequest:
         if "error" not in self.facts:
             self.learn(error=error)
 
-    def _cut(self, reason: str, answers: Iterable[_Answer]) -> None:
+    def _cut(self, reason: str, answers: Iterable[Answer]) -> None:
         self._fail(reason)
         for answer in answers:
             answer.stop = answer.stop or "lost"
@@ -212,10 +220,10 @@ class ObservedRequest:
                 self._contradicts(answer, error)
         self._run.release(at_ms)
 
-    def _answer(self, index: int) -> _Answer:
+    def _answer(self, index: int) -> Answer:
         while len(self._answers) <= index:
             number = len(self._answers)
-            answer = _Answer(self._run, self._body, number, self._run.n_answers, self._sent_ms)
+            answer = Answer(self._run, self._body, number, self._run.n_answers, self._sent_ms)
             answer.facts.update(self.facts, index=number, seq_ids=[answer.seq_id])
             self._run.join(answer)
             self._answers[number] = answer
@@ -239,7 +247,7 @@ class ObservedRequest:
         if chunk.last:
             self._learn_final(answer, chunk)
 
-    def _contradicts(self, answer: _Answer, error: ContradictionError) -> None:
+    def _contradicts(self, answer: Answer, error: ContradictionError) -> None:
         answer.is_broken, answer.stop = True, answer.stop or "failed"
         self._run.find(
             "counters-contradict",
@@ -259,10 +267,10 @@ class ObservedRequest:
                 )
         self._end(at_ms)
 
-    def _learn_final(self, answer: _Answer, chunk: Chunk) -> None:
+    def _learn_final(self, answer: Answer, chunk: Chunk) -> None:
         final = chunk.final
         answer.is_last = True
-        answer.stop = answer.stop or _stop(final)
+        answer.stop = answer.stop or stop_of(final)
         for name in ("generation_settings", "stop_type", "stopping_word", "system_fingerprint"):
             if name in final:
                 answer.facts[name] = as_fact(final[name])
@@ -301,8 +309,8 @@ class ObservedRun:
         self._reach = known.reach if known is not None else PlaneReach()
         self.raw = RawStore() if keep_raw else None
         self._requests: list[ObservedRequest] = []
-        self._answers: list[_Answer] = []
-        self._current: list[_Answer] = []
+        self._answers: list[Answer] = []
+        self._current: list[Answer] = []
         self._ready: list[tuple[float, int, int, ReadyRow]] = []
         self._n_ready = 0
         self._patience_ms = patience_ms
@@ -313,8 +321,8 @@ class ObservedRun:
             RunSource(server.engine, version),
             {
                 "attachment": attachment,
-                "server": _server(server),
-                "model": _model(server),
+                "server": server_of(server.address, server.props),
+                "model": model_of(server.props, server.models),
                 "requests": [],
                 "observed_findings": [],
             }
@@ -464,7 +472,7 @@ class ObservedRun:
             return None
         return self.raw.request(path, body, len(json.dumps(body)), at_ms)
 
-    def join(self, answer: _Answer) -> None:
+    def join(self, answer: Answer) -> None:
         """A sequence more."""
         self._answers.append(answer)
         self._current.append(answer)
@@ -526,297 +534,5 @@ class ObservedRun:
             self._rows.write(heapq.heappop(self._ready)[3])
 
 
-class _Answer:
-    """One index of a reply: a sequence of the trace."""
-
-    def __init__(
-        self, run: ObservedRun, body: Mapping[str, Any], index: int, seq_id: int, sent_ms: float
-    ) -> None:
-        self._run, self._body, self._index, self._sent_ms = run, body, index, sent_ms
-        self.seq_id = seq_id
-        self.facts: dict[str, Any] = {}
-        self.texts: list[str] = []
-        self.stop = ""
-        self.is_last = self.is_broken = False
-        self._is_over = False
-        self._is_whole = False
-        self._rounds = StreamRounds(run.reach)
-        self._zero_ms: float | None = None
-        self._parts: list[tuple[int, float]] = []
-        self._told: Timings | None = None
-        self._n_untimed = 0
-        self._n_written = 0
-        self._over_ms = math.inf
-        self._join: LogJoin | None = None
-        self._is_apart = False
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens that the server has counted."""
-        return self._told.predicted_n if self._told else 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether rows may follow that end before now."""
-        begun = self._zero_ms is not None or bool(self._parts)
-        return (begun and not (self._is_over or self.is_broken)) or self._is_waiting
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether no row of it can follow."""
-        return self._is_over and not self._is_waiting
-
-    @property
-    def next_ms(self) -> float:
-        """No row that follows ends before this time."""
-        if self._zero_ms is None or self._told is None or not self._n_written:
-            return self._sent_ms  # parts of the prompt end long before its first token
-        name_ms = self._rounds.open_ms
-        if self._join is not None and self._join.waiting:
-            name_ms = min(name_ms, self._join.waiting[0].name_ms)
-        return self._zero_ms + self._told.prompt_ms + name_ms
-
-    @property
-    def waits_since_ms(self) -> float:
-        """When the answer was over, if rows of it still wait for the log."""
-        return self._over_ms if self._is_waiting and self._is_over else math.inf
-
-    @property
-    def _is_waiting(self) -> bool:
-        return self._join is not None and bool(self._join.waiting)
-
-    def take(self, chunk: Chunk, at_ms: float) -> None:
-        """A chunk of this answer. Raises ContradictionError."""
-        if chunk.text:
-            self.texts.append(chunk.text)
-        if chunk.timings is None:
-            self._n_untimed += bool(chunk.text)
-            return
-        if chunk.processed is not None:
-            self._progress(chunk)
-            return
-        if chunk.last and self._zero_ms is None and (self._n_untimed or chunk.text):
-            self._told = chunk.timings  # sums at the end: no rounds can be told
-            self.facts["no_rounds"] = "The reply has no per-token timings."
-            return
-        if not chunk.timings.predicted_n:
-            return
-        if self._zero_ms is None:
-            self._zero_ms = at_ms - chunk.timings.prompt_ms - chunk.timings.predicted_ms
-        self._told = chunk.timings
-        self._is_whole = chunk.last and _ends_whole(chunk.final, self._body, chunk.timings)
-        self._push(self._rounds.add(chunk))
-
-    def end(self, at_ms: float) -> None:
-        """The answer is over. Raises ContradictionError."""
-        if not self._is_over:
-            self._is_over, self._over_ms = True, at_ms
-            if self._told is not None:
-                self.facts["told"] = told_figures([self._told], self.has_rows, self.has_rows)
-            if not self.is_broken:
-                self._push(self._rounds.end(is_whole=self._is_whole))
-            join = self._run.new_join() if self._zero_ms is None else None
-            if join is not None and self._told is not None:
-                join.take_sums(self._told)
-
-    def join_log(self) -> None:
-        """The log may tell more of the rows that wait."""
-        if self._join is None:
-            return
-        assert self._told is not None
-        try:
-            self._write(self._join.joined(self._told, is_over=self._is_over))
-        except AnotherRunError as error:
-            self._keep_apart(f"{error}")
-
-    def give_up_log(self) -> None:
-        """The log tells nothing of the rows that wait."""
-        if self._join is None or not self._join.waiting:
-            return
-        what = "ended before this request did" if self._join.is_found else "has no such request"
-        self._keep_apart(f"the log {what}")
-
-    def _keep_apart(self, why: str) -> None:
-        assert self._join is not None
-        join, self._join, self._is_apart = self._join, None, True
-        self._run.find(
-            "log-of-another-run",
-            f"The log was not joined to sequence {self.seq_id}: {why}.",
-            seq_id=self.seq_id,
-        )
-        self._write(join.give_up())
-
-    @property
-    def told(self) -> Timings | None:
-        """The server's own counters as they were told last."""
-        return self._told
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether rounds were told, and not only sums."""
-        return self._zero_ms is not None and not self.is_broken
-
-    def _progress(self, chunk: Chunk) -> None:
-        assert chunk.timings is not None
-        assert chunk.processed is not None
-        if len(self._parts) < _LONGEST_TEXT:
-            self._parts.append((chunk.processed, chunk.timings.prompt_ms))
-
-    def _push(self, rounds: list[ObservedRound]) -> None:
-        if self._join is None and not self._is_apart and rounds and rounds[0].first == 1:
-            self._join = self._run.new_join()
-        if self._join is None:
-            self._write(rounds)
-        else:
-            self._join.add(rounds)
-            self.join_log()
-
-    def _write(self, rounds: Iterable[ObservedRound]) -> None:
-        told, zero = self._told, self._zero_ms
-        if told is None or zero is None:
-            return
-        n_prompt = told.cache_n + told.prompt_n
-        for one in rounds:
-            self._n_written += 1
-            if one.first == 1:
-                self._push_prompt(one, told, zero)
-                continue
-            t_ms = zero + told.prompt_ms + one.name_ms
-            self._run.ready(ReadyRow(t_ms, self.seq_id, n_prompt, one))
-
-    def _push_prompt(self, first: ObservedRound, told: Timings, zero: float) -> None:
-        n_prompt, ids = told.cache_n + told.prompt_n, self._prompt_ids()
-        if len(ids) != n_prompt:
-            ids = ()
-        at, before_ms = told.cache_n, 0.0
-        for processed, prompt_ms in [*self._parts, (n_prompt, told.prompt_ms)]:
-            is_last = processed == n_prompt and prompt_ms == told.prompt_ms
-            if not at < processed <= n_prompt and not is_last:
-                continue
-            if processed == n_prompt and not is_last:
-                continue  # the last part: its time comes with the first token
-            if not before_ms <= prompt_ms <= told.prompt_ms:
-                continue
-            part = PromptPart(at, processed - at, prompt_ms, before_ms)
-            row = ReadyRow(
-                zero + prompt_ms, self.seq_id, n_prompt, first if is_last else None, part, ids
-            )
-            self._run.ready(row)
-            at, before_ms, ids = processed, prompt_ms, ()
-
-    def _prompt_ids(self) -> tuple[int, ...]:
-        """Ids of the prompt where it was sent as such, or as a text that the vocabulary knows."""
-        prompt = self._body.get("prompt")
-        if isinstance(prompt, str) and self._run.vocabulary is not None:
-            return tuple(self._run.vocabulary.encode(prompt))
-        if not isinstance(prompt, list) or not prompt:
-            return ()
-        if isinstance(prompt[0], list) and self._index < len(prompt):
-            prompt = prompt[self._index]
-        is_ids = all(isinstance(t, int) and 0 <= t < 2**31 for t in prompt)
-        return tuple(prompt) if isinstance(prompt, list) and is_ids else ()
-
-
 def _with_derived_ids(columns: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
     return columns | {"tokens": columns["tokens"] | {"token_id": "derived"}}
-
-
-def _ends_whole(final: Mapping[str, Any], body: Mapping[str, Any], told: Timings) -> bool:
-    """Whether the last round was not cut: the number of tokens asked for never cuts one."""
-    if final.get("truncated"):
-        return False
-    if "stop_type" in final:
-        return bool(final["stop_type"] == "limit")
-    names = ("n_predict", "max_tokens", "max_completion_tokens", "max_output_tokens")
-    return any(body.get(name) == told.predicted_n for name in names)
-
-
-def _stop(final: Mapping[str, Any]) -> str:
-    """Why an answer ended, in the trace's words where it has one."""
-    if final.get("truncated") is True:
-        return "context"
-    told = final.get("stop_type") or final.get("finish_reason") or final.get("stop_reason")
-    names = {"eos": "end", "length": "limit", "max_tokens": "limit", "none": "stopped"}
-    if not isinstance(told, str):
-        return "limit" if final.get("status") == "incomplete" else "end"
-    return names.get(told, told[:100])
-
-
-def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request asked for, without its text."""
-    left_out = ("prompt", "messages", "input", "input_prefix", "input_suffix", "tools")
-    found = {str(k)[:100]: as_fact(v) for k, v in body.items() if k not in left_out}
-    return found | ({"tools": len(tools)} if isinstance(tools := body.get("tools"), list) else {})
-
-
-def _prompt_text(body: Mapping[str, Any]) -> str | None:
-    prompt = body.get("prompt", body.get("input"))
-    return prompt[:_LONGEST_TEXT] if isinstance(prompt, str) else None
-
-
-def _messages(body: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Role and text of a chat's messages."""
-    messages, room = body.get("messages"), _LONGEST_TEXT
-    found = []
-    for one in messages if isinstance(messages, list) else ():
-        role, content = (one.get("role"), one.get("content")) if isinstance(one, dict) else (0, 0)
-        if not isinstance(role, str) or not isinstance(content, str) or len(content) > room:
-            return []
-        room -= len(content)
-        found.append({"role": role[:100], "content": content})
-    return found
-
-
-def as_fact(value: Any) -> Any:
-    """A value as a fact may hold it: scalars, and lists and objects of them that are not long."""
-    if isinstance(value, str):
-        return value[:_LONGEST_TEXT]
-    if isinstance(value, dict):
-        return {str(k)[:100]: _inner_fact(v) for k, v in list(value.items())[:200]}
-    if isinstance(value, list):
-        return [_inner_fact(v) for v in value[:1000]]
-    return value if isinstance(value, (int, float, bool)) else None
-
-
-def _inner_fact(value: Any) -> Any:
-    if isinstance(value, str):
-        return value[:1000]
-    if isinstance(value, list):
-        return [_plain_item(v) for v in value[:100]]
-    return value if isinstance(value, (int, float, bool)) else None
-
-
-def _plain_item(value: Any) -> Any:
-    """An entry of a list of settings, such as a token and its bias."""
-    if isinstance(value, list):
-        return [_plain_item(v) for v in value[:2] if not isinstance(v, (list, dict))]
-    if isinstance(value, dict):
-        return {str(k)[:100]: v for k, v in list(value.items())[:8] if isinstance(v, (int, float))}
-    return value[:1000] if isinstance(value, str) else _inner_fact(value)
-
-
-def _server(server: ServerFacts) -> dict[str, Any]:
-    address = urlsplit(server.address) if "//" in server.address else None
-    shown = server.address
-    if address is not None:
-        shown = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
-    props = server.props
-    found = {"address": shown, "build_info": as_fact(props.get("build_info"))}
-    for name in ("total_slots", "model_alias", "n_ctx"):
-        if name in props:
-            found[name] = as_fact(props[name])
-    defaults = props.get("default_generation_settings")
-    if isinstance(defaults, dict) and isinstance(defaults.get("n_ctx"), int):
-        found["n_ctx"] = defaults["n_ctx"]
-    return found
-
-
-def _model(server: ServerFacts) -> dict[str, Any] | None:
-    """The model by its file's name and what /v1/models tells of it."""
-    data = server.models.get("data")
-    first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
-    path = server.props.get("model_path") or first.get("id")
-    if not isinstance(path, str):
-        return None
-    meta = first.get("meta")
-    return {"name": file_name(path), "meta": as_fact(meta) if isinstance(meta, dict) else {}}
