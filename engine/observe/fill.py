@@ -3,7 +3,7 @@ per token. What a server does not tell stays empty."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -107,6 +107,8 @@ class RowWriter:
         self._n_rounds = self.n_merged = 0
         self.drafters: list[str] = []
         """The server's drafters, as far as known."""
+        self.log_pieces: Mapping[int, bytes] = {}
+        """Bytes of tokens as the server's log tells them."""
 
     def write(self, ready: ReadyRow, begun_ms: float = 0.0) -> None:
         """One row and its tokens, as the round after the last one written. begun_ms: the run's
@@ -208,6 +210,10 @@ class RowWriter:
         first_pos = n_prompt + one.first - 1
         one = replace(one, tokens=tuple(map(self._known, one.tokens)))
         kinds = one.kinds()
+        if one.log is not None:
+            known = self.log_pieces
+            drafted = (token for top in one.log.draft for token, _ in top.tops if token in known)
+            self._writer.learn(drafted, known.__getitem__)
         n_kept = kinds.count("accepted")
         for i, (token, kind) in enumerate(zip(one.tokens, kinds, strict=True)):
             if i == n_kept:

@@ -378,6 +378,7 @@ class ObservedRun:
             self._reach.tell(reader.n_rs_seq)
         if reader.drafters:
             self._rows.drafters = reader.drafters
+        self._rows.log_pieces = reader.pieces
         if reader.is_synthetic:
             self._writer.set_facts(synthetic=True)
         for answer in self._current:

@@ -30,6 +30,10 @@ FACTS: dict[str, Any] = {
 
 
 def test_a_run_says_where_it_was_observed_and_what_was_told() -> None:
+    untold = (
+        "phase times, checkpoint bytes, attention cells, target probabilities, "
+        "draft probabilities, snapshot slots"
+    )
     assert effective(FACTS).splitlines() == [
         "source: llama-server b1-0c1e570, asked by this window, http://127.0.0.1:8080",
         "model: demo.gguf",
@@ -38,8 +42,7 @@ def test_a_run_says_where_it_was_observed_and_what_was_told() -> None:
         "prompt: def f",
         "told: num_draft_tokens, token_id",
         "derived: rollback_path",
-        "not observed: phase times, checkpoint bytes, attention cells, target probabilities, "
-        "draft probabilities, snapshot slots",
+        f"not observed: {untold}",
     ]
 
 

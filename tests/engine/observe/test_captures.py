@@ -140,6 +140,7 @@ def test_a_log_adds_drafts_drafters_and_what_a_stream_holds_back() -> None:
     rejected = [row for row in rejected if row["kind"] == "rejected"]
     assert len(rejected) >= 80
     assert all(0 <= row["draft_p"] <= 1 and row["draft_top_id"][2] for row in rejected[:20])
+    assert all(store.pieces[row["token_id"]] for row in rejected if row["draft_p"] is not None)
     assert {n for (n,) in rounds_of(store, 0, "n_rs_seq")} == {3}
     paths = rounds_of(store, 1, "rollback_path", "checkpoint_bytes", "replay_ms")
     assert [bool(ms) and size == 430252 for path, size, ms in paths if path == "restore_depth"] == [
