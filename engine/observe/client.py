@@ -12,7 +12,7 @@ import json
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import asynccontextmanager, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -59,7 +59,10 @@ class ServerClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._http: httpx.AsyncClient | None = None
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._streams: set[asyncio.Task[None]] = set()
+        self._questions: set[asyncio.Task[Any]] = set()
         self._goodbyes: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -134,17 +137,19 @@ class ServerClient:
         return end
 
     def close(self) -> None:
-        """End what runs, and the thread. Further use starts it anew."""
-        loop, thread = self._loop, self._thread
+        """End what runs, and the thread. Whoever waits or asks again gets a CancelledError."""
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+            self._is_closed = True
         if loop is None or thread is None:
             return
-        self._loop = self._thread = None
 
         async def end() -> None:
-            streams = list(self._streams)
-            for task in streams:
+            tasks = [*self._streams, *self._questions]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*streams, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             if self._goodbyes:
                 await asyncio.wait(self._goodbyes, timeout=_CLOSE_S)
             if self._http is not None:
@@ -160,20 +165,35 @@ class ServerClient:
     # ---------------------------------------------------------------- the thread
 
     def _running(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            loop = self._loop = asyncio.new_event_loop()
+        with self._lock:
+            if self._is_closed:
+                raise CancelledError
+            if self._loop is None:
+                loop = self._loop = asyncio.new_event_loop()
 
-            def serve() -> None:
-                loop.run_forever()
-                loop.close()
+                def serve() -> None:
+                    loop.run_forever()
+                    loop.close()
 
-            self._thread = threading.Thread(target=serve, name="server client", daemon=True)
-            self._thread.start()
-        return self._loop
+                self._thread = threading.Thread(target=serve, name="server client", daemon=True)
+                self._thread.start()
+            return self._loop
 
     def _call(self, work: Coroutine[Any, Any, _T], cancelled: threading.Event | None = None) -> _T:
         """The result of work on the client's thread."""
-        task: Future[_T] = asyncio.run_coroutine_threadsafe(work, self._running())
+
+        async def question() -> _T:
+            this = asyncio.current_task()
+            assert this is not None
+            self._kept(this, self._questions)
+            return await work
+
+        try:
+            loop = self._running()
+        except CancelledError:
+            work.close()
+            raise
+        task: Future[_T] = asyncio.run_coroutine_threadsafe(question(), loop)
         while True:
             try:
                 return task.result(None if cancelled is None else 0.05)
@@ -308,7 +328,7 @@ class ServerClient:
             raise
 
     @staticmethod
-    def _kept(task: asyncio.Task[None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
+    def _kept(task: asyncio.Task[_T], tasks: set[asyncio.Task[_T]]) -> asyncio.Task[_T]:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         return task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, sleep
@@ -307,7 +308,7 @@ class ServerRun:
     def _metrics(self, seconds: float = CONNECT_S) -> tuple[str, str] | None:
         try:
             return self._client.metrics(seconds)
-        except ServerError:
+        except (ServerError, CancelledError):  # the client may be closed before the run ends
             return None
 
     def _ms(self) -> float:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
@@ -260,6 +261,27 @@ def test_closing_leaves_no_thread(server: ScriptedServer) -> None:
     assert server.of("/completion")[0].left.wait(10)
     held.release()
     assert set(threading.enumerate()) <= before
+
+
+def test_closing_ends_a_question_of_another_thread(server: ScriptedServer) -> None:
+    held, ended = Hold(), []
+    server.script("/slots", Reply([held, b"[]"], 200, JSON))
+    client = ServerClient(server.url)
+
+    def ask() -> None:
+        with pytest.raises(CancelledError):
+            client.slots()
+        ended.append(True)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert held.reached.wait(10)
+    client.close()
+    asking.join(10)
+    assert ended == [True]
+    held.release()
+    with pytest.raises(CancelledError):
+        client.metrics()
 
 
 @pytest.mark.parametrize(

@@ -315,6 +315,18 @@ def test_stopping_ends_everything_and_keeps_what_came(
     held.release()
 
 
+def test_a_run_ends_behind_a_client_that_is_closed(server: ScriptedServer) -> None:
+    held = Hold()
+    server.script("/completion", Reply([*stream(server.capture["requests"][0])[:20], held]))
+    with ServerClient(server.url) as client:
+        run = begin(client, requests_of(server))
+        while not held.reached.is_set():
+            run.advance()
+    run.stop()
+    assert run.done and "stops" in run.trace.runs[run.run_id] and sums(run, 0)[0] >= 15
+    held.release()
+
+
 def test_a_server_that_hangs_does_not_keep_a_run_from_its_end(
     server: ScriptedServer, client: ServerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
