@@ -130,6 +130,7 @@ def add_compute(group: argparse._ArgumentGroup) -> None:
 def add_threads(group: argparse._ArgumentGroup) -> None:
     """--threads."""
     group.add_argument(
+        "-t",
         "--threads",
         type=positive,
         metavar="N",

@@ -72,7 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "reference's tokens. The noise lane decodes batches of the same widths from the exact\n"
         "state: a lane is suspect beyond ten times its worst error. The band names the size of\n"
         "the error, the verdict judges it: exact, within (the bound), suspect, failed; forked (a\n"
-        "free lane, at a near tie), mode (another compute mode's distance), agrees (the peer).\n\n"
+        "free lane, at a near tie), mode (another compute mode's or llama.cpp's distance),\n"
+        "agrees (the peer).\n\n"
         "exit status: 0 every lane within its bound, 1 a lane beyond it, 2 wrong usage\n\n"
         "example:\n"
         '  draftscope compare --demo -p "def f(x):" -n 60 --lane ring --lane planes,split=seq'

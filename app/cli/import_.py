@@ -31,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="log of the server, joined to the rounds of the one capture that is named",
     )
     parser.add_argument(
+        "--model",
+        metavar="GGUF",
+        type=Path,
+        help="the server's model, for ids of prompts and of chats, which captures have as text",
+    )
+    parser.add_argument(
         "--as", dest="name", choices=NAMES, help="what the files are, where it cannot be told"
     )
     parser.add_argument(
@@ -44,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     from app.cli.findings import finding_lines, findings_json
     from engine.errors import OptionError
     from engine.findings.check import record_findings, recorded
+    from engine.gguf.file import GgufFile
+    from engine.gguf.tokenizer import Tokenizer
     from engine.observe.importing import before_and_after, import_file
     from engine.trace.export import check_target, export_csv
     from engine.trace.store import TraceStore
@@ -52,9 +60,15 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError("--log belongs to one capture.", "Name one FILE beside it.")
     if args.trace is not None:
         check_target(args.trace)
+    vocabulary = None
+    if args.model is not None:
+        with GgufFile.open(args.model) as file:
+            vocabulary = Tokenizer.from_gguf(file)
     store = TraceStore()
     for path, later in before_and_after(args.files):
-        runs = import_file(store, path, name=args.name, log=args.log, later=later)
+        runs = import_file(
+            store, path, name=args.name, log=args.log, later=later, vocabulary=vocabulary
+        )
         record_findings(store, runs)
         if not args.json:
             for run_id in runs:

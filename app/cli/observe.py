@@ -33,7 +33,7 @@ from engine.trace.store import TraceStore
 if TYPE_CHECKING:
     from engine.observe.client import ServerClient
     from engine.observe.observed_run import ServerFacts
-    from engine.observe.observing import ServerRun
+    from engine.observe.observing import AnsweredSequence, ServerRun
     from engine.observe.request_options import ServerRequest
     from engine.observe.rescore import Rescored
     from engine.session import Session
@@ -180,7 +180,7 @@ def _ask(
             ending = error  # what arrived is shown all the same
         if show is not None:
             show.end()
-        if session is not None and any(job.emitted) and not isinstance(ending, Interrupted):
+        if session is not None and len(trace.tokens) and not isinstance(ending, Interrupted):
             try:
                 rescored = _rescore(args, session, client, job)
             except DraftscopeError as error:
@@ -193,8 +193,7 @@ def _ask(
     if args.json:
         print_json(_report(job, client, rescored))
     else:
-        if show is None:
-            _print_sequences(job, requests, echo=not args.chat)
+        _print_sequences(job.sequences[1 if show else 0 :], echo=not args.chat)
         _print_summary(job, rescored)
     if ending is not None:
         for other in job.errors[1:]:
@@ -274,13 +273,13 @@ class _Stream:
         """Print what has come since the last time."""
         if self._is_coloured:
             n = len(self._tokens)
-            for text, kind in emitted_texts(self._job.trace, self._seen, n):
+            for text, kind in _first_texts(self._job.trace, self._seen, n):
                 colour = _COLOURS.get(kind)
                 text = text.translate(_UNSEEN)
                 print(f"\x1b[{colour}m{text}\x1b[0m" if colour else text, end="")
             self._seen = n
         else:
-            text = "".join(self._job.texts)
+            text = self._job.first_text
             print(text[self._seen :], end="")
             self._seen = len(text)
         sys.stdout.flush()
@@ -291,22 +290,23 @@ class _Stream:
         print("\n")
 
 
-def emitted_texts(trace: TraceStore, start: int, stop: int) -> Iterator[tuple[str, str]]:
-    """Text and kind of each emitted token in rows of `tokens`; empty for one whose text is told
-    with a later one."""
+def _first_texts(trace: TraceStore, start: int, stop: int) -> Iterator[tuple[str, str]]:
+    """Text and kind of each emitted token of the first sequence in rows of `tokens`; empty for one
+    whose text is told with a later one."""
     tokens = trace.tokens
     ids = tokens.column("token_id", start, stop).tolist()
     own, kinds = tokens.texts("text", start, stop), tokens.texts("kind", start, stop)
-    for token, text, kind in zip(ids, own, kinds, strict=True):
-        if kind in EMITTED_KINDS:
+    sequences = tokens.column("seq_id", start, stop).tolist()
+    for seq_id, token, text, kind in zip(sequences, ids, own, kinds, strict=True):
+        if seq_id == 0 and kind in EMITTED_KINDS:
             known = b"" if text or token == MISSING else trace.pieces.get(token, b"")
             yield text or known.decode("utf-8", "replace"), kind
 
 
-def _print_sequences(job: ServerRun, requests: list[ServerRequest], *, echo: bool) -> None:
-    for i, (request, text) in enumerate(zip(requests, job.texts, strict=False)):
-        print(f"--- sequence {i}")
-        print((request.text if echo else "") + text + "\n")
+def _print_sequences(sequences: list[AnsweredSequence], *, echo: bool) -> None:
+    for one in sequences:
+        print(f"--- sequence {one.seq_id}")
+        print((one.prompt if echo else "") + one.text + "\n")
 
 
 def _print_summary(job: ServerRun, rescored: Rescored | None) -> None:
@@ -357,10 +357,7 @@ def _report(job: ServerRun, client: ServerClient, rescored: Rescored | None) -> 
     return {
         "server": run.get("server"),
         "model": run.get("model"),
-        "sequences": [
-            {"seq_id": i, "tokens": tokens, "text": text}
-            for i, (tokens, text) in enumerate(zip(job.emitted, job.texts, strict=False))
-        ],
+        "sequences": [asdict(one) for one in job.sequences],
         "requests": run.get("requests"),
         "totals": job.summary(),
         "counters": {

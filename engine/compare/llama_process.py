@@ -8,6 +8,7 @@ input and output: (method of LlamaCpp, arguments) and ("value", result) or
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import signal
@@ -17,7 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 
@@ -27,33 +28,10 @@ from engine.compare.llama_library import check_library, environment, folder_of, 
 from engine.errors import DraftscopeError, PeerLibraryError
 
 _WAIT_S = 5.0
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _LONGEST = 300
 _TAIL = 4096
 """Bytes of the child's error output that are looked at when it has ended."""
-
-
-class LlamaEngine(Protocol):
-    """LlamaCpp, here or in another process; its methods are described there."""
-
-    def facts(self) -> ModelFacts: ...
-    def open_context(
-        self,
-        n_seqs: int,
-        n_ctx: int,
-        n_ubatch: int,
-        n_rs_seq: int,
-        n_threads: int,
-        n_batch: int | None = None,
-    ) -> tuple[int, int]: ...
-    def decode(self, number: int, spans: Sequence[TokenSpan]) -> np.ndarray: ...
-    def seq_rm(self, number: int, seq: int, p0: int, p1: int = -1) -> bool: ...
-    def seq_cp(self, number: int, src: int, dst: int) -> None: ...
-    def seq_keep(self, number: int, seq: int) -> None: ...
-    def seq_add(self, number: int, seq: int, p0: int, p1: int, shift: int) -> None: ...
-    def pos_max(self, number: int, seq: int) -> int: ...
-    def save(self, number: int, seq: int, flags: int) -> bytes: ...
-    def load(self, number: int, seq: int, blob: bytes, flags: int) -> None: ...
-    def close(self) -> None: ...
 
 
 class LlamaProcess:
@@ -175,6 +153,10 @@ class LlamaProcess:
         )
 
 
+LlamaEngine = LlamaCpp | LlamaProcess
+"""A model in llama.cpp, here or in another process."""
+
+
 def last_words(stderr: IO[bytes]) -> str:
     """The last line of an error output, without a full stop; a failed assertion if there is
     one."""
@@ -192,6 +174,8 @@ def _serve() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the library prints is no reply
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes
+    if sys.platform == "linux":  # also from the middle of a call that never ends
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     opened: LlamaCpp | None = None
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Rules about tokens that this engine has judged again (engine.observe.rescore)."""
+"""The rule about tokens that this engine has judged again (engine.observe.rescore)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.findings.rule import ERROR, WARNING, Rule, RuleHit
+from engine.findings.rule import ERROR, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, observed
 
 TEXT_CHANGED = "text-changed"
@@ -74,28 +74,6 @@ def _evidence(
         yield f"chosen in a pass of width {width[0]}"
 
 
-def _texts_part(run: ExaminedRun) -> Iterator[RuleHit]:
-    """Where a text parts from that of a run that it was compared with, and no near tie explains
-    it."""
-    triage = run.facts.get("triage")
-    if not isinstance(triage, dict):
-        return
-    pairs = triage.get("pairs")
-    for pair in pairs if isinstance(pairs, list | tuple) else ():
-        if not isinstance(pair, dict) or pair.get("verdict") not in ("different", "unknown"):
-            continue
-        token, seq_id = pair.get("b"), pair.get("seq_b")
-        if not isinstance(token, dict) or not _is_count(seq_id, 2**16):
-            continue
-        number = token.get("round")
-        yield RuleHit(
-            number if _is_count(number) else None,
-            seq_id,
-            f"The text parts from that of run {triage.get('run_a')} at position {pair.get('pos')}.",
-            str(pair.get("reason")),
-        )
-
-
 def _is_count(value: Any, most: int = _MOST) -> bool:
     """Facts may come from a file."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < most
@@ -117,15 +95,5 @@ RULES = (
         "Repeat the request without speculation and compare the two (`draftscope triage`); look at "
         "the rollback before the round.",
         _text_changed,
-    ),
-    Rule(
-        "texts-part",
-        WARNING,
-        "Two texts that part",
-        "Two runs of one prompt chose different tokens behind equal ones, and no near tie is known "
-        "to explain that: one of them has a wrong state or accepts what it should not, or they "
-        "are of other models or settings.",
-        "Re-score both with the model to learn whose token is the target's.",
-        _texts_part,
     ),
 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
@@ -24,6 +25,8 @@ from engine.progress import ReportProgress
 from engine.session import Session
 
 _SEEDS = (1, 2, 3)
+_ENOUGH = 4096
+"""Positions behind which further texts are not measured: the largest change has been met."""
 _FINE = 3
 """Jittered by no more than sums differ, as in engine.compare.peer_lane."""
 
@@ -36,10 +39,12 @@ def noise_of_gaps(
     cancelled: Callable[[], bool],
 ) -> float:
     """How much rounding may change the gap between the two best logits, over all positions of the
-    texts.
+    texts, or of the first of them.
 
     facts: of the run whose tokens are judged. Raises Cancelled, and what loading a model raises.
     """
+    n_before = np.cumsum([0, *map(len, texts)])
+    texts = [text for text, n in zip(texts, n_before.tolist(), strict=False) if n < _ENOUGH]
     models, n_longest = _models_like(session, facts), max(map(len, texts))
     if is_observed(facts):
         teacher = Teacher([session.model], n_longest, half=models)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
+from engine.observe.fill import Vocabulary
 from engine.observe.observed_run import (
     Attachment,
     ObservedRequest,
@@ -128,13 +129,18 @@ def replay(
     attachment: Attachment = "record",
     log: str = "",
     file: str = "",
+    vocabulary: Vocabulary | None = None,
 ) -> int:
-    """Write a capture as a run of a trace; returns its id. log: text of the server's log, where the
-    capture has none. Raises TraceFileError for a log that cannot be read."""
+    """Write a capture as a run of a trace; returns its id.
+
+    log: text of the server's log, where the capture has none. file: name of the capture's file.
+    vocabulary: of the server's model, for ids that were not told. Raises TraceFileError for a log
+    that cannot be read.
+    """
     text = log or capture.log
     # what the server is made of is learned before the first row is written
-    known = _replayed(capture, TraceStore(), attachment, text, file, None)
-    return _replayed(capture, store, attachment, text, file, known).run_id
+    known = _replayed(capture, TraceStore(), attachment, text, file, None, None)
+    return _replayed(capture, store, attachment, text, file, known, vocabulary).run_id
 
 
 def _replayed(
@@ -144,11 +150,19 @@ def _replayed(
     log: str,
     file: str,
     known: ObservedRun | None,
+    vocabulary: Vocabulary | None,
 ) -> ObservedRun:
     server = ServerFacts(capture.name or file, props=capture.props, models=capture.models)
     facts = {"file": file} | {key: as_fact(value) for key, value in capture.facts.items()}
     run = ObservedRun(
-        store, attachment, server, patience_ms=math.inf, known=known, keep_raw=False, **facts
+        store,
+        attachment,
+        server,
+        patience_ms=math.inf,
+        known=known,
+        keep_raw=False,
+        vocabulary=vocabulary,
+        **facts,
     )
     if log:
         run.log(log)

@@ -3,9 +3,9 @@ per token. What a server does not tell stays empty."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -84,14 +84,31 @@ class ReadyRow:
     prompt_ids: Sequence[int] = field(default=())
 
 
+class Vocabulary(Protocol):
+    """Of the server's model: engine.gguf.tokenizer.Tokenizer is one."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+
+    def piece(self, token_id: int) -> bytes:
+        """The bytes of a token."""
+
+    def ids_of_piece(self, piece: bytes) -> tuple[int, ...]:
+        """The tokens that add exactly these bytes to a text."""
+
+
 class RowWriter:
     """Gives settled rows their rounds' numbers and writes them."""
 
-    def __init__(self, writer: TraceWriter, reach: PlaneReach) -> None:
-        self._writer, self._reach = writer, reach
+    def __init__(
+        self, writer: TraceWriter, reach: PlaneReach, vocabulary: Vocabulary | None = None
+    ) -> None:
+        self._writer, self._reach, self._vocabulary = writer, reach, vocabulary
         self._n_rounds = self.n_merged = 0
         self.drafters: list[str] = []
         """The server's drafters, as far as known."""
+        self.log_pieces: Mapping[int, bytes] = {}
+        """Bytes of tokens as the server's log tells them."""
 
     def write(self, ready: ReadyRow, begun_ms: float = 0.0) -> None:
         """One row and its tokens, as the round after the last one written. begun_ms: the run's
@@ -126,6 +143,8 @@ class RowWriter:
         columns: dict[str, list[Any]] = {name: [value] * n for name, value in ids.items()}
         columns |= {"pos": list(range(n)), "kind": ["prompt"] * n, "token_id": list(prompt)}
         self._writer.extend("tokens", columns)
+        if self._vocabulary is not None:
+            self._writer.learn(prompt, self._vocabulary.piece)
 
     def _part(self, ids: dict[str, int], ready: ReadyRow, part: PromptPart) -> None:
         first = ready.round
@@ -189,7 +208,12 @@ class RowWriter:
 
     def _tokens(self, ids: dict[str, int], n_prompt: int, one: ObservedRound) -> None:
         first_pos = n_prompt + one.first - 1
+        one = replace(one, tokens=tuple(map(self._known, one.tokens)))
         kinds = one.kinds()
+        if one.log is not None:
+            known = self.log_pieces
+            drafted = (token for top in one.log.draft for token, _ in top.tops if token in known)
+            self._writer.learn(drafted, known.__getitem__)
         n_kept = kinds.count("accepted")
         for i, (token, kind) in enumerate(zip(one.tokens, kinds, strict=True)):
             if i == n_kept:
@@ -229,6 +253,14 @@ class RowWriter:
                 text=self._text(token),
                 draft_index=i,
             )
+
+    def _known(self, token: StreamedToken) -> StreamedToken:
+        """The token with its id, where exactly one of the vocabulary has its bytes. Running text
+        is never cut into tokens again: others would come out."""
+        if self._vocabulary is None or token.token_id is not None or not token.alone:
+            return token
+        found = self._vocabulary.ids_of_piece((token.text or "").encode())
+        return replace(token, token_id=found[0]) if len(found) == 1 else token
 
     def _text(self, token: StreamedToken) -> str | None:
         """What a token's row has to say of its text: nothing where its id tells it."""

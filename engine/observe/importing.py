@@ -8,6 +8,7 @@ from pathlib import Path
 from engine.errors import TraceFileError
 from engine.observe import records
 from engine.observe.capture import MOST_BYTES, is_capture, read_capture, replay, unpacked
+from engine.observe.fill import Vocabulary
 from engine.observe.log import is_log
 from engine.observe.log_run import fill_log
 from engine.observe.records import METRICS
@@ -45,11 +46,13 @@ def import_file(
     name: str | None = None,
     log: Path | None = None,
     later: Path | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> list[int]:
     """Write a file as runs of a trace; returns their ids.
 
     name: one of NAMES, else the content decides. log: the server's log, for a capture that has
-    none. later: of counters, those taken afterwards. Raises TraceFileError for a file that cannot
+    none. later: of counters, those taken afterwards. vocabulary: of a capture's model, for ids that
+    were not told. Raises TraceFileError for a file that cannot
     be read or is unknown.
     """
     data = read_bytes(path)
@@ -60,7 +63,7 @@ def import_file(
         capture = read_capture(data, path.name)
         if not capture.requests:
             return [fill_log(store, capture.log, path.name)]
-        return [replay(capture, store, log=text, file=path.name)]
+        return [replay(capture, store, log=text, file=path.name, vocabulary=vocabulary)]
     if log is not None:
         raise TraceFileError(
             f"{path.name} is no capture, so {log.name} cannot be joined to it.",

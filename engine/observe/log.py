@@ -20,7 +20,8 @@ _NO_TIMES = TraceFileError(
 )
 _SLOT = re.compile(r"slot .{1,20}?: id\s+(\d+) \| task (-?\d+) \| ")
 _CANDIDATE = re.compile(
-    r"- seq_id (\d+), draft candidate\s+(\d+), pos\s+(\d+):\s+(\d+) \(\s*([\d.]+)\)"
+    r"- seq_id (\d+), draft candidate\s+(\d+), pos\s+(\d+):\s+(\d+) \(\s*([\d.]+)\) '(.*)'\s*$",
+    re.DOTALL,
 )
 _IMPL = re.compile(r"called impl (\S+), hist size = (\d+), call_count = \d+, gen = (\d+)")
 _IMPLEMENTATION = re.compile(r"adding speculative implementation '([^']+)'")
@@ -117,6 +118,8 @@ class LogReader:
 
     def __init__(self) -> None:
         self.requests: list[LogRequest] = []
+        self.pieces: dict[int, bytes] = {}
+        """Of tokens that were drafted or emitted, as far as they are whole characters."""
         self.n_rs_seq: int | None = None
         self.drafters: list[str] = []
         self.is_synthetic = False
@@ -226,6 +229,7 @@ class LogReader:
             if not rank and not at:
                 slot.candidates = {}
             slot.candidates.setdefault(at, {})[rank] = (token, min(float(found[5]), 1.0))
+            self._learn(token, found[6])
 
     def _accepted(
         self, slot: _Slot, us: int | None, accepted: int, drafted: int, restores: bool
@@ -247,6 +251,7 @@ class LogReader:
     def _token(self, slot: _Slot, us: int | None, number: int, token: tuple[int, str]) -> None:
         if token[0] > _MOST_COUNT:
             return
+        self._learn(*token)
         if number == 1:
             slot.request.first, slot.request.first_us = token, us
         elif slot.round is not None:
@@ -254,6 +259,10 @@ class LogReader:
             if slot.round.end_us is None and us is not None:
                 slot.round.end_us = us
                 self._clock.ends(slot.round, us)
+
+    def _learn(self, token_id: int, text: str) -> None:
+        if text and token_id not in self.pieces and "\ufffd" not in text:
+            self.pieces[token_id] = text.encode("utf-8", "replace")
 
     def _sums(self, request: LogRequest, said: str) -> None:
         if (found := _PROMPT_TIME.search(said)) is not None:

@@ -47,7 +47,7 @@ def fill_log(store: TraceStore, text: str, file: str) -> int:
         columns=LOG_COLUMNS,
     )
     rows = RowWriter(writer, reach)
-    rows.drafters = reader.drafters
+    rows.drafters, rows.log_pieces = reader.drafters, reader.pieces
     told = [_told(one) for one in reader.requests]
     for seq_id, (one, sums) in enumerate(zip(reader.requests, told, strict=True)):
         facts: dict[str, Any] = {

@@ -18,12 +18,13 @@ from engine.observe.counters import (
     ACCEPTED,
     DRAFTED,
     PREDICTED,
+    PROMPT,
     counted,
     differences,
     movement,
     read_counters,
 )
-from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter, told_figures
+from engine.observe.fill import COLUMNS, PromptPart, ReadyRow, RowWriter, Vocabulary, told_figures
 from engine.observe.join import AnotherRunError, LogJoin
 from engine.observe.log import LogReader, file_name
 from engine.observe.raw import RawRequest, RawStore
@@ -98,7 +99,12 @@ class ObservedRequest:
     @property
     def text(self) -> str:
         """What was generated so far."""
-        return "\n".join("".join(self._answers[i].texts) for i in sorted(self._answers))
+        return "\n".join(self.texts)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The same of each answer, as `seq_ids`."""
+        return tuple("".join(self._answers[i].texts) for i in sorted(self._answers))
 
     @property
     def told(self) -> tuple[Timings | None, ...]:
@@ -278,13 +284,15 @@ class ObservedRun:
         patience_ms: float = _PATIENCE_MS,
         known: ObservedRun | None = None,
         keep_raw: bool = True,
+        vocabulary: Vocabulary | None = None,
         **facts: Any,
     ) -> None:
         """Begin a run. facts: JSON-able, whatever else is known of it.
 
         patience_ms: so long a row may wait for others that ended earlier; rows are numbered by the
         end of their rounds. known: another run of the same server, which tells how deep its planes
-        reach. keep_raw: keep what is sent and received, for `capture`.
+        reach. keep_raw: keep what is sent and received, for `capture`. vocabulary: of the model,
+        for ids that are not told.
         """
         self.server = server
         build = server.props.get("build_info")
@@ -310,10 +318,11 @@ class ObservedRun:
                 "observed_findings": [],
             }
             | facts,
-            columns=COLUMNS,
+            columns=COLUMNS if vocabulary is None else _with_derived_ids(COLUMNS),
         )
         self.run_id = self._writer.run_id
-        self._rows = RowWriter(self._writer, self._reach)
+        self._rows = RowWriter(self._writer, self._reach, vocabulary)
+        self.vocabulary = vocabulary
         self._rows.drafters = known.drafters if known is not None else []
 
     @property
@@ -369,6 +378,7 @@ class ObservedRun:
             self._reach.tell(reader.n_rs_seq)
         if reader.drafters:
             self._rows.drafters = reader.drafters
+        self._rows.log_pieces = reader.pieces
         if reader.is_synthetic:
             self._writer.set_facts(synthetic=True)
         for answer in self._current:
@@ -387,6 +397,8 @@ class ObservedRun:
             return  # of some requests not even sums are known
         if all(one.has_rows for one in self._answers):
             counts = counted(self._writer.store, self.run_id)
+            if len(self._answers) > len(self._requests):
+                del counts[PROMPT]  # several answers to one prompt, which each of them counts
         else:
             told = [one.told for one in self._answers if one.told is not None]
             counts = {
@@ -692,14 +704,20 @@ class _Answer:
             at, before_ms, ids = processed, prompt_ms, ()
 
     def _prompt_ids(self) -> tuple[int, ...]:
-        """Ids of the prompt where it was sent as such."""
+        """Ids of the prompt where it was sent as such, or as a text that the vocabulary knows."""
         prompt = self._body.get("prompt")
+        if isinstance(prompt, str) and self._run.vocabulary is not None:
+            return tuple(self._run.vocabulary.encode(prompt))
         if not isinstance(prompt, list) or not prompt:
             return ()
         if isinstance(prompt[0], list) and self._index < len(prompt):
             prompt = prompt[self._index]
         is_ids = all(isinstance(t, int) and 0 <= t < 2**31 for t in prompt)
         return tuple(prompt) if isinstance(prompt, list) and is_ids else ()
+
+
+def _with_derived_ids(columns: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    return columns | {"tokens": columns["tokens"] | {"token_id": "derived"}}
 
 
 def _ends_whole(final: Mapping[str, Any], body: Mapping[str, Any], told: Timings) -> bool:

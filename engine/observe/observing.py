@@ -28,10 +28,22 @@ _SETTLE_S = 2.0
 """How long the server is given to count what it has just finished, seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class AnsweredSequence:
+    """prompt: its text, empty where it was sent as ids. tokens: ids of the continuation, as far as
+    they are known."""
+
+    seq_id: int
+    prompt: str
+    text: str
+    tokens: list[int]
+
+
 @dataclass
 class _Sent:
     """A request that was sent. end: breaks it off, None once it is over."""
 
+    prompt: str
     observed: ObservedRequest
     end: Callable[[], None] | None
     lost: str = ""
@@ -91,15 +103,10 @@ class ServerRun:
         return "" if self._log is None else self._log.unread
 
     @property
-    def texts(self) -> list[str]:
-        """What each prompt was continued with, so far."""
-        return [one.observed.text for one in self._sent]
-
-    @property
-    def emitted(self) -> list[list[int]]:
-        """Ids of each prompt's continuation, so far and as far as they are known."""
+    def sequences(self) -> list[AnsweredSequence]:
+        """What the prompts were continued with, so far."""
         tokens, n = self.trace.tokens, len(self.trace.tokens)
-        found: dict[int, list[int]] = {}
+        ids: dict[int, list[int]] = {}
         rows = zip(
             tokens.column("run_id", 0, n).tolist(),
             tokens.column("seq_id", 0, n).tolist(),
@@ -109,8 +116,17 @@ class ServerRun:
         )
         for run_id, seq_id, token_id, kind in rows:
             if run_id == self.run_id and kind in EMITTED_KINDS and token_id != MISSING:
-                found.setdefault(seq_id, []).append(token_id)
-        return [found.get(seq, []) for one in self._sent for seq in one.observed.seq_ids]
+                ids.setdefault(seq_id, []).append(token_id)
+        return [
+            AnsweredSequence(seq_id, one.prompt, text, ids.get(seq_id, []))
+            for one in self._sent
+            for seq_id, text in zip(one.observed.seq_ids, one.observed.texts, strict=True)
+        ]
+
+    @property
+    def first_text(self) -> str:
+        """What the first prompt was continued with, so far."""
+        return self._sent[0].observed.texts[0] if self._sent else ""
 
     def step(self) -> bool:
         """Go on until a round was recorded, or half a second has passed without any. True while
@@ -192,7 +208,7 @@ class ServerRun:
             observed = self.observed.request(request.path, self._raw[i], self._ms())
             name = uuid.uuid4().hex
             end = self._client.stream(number, request.path, self._raw[i], self._inbox, name)
-            self._sent.append(_Sent(observed, end))
+            self._sent.append(_Sent(request.text, observed, end))
 
     def _record(self, arrival: Arrival) -> None:
         one = self._sent[arrival.request]

@@ -32,6 +32,8 @@ PER_REQUEST: dict[tuple[str, ...], str] = {
 _OURS = (("parallel",),)
 """Options that this side keeps to: how many requests are sent at once."""
 
+_FIXED = ("prompt", "stream", "timings_per_token")
+
 
 def _object(text: str) -> tuple[tuple[str, Any], ...]:
     try:
@@ -86,6 +88,11 @@ class RequestOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        for name, _ in self.fields:
+            if name in _FIXED:
+                raise OptionError(
+                    f"--request sets {name}, which tells the rounds.", "Leave that field out."
+                )
 
 
 def why_not_sent(one: PlacedOption) -> str:

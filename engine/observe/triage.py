@@ -12,17 +12,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from engine.findings.check import record_findings
 from engine.observe.asked import Asked, asked_of
 from engine.observe.request_sampler import NotJudgedError, request_sampling
 from engine.observe.texts import rows_by_sequence
 from engine.sampling.options import SamplerOptions
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef
-from engine.trace.writer import TraceWriter
 
 SAME, NEAR_TIE, DRAWN, DIFFERENT, UNKNOWN = "same", "near tie", "drawn", "different", "unknown"
 """Verdicts on two texts. near tie: they part where noise turns the two tokens. drawn: at a
@@ -95,14 +93,6 @@ def triage(a: RunRef, b: RunRef) -> Triage:
         alone_b.remove(seq_b)
         pairs.append(_compare(side_a, seq_a, side_b, seq_b))
     return Triage(a.run_id, b.run_id, tuple(pairs), tuple(alone_a), tuple(alone_b))
-
-
-def record_triage(found: Triage, a: RunRef, b: RunRef) -> None:
-    """Keep what was found as a fact of the second run, if both are of one trace; a rule shows it.
-    To be called by the thread that writes the store."""
-    if a.store is b.store:
-        TraceWriter(b.store, b.run_id).set_facts(triage=asdict(found))
-        record_findings(b.store, [b.run_id])
 
 
 class _Side:

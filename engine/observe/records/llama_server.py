@@ -20,7 +20,7 @@ LLAMA_SERVER = Shape(
     "llama-server",
     "llama-server",
     (("predicted_n", "predicted_ms"),),
-    without=("draft_rounds",),  # mlx-vlm's
+    without=("draft_rounds", "predicted_per_second_n_gen"),  # mlx-vlm's, this program's own
 )
 _TIME = re.compile(rb'"(?:prompt_ms|predicted_ms)"\s*:\s*([0-9.]{1,20})')
 

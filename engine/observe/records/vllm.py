@@ -115,5 +115,5 @@ VLLM = Shape(
     "vLLM",
     (("num_spec_steps", "mean_acceptance_length"), ("per_step_accepted",)),
     _read,
-    without=("engine",),
+    without=("engine", "predicted_n"),  # AIPerf's, and this program's own figures
 )

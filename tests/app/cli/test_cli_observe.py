@@ -153,6 +153,7 @@ def test_the_server_s_own_model_judges_what_it_emitted(
         (("--listen", "0", "--rescore", DEMO_TARGET), "--rescore goes not with --listen."),
         (("-p", "x", "--id-slot", -1), "--id-slot is outside 0..65536."),
         (("-p", "x", "--request", "[1]"), "is not a JSON object"),
+        (("-p", "x", "--request", '{"stream": false}'), "--request sets stream"),
         (("-p", "x", "--api-key-env", "NO_SUCH_KEY"), "The environment has no NO_SUCH_KEY."),
         (("-p", "x", "--top-p", 3), "--top-p is outside"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 
 from engine.compare import llama_library
 from engine.compare.llama_library import check_library, environment, folder_of, how_it_ended
+from engine.compare.llama_process import LlamaProcess
 from engine.errors import OptionError, PeerLibraryError
+from resources import DEMO_TARGET
+from tests.support.fake_llama import without_binding
 
 SIZE = "llama_context_default_params"
 
@@ -96,3 +100,33 @@ def test_ends_in_words() -> None:
         "signal SIGABRT",
         "signal SIGSEGV",
     ]
+
+
+def test_a_process_without_the_binding_is_a_sentence_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without_binding(monkeypatch)
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(*args: Any, **settings: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*args, **settings))
+        return started[-1]
+
+    monkeypatch.setattr("engine.compare.llama_process.subprocess.Popen", start)
+    with pytest.raises(OptionError, match="pip install"):
+        LlamaProcess(DEMO_TARGET)
+    assert [child.returncode for child in started] == [0]
+
+
+def test_a_process_that_ends_by_itself_is_told_with_its_last_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    says = "import sys; print('src/a/b.cpp:7: GGML_ASSERT(x) failed', file=sys.stderr); sys.exit(3)"
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        "engine.compare.llama_process.subprocess.Popen",
+        lambda words, **settings: popen([words[0], "-c", says], **settings),
+    )
+    with pytest.raises(PeerLibraryError, match=r"in open: b\.cpp:7: GGML_ASSERT\(x\) failed\. "):
+        LlamaProcess(DEMO_TARGET)

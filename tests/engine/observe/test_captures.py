@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from engine.errors import TraceFileError
 from engine.findings.check import find
+from engine.gguf.file import GgufFile
+from engine.gguf.tokenizer import Tokenizer
 from engine.observe.capture import capture_of, read_capture, replay, unpacked, write_capture
 from engine.observe.log_run import fill_log
 from engine.observe.observed_run import ObservedRun, ServerFacts
@@ -20,6 +23,7 @@ from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from tests.support.captures import SHARED, ids_of, imported, load, rounds_of
 
+DEMO = Path(__file__).parents[3] / "resources" / "demo"
 # rows, tokens, accepted, drafted, paths but none; of each stream, as the README of the captures has
 TOLD = {
     "plain": [(48, 48, 0, 0, {})],
@@ -136,6 +140,7 @@ def test_a_log_adds_drafts_drafters_and_what_a_stream_holds_back() -> None:
     rejected = [row for row in rejected if row["kind"] == "rejected"]
     assert len(rejected) >= 80
     assert all(0 <= row["draft_p"] <= 1 and row["draft_top_id"][2] for row in rejected[:20])
+    assert all(store.pieces[row["token_id"]] for row in rejected if row["draft_p"] is not None)
     assert {n for (n,) in rounds_of(store, 0, "n_rs_seq")} == {3}
     paths = rounds_of(store, 1, "rollback_path", "checkpoint_bytes", "replay_ms")
     assert [bool(ms) and size == 430252 for path, size, ms in paths if path == "restore_depth"] == [
@@ -253,3 +258,23 @@ def test_every_capture_of_the_folder_is_covered() -> None:
         pytest.skip("the captures are not here")
     found = {path.name.removesuffix(".json.gz") for path in SHARED.glob("*.json.gz")}
     assert found <= {*STREAMED, "light-log", "inprocess"}
+
+
+def test_a_vocabulary_gives_ids_of_prompts_and_chats() -> None:
+    with GgufFile.open(DEMO / "demo-target.gguf") as file:
+        vocabulary = Tokenizer.from_gguf(file)
+    store, plain = TraceStore(), TraceStore()
+    capture = replace(load("endpoints"), log="")
+    replay(capture, store, vocabulary=vocabulary)
+    replay(capture, plain)
+    told = ids_of(store, 0, "prompt")
+    assert (
+        vocabulary.decode([token for token in told if token is not None]) == "def quicksort(arr):"
+    )
+    assert not ids_of(plain, 0, "prompt")
+    chat = 5
+    assert set(ids_of(plain, chat, *EMITTED_KINDS)) == {None}
+    found = ids_of(store, chat, *EMITTED_KINDS)
+    logged = imported(load("endpoints"), with_log=True)
+    assert found == ids_of(logged, chat, *EMITTED_KINDS)
+    assert store.runs[0]["columns"]["tokens"]["token_id"] == "derived"

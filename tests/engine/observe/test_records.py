@@ -446,6 +446,16 @@ def refused(data: bytes | Any) -> TraceFileError:
     return error
 
 
+def test_our_own_figures_are_no_records_of_others(tmp_path: Path) -> None:
+    store = filled("vllm-detailed-stream.json")
+    export_csv(store, tmp_path / "trace")
+    session = json.loads((tmp_path / "trace" / "session.json").read_bytes())
+    (facts,) = session["runs"].values()
+    figures = as_bytes({"runs": [{"summary": facts["summary"]}]})
+    assert recognise(figures) is None
+    assert "no key" in refused(figures).message
+
+
 def test_keys_of_two_engines_ask_which() -> None:
     both = {"spec_verify_ct": 12, "inner": {"total_accepted_draft_tokens": 16}}
     error = refused(both)

@@ -263,13 +263,11 @@ def test_hostile_facts_make_no_finding_that_cannot_be_written(session) -> None:
         wrong = {**sequence, "seq_id": 1, "changed": {**sequence["changed"], name: value}}
         run.facts["rescored"] = {**found, "sequences": [wrong]}
         record_findings(run.store, [run.run_id])
-    run.facts["triage"] = {"pairs": [{"verdict": "different", "b": {"round": -5}, "seq_b": 2**70}]}
-    record_findings(run.store, [run.run_id])
     assert len(run.store.findings) == 1
 
 
 def test_a_text_longer_than_the_model_was_trained_for_is_scored(session) -> None:
     n = session.config.n_ctx_train + 100
-    run = observed_run([(0, 0, [220])] * n, settings={"temperature": 5.0})
+    run = observed_run([(0, 0, [220])] * n, settings={"temperature": 0, "mirostat": 2})
     (sequence,) = rescore(session, run.store, run.run_id, assume_same=True).sequences
     assert sequence.n_tokens == n

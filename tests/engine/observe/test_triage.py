@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.findings.check import recorded
 from engine.observe.rescore import rescore
-from engine.observe.triage import Triage, record_triage, triage
+from engine.observe.triage import Triage, triage
+from engine.options import RunOptions
 from engine.session import Session
 from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
 from tests.support.observed_texts import (
     GREEDY,
@@ -105,13 +106,17 @@ def test_tokens_without_ids_are_compared_by_their_text(session) -> None:
     assert hidden.pairs[0].n_same == 2 and "neither an id nor a text" in hidden.pairs[0].reason
 
 
-def test_what_was_found_becomes_a_finding_of_the_second_run(session) -> None:
-    first = observed_run(PLAIN)
-    second = observed_run(with_token(GREEDY, 20, 700), store=first.store)
-    found = judged(session, first, second)
-    record_triage(found, first, second)
-    (finding,) = [f for f in recorded(first.store) if f.rule == "texts-part"]
-    assert (finding.run_id, finding.round, finding.severity) == (second.run_id, 11, "warning")
-    assert "run 0" in finding.message and "not the target's choice" in finding.evidence
-    record_triage(triage(first, RunRef(first.store, first.run_id)), first, first)
-    assert len([f for f in recorded(first.store) if f.rule == "texts-part"]) == 1
+def test_a_run_of_our_own_tells_the_gap_by_its_own_probabilities(session, logits) -> None:
+    store = TraceStore()
+    options = RunOptions(n_predict=len(IDS))
+    run = session.start([session.prompt(PROMPT)], options, store)
+    while run.step():
+        pass
+    own = RunRef(store, 0)
+    assert triage(own, observed_run()).verdict == "same"
+    second = int(np.argsort(logits[20])[-2])
+    found = triage(own, observed_run(with_token(GREEDY, 20, second)))
+    (pair,) = found.pairs
+    gap = float(logits[20].max() - logits[20, second])
+    assert pair.gap == pytest.approx(gap, rel=1e-3) and found.verdict == "unknown"
+    assert "not measured" in pair.reason and pair.a is not None and pair.a.short == 0
