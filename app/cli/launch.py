@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         help="model to open, of a multi-part model the first part; or the folder of an "
-        "exported trace, which takes no model",
+        "exported trace, or a capture, log or record of another engine, which take no model",
     )
     parser.add_argument(
         "-m",
@@ -74,9 +74,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _trace(paths: list[Path]) -> Path | None:
-    """The folder of the trace among the arguments, None when they are models."""
+    """The folder of the trace among the arguments, or what another engine wrote; None when they
+    are models."""
     folders = [path for path in paths if path.is_dir()]
     traces = [folder for path in paths if (folder := find_trace(path)) is not None]
+    others = [path for path in paths if path.is_file() and path.suffix.lower() != ".gguf"]
+    if others and not traces:
+        from engine.observe.importing import recognise_file
+
+        traces = [path for path in others if recognise_file(path)]
     if folders and not traces:
         raise OptionError(
             f"{folders[0]} is no exported trace: {SESSION_FILE} is missing.",

@@ -11,8 +11,6 @@ from PySide6.QtWidgets import QWidget
 
 from engine.trace.reopen import find_trace
 
-_HEAD = 1 << 16
-"""Bytes that tell what a file is."""
 _MOST_LOOKED_AT = 8
 
 
@@ -40,19 +38,11 @@ def what_is(data: QMimeData) -> DroppedFiles | None:
         by_size = sorted(models, key=lambda path: path.stat().st_size, reverse=True)
         return DroppedFiles(tuple(by_size[:2]))
     traces = [folder for path in paths if (folder := find_trace(path)) is not None]
-    traces = traces or [path for path in paths[:_MOST_LOOKED_AT] if _is_foreign(path)]
+    if not traces:
+        from engine.observe.importing import recognise_file
+
+        traces = [path for path in paths[:_MOST_LOOKED_AT] if recognise_file(path)]
     return DroppedFiles(trace=traces[0]) if traces else None
-
-
-def _is_foreign(path: Path) -> bool:
-    """Whether another engine wrote a file, by the beginning of its content."""
-    from engine.observe.importing import recognise
-
-    try:
-        with path.open("rb") as file:
-            return recognise(file.read(_HEAD)) is not None
-    except OSError:
-        return False
 
 
 class DropTarget(QObject):

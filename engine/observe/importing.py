@@ -39,6 +39,15 @@ def before_and_after(paths: Sequence[Path]) -> Iterator[tuple[Path, Path | None]
         at += 2 if is_pair else 1
 
 
+def recognise_file(path: Path) -> str | None:
+    """The same of a file, by its beginning; None also where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return recognise(file.read(_HEAD))
+    except OSError:
+        return None
+
+
 def import_file(
     store: TraceStore,
     path: Path,

@@ -131,3 +131,12 @@ def test_qt_missing_altogether_names_the_package(cli: Cli, monkeypatch: pytest.M
     outcome = cli("--demo")
     assert outcome.status == 1
     assert "The Python package PySide6 is missing" in outcome.err
+
+
+def test_what_another_engine_wrote_is_opened_like_a_trace(
+    cli: Cli, opened: list[object], tmp_path: Path
+) -> None:
+    record = tmp_path / "record.json"
+    record.write_text('{"num_spec_steps": 2, "mean_acceptance_length": 1.5, "engine": "vllm"}')
+    assert cli(record).status == 0
+    assert opened == [record]

@@ -318,10 +318,11 @@ def test_other_programs_are_watched(
     client.start()
     until(qtbot, lambda: bool(done) and n_rounds(at_servers) > 40)
     client.join()
+    assert str(shown.facts["listens_at"]) in "".join(messages(at_servers))
     with qtbot.waitSignal(at_servers.bridge.run_ended, timeout=WAIT_MS):
         trigger(at_servers, "run.stop")
     until(qtbot, lambda: at_servers.bridge.state is State.READY)
-    assert str(shown.facts["listens_at"]) in "".join(messages(at_servers))
+    assert messages(at_servers) == [], "nothing is recorded any more"
     assert done == [200]
     assert at_servers.status.chips["acceptance"].text == f"{43 / 152:.3g}"
 
