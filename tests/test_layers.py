@@ -109,8 +109,8 @@ def test_engine_and_kernels_load_without_qt() -> None:
         "engine.model.info",
         "engine.trace.export",
         "engine.options",
-        "engine.observe.observing",
-        "engine.observe.proxy_run",
+        "engine.observe.server.server_run",
+        "engine.observe.proxy.proxy_run",
         "app.engine_thread.worker",
     ],
 )
@@ -120,6 +120,6 @@ def test_modules_of_the_first_second_load_without_torch(module: str) -> None:
 
 def test_what_talks_to_servers_loads_its_libraries_when_it_does() -> None:
     loaded = loaded_after(
-        "import engine.observe.observing, engine.observe.proxy_run, app.shell.gui"
+        "import engine.observe.server.server_run, engine.observe.proxy.proxy_run, app.shell.gui"
     )
     assert loaded.isdisjoint({"httpx", "uvicorn", "prometheus_client", "keyring"})

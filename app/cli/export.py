@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the records, tell how many."""
-    from engine.observe.records.aiperf import acceptance_records
+    from engine.observe.files.records.aiperf import acceptance_records
     from engine.trace.reopen import open_trace
 
     check_output(args.aiperf, "--aiperf")

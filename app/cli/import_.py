@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The files and where the trace goes."""
-    from engine.observe.importing import NAMES
+    from engine.observe.files.importing import NAMES
 
     parser.add_argument(
         "files",
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.findings.check import record_findings, recorded
     from engine.gguf.file import GgufFile
     from engine.gguf.tokenizer import Tokenizer
-    from engine.observe.importing import before_and_after, import_file
+    from engine.observe.files.importing import before_and_after, import_file
     from engine.trace.export import check_target, export_csv
     from engine.trace.store import TraceStore
 

@@ -80,7 +80,7 @@ def _trace(paths: list[Path]) -> Path | None:
     traces = [folder for path in paths if (folder := find_trace(path)) is not None]
     others = [path for path in paths if path.is_file() and path.suffix.lower() != ".gguf"]
     if others and not traces:
-        from engine.observe.importing import recognise_file
+        from engine.observe.files.importing import recognise_file
 
         traces = [path for path in others if recognise_file(path)]
     if folders and not traces:

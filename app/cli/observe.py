@@ -24,18 +24,18 @@ from app.cli.run import headline
 from app.cli.run_arguments import add_prompts
 from app.cli.server import add_key, connect, note
 from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError
-from engine.observe.request_options import PER_REQUEST, RequestOptions, why_not_sent
+from engine.observe.server.request_options import PER_REQUEST, RequestOptions, why_not_sent
 from engine.option_fields import options_in
 from engine.options import RunOptions
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from engine.observe.client import ServerClient
-    from engine.observe.observed_run import ServerFacts
-    from engine.observe.observing import AnsweredSequence, ServerRun
-    from engine.observe.request_options import ServerRequest
-    from engine.observe.rescore import Rescored
+    from engine.observe.rescoring.rescore import Rescored
+    from engine.observe.rounds.observed_run import ServerFacts
+    from engine.observe.server.client import ServerClient
+    from engine.observe.server.request_options import ServerRequest
+    from engine.observe.server.server_run import AnsweredSequence, ServerRun
     from engine.session import Session
 
 _COLOURS = {"accepted": 32, "bonus": 36, "replacement": 33, "unknown": 90}
@@ -135,8 +135,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _facts_for_listening(args: argparse.Namespace) -> ServerFacts:
     """What the server says of itself; its clients bring keys of their own, so ours may lack."""
-    from engine.observe.client import server_address
-    from engine.observe.observed_run import ServerFacts
+    from engine.observe.rounds.observed_run import ServerFacts
+    from engine.observe.server.client import server_address
 
     if args.sources:
         raise OptionError("Prompts are given, and an address to listen at.", "Leave out one.")
@@ -162,7 +162,7 @@ def _ask(
     options: RunOptions,
     more: RequestOptions,
 ) -> int:
-    from engine.observe.observing import ServerRun
+    from engine.observe.server.server_run import ServerRun
 
     session = None if args.rescore is None else _session(args.rescore)
     _tell_server(client, facts)
@@ -227,8 +227,8 @@ def _rescore(
     args: argparse.Namespace, session: Session, client: ServerClient, job: ServerRun
 ) -> Rescored:
     """Let the model judge what the server emitted."""
-    from engine.observe.identity import LiveServer, identify
-    from engine.observe.rescore import rescore
+    from engine.observe.rescoring.identity import LiveServer, identify
+    from engine.observe.rescoring.rescore import rescore
 
     facts = job.trace.runs[job.run_id]
     try:
@@ -252,7 +252,7 @@ def _request(
     options: RunOptions,
     more: RequestOptions,
 ) -> ServerRequest:
-    from engine.observe.request_options import chat_completion, completion
+    from engine.observe.server.request_options import chat_completion, completion
 
     if args.chat and isinstance(source, str):
         return chat_completion(client, source, args.chat_template_kwargs, options, more)
@@ -329,7 +329,7 @@ def _print_summary(job: ServerRun, rescored: Rescored | None) -> None:
 
 def _counts(job: ServerRun) -> Iterator[tuple[str, float, int]]:
     """What the server's counters and we say of the run, where it has them."""
-    from engine.observe.counters import NAMES, counted
+    from engine.observe.rounds.counters import NAMES, counted
 
     for name, count in counted(job.trace, job.run_id).items():
         if name in job.counted.moved:

@@ -17,9 +17,9 @@ from engine.trace.store import TraceStore
 from engine.trace.timings import summary
 
 if TYPE_CHECKING:
-    from engine.observe.observed_run import ObservedRequest, ServerFacts
-    from engine.observe.proxy_run import ProxyRun
-    from engine.observe.stream import Timings
+    from engine.observe.proxy.proxy_run import ProxyRun
+    from engine.observe.rounds.observed_run import ObservedRequest, ServerFacts
+    from engine.observe.rounds.stream import Timings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def listen(args: argparse.Namespace, server: ServerFacts) -> int:
     """Pass on and record until a signal comes, which is how this ends."""
-    from engine.observe.proxy import listening_address
-    from engine.observe.proxy_run import ProxyRun
+    from engine.observe.proxy.proxy import listening_address
+    from engine.observe.proxy.proxy_run import ProxyRun
 
     host, port = listening_address(args.listen)
     run = ProxyRun(

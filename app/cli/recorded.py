@@ -16,7 +16,7 @@ from engine.trace.export import check_target, export_csv
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from engine.observe.observed_run import ObservedRun
+    from engine.observe.rounds.observed_run import ObservedRun
 
 _CONTENT_S = 1.0
 """How long an export waits for the hash of the tensors, seconds."""
@@ -110,7 +110,7 @@ def record(
 
 def keep_capture(run: ObservedRun, path: Path) -> None:
     """Write what was sent to a server and what came back, and tell where. Raises TraceFileError."""
-    from engine.observe.capture import capture_of, write_capture
+    from engine.observe.files.capture import capture_of, write_capture
 
     write_capture(path, capture_of(run, path.name.split(".")[0]))
     with suppress(OSError):  # the terminal may be gone

@@ -21,7 +21,7 @@ from engine.findings.rescored import TEXT_CHANGED
 from engine.trace.export import export_csv
 
 if TYPE_CHECKING:
-    from engine.observe.rescore import Rescored, RescoredSequence
+    from engine.observe.rescoring.rescore import Rescored, RescoredSequence
     from engine.session import Session
     from engine.trace.store import TraceStore
 
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
 def opened_trace(path: Path) -> TraceStore:
     """The trace in a folder, or what a file of another engine holds."""
-    from engine.observe.importing import import_file
+    from engine.observe.files.importing import import_file
     from engine.trace.reopen import find_trace, open_trace
     from engine.trace.store import TraceStore
 
@@ -129,7 +129,7 @@ def opened_trace(path: Path) -> TraceStore:
 
 def runs_with_text(store: TraceStore, path: Path) -> list[int]:
     """Runs that emitted tokens."""
-    from engine.observe.texts import rows_by_sequence
+    from engine.observe.rescoring.texts import rows_by_sequence
     from engine.trace.records import EMITTED_KINDS
 
     found = [run for run in store.runs if rows_by_sequence(store, run, EMITTED_KINDS)]
@@ -141,9 +141,9 @@ def runs_with_text(store: TraceStore, path: Path) -> list[int]:
 def rescored(
     args: argparse.Namespace, session: Session, store: TraceStore, run_id: int
 ) -> Rescored:
-    """One run re-scored as the arguments allow. Raises what engine.observe.rescore does."""
-    from engine.observe.identity import LiveServer, identify
-    from engine.observe.rescore import rescore
+    """One run re-scored as the arguments allow. Raises as rescore does."""
+    from engine.observe.rescoring.identity import LiveServer, identify
+    from engine.observe.rescoring.rescore import rescore
 
     server = None
     with ExitStack() as stack:
@@ -160,7 +160,7 @@ def _all_rescored(
     args: argparse.Namespace, session: Session, store: TraceStore, run_ids: list[int]
 ) -> Iterator[Rescored]:
     """Of several runs, those that can be; why the others cannot is told."""
-    from engine.observe.rescore import NothingToRescoreError
+    from engine.observe.rescoring.rescore import NothingToRescoreError
 
     left = len(run_ids)
     for run_id in run_ids:

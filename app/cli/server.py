@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from engine.errors import ApiKeyError, OptionError
 
 if TYPE_CHECKING:
-    from engine.observe.client import ServerClient
-    from engine.observe.observed_run import ServerFacts
+    from engine.observe.rounds.observed_run import ServerFacts
+    from engine.observe.server.client import ServerClient
 
 
 def add_key(group: argparse._ArgumentGroup) -> None:
@@ -27,8 +27,8 @@ def add_key(group: argparse._ArgumentGroup) -> None:
 def connect(url: str, key_env: str | None) -> tuple[ServerClient, ServerFacts]:
     """The client, and what the server says of itself once it has loaded its model. key_env: the
     variable with the API key, None for the keyring's. Raises OptionError and ServerError."""
-    from engine.observe.api_keys import stored_key
-    from engine.observe.client import ServerClient
+    from engine.observe.server.api_keys import stored_key
+    from engine.observe.server.client import ServerClient
 
     key = None
     if key_env is not None:

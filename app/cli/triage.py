@@ -16,7 +16,7 @@ from engine.trace.run_ref import RunRef
 from resources import DEMO_TARGET
 
 if TYPE_CHECKING:
-    from engine.observe.triage import PartingToken, TextPair, Triage
+    from engine.observe.rescoring.triage import PartingToken, TextPair, Triage
     from engine.session import Session
 
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         session = _session(args)
         for one in (a, b):
             rescored(args, session, one.store, one.run_id)
-    from engine.observe.triage import DIFFERENT, UNKNOWN, triage
+    from engine.observe.rescoring.triage import DIFFERENT, UNKNOWN, triage
 
     found = triage(a, b)
     if args.json:

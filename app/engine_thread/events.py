@@ -19,8 +19,8 @@ from engine.trace.store import TraceStore
 if TYPE_CHECKING:
     from engine.compare.fidelity import Fidelity
     from engine.model.info import ModelInfo
-    from engine.observe.observed_run import ServerFacts
-    from engine.observe.triage import Triage
+    from engine.observe.rescoring.triage import Triage
+    from engine.observe.rounds.observed_run import ServerFacts
 
 log = logging.getLogger("draftscope.worker")
 

@@ -17,7 +17,7 @@ from engine.trace.store import TraceStore
 if TYPE_CHECKING:
     from app.engine_thread.events import ModelFiles, Post, RunRescored
     from engine.compare.fidelity import Fidelity
-    from engine.observe.observed_run import ServerFacts
+    from engine.observe.rounds.observed_run import ServerFacts
     from engine.trace.run_ref import RunRef
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
     from engine.compare.fidelity import Fidelity
     from engine.compare.memory_player import MemoryPlay
-    from engine.observe.rescore import Rescored
+    from engine.observe.rescoring.rescore import Rescored
     from engine.run import Run
     from engine.session import Session
 
@@ -106,7 +106,7 @@ class LocalEngine:
     ) -> RunRescored | str:
         """See `app.engine_thread.jobs.Engine`. A model that is not the one in use is loaded beside
         it, and let go of afterwards."""
-        from engine.observe.rescore import SameModelUnknownError, rescore
+        from engine.observe.rescoring.rescore import SameModelUnknownError, rescore
 
         run, cancelled = request.run, request.cancelled.is_set
         if isinstance(session, LocalSession) and session.target == request.target:

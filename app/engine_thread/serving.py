@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, NoReturn
 from app.engine_thread.events import Post, ServerSeen
 from app.engine_thread.jobs import CompareRequest, Job, RunRequest, ScriptRequest, ServerRequest
 from engine.errors import OptionError, ServerError
-from engine.observe.api_keys import store_key, stored_key
+from engine.observe.server.api_keys import store_key, stored_key
 from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from engine.compare.fidelity import Fidelity
-    from engine.observe.client import ServerClient
-    from engine.observe.counters import Counters
-    from engine.observe.observed_run import ServerFacts
+    from engine.observe.rounds.counters import Counters
+    from engine.observe.rounds.observed_run import ServerFacts
+    from engine.observe.server.client import ServerClient
 
 LOOK_S = 2.0
 """Time between two looks at a server, seconds."""
@@ -40,7 +40,7 @@ class ServerEngine:
     ) -> ServedSession:
         """See `app.engine_thread.jobs.Servers`. The key that was given is kept once the server
         has taken it."""
-        from engine.observe.client import ServerClient, server_address
+        from engine.observe.server.client import ServerClient, server_address
 
         address = server_address(request.address)
         progress(0, 0, f"connecting to {address}")
@@ -86,8 +86,8 @@ class ServedSession:
 
     def start(self, request: RunRequest, trace: TraceStore) -> Job:
         """Send the prompts, as many at once as the options say; their replies are the run."""
-        from engine.observe.observing import ServerRun
-        from engine.observe.request_options import chat_completion, completion
+        from engine.observe.server.request_options import chat_completion, completion
+        from engine.observe.server.server_run import ServerRun
 
         requests = [
             completion(text, request.options)
@@ -106,7 +106,7 @@ class ServedSession:
 
     def watch(self, listen: str, trace: TraceStore) -> Job:
         """Pass on what other programs ask, and record it."""
-        from engine.observe.proxy_run import ProxyRun
+        from engine.observe.proxy.proxy_run import ProxyRun
 
         host, _, port = listen.rpartition(":")
         return ProxyRun(self.facts, trace, host, int(port))
@@ -168,7 +168,7 @@ class _Lookout(threading.Thread):
 
     def _counted(self) -> dict[str, float] | None:
         """By how much each counter grew since the first look, or since the server started anew."""
-        from engine.observe.counters import Counters, movement, read_counters
+        from engine.observe.rounds.counters import Counters, movement, read_counters
 
         told = self._client.metrics()
         if told is None:

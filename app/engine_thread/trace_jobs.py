@@ -103,7 +103,7 @@ def start_reading(folder: Path, post: Post) -> TraceJob:
 def _imported(file: Path) -> TraceStore:
     """What another engine wrote as a trace, with what the rules find in it."""
     from engine.findings.check import record_findings
-    from engine.observe.importing import import_file
+    from engine.observe.files.importing import import_file
 
     store = TraceStore()
     record_findings(store, import_file(store, file))
@@ -115,7 +115,7 @@ def start_triage(shown: RunRef, overlaid: RunRef, post: Post) -> TraceJob:
 
     def work(cancelled: Callable[[], bool]) -> None:
         try:
-            from engine.observe.triage import triage
+            from engine.observe.rescoring.triage import triage
 
             found = triage(shown, overlaid)
             if not cancelled():

@@ -56,7 +56,7 @@ from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.compare.fidelity import Fidelity
-    from engine.observe.observed_run import ServerFacts
+    from engine.observe.rounds.observed_run import ServerFacts
 
 
 @dataclass

@@ -13,7 +13,7 @@ from app.models.number_text import format_bytes
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from engine.observe.observed_run import ServerFacts
+    from engine.observe.rounds.observed_run import ServerFacts
 
 _MOST_SLOTS = 16
 

@@ -39,7 +39,7 @@ def what_is(data: QMimeData) -> DroppedFiles | None:
         return DroppedFiles(tuple(by_size[:2]))
     traces = [folder for path in paths if (folder := find_trace(path)) is not None]
     if not traces:
-        from engine.observe.importing import recognise_file
+        from engine.observe.files.importing import recognise_file
 
         traces = [path for path in paths[:_MOST_LOOKED_AT] if recognise_file(path)]
     return DroppedFiles(trace=traces[0]) if traces else None

@@ -93,7 +93,7 @@ class EngineNews(QObject):
     # -- servers ---------------------------------------------------------------------------
 
     def _show_server(self, server: events.ServerConnected) -> None:
-        from engine.observe.request_options import why_not_sent
+        from engine.observe.server.request_options import why_not_sent
 
         panels = self._panels
         self._settings.add_recent_server(server.facts.address)

@@ -14,7 +14,7 @@ from app.models.run_axis import RunOverlay
 from app.shell.panels import Panels
 
 if TYPE_CHECKING:
-    from engine.observe.triage import TextPair
+    from engine.observe.rescoring.triage import TextPair
 
 
 class RunPairs(QObject):

@@ -1,4 +1,4 @@
-"""The rule about tokens that this engine has judged again (engine.observe.rescore)."""
+"""The rule about tokens that this engine has judged again (engine.observe.rescoring.rescore)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.observe.capture import Capture, read_capture, replay
+from engine.observe.files.capture import Capture, read_capture, replay
 from engine.trace.store import TraceStore
 
 SHARED = Path(__file__).parents[3] / "shared" / "captures"

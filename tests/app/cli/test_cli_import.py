@@ -92,6 +92,6 @@ def test_a_log_belongs_to_one_capture(cli: Cli) -> None:
 
 
 def _text(path: Path) -> bytes:
-    from engine.observe.capture import unpacked
+    from engine.observe.files.capture import unpacked
 
     return unpacked(path.read_bytes())

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from app.__main__ import main
-from engine.observe.proxy_run import ProxyRun
+from engine.observe.proxy.proxy_run import ProxyRun
 from engine.trace.reopen import open_trace
 from tests.support.scripted_server import Reply, ScriptedServer, cut, stream
 

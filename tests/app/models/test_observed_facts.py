@@ -9,7 +9,7 @@ import pytest
 from app.models.observed_facts import observed_text
 from app.models.run_facts import effective, engine_name, is_ours, run_names
 from app.models.server_facts import known_facts, server_name, slot_lines
-from engine.observe.observed_run import ServerFacts
+from engine.observe.rounds.observed_run import ServerFacts
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 

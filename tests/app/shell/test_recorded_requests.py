@@ -19,7 +19,7 @@ from app.views.acceptance import AcceptanceView
 from app.views.timing import TimingView
 from app.views.tokens import TokensView
 from app.views.what_if import WhatIfView
-from engine.observe.records import fill
+from engine.observe.files.records import fill
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.run_ref import RunRef

@@ -1,0 +1,361 @@
+"""Captures: what was sent to a server and what came back, kept in a file.
+
+The format is one JSON object, gzipped or not; it holds all that rounds are told from, so that
+better rules can read old captures.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.errors import TraceFileError
+from engine.observe.rounds.fill import Vocabulary
+from engine.observe.rounds.observed_run import Attachment, ObservedRequest, ObservedRun, ServerFacts
+from engine.observe.rounds.raw import RawStore
+from engine.observe.rounds.request_facts import as_fact
+from engine.observe.rounds.stream import UnreadableError, read_json
+from engine.trace.store import TraceStore
+
+MOST_BYTES = 512 << 20
+"""Longest file that is read, unpacked."""
+_FORMATS = ("draftscope-capture", "draftscope-proxy-record")
+_FACTS = {"about": "about", "args": "server_args", "engine": "captured_from"}
+"""What a capture says of itself, and the facts of a run that it becomes."""
+_MARKS = re.compile(rb'"format"\s*:\s*"(%s)"|"log"\s*:\s*\[' % "|".join(_FORMATS).encode())
+_REMEDY = "Choose a capture that Draftscope wrote."
+_LONGEST_MS = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedRequest:
+    """One request. pieces: of the reply, with the time of their arrival in milliseconds. has_left:
+    the client did not wait for the end."""
+
+    path: str
+    body: Mapping[str, Any]
+    sent_ms: float
+    head_ms: float
+    done_ms: float
+    status: int
+    content_type: str
+    pieces: tuple[tuple[float, bytes], ...] = ()
+    has_left: bool = False
+    broke: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """All that was kept of an attachment. log: text of the server's log, empty without one."""
+
+    name: str = ""
+    props: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, Any] = field(default_factory=dict)
+    requests: tuple[CapturedRequest, ...] = ()
+    log: str = ""
+    metrics: tuple[str, str] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def is_capture(data: bytes) -> bool:
+    """Whether a file's first bytes may be those of a capture."""
+    head = unpacked(data[: 1 << 16], strict=False)[: 1 << 12].lstrip()
+    return head.startswith(b"{") and _MARKS.search(head) is not None
+
+
+def unpacked(data: bytes, *, strict: bool = True) -> bytes:
+    """The content of a file that may be gzipped. Raises TraceFileError for one that is damaged or
+    too large, unless not strict: then what can be read."""
+    if data[:2] != b"\x1f\x8b":
+        return data
+    decoder = zlib.decompressobj(31)
+    try:
+        text = decoder.decompress(data, MOST_BYTES)
+    except zlib.error as error:
+        raise TraceFileError("The file is not whole: it cannot be unpacked.", _REMEDY) from error
+    if strict and (decoder.unconsumed_tail or not decoder.eof):
+        raise TraceFileError("The file is not whole, or too large to be read.", _REMEDY)
+    return text
+
+
+def read_capture(data: bytes, name: str) -> Capture:
+    """Read a capture. name: of the file, for messages. Raises TraceFileError."""
+    try:
+        said = read_json(unpacked(data))
+    except UnreadableError:
+        raise TraceFileError(f"{name} is not valid JSON.", _REMEDY) from None
+    if not isinstance(said, dict):
+        raise TraceFileError(f"{name} is no capture.", _REMEDY)
+    requests = said.get("requests", said.get("records", []))
+    log = said.get("log")
+    if not isinstance(requests, list) or not (requests or log):
+        raise TraceFileError(f"{name} has neither requests nor a log.", _REMEDY)
+    first_unix = min((_time(r, "t_unix", 0.0) for r in requests if isinstance(r, dict)), default=0)
+    found = []
+    for number, one in enumerate(requests):
+        place = f"{name}: request {number + 1}"
+        if not isinstance(one, dict):
+            raise TraceFileError(f"{place} is no object.", _REMEDY)
+        found.append(_request(one, place, first_unix))
+    return Capture(
+        name,
+        _object(said.get("props")),
+        _object(said.get("models")),
+        tuple(found),
+        _log(log),
+        _metrics(said),
+        {_FACTS[key]: said[key] for key in _FACTS if key in said},
+    )
+
+
+def replay(
+    capture: Capture,
+    store: TraceStore,
+    *,
+    attachment: Attachment = "record",
+    log: str = "",
+    file: str = "",
+    vocabulary: Vocabulary | None = None,
+) -> int:
+    """Write a capture as a run of a trace; returns its id.
+
+    log: text of the server's log, where the capture has none. file: name of the capture's file.
+    vocabulary: of the server's model, for ids that were not told. Raises TraceFileError for a log
+    that cannot be read.
+    """
+    text = log or capture.log
+    # what the server is made of is learned before the first row is written
+    known = _replayed(capture, TraceStore(), attachment, text, file, None, None)
+    return _replayed(capture, store, attachment, text, file, known, vocabulary).run_id
+
+
+def _replayed(
+    capture: Capture,
+    store: TraceStore,
+    attachment: Attachment,
+    log: str,
+    file: str,
+    known: ObservedRun | None,
+    vocabulary: Vocabulary | None,
+) -> ObservedRun:
+    server = ServerFacts(capture.name or file, props=capture.props, models=capture.models)
+    facts = {"file": file} | {key: as_fact(value) for key, value in capture.facts.items()}
+    run = ObservedRun(
+        store,
+        attachment,
+        server,
+        patience_ms=math.inf,
+        known=known,
+        keep_raw=False,
+        vocabulary=vocabulary,
+        **facts,
+    )
+    if log:
+        run.log(log)
+        run.log_ended()
+    open_requests: dict[int, ObservedRequest] = {}
+    for at_ms, _, number, what, value in sorted(_events(capture), key=lambda one: one[:3]):
+        request = capture.requests[number]
+        if what == "sent":
+            asked = "timings_per_token" in request.body
+            open_requests[number] = run.request(
+                request.path, request.body, at_ms, streamed_by_us=not asked
+            )
+            continue
+        observed = open_requests[number]
+        if what == "head":
+            observed.head(request.status, {"Content-Type": request.content_type}, at_ms)
+        elif what == "data":
+            observed.data(value, at_ms)
+        elif request.has_left:
+            observed.left(at_ms)
+        elif request.broke:
+            observed.broke(request.broke, at_ms)
+        else:
+            observed.done(at_ms)
+    if capture.metrics is not None:
+        with suppress(ValueError):  # a text that is none says nothing
+            run.counters(*capture.metrics)
+    run.end()
+    return run
+
+
+def _events(capture: Capture) -> Iterator[tuple[float, int, int, str, bytes]]:
+    """Everything that happened: time, order at equal times, request, what, bytes."""
+    order = 0
+    for number, one in enumerate(capture.requests):
+        at = one.sent_ms
+        for what, when, value in (
+            ("sent", one.sent_ms, b""),
+            ("head", one.head_ms, b""),
+            *(("data", when, piece) for when, piece in one.pieces),
+            ("done", one.done_ms, b""),
+        ):
+            at, order = max(at, when), order + 1
+            yield at, order, number, what, value
+
+
+def capture_of(run: ObservedRun, name: str = "") -> Capture:
+    """What a run has kept of all that was sent and received."""
+    raw = run.raw if run.raw is not None else RawStore()
+    requests = tuple(
+        CapturedRequest(
+            one.path,
+            one.body,
+            one.sent_ms,
+            one.head_ms,
+            one.done_ms,
+            one.status,
+            one.content_type,
+            tuple(one.pieces),
+            one.has_left,
+            one.broke if one.is_whole else "No room was left to keep the rest of the reply.",
+        )
+        for one in raw.requests
+    )
+    return Capture(
+        name,
+        run.server.props,
+        run.server.models,
+        requests,
+        "".join(raw.log),
+        raw.metrics,
+        {"captured_from": run.server.engine},
+    )
+
+
+def write_capture(path: Path, capture: Capture) -> None:
+    """Write a capture, gzipped where the name ends with .gz. Raises TraceFileError."""
+    said: dict[str, Any] = {
+        "format": _FORMATS[0],
+        "version": 1,
+        "name": capture.name,
+        **{key: capture.facts[name] for key, name in _FACTS.items() if name in capture.facts},
+        "props": capture.props,
+        "models": capture.models,
+        "requests": [_written(one) for one in capture.requests],
+    }
+    if capture.log:
+        said["log"] = capture.log.split("\n")
+    if capture.metrics is not None:
+        for key, text in zip(("metrics_before", "metrics_after"), capture.metrics, strict=True):
+            said[key] = {"text": text}
+    data = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode(
+        "utf-8", "backslashreplace"
+    )
+    try:
+        if path.suffix == ".gz":
+            packed = io.BytesIO()
+            with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as file:
+                file.write(data)
+            data = packed.getvalue()
+        path.write_bytes(data)
+    except OSError as error:
+        raise TraceFileError(
+            f"{path} cannot be written: {error.strerror or error}.", "Choose another file."
+        ) from error
+
+
+def _written(one: CapturedRequest) -> dict[str, Any]:
+    reply: dict[str, Any] = {
+        "sent_ms": one.sent_ms,
+        "status": one.status,
+        "headers": {"Content-Type": one.content_type},
+        "head_ms": one.head_ms,
+        "done_ms": one.done_ms,
+    }
+    if "event-stream" in one.content_type:
+        reply["events"] = [[at, event] for at, event in _cut_events(one.pieces)]
+    else:
+        reply["body"] = b"".join(piece for _, piece in one.pieces).decode("utf-8", "replace")
+    found: dict[str, Any] = {"path": one.path, "body": one.body, "reply": reply}
+    if one.has_left:
+        found["abort_after"] = len(reply.get("events", ()))
+    if one.broke:
+        found["broke"] = one.broke
+    return found
+
+
+def _cut_events(pieces: tuple[tuple[float, bytes], ...]) -> Iterator[tuple[float, str]]:
+    """Events with the time at which they were complete; what is left is one by itself."""
+    rest, at = b"", 0.0
+    for at, piece in pieces:
+        *events, rest = (rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
+        yield from ((at, event.decode("utf-8", "replace")) for event in events)
+    if rest.strip():
+        yield at, rest.decode("utf-8", "replace")
+
+
+def _request(one: dict[str, Any], place: str, first_unix: float) -> CapturedRequest:
+    """A request of a capture, or of a proxy's record, whose reply lies flat in it and whose times
+    count from its own beginning."""
+    reply = one.get("reply", one)
+    if not isinstance(reply, dict) or not isinstance(one.get("path"), str):
+        raise TraceFileError(f"{place} has no path or no reply.", _REMEDY)
+    begun = (_time(one, "t_unix", first_unix) - first_unix) * 1e3
+    headers = reply.get("headers")
+    kinds = {str(k).lower(): v for k, v in headers.items()} if isinstance(headers, dict) else {}
+    sent = begun + _time(reply, "sent_ms", 0.0)
+    head = max(begun + _time(reply, "head_ms", 0.0), sent)
+    pieces: list[tuple[float, bytes]] = []
+    events = reply.get("events")
+    if isinstance(events, list):
+        for event in events:
+            if not (isinstance(event, list) and len(event) == 2 and isinstance(event[1], str)):
+                raise TraceFileError(f"{place} has an event that is no time and text.", _REMEDY)
+            at = begun + _time({"at": event[0]}, "at", 0.0)
+            pieces.append((at, event[1].encode("utf-8", "replace") + b"\n\n"))
+    else:
+        text = reply.get("body") if reply is not one else reply.get("text")
+        if isinstance(text, str):
+            pieces.append((head, text.encode("utf-8", "replace")))
+    kind = kinds.get("content-type", "text/event-stream" if isinstance(events, list) else "")
+    if reply is one:  # the headers of a proxy's record are those of the request
+        kind = "text/event-stream" if isinstance(events, list) else "application/json"
+    status = reply.get("status", 200)
+    broke = one.get("broke")
+    return CapturedRequest(
+        one["path"][:1000],
+        _object(one.get("body")),
+        sent,
+        head,
+        max(begun + _time(reply, "done_ms", 0.0), head),
+        status if isinstance(status, int) else 200,
+        kind if isinstance(kind, str) else "",
+        tuple(pieces),
+        has_left=bool(one.get("abort_after")),
+        broke=broke if isinstance(broke, str) else "",
+    )
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _time(said: dict[str, Any], name: str, default: float) -> float:
+    value = said.get(name, default)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value <= _LONGEST_MS else default
+
+
+def _log(log: Any) -> str:
+    if isinstance(log, list):
+        return "\n".join(line for line in log if isinstance(line, str))
+    return log if isinstance(log, str) else ""
+
+
+def _metrics(said: dict[str, Any]) -> tuple[str, str] | None:
+    texts = [_object(said.get(key)).get("text") for key in ("metrics_before", "metrics_after")]
+    before, after = texts
+    if isinstance(before, str) and isinstance(after, str):
+        return before, after
+    return None

@@ -1,0 +1,103 @@
+"""Files of other engines as runs of a trace, recognised by their content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from engine.errors import TraceFileError
+from engine.observe.files import records
+from engine.observe.files.capture import MOST_BYTES, is_capture, read_capture, replay, unpacked
+from engine.observe.files.records import METRICS
+from engine.observe.rounds.fill import Vocabulary
+from engine.observe.rounds.log import is_log
+from engine.observe.rounds.log_run import fill_log
+from engine.trace.store import TraceStore
+
+CAPTURE, LOG = "capture", "log"
+NAMES = (CAPTURE, LOG, *records.NAMES)
+"""What a file may be said to be, where its content leaves that open."""
+_HEAD = 1 << 16
+
+
+def recognise(data: bytes) -> str | None:
+    """The name of what a file holds, from its bytes or their beginning; None if it is unknown."""
+    if is_capture(data):
+        return CAPTURE
+    head = unpacked(data[:_HEAD], strict=False)[:_HEAD]
+    return LOG if is_log(head) else records.recognise(head)
+
+
+def before_and_after(paths: Sequence[Path]) -> Iterator[tuple[Path, Path | None]]:
+    """Files, each with the next one if both are counters of a server: scrapes taken before and
+    after something. Raises TraceFileError for a file that cannot be read."""
+    at = 0
+    while at < len(paths):
+        both = paths[at : at + 2]
+        is_pair = len(both) == 2 and all(recognise(read_bytes(p)) == METRICS for p in both)
+        yield both[0], both[1] if is_pair else None
+        at += 2 if is_pair else 1
+
+
+def recognise_file(path: Path) -> str | None:
+    """The same of a file, by its beginning; None also where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return recognise(file.read(_HEAD))
+    except OSError:
+        return None
+
+
+def import_file(
+    store: TraceStore,
+    path: Path,
+    *,
+    name: str | None = None,
+    log: Path | None = None,
+    later: Path | None = None,
+    vocabulary: Vocabulary | None = None,
+) -> list[int]:
+    """Write a file as runs of a trace; returns their ids.
+
+    name: one of NAMES, else the content decides. log: the server's log, for a capture that has
+    none. later: of counters, those taken afterwards. vocabulary: of a capture's model, for ids that
+    were not told. Raises TraceFileError for a file that cannot
+    be read or is unknown.
+    """
+    data = read_bytes(path)
+    # what a record is known by may stand at its end
+    kind = name or recognise(data) or records.recognise(unpacked(data))
+    if kind == CAPTURE:
+        text = unpacked(read_bytes(log)).decode("utf-8", "replace") if log is not None else ""
+        capture = read_capture(data, path.name)
+        if not capture.requests:
+            return [fill_log(store, capture.log, path.name)]
+        return [replay(capture, store, log=text, file=path.name, vocabulary=vocabulary)]
+    if log is not None:
+        raise TraceFileError(
+            f"{path.name} is no capture, so {log.name} cannot be joined to it.",
+            "Name a log together with a capture, or by itself.",
+        )
+    if kind == LOG:
+        return [fill_log(store, unpacked(data).decode("utf-8", "replace"), path.name)]
+    if kind is None:
+        raise TraceFileError(
+            f"{path.name} is nothing that another engine is known to write.",
+            "Choose a file that one of the engines in the README wrote, or say --as NAME.",
+        )
+    if later is not None:
+        file = f"{path.name}, {later.name}"
+        return records.fill(store, unpacked(data), file, kind, unpacked(read_bytes(later)))
+    return records.fill(store, unpacked(data), path.name, kind if name else None)
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's bytes. Raises TraceFileError for one that cannot be read or is too large."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise TraceFileError(f"{path.name} is too large to be read.", "Choose a smaller file.")
+        return path.read_bytes()
+    except OSError as error:
+        raise TraceFileError(
+            f"{path} cannot be read: {error.strerror or error}.", "Check the path and its rights."
+        ) from error

@@ -1,0 +1,108 @@
+"""AIPerf's acceptance records: read, and written for every sequence of a trace.
+
+A record has no time and no text, so nothing of a trace but its counts goes into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from engine.observe.files.records.document import Node
+from engine.observe.files.records.request import RecordedRequest
+from engine.observe.files.records.shape import Shape
+from engine.observe.files.records.vllm import read_counts
+from engine.trace.records import MISSING
+from engine.trace.store import TraceStore
+from engine.trace.timings import summary
+
+_OURS = "draftscope"
+
+
+def _read(node: Node) -> RecordedRequest:
+    found, values = read_counts(node, "")
+    found.engine = values.text("engine") or ""
+    found.tell_tokens(None, None, values.count("completion_tokens"))
+    return found
+
+
+AIPERF = Shape(
+    "aiperf",
+    "AIPerf",
+    (("engine", "num_spec_steps", "mean_acceptance_length"), ("engine", "per_step_accepted")),
+    _read,
+)
+
+
+def acceptance_records(store: TraceStore) -> Iterator[tuple[int, int, dict[str, Any] | None]]:
+    """Run, sequence and record of each sequence of a trace, in order. None in place of the record
+    where nothing was drafted, or not enough is known of it.
+
+    What was read from such a record is given back as it was.
+    """
+    rows = _rows_by_sequence(store)
+    told = {
+        (run_id, seq_id): request
+        for run_id, facts in store.runs.items()
+        for request in facts.get("requests", [])
+        for seq_id in request.get("seq_ids", ())
+    }
+    for run_id, seq_id in sorted(rows.keys() | told.keys()):
+        key = run_id, seq_id
+        yield run_id, seq_id, _record(store, key, told.get(key, {}), rows.get(key))
+
+
+def _rows_by_sequence(store: TraceStore) -> dict[tuple[int, int], np.ndarray]:
+    """Rows of `rounds` by run and sequence, int64 [n] each, ascending."""
+    n = len(store.rounds)
+    runs, sequences = (store.rounds.column(name, 0, n) for name in ("run_id", "seq_id"))
+    order = np.lexsort((sequences, runs))
+    begins = np.flatnonzero(np.diff(((runs << 32) + sequences)[order], prepend=-1))
+    return {
+        (int(runs[part[0]]), int(sequences[part[0]])): part
+        for part in np.split(order, begins[1:])
+        if len(part)
+    }
+
+
+def _record(
+    store: TraceStore, key: tuple[int, int], request: dict[str, Any], rows: np.ndarray | None
+) -> dict[str, Any] | None:
+    facts = store.runs[key[0]]
+    shape = facts.get("record", {}).get("shape")
+    lists = {} if rows is None else _lists(store, rows, least=0 if shape else 1)
+    if shape == AIPERF.name:
+        return request["record"] | lists if "record" in request else None
+    if rows is not None and (store.rounds.column("n_merged")[rows] != MISSING).any():
+        return None  # rows of several steps each: nobody knows how many
+    figures = request.get("told") or summary(store, *key)
+    steps, drafted = figures.get("num_spec_steps"), figures.get("draft_n")
+    if not steps or not drafted:
+        return None
+    histogram = figures["acceptance_histogram"]
+    sparse = {str(j): n for j, n in enumerate(histogram or ()) if n}
+    return {
+        "engine": request.get("engine") or facts.get("source", {}).get("engine", _OURS),
+        "mean_acceptance_length": figures["mean_acceptance_length"],
+        "draft_acceptance_rate": figures["draft_acceptance_rate"],
+        "acceptance_histogram": sparse if histogram is not None else None,
+        "num_accepted_draft_tokens": figures["draft_n_accepted"],
+        "num_draft_tokens": drafted,
+        "num_spec_steps": steps,
+        "num_spec_tokens": request.get("record", {}).get("num_spec_tokens"),
+        "completion_tokens": figures["predicted_n"],
+        **(lists or dict.fromkeys(("per_step_accepted", "per_step_drafted"))),
+    }
+
+
+def _lists(store: TraceStore, rows: np.ndarray, least: int) -> dict[str, list[int]]:
+    """Accepted and drafted tokens of those of the rows that drafted at least so many."""
+    drafted = store.rounds.column("num_draft_tokens")[rows]
+    accepted = store.rounds.column("num_accepted_draft_tokens")[rows]
+    steps = drafted >= least
+    return {
+        "per_step_accepted": np.maximum(accepted[steps], 0).tolist(),
+        "per_step_drafted": drafted[steps].tolist(),
+    }

@@ -1,0 +1,163 @@
+"""Counters of a server as Prometheus text: of vLLM, and of llama-server, which names them alike.
+
+Two scrapes, one behind the other in the order taken, tell what was done between them; one alone
+tells what was done since the server started.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from itertools import pairwise
+
+from engine.errors import TraceFileError
+from engine.observe.files.records.document import COUNT, LONGEST_DRAFT, MOST_BYTES
+from engine.observe.files.records.request import RecordedRequest
+
+_ENGINES = {"vllm": "vllm", "llamacpp": "llama-server"}
+_COUNTERS = {
+    "num_drafts": "num_spec_steps",
+    "num_draft_tokens": "num_draft_tokens",
+    "num_accepted_tokens": "num_accepted_draft_tokens",
+}
+_PER_POS = "num_accepted_tokens_per_pos"
+_SERIES = re.compile(
+    rf"(vllm|llamacpp):spec_decode_({'|'.join((*_COUNTERS, _PER_POS))})(?:_total)?"
+)
+_SIGN = re.compile(rb"^(vllm|llamacpp):spec_decode_num_drafts(_total)?[ {]", re.MULTILINE)
+_EXACT = {"vllm": COUNT, "llamacpp": 10**6}
+"""Up to where a server prints a counter with all its digits."""
+_REMEDY = "Save the reply of /metrics again, once before and once after."
+
+_Counters = dict[str, dict[int, float]]
+
+
+def is_metrics(data: bytes) -> bool:
+    """Whether bytes, or their beginning, are counters of speculative decoding."""
+    return _SIGN.search(data) is not None
+
+
+def read_metrics(data: bytes, name: str, later: bytes = b"") -> list[RecordedRequest]:
+    """One sum for each set of labels: engines of a server, models. later: a scrape taken after
+    those in `data`. Raises TraceFileError."""
+    if len(data) + len(later) > MOST_BYTES:
+        raise TraceFileError(f"{name} has more than {MOST_BYTES:,} bytes.", _REMEDY)
+    texts = [
+        text
+        for part in (data, later)
+        for text in (_scrapes(part.decode("utf-8", errors="replace")) if part else ())
+    ]
+    if len(texts) > 2:
+        raise TraceFileError(
+            f"{name} has {len(texts)} scrapes.", "Keep two, one before and one after."
+        )
+    scrapes = [_read_scrape(text, name) for text in texts]
+    before = scrapes[0] if len(scrapes) == 2 else {}
+    return [
+        _difference(engine, labels, before.get((engine, labels)), last)
+        for (engine, labels), last in scrapes[-1].items()
+    ]
+
+
+def _scrapes(text: str) -> list[str]:
+    """The scrapes of a file: each begins with the comment or the series that the first does."""
+    lines = text.split("\n")
+    first = next((line for line in lines if line.strip()), "")
+    begin = first if first.startswith("#") else first.rpartition(" ")[0]
+    starts = [i for i, line in enumerate(lines) if line.startswith(begin)] if begin else [0]
+    return [
+        "\n".join(lines[start:stop]) + "\n"
+        for start, stop in zip(starts, [*starts[1:], len(lines)], strict=True)
+    ]
+
+
+def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
+    """The counters of speculative decoding by engine and labels; index -1 is a counter's own."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[tuple[str, str], _Counters] = {}
+    try:
+        samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
+    except (ValueError, KeyError, IndexError, RecursionError) as error:
+        raise TraceFileError(
+            f"{name} is no valid Prometheus text ({str(error)[:80]}).", _REMEDY
+        ) from error
+    for sample in samples:
+        match = _SERIES.fullmatch(sample.name)
+        if match is None:
+            continue
+        labels = dict(sample.labels)
+        position = labels.pop("position", None)
+        key = match[1], ", ".join(f"{k} {v}" for k, v in sorted(labels.items()))
+        index = -1 if position is None else _position(position, sample.name, name)
+        values = found.setdefault(key, defaultdict(dict))[match[2]]
+        if index in values:
+            raise TraceFileError(f"{name} has {sample.name} twice in one scrape.", _REMEDY)
+        values[index] = _value(sample.value, sample.name, name)
+    return found
+
+
+def _value(value: float, series: str, file: str) -> float:
+    if not math.isfinite(value) or not 0 <= value <= 2**53 or value != int(value):
+        raise TraceFileError(f"{file}: {series} is {value:g}, not a whole number from 0.", _REMEDY)
+    return float(value)
+
+
+def _position(text: str, series: str, file: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 4 and int(text) < LONGEST_DRAFT):
+        raise TraceFileError(
+            f"{file}: position {text[:40]!r} of {series} is no index in a draft.", _REMEDY
+        )
+    return int(text)
+
+
+def _difference(
+    engine: str, labels: str, before: _Counters | None, last: _Counters
+) -> RecordedRequest:
+    before = before or defaultdict(dict)
+    series = [(name, index) for name, values in last.items() for index in values]
+    fell = [name for name, index in series if before[name].get(index, 0.0) > last[name][index]]
+    found = RecordedRequest(_ENGINES[engine], labels)
+    if fell:  # another process of the server: the first scrape is not of the same counters
+        before = defaultdict(dict)
+        found.record["restarted"] = f"{fell[0]} fell between the scrapes"
+    most = max((last[name][index] for name, index in series), default=0.0)
+    exact = most < _EXACT[engine]
+    if not exact:
+        found.record["rounded"] = f"counters from {_EXACT[engine]:,} on have six digits"
+
+    def count(name: str, index: int = -1) -> int | None:
+        value = last[name].get(index)
+        return None if value is None else int(value - before[name].get(index, 0.0))
+
+    for name, field in _COUNTERS.items():
+        setattr(found, field, count(name))
+        found.record[name] = count(name)
+    positions = sorted(last[_PER_POS])
+    found.per_pos = [count(_PER_POS, i) or 0 for i in range(max(positions, default=-1) + 1)]
+    found.record[_PER_POS] = list(found.per_pos)
+    if not positions:
+        found.per_pos = None
+    if exact:
+        _check(found)
+    return found
+
+
+def _check(found: RecordedRequest) -> None:
+    found.check_counts({field: name for name, field in _COUNTERS.items()})
+    if found.per_pos is None:
+        return
+    accepted, drafts = found.num_accepted_draft_tokens, found.num_spec_steps
+    if accepted is not None:
+        found.check(
+            sum(found.per_pos) == accepted,
+            (_PER_POS, "num_accepted_tokens"),
+            f"{_PER_POS} sums to {sum(found.per_pos):,}, but num_accepted_tokens is {accepted:,}",
+        )
+    reached = ([] if drafts is None else [drafts]) + found.per_pos
+    found.check(
+        all(one >= more for one, more in pairwise(reached)),
+        (_PER_POS, "num_drafts"),
+        f"{_PER_POS} grows with the position, or is more than num_drafts",
+    )

@@ -1,0 +1,248 @@
+"""Records of requests as runs of a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.errors import TraceFileError
+from engine.findings.check import record_findings
+from engine.findings.observed import FACT
+from engine.observe.files.records.document import MOST_STEPS
+from engine.observe.files.records.request import RecordedRequest, sum_figures
+from engine.trace.records import MISSING
+from engine.trace.store import TraceStore
+from engine.trace.writer import RunSource, TraceWriter
+
+MOST_REQUESTS = 1 << 16
+_MOST_KEPT = 16 << 20
+_MOST_FACTS = 48 << 20
+"""Bytes of JSON without spaces: session.json has four times as many, and has to open again."""
+_NO_STOP = "not told"
+_OF_STEPS = {
+    "rounds": {
+        **dict.fromkeys(("num_draft_tokens", "num_accepted_draft_tokens"), "observed"),
+        **dict.fromkeys(
+            ("round", "num_emitted", "stop_kind", "rollback_depth", "verify_width", "pos0"),
+            "derived",
+        ),
+    }
+}
+_OF_TOKENS = {"token_id": "observed", "text": "observed", "pos": "derived", "kind": "derived"}
+_OF_SUMS = {"rounds": dict.fromkeys(_OF_STEPS["rounds"], "absent")}
+
+
+def write_requests(
+    store: TraceStore,
+    requests: Sequence[RecordedRequest],
+    shape: str,
+    file: str,
+    unknown: Mapping[str, Any],
+) -> int:
+    """Write one run with a sequence for each request, in the order given; returns its id.
+
+    shape: whose records they are. unknown: what the file says beside them. Requests with lists by
+    step become rows, others sums in the run's facts `told` and, by sequence, `requests`. Raises
+    TraceFileError for more than a trace can hold.
+    """
+    _check_size(requests, file)
+    engines = list(dict.fromkeys(request.engine for request in requests))
+    models = list(dict.fromkeys(request.model for request in requests if request.model))
+    facts: dict[str, Any] = {
+        "attachment": "record",
+        "record": {"file": file, "shape": shape},
+        "requests": _facts(requests),
+        "unknown_keys": sorted({*unknown, *(key for r in requests for key in r.unknown)}),
+        "told": sum_figures(requests),
+        FACT: [_contradiction(i, r) for i, r in enumerate(requests) if r.contradictions],
+        "derived": sorted({name for request in requests for name in request.derived}),
+    }
+    if unknown:
+        facts["unknown"] = dict(unknown)
+    if models:
+        facts["model"] = {"name": ", ".join(models)}
+    if len(json.dumps(facts)) > _MOST_FACTS:
+        raise TraceFileError(
+            f"{file} tells more of its {len(requests):,} requests than a trace can keep.",
+            "Split it into several files.",
+        )
+    steps = [r for r in requests if r.has_steps and not r.contradictions]
+    columns = dict(_OF_STEPS if steps else _OF_SUMS)
+    if any(request.chunks for request in steps):
+        columns["tokens"] = _OF_TOKENS
+    writer = TraceWriter.begin(store, RunSource(", ".join(engines), ""), facts, columns=columns)
+    rows = _Rows()
+    for seq_id, request in enumerate(requests):
+        if request.has_steps and not request.contradictions:
+            _write_rows(writer, seq_id, request, rows)
+    writer.extend("rounds", rows.columns)
+    writer.end([request.stop or _NO_STOP for request in requests])
+    record_findings(store, [writer.run_id])
+    return writer.run_id
+
+
+def _check_size(requests: Sequence[RecordedRequest], file: str) -> None:
+    if len(requests) > MOST_REQUESTS:
+        raise TraceFileError(
+            f"{file} has {len(requests):,} requests, more than a run of a trace can hold.",
+            f"Split it into files of at most {MOST_REQUESTS:,}.",
+        )
+    steps = max(
+        sum(len(getattr(request, name) or ()) for request in requests)
+        for name in ("per_step_accepted", "per_step_drafted")
+    )
+    if steps > MOST_STEPS:
+        raise TraceFileError(
+            f"{file} has {steps:,} steps in its lists.",
+            f"Split it into files of at most {MOST_STEPS:,} steps.",
+        )
+
+
+def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
+    """What is kept of each request. Of what is unknown only the keys, once it is too much."""
+    found, n_kept = [], 0
+    for seq_id, request in enumerate(requests):
+        one: dict[str, Any] = {
+            "seq_ids": [seq_id],
+            "place": request.place,
+            "engine": request.engine,
+            "told": request.figures(),
+            "record": request.record,
+        }
+        if request.has_steps and not request.contradictions:  # the rows have them
+            lists = ("per_step_accepted", "per_step_drafted")
+            one["record"] = {k: v for k, v in request.record.items() if k not in lists}
+        if request.unknown:
+            n_kept += len(json.dumps(request.unknown))
+            keep_all = n_kept <= _MOST_KEPT
+            one["unknown"] = request.unknown if keep_all else sorted(request.unknown)
+        found.append(one)
+    return found
+
+
+def _contradiction(seq_id: int, request: RecordedRequest) -> dict[str, Any]:
+    """What the rule of that name shows."""
+    keys = dict.fromkeys(key for c in request.contradictions for key in c.keys)
+    first, *others = (c.sentence for c in request.contradictions)
+    where = f" of {request.place}" if request.place else ""
+    return {
+        "rule": "counters-contradict",
+        "seq_id": seq_id,
+        "message": f"The counts{where} contradict each other, so its figures are left out: "
+        f"{first}.",
+        "evidence": "; ".join([", ".join(keys), *others]),
+    }
+
+
+class _Rows:
+    """Rows of `rounds`, collected by column: a million of them are written at once."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        self.n = 0
+
+    def add(self, **values: Any) -> None:
+        """A row, as the round behind the one before."""
+        self.columns["round"].append(self.n)
+        self.n += 1
+        for name in _COLUMNS[1:]:
+            value = values.get(name)
+            empty = "" if name == "stop_kind" else MISSING
+            self.columns[name].append(empty if value is None else value)
+
+
+_COLUMNS = (
+    "round",
+    "seq_id",
+    "pos0",
+    "num_draft_tokens",
+    "num_accepted_draft_tokens",
+    "num_emitted",
+    "stop_kind",
+    "rollback_depth",
+    "verify_width",
+)
+
+
+def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _Rows) -> None:
+    """One row for the prompt and one for each step."""
+    drafted, accepted = request.per_step_drafted or [], request.per_step_accepted or []
+    completion = request.timings.get("predicted_n")
+    emitted = _emitted(accepted, None if completion is None else int(completion))
+    pos0 = request.prompt_tokens
+    # with rounds between that no list has, nobody can tell where a step begins
+    is_ordered = pos0 is not None and emitted is not None and 1 + sum(emitted) == completion
+    if is_ordered and emitted is not None:
+        _write_tokens(writer, seq_id, request, rows.n, emitted)
+    rows.add(
+        seq_id=seq_id,
+        pos0=request.timings.get("cache_n"),
+        num_emitted=1,
+        stop_kind="target",
+        verify_width=request.timings.get("prompt_n"),
+    )
+    for i, (d, a) in enumerate(zip(drafted, accepted, strict=True)):
+        n = None if emitted is None else emitted[i]
+        rows.add(
+            seq_id=seq_id,
+            pos0=pos0 if is_ordered else None,
+            num_draft_tokens=d,
+            num_accepted_draft_tokens=a,
+            num_emitted=n,
+            stop_kind=_stop_kind(d, a, n),
+            rollback_depth=d - a,
+            verify_width=d + 1,
+        )
+        pos0 = pos0 + n if pos0 is not None and n is not None else None
+
+
+def _emitted(accepted: list[int], completion: int | None) -> list[int] | None:
+    """Tokens that each step added to the output: what was accepted and one more, but what is left
+    for the last. None where the sum leaves that open."""
+    if completion is None:
+        return None
+    whole = [a + 1 for a in accepted]
+    left = completion - 1 - sum(whole[:-1])
+    if whole and left < 1:
+        return None
+    return [*whole[:-1], min(whole[-1], left)] if whole else []
+
+
+def _stop_kind(drafted: int, accepted: int, emitted: int | None) -> str:
+    if emitted is None:
+        return ""
+    if emitted <= accepted:
+        return "end"
+    if not drafted:
+        return "target"
+    return "bonus" if accepted == drafted else "replacement"
+
+
+def _write_tokens(
+    writer: TraceWriter, seq_id: int, request: RecordedRequest, round_: int, emitted: list[int]
+) -> None:
+    """Ids of the output, where the chunks of the stream were those of the steps. Of a chunk's
+    text it is not known where a token of several ends."""
+    chunks = [chunk for chunk in request.chunks or () if chunk.ids]
+    if [len(chunk.ids) for chunk in chunks] != [1, *emitted] or request.prompt_tokens is None:
+        return
+    pos = request.prompt_tokens
+    accepted = request.per_step_accepted or []
+    drafted = request.per_step_drafted or []
+    for i, chunk in enumerate(chunks):
+        n_accepted = accepted[i - 1] if i else 0
+        last = _stop_kind(drafted[i - 1], n_accepted, n_accepted + 1) if i else "target"
+        for j, token_id in enumerate(chunk.ids):
+            is_accepted = j < n_accepted
+            writer.append(
+                "tokens",
+                round=round_ + i,
+                seq_id=seq_id,
+                pos=pos,
+                kind="accepted" if is_accepted else last,
+                token_id=token_id,
+                text=chunk.text if len(chunk.ids) == 1 else None,
+                draft_index=j if is_accepted else None,
+            )
+            pos += 1

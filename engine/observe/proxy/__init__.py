@@ -1,0 +1,1 @@
+"""Other programs talk to a server through a port of ours, and what passes is recorded."""

@@ -1,0 +1,443 @@
+"""Other programs talk to a port of ours; what they say goes to a server, its replies back to them.
+
+Bytes pass as they are, at once, in a thread with an event loop of its own. Where a client streams
+generated text, the fields that tell rounds are asked for on its behalf and taken out of what it
+gets (`added_fields.py`); the tape has them. The reader of the tape cannot make a client wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from engine.errors import OptionError
+from engine.observe.proxy.added_fields import REPLIES, FieldRemover, add_fields
+from engine.observe.proxy.tape import Recording, Tape
+from engine.observe.server.client import CONNECT_S, is_loopback, server_address
+from engine.observe.server.errors import cut_short, unreachable
+
+if TYPE_CHECKING:
+    import httpx
+
+log = logging.getLogger("draftscope.proxy")
+
+_Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+_Headers = Iterable[tuple[bytes, bytes]]
+
+MAX_PARSED = 32 * 2**20
+"""Bytes of a request that is read before it is passed on; a larger one passes unread."""
+_KEPT_OPEN_S = 75
+"""How long a client's connection may be idle."""
+_STOP_S = 5
+_OF_ONE_HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
+    b"transfer-encoding upgrade".split()
+)
+ENDED = "The request was ended where it is watched."
+
+
+class Proxy:
+    """A port that passes everything on to a server, until it is stopped."""
+
+    def __init__(
+        self,
+        server: str,
+        tape: Tape,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        adds_fields: bool = True,
+    ) -> None:
+        """Take the port; who connects before `start` waits. port: 0 is any free one.
+
+        Raises OptionError for an address that is none or cannot be listened at.
+        """
+        self._server, self._tape, self._adds_fields = _Server(server), tape, adds_fields
+        self._listener = _listen(host, port)
+        name, number = self._listener.getsockname()[:2]
+        self.url = f"http://[{name}]:{number}" if ":" in name else f"http://{name}:{number}"
+        """Where clients find it."""
+        self.is_local = is_loopback(name)
+        """Whether only programs on this machine can."""
+        if self._server.is_local and self._server.port == number:
+            self._listener.close()
+            raise OptionError(
+                f"Port {number} is the server's own.", "Listen at another port than the server."
+            )
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+        self._begun = threading.Event()
+        self._passing: dict[int, asyncio.Task[Any]] = {}
+        """What passes a reply on, by the request's number on the tape."""
+        self.error: Exception | None = None
+        """What ended the thread."""
+
+    def start(self) -> None:
+        """Pass on from now on."""
+        self._thread.start()
+        self._begun.wait()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread is."""
+        return self._thread.is_alive()
+
+    def abort(self, number: int) -> None:
+        """End a request, by its number on the tape, at the client and at the server."""
+
+        def cancel() -> None:
+            if number in self._passing:
+                self._passing[number].cancel()
+
+        self._call(cancel)
+
+    def stop(self) -> None:
+        """Listen no more and close what is open; from any thread, and more than once."""
+
+        def close() -> None:
+            for task in list(self._uvicorn.server_state.tasks):
+                task.cancel()
+            self._uvicorn.should_exit = True
+
+        if self._begun.is_set():
+            self._call(close)
+            self._thread.join()
+        self._listener.close()
+
+    def _call(self, act: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(act)
+
+    # -- in the proxy's thread -------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:  # nobody waits for what a thread raises
+            self.error = error
+        finally:
+            self._begun.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        import uvicorn
+
+        self._uvicorn = uvicorn.Server(
+            uvicorn.Config(
+                self._app,
+                interface="asgi3",
+                http="h11",
+                loop="asyncio",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level=100,  # it would tell what is told on the tape
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=_KEPT_OPEN_S,
+                timeout_graceful_shutdown=_STOP_S,
+            )
+        )
+        async with _transport(self._server) as self._transport:
+            self._begun.set()
+            try:
+                await self._uvicorn.serve(sockets=[self._listener])
+            finally:
+                for connection in list(self._uvicorn.server_state.connections):
+                    if isinstance(connection.transport, asyncio.WriteTransport):
+                        connection.transport.abort()  # of clients that do not read
+
+    async def _app(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        exchange = _Exchange(scope, receive, send)
+        if refusal := exchange.refusal():
+            await exchange.tell(501, refusal)
+            return
+        passing = asyncio.ensure_future(self._pass(exchange))
+        leaving = asyncio.ensure_future(exchange.client_left())
+        try:
+            await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if exchange.has_ended:
+                await asyncio.wait({passing})
+        finally:
+            for task in (passing, leaving):
+                task.cancel()
+            await asyncio.wait({passing, leaving})
+            if passing.cancelled():
+                await exchange.tell(503, ENDED)
+            elif failure := passing.exception():
+                log.error("the proxy failed", exc_info=failure)
+                await exchange.break_off(500, f"Passing the request on failed: {failure!r:.200}.")
+            if exchange.recording is not None:
+                self._passing.pop(exchange.recording.number, None)
+                exchange.recording.left()  # unless its end is known
+
+    async def _pass(self, exchange: _Exchange) -> None:
+        import httpx
+
+        try:
+            request = await self._request(exchange)
+            response = await self._transport.handle_async_request(request)
+        except _ClientLeftError:
+            return
+        except httpx.TransportError as error:
+            await exchange.break_off(502, unreachable(self._server.address, error).message)
+            return
+        try:
+            await self._reply(exchange, response)
+        finally:
+            await response.aclose()
+
+    async def _request(self, exchange: _Exchange) -> httpx.Request:
+        """What goes to the server."""
+        import httpx
+
+        headers = [
+            (name, value)
+            for name, value in _end_to_end(exchange.headers)
+            if name not in (b"host", b"expect")  # the server's own; answered here
+        ]
+        content: bytes | AsyncIterator[bytes] | None = None
+        form = exchange.reply_form
+        if form is None:
+            content = exchange.body() if exchange.has_body else None
+        else:
+            body, is_whole = await exchange.read(MAX_PARSED)
+            if is_whole and self._adds_fields and exchange.can_be_added_to:
+                body, exchange.added = add_fields(form, body)
+            exchange.recording = self._tape.request(
+                exchange.path, body if is_whole else b"{}", bool(exchange.added)
+            )
+            if exchange.recording is not None:
+                task = asyncio.current_task()
+                assert task is not None
+                self._passing[exchange.recording.number] = task
+            if exchange.added:
+                replaced = (b"content-length", b"accept-encoding")
+                headers = [each for each in headers if each[0] not in replaced]
+                headers.append((b"accept-encoding", b"identity"))
+            content = body if is_whole else exchange.body(body)
+        return httpx.Request(
+            exchange.method,
+            self._server.origin,
+            headers=headers,
+            content=content,
+            extensions={
+                "target": self._server.prefix + exchange.target,
+                "timeout": {"connect": CONNECT_S},
+            },
+        )
+
+    async def _reply(self, exchange: _Exchange, response: httpx.Response) -> None:
+        import httpx
+
+        kind = response.headers.get("content-type", "")
+        encoding = response.headers.get("content-encoding", "identity")
+        remover = None
+        if exchange.reply_form and exchange.added and kind.startswith("text/event-stream"):
+            remover = FieldRemover(exchange.reply_form, exchange.added)
+        if encoding != "identity":
+            remover = None
+        recording = exchange.recording
+        if recording is not None:
+            told = {"content-type": kind, "content-encoding": encoding}
+            recording.head(response.status_code, told)
+        headers = [
+            (name, value)
+            for name, value in _end_to_end(response.headers.raw)
+            if remover is None or name.lower() != b"content-length"
+        ]
+        await exchange.begin(response.status_code, headers)
+        try:
+            async for piece in response.aiter_raw():
+                if recording is not None:
+                    recording.data(piece)
+                passed = piece if remover is None else remover.feed(piece)
+                if passed:
+                    await exchange.go_on(passed)
+        except httpx.TransportError:
+            await exchange.go_on(b"" if remover is None else remover.rest())
+            await exchange.break_off(502, cut_short(self._server.address).message)
+            return
+        if recording is not None:
+            recording.done()
+        await exchange.end(b"" if remover is None else remover.rest())
+
+
+class _ClientLeftError(Exception):
+    """A client closed its connection within its request."""
+
+
+class _Exchange:
+    """A client's request and what it is told."""
+
+    def __init__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        self._receive, self._send = receive, send
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        query: bytes = scope["query_string"]
+        self.target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
+        names = {name for name, _ in self.headers}
+        self.has_body = not names.isdisjoint((b"content-length", b"transfer-encoding"))
+        self.reply_form = REPLIES.get(self.path) if self.method == "POST" else None
+        self.can_be_added_to = names.isdisjoint(
+            # a stream that is kept is read again from an offset in what the client was sent
+            (b"content-encoding", b"x-conversation-id")
+        )
+        self.added: tuple[str, ...] = ()
+        self.recording: Recording | None = None
+        self._is_read = asyncio.Event()
+        self._has_begun = self.has_ended = False
+        if not self.has_body:
+            self._is_read.set()
+
+    def refusal(self) -> str:
+        """Why a request is not passed on, empty where it is."""
+        asked = [value.lower() for name, value in self.headers if name == b"upgrade"]
+        if any(b"websocket" in value for value in asked):
+            return "WebSocket connections are not passed on, only plain HTTP requests."
+        if self.method == "CONNECT" or self.target[:1] not in (b"/", b"*"):
+            return "This port passes requests on to one server and is no proxy for others."
+        return ""
+
+    async def body(self, begin: bytes = b"") -> AsyncIterator[bytes]:
+        """The request's body, as it comes. Raises _ClientLeftError."""
+        if begin:
+            yield begin
+        while not self._is_read.is_set():
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise _ClientLeftError
+            if not message.get("more_body"):
+                self._is_read.set()
+            if message.get("body"):
+                yield message["body"]
+
+    async def read(self, limit: int) -> tuple[bytes, bool]:
+        """The body, and whether that is all of it, or at least `limit` bytes of a larger one."""
+        read = bytearray()
+        async for piece in self.body():
+            read += piece
+            if len(read) > limit:
+                break
+        return bytes(read), self._is_read.is_set()
+
+    async def client_left(self) -> None:
+        """Returns when the client has closed its connection, or the reply has ended."""
+        await self._is_read.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Begin the reply."""
+        self._has_begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def go_on(self, piece: bytes) -> None:
+        """Pass a piece of the reply; returns when the client's connection takes more."""
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def end(self, piece: bytes) -> None:
+        """The last piece."""
+        self.has_ended = True
+        await self._send({"type": "http.response.body", "body": piece, "more_body": False})
+
+    async def break_off(self, status: int, sentence: str) -> None:
+        """The request fails; a reply that has begun is left without an end."""
+        if self.recording is not None:
+            self.recording.broke(sentence)
+        await self.tell(status, sentence)
+
+    async def tell(self, status: int, sentence: str) -> None:
+        """An error of our own in place of a reply that has not begun, as a server tells it."""
+        if self._has_begun:
+            return
+        error = {"code": status, "message": sentence, "type": "server_error"}
+        body = json.dumps({"error": error}).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await self.begin(status, headers)
+        await self.end(body)
+
+
+class _Server:
+    """The address of a server."""
+
+    def __init__(self, url: str) -> None:
+        self.address = server_address(url)
+        parts = urlsplit(self.address)
+        self.host, self.scheme = parts.hostname or "", parts.scheme
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.origin = f"{parts.scheme}://{parts.netloc}"
+        self.prefix = parts.path.encode()
+        self.is_local = is_loopback(self.host)
+
+
+def listening_address(text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT, or PORT alone for this machine. Raises OptionError."""
+    host, _, port = text.strip().rpartition(":")
+    if not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 2**16):
+        raise OptionError(
+            f"{text[:80]!r} is no address to listen at.", "Write it like 127.0.0.1:8081."
+        )
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A bound socket. Raises OptionError."""
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
+            0
+        ]
+        listener = socket.socket(family, kind, number)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(256)
+        except OSError:
+            listener.close()
+            raise
+    except (OSError, OverflowError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise OptionError(
+            f"Nothing can listen at {host[:80]}:{port}: {why}.",
+            "Name another address and port; port 0 is any free one.",
+        ) from error
+    return listener
+
+
+def _transport(server: _Server) -> httpx.AsyncHTTPTransport:
+    """Connections to a server: one for each request, so that none is found closed when needed."""
+    import httpx
+
+    through = None
+    if not server.is_local and not proxy_bypass(server.host):
+        through = getproxies().get(server.scheme) or getproxies().get("all")
+    return httpx.AsyncHTTPTransport(
+        verify=ssl.create_default_context(),  # the system's certificates
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        proxy=through,
+    )
+
+
+def _end_to_end(headers: _Headers) -> list[tuple[bytes, bytes]]:
+    """Headers without those that are for one connection only."""
+    headers = list(headers)
+    named = {
+        each.strip().lower()
+        for name, value in headers
+        if name.lower() == b"connection"
+        for each in value.split(b",")
+    }
+    return [pair for pair in headers if pair[0].lower() not in _OF_ONE_HOP | named]

@@ -1,0 +1,163 @@
+"""A run whose requests are those of other programs: what passes a proxy, recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from engine.errors import DraftscopeError, OptionError
+from engine.findings.check import record_findings
+from engine.observe.proxy.proxy import Proxy
+from engine.observe.proxy.tape import Note, Tape
+from engine.observe.rounds.observed_run import ObservedRequest, ObservedRun, ServerFacts
+from engine.observe.server.log_file import JoinedLog
+from engine.trace.store import LOOK_S, TraceStore
+
+_STEP_S = 0.5
+
+
+class ProxyRun:
+    """A run of what passes a proxy, of the shape of any other run: `step` or `advance` until it is
+    stopped; by itself it does not end.
+
+    trace: takes the rows, all of them written by the thread that calls `advance`. Clients are
+    served whether anyone does or not. requests: what passed so far, in order of arrival. observed:
+    the same as it came.
+    """
+
+    def __init__(
+        self,
+        server: ServerFacts,
+        trace: TraceStore,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        adds_fields: bool = True,
+        log: Path | None = None,
+        **facts: Any,
+    ) -> None:
+        """Listen, and begin a run. port: 0 is any free one. adds_fields: ask for what tells rounds
+        where a client does not. log: file that the server writes its log into, joined to the
+        rounds. facts: JSON-able, whatever else is known of the run.
+
+        Raises OptionError for addresses that are none or cannot be listened at, and for a log that
+        cannot be read.
+        """
+        self.trace, self.done = trace, False
+        self.requests: list[ObservedRequest] = []
+        self._open: dict[int, ObservedRequest] = {}
+        self._log = JoinedLog(log) if log is not None else None
+        self._tape = Tape()
+        self._proxy = Proxy(server.address, self._tape, host, port, adds_fields=adds_fields)
+        self._begin = monotonic()
+        self.observed = ObservedRun(trace, "proxy", server, listens_at=self._proxy.url, **facts)
+        self.run_id = self.observed.run_id
+        if self._log is not None:
+            self._log.follow(self.observed)
+        self._proxy.start()
+
+    @property
+    def url(self) -> str:
+        """Where clients find the proxy."""
+        return self._proxy.url
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only programs on this machine can."""
+        return self._proxy.is_local
+
+    @property
+    def n_open(self) -> int:
+        """Requests whose replies are not complete."""
+        return len(self._open)
+
+    @property
+    def unread_log(self) -> str:
+        """Why the log was not read to its end, and what to do about it."""
+        return "" if self._log is None else self._log.unread
+
+    def step(self) -> bool:
+        """Go on until a round was recorded, or half a second has passed. True while it listens."""
+        rows, until = len(self.trace.rounds), monotonic() + _STEP_S
+        while self.advance() and len(self.trace.rounds) == rows and monotonic() < until:
+            pass
+        return not self.done
+
+    def advance(self) -> bool:
+        """Wait a moment and record what has passed. True while it listens.
+
+        Raises DraftscopeError once the proxy has failed.
+        """
+        if self.done:
+            return False
+        sleep(LOOK_S)  # all at once: every look takes time from what passes
+        failed = not self._proxy.is_running
+        self._record()
+        if self._log is not None:
+            self._log.follow(self.observed)
+        if failed:
+            message = f"Listening at {self.url} failed: {self._proxy.error}."
+            self._end(message)
+            raise DraftscopeError(message, "Watch the server again.")
+        return True
+
+    def cancel(self, seq_id: int) -> None:
+        """End the request of a sequence, at its client and at the server; the others go on.
+
+        Raises OptionError for a sequence that is not open.
+        """
+        for number, request in self._open.items():
+            if seq_id in request.seq_ids:
+                self._proxy.abort(number)
+                return
+        raise OptionError(f"Sequence {seq_id} has ended.", "Choose one that goes on.")
+
+    def stop(self) -> None:
+        """Listen no more and end what is open; what was recorded stays."""
+        if not self.done:
+            self._end(None)
+
+    def _end(self, error: str | None) -> None:
+        self.done = True
+        self._proxy.stop()
+        self._record()
+        if self._log is not None:
+            self._log.finish(self.observed)
+        if n := self._tape.n_unrecorded:
+            self._not_recorded(f"{n} requests came faster than they could be recorded.")
+        self.observed.end(error)
+        record_findings(self.trace, [self.run_id])
+
+    def _not_recorded(self, reason: str, seq_id: int | None = None) -> None:
+        self.observed.find("not-recorded", reason, "it passed all the same", seq_id=seq_id)
+
+    def _record(self) -> None:
+        for note in self._tape.take():
+            sleep(0)  # who passes bytes on may go first
+            at_ms = (note.at_s - self._begin) * 1e3
+            if note.what == "request":
+                request = self.observed.request(
+                    note.path, note.data, at_ms, streamed_by_us=note.is_asked_by_us
+                )
+                self._open[note.request] = request
+                self.requests.append(request)
+            else:
+                self._reply(note, at_ms)
+
+    def _reply(self, note: Note, at_ms: float) -> None:
+        request = self._open[note.request]
+        if note.what == "head":
+            request.head(note.status, note.headers or {}, at_ms)
+        elif note.what == "data":
+            request.data(note.data, at_ms)
+        else:
+            del self._open[note.request]
+            if note.what == "done":
+                request.done(at_ms)
+            elif note.what == "broke":
+                request.broke(note.reason, at_ms)
+            else:
+                request.left(at_ms)
+                if note.what == "unrecorded":
+                    self._not_recorded(note.reason, request.seq_ids[0])

@@ -1,0 +1,306 @@
+"""Whether the model that a server runs, or ran, is the file at hand.
+
+Five questions in this order, and the first answer counts: is it the same file on this machine; do
+the server's figures of the model agree with the file; does it tokenise a text alike; does it give
+the first token behind a few prefixes the same probabilities; and, without a server, does the text
+look like the model's own. Requests are made only where a server is given, and the probes, which
+disturb a slot's cache, only if they are allowed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from engine.gguf.binary import check_cancelled, never
+from engine.gguf.file import GgufFile
+from engine.gguf.tokenizer import Tokenizer
+from engine.observe.server.client import is_loopback
+from engine.sampling.distribution import softmax
+from engine.trace.run_ref import same_model
+from engine.trace.writer import this_engine
+
+if TYPE_CHECKING:
+    from engine.session import Session
+
+SAME, LIKELY = "same", "same as far as can be told"
+DIFFERENT, UNKNOWN = "different", "unknown"
+
+LARGE_FILE = 2 << 30
+"""Bytes; more are not hashed without permission."""
+_CHUNK = 4 << 20
+_LEAST_SHARE = 0.98
+"""Of the tokens of a text that have to be the model's choice (the noise of a server's arithmetic
+turns fewer); another model of the same vocabulary agrees in a tenth or so."""
+_FEW = 16
+"""Tokens below which a text cannot show that another model wrote it."""
+_HALF = math.log(2.0)
+"""A token of half the probability of the one that should have been chosen, as a gap of logits."""
+_MOST_DP = 0.05
+_TIE_P = 0.02
+"""Probabilities of a server on the same file, largest difference; and what makes a tie."""
+_N_PROBS = 20
+_ANY_TEXT = "def add(first, second):\n    return first + second\n"
+"""What is cut into tokens, and probed with, where the run has no prompt as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """verdict: SAME, LIKELY, DIFFERENT or UNKNOWN. reason: one sentence."""
+
+    verdict: str
+    reason: str
+
+
+Ask = Callable[[str, Mapping[str, Any] | None], Any]
+"""Sends a body, None for GET, to a path of a server and gives its JSON, as ServerClient.ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveServer:
+    """The server that still runs a run's model. may_probe: a few requests may disturb one of its
+    slots. may_hash_large: its file, on this machine, may be read whole above LARGE_FILE."""
+
+    address: str
+    ask: Ask
+    may_probe: bool = False
+    may_hash_large: bool = False
+
+
+def identify(
+    session: Session,
+    facts: Mapping[str, Any],
+    server: LiveServer | None = None,
+    cancelled: Callable[[], bool] = never,
+) -> Identity:
+    """Whether the model of a run is that of the session, as far as can be told without its text.
+
+    Raises ModelFileError for a file that cannot be read any more, ServerError, and Cancelled.
+    """
+    model = facts.get("model")
+    if not is_observed(facts) or (isinstance(model, dict) and "sha256" in model):
+        return _by_identity(model, session)
+    if session.path is None:
+        return Identity(UNKNOWN, "The opened model came from no file.")
+    with GgufFile.open(session.path) as file:
+        found = by_figures(told_figures(model), file)
+        if server is None or found.verdict == DIFFERENT:
+            return found
+        props = server.ask("/props", None)
+        path = props.get("model_path") if isinstance(props, dict) else None
+        found = by_path(path, server.address, file, server.may_hash_large, cancelled)
+        if found.verdict != UNKNOWN:
+            return found
+        found = by_figures(told_figures(server.ask("/v1/models", None)), file)
+    text = _prompt(facts) or _ANY_TEXT
+    if found.verdict == UNKNOWN:
+        found = by_tokens(server.ask, text, session.tokenizer)
+        if found.verdict == UNKNOWN and server.may_probe:
+            found = by_probe(server.ask, session.tokenizer.encode(text), session)
+    return found
+
+
+def _prompt(facts: Mapping[str, Any]) -> str:
+    """The text that was asked first."""
+    requests = facts.get("requests")
+    texts = (
+        one.get("prompt")
+        for one in (requests if isinstance(requests, list) else ())
+        if isinstance(one, dict)
+    )
+    return next((text for text in texts if isinstance(text, str)), "")
+
+
+def is_observed(facts: Mapping[str, Any]) -> bool:
+    """Whether another engine made a run."""
+    source = facts.get("source")
+    return isinstance(source, dict) and source.get("engine") != this_engine().engine
+
+
+def _by_identity(model: Any, session: Session) -> Identity:
+    mine = {**session.identity, "draft": None}
+    if isinstance(model, dict) and same_model({**model, "draft": None}, mine):
+        return Identity(SAME, "The run names this file.")
+    return Identity(DIFFERENT, "The run names another file.")
+
+
+# -- 1: the file ---------------------------------------------------------------------------
+
+
+def by_path(
+    model_path: Any,
+    address: str,
+    file: GgufFile,
+    may_hash_large: bool = False,
+    cancelled: Callable[[], bool] = never,
+) -> Identity:
+    """SAME where the server is on this machine and loaded this file, or one of the same bytes."""
+    if not isinstance(model_path, str) or not is_loopback(urlsplit(address).hostname or ""):
+        return Identity(UNKNOWN, "The server's file is not on this machine.")
+    try:
+        theirs, mine = Path(model_path), file.path
+        if theirs.samefile(mine):
+            return Identity(SAME, "The server has loaded this file.")
+        size = theirs.stat().st_size
+        if len(file.parts) > 1 or size != mine.stat().st_size:
+            return Identity(UNKNOWN, "The server has loaded a file of another size.")
+        if size > LARGE_FILE and not may_hash_large:
+            return Identity(UNKNOWN, "The server's file has the same size and was not compared.")
+        if _digest(theirs, cancelled) == _digest(mine, cancelled):
+            return Identity(SAME, "The server has loaded a file with the same bytes.")
+    except (OSError, ValueError):
+        return Identity(UNKNOWN, "The server's file cannot be read from here.")
+    return Identity(UNKNOWN, "The server has loaded a file with other bytes.")
+
+
+def _digest(path: Path, cancelled: Callable[[], bool]) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            check_cancelled(cancelled)
+            digest.update(chunk)
+    return digest.digest()
+
+
+# -- 2: figures ----------------------------------------------------------------------------
+
+_FIGURES = {
+    "n_vocab": "tokens in the vocabulary",
+    "n_ctx_train": "positions in training",
+    "n_embd": "channels",
+    "n_params": "parameters",
+    "size": "bytes of tensors",
+}
+
+
+def told_figures(model: Any) -> dict[str, int]:
+    """What a server says of its model: a reply to /v1/models, or the fact `model` of a run."""
+    meta = model.get("meta") if isinstance(model, dict) else None
+    data = model.get("data") if isinstance(model, dict) else None
+    if isinstance(data, list) and data and isinstance(data[0], dict):
+        meta = data[0].get("meta")
+    if not isinstance(meta, dict):
+        return {}
+    return {name: meta[name] for name in _FIGURES if isinstance(meta.get(name), int)}
+
+
+def figures_of(file: GgufFile) -> dict[str, int]:
+    """The same of a file, under the server's names."""
+    architecture, tensors = file.architecture, file.tensors.values()
+    return {
+        "n_vocab": len(file.strs("tokenizer.ggml.tokens", [])),
+        "n_ctx_train": file.int_(f"{architecture}.context_length", 0),
+        "n_embd": file.int_(f"{architecture}.embedding_length", 0),
+        "n_params": sum(math.prod(tensor.shape) for tensor in tensors),
+        "size": sum(tensor.n_bytes for tensor in tensors),
+    }
+
+
+def by_figures(told: Mapping[str, int], file: GgufFile) -> Identity:
+    """DIFFERENT where any figure does."""
+    mine = figures_of(file)
+    for name, about in _FIGURES.items():
+        if name in told and told[name] != mine[name]:
+            return Identity(
+                DIFFERENT, f"It has {told[name]:,} {about}, {file.path.name} has {mine[name]:,}."
+            )
+    if not told:
+        return Identity(UNKNOWN, "Nothing is known of the server's model.")
+    return Identity(UNKNOWN, "The figures of the server's model are those of this file.")
+
+
+# -- 3 and 4: what the server computes -----------------------------------------------------
+
+
+def by_tokens(ask: Ask, text: str, tokenizer: Tokenizer) -> Identity:
+    """DIFFERENT where the server cuts a text into other tokens."""
+    body = {"content": text, "add_special": False, "parse_special": True}
+    reply = ask("/tokenize", body)
+    theirs = reply.get("tokens") if isinstance(reply, dict) else None
+    if isinstance(theirs, list) and theirs != tokenizer.encode(text):
+        return Identity(DIFFERENT, "The server cuts the text into other tokens.")
+    return Identity(UNKNOWN, "The server cuts the text into the same tokens.")
+
+
+def by_probe(ask: Ask, tokens: Sequence[int], session: Session) -> Identity:
+    """Compare the probabilities behind three prefixes of the tokens. It takes an idle slot."""
+    if not tokens:
+        return Identity(UNKNOWN, "There is no text to probe with.")
+    slot = _idle_slot(ask)
+    if slot is None:
+        return Identity(UNKNOWN, "The server has no idle slot to probe with.")
+    logits = session.logits(tokens).astype(np.float64)
+    for n in sorted({max(1, len(tokens) * part // 3) for part in (1, 2, 3)}):
+        body = {
+            "prompt": list(tokens[:n]),
+            "n_predict": 1,
+            "n_probs": _N_PROBS,
+            "temperature": 0,
+            "cache_prompt": False,
+            "id_slot": slot,
+        }
+        theirs = _probabilities(ask("/completion", body))
+        if not theirs:
+            return Identity(UNKNOWN, "The server tells no probabilities.")
+        mine = softmax(logits[n - 1])
+        largest = max(abs(p - float(mine[i])) if i < len(mine) else 1.0 for i, p in theirs.items())
+        best, ours = max(theirs, key=theirs.__getitem__), int(mine.argmax())
+        differs = best != ours and float(mine[ours] - mine[min(best, len(mine) - 1)]) >= _TIE_P
+        if differs or largest > _MOST_DP:
+            return Identity(
+                DIFFERENT,
+                f"Behind {n} tokens the server gives a probability that is {largest:.2g} off.",
+            )
+    return Identity(LIKELY, "The server gives the probabilities that this file gives.")
+
+
+def _idle_slot(ask: Ask) -> int | None:
+    slots = ask("/slots", None)
+    for slot in slots if isinstance(slots, list) else ():
+        if isinstance(slot, dict) and slot.get("is_processing") is False:
+            number = slot.get("id")
+            return number if isinstance(number, int) else None
+    return None
+
+
+def _probabilities(reply: Any) -> dict[int, float]:
+    """By token id, of the first token of a reply."""
+    rows = reply.get("completion_probabilities") if isinstance(reply, dict) else None
+    first = rows[0] if isinstance(rows, list) and rows else None
+    tops = first.get("top_logprobs") if isinstance(first, dict) else None
+    found = {}
+    for top in tops if isinstance(tops, list) else ():
+        if isinstance(top, dict) and isinstance(top.get("id"), int):
+            log_p = top.get("logprob")
+            if isinstance(log_p, int | float) and log_p <= 0 and top["id"] >= 0:
+                found[top["id"]] = math.exp(log_p)
+    return found
+
+
+# -- 5: the text ---------------------------------------------------------------------------
+
+
+def by_text(shorts: Sequence[float]) -> Identity:
+    """What re-scored tokens tell, by how much each of them falls short of being the sampler's
+    choice (0 where noise explains it). A text that is mostly another model's is told from one that
+    speculation has changed in a few places; in between nobody can say."""
+    n = len(shorts)
+    if not n:
+        return Identity(UNKNOWN, "None of its tokens can be judged.")
+    n_right = sum(short <= 0 for short in shorts)
+    if n_right >= _LEAST_SHARE * n and all(short <= _HALF for short in shorts):
+        return Identity(LIKELY, f"{n_right} of {n} tokens are this model's choice.")
+    if 2 * n_right < n and n >= _FEW:
+        return Identity(DIFFERENT, f"Only {n_right} of {n} tokens are this model's choice.")
+    return Identity(
+        UNKNOWN,
+        f"{n_right} of {n} tokens are this model's choice: either another model wrote the others, "
+        "or speculation did.",
+    )

@@ -1,0 +1,356 @@
+"""The tokens of a run, whoever made it, judged by this engine on the same file.
+
+Prompt and emitted tokens are decoded once: the row at a token's place tells the probability and
+rank that the target gives it, and whether the request's sampler could have chosen it. Where it
+could not, and noise does not explain that, speculation has changed the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.decode.verify import TargetFacts, target_facts
+from engine.errors import OptionError, UnsupportedModelError
+from engine.findings.check import record_findings
+from engine.gguf.binary import check_cancelled, never
+from engine.observe.rescoring.arithmetic_noise import noise_of_gaps
+from engine.observe.rescoring.identity import DIFFERENT, UNKNOWN, Identity, by_text, identify
+from engine.observe.rescoring.request_sampler import (
+    EmittedJudge,
+    NotJudgedError,
+    RequestSampling,
+    request_sampling,
+)
+from engine.observe.rescoring.teacher import Teacher
+from engine.observe.rescoring.texts import SequenceText, TextReader
+from engine.progress import ReportProgress
+from engine.session import Session
+from engine.trace.records import MISSING, N_TOP
+from engine.trace.store import Table, TraceStore
+from engine.trace.writer import TraceWriter, this_engine
+
+_COLUMNS = ("target_p", "target_rank", "target_entropy", "target_top_id", "target_top_p")
+"""Of `tokens`, what is filled."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedToken:
+    """A token that the request's sampler cannot have chosen by our logits, even with noise.
+
+    best_id: the most probable token there; best_p, p, rank: of it and of the one that was emitted.
+    gap: the best logit minus that of the emitted token; top2_gap: minus the second best. short: by
+    how much better tokens' logits would have to be smaller, infinite for one that was forbidden.
+    """
+
+    round: int
+    pos: int
+    token_id: int
+    kind: str
+    rank: int
+    p: float
+    best_id: int
+    best_p: float
+    gap: float
+    top2_gap: float
+    short: float
+
+
+@dataclass(frozen=True, slots=True)
+class RescoredSequence:
+    """One sequence. n_tokens: emitted ones that were re-scored; n_first: those of rank 1.
+
+    greedy: whether it was sampled at temperature 0, None where its tokens could not be judged;
+    not_judged: why. n_near_ties: tokens that are not the sampler's choice by as little as noise
+    explains; n_changed: by more, changed: the first of them. gap: why not all tokens were
+    re-scored, empty where all were.
+    """
+
+    seq_id: int
+    n_tokens: int = 0
+    n_first: int = 0
+    greedy: bool | None = None
+    not_judged: str = ""
+    n_near_ties: int = 0
+    n_changed: int = 0
+    changed: ChangedToken | None = None
+    gap: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rescored:
+    """What came of it, fact `rescored` of the run. compute: of our engine. noise: of the gap
+    between two logits, None where no token was in doubt. identity: whether it is the same model."""
+
+    run_id: int
+    by: str
+    compute: str
+    model: dict[str, Any]
+    identity: Identity
+    noise: float | None
+    sequences: tuple[RescoredSequence, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(one.n_tokens for one in self.sequences)
+
+    @property
+    def n_first(self) -> int:
+        """Tokens of rank 1."""
+        return sum(one.n_first for one in self.sequences)
+
+    @property
+    def n_changed(self) -> int:
+        """Tokens that the target does not choose."""
+        return sum(one.n_changed for one in self.sequences)
+
+
+class NothingToRescoreError(OptionError):
+    """No token of a run can be re-scored."""
+
+
+class SameModelUnknownError(OptionError):
+    """Whether a run is of the opened model cannot be told: the user has to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """One text. emitted, rejected: facts of its tokens. gaps, top2_gaps, shorts: as in
+    ChangedToken, [n]; shorts is None where the tokens cannot be judged, which `why` tells."""
+
+    text: SequenceText
+    emitted: TargetFacts
+    rejected: TargetFacts
+    gaps: list[float]
+    top2_gaps: list[float]
+    shorts: list[float] | None
+    sampling: RequestSampling | None
+    why: str
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether any token is not what the sampler chooses by our logits."""
+        return any(not short <= 0 for short in self.shorts or ())
+
+
+def rescore(
+    session: Session,
+    store: TraceStore,
+    run_id: int,
+    progress: ReportProgress | None = None,
+    cancelled: Callable[[], bool] = never,
+    *,
+    identity: Identity | None = None,
+    assume_same: bool = False,
+) -> Rescored:
+    """Fill the target's columns of a run's tokens where they are empty, and judge every token.
+
+    identity: what is known already of whether the run is of this model; None: what its facts and
+    its text tell. assume_same: take it for the same where that cannot be told. To be called by the
+    thread that writes the store. Raises UnsupportedModelError for another model,
+    SameModelUnknownError, NothingToRescoreError, Cancelled; nothing has been written then.
+    """
+    facts, report = store.runs[run_id], progress or _silent
+    identity = identity or identify(session, facts)
+    _check(identity)
+    texts = TextReader(session, store, run_id).texts()
+    known = [text for text in texts if len(text.ids)]
+    if not known:
+        why = texts[0].gap if texts else "The run has emitted nothing."
+        raise NothingToRescoreError(
+            f"No token of run {run_id} can be re-scored. {why}", "Choose another run."
+        )
+    scores = _score(session, known, report, cancelled)
+    noise = None
+    if doubted := [one for one in scores if one.is_doubted]:
+        whole = [[*one.text.prompt, *one.text.ids.tolist()] for one in doubted]
+        noise = noise_of_gaps(session, facts, whole, report, cancelled)
+    if identity.verdict == UNKNOWN:
+        shorts = [short for one in scores for short in one.shorts or ()]
+        identity = by_text([0.0 if short <= (noise or 0.0) else short for short in shorts])
+        _check(identity)
+    if identity.verdict == UNKNOWN and not assume_same:
+        raise SameModelUnknownError(
+            f"Whether run {run_id} is of {session.identity['name']} cannot be told: "
+            f"{identity.reason}",
+            "Say so if it is (--assume-same), or choose another model.",
+        )
+    found = {one.text.seq_id: _sequence(store, one, noise) for one in scores}
+    for text in texts:
+        found.setdefault(text.seq_id, RescoredSequence(text.seq_id, gap=text.gap))
+    result = Rescored(
+        run_id,
+        f"{this_engine().engine} {this_engine().version}",
+        session.compute,
+        session.identity,
+        identity,
+        noise,
+        tuple(found.values()),
+    )
+    _write(store, run_id, result, scores, session)
+    return result
+
+
+def _check(identity: Identity) -> None:
+    if identity.verdict == DIFFERENT:
+        raise UnsupportedModelError(
+            f"The run is of another model: {identity.reason}",
+            "Open the file that it was made with.",
+        )
+
+
+def _score(
+    session: Session,
+    texts: Sequence[SequenceText],
+    report: ReportProgress,
+    cancelled: Callable[[], bool],
+) -> list[_Scores]:
+    """Decode every text once."""
+    lengths = [len(text.prompt) + len(text.ids) for text in texts]
+    teacher, found = Teacher([session.model], max(lengths)), []
+    for text, before in zip(texts, np.cumsum([0, *lengths]).tolist(), strict=False):
+
+        def look(row: int, before: int = before) -> None:
+            check_cancelled(cancelled)
+            report(before + row, sum(lengths), "re-scoring")
+
+        found.append(_score_text(session, teacher, text, look))
+    return found
+
+
+def _score_text(
+    session: Session, teacher: Teacher, text: SequenceText, look: Callable[[int], None]
+) -> _Scores:
+    n_prompt, ids = len(text.prompt), text.ids.tolist()
+    sampling, why = _sampling(session, text)
+    judge = EmittedJudge(sampling, text.prompt) if sampling else None
+    emitted: list[TargetFacts] = []
+    rejected: list[TargetFacts] = []
+    gaps: list[float] = []
+    top2_gaps: list[float] = []
+    shorts: list[float] = []
+    for row, (logits,) in teacher.rows([*text.prompt, *ids[:-1]], n_prompt - 1):
+        look(row + len(logits))
+        if not len(logits):
+            continue
+        start = row - (n_prompt - 1)
+        stop = start + len(logits)
+        tokens = ids[start:stop]
+        emitted.append(target_facts(logits, tokens))
+        first, last = np.searchsorted(text.rejected_at, (start, stop)).tolist()
+        refused = text.rejected_ids[first:last].tolist()
+        at = (text.rejected_at[first:last] - start).tolist()
+        rejected.append(target_facts(logits, refused, at))
+        best = torch.topk(logits, 2).values
+        wanted = torch.tensor(tokens, device=logits.device).unsqueeze(1)
+        gaps += (best[:, 0] - logits.gather(1, wanted)[:, 0]).tolist()
+        top2_gaps += (best[:, 0] - best[:, 1]).tolist()
+        if judge:
+            shorts += judge.shortfalls(logits, tokens)
+    return _Scores(
+        text,
+        _joined(emitted),
+        _joined(rejected),
+        gaps,
+        top2_gaps,
+        shorts if judge else None,
+        sampling,
+        why,
+    )
+
+
+def _joined(parts: Sequence[TargetFacts]) -> TargetFacts:
+    names = TargetFacts.__dataclass_fields__
+    return TargetFacts(*([one for part in parts for one in getattr(part, name)] for name in names))
+
+
+def _sampling(session: Session, text: SequenceText) -> tuple[RequestSampling | None, str]:
+    """What a text was sampled with, or why its tokens cannot be judged."""
+    end_tokens, n_vocab = session.tokenizer.eog_ids, session.config.n_vocab
+    try:
+        return request_sampling(text.asked.settings, end_tokens, n_vocab), ""
+    except NotJudgedError as error:
+        return None, str(error)
+
+
+def _sequence(store: TraceStore, scores: _Scores, noise: float | None) -> RescoredSequence:
+    ranks, shorts = scores.emitted.rank, scores.shorts or []
+    doubtful = [i for i, short in enumerate(shorts) if not short <= 0]
+    changed = [i for i in doubtful if noise is None or not shorts[i] <= noise]
+    return RescoredSequence(
+        scores.text.seq_id,
+        len(ranks),
+        sum(rank == 1 for rank in ranks),
+        scores.sampling.is_greedy if scores.sampling else None,
+        scores.why,
+        len(doubtful) - len(changed),
+        len(changed),
+        _changed(store, scores, changed[0], shorts[changed[0]]) if changed else None,
+        scores.text.gap,
+    )
+
+
+def _changed(store: TraceStore, scores: _Scores, i: int, short: float) -> ChangedToken:
+    facts, row = scores.emitted, store.tokens.row(int(scores.text.rows[i]))
+    return ChangedToken(
+        row["round"],
+        row["pos"],
+        int(scores.text.ids[i]),
+        row["kind"],
+        facts.rank[i],
+        facts.prob[i],
+        facts.top_ids[i][0],
+        facts.top_probs[i][0],
+        scores.gaps[i],
+        scores.top2_gaps[i],
+        short,
+    )
+
+
+def _write(
+    store: TraceStore, run_id: int, result: Rescored, scores: Sequence[_Scores], session: Session
+) -> None:
+    """Fill the rows, tell of it in the run's facts, and apply the rules."""
+    writer, tokens = TraceWriter(store, run_id), store.tokens
+    derived = set(_COLUMNS)
+    for one in scores:
+        text = one.text
+        derived &= {name for name in _COLUMNS if not _is_observed(tokens, name, text.rows)}
+        writer.learn(text.ids.tolist(), session.tokenizer.piece)
+        tokens.fill(text.rows, {"token_id": text.ids})
+        for rows, facts in ((text.rows, one.emitted), (text.rejected_rows, one.rejected)):
+            for top in facts.top_ids:
+                writer.learn(top, session.tokenizer.piece)
+            tokens.fill(rows, _columns(facts))
+    states = writer.facts.get("columns")
+    states = dict(states) if isinstance(states, dict) else {}
+    of_tokens = states.get("tokens")
+    states["tokens"] = (dict(of_tokens) if isinstance(of_tokens, dict) else {}) | dict.fromkeys(
+        sorted(derived), "derived"
+    )
+    writer.set_facts(columns=states, rescored=asdict(result))
+    record_findings(store, [run_id])
+
+
+def _is_observed(table: Table, name: str, rows: np.ndarray) -> bool:
+    values = table.column(name)[rows]
+    is_real = values.dtype.kind == "f"
+    return bool((~np.isnan(values) if is_real else values != MISSING).any())
+
+
+def _columns(facts: TargetFacts) -> dict[str, np.ndarray | list[Any]]:
+    n = len(facts.rank)
+    top_ids = np.full((n, N_TOP), MISSING, np.int32)
+    top_p = np.full((n, N_TOP), np.nan, np.float32)
+    for i, (ids, probs) in enumerate(zip(facts.top_ids, facts.top_probs, strict=True)):
+        top_ids[i, : len(ids)], top_p[i, : len(probs)] = ids, probs
+    values = (facts.prob, facts.rank, facts.entropy, top_ids, top_p)
+    return dict(zip(_COLUMNS, values, strict=True))
+
+
+def _silent(done: int, total: int, phase: str) -> None:
+    """Nobody asked."""

@@ -1,0 +1,141 @@
+"""The token ids of each sequence of a run, as far as its trace tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.errors import DraftscopeError
+from engine.observe.rescoring.asked import Asked, asked_of
+from engine.trace.records import EMITTED_KINDS, MISSING
+from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceText:
+    """One sequence as a model would read it.
+
+    prompt: token ids. ids: of the tokens that follow it, in order; rows: which row of `tokens` each
+    of them is; int64 [n] both. rejected_ids, rejected_rows: drafted tokens that were refused, and
+    rejected_at: the place in ids that each was meant for, ascending; int64 [m]. asked: what is
+    known of the request. gap: why no more tokens are known, one sentence; empty where the text is
+    whole.
+    """
+
+    seq_id: int
+    prompt: tuple[int, ...]
+    ids: np.ndarray
+    rows: np.ndarray
+    rejected_ids: np.ndarray
+    rejected_rows: np.ndarray
+    rejected_at: np.ndarray
+    asked: Asked
+    gap: str = ""
+
+
+_NO_ROWS = np.zeros(0, np.int64)
+
+
+def rows_by_sequence(store: TraceStore, run_id: int, kinds: Sequence[str]) -> dict[int, np.ndarray]:
+    """The rows of `tokens` of these kinds, int64 [n] in order, for every sequence that has any."""
+    table, n = store.tokens, len(store.tokens)
+    codes = [store.text_pool.find(kind) for kind in kinds]
+    mine = table.column("run_id", 0, n) == run_id
+    rows = np.flatnonzero(mine & np.isin(table.column("kind", 0, n), codes))
+    seq_ids = table.column("seq_id", 0, n)[rows]
+    return {seq_id: rows[seq_ids == seq_id] for seq_id in np.unique(seq_ids).tolist()}
+
+
+class TextReader:
+    """Reads the texts of one run. Prompts and tokens that the trace has as text only become ids by
+    the vocabulary of a session."""
+
+    def __init__(self, session: Session, store: TraceStore, run_id: int) -> None:
+        self._session = session
+        self._table, self._n = store.tokens, len(store.tokens)
+        self._emitted = rows_by_sequence(store, run_id, EMITTED_KINDS)
+        self._prompts = rows_by_sequence(store, run_id, ("prompt",))
+        self._rejected = rows_by_sequence(store, run_id, ("rejected",))
+        self._facts = store.runs[run_id]
+
+    def texts(self) -> list[SequenceText]:
+        """The sequences that emitted anything."""
+        return [self._text(seq_id, rows) for seq_id, rows in self._emitted.items()]
+
+    def _column(self, name: str, rows: np.ndarray) -> np.ndarray:
+        values: np.ndarray = self._table.column(name, 0, self._n)[rows]
+        return values
+
+    def _text(self, seq_id: int, rows: np.ndarray) -> SequenceText:
+        asked = asked_of(self._facts, seq_id)
+        pos, ids = self._column("pos", rows), self._ids(rows)
+        first = int(pos[0])
+        prompt, gap = self._prompt(seq_id, first, asked)
+        n = 0 if gap else len(rows)
+        if not (is_next := pos[:n] == first + np.arange(n)).all():
+            n = int(is_next.argmin())
+            gap = f"The token at position {first + n} is not in the trace."
+        wrong = np.flatnonzero(~self._is_known(ids[:n]))
+        if len(wrong):
+            n = int(wrong[0])
+            what = "is not known" if ids[n] == MISSING else f"{ids[n]} is outside the vocabulary"
+            gap = f"The id of the token at position {first + n} {what}."
+        rejected = self._rejected.get(seq_id, _NO_ROWS)
+        at, refused = self._column("pos", rejected) - first, self._column("token_id", rejected)
+        there = np.flatnonzero((at >= 0) & (at < n) & self._is_known(refused))
+        there = there[np.argsort(at[there], kind="stable")]
+        return SequenceText(
+            seq_id,
+            prompt,
+            ids[:n],
+            rows[:n],
+            refused[there],
+            rejected[there],
+            at[there],
+            asked,
+            gap,
+        )
+
+    def _is_known(self, ids: np.ndarray) -> np.ndarray:
+        known: np.ndarray = (ids >= 0) & (ids < self._session.config.n_vocab)
+        return known
+
+    def _prompt(self, seq_id: int, n: int, asked: Asked) -> tuple[tuple[int, ...], str]:
+        """The n ids in front of the first token that was emitted, or why they are not known."""
+        rows = self._prompts.get(seq_id, _NO_ROWS)
+        ids, pos = self._column("token_id", rows), self._column("pos", rows)
+        if len(ids) == n and np.array_equal(pos, np.arange(n)) and self._is_known(ids).all():
+            return tuple(ids.tolist()), ""
+        if len(ids) and int(pos[0]) > 0:
+            what = f"Its first {pos[0]} prompt tokens came from the cache"
+            return (), f"{what} and are not in the trace."
+        try:
+            text = asked.prompt
+            if text is None and asked.messages and self._session.chat:
+                text = self._session.chat.render(asked.messages)
+        except DraftscopeError as error:
+            return (), f"Its prompt is not known: {error.message}"
+        if text is None:
+            return (), "Its prompt is not known."
+        found = self._session.prompt(text).tokens
+        if len(found) != n:
+            return (), f"Its prompt has {len(found)} tokens in this vocabulary, and had {n}."
+        return found, ""
+
+    def _ids(self, rows: np.ndarray) -> np.ndarray:
+        """Ids of tokens; of those known by their text alone where exactly one token has it. Running
+        text is never cut into tokens again: others would come out."""
+        ids = self._column("token_id", rows).copy()
+        for i in np.flatnonzero(ids == MISSING).tolist():
+            row = int(rows[i])
+            (text,) = self._table.texts("text", row, row + 1)
+            found = self._session.tokenizer.ids_of_piece(text.encode()) if text else ()
+            if len(found) == 1:
+                ids[i] = found[0]
+        return ids

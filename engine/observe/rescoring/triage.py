@@ -1,0 +1,325 @@
+"""Two runs of the same prompts, by any engines: where their texts part, and whether a near tie
+explains that.
+
+With and without speculation, two builds, two servers. Behind equal tokens a right engine chooses
+the same one again, unless rounding turns two that lie close. With the model at hand the tokens at
+the first mismatch are judged by it; without, what the traces hold of the target's probabilities
+there is used, and where they hold nothing the gap is unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.observe.rescoring.asked import Asked, asked_of
+from engine.observe.rescoring.request_sampler import NotJudgedError, request_sampling
+from engine.observe.rescoring.texts import rows_by_sequence
+from engine.sampling.options import SamplerOptions
+from engine.trace.records import EMITTED_KINDS
+from engine.trace.run_ref import RunRef
+
+SAME, NEAR_TIE, DRAWN, DIFFERENT, UNKNOWN = "same", "near tie", "drawn", "different", "unknown"
+"""Verdicts on two texts. near tie: they part where noise turns the two tokens. drawn: at a
+temperature both can be drawn, which says nothing. different: one of the tokens is not the target's.
+unknown: nothing tells how far apart the two tokens are."""
+
+_MOST_TOKENS = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class PartingToken:
+    """What one of two texts has at the first mismatch. token_id, text: None and "" where the text
+    has ended. round: that chose it; after_round: the last earlier one that rolled back. short: by
+    how much better logits would have to be smaller for it to be chosen, None where not known."""
+
+    token_id: int | None
+    text: str
+    round: int | None
+    after_round: int | None
+    short: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextPair:
+    """One sequence of each run. n_same: tokens that are equal from the start; pos: of the first
+    that is not, None where none is. a, b: what stands there. gap: of the two tokens' logits, noise:
+    what rounding can make of it; None where not known. reason: the verdict as a sentence."""
+
+    seq_a: int
+    seq_b: int
+    n_same: int
+    verdict: str
+    reason: str
+    pos: int | None = None
+    a: PartingToken | None = None
+    b: PartingToken | None = None
+    gap: float | None = None
+    noise: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Triage:
+    """Two runs. alone_a, alone_b: sequences whose prompt the other run does not have."""
+
+    run_a: int
+    run_b: int
+    pairs: tuple[TextPair, ...]
+    alone_a: tuple[int, ...]
+    alone_b: tuple[int, ...]
+
+    @property
+    def verdict(self) -> str:
+        """The worst of all pairs; unknown without any."""
+        order = (DIFFERENT, UNKNOWN, DRAWN, NEAR_TIE, SAME)
+        found = {pair.verdict for pair in self.pairs}
+        return next((verdict for verdict in order if verdict in found), UNKNOWN)
+
+
+def triage(a: RunRef, b: RunRef) -> Triage:
+    """Compare two runs, of one trace or of two. What re-scoring has written into them is used
+    (engine.observe.rescoring.rescore)."""
+    side_a, side_b = _Side(a), _Side(b)
+    pairs, alone_b = [], list(side_b.seq_ids)
+    alone_a = []
+    for seq_a in side_a.seq_ids:
+        seq_b = side_b.partner(side_a, seq_a, alone_b)
+        if seq_b is None:
+            alone_a.append(seq_a)
+            continue
+        alone_b.remove(seq_b)
+        pairs.append(_compare(side_a, seq_a, side_b, seq_b))
+    return Triage(a.run_id, b.run_id, tuple(pairs), tuple(alone_a), tuple(alone_b))
+
+
+class _Side:
+    """One of the runs, by sequence."""
+
+    def __init__(self, run: RunRef) -> None:
+        self.store, self.run_id = run.store, run.run_id
+        self._tokens, self._facts = run.store.tokens, run.facts
+        self._emitted = rows_by_sequence(self.store, run.run_id, EMITTED_KINDS)
+        self._prompts = rows_by_sequence(self.store, run.run_id, ("prompt",))
+        self.seq_ids = list(self._emitted)
+
+    def asked(self, seq_id: int) -> Asked:
+        return asked_of(self._facts, seq_id)
+
+    def rows(self, seq_id: int) -> list[dict[str, Any]]:
+        """Rows of `tokens` of what was emitted, in order."""
+        return [self._tokens.row(row) for row in self._emitted[seq_id].tolist()]
+
+    def partner(self, other: _Side, seq_id: int, left: Sequence[int]) -> int | None:
+        """Which of the sequences left has the prompt of another side's, first of those that were
+        sampled alike; None where none has."""
+        same = [mine for mine in left if self._has_prompt_of(mine, other, seq_id)]
+        alike = [one for one in same if _sampled(self.asked(one)) == _sampled(other.asked(seq_id))]
+        return next(iter([*alike, *same]), None)
+
+    def _has_prompt_of(self, seq_id: int, other: _Side, theirs: int) -> bool:
+        """By ids where both have them, else by text; where neither can be compared, by length."""
+        for mine, its in (
+            (self._prompt_ids(seq_id), other._prompt_ids(theirs)),
+            (_prompt_text(self.asked(seq_id)), _prompt_text(other.asked(theirs))),
+        ):
+            if mine is not None and its is not None:
+                return mine == its
+        return self._first_pos(seq_id) == other._first_pos(theirs)
+
+    def _first_pos(self, seq_id: int) -> int:
+        return int(self._tokens.column("pos")[self._emitted[seq_id][0]])
+
+    def _prompt_ids(self, seq_id: int) -> list[int] | None:
+        rows = self._prompts.get(seq_id)
+        if rows is None or len(rows) != self._first_pos(seq_id):
+            return None
+        ids: list[int] = self._tokens.column("token_id")[rows].tolist()
+        return ids
+
+    def label(self, row: dict[str, Any]) -> bytes:
+        """The bytes of a token."""
+        piece = self.store.pieces.get(row["token_id"]) if row["token_id"] is not None else None
+        return row["text"].encode() if piece is None else piece
+
+    def parting(self, seq_id: int, row: dict[str, Any] | None, short: float | None) -> PartingToken:
+        """A token, or the end of the text for None."""
+        if row is None:
+            return PartingToken(None, "", None, None)
+        rounds, n = self.store.rounds, len(self.store.rounds)
+        undone = (
+            (rounds.column("run_id", 0, n) == self.run_id)
+            & (rounds.column("seq_id", 0, n) == seq_id)
+            & (rounds.column("rollback_depth", 0, n) > 0)
+            & (rounds.column("round", 0, n) < row["round"])
+        )
+        before = rounds.column("round", 0, n)[undone]
+        return PartingToken(
+            row["token_id"],
+            self.label(row).decode("utf-8", "replace"),
+            row["round"],
+            int(before[-1]) if len(before) else None,
+            short,
+        )
+
+    def ended_by_itself(self, seq_id: int) -> bool:
+        """Whether an end token closed the text."""
+        stops = self._facts.get("stops")
+        return isinstance(stops, list) and seq_id < len(stops) and stops[seq_id] == "end"
+
+    @property
+    def noise(self) -> float | None:
+        """What re-scoring found rounding to do to a gap."""
+        rescored = self._facts.get("rescored")
+        noise = rescored.get("noise") if isinstance(rescored, dict) else None
+        return noise if isinstance(noise, int | float) else None
+
+    def is_choice(self, seq_id: int, pos: int) -> bool | None:
+        """Whether re-scoring found the token at a position to be the sampler's choice, None where
+        it did not judge it, or names an earlier one that is not."""
+        rescored = self._facts.get("rescored")
+        sequences = rescored.get("sequences") if isinstance(rescored, dict) else None
+        for one in sequences if isinstance(sequences, list | tuple) else ():
+            if not isinstance(one, dict) or one.get("seq_id") != seq_id:
+                continue
+            changed = one.get("changed")
+            if isinstance(changed, dict) and isinstance(at := changed.get("pos"), int):
+                return None if at < pos else at > pos
+            return True if isinstance(one.get("greedy"), bool) else None
+        return None
+
+    def sampler(self, seq_id: int) -> SamplerOptions | None:
+        """What a sequence was sampled with, None where not known."""
+        try:
+            return request_sampling(self.asked(seq_id).settings, (), _MOST_TOKENS).options
+        except NotJudgedError:
+            return None
+
+
+def _sampled(asked: Asked) -> tuple[Any, ...]:
+    return tuple(asked.settings.get(name) for name in ("temperature", "seed"))
+
+
+def _prompt_text(asked: Asked) -> str | None:
+    if asked.prompt is not None or not asked.messages:
+        return asked.prompt
+    return json.dumps(asked.messages, sort_keys=True)
+
+
+def _is_same(a: _Side, row_a: dict[str, Any], b: _Side, row_b: dict[str, Any]) -> bool | None:
+    """Whether two tokens are equal, None where that is not known."""
+    if row_a["token_id"] is not None and row_b["token_id"] is not None:
+        return bool(row_a["token_id"] == row_b["token_id"])
+    one, other = a.label(row_a), b.label(row_b)
+    return one == other if one and other else None
+
+
+def _compare(a: _Side, seq_a: int, b: _Side, seq_b: int) -> TextPair:
+    rows_a, rows_b = a.rows(seq_a), b.rows(seq_b)
+    n = min(len(rows_a), len(rows_b))
+    for i in range(n):
+        same = _is_same(a, rows_a[i], b, rows_b[i])
+        if same is None:
+            reason = f"Behind {i} equal tokens one has neither an id nor a text."
+            return TextPair(seq_a, seq_b, i, UNKNOWN, reason, rows_a[i]["pos"])
+        if not same:
+            return _parted(a, seq_a, rows_a[i], b, seq_b, rows_b[i], i)
+    for longer, rows, shorter, seq in ((a, rows_a, b, seq_b), (b, rows_b, a, seq_a)):
+        if len(rows) > n and shorter.ended_by_itself(seq):
+            ends = (rows[n] if longer is a else None), (rows[n] if longer is b else None)
+            return TextPair(
+                seq_a,
+                seq_b,
+                n,
+                UNKNOWN,
+                f"Behind {n} equal tokens only one text ends; how near that was is not known.",
+                rows[n]["pos"],
+                a.parting(seq_a, ends[0], None),
+                b.parting(seq_b, ends[1], None),
+            )
+    return TextPair(seq_a, seq_b, n, SAME, f"The {n} tokens that both have are equal.")
+
+
+def _parted(
+    a: _Side,
+    seq_a: int,
+    row_a: dict[str, Any],
+    b: _Side,
+    seq_b: int,
+    row_b: dict[str, Any],
+    n_same: int,
+) -> TextPair:
+    log_a, log_b = _log_p(row_a, row_b), _log_p(row_b, row_a)
+    best = max((p for p in (_best(row_a), _best(row_b)) if p is not None), default=None)
+    shorts = [None if best is None or p is None else best - p for p in (log_a, log_b)]
+    gap = None if log_a is None or log_b is None else abs(log_a - log_b)
+    noise = max((one for one in (a.noise, b.noise) if one is not None), default=None)
+    samplers = [a.sampler(seq_a), b.sampler(seq_b)]
+    right = [a.is_choice(seq_a, row_a["pos"]), b.is_choice(seq_b, row_b["pos"])]
+    for i, (sampler, short) in enumerate(zip(samplers, shorts, strict=True)):
+        if right[i] is None and sampler and _is_argmax(sampler):
+            right[i] = None if noise is None or short is None else short <= noise
+    verdict, reason = _verdict(samplers, right, gap, noise)
+    return TextPair(
+        seq_a,
+        seq_b,
+        n_same,
+        verdict,
+        f"Token {n_same + 1} differs. {reason}",
+        row_a["pos"],
+        a.parting(seq_a, row_a, shorts[0]),
+        b.parting(seq_b, row_b, shorts[1]),
+        gap,
+        noise,
+    )
+
+
+def _verdict(
+    samplers: Sequence[SamplerOptions | None],
+    right: Sequence[bool | None],
+    gap: float | None,
+    noise: float | None,
+) -> tuple[str, str]:
+    """right: of the first and second run, whether its token is the sampler's choice."""
+    if False in right:
+        which = "That of the second run" if right[0] is not False else "That of the first run"
+        subject = "Neither" if right[0] is right[1] else which
+        not_ = "" if subject == "Neither" else "not "
+        return DIFFERENT, f"{subject} is {not_}the target's choice, and not by rounding."
+    if any(sampler is None for sampler in samplers):
+        return UNKNOWN, "What the two were sampled with is not known."
+    if any(sampler.temp > 0 for sampler in samplers if sampler):
+        return DRAWN, "At a temperature either may have been drawn."
+    apart = "" if gap is None else f"The two logits lie {gap:.2g} apart"
+    if None not in right:
+        moved = "" if noise is None else f", rounding moves that by up to {noise:.2g}"
+        return NEAR_TIE, f"{apart}{moved}." if apart else "Rounding chooses between the two."
+    return UNKNOWN, (
+        f"{apart}; what rounding does to that is not measured: re-score with the model."
+        if apart
+        else "How far the two logits lie apart is not known: re-score with the model."
+    )
+
+
+def _is_argmax(sampler: SamplerOptions) -> bool:
+    """Whether it takes the most probable token, whatever came before."""
+    plain = SamplerOptions(repeat_last_n=sampler.repeat_last_n)
+    names = ("repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+    return sampler.temp <= 0 and all(getattr(sampler, n) == getattr(plain, n) for n in names)
+
+
+def _log_p(row: dict[str, Any], other: dict[str, Any]) -> float | None:
+    """The target's probability of a row's token, by the row itself or by the tops of one in the
+    same place."""
+    p = row["target_p"]
+    if p is None:
+        tops = dict(zip(other["target_top_id"], other["target_top_p"], strict=True))
+        p = tops.get(row["token_id"]) if row["token_id"] is not None else None
+    return math.log(p) if p else None
+
+
+def _best(row: dict[str, Any]) -> float | None:
+    p = row["target_top_p"][0]
+    return math.log(p) if p else None

@@ -1,0 +1,243 @@
+"""One answer of a reply on its way into a run: chunks in, rows out once they are settled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from engine.observe.rounds.fill import PromptPart, ReadyRow, Vocabulary, told_figures
+from engine.observe.rounds.join import AnotherRunError, LogJoin
+from engine.observe.rounds.shares import PlaneReach
+from engine.observe.rounds.stream import Chunk, Timings
+from engine.observe.rounds.stream_rounds import ObservedRound, StreamRounds
+
+_MOST_PARTS = 1 << 16
+
+
+class AnswerOwner(Protocol):
+    """The run that answers are part of."""
+
+    vocabulary: Vocabulary | None
+
+    @property
+    def reach(self) -> PlaneReach:
+        """How deep the server's planes reach, as far as known."""
+
+    def new_join(self) -> LogJoin | None:
+        """How an answer is joined with the log, None without one."""
+
+    def ready(self, row: ReadyRow) -> None:
+        """A row is settled."""
+
+    def find(
+        self,
+        rule: str,
+        message: str,
+        evidence: str = "",
+        *,
+        seq_id: int | None = None,
+        round: int | None = None,
+    ) -> None:
+        """Keep what was found while observing."""
+
+
+class Answer:
+    """One index of a reply: a sequence of the trace."""
+
+    def __init__(
+        self, run: AnswerOwner, body: Mapping[str, Any], index: int, seq_id: int, sent_ms: float
+    ) -> None:
+        self._run, self._body, self._index, self._sent_ms = run, body, index, sent_ms
+        self.seq_id = seq_id
+        self.facts: dict[str, Any] = {}
+        self.texts: list[str] = []
+        self.stop = ""
+        self.is_last = self.is_broken = False
+        self._is_over = False
+        self._is_whole = False
+        self._rounds = StreamRounds(run.reach)
+        self._zero_ms: float | None = None
+        self._parts: list[tuple[int, float]] = []
+        self._told: Timings | None = None
+        self._n_untimed = 0
+        self._n_written = 0
+        self._over_ms = math.inf
+        self._join: LogJoin | None = None
+        self._is_apart = False
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that the server has counted."""
+        return self._told.predicted_n if self._told else 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether rows may follow that end before now."""
+        begun = self._zero_ms is not None or bool(self._parts)
+        return (begun and not (self._is_over or self.is_broken)) or self._is_waiting
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no row of it can follow."""
+        return self._is_over and not self._is_waiting
+
+    @property
+    def next_ms(self) -> float:
+        """No row that follows ends before this time."""
+        if self._zero_ms is None or self._told is None or not self._n_written:
+            return self._sent_ms  # parts of the prompt end long before its first token
+        name_ms = self._rounds.open_ms
+        if self._join is not None and self._join.waiting:
+            name_ms = min(name_ms, self._join.waiting[0].name_ms)
+        return self._zero_ms + self._told.prompt_ms + name_ms
+
+    @property
+    def waits_since_ms(self) -> float:
+        """When the answer was over, if rows of it still wait for the log."""
+        return self._over_ms if self._is_waiting and self._is_over else math.inf
+
+    @property
+    def _is_waiting(self) -> bool:
+        return self._join is not None and bool(self._join.waiting)
+
+    def take(self, chunk: Chunk, at_ms: float) -> None:
+        """A chunk of this answer. Raises ContradictionError."""
+        if chunk.text:
+            self.texts.append(chunk.text)
+        if chunk.timings is None:
+            self._n_untimed += bool(chunk.text)
+            return
+        if chunk.processed is not None:
+            self._progress(chunk)
+            return
+        if chunk.last and self._zero_ms is None and (self._n_untimed or chunk.text):
+            self._told = chunk.timings  # sums at the end: no rounds can be told
+            self.facts["no_rounds"] = "The reply has no per-token timings."
+            return
+        if not chunk.timings.predicted_n:
+            return
+        if self._zero_ms is None:
+            self._zero_ms = at_ms - chunk.timings.prompt_ms - chunk.timings.predicted_ms
+        self._told = chunk.timings
+        self._is_whole = chunk.last and _ends_whole(chunk.final, self._body, chunk.timings)
+        self._push(self._rounds.add(chunk))
+
+    def end(self, at_ms: float) -> None:
+        """The answer is over. Raises ContradictionError."""
+        if not self._is_over:
+            self._is_over, self._over_ms = True, at_ms
+            if self._told is not None:
+                self.facts["told"] = told_figures([self._told], self.has_rows, self.has_rows)
+            if not self.is_broken:
+                self._push(self._rounds.end(is_whole=self._is_whole))
+            join = self._run.new_join() if self._zero_ms is None else None
+            if join is not None and self._told is not None:
+                join.take_sums(self._told)
+
+    def join_log(self) -> None:
+        """The log may tell more of the rows that wait."""
+        if self._join is None:
+            return
+        assert self._told is not None
+        try:
+            self._write(self._join.joined(self._told, is_over=self._is_over))
+        except AnotherRunError as error:
+            self._keep_apart(f"{error}")
+
+    def give_up_log(self) -> None:
+        """The log tells nothing of the rows that wait."""
+        if self._join is None or not self._join.waiting:
+            return
+        what = "ended before this request did" if self._join.is_found else "has no such request"
+        self._keep_apart(f"the log {what}")
+
+    def _keep_apart(self, why: str) -> None:
+        assert self._join is not None
+        join, self._join, self._is_apart = self._join, None, True
+        self._run.find(
+            "log-of-another-run",
+            f"The log was not joined to sequence {self.seq_id}: {why}.",
+            seq_id=self.seq_id,
+        )
+        self._write(join.give_up())
+
+    @property
+    def told(self) -> Timings | None:
+        """The server's own counters as they were told last."""
+        return self._told
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rounds were told, and not only sums."""
+        return self._zero_ms is not None and not self.is_broken
+
+    def _progress(self, chunk: Chunk) -> None:
+        assert chunk.timings is not None
+        assert chunk.processed is not None
+        if len(self._parts) < _MOST_PARTS:
+            self._parts.append((chunk.processed, chunk.timings.prompt_ms))
+
+    def _push(self, rounds: list[ObservedRound]) -> None:
+        if self._join is None and not self._is_apart and rounds and rounds[0].first == 1:
+            self._join = self._run.new_join()
+        if self._join is None:
+            self._write(rounds)
+        else:
+            self._join.add(rounds)
+            self.join_log()
+
+    def _write(self, rounds: Iterable[ObservedRound]) -> None:
+        told, zero = self._told, self._zero_ms
+        if told is None or zero is None:
+            return
+        n_prompt = told.cache_n + told.prompt_n
+        for one in rounds:
+            self._n_written += 1
+            if one.first == 1:
+                self._push_prompt(one, told, zero)
+                continue
+            t_ms = zero + told.prompt_ms + one.name_ms
+            self._run.ready(ReadyRow(t_ms, self.seq_id, n_prompt, one))
+
+    def _push_prompt(self, first: ObservedRound, told: Timings, zero: float) -> None:
+        n_prompt, ids = told.cache_n + told.prompt_n, self._prompt_ids()
+        if len(ids) != n_prompt:
+            ids = ()
+        at, before_ms = told.cache_n, 0.0
+        for processed, prompt_ms in [*self._parts, (n_prompt, told.prompt_ms)]:
+            is_last = processed == n_prompt and prompt_ms == told.prompt_ms
+            if not at < processed <= n_prompt and not is_last:
+                continue
+            if processed == n_prompt and not is_last:
+                continue  # the last part: its time comes with the first token
+            if not before_ms <= prompt_ms <= told.prompt_ms:
+                continue
+            part = PromptPart(at, processed - at, prompt_ms, before_ms)
+            row = ReadyRow(
+                zero + prompt_ms, self.seq_id, n_prompt, first if is_last else None, part, ids
+            )
+            self._run.ready(row)
+            at, before_ms, ids = processed, prompt_ms, ()
+
+    def _prompt_ids(self) -> tuple[int, ...]:
+        """Ids of the prompt where it was sent as such, or as a text that the vocabulary knows."""
+        prompt = self._body.get("prompt")
+        if isinstance(prompt, str) and self._run.vocabulary is not None:
+            return tuple(self._run.vocabulary.encode(prompt))
+        if not isinstance(prompt, list) or not prompt:
+            return ()
+        if isinstance(prompt[0], list) and self._index < len(prompt):
+            prompt = prompt[self._index]
+        is_ids = all(isinstance(t, int) and 0 <= t < 2**31 for t in prompt)
+        return tuple(prompt) if isinstance(prompt, list) and is_ids else ()
+
+
+def _ends_whole(final: Mapping[str, Any], body: Mapping[str, Any], told: Timings) -> bool:
+    """Whether the last round was not cut: the number of tokens asked for never cuts one."""
+    if final.get("truncated"):
+        return False
+    if "stop_type" in final:
+        return bool(final["stop_type"] == "limit")
+    names = ("n_predict", "max_tokens", "max_completion_tokens", "max_output_tokens")
+    return any(body.get(name) == told.predicted_n for name in names)

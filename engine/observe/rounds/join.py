@@ -1,0 +1,267 @@
+"""The rounds of a stream joined with those of the server's log: the stream gives prompt, settings
+and times, the log the drafts, the paths and what the stream holds back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import takewhile
+
+from engine.observe.rounds.log import LogReader, LogRequest, LogRound
+from engine.observe.rounds.stream import Timings
+from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
+
+_MOST_LOOKED_AT = 256
+_ENOUGH = 4
+"""Rounds that a stream shows before its request is looked for in a log that still grows."""
+
+
+_JOINED = LogRound(None, 0, is_complete=True)
+
+
+class AnotherRunError(ValueError):
+    """The log contradicts the stream. The message is a clause without its end."""
+
+
+class LogJoin:
+    """One answer of a stream and its request in a log."""
+
+    def __init__(self, log: LogReader, taken: set[int]) -> None:
+        """taken: numbers of the log's requests that other answers have, shared by all."""
+        self._log, self._taken = log, taken
+        self._request: LogRequest | None = None
+        self._waiting: list[ObservedRound] = []
+        self._next = 0
+
+    @property
+    def waiting(self) -> Sequence[ObservedRound]:
+        """Rounds of the stream that the log has not told of yet."""
+        return self._waiting
+
+    def add(self, rounds: Sequence[ObservedRound]) -> None:
+        """Rounds that the stream tells next."""
+        self._waiting += rounds
+
+    def joined(self, told: Timings, *, is_over: bool) -> list[ObservedRound]:
+        """The rounds that both tell by now. told: the stream's counters so far. is_over: it tells
+        no more.
+
+        Raises AnotherRunError, and then gives nothing more.
+        """
+        if self._request is None and not self._find(told, is_over):
+            return []
+        found: list[ObservedRound] = []
+        while self._waiting:
+            n_rows = self._n_together()
+            if n_rows is None and not is_over:
+                break
+            rows = self._waiting[: n_rows or len(self._waiting)]
+            known = self._join(rows)
+            if known is None:
+                break
+            found += known
+            del self._waiting[: len(rows)]
+        return found
+
+    def give_up(self) -> list[ObservedRound]:
+        """What waits, as the stream tells it."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the log has the request."""
+        return self._request is not None
+
+    def take_sums(self, told: Timings) -> None:
+        """An answer of which only sums were told: its request in the log is no other's."""
+        for i, request in self._free():
+            if _has_sums(request, told):
+                self._taken.add(i)
+                return
+
+    def _free(self) -> Iterator[tuple[int, LogRequest]]:
+        """The log's newest requests that no answer has."""
+        n = len(self._log.requests)
+        for i in range(max(n - _MOST_LOOKED_AT, 0), n):
+            if i not in self._taken:
+                yield i, self._log.requests[i]
+
+    def _find(self, told: Timings, is_over: bool) -> bool:
+        if not self._waiting or (len(self._waiting) < _ENOUGH and not is_over):
+            return False
+        found = [i for i, request in self._free() if self._may_be(request, told)]
+        if len(found) > 1 and not is_over:
+            return False  # equal so far
+        if is_over:
+            found.sort(key=lambda i: not _has_sums(self._log.requests[i], told))
+        for i in found[:1]:
+            self._taken.add(i)
+            self._request = self._log.requests[i]
+        return bool(found)
+
+    def _may_be(self, request: LogRequest, told: Timings) -> bool:
+        if self._log.is_light:
+            drafted = [(r.drafted, r.accepted) for r in self._waiting if _is_plain(r) and r.drafted]
+            logged = [(r.drafted, r.accepted) for r in request.rounds]
+            return bool(logged) and all(a == b for a, b in zip(drafted, logged, strict=False))
+        if request.first is None or request.n_prompt not in (None, told.cache_n + told.prompt_n):
+            return False
+        streamed = [token.token_id for row in self._waiting for token in row.tokens]
+        if all(token is None for token in streamed[1:]):
+            return self._agrees_in_counts(request, told)
+        return _agree(streamed, request.ids)
+
+    def _agrees_in_counts(self, request: LogRequest, told: Timings) -> bool:
+        """Of a stream without ids, whether its first rounds may be those of a request."""
+        rows = list(takewhile(_is_plain, self._waiting[1:]))
+        logged = [r for i, r in enumerate(request.rounds) if request.is_closed(i)]
+        pairs = list(zip(rows, logged, strict=False))
+        if not pairs:
+            return _has_sums(request, told)
+        return all(
+            (row.drafted, row.accepted) == (part.drafted, part.accepted) for row, part in pairs
+        )
+
+    def _n_together(self) -> int | None:
+        """How many of the waiting rows share tokens; None where more of them may follow."""
+        for i, row in enumerate(self._waiting):
+            if _is_plain(row):
+                return i or 1
+        return None
+
+    def _join(self, rows: list[ObservedRound]) -> list[ObservedRound] | None:
+        """Rows that share tokens, as the log tells them; None while it has not told them yet."""
+        request = self._request
+        assert request is not None
+        if rows[0].first == 1:
+            return self._first(rows[0], request)
+        parts = self._parts(rows, request)
+        if parts is None:
+            return None
+        if self._log.is_light and len(parts) != len(rows):
+            return rows  # its rounds have no tokens to tell them apart by
+        drafted, accepted = sum(r.drafted for r in rows), sum(r.accepted for r in rows)
+        logged = sum(p.drafted for p in parts), sum(p.accepted for p in parts)
+        if logged != (drafted, accepted):
+            raise AnotherRunError(
+                f"from token {rows[0].first} on the stream has {accepted} of {drafted} drafted "
+                f"tokens accepted, the log {logged[1]} of {logged[0]}"
+            )
+        for at in range(self._next, self._next + len(parts)):
+            request.rounds[at] = _JOINED  # a log has no end: what was used need not be kept
+        self._next += len(parts)
+        if self._log.is_light or (len(rows) == 1 and len(parts) == 1):
+            return [_told(row, part) for row, part in zip(rows, parts, strict=True)]
+        return _told_apart(rows, parts)
+
+    def _first(self, row: ObservedRound, request: LogRequest) -> list[ObservedRound]:
+        if request.first is None:
+            return [row]
+        return [replace(row, tokens=_filled(row.tokens, [request.first]))]
+
+    def _parts(self, rows: list[ObservedRound], request: LogRequest) -> list[LogRound] | None:
+        """The log's rounds of these rows; [] where the log cannot tell them."""
+        is_light = self._log.is_light
+        wanted = sum(r.drafted if is_light else r.emitted for r in rows)
+        parts: list[LogRound] = []
+        so_far = 0
+        while so_far < wanted:
+            at = self._next + len(parts)
+            if at >= len(request.rounds) or not request.is_closed(at):
+                if not request.is_over:
+                    return None
+                if at >= len(request.rounds):
+                    raise AnotherRunError(f"the log ends before token {rows[-1].first}")
+            part = request.rounds[at]
+            parts.append(part)
+            so_far += part.drafted if is_light else len(part.tokens)
+        is_cut = rows[-1].is_cut
+        if so_far != wanted and not is_cut:
+            raise AnotherRunError(
+                f"rounds of the log end elsewhere than those of the stream behind token "
+                f"{rows[0].first}"
+            )
+        return parts
+
+
+def _has_sums(request: LogRequest, told: Timings) -> bool:
+    """Whether a request of the log ended with these counters."""
+    sums = request.predicted, request.drafted or 0, request.accepted or 0
+    return sums == (told.predicted_n, told.draft_n, told.draft_n_accepted)
+
+
+def _is_plain(row: ObservedRound) -> bool:
+    return row.is_certain and row.n_merged == 1
+
+
+def _agree(streamed: Sequence[int | None], logged: Sequence[int]) -> bool:
+    """Whether known ids are equal as far as both go."""
+    return all(a is None or a == b for a, b in zip(streamed, logged, strict=False))
+
+
+def path_of(part: LogRound) -> str:
+    """The path of a round's rollback as the log tells it."""
+    if part.restored:
+        return "restore"
+    return "seq_rm" if part.drafted > part.accepted else "none"
+
+
+def _filled(
+    tokens: tuple[StreamedToken, ...], logged: Sequence[tuple[int, str]]
+) -> tuple[StreamedToken, ...]:
+    """Tokens with the ids that the log tells. Raises AnotherRunError where ids differ."""
+    if not _agree([token.token_id for token in tokens], [token for token, _ in logged]):
+        raise AnotherRunError(f"the log has other ids than {[t.token_id for t in tokens]}")
+    return tuple(
+        token
+        if token.token_id is not None or i >= len(logged)
+        else replace(token, token_id=logged[i][0])
+        for i, token in enumerate(tokens)
+    )
+
+
+def _told(row: ObservedRound, part: LogRound) -> ObservedRound:
+    return replace(
+        row, tokens=_filled(row.tokens, part.tokens), path=path_of(part), is_certain=True, log=part
+    )
+
+
+def _told_apart(rows: list[ObservedRound], parts: list[LogRound]) -> list[ObservedRound]:
+    """The rounds that rows stand for together. Their ends are those of rows where tokens end
+    together, else as long before the next known one as the log says."""
+    tokens = [token for row in rows for token in row.tokens]
+    ends = {row.first + row.emitted - 1: row.name_ms for row in rows}
+    first, names, number = rows[0].first, [], rows[0].first - 1
+    for part in parts:
+        number += len(part.tokens)
+        names.append(ends.get(number))
+    names[-1] = rows[-1].name_ms
+    for i in range(len(parts) - 2, -1, -1):
+        after, here = parts[i + 1].end_us, parts[i].end_us
+        if names[i] is None:
+            if after is None or here is None:
+                return rows
+            names[i] = max((names[i + 1] or 0.0) - (after - here) / 1e3, rows[0].before_ms)
+    found: list[ObservedRound] = []
+    before = rows[0].before_ms
+    for part, name in zip(parts, names, strict=True):
+        at = first - rows[0].first
+        mine = tuple(tokens[at : at + len(part.tokens)])
+        assert name is not None
+        is_last = part is parts[-1]
+        found.append(
+            ObservedRound(
+                max(name, before),
+                before,
+                part.drafted,
+                part.accepted,
+                first,
+                _filled(mine, part.tokens),
+                path_of(part),
+                is_cut=is_last and rows[-1].is_cut,
+                log=part,
+            )
+        )
+        first, before = first + len(mine), max(name, before)
+    return found

@@ -1,0 +1,538 @@
+"""What was sent to a server and what came back becomes one run of a trace.
+
+Live clients, the proxy and files of captures all write through here: bytes go in as they arrived,
+rows of rounds come out once they are settled. What a server does not tell stays empty.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from engine.observe.rounds.answer import Answer
+from engine.observe.rounds.counters import (
+    ACCEPTED,
+    DRAFTED,
+    PREDICTED,
+    PROMPT,
+    counted,
+    differences,
+    movement,
+    read_counters,
+)
+from engine.observe.rounds.fill import COLUMNS, ReadyRow, RowWriter, Vocabulary, told_figures
+from engine.observe.rounds.join import LogJoin
+from engine.observe.rounds.log import LogReader
+from engine.observe.rounds.raw import RawRequest, RawStore
+from engine.observe.rounds.request_facts import (
+    as_fact,
+    messages_of,
+    model_of,
+    prompt_text,
+    server_of,
+    settings_of,
+    stop_of,
+)
+from engine.observe.rounds.shares import PlaneReach
+from engine.observe.rounds.stream import (
+    MOST_ANSWERS,
+    Chunk,
+    EventReader,
+    Timings,
+    UnreadableError,
+    read_json,
+)
+from engine.observe.rounds.stream_rounds import ContradictionError
+from engine.trace.store import TraceStore
+from engine.trace.writer import RunSource, TraceWriter
+
+Attachment = Literal["ask", "proxy", "log", "light-log", "record"]
+"""How a server was observed."""
+
+_PATIENCE_MS = 2000.0
+"""So long a settled row waits for others that may have ended earlier."""
+_MOST_SEQUENCES = 1 << 16
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What is known of a server before the first request. props, models: its replies to /props and
+    /v1/models as they came, empty where it gave none. No keys, no headers of requests."""
+
+    address: str
+    engine: str = "llama-server"
+    props: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ObservedRequest:
+    """One request within a run, and so one sequence or, for several prompts, several of them.
+
+    Times are milliseconds since the run began, on this machine's clock.
+    """
+
+    def __init__(
+        self, run: ObservedRun, number: int, path: str, body: Mapping[str, Any], at_ms: float
+    ) -> None:
+        self._run, self._body, self._sent_ms = run, body, at_ms
+        self._raw = run.keep(path, body, at_ms)
+        self._reader = EventReader()
+        self._status: int | None = None
+        self._is_over = False
+        self._answers: dict[int, Answer] = {}
+        self.facts: dict[str, Any] = {
+            "number": number,
+            "path": path,
+            "sent_ms": at_ms,
+            "settings": settings_of(body),
+            "prompt": prompt_text(body),
+            "messages": messages_of(body),
+            "complete": False,
+        }
+        if run.has_room:
+            self._answer(0)
+        else:
+            self._is_over = True
+            run.leave_out()
+
+    @property
+    def seq_ids(self) -> tuple[int, ...]:
+        """Its sequences in the trace, by index of the reply."""
+        return tuple(self._answers[index].seq_id for index in sorted(self._answers))
+
+    @property
+    def text(self) -> str:
+        """What was generated so far."""
+        return "\n".join(self.texts)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The same of each answer, as `seq_ids`."""
+        return tuple("".join(self._answers[i].texts) for i in sorted(self._answers))
+
+    @property
+    def told(self) -> tuple[Timings | None, ...]:
+        """The server's own counters by index of the reply, as they were told last."""
+        return tuple(self._answers[index].told for index in sorted(self._answers))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the reply has ended, or is not read any further."""
+        return self._is_over
+
+    def head(self, status: int, headers: Mapping[str, str], at_ms: float) -> None:
+        """The reply began. headers: of the reply."""
+        kinds = [value for name, value in headers.items() if name.lower() == "content-type"]
+        self._reader = EventReader(kinds[0] if kinds else "")
+        self._status = status
+        self.learn(status=status)
+        if self._raw is not None:
+            self._raw.status, self._raw.head_ms = status, at_ms
+            self._raw.content_type = kinds[0] if kinds else ""
+
+    def data(self, piece: bytes, at_ms: float) -> None:
+        """A piece of the reply's body, cut anywhere. Never raises for what a server may send."""
+        if self._is_over:
+            return
+        if self._raw is not None and self._run.raw is not None:
+            self._run.raw.data(self._raw, piece, at_ms)
+        try:
+            for chunk in self._reader.feed(piece):
+                self._take(chunk, at_ms)
+        except UnreadableError as error:
+            self._refuse("stream-unreadable", f"The server {error}", at_ms)
+        self._run.release(at_ms)
+
+    def done(self, at_ms: float) -> None:
+        """The reply ended by itself."""
+        if self._is_over:
+            return
+        try:
+            for chunk in self._reader.end():
+                self._take(chunk, at_ms)
+        except UnreadableError as error:
+            self._refuse("stream-unreadable", f"The server {error}", at_ms)
+            return
+        open_ones = [one for one in self._answers.values() if not (one.is_last or one.is_broken)]
+        if self._status is not None and self._status >= 400:
+            self._fail(f"The server answered {self._status}.")
+        elif open_ones:
+            reason = self.facts.get("error", "The reply ended before the answer was complete.")
+            self._cut(reason, open_ones)
+        else:
+            self.learn(complete="error" not in self.facts)
+        self._end(at_ms)
+
+    def broke(self, reason: str, at_ms: float) -> None:
+        """The reply was cut short. reason: one sentence for the user."""
+        if self._is_over:
+            return
+        if self._raw is not None:
+            self._raw.broke = reason
+        open_ones = [one for one in self._answers.values() if not (one.is_last or one.is_broken)]
+        if open_ones:
+            self._cut(reason, open_ones)
+        else:
+            self.learn(complete=True)
+        self._end(at_ms)
+
+    def left(self, at_ms: float) -> None:
+        """The client has left, or was told to: no fault of the server."""
+        if self._is_over:
+            return
+        if self._raw is not None:
+            self._raw.has_left = True
+        for answer in self._answers.values():
+            answer.stop = answer.stop or "stopped"
+        self._end(at_ms)
+
+    def learn(self, **facts: Any) -> None:
+        """Add to what is known of the request, and so of each of its sequences."""
+        self.facts.update(facts)
+        for answer in self._answers.values():
+            answer.facts.update(facts)
+
+    def _fail(self, error: str) -> None:
+        """The first error counts."""
+        if "error" not in self.facts:
+            self.learn(error=error)
+
+    def _cut(self, reason: str, answers: Iterable[Answer]) -> None:
+        self._fail(reason)
+        for answer in answers:
+            answer.stop = answer.stop or "lost"
+            self._run.find(
+                "stream-cut", reason, f"{answer.n_tokens} tokens had arrived", seq_id=answer.seq_id
+            )
+
+    def _end(self, at_ms: float) -> None:
+        self._is_over = True
+        if self._raw is not None and math.isfinite(at_ms):
+            self._raw.done_ms = at_ms
+        for answer in self._answers.values():
+            try:
+                answer.end(at_ms)
+            except ContradictionError as error:
+                self._contradicts(answer, error)
+        self._run.release(at_ms)
+
+    def _answer(self, index: int) -> Answer:
+        while len(self._answers) <= index:
+            number = len(self._answers)
+            answer = Answer(self._run, self._body, number, self._run.n_answers, self._sent_ms)
+            answer.facts.update(self.facts, index=number, seq_ids=[answer.seq_id])
+            self._run.join(answer)
+            self._answers[number] = answer
+        return self._answers[index]
+
+    def _take(self, chunk: Chunk, at_ms: float) -> None:
+        if chunk.error:
+            self._fail(f"The server reported: {chunk.error}")
+            for answer in self._answers.values():
+                answer.stop = answer.stop or "error"
+            return
+        if chunk.index not in self._answers and not self._run.has_room:
+            return
+        answer = self._answer(chunk.index)
+        if answer.is_broken:
+            return
+        try:
+            answer.take(chunk, at_ms)
+        except ContradictionError as error:
+            self._contradicts(answer, error)
+        if chunk.last:
+            self._learn_final(answer, chunk)
+
+    def _contradicts(self, answer: Answer, error: ContradictionError) -> None:
+        answer.is_broken, answer.stop = True, answer.stop or "failed"
+        self._run.find(
+            "counters-contradict",
+            f"The counters of sequence {answer.seq_id} contradict each other: {error}.",
+            f"behind token {answer.n_tokens}; nothing behind it is shown",
+            seq_id=answer.seq_id,
+        )
+
+    def _refuse(self, rule: str, message: str, at_ms: float) -> None:
+        """The reply is not read any further; what came before stays."""
+        self._fail(f"{message}.")
+        for answer in self._answers.values():
+            if not answer.is_last:
+                answer.stop = answer.stop or "failed"
+                self._run.find(
+                    rule, f"{message}.", f"behind token {answer.n_tokens}", seq_id=answer.seq_id
+                )
+        self._end(at_ms)
+
+    def _learn_final(self, answer: Answer, chunk: Chunk) -> None:
+        final = chunk.final
+        answer.is_last = True
+        answer.stop = answer.stop or stop_of(final)
+        for name in ("generation_settings", "stop_type", "stopping_word", "system_fingerprint"):
+            if name in final:
+                answer.facts[name] = as_fact(final[name])
+        settings = final.get("generation_settings")
+        if isinstance(settings, dict):
+            types = settings.get("speculative.types")
+            if isinstance(types, str):
+                self._run.learn_drafters(types)
+
+
+class ObservedRun:
+    """A run that is observed, from the first request until it is closed. One thread writes it."""
+
+    def __init__(
+        self,
+        store: TraceStore,
+        attachment: Attachment,
+        server: ServerFacts,
+        *,
+        patience_ms: float = _PATIENCE_MS,
+        known: ObservedRun | None = None,
+        keep_raw: bool = True,
+        vocabulary: Vocabulary | None = None,
+        **facts: Any,
+    ) -> None:
+        """Begin a run. facts: JSON-able, whatever else is known of it.
+
+        patience_ms: so long a row may wait for others that ended earlier; rows are numbered by the
+        end of their rounds. known: another run of the same server, which tells how deep its planes
+        reach. keep_raw: keep what is sent and received, for `capture`. vocabulary: of the model,
+        for ids that are not told.
+        """
+        self.server = server
+        build = server.props.get("build_info")
+        version = build if isinstance(build, str) else ""
+        self._reach = known.reach if known is not None else PlaneReach()
+        self.raw = RawStore() if keep_raw else None
+        self._requests: list[ObservedRequest] = []
+        self._answers: list[Answer] = []
+        self._current: list[Answer] = []
+        self._ready: list[tuple[float, int, int, ReadyRow]] = []
+        self._n_ready = 0
+        self._patience_ms = patience_ms
+        self._log: LogReader | None = None
+        self._in_log: set[int] = set()
+        self._writer = TraceWriter.begin(
+            store,
+            RunSource(server.engine, version),
+            {
+                "attachment": attachment,
+                "server": server_of(server.address, server.props),
+                "model": model_of(server.props, server.models),
+                "requests": [],
+                "observed_findings": [],
+            }
+            | facts,
+            columns=COLUMNS if vocabulary is None else _with_derived_ids(COLUMNS),
+        )
+        self.run_id = self._writer.run_id
+        self._rows = RowWriter(self._writer, self._reach, vocabulary)
+        self.vocabulary = vocabulary
+        self._rows.drafters = known.drafters if known is not None else []
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over."""
+        return self._writer.ended
+
+    def request(
+        self,
+        path: str,
+        body: bytes | Mapping[str, Any],
+        at_ms: float,
+        *,
+        streamed_by_us: bool = True,
+    ) -> ObservedRequest:
+        """A request was sent. body: its JSON. streamed_by_us: whether per-token timings were asked
+        for on behalf of a client that did not."""
+        if isinstance(body, bytes):
+            try:
+                body = read_json(body)
+            except UnreadableError:
+                body = {}
+        body = body if isinstance(body, Mapping) else {}
+        found = ObservedRequest(self, len(self._requests), path, body, at_ms)
+        if streamed_by_us and "timings_per_token" not in body:
+            found.learn(timings_added=True)
+        self._requests.append(found)
+        return found
+
+    def log(self, text: str) -> None:
+        """Lines that the server wrote into its log, cut anywhere. From the first call on, rows wait
+        for what the log tells of them. Raises TraceFileError for a log that cannot be read."""
+        reader = self.listen_to_log()
+        if self.raw is not None:
+            self.raw.add_log(text)
+        reader.feed(text)
+        self._learn_from_log(reader)
+
+    def log_ended(self) -> None:
+        """The log is complete, its last line too."""
+        if self._log is not None:
+            self._log.end()
+            self._learn_from_log(self._log)
+
+    def listen_to_log(self) -> LogReader:
+        """Rows wait for what the server's log tells of them, from now on."""
+        if self._log is None:
+            self._log = LogReader()
+        return self._log
+
+    def _learn_from_log(self, reader: LogReader) -> None:
+        if reader.n_rs_seq is not None:
+            self._reach.tell(reader.n_rs_seq)
+        if reader.drafters:
+            self._rows.drafters = reader.drafters
+        self._rows.log_pieces = reader.pieces
+        if reader.is_synthetic:
+            self._writer.set_facts(synthetic=True)
+        for answer in self._current:
+            answer.join_log()
+
+    def counters(self, before: str, after: str) -> None:
+        """Replies of /metrics before and after, all requests being over; a difference from what
+        was counted here becomes a finding. Raises ValueError for a text that is none."""
+        if self.raw is not None:
+            self.raw.metrics = before, after
+        for answer in self._answers:
+            answer.give_up_log()
+        self.release(math.inf)
+        moved = movement(read_counters(before), read_counters(after))
+        if not all(one.is_last and one.told is not None for one in self._answers):
+            return  # of some requests not even sums are known
+        if all(one.has_rows for one in self._answers):
+            counts = counted(self._writer.store, self.run_id)
+            if len(self._answers) > len(self._requests):
+                del counts[PROMPT]  # several answers to one prompt, which each of them counts
+        else:
+            told = [one.told for one in self._answers if one.told is not None]
+            counts = {
+                DRAFTED: sum(one.draft_n for one in told),
+                ACCEPTED: sum(one.draft_n_accepted for one in told),
+                PREDICTED: sum(one.predicted_n for one in told),
+            }
+        if found := differences(moved, counts):
+            self.find(
+                "counters-differ",
+                "The server counted other sums than its replies told.",
+                "; ".join(found),
+            )
+
+    def find(
+        self,
+        rule: str,
+        message: str,
+        evidence: str = "",
+        *,
+        seq_id: int | None = None,
+        round: int | None = None,
+    ) -> None:
+        """Keep what was found while observing; the rule of that name shows it."""
+        self._writer.facts["observed_findings"].append(
+            {
+                "rule": rule,
+                "message": message,
+                "evidence": evidence,
+                "seq_id": seq_id,
+                "round": round,
+            }
+        )
+
+    def end(self, error: str | None = None) -> None:
+        """Nothing more comes: settle what is open, end the run."""
+        if self.ended:
+            return
+        for request in self._requests:
+            if not request.is_over:
+                request.broke(error or "The run was ended before the reply was complete.", math.inf)
+        for answer in self._answers:
+            answer.give_up_log()
+        self.release(math.inf)
+        stops = [answer.stop or "stopped" for answer in self._answers]
+        told = [one.told for one in self._answers if one.told is not None]
+        if told:
+            has_rows = [one.has_rows for one in self._answers if one.told is not None]
+            self._writer.set_facts(told=told_figures(told, any(has_rows), all(has_rows)))
+        self._rows.fill_in()
+        if self._rows.n_merged:
+            self._writer.set_facts(merged_rows=self._rows.n_merged)
+        if error is not None:
+            self._writer.facts.setdefault("error", error)
+        self._writer.end(stops)
+
+    # -- what its requests call ---------------------------------------------------------------
+
+    def keep(self, path: str, body: Mapping[str, Any], at_ms: float) -> RawRequest | None:
+        """A request's place among what is kept, None without room."""
+        if self.raw is None:
+            return None
+        return self.raw.request(path, body, len(json.dumps(body)), at_ms)
+
+    def join(self, answer: Answer) -> None:
+        """A sequence more."""
+        self._answers.append(answer)
+        self._current.append(answer)
+        self._writer.facts["requests"].append(answer.facts)
+
+    def learn_drafters(self, types: str) -> None:
+        """The server's drafters, as `speculative.types` names them."""
+        named = [one for one in types.split(",") if one]
+        self._writer.set_facts(speculative_types=named)
+        if not self._rows.drafters:
+            self._rows.drafters = [one for one in named if one != "none"]
+
+    def new_join(self) -> LogJoin | None:
+        """How an answer is joined with the log, None without one."""
+        return LogJoin(self._log, self._in_log) if self._log is not None else None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a trace can hold a request more."""
+        return len(self._answers) + MOST_ANSWERS <= _MOST_SEQUENCES
+
+    def leave_out(self) -> None:
+        """A request is not recorded for want of room."""
+        facts = self._writer.facts
+        facts["requests_left_out"] = facts.get("requests_left_out", 0) + 1
+
+    @property
+    def drafters(self) -> list[str]:
+        """The server's drafters, as far as known."""
+        return self._rows.drafters
+
+    @property
+    def n_answers(self) -> int:
+        """Sequences so far."""
+        return len(self._answers)
+
+    @property
+    def reach(self) -> PlaneReach:
+        """How deep the server's planes reach, as far as known."""
+        return self._reach
+
+    def ready(self, row: ReadyRow) -> None:
+        """A row is settled; it is written once no earlier one can follow."""
+        heapq.heappush(self._ready, (row.t_ms, row.seq_id, self._n_ready, row))
+        self._n_ready += 1
+
+    def release(self, at_ms: float) -> None:
+        """Write the rows that nothing earlier can follow, or that waited long enough."""
+        if math.isinf(at_ms):
+            until = math.inf
+        else:
+            for one in self._current:
+                if one.waits_since_ms < at_ms - self._patience_ms:
+                    one.give_up_log()
+            self._current = [one for one in self._current if not one.is_settled]
+            open_ends = [one.next_ms for one in self._current if one.is_open]
+            until = max(min(open_ends, default=math.inf), at_ms - self._patience_ms)
+        while self._ready and self._ready[0][0] <= until:
+            self._rows.write(heapq.heappop(self._ready)[3])
+
+
+def _with_derived_ids(columns: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    return columns | {"tokens": columns["tokens"] | {"token_id": "derived"}}

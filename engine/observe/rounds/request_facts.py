@@ -1,0 +1,103 @@
+"""What is kept of a request and of its server: no keys, no headers, nothing long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from engine.observe.rounds.log import file_name
+
+LONGEST_TEXT = 1 << 16
+
+
+def stop_of(final: Mapping[str, Any]) -> str:
+    """Why an answer ended, in the trace's words where it has one."""
+    if final.get("truncated") is True:
+        return "context"
+    told = final.get("stop_type") or final.get("finish_reason") or final.get("stop_reason")
+    names = {"eos": "end", "length": "limit", "max_tokens": "limit", "none": "stopped"}
+    if not isinstance(told, str):
+        return "limit" if final.get("status") == "incomplete" else "end"
+    return names.get(told, told[:100])
+
+
+def settings_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request asked for, without its text."""
+    left_out = ("prompt", "messages", "input", "input_prefix", "input_suffix", "tools")
+    found = {str(k)[:100]: as_fact(v) for k, v in body.items() if k not in left_out}
+    return found | ({"tools": len(tools)} if isinstance(tools := body.get("tools"), list) else {})
+
+
+def prompt_text(body: Mapping[str, Any]) -> str | None:
+    """The prompt, where it is a text."""
+    prompt = body.get("prompt", body.get("input"))
+    return prompt[:LONGEST_TEXT] if isinstance(prompt, str) else None
+
+
+def messages_of(body: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Role and text of a chat's messages."""
+    messages, room = body.get("messages"), LONGEST_TEXT
+    found = []
+    for one in messages if isinstance(messages, list) else ():
+        role, content = (one.get("role"), one.get("content")) if isinstance(one, dict) else (0, 0)
+        if not isinstance(role, str) or not isinstance(content, str) or len(content) > room:
+            return []
+        room -= len(content)
+        found.append({"role": role[:100], "content": content})
+    return found
+
+
+def as_fact(value: Any) -> Any:
+    """A value as a fact may hold it: scalars, and lists and objects of them that are not long."""
+    if isinstance(value, str):
+        return value[:LONGEST_TEXT]
+    if isinstance(value, dict):
+        return {str(k)[:100]: _inner_fact(v) for k, v in list(value.items())[:200]}
+    if isinstance(value, list):
+        return [_inner_fact(v) for v in value[:1000]]
+    return value if isinstance(value, (int, float, bool)) else None
+
+
+def _inner_fact(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[:1000]
+    if isinstance(value, list):
+        return [_plain_item(v) for v in value[:100]]
+    return value if isinstance(value, (int, float, bool)) else None
+
+
+def _plain_item(value: Any) -> Any:
+    """An entry of a list of settings, such as a token and its bias."""
+    if isinstance(value, list):
+        return [_plain_item(v) for v in value[:2] if not isinstance(v, (list, dict))]
+    if isinstance(value, dict):
+        return {str(k)[:100]: v for k, v in list(value.items())[:8] if isinstance(v, (int, float))}
+    return value[:1000] if isinstance(value, str) else _inner_fact(value)
+
+
+def server_of(given: str, props: Mapping[str, Any]) -> dict[str, Any]:
+    """A server by its address, without a name and password in it, and what /props tells."""
+    shown = given
+    if "//" in given:
+        address = urlsplit(given)
+        shown = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
+    found = {"address": shown, "build_info": as_fact(props.get("build_info"))}
+    for name in ("total_slots", "model_alias", "n_ctx"):
+        if name in props:
+            found[name] = as_fact(props[name])
+    defaults = props.get("default_generation_settings")
+    if isinstance(defaults, dict) and isinstance(defaults.get("n_ctx"), int):
+        found["n_ctx"] = defaults["n_ctx"]
+    return found
+
+
+def model_of(props: Mapping[str, Any], models: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The model by its file's name and what /v1/models tells of it."""
+    data = models.get("data")
+    first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
+    path = props.get("model_path") or first.get("id")
+    if not isinstance(path, str):
+        return None
+    meta = first.get("meta")
+    return {"name": file_name(path), "meta": as_fact(meta) if isinstance(meta, dict) else {}}

@@ -1,0 +1,291 @@
+"""Rounds told apart by the counters of a stream.
+
+The server raises `draft_n` when it drafts, `draft_n_accepted` and `predicted_ms` when a
+verification is complete, all before the round's first token is sent; then `predicted_n` rises by
+one per token. So chunks with the same `predicted_ms` are of one round, and differences of the
+counters are its figures. A chunk may stand for several tokens: those that end inside a character
+have no chunk of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.observe.rounds.log import LogRound
+from engine.observe.rounds.shares import Group, NoShareError, PlaneReach, Share, possible_shares
+from engine.observe.rounds.stream import Chunk, Timings
+
+MOST_HIDDEN = 1 << 17
+"""Tokens that one chunk may stand for."""
+_MOST_DRAFTED = 1024
+_MOST_HELD = 32
+
+
+class ContradictionError(ValueError):
+    """The counters cannot be those of rounds. The message is a sentence without its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedToken:
+    """A token of the output. token_id, text: None where they are not told. alone: the text is
+    what this token by itself added."""
+
+    token_id: int | None = None
+    text: str | None = None
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedRound:
+    """One verification, or several whose figures only arrived as sums.
+
+    name_ms: the server's predicted_ms at its end. before_ms: that of the round before. first:
+    number of its first token, from 1; 0 where neither tokens nor times of its own are told. path:
+    none, seq_rm, restore or "" where it cannot be told. n_merged: rounds that it stands for, at
+    least. is_cut: the answer ended inside of it. is_certain: False where other shares of hidden
+    tokens are possible too. log: what the server's log tells of it.
+    """
+
+    name_ms: float
+    before_ms: float
+    drafted: int
+    accepted: int
+    first: int
+    tokens: tuple[StreamedToken, ...]
+    path: str
+    n_merged: int = 1
+    is_cut: bool = False
+    is_certain: bool = True
+    log: LogRound | None = None
+
+    @property
+    def emitted(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def undone(self) -> int:
+        """Drafted tokens that were not accepted."""
+        return self.drafted - self.accepted
+
+    def kinds(self) -> list[str]:
+        """Of each token: accepted, bonus, replacement, target or unknown."""
+        if self.n_merged > 1 or not self.is_certain:
+            return ["unknown"] * self.emitted
+        if not self.drafted:
+            return ["target"] * self.emitted
+        own = "bonus" if self.accepted == self.drafted else "replacement"
+        kinds = ["accepted"] * self.accepted + [own, "target"]
+        return kinds[: self.emitted]
+
+
+@dataclass(slots=True)
+class _Segment:
+    """Groups that share hidden tokens with each other and with no one else: those behind token
+    `start` up to token `stop`."""
+
+    groups: list[Group]
+    start: int
+    stop: int
+
+
+class StreamRounds:
+    """The rounds of one answer of a stream.
+
+    A round comes out once nothing that may follow can change its figures, the rest at the end.
+    """
+
+    def __init__(self, reach: PlaneReach) -> None:
+        """reach: what is known of the server, shared by its answers."""
+        self._reach = reach
+        self._told = Timings(0, 0, 0.0, 0, 0.0, 0, 0)
+        self._group: Group | None = None
+        self._open: list[Group] = []
+        self._segments: list[_Segment] = []
+        self._closed = 1  # the first token is sampled from the prompt
+        self._lengths: set[int] = set()
+        self._tried: object = None
+        self._tokens: list[StreamedToken] = []
+        self._n_dropped = 0
+        self._is_text_whole = True
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens so far, hidden ones included."""
+        return self._told.predicted_n
+
+    @property
+    def told(self) -> Timings:
+        """The counters as they were told last."""
+        return self._told
+
+    @property
+    def open_ms(self) -> float:
+        """End of the earliest round that may still come out, on the server's clock."""
+        groups = self._segments[0].groups if self._segments else self._open
+        if groups:
+            return groups[0].name_ms
+        return self._group.name_ms if self._group else 0.0
+
+    def add(self, chunk: Chunk) -> list[ObservedRound]:
+        """Take in a chunk that stands for tokens, or the last one; returns rounds that are
+        settled now, in order. Raises ContradictionError, and is then of no use any more."""
+        told, before = chunk.timings, self._told
+        assert told is not None
+        n_new = told.predicted_n - before.predicted_n
+        drafted = told.draft_n - before.draft_n
+        accepted = told.draft_n_accepted - before.draft_n_accepted
+        _check(told, before)
+        self._told = told
+        if not n_new:
+            self._add_text(chunk)
+            return []
+        self._learn_tokens(n_new, chunk)
+        found: list[ObservedRound] = []
+        if not before.predicted_n:
+            found.append(ObservedRound(0.0, 0.0, 0, 0, 1, self._take(1), ""))
+            self._group = Group(0.0, 0.0, 0, 0, 0, 1, 1)
+            n_new -= 1
+            if not n_new:
+                self._group.name_ms = told.predicted_ms
+                return found
+        assert self._group is not None
+        if told.predicted_ms == self._group.name_ms:
+            self._group.last_seen = told.predicted_n
+            return found
+        self._push_group()
+        if n_new == 1:
+            self._close(told.predicted_n - 1)
+        at = told.predicted_n
+        self._group = Group(
+            told.predicted_ms, self._group.name_ms, drafted, accepted, n_new - 1, at, at
+        )
+        return found + self._settle()
+
+    def end(self, *, is_whole: bool) -> list[ObservedRound]:
+        """The answer is over: the rounds that were open. is_whole: the last one was not cut."""
+        if self._group is None:
+            return []
+        self._group.is_cut = not is_whole
+        self._push_group()
+        self._group = None
+        self._close(self.n_tokens)
+        return self._settle(for_good=True)
+
+    def _push_group(self) -> None:
+        if self._group is not None and self._group.last_seen > 1:
+            self._open.append(self._group)
+
+    def _close(self, stop: int) -> None:
+        """Nothing is hidden behind token `stop`: the open groups share what lies before."""
+        groups, start = self._open, self._closed
+        self._open, self._closed = [], max(stop, 1)
+        if not groups:
+            return
+        self._segments.append(_Segment(groups, start, stop))
+        group = groups[0]
+        if len(groups) == 1 and not group.gap and not group.is_cut:
+            self._lengths.add(group.drafted)
+            if group.undone:
+                path = {1: "seq_rm", 2: "restore"}.get(stop - start - group.accepted, "")
+                self._reach.learn(path, group.undone)
+
+    def _settle(self, *, for_good: bool = False) -> list[ObservedRound]:
+        """The rounds that nothing can change any more, or all that are closed."""
+        found: list[ObservedRound] = []
+        while self._segments:
+            segment, reach, lengths = self._segments[0], self._reach, self._lengths
+            must = for_good or len(self._segments) >= _MOST_HELD
+            known = (segment.start, reach.deepest_removal, reach.shallowest_restore, len(lengths))
+            if known == self._tried and not must:
+                break
+            self._tried = known
+            try:
+                shares = possible_shares(
+                    segment.groups, segment.start, segment.stop, reach, lengths
+                )
+            except NoShareError as error:
+                raise ContradictionError(str(error)) from None
+            if not must and not self._is_settled(shares):
+                break
+            del self._segments[0]
+            found += [
+                self._round(group, options)
+                for group, options in zip(segment.groups, shares, strict=True)
+            ]
+        return found
+
+    def _is_settled(self, shares: list[list[Share]]) -> bool:
+        """Whether more rounds could not tell more about these."""
+        n_varied = len(self._lengths) > 1
+        return all(
+            len(options) == 1 or (n_varied and len({s.n_tokens for s in options}) == 1)
+            for options in shares
+        )
+
+    def _round(self, group: Group, options: list[Share]) -> ObservedRound:
+        first, share = self._n_dropped + 1, options[0]
+        is_certain = len({(one.n_tokens, one.n_merged) for one in options}) == 1
+        path = share.path if is_certain and len(options) == 1 else ""
+        if group.undone and self._reach.is_contradictory:
+            path = ""  # the server does not do what it is taken to do
+        return ObservedRound(
+            group.name_ms,
+            group.before_ms,
+            group.drafted,
+            group.accepted,
+            first,
+            self._take(share.n_tokens),
+            path,
+            share.n_merged,
+            group.is_cut,
+            is_certain,
+        )
+
+    def _add_text(self, chunk: Chunk) -> None:
+        """A chunk more for a token that had one."""
+        if chunk.text and self._tokens:
+            last = self._tokens[-1]
+            self._tokens[-1] = StreamedToken(last.token_id, (last.text or "") + chunk.text)
+            self._is_text_whole = True
+
+    def _learn_tokens(self, n_new: int, chunk: Chunk) -> None:
+        self._tokens += [StreamedToken()] * (n_new - 1)
+        alone = n_new == 1 and self._is_text_whole and bool(chunk.text)
+        self._tokens.append(
+            StreamedToken(chunk.token_id, None if chunk.last else chunk.text, alone)
+        )
+        self._is_text_whole = bool(chunk.text)
+
+    def _take(self, n_tokens: int) -> tuple[StreamedToken, ...]:
+        taken = tuple(self._tokens[:n_tokens])
+        del self._tokens[:n_tokens]
+        self._n_dropped += n_tokens
+        return taken
+
+
+def _check(told: Timings, before: Timings) -> None:
+    """Raises ContradictionError where counters cannot follow those before."""
+    n_new = told.predicted_n - before.predicted_n
+    drafted = told.draft_n - before.draft_n
+    accepted = told.draft_n_accepted - before.draft_n_accepted
+    later = told.predicted_ms - before.predicted_ms
+    for what, grown in (
+        ("predicted_n", n_new),
+        ("draft_n", drafted),
+        ("draft_n_accepted", accepted),
+        ("predicted_ms", later),
+    ):
+        if grown < 0:
+            raise ContradictionError(f"{what} fell by {-grown:g}")
+    if n_new > MOST_HIDDEN or drafted > _MOST_DRAFTED * max(n_new, 1):
+        raise ContradictionError(
+            f"predicted_n rose by {n_new:,} and draft_n by {drafted:,} at once"
+        )
+    if accepted > drafted:
+        raise ContradictionError(
+            f"draft_n_accepted rose by {accepted} where draft_n rose by {drafted}"
+        )
+    if drafted and (not n_new or not later):
+        raise ContradictionError(f"draft_n rose by {drafted} without a new round")
+    if drafted and not before.predicted_n and n_new == 1:
+        raise ContradictionError(f"{drafted} tokens were drafted before the first one")

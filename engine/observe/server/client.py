@@ -1,0 +1,487 @@
+"""Talking to a llama-server: what it says of itself, and streams of what it generates.
+
+All network work happens on one thread of the client's own; what arrives is put into an inbox that
+one other thread empties.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import ssl
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError, Future
+from contextlib import asynccontextmanager, suppress
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from engine.errors import Cancelled, OptionError, ServerError
+from engine.observe.rounds.observed_run import ServerFacts
+from engine.observe.server.errors import cut_short, is_loading, refusal, unreachable
+from engine.observe.server.inbox import Arrival, Inbox
+
+if TYPE_CHECKING:
+    import httpx
+
+_T = TypeVar("_T")
+
+CONNECT_S = 10.0
+"""How long a connection, or the answer to a question about the server, may take, seconds."""
+RESUME_S = 5.0
+"""How long a lost stream is looked for at a server that does not answer, seconds."""
+_AGAIN_S = 0.25
+_CLOSE_S = 2.0
+_LARGEST_FACTS = 16 * 2**20
+_LARGEST_ERROR = 2**20
+_CONVERSATION = "X-Conversation-Id"
+
+ReportWaiting = Callable[[str], None]
+"""Called with a sentence as long as a server is not ready."""
+
+
+class ServerClient:
+    """One llama-server. address: http:// or https:// with host and port.
+
+    api_key is sent as a bearer token and kept nowhere else. Close it after use. Raises OptionError
+    for an address or a key that cannot be one.
+    """
+
+    def __init__(self, address: str, api_key: str | None = None) -> None:
+        self.address = server_address(address)
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key):
+            raise OptionError(
+                "The API key has characters that no key has.", "Copy it again, without line ends."
+            )
+        self._api_key = api_key
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._http: httpx.AsyncClient | None = None
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._streams: set[asyncio.Task[None]] = set()
+        self._questions: set[asyncio.Task[Any]] = set()
+        self._goodbyes: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"ServerClient({self.address!r})"
+
+    def __enter__(self) -> ServerClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def facts(
+        self,
+        waiting: ReportWaiting = lambda sentence: None,
+        cancelled: threading.Event | None = None,
+    ) -> ServerFacts:
+        """What the server says of itself, once its model is loaded.
+
+        Raises ServerError (ApiKeyError: it wants another key), and Cancelled once `cancelled` is
+        set.
+        """
+        return self._call(self._facts(waiting), cancelled)
+
+    def slots(self, seconds: float = CONNECT_S) -> list[dict[str, Any]] | None:
+        """The reply of /slots, None where the server tells nothing of them. seconds: how long it
+        may take. Raises ServerError."""
+        reply = self._call(self._told("/slots", seconds))
+        if not isinstance(reply, list):
+            return None
+        return [slot for slot in reply if isinstance(slot, dict)]
+
+    def metrics(self, seconds: float = CONNECT_S) -> tuple[str, str] | None:
+        """The text of /metrics, and what is the same as long as the server is not started again;
+        None for a server without --metrics. seconds: how long it may take. Raises ServerError."""
+        return self._call(self._metrics(seconds))
+
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON of a short reply: of a GET, with a body of a POST. Raises ServerError."""
+        return self._call(self._json("GET" if body is None else "POST", path, body))
+
+    def chat_prompt(self, text: str, kwargs: Mapping[str, Any]) -> str:
+        """A user's message in the chat template of the server's model. kwargs: variables of the
+        template. Raises ServerError."""
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
+        if kwargs:
+            body["chat_template_kwargs"] = dict(kwargs)
+        reply = self.ask("/apply-template", body)
+        if not isinstance(reply, dict) or not isinstance(reply.get("prompt"), str):
+            raise self._foreign("/apply-template")
+        return str(reply["prompt"])
+
+    def stream(
+        self, request: int, path: str, body: bytes, inbox: Inbox, conversation: str | None = None
+    ) -> Callable[[], None]:
+        """Send a request whose reply is a stream; what comes is put into the inbox under its
+        number. The result ends it, here and at the server; what arrives afterwards is of no use.
+
+        conversation: a name that nobody else uses, to find a lost stream again.
+        """
+        loop, started = self._running(), []
+
+        def start() -> None:
+            work = self._stream(request, path, body, inbox, conversation)
+            started.append(self._kept(loop.create_task(work), self._streams))
+
+        def end() -> None:
+            with suppress(RuntimeError):  # the client was closed
+                loop.call_soon_threadsafe(lambda: started[0].cancel())
+
+        loop.call_soon_threadsafe(start)
+
+        return end
+
+    def close(self) -> None:
+        """End what runs, and the thread. Whoever waits or asks again gets a CancelledError."""
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+            self._is_closed = True
+        if loop is None or thread is None:
+            return
+
+        async def end() -> None:
+            tasks = [*self._streams, *self._questions]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._goodbyes:
+                await asyncio.wait(self._goodbyes, timeout=_CLOSE_S)
+            if self._http is not None:
+                await self._http.aclose()
+                self._http = None
+            await loop.shutdown_default_executor()
+
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(end(), loop).result(CONNECT_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(CONNECT_S)
+
+    # ---------------------------------------------------------------- the thread
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._is_closed:
+                raise CancelledError
+            if self._loop is None:
+                loop = self._loop = asyncio.new_event_loop()
+
+                def serve() -> None:
+                    loop.run_forever()
+                    loop.close()
+
+                self._thread = threading.Thread(target=serve, name="server client", daemon=True)
+                self._thread.start()
+            return self._loop
+
+    def _call(self, work: Coroutine[Any, Any, _T], cancelled: threading.Event | None = None) -> _T:
+        """The result of work on the client's thread."""
+
+        async def question() -> _T:
+            this = asyncio.current_task()
+            assert this is not None
+            self._kept(this, self._questions)
+            return await work
+
+        try:
+            loop = self._running()
+        except CancelledError:
+            work.close()
+            raise
+        task: Future[_T] = asyncio.run_coroutine_threadsafe(question(), loop)
+        while True:
+            try:
+                return task.result(None if cancelled is None else 0.05)
+            except TimeoutError:
+                if task.done():
+                    raise
+                if cancelled is not None and cancelled.is_set():
+                    task.cancel()
+                    raise Cancelled from None
+
+    def _connected(self) -> httpx.AsyncClient:
+        """The connections; only on the client's thread."""
+        if self._http is None:
+            import httpx
+
+            url = urlsplit(self.address)
+            # no detour through a proxy to this machine itself; certificates are the system's
+            self._http = httpx.AsyncClient(
+                base_url=self.address,
+                headers={"Accept-Encoding": "identity"}
+                | ({"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}),
+                verify=ssl.create_default_context(),
+                trust_env=not is_loopback(url.hostname or ""),
+                # a server may close an idle connection just when it is used again
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            )
+        return self._http
+
+    # ---------------------------------------------------------------- questions
+
+    async def _facts(self, waiting: ReportWaiting) -> ServerFacts:
+        while True:
+            status, _, raw = await self._fetch("GET", "/health")
+            if not is_loading(status, raw):
+                break
+            waiting(f"{self.address} loads its model.")
+            await asyncio.sleep(_AGAIN_S)
+        props = await self._json("GET", "/props")
+        if not isinstance(props, dict):
+            raise self._foreign("/props")
+        models = await self._told("/v1/models")
+        return ServerFacts(
+            self.address, props=props, models=models if isinstance(models, dict) else {}
+        )
+
+    async def _told(self, path: str, seconds: float = CONNECT_S) -> Any:
+        """A JSON reply, or None from a server that does not offer it."""
+        status, kind, raw = await self._fetch("GET", path, seconds=seconds)
+        return None if status in (404, 501) else self._value(path, status, kind, raw)
+
+    async def _metrics(self, seconds: float) -> tuple[str, str] | None:
+        try:
+            async with self._opened("GET", "/metrics", seconds=seconds) as response:
+                raw = await _body(response, _LARGEST_FACTS)
+                start = response.headers.get("Process-Start-Time-Unix", "")
+        except _OverLong as error:
+            raise self._foreign("/metrics") from error
+        if response.status_code in (404, 501):
+            return None
+        if response.status_code != 200:
+            raise refusal(self.address, "/metrics", response.status_code, raw)
+        return raw.decode("utf-8", "replace"), start
+
+    async def _json(self, method: str, path: str, body: Any = None) -> Any:
+        status, kind, raw = await self._fetch(method, path, body)
+        return self._value(path, status, kind, raw)
+
+    def _value(self, path: str, status: int, kind: str, raw: bytes) -> Any:
+        if status != 200:
+            raise refusal(self.address, path, status, raw)
+        try:
+            return json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise self._foreign(path, kind) from error
+
+    async def _fetch(
+        self, method: str, path: str, body: Any = None, *, seconds: float = CONNECT_S
+    ) -> tuple[int, str, bytes]:
+        """Status, content type and body of a short reply."""
+        try:
+            async with self._opened(method, path, body, seconds) as response:
+                raw = await _body(response, _LARGEST_FACTS)
+                kind = response.headers.get("Content-Type", "").split(";")[0]
+                return response.status_code, kind, raw
+        except _OverLong as error:
+            raise self._foreign(path) from error
+
+    @asynccontextmanager
+    async def _opened(
+        self, method: str, path: str, body: Any = None, seconds: float = CONNECT_S
+    ) -> AsyncIterator[httpx.Response]:
+        import httpx
+
+        try:
+            async with self._connected().stream(
+                method, path, json=body, timeout=seconds
+            ) as response:
+                yield response
+        except (httpx.TransportError, ssl.SSLError, OSError) as error:
+            raise unreachable(self.address, error) from error
+
+    def _foreign(self, path: str, kind: str = "") -> ServerError:
+        what = kind if kind and kind != "application/json" else "something"
+        return ServerError(
+            f"{self.address} answers {path} with {what} that is no llama-server's.",
+            "Name the address and port of a llama-server.",
+        )
+
+    # ---------------------------------------------------------------- streams
+
+    async def _stream(
+        self, request: int, path: str, body: bytes, inbox: Inbox, conversation: str | None
+    ) -> None:
+        def tell(kind: Any, **more: Any) -> None:
+            inbox.put(Arrival(request, kind, perf_counter(), **more))
+
+        reply = _Reply(self, path, body, inbox, conversation, tell)
+        try:
+            await reply.read()
+            tell("done")
+        except ServerError as error:
+            tell("broke", reason=error.message, error=error)
+        except asyncio.CancelledError:
+            tell("broke", reason="The request was ended here.")
+            # a named stream goes on at the server when its reader leaves; what is cancelled can
+            # not await any more
+            if conversation is not None:
+                task = asyncio.get_running_loop().create_task(self._give_up(conversation))
+                self._kept(task, self._goodbyes)
+        except Exception as error:  # a reader must learn of the end, whatever it was
+            tell("broke", reason=f"The client failed: {type(error).__name__}: {error}.")
+            raise
+
+    @staticmethod
+    def _kept(task: asyncio.Task[_T], tasks: set[asyncio.Task[_T]]) -> asyncio.Task[_T]:
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        return task
+
+    async def _give_up(self, conversation: str) -> None:
+        with suppress(ServerError):
+            await self._fetch("DELETE", f"/v1/stream?conv_id={conversation}")
+
+
+Tell = Callable[..., None]
+
+
+class _Reply:
+    """A reply that is read to its end, over several connections if need be."""
+
+    def __init__(
+        self,
+        client: ServerClient,
+        path: str,
+        body: bytes,
+        inbox: Inbox,
+        conversation: str | None,
+        tell: Tell,
+    ) -> None:
+        self._client, self._inbox, self._tell = client, inbox, tell
+        self._path, self._body, self._conversation = path, body, conversation
+        self._n_read = 0
+        self._has_begun = False
+
+    async def read(self) -> None:
+        """Raises ServerError where it is refused or breaks for good."""
+        while not await self._ask():
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _ask(self) -> bool:
+        """Send the request and read the reply; False: the server is not ready yet."""
+        import httpx
+
+        headers = {"Content-Type": "application/json"}
+        if self._conversation is not None:
+            headers[_CONVERSATION] = self._conversation
+        try:
+            async with self._client._connected().stream(
+                "POST", self._path, content=self._body, headers=headers, timeout=_patience()
+            ) as response:
+                kind = response.headers.get("Content-Type", "").split(";")[0]
+                if response.status_code != 200:
+                    raw = await _body(response, _LARGEST_ERROR, cut=True)
+                    if is_loading(response.status_code, raw):
+                        return False
+                    self._tell("head", status=response.status_code, headers=dict(response.headers))
+                    raise refusal(self._client.address, self._path, response.status_code, raw)
+                self._has_begun = True
+                self._tell("head", status=200, headers=dict(response.headers))
+                if kind != "text/event-stream":
+                    raise self._client._foreign(self._path, kind)
+                await self._pass_on(response)
+        except (httpx.TransportError, ssl.SSLError, OSError) as error:
+            if not self._has_begun:
+                raise unreachable(self._client.address, error) from error
+            await self._resume(cut_short(self._client.address))
+        return True
+
+    async def _resume(self, lost: ServerError) -> None:
+        """Read on behind a broken connection, again and again. Raises `lost` if that cannot be."""
+        import httpx
+
+        if self._conversation is None:
+            raise lost
+        self._tell("lost", reason=lost.message)
+        until = perf_counter() + RESUME_S
+        while perf_counter() < until:
+            place = {"conv_id": self._conversation, "from": str(self._n_read)}
+            try:
+                async with self._client._connected().stream(
+                    "GET", "/v1/stream", params=place, timeout=_patience()
+                ) as response:
+                    if response.status_code == 200:
+                        self._tell("resumed")
+                        before = self._n_read
+                        try:
+                            await self._pass_on(response)
+                            return
+                        finally:
+                            if self._n_read > before:
+                                until = perf_counter() + RESUME_S
+                    raw = await _body(response, _LARGEST_ERROR, cut=True)
+                    if not is_loading(response.status_code, raw):
+                        raise lost  # started again, or it kept too little
+            except (httpx.TransportError, ssl.SSLError, OSError):
+                pass
+            await asyncio.sleep(_AGAIN_S)
+        raise lost
+
+    async def _pass_on(self, response: httpx.Response) -> None:
+        is_plain = not response.headers.get("Content-Encoding")
+        if not is_plain:  # against our wish: places in it cannot be told to the server
+            self._conversation = None
+        pieces = response.aiter_raw() if is_plain else response.aiter_bytes()
+        async for piece in pieces:
+            self._n_read += len(piece)
+            self._tell("data", data=piece)
+            while self._inbox.is_full:
+                await asyncio.sleep(0.01)
+
+
+def server_address(text: str) -> str:
+    """An address as a user writes it, with a scheme and without what every path begins with.
+
+    Raises OptionError for one that names no server.
+    """
+    shown, remedy = text.strip()[:80], "Write it like http://127.0.0.1:8080."
+    whole = shown if "://" in shown else f"http://{shown}"
+    try:
+        url = urlsplit(whole)
+        is_one = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one or len(text.strip()) > len(shown) or not whole.isprintable() or " " in whole:
+        raise OptionError(f"{shown!r} is not the address of a server.", remedy)
+    if "@" in url.netloc:
+        raise OptionError("The address holds a name or a password.", f"{remedy} Keys go elsewhere.")
+    if url.query or url.fragment:
+        raise OptionError(f"{shown!r} has more than an address.", remedy)
+    path = url.path.rstrip("/").removesuffix("/v1")
+    return f"{url.scheme}://{url.netloc}{path}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine itself."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"
+
+
+class _OverLong(Exception):  # noqa: N818 - becomes a ServerError with the path
+    """A short reply that is none."""
+
+
+async def _body(response: httpx.Response, most: int, *, cut: bool = False) -> bytes:
+    raw = bytearray()
+    async for piece in response.aiter_bytes():
+        raw += piece
+        if len(raw) > most:
+            if cut:
+                break
+            raise _OverLong
+    return bytes(raw)
+
+
+def _patience() -> httpx.Timeout:
+    """A prompt may take minutes before the first token comes."""
+    import httpx
+
+    return httpx.Timeout(CONNECT_S, read=None)

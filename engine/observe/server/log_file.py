@@ -1,0 +1,115 @@
+"""The log file of a server that runs: followed as it grows, is cut short or replaced."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from io import SEEK_END
+from pathlib import Path
+from stat import S_ISREG
+from time import perf_counter, sleep
+
+from engine.errors import OptionError, TraceFileError
+from engine.observe.rounds.observed_run import ObservedRun
+from engine.trace.store import LOOK_S
+
+_QUIET_S = 0.2
+_SETTLE_S = 2.0
+"""How long a server is given to write what it has just done, seconds."""
+_AT_ONCE = 4 * 2**20
+_LONGEST_STARTUP = 2**20
+_FIRST_TASK = re.compile(rb"\| task \d")
+
+
+class LogFollower:
+    """What a server writes into its log from now on, after what it wrote when it started.
+
+    What lies between, requests of earlier times, is not read. Raises OptionError for a file that
+    cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            if not S_ISREG(path.stat().st_mode):
+                raise OptionError(
+                    f"The log {str(path)[:80]} is no regular file.", "Name the file of --log-file."
+                )
+            self._file = path.open("rb")  # kept open, so that no other file gets its number
+            begin = self._file.read(_LONGEST_STARTUP)
+            self._file.seek(0, SEEK_END)
+        except OSError as error:
+            raise OptionError(
+                f"The log {str(path)[:80]} cannot be read: {error.strerror}.",
+                "Name the file of the server's --log-file.",
+            ) from error
+        task = _FIRST_TASK.search(begin)
+        end = begin.rfind(b"\n", 0, task.start() if task else len(begin)) + 1
+        self._waiting = begin[:end].decode("utf-8", "replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def more(self) -> str:
+        """What was written since the last time, 4 MiB at most; nothing while there is no file."""
+        text, self._waiting = self._waiting, ""
+        try:
+            now, known = self._path.stat(), os.fstat(self._file.fileno())
+            if (now.st_dev, now.st_ino) != (known.st_dev, known.st_ino):
+                new = self._path.open("rb")
+                self._file.close()
+                self._file = new
+                self._decoder.reset()
+            elif now.st_size < self._file.tell():  # begun anew by another server
+                self._file.seek(0)
+                self._decoder.reset()
+            return text + self._decoder.decode(self._file.read(_AT_ONCE))
+        except OSError:
+            return text
+
+    def close(self) -> None:
+        """Read no more."""
+        self._file.close()
+
+
+class JoinedLog:
+    """The log that a server writes while it is observed, joined to the rounds of a run.
+
+    unread: why it was not read to its end, and what to do about it. Raises OptionError for a file
+    that cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file: LogFollower | None = LogFollower(path)
+        self._looked = 0.0
+        self.unread = ""
+
+    def follow(self, run: ObservedRun) -> None:
+        """Read what the log tells, if the last look was not just now."""
+        if perf_counter() >= self._looked + LOOK_S:
+            self._look(run)
+
+    def finish(self, run: ObservedRun) -> None:
+        """Read the end of the log; the server writes it a moment later than its replies."""
+        until = perf_counter() + _SETTLE_S
+        last = perf_counter()
+        while self._file is not None and last + _QUIET_S > perf_counter() < until:
+            if self._look(run):
+                last = perf_counter()
+            sleep(LOOK_S)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            run.log_ended()
+
+    def _look(self, run: ObservedRun) -> bool:
+        """Whether the log told anything."""
+        self._looked = perf_counter()
+        if self._file is None:
+            return False
+        text = self._file.more()
+        try:
+            run.log(text)  # also of nothing, so that rows wait for the log from the first look on
+        except TraceFileError as error:
+            self._file.close()
+            self._file, self.unread = None, str(error)
+        return bool(text)

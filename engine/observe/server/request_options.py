@@ -1,0 +1,169 @@
+"""What a llama-server takes with a request, of our run options and of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from engine.errors import OptionError
+from engine.observe.server.client import ServerClient
+from engine.option_fields import NumberRange, PlacedOption, check, option
+from engine.options import RunOptions
+
+PER_REQUEST: dict[tuple[str, ...], str] = {
+    ("n_predict",): "n_predict",
+    ("ignore_eos",): "ignore_eos",
+    ("sampler", "temp"): "temperature",
+    ("sampler", "top_k"): "top_k",
+    ("sampler", "top_p"): "top_p",
+    ("sampler", "min_p"): "min_p",
+    ("sampler", "typical_p"): "typical_p",
+    ("sampler", "seed"): "seed",
+    ("sampler", "repeat_penalty"): "repeat_penalty",
+    ("sampler", "repeat_last_n"): "repeat_last_n",
+    ("sampler", "presence_penalty"): "presence_penalty",
+    ("sampler", "frequency_penalty"): "frequency_penalty",
+    ("sampler", "logit_bias"): "logit_bias",
+}
+"""Our options that a request carries, by path, and their names there."""
+
+_OURS = (("parallel",),)
+"""Options that this side keeps to: how many requests are sent at once."""
+
+_FIXED = ("prompt", "stream", "timings_per_token")
+
+
+def _object(text: str) -> tuple[tuple[str, Any], ...]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise OptionError(
+            f"{text[:80]!r} is not a JSON object.", "Write it like '{\"n_keep\": 4}'."
+        )
+    return tuple(value.items())
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What llama-server alone takes with a request. fields: anything else, by name, of which it
+    decides itself what it means."""
+
+    GROUP: ClassVar[str] = "request"
+    stop: tuple[str, ...] = option(
+        (),
+        "--stop",
+        "text at which the server ends the reply; repeatable",
+        metavar="TEXT",
+        repeats=True,
+    )
+    cache_prompt: bool = option(
+        False,
+        "--cache-prompt",
+        "let the server reuse what its slot holds of the prompt; drafts then depend on what the "
+        "slot did before",
+    )
+    id_slot: int | None = option(
+        None,
+        "--id-slot",
+        "slot that the requests go to (default: any idle one)",
+        NumberRange(0, 2**16, "Name a slot from 0."),
+    )
+    n_probs: int = option(
+        0,
+        "--n-probs",
+        "probabilities that the server sends with tokens outside a draft",
+        NumberRange(0, 1000, "Use 0 to 1000."),
+    )
+    fields: tuple[tuple[str, Any], ...] = option(
+        (),
+        "--request",
+        "further fields of the request, as a JSON object",
+        metavar="JSON",
+        parse=_object,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name, _ in self.fields:
+            if name in _FIXED:
+                raise OptionError(
+                    f"--request sets {name}, which tells the rounds.", "Leave that field out."
+                )
+
+
+def why_not_sent(one: PlacedOption) -> str:
+    """Why a server does not take one of our options with a request; empty if it does."""
+    if one.path in PER_REQUEST or one.path in _OURS:
+        return ""
+    return "A request cannot set this; the server decides it when it is started."
+
+
+@dataclass(frozen=True)
+class ServerRequest:
+    """One request: where it goes, its JSON, and what a reader sees of the prompt."""
+
+    path: str
+    body: Mapping[str, Any]
+    text: str = ""
+
+    @property
+    def raw(self) -> bytes:
+        """The bytes that are sent. Raises OptionError for text that is not Unicode."""
+        try:
+            return json.dumps(self.body, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise OptionError("The prompt is not UTF-8 text.", "Convert it to UTF-8.") from error
+
+
+def completion(
+    prompt: str | Sequence[int], options: RunOptions, more: RequestOptions | None = None
+) -> ServerRequest:
+    """A request to continue a prompt that tells its rounds: a stream with the timings of every
+    token, without what the slot held before."""
+    more = more or RequestOptions()
+    body: dict[str, Any] = {
+        "prompt": prompt if isinstance(prompt, str) else list(prompt),
+        "stream": True,
+        "timings_per_token": True,
+        "return_progress": True,
+        "cache_prompt": more.cache_prompt,
+    }
+    body |= {name: _wire(_value(options, path)) for path, name in PER_REQUEST.items()}
+    if more.stop:
+        body["stop"] = list(more.stop)
+    if more.id_slot is not None:
+        body["id_slot"] = more.id_slot
+    if more.n_probs:
+        body["n_probs"] = more.n_probs
+    text = prompt if isinstance(prompt, str) else ""
+    return ServerRequest("/completion", {**body, **dict(more.fields)}, text)
+
+
+def chat_completion(
+    client: ServerClient,
+    text: str,
+    kwargs: Mapping[str, Any],
+    options: RunOptions,
+    more: RequestOptions | None = None,
+) -> ServerRequest:
+    """The same for a user's message in the server's own chat template; kwargs: its variables.
+
+    The server makes the prompt, which is then continued as any other: its chat endpoint would not
+    tell the ids of tokens. Raises ServerError.
+    """
+    return completion(client.chat_prompt(text, kwargs), options, more)
+
+
+def _value(options: RunOptions, path: tuple[str, ...]) -> Any:
+    value: Any = options
+    for name in path:
+        value = getattr(value, name)
+    return value
+
+
+def _wire(value: Any) -> Any:
+    return [list(pair) for pair in value] if isinstance(value, tuple) else value

@@ -1,0 +1,665 @@
+"""Records of other engines: recognised by keys, read with their counts, refused where wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import TraceFileError
+from engine.findings.check import recorded
+from engine.observe.files.records import NAMES, fill, recognise
+from engine.observe.files.records.aiperf import acceptance_records
+from engine.trace.export import export_csv
+from engine.trace.reopen import open_trace
+from engine.trace.store import TraceStore
+from engine.trace.timings import summary
+from tests.support.scripted_server import read_capture
+
+RECORDS = Path(__file__).parents[3] / "data" / "records"
+STEPS = (3, 1, 0, 2, 3, 3, 0, 1, 0, 2, 0, 1)
+"""What every file tells of: accepted tokens of 12 verifications, 29 tokens generated."""
+EVERY = {
+    "aiperf-record.json": "aiperf",
+    "lmstudio-prediction.json": "lm-studio",
+    "mlx-vlm-timings.json": "mlx-vlm",
+    "sglang-generate.json": "sglang",
+    "sglang-openai.json": "sglang",
+    "trtllm-choice.json": "tensorrt-llm",
+    "trtllm-perf-metrics.jsonl": "tensorrt-llm",
+    "vllm-detailed-stream.json": "vllm",
+    "vllm-metrics.prom": "prometheus",
+    "vllm-summary.json": "vllm",
+}
+DRAFTS = "vllm:spec_decode_num_drafts_total"
+HISTOGRAM = [STEPS.count(j) for j in range(4)]
+SURVIVAL = [sum(a > i for a in STEPS) / len(STEPS) for i in range(3)]
+
+
+def filled(file: str, data: bytes | None = None, name: str | None = None) -> TraceStore:
+    store = TraceStore()
+    assert fill(store, (RECORDS / file).read_bytes() if data is None else data, file, name) == [0]
+    return store
+
+
+def as_bytes(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_record_is_known_by_its_keys_and_keeps_its_counts(name: str) -> None:
+    data = (RECORDS / name).read_bytes()
+    assert recognise(data) == EVERY[name]
+    store = filled("any name at all", data)
+    figures = summary(store, 0)
+    assert figures["num_accepted_draft_tokens"] == figures["draft_n_accepted"] == sum(STEPS)
+    # the assumption of engines that do not count what they draft
+    drafted = 36 if "sglang" in name or "mlx" in name else 34
+    assert figures["num_draft_tokens"] == drafted
+    assert figures["draft_acceptance_rate"] == pytest.approx(16 / drafted)
+    told_steps = name not in ("lmstudio-prediction.json", "trtllm-perf-metrics.jsonl")
+    assert figures["num_spec_steps"] == (12 if told_steps else None)
+    assert figures["mean_acceptance_length"] == (pytest.approx(28 / 12) if told_steps else None)
+    told_tokens = "metrics" not in name
+    assert figures["predicted_n"] == (29 if told_tokens else None)
+    if told_steps and "mlx" not in name:
+        assert figures["acceptance_histogram"] == HISTOGRAM
+        assert figures["acceptance_per_position"]["unconditional"] == pytest.approx(SURVIVAL)
+    else:
+        assert figures["acceptance_histogram"] is None
+        assert figures["acceptance_per_position"] is None
+    assert not len(store.findings)
+    assert store.runs[0]["record"] == {"file": "any name at all", "shape": EVERY[name]}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_only_lists_by_step_become_rows(name: str) -> None:
+    store = filled(name)
+    columns = store.runs[0]["columns"]
+    if name not in ("aiperf-record.json", "vllm-detailed-stream.json"):
+        assert len(store.rounds) == len(store.tokens) == 0
+        assert set(columns["rounds"].values()) == {"absent"}
+        return
+    rows = [store.rounds.row(i) for i in range(len(store.rounds))]
+    assert [row["num_accepted_draft_tokens"] for row in rows] == [None, *STEPS]
+    assert [row["num_emitted"] for row in rows] == [1, *(a + 1 for a in STEPS)]
+    assert [row["stop_kind"] for row in rows[1:5]] == ["bonus", *["replacement"] * 3]
+    for row in rows:
+        assert not row["rollback_path"] and row["t_ms"] is None and row["verify_ms"] is None
+        assert row["memory_rollback"] is None and row["n_rs_seq"] is None
+    knows_prompt = "vllm" in name
+    first = 1 + STEPS[0]
+    pos0 = [None, 17, 17 + first, 17 + first + 2] if knows_prompt else [None] * 4
+    assert [row["pos0"] for row in rows[:4]] == pos0
+    assert len(store.tokens) == (29 if knows_prompt else 0)
+    assert columns["rounds"]["num_accepted_draft_tokens"] == "observed"
+    assert ("tokens" in columns) == knows_prompt
+
+
+def test_the_chunks_of_a_stream_are_the_steps_tokens() -> None:
+    store = filled("vllm-detailed-stream.json")
+    rows = [store.tokens.row(i) for i in range(29)]
+    assert [row["token_id"] for row in rows] == list(range(1000, 1029))
+    assert [row["pos"] for row in rows] == list(range(17, 46))
+    assert [row["text"] for row in rows[:8]] == [" w1000", *[""] * 6, " w1007"]
+    kinds = [row["kind"] for row in rows[:7]]
+    assert kinds == ["target", *["accepted"] * 3, "bonus", "accepted", "replacement"]
+
+
+def test_tokens_are_not_shared_out_where_chunks_are_not_steps() -> None:
+    """One chunk of two steps: the ids are known, but not which step is which's."""
+    stream = json.loads((RECORDS / "vllm-detailed-stream.json").read_bytes())
+    one, two = (stream["chunks"][i]["choices"][0] for i in (2, 3))
+    two["token_ids"] = one["token_ids"] + two["token_ids"]
+    del stream["chunks"][2]
+    store = filled("stream", as_bytes(stream))
+    assert len(store.rounds) == 13 and not len(store.tokens)
+
+
+def test_rounds_without_a_draft_are_at_places_that_nobody_tells() -> None:
+    record = json.loads((RECORDS / "vllm-detailed-stream.json").read_bytes())
+    usage = record["chunks"][-1]["usage"]
+    usage |= {"completion_tokens": 40, "total_tokens": 57}
+    store = filled("stream", as_bytes(record))
+    assert set(store.rounds.column("pos0").tolist()) == {
+        store.rounds.column("t_ms").size and -(2**31)
+    }
+    assert summary(store, 0)["predicted_n"] == 40 and not len(store.findings)
+
+
+def test_the_last_step_emits_what_is_left() -> None:
+    record = json.loads((RECORDS / "aiperf-record.json").read_bytes())
+    record["record"]["completion_tokens"] = 28
+    store = filled("record", as_bytes(record))
+    assert store.rounds.row(12)["num_emitted"] == 1
+    assert store.rounds.row(12)["stop_kind"] == "end"
+    record["record"]["completion_tokens"] = 20  # more than the last step is missing
+    store = filled("record", as_bytes(record))
+    assert {store.rounds.row(i)["num_emitted"] for i in range(1, 13)} == {None}
+    record["record"]["completion_tokens"] = None
+    store = filled("record", as_bytes(record))
+    assert summary(store, 0)["predicted_n"] is None
+
+
+def test_a_step_whose_draft_lost_all_its_tokens_is_a_step() -> None:
+    """A grammar may leave nothing of a draft; vLLM counts the verification all the same."""
+    record = {
+        "engine": "vllm",
+        "num_spec_steps": 2,
+        "mean_acceptance_length": 1.5,
+        "per_step_accepted": [0, 1],
+        "per_step_drafted": [0, 3],
+        "acceptance_histogram": [1, 1],
+    }
+    store = filled("record", as_bytes(record))
+    assert summary(store, 0)["num_spec_steps"] == 2
+    assert summary(store, 0)["mean_acceptance_length"] == 1.5
+    assert store.rounds.row(1)["stop_kind"] == ""  # completion_tokens is not told
+
+
+def test_older_names_of_sglang_are_read_and_have_to_agree() -> None:
+    old = {
+        "spec_verify_ct": 12,
+        "spec_accept_token_num": 16,
+        "spec_draft_token_num": 36,
+        "completion_tokens": 29,
+        "spec_accept_length": 29 / 12,
+    }
+    middle = {"spec_verify_ct": 12, "spec_accepted_drafts": 16, "spec_proposed_drafts": 36}
+    for told in (old, middle):
+        figures = summary(filled("old", as_bytes({"meta_info": told})), 0)
+        assert figures["draft_acceptance_rate"] == 16 / 36
+        assert figures["mean_acceptance_length"] == 1 + 16 / 12, "not SGLang's length"
+    store = filled("both", as_bytes(old | {"spec_num_correct_drafts": 15}))
+    (finding,) = recorded(store)
+    assert {"spec_num_correct_drafts", "spec_accept_token_num"} <= set(words(finding.evidence))
+
+
+def test_counts_that_grow_from_chunk_to_chunk_are_of_one_request() -> None:
+    """SGLang repeats `meta_info` in every chunk of a stream, with what it has counted by then."""
+    told = [
+        {"id": name, "spec_verify_ct": n, "spec_num_correct_drafts": n, "completion_tokens": 2 * n}
+        for n in (1, 2, 3)
+        for name in ("a", "b")
+    ]
+    text = "".join(f"data: {json.dumps({'meta_info': one})}\n\n" for one in told)
+    store = filled("stream", text.encode())
+    assert len(store.runs[0]["requests"]) == 2
+    assert summary(store, 0)["num_spec_steps"] == 6
+    # lines are requests of their own, whatever their names
+    lines = b"\n".join(as_bytes({"meta_info": one}) for one in told[:2] + told[:2])
+    assert len(filled("lines", lines).runs[0]["requests"]) == 4
+
+
+def test_the_tokens_of_several_choices_are_not_those_of_each() -> None:
+    body = json.loads((RECORDS / "trtllm-choice.json").read_bytes())["body"]
+    body["choices"] *= 2
+    store = filled("two", as_bytes(json.loads(json.dumps(body))))
+    assert len(store.runs[0]["requests"]) == 2
+    assert summary(store, 0)["num_spec_steps"] == 24
+    assert summary(store, 0)["predicted_n"] is None
+
+
+def test_what_lm_studio_ignored_was_never_verified() -> None:
+    stats = {
+        "totalDraftTokensCount": 40,
+        "acceptedDraftTokensCount": 16,
+        "rejectedDraftTokensCount": 18,
+        "ignoredDraftTokensCount": 6,
+    }
+    figures = summary(filled("stats", as_bytes({"stats": stats})), 0)
+    assert figures["num_draft_tokens"] == 34
+    fragments = [{"tokensCount": 2, "containsDrafted": False}] * 3
+    store = filled("fragments", as_bytes({"fragments": fragments}))
+    assert summary(store, 0)["predicted_n"] == 6
+    assert summary(store, 0)["draft_acceptance_rate"] is None
+
+
+def test_many_records_are_sequences_of_one_run() -> None:
+    record = json.loads((RECORDS / "aiperf-record.json").read_bytes())["record"]
+    plain = record | {"per_step_accepted": None, "per_step_drafted": None, "session": "a"}
+    store = filled("many", b"\n".join(as_bytes(one) for one in (record, plain, record)) + b"\n")
+    assert len(store.runs) == 1
+    figures = summary(store, 0)
+    assert figures["num_spec_steps"] == 36 and figures["predicted_n"] == 87
+    assert figures["acceptance_per_position"]["unconditional"] == pytest.approx(SURVIVAL)
+    assert summary(store, 0, 1)["num_spec_steps"] == 12
+    assert sorted(set(store.rounds.column("seq_id").tolist())) == [0, 2]
+    assert store.runs[0]["unknown_keys"] == ["session"]
+    assert store.runs[0]["requests"][1]["unknown"] == {"session": "a"}
+    whole = filled("list", as_bytes({"run": 7, "records": [record, plain]}))
+    assert whole.runs[0]["unknown"] == {"run": 7}
+
+
+def test_a_stream_saved_as_text_is_read() -> None:
+    chunks = json.loads((RECORDS / "vllm-detailed-stream.json").read_bytes())["chunks"]
+    lines = [f"data: {json.dumps(chunk)}" for chunk in chunks]
+    text = ": ping\n\n" + "\n\n".join([*lines, "data: [DONE]", ""]) + "\n"
+    store = filled("stream", text.encode())
+    assert recognise(text.encode()) == "vllm"
+    assert len(store.rounds) == 13 and len(store.tokens) == 29
+
+
+def test_two_scrapes_tell_what_was_between_them() -> None:
+    after = (RECORDS / "vllm-metrics.prom").read_text()
+    before = after
+    for old, new in ((" 12.0", " 2.0"), (" 34.0", " 4.0"), (" 16.0", " 3.0")):
+        before = before.replace(old, new)
+    for old, new in ((" 8.0", " 2.0"), (" 5.0", " 1.0"), ("} 3.0\n", "} 0.0\n")):
+        before = before.replace(old, new)
+    before = before.replace(
+        'accepted_tokens_total{engine="0",model_name="example"} 0.0',
+        'accepted_tokens_total{engine="0",model_name="example"} 3.0',
+    )
+    figures = summary(filled("two", (before + after).encode()), 0)
+    assert figures["num_spec_steps"] == 10
+    assert figures["num_accepted_tokens_per_pos"] == [6, 4, 3]
+    restarted = filled("two", (after + before).encode())
+    assert summary(restarted, 0)["num_spec_steps"] == 2
+    assert "fell" in restarted.runs[0]["requests"][0]["record"]["restarted"]
+    with pytest.raises(TraceFileError, match="3 scrapes"):
+        filled("three", (before + after + after).encode())
+
+
+def test_positions_that_a_server_counts_later_begin_at_zero() -> None:
+    """llama-server has no counter of a position before the first token is accepted there."""
+    name = "llamacpp:spec_decode_num"
+    before = f"# TYPE x counter\n{name}_drafts_total 0\n{name}_accepted_tokens_total 0\n"
+    after = (
+        f"# TYPE x counter\n{name}_drafts_total 121\n{name}_draft_tokens_total 357\n"
+        f"{name}_accepted_tokens_total 106\n"
+        + "".join(
+            f'{name}_accepted_tokens_per_pos_total{{position="{i}"}} {n}\n'
+            for i, n in enumerate((67, 26, 13))
+        )
+    )
+    store = filled("two", (before + after).encode())
+    assert store.runs[0]["source"]["engine"] == "llama-server"
+    assert summary(store, 0)["acceptance_histogram"] == [54, 41, 13, 13]
+
+
+# -- identities ------------------------------------------------------------------------------
+
+
+def words(text: str) -> list[str]:
+    return [word.strip(".,;:") for word in text.split()]
+
+
+def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, one in pairs:
+        if isinstance(one, (dict, list)):
+            yield from numbers(one, (*path, key))
+        elif isinstance(one, (int, float)) and not isinstance(one, bool):
+            yield (*path, key)
+
+
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def _vllm(m: dict[str, Any]) -> bool:
+    h = m["acceptance_histogram"]
+    h = h if isinstance(h, list) else [h.get(str(j), 0) for j in range(1 + max(map(int, h)))]
+    steps, accepted, drafted = (
+        m[f"num_{name}"] for name in ("spec_steps", "accepted_draft_tokens", "draft_tokens")
+    )
+    holds = sum(h) == steps and sum(j * n for j, n in enumerate(h)) == accepted <= drafted
+    holds &= abs(m["mean_acceptance_length"] - 1 - accepted / max(steps, 1)) < 1e-9
+    if a := m.get("per_step_accepted"):
+        d = m["per_step_drafted"]
+        holds &= len(a) == len(d) == steps and sum(a) == accepted and sum(d) == drafted
+    return holds
+
+
+def _sglang(m: dict[str, Any], completion: int) -> bool:
+    h, steps = m["spec_correct_drafts_histogram"], m["spec_verify_ct"]
+    accepted = m["spec_num_correct_drafts"]
+    return (
+        sum(h) == steps
+        and sum(j * n for j, n in enumerate(h)) == accepted <= m["spec_num_proposed_drafts"]
+        and abs(m["spec_accept_length"] - completion / max(steps, 1)) < 1e-9
+    )
+
+
+def _trtllm(m: dict[str, Any]) -> bool:
+    accepted, drafted = m["total_accepted_draft_tokens"], m["total_draft_tokens"]
+    h = m.get("acceptance_histogram")
+    return accepted <= drafted and (
+        h is None
+        or (sum(h) == m["num_spec_steps"] and sum(j * n for j, n in enumerate(h)) == accepted)
+    )
+
+
+def _lm_studio(m: dict[str, Any]) -> bool:
+    parts = (m[f"{name}DraftTokensCount"] for name in ("accepted", "rejected", "ignored"))
+    return sum(parts) == m["totalDraftTokensCount"]
+
+
+HOLDS: dict[str, Callable[[Any], bool]] = {
+    "aiperf-record.json": lambda d: _vllm(d["record"]),
+    "vllm-summary.json": lambda d: _vllm(d["body"]["metrics"]["speculative_decoding"]),
+    "vllm-detailed-stream.json": lambda d: _vllm(
+        d["chunks"][-1]["metrics"]["speculative_decoding"]
+    ),
+    "sglang-generate.json": lambda d: _sglang(
+        d["body"]["meta_info"], d["body"]["meta_info"]["completion_tokens"]
+    ),
+    "sglang-openai.json": lambda d: _sglang(
+        d["body"]["sglext"]["spec_tokens_details"], d["body"]["usage"]["completion_tokens"]
+    ),
+    "trtllm-choice.json": lambda d: _trtllm(d["body"]["choices"][0]["speculative_decoding"]),
+    "trtllm-perf-metrics.jsonl": lambda d: _trtllm(d["perf_metrics"]["speculative_decoding"]),
+    "mlx-vlm-timings.json": lambda d: d["timings"]["draft_n_accepted"] <= d["timings"]["draft_n"],
+    "lmstudio-prediction.json": lambda d: _lm_studio(d["stats"]),
+}
+"""The identities of each engine, written down once more."""
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_changed_number_that_breaks_an_identity_is_found_with_its_key(
+    data: st.DataObject,
+) -> None:
+    name = data.draw(st.sampled_from(sorted(HOLDS)))
+    document = json.loads((RECORDS / name).read_bytes())
+    assert HOLDS[name](document)
+    path = data.draw(st.sampled_from(sorted(numbers(document), key=str)))
+    before = at(document, path)
+    changed = before + data.draw(st.sampled_from([-3, -1, 1, 2, 40, 5000, 2**31, 0.25]))
+    at(document, path[:-1])[path[-1]] = changed
+    key = next(part for part in reversed(path) if isinstance(part, str) and not part.isdigit())
+    store = TraceStore()
+    error = None
+    try:
+        fill(store, as_bytes(document), name)
+    except TraceFileError as caught:
+        error = caught
+    if error is not None:
+        assert key in error.message and name in error.message and error.remedy
+        assert not store.runs
+        return
+    found = recorded(store)
+    if not HOLDS[name](document):
+        (finding,) = found
+        assert finding.rule == "counters-contradict" and finding.severity == "error"
+        assert key in words(finding.evidence) or f"usage.{key}" in words(finding.evidence)
+    if found:
+        assert not len(store.rounds)
+        assert summary(store, 0)["draft_acceptance_rate"] is None
+
+
+def test_every_pair_of_lengths_and_counts_has_to_agree() -> None:
+    body = json.loads((RECORDS / "vllm-summary.json").read_bytes())["body"]
+    metrics = body["metrics"]["speculative_decoding"]
+    for change in (
+        {"acceptance_histogram_by_draft_length": {"3": [4, 2, 2, 3], "2": [0, 1, 0]}},
+        {"acceptance_histogram_by_draft_length": {"3": [3, 2, 2, 3], "1": [1, 1]}},
+        {"acceptance_histogram_by_draft_length": {"3": [3, 2, 2, 3], "2": [1, 1, 0, 1]}},
+        {"num_spec_tokens": 2},
+        {"per_step_accepted": [*STEPS], "per_step_drafted": [3] * 11},
+        {"per_step_accepted": [*sorted(STEPS)], "per_step_drafted": [0, 4, *[3] * 10]},
+    ):
+        changed = copy.deepcopy(metrics) | change
+        store = filled("changed", as_bytes({"metrics": {"speculative_decoding": changed}}))
+        (finding,) = recorded(store)
+        assert any(key in words(finding.evidence) for key in change)
+
+
+def test_a_ratio_may_be_rounded_but_not_wrong() -> None:
+    body = json.loads((RECORDS / "vllm-summary.json").read_bytes())["body"]
+    metrics = body["metrics"]["speculative_decoding"]
+    for told, n in ((2.333, 0), (2.33333, 0), (2.334, 1), (2.33, 1), (2, 1)):
+        metrics["mean_acceptance_length"] = told
+        assert len(recorded(filled("rounded", as_bytes(body)))) == n, told
+
+
+def test_one_record_that_contradicts_itself_leaves_the_others_their_figures() -> None:
+    record = json.loads((RECORDS / "aiperf-record.json").read_bytes())["record"]
+    wrong = record | {"num_spec_steps": 13}
+    store = filled("two", as_bytes(record) + b"\n" + as_bytes(wrong))
+    (finding,) = recorded(store)
+    assert finding.seq_id == 1 and "line 2" in finding.message
+    assert summary(store, 0)["num_spec_steps"] == 12
+    assert set(store.rounds.column("seq_id").tolist()) == {0}
+
+
+# -- what is refused -------------------------------------------------------------------------
+
+
+def refused(data: bytes | Any) -> TraceFileError:
+    store = TraceStore()
+    with pytest.raises(TraceFileError) as caught:
+        fill(store, data if isinstance(data, bytes) else as_bytes(data), "file.json")
+    error = caught.value
+    assert not store.runs and not store.size()
+    assert "file.json" in error.message and error.message.endswith(".") and error.remedy
+    assert len(error.message) < 400
+    return error
+
+
+def test_our_own_figures_are_no_records_of_others(tmp_path: Path) -> None:
+    store = filled("vllm-detailed-stream.json")
+    export_csv(store, tmp_path / "trace")
+    session = json.loads((tmp_path / "trace" / "session.json").read_bytes())
+    (facts,) = session["runs"].values()
+    figures = as_bytes({"runs": [{"summary": facts["summary"]}]})
+    assert recognise(figures) is None
+    assert "no key" in refused(figures).message
+
+
+def test_keys_of_two_engines_ask_which() -> None:
+    both = {"spec_verify_ct": 12, "inner": {"total_accepted_draft_tokens": 16}}
+    error = refused(both)
+    assert "SGLang (spec_verify_ct)" in error.message
+    assert "TensorRT-LLM (total_accepted_draft_tokens in inner)" in error.message
+    assert "--as sglang or --as tensorrt-llm" in error.remedy
+    store = filled("both", as_bytes(both), name="tensorrt-llm")
+    assert store.runs[0]["source"]["engine"] == "tensorrt-llm"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_spec_steps": "12"},
+        {"num_spec_steps": 12.0},
+        {"num_spec_steps": True},
+        {"num_spec_steps": -1},
+        {"num_spec_steps": 2**31},
+        {"num_spec_steps": 10**400},
+        {"mean_acceptance_length": "long"},
+        {"mean_acceptance_length": -0.5},
+        {"acceptance_histogram": 12},
+        {"acceptance_histogram": [1] * 1026},
+        {"acceptance_histogram": {"1000000000": 1}},
+        {"acceptance_histogram": {"-1": 1}},
+        {"acceptance_histogram": {"01": 1}},
+        {"acceptance_histogram": {"1": None, "2": []}},
+        {"acceptance_histogram_by_draft_length": []},
+        {"acceptance_histogram_by_draft_length": {"1025": [1]}},
+        {"per_step_accepted": {"0": 1}},
+        {"per_step_accepted": [1, None]},
+        {"per_step_drafted": [1025]},
+    ],
+    ids=str,
+)
+def test_a_known_key_of_another_type_is_named(change: dict[str, Any]) -> None:
+    body = json.loads((RECORDS / "vllm-summary.json").read_bytes())["body"]
+    body["metrics"]["speculative_decoding"] |= change
+    (key,) = change
+    assert f"metrics.speculative_decoding.{key}" in refused(body).message
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "empty"),
+        (b"   \n \n", "empty"),
+        (b"<html>", "line 1 is not valid JSON"),
+        (b'{"a": 1', "line 1 is not valid JSON"),
+        (b'{"spec_verify_ct": 1}\n{"spec_verify_ct": }\n', "line 2 is not valid JSON"),
+        (b'{"spec_verify_ct": NaN}', "NaN is no number"),
+        (b'{"spec_verify_ct": 1, "spec_accept_length": 1e999}', "is inf, not a finite"),
+        (b'{"spec_verify_ct": -Infinity}', "-Infinity is no number"),
+        (b"\xff\xfe{}", "not valid JSON"),
+        (b'{"a":' * 100 + b"1" + b"}" * 100, "nested more than 48 times"),
+        (b"[" * 200_000, "nested more than 48 times"),
+        (b'data: {"spec_verify_ct": \n\n', "the event before line 2"),
+        (b"data: " + b'{"a":' * 100 + b"1" + b"}" * 100 + b"\n\n", "nested"),
+        (b"{}", "no key"),
+        (b"[1, 2, 3]", "no key"),
+        (b'"spec_verify_ct"', "no key"),
+    ],
+)
+def test_what_is_no_record_is_refused_in_one_sentence(data: bytes, said: str) -> None:
+    assert said in refused(data).message
+
+
+def test_sizes_are_checked_before_rows_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.observe.files.records.document.MOST_BYTES", 100)
+    assert "101 bytes" in refused(b" " * 101).message
+    monkeypatch.undo()
+    monkeypatch.setattr("engine.observe.files.records.document._MOST_OBJECTS", 3)
+    assert "more than 3 objects" in refused(b"[{}, {}, {}]").message
+    monkeypatch.undo()
+    monkeypatch.setattr("engine.observe.files.records.document.MOST_STEPS", 11)
+    error = refused((RECORDS / "aiperf-record.json").read_bytes())
+    assert "per_step_accepted" in error.message and "at most 11" in error.message
+    monkeypatch.undo()
+    monkeypatch.setattr("engine.observe.files.records.writing.MOST_STEPS", 11)
+    record = (RECORDS / "aiperf-record.json").read_bytes()
+    assert "12 steps" in refused(record).message
+    monkeypatch.undo()
+    monkeypatch.setattr("engine.observe.files.records.writing._MOST_FACTS", 100)
+    assert "more of its 1 requests" in refused(record).message
+    monkeypatch.undo()
+    monkeypatch.setattr("engine.observe.files.records.writing.MOST_REQUESTS", 1)
+    one = as_bytes({"spec_verify_ct": 1}) + b"\n"
+    assert "2 requests" in refused(one * 2).message
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('vllm:spec_decode_num_drafts_total{engine="0"} NaN', "not a whole number"),
+        ('vllm:spec_decode_num_drafts_total{engine="0"} -1', "not a whole number"),
+        ('vllm:spec_decode_num_drafts_total{engine="0"} 1e300', "not a whole number"),
+        ('vllm:spec_decode_num_drafts_total{engine="0"} 1.5', "not a whole number"),
+        ('vllm:spec_decode_num_drafts_total{engine="0} 1', "Prometheus"),
+        ("vllm:spec_decode_num_drafts_total 1\nvllm:spec_decode_num_drafts_total{} many", "Prom"),
+        (
+            f'{DRAFTS} 1\nvllm:spec_decode_num_accepted_tokens_per_pos{{position="99999"}} 1',
+            "no index in a draft",
+        ),
+    ],
+)
+def test_counters_that_cannot_be_are_refused(line: str, said: str) -> None:
+    assert said in refused(line.encode() + b"\n").message
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_whatever_a_file_holds_it_is_read_or_refused(data: st.DataObject) -> None:
+    """Values of any type anywhere in a record, and bytes cut or changed anywhere."""
+    name = data.draw(st.sampled_from(sorted(EVERY)))
+    raw = bytearray((RECORDS / name).read_bytes())
+    if name.endswith((".json", ".jsonl")) and data.draw(st.booleans()):
+        document = json.loads(bytes(raw))
+        path = data.draw(st.sampled_from(sorted(numbers(document), key=str)))
+        at(document, path[:-1])[path[-1]] = data.draw(
+            st.recursive(
+                st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+                lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+                max_leaves=5,
+            )
+        )
+        raw = bytearray(as_bytes(document))
+    else:
+        for _ in range(data.draw(st.integers(0, 3))):
+            raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+        raw = raw[: data.draw(st.integers(0, len(raw)))]
+    store = TraceStore()
+    try:
+        fill(store, bytes(raw), "file")
+    except TraceFileError:
+        assert not store.runs
+    else:
+        summary(store, 0)
+    recognise(bytes(raw))
+    assert set(EVERY.values()) <= set(NAMES)
+
+
+# -- llama-server's own replies --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mtp", "draft", "endpoints"])
+def test_a_saved_stream_of_llama_server_has_its_own_sums(name: str) -> None:
+    n_read = 0
+    for request in read_capture(name)["requests"]:
+        reply = request["reply"]
+        if "events" not in reply:
+            continue
+        text = "".join(f"{lines}\n\n" for _, lines in reply["events"]).encode()
+        last = [line for line in text.split(b"\n") if b'"predicted_n"' in line]
+        if not last:
+            continue
+        n_read += 1
+        assert recognise(text) == "llama-server"
+        store = filled("stream", text)
+        figures = summary(store, 0)
+        told = json.loads(last[-1].removeprefix(b"data: "))
+        told = told.get("timings") or told["response"]["timings"]
+        assert store.runs[0]["record"]["shape"] == "llama-server"
+        assert not len(store.findings)
+        for key in ("predicted_n", "draft_n", "draft_n_accepted"):
+            assert figures[key] == told[key], key
+        t_ms = store.rounds.column("t_ms")
+        if name != "endpoints":
+            assert t_ms[0] == pytest.approx(told["prompt_ms"])
+            assert t_ms[-1] == pytest.approx(told["prompt_ms"] + told["predicted_ms"], rel=0.02)
+        if len(store.rounds):
+            cut = filled("stream", text[: len(text) // 2])
+            assert 0 < len(cut.rounds) < len(store.rounds)
+    assert n_read
+
+
+def test_a_saved_reply_of_llama_server_has_sums_and_no_rows() -> None:
+    reply = next(
+        r["reply"]["body"] for r in read_capture("mtp")["requests"] if "body" in r["reply"]
+    )
+    told = json.loads(reply)["timings"]
+    store = filled("reply", reply.encode())
+    assert not len(store.rounds)
+    figures = summary(store, 0)
+    for key in ("predicted_n", "prompt_n", "draft_n", "draft_n_accepted"):
+        assert figures[key] == told[key], key
+    assert figures["draft_acceptance_rate"] == told["draft_n_accepted"] / told["draft_n"]
+    assert figures["num_spec_steps"] is None
+
+
+def test_a_sequence_with_rows_of_several_steps_has_no_acceptance_record() -> None:
+    request = read_capture("utf8")["requests"][0]
+    text = "".join(f"{lines}\n\n" for _, lines in request["reply"]["events"]).encode()
+    store = filled("stream", text)
+    assert max(store.rounds.row(i)["n_merged"] or 1 for i in range(len(store.rounds))) > 1
+    assert [record for *_, record in acceptance_records(store)] == [None]
+
+
+def test_whatever_is_kept_of_a_record_opens_again(tmp_path: Path) -> None:
+    deep: Any = ["\ud800 \x00 \u2028", 10**300, -1.5e-300, None, True, {"": []}]
+    for _ in range(28):
+        deep = {"deeper": [deep]} if isinstance(deep, list) else [deep]
+    odd = {"spec_verify_ct": 3, "finish_reason": deep, "x" * 1000: {"y\n": "z"}}
+    store = filled("odd\n\u202ename", as_bytes({"id": [], "meta_info": odd, "more": [[deep]]}))
+    export_csv(store, tmp_path / "trace")
+    again = open_trace(tmp_path / "trace")
+    assert again.runs[0]["unknown_keys"] == store.runs[0]["unknown_keys"]
+    assert again.runs[0]["requests"][0]["record"]["spec_verify_ct"] == 3

@@ -1,0 +1,221 @@
+"""Streams that are cut, changed or made to harm: nothing raises, and what was shown stays true."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.findings.check import find
+from engine.observe.rounds.observed_run import ObservedRequest, ObservedRun, ServerFacts
+from engine.observe.rounds.shares import PlaneReach
+from engine.observe.rounds.stream import EventReader, UnreadableError
+from engine.observe.rounds.stream_rounds import ContradictionError, ObservedRound, StreamRounds
+from engine.trace.records import MISSING
+from engine.trace.store import TraceStore
+from tests.support.captures import load
+
+NAMES = ("mtp", "utf8", "draft", "chain", "qwen3next", "stops", "ngram-mod")
+COUNTERS = (b"predicted_n", b"predicted_ms", b"draft_n", b"draft_n_accepted")
+
+
+@cache
+def stream_of(name: str) -> bytes:
+    """The first stream of a capture."""
+    request = next(r for r in load(name).requests if "event-stream" in r.content_type)
+    return b"".join(piece for _, piece in request.pieces)
+
+
+def rounds(data: bytes) -> list[ObservedRound]:
+    """The rounds of a stream as far as they can be told."""
+    reader, told, found = EventReader("text/event-stream"), StreamRounds(PlaneReach()), []
+    is_whole = False
+    try:
+        for chunk in reader.feed(data):
+            if chunk.timings is not None and chunk.processed is None:
+                found += told.add(chunk)
+            is_whole = chunk.last and chunk.final.get("stop_type") == "limit"
+        found += told.end(is_whole=is_whole)
+    except (ContradictionError, UnreadableError):
+        pass
+    return found
+
+
+@cache
+def whole(name: str) -> list[ObservedRound]:
+    return rounds(stream_of(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cut_stream_never_changes_a_row_that_has_another_behind_it(name: str) -> None:
+    data, every = stream_of(name), whole(name)
+    chosen = random.Random(name)
+    for cut in sorted(chosen.randrange(len(data)) for _ in range(60)):
+        shown = rounds(data[:cut])
+        for i, row in enumerate(shown[:-1]):
+            if row.is_certain and row.n_merged == 1:
+                full = next(one for one in every if one.first == row.first)
+                assert (row.name_ms, row.drafted, row.accepted) == (
+                    full.name_ms,
+                    full.drafted,
+                    full.accepted,
+                )
+                assert row.tokens == full.tokens, (cut, i)
+                assert row.path in ("", full.path) or not full.path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sums_hold_wherever_a_stream_is_cut(name: str) -> None:
+    data = stream_of(name)
+    chosen = random.Random(name)
+    for cut in sorted(chosen.randrange(len(data)) for _ in range(20)):
+        store, run, request = begun()
+        request.data(data[:cut], 10.0)
+        request.broke("The connection was lost.", 11.0)
+        run.end()
+        told = store.runs[0]["requests"][0].get("told", {})
+        for column, counter in (
+            ("num_emitted", "predicted_n"),
+            ("num_draft_tokens", "draft_n"),
+            ("num_accepted_draft_tokens", "draft_n_accepted"),
+        ):
+            values = store.rounds.column(column)
+            assert values[values != MISSING].sum() == told.get(counter, 0)
+        assert [finding.rule for finding in find(store)] == ["stream-cut"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_changed_counter_never_raises(data: st.DataObject) -> None:
+    stream = stream_of(data.draw(st.sampled_from(NAMES)))
+    counter = data.draw(st.sampled_from(COUNTERS))
+    places = list(re.finditer(rb'"%s":([0-9.]+)' % counter, stream))
+    at = data.draw(st.sampled_from(places))
+    small = st.integers(-3, 3).map(lambda by: str(round(float(at[1])) + by))
+    any_number = st.one_of(
+        small,
+        st.integers(-(2**70), 2**70).map(str),
+        st.sampled_from(["NaN", "1e999", "-1", '"3"', "null", "true", "[]", "{}", "0.5", "1e9"]),
+    )
+    value = data.draw(any_number).encode()
+    store, run, request = begun()
+    request.data(stream[: at.start(1)] + value + stream[at.end(1) :], 5.0)
+    request.done(6.0)
+    run.end()
+    assert run.ended
+    n_rows = len(store.rounds)
+    assert (store.rounds.column("num_emitted")[:n_rows] >= 0).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=300), st.integers(0, 400))
+def test_any_bytes_inside_a_stream_never_raise(junk: bytes, at: int) -> None:
+    data = stream_of("utf8")
+    _store, run, request = begun()
+    place = at * len(data) // 400
+    request.data(data[:place] + junk + data[place:], 5.0)
+    request.done(6.0)
+    run.end()
+    assert run.ended
+
+
+def begun() -> tuple[TraceStore, ObservedRun, ObservedRequest]:
+    """A run with one request whose reply is a stream of events."""
+    store = TraceStore()
+    run = ObservedRun(store, "ask", ServerFacts("http://127.0.0.1:1"))
+    request = run.request("/completion", {"stream": True}, 0.0)
+    request.head(200, {"content-type": "text/event-stream"}, 1.0)
+    return store, run, request
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (b"data: " + b"x" * (17 << 20), "a line of more than 16 MiB"),
+        (b"data: " + b"[" * 200_000 + b"\n\n", "nested too deeply"),
+        (b'data: {"content": "a", "timings": {"predicted_n": NaN}}\n\n', "not valid JSON"),
+        (b'data: {"content": "a", "timings": {"predicted_n": -4}}\n\n', "no count"),
+        (b'data: {"content": "a", "timings": {"predicted_n": 9, "predicted_ms": "x"}}\n\n', "time"),
+        (b'data: {"index": 99999, "content": "a"}\n\n', "no number of an answer"),
+        (b"data: <html>\n\n", "not valid JSON"),
+    ],
+)
+def test_what_cannot_be_read_ends_the_stream_in_a_sentence(harm: bytes, said: str) -> None:
+    store, run, request = begun()
+    data = stream_of("mtp")
+    request.data(data[: len(data) // 2].rpartition(b"\n\n")[0] + b"\n\n", 5.0)
+    request.data(harm, 6.0)
+    request.data(data, 7.0)
+    n_rows = len(store.rounds)
+    assert n_rows > 10
+    request.done(8.0)
+    run.end()
+    (finding,) = find(store)
+    assert finding.rule == "stream-unreadable"
+    assert said in finding.message
+    assert len(store.rounds) >= n_rows
+
+
+def test_a_billion_tokens_in_one_jump_are_refused() -> None:
+    store, run, request = begun()
+    data = stream_of("mtp")
+    request.data(data[: len(data) // 2].rpartition(b"\n\n")[0] + b"\n\n", 5.0)
+    timings: dict[str, Any] = {"predicted_n": 10**9, "predicted_ms": 1e6, "draft_n": 10**6}
+    event = {"content": "a", "tokens": [1], "stop": False, "timings": timings}
+    request.data(f"data: {json.dumps(event)}\n\n".encode(), 6.0)
+    request.done(7.0)
+    run.end()
+    (finding,) = find(store)
+    assert finding.rule == "counters-contradict"
+    assert len(store.tokens) < 1000
+
+
+def test_pieces_may_be_cut_anywhere() -> None:
+    data = stream_of("utf8")
+    store, run, request = begun()
+    for at in range(0, len(data), 7):
+        request.data(data[at : at + 7], 1.0 + at)
+    request.done(1e6)
+    run.end()
+    every = whole("utf8")
+    assert len(store.rounds) == len(every)
+    assert store.rounds.column("num_emitted").tolist() == [one.emitted for one in every]
+
+
+def test_an_error_inside_a_stream_keeps_its_rounds() -> None:
+    store, run, request = begun()
+    data = stream_of("mtp")
+    request.data(data[: len(data) // 2].rpartition(b"\n\n")[0] + b"\n\n", 5.0)
+    request.data(b'data: {"error":{"code":500,"message":"invalid UTF-8"}}\n\n', 6.0)
+    request.done(7.0)
+    run.end()
+    assert "invalid UTF-8" in store.runs[0]["requests"][0]["error"]
+    (finding,) = find(store)
+    assert finding.rule == "stream-cut"
+    assert "invalid UTF-8" in finding.message
+    assert len(store.rounds) > 10
+
+
+def test_a_stream_without_counters_gives_sums_only() -> None:
+    store = TraceStore()
+    run = ObservedRun(store, "ask", ServerFacts("http://127.0.0.1:1"))
+    request = run.request("/v1/completions", {"stream": True}, 0.0)
+    request.head(200, {"content-type": "text/event-stream"}, 1.0)
+    for text in "abc":
+        chunk = {"choices": [{"text": text, "index": 0, "finish_reason": None}]}
+        request.data(f"data: {json.dumps(chunk)}\n\n".encode(), 2.0)
+    timings = {"predicted_n": 3, "predicted_ms": 5.0, "prompt_n": 2, "prompt_ms": 1.0}
+    last = {"choices": [{"text": "", "index": 0, "finish_reason": "stop"}], "timings": timings}
+    request.data(f"data: {json.dumps(last)}\n\ndata: [DONE]\n\n".encode(), 3.0)
+    request.done(4.0)
+    run.end()
+    assert not len(store.rounds)
+    assert request.text == "abc"
+    assert store.runs[0]["requests"][0]["told"]["predicted_n"] == 3
+    assert "per-token" in store.runs[0]["requests"][0]["no_rounds"]

@@ -1,0 +1,136 @@
+"""Logs of llama-servers: their forms, how they grow, and how they join streams."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine.errors import TraceFileError
+from engine.findings.check import find
+from engine.observe.rounds.log import LogReader, is_log
+from engine.observe.rounds.log_run import fill_log
+from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
+from engine.trace.records import EMITTED_KINDS
+from engine.trace.store import TraceStore
+from tests.support.captures import ids_of, imported, load, rounds_of
+
+
+def read(text: str, step: int) -> LogReader:
+    """A log that came in pieces of so many characters."""
+    reader = LogReader()
+    for at in range(0, len(text), step):
+        reader.feed(text[at : at + step])
+    reader.end()
+    return reader
+
+
+def figures(reader: LogReader) -> list[object]:
+    return [
+        [(r.pos, r.drafted, r.accepted, r.restored, r.tokens, r.drafter) for r in request.rounds]
+        for request in reader.requests
+    ]
+
+
+def test_a_log_may_be_cut_anywhere() -> None:
+    text = load("utf8").log
+    whole = read(text, len(text))
+    assert figures(read(text, 997)) == figures(whole)
+    assert sum(len(request.rounds) for request in whole.requests) == 37
+    assert whole.n_rs_seq == 3
+    assert whole.drafters == ["draft-mtp"]
+    assert whole.model == "demo-target.gguf"
+
+
+def test_both_forms_tell_the_same() -> None:
+    text = load("mtp").log
+    entries = []
+    for part in text.split("\n"):
+        stamp, _, rest = part.partition(" ")
+        if stamp.count(".") == 3 and rest[1:2] == " " and "parser definition" not in rest:
+            entry = {"type": "log", "time": 5, "level": "debug", "msg": rest[2:] + "\n"}
+            entries.append(json.dumps(entry))
+    jsonl = read("\n".join(entries), 4096)
+    whole = read(text, len(text))
+    for one, other in zip(jsonl.requests, whole.requests, strict=True):
+        mine, theirs = ([(r.drafted, r.accepted) for r in x.rounds] for x in (one, other))
+        assert mine == theirs
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "srv  llama_server: initializing ...\nslot launch_slot_: id  0 | task 0 | processing\n"
+        * 900,
+        "\x1b[34m0.00.001.342\x1b[0m I srv  llama_server: initializing\n",
+    ],
+)
+def test_a_log_without_times_or_with_colours_is_refused(text: str) -> None:
+    with pytest.raises(TraceFileError, match="--log-timestamps"):
+        fill_log(TraceStore(), text, "server.log")
+    assert is_log(text.encode())
+
+
+def test_a_log_without_rounds_says_how_to_get_some() -> None:
+    with pytest.raises(TraceFileError, match="LLAMA_TRACE=1"):
+        fill_log(TraceStore(), "0.00.001.342 I srv  llama_server: initializing ...\n", "server.log")
+
+
+def test_a_log_by_itself_has_ids_drafts_and_times() -> None:
+    store, capture = TraceStore(), load("draft")
+    fill_log(store, capture.log, "draft.log")
+    joined = imported(capture, with_log=True)
+    names = ("pos0", "num_draft_tokens", "num_emitted", "rollback_path", "drafter", "n_rs_seq")
+    assert rounds_of(store, 0, *names)[1:] == rounds_of(joined, 0, *names)[1:]
+    for kinds in (EMITTED_KINDS, ("rejected",), ("replayed",)):
+        assert ids_of(store, 0, *kinds) == ids_of(joined, 0, *kinds) != []
+    times = store.rounds.column("t_ms")
+    assert (times[1:] >= times[:-1]).all()
+    assert store.runs[0]["attachment"] == "log"
+    assert {f.rule for f in find(store)} == {"checkpoint-dominates"}
+
+
+@pytest.mark.parametrize("lag", [0, 40])
+def test_rows_of_a_stream_wait_for_a_log_that_follows(lag: int) -> None:
+    capture = load("draft")
+    request = capture.requests[0]
+    lines = capture.log.split("\n")
+    store = TraceStore()
+    run = ObservedRun(store, "ask", ServerFacts("http://127.0.0.1:1"))
+    run.log("")
+    observed = run.request(request.path, request.body, 0.0)
+    observed.head(200, {"content-type": "text/event-stream"}, 1.0)
+    per_piece = len(lines) // len(request.pieces) + 1
+    n_waited = 0
+    for i, (at_ms, piece) in enumerate(request.pieces):
+        observed.data(piece, at_ms)
+        told = max(i + 1 - lag, 0) * per_piece
+        run.log("\n".join(lines[told - per_piece : told]) + "\n" if told else "")
+        n_waited += len(store.rounds) == 0
+    observed.done(request.done_ms)
+    run.log("\n".join(lines[max(len(request.pieces) - lag, 0) * per_piece :]))
+    run.log_ended()
+    run.end()
+    assert n_waited >= lag
+    whole = imported(capture, with_log=True)
+    names = ("num_draft_tokens", "num_emitted", "rollback_path", "checkpoint_bytes", "verify_ms")
+    assert rounds_of(store, 0, *names) == rounds_of(whole, 0, *names)
+    assert ids_of(store, 0, "rejected") == ids_of(whole, 0, "rejected")
+    assert not any("log" in finding.rule for finding in find(store))
+
+
+def test_rows_do_not_wait_forever_for_a_log_that_says_nothing() -> None:
+    request = load("draft").requests[0]
+    store = TraceStore()
+    run = ObservedRun(store, "ask", ServerFacts("http://127.0.0.1:1"))
+    run.log("0.00.001.342 I srv  llama_server: initializing ...\n")
+    observed = run.request(request.path, request.body, 0.0)
+    for at_ms, piece in request.pieces:
+        observed.data(piece, at_ms)
+    observed.done(request.done_ms)
+    assert not len(store.rounds)
+    other = run.request("/completion", {}, request.done_ms + 3000)
+    other.data(b"data: null\n\n", request.done_ms + 3001)
+    assert len(store.rounds) == 32
+    run.end()
+    assert [finding.rule for finding in find(store)].count("log-of-another-run") == 1

@@ -1,0 +1,353 @@
+"""The client of a llama-server: what it learns, what it does when a server misbehaves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ApiKeyError, Cancelled, OptionError, ServerError
+from engine.observe.server.client import ServerClient, is_loopback, server_address
+from engine.observe.server.inbox import Arrival, Inbox
+from tests.support.scripted_server import (
+    HTML,
+    JSON,
+    LOADING,
+    NO_METRICS,
+    NOT_JSON,
+    WEB_PAGE,
+    Cut,
+    Hold,
+    Reply,
+    ScriptedServer,
+    cut,
+    error_reply,
+    json_reply,
+    stream,
+)
+
+KEY = "sk-a-key-that-must-not-show"
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer("mtp") as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: ScriptedServer) -> Iterator[ServerClient]:
+    with ServerClient(server.url) as client:
+        yield client
+
+
+def ask(client: ServerClient, server: ScriptedServer, conversation: str | None = None) -> Inbox:
+    """Send the capture's first request."""
+    inbox = Inbox()
+    body = json.dumps(server.capture["requests"][0]["body"]).encode()
+    client.stream(0, "/completion", body, inbox, conversation)
+    return inbox
+
+
+def all_of(inbox: Inbox) -> list[Arrival]:
+    """What arrives until the end of the one request."""
+    found: list[Arrival] = []
+    while not found or found[-1].kind not in ("done", "broke"):
+        arrival = inbox.take(20)
+        assert arrival is not None, [one.kind for one in found]
+        found.append(arrival)
+    return found
+
+
+def body_of(found: list[Arrival]) -> bytes:
+    return b"".join(one.data for one in found)
+
+
+def kinds(found: list[Arrival]) -> list[str]:
+    """The kinds, data left out."""
+    return [one.kind for one in found if one.kind != "data"]
+
+
+def test_the_facts_are_the_server_s_own(server: ScriptedServer, client: ServerClient) -> None:
+    facts = client.facts()
+    assert facts.address == server.url
+    assert facts.props == server.capture["props"] and facts.models == server.capture["models"]
+    assert client.slots() == server.capture["slots"]
+    metrics = client.metrics()
+    assert metrics is not None and metrics[1] == "1001"
+
+
+def test_questions_are_asked_with_and_without_a_body(
+    server: ScriptedServer, client: ServerClient
+) -> None:
+    assert client.ask("/props") == server.capture["props"]
+    server.script("/tokenize", json_reply({"tokens": [1, 2]}))
+    assert client.ask("/tokenize", {"content": "ä"}) == {"tokens": [1, 2]}
+    assert server.received[-1].json == {"content": "ä"}
+    with pytest.raises(ServerError, match="has no /nothing"):
+        client.ask("/nothing")
+
+
+def test_what_a_server_does_not_offer_is_none(server: ScriptedServer, client: ServerClient) -> None:
+    server.script("/metrics", NO_METRICS)
+    server.script("/slots", error_reply(501, "This server does not support slots endpoint"))
+    server.script("/v1/models", error_reply(404, "File Not Found"))
+    assert client.metrics() is None and client.slots() is None
+    assert client.facts().models == {}
+
+
+def test_a_server_that_loads_is_waited_for() -> None:
+    said: list[str] = []
+    with ScriptedServer("mtp", loading=2) as server, ServerClient(server.url) as client:
+        assert client.facts(said.append).props
+        assert said == [f"{server.url} loads its model."] * 2
+        server.script("/completion", LOADING)
+        found = all_of(ask(client, server))
+        assert kinds(found) == ["head", "done"] and len(server.of("/completion")) == 2
+
+
+def test_waiting_can_be_cancelled() -> None:
+    cancelled = threading.Event()
+    with (
+        ScriptedServer("mtp", loading=10**9) as server,
+        ServerClient(server.url) as client,
+        pytest.raises(Cancelled),
+    ):
+        client.facts(lambda sentence: cancelled.set(), cancelled)
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (WEB_PAGE, "answers /props with text/html that is no llama-server's"),
+        (NOT_JSON, "answers /props with something that is no llama-server's"),
+        (json_reply([1, 2]), "answers /props with something that is no llama-server's"),
+        (Reply(b'{"a":' * 100_000, 200, JSON), "that is no llama-server's"),
+        (Reply(b"x" * (17 * 2**20), 200, JSON), "that is no llama-server's"),
+        (Reply(b"\xff\xfe\x00\x80", 200, JSON), "that is no llama-server's"),
+        (error_reply(404, "File Not Found"), "has no /props"),
+        (Reply(b"", 302, {"Location": "http://elsewhere.invalid/"}), "sends /props elsewhere"),
+        (error_reply(500, "out of\nmemory."), "refuses /props with status 500: out of memory. C"),
+        (Reply(b"<h1>Bad Gateway", 502, HTML), "refuses /props with status 502. C"),
+        (Reply([b'{"half', Cut()], 200), "cannot be reached: the connection fails"),
+    ],
+)
+def test_other_answers_than_a_llama_server_s_are_one_error(
+    server: ScriptedServer, client: ServerClient, reply: Reply, said: str
+) -> None:
+    server.script("/props", reply)
+    with pytest.raises(ServerError) as raised:
+        client.facts()
+    assert said in str(raised.value) and server.url in raised.value.message
+
+
+def test_without_the_key_the_key_is_asked_for() -> None:
+    with ScriptedServer("mtp", key=KEY) as server:
+        for key in (None, "another"):
+            with ServerClient(server.url, key) as client, pytest.raises(ApiKeyError):
+                client.facts()
+        with ServerClient(server.url, KEY) as client:
+            assert client.facts().props
+            assert kinds(all_of(ask(client, server))) == ["head", "done"]
+            assert KEY not in repr(client) and KEY not in repr(vars(client)["_http"])
+
+
+@pytest.mark.parametrize("key", ["", "a\nb", "schlüssel", "a\x00b"])
+def test_a_key_that_no_header_can_carry_is_refused_without_showing_it(key: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        ServerClient("127.0.0.1:1", key)
+    assert not key or key not in str(raised.value)
+
+
+def test_nothing_listens() -> None:
+    with ServerClient("127.0.0.1:9") as client:
+        with pytest.raises(ServerError, match=r"cannot be reached: nothing listens there"):
+            client.facts()
+        inbox = Inbox()
+        client.stream(0, "/completion", b"{}", inbox, "name")
+        (end,) = all_of(inbox)
+        assert end.kind == "broke" and "nothing listens there" in end.reason
+
+
+def test_a_stream_arrives_byte_for_byte(server: ScriptedServer, client: ServerClient) -> None:
+    found = all_of(ask(client, server))
+    assert kinds(found) == ["head", "done"] and found[0].status == 200
+    assert body_of(found) == b"".join(stream(server.capture["requests"][0]))
+    assert [one.at for one in found] == sorted(one.at for one in found)
+
+
+def test_a_piece_of_10_mb_arrives_and_the_inbox_bounds_what_waits(
+    server: ScriptedServer, client: ServerClient
+) -> None:
+    big = b"data: " + b"x" * (10 * 2**20) + b"\n\n"
+    held = Hold()
+    server.script("/completion", Reply([big, big, big, held]))
+    inbox = ask(client, server)
+    while not inbox.is_full:
+        pass
+    first = inbox.take(0)
+    assert first is not None and first.kind == "head"
+    held.release()
+    assert len(body_of(all_of(inbox))) == 3 * len(big)
+    assert not inbox.is_full
+
+
+def test_a_stream_that_was_lost_goes_on_where_it_broke(
+    server: ScriptedServer, client: ServerClient
+) -> None:
+    whole = stream(server.capture["requests"][0])
+    server.script(
+        "/completion", Reply([*cut(whole, 7), b"".join(whole)[len(b"".join(cut(whole, 7)[:-1])) :]])
+    )
+    found = all_of(ask(client, server, "a-name"))
+    assert kinds(found) == ["head", "lost", "resumed", "done"]
+    assert body_of(found) == b"".join(whole)
+    assert server.of("/completion")[0].headers["x-conversation-id"] == "a-name"
+
+
+def test_a_stream_without_a_name_breaks(server: ScriptedServer, client: ServerClient) -> None:
+    whole = stream(server.capture["requests"][0])
+    server.script("/completion", Reply(cut(whole, 7)))
+    found = all_of(ask(client, server))
+    assert kinds(found) == ["head", "broke"] and found[-1].reason.endswith("broke off its reply.")
+    assert body_of(found) == b"".join(whole[:7]) + whole[7][: len(whole[7]) // 2]
+
+
+def test_a_server_that_was_started_again_has_lost_the_stream(
+    server: ScriptedServer, client: ServerClient
+) -> None:
+    held = Hold()
+    server.script("/completion", Reply([*stream(server.capture["requests"][0])[:4], held]))
+    inbox = ask(client, server, "a-name")
+    assert held.reached.wait(10)
+    server.restart()
+    found = all_of(inbox)
+    assert kinds(found) == ["head", "lost", "broke"]
+
+
+@pytest.mark.parametrize("conversation", [None, "a-name"])
+def test_ending_a_request_closes_it_at_the_server(
+    server: ScriptedServer, client: ServerClient, conversation: str | None
+) -> None:
+    held, inbox = Hold(), Inbox()
+    server.script("/completion", Reply([*stream(server.capture["requests"][0])[:4], held]))
+    end = client.stream(0, "/completion", b"{}", inbox, conversation)
+    begun = inbox.take(10)
+    assert begun is not None and begun.kind == "head"
+    end()
+    assert server.of("/completion")[0].left.wait(10)
+    held.release()
+    assert kinds(all_of(inbox)) == ["broke"]
+    client.close()
+    deleted = [one.query for one in server.received if one.method == "DELETE"]
+    assert deleted == ([{"conv_id": conversation}] if conversation else [])
+
+
+def test_closing_leaves_no_thread(server: ScriptedServer) -> None:
+    before = set(threading.enumerate())
+    client = ServerClient(server.url)
+    client.facts()
+    held = Hold()
+    server.script("/completion", Reply([held]))
+    ask(client, server, "a-name")
+    assert held.reached.wait(10)
+    client.close()
+    assert server.of("/completion")[0].left.wait(10)
+    held.release()
+    assert set(threading.enumerate()) <= before
+
+
+def test_closing_ends_a_question_of_another_thread(server: ScriptedServer) -> None:
+    held, ended = Hold(), []
+    server.script("/slots", Reply([held, b"[]"], 200, JSON))
+    client = ServerClient(server.url)
+
+    def ask() -> None:
+        with pytest.raises(CancelledError):
+            client.slots()
+        ended.append(True)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert held.reached.wait(10)
+    client.close()
+    asking.join(10)
+    assert ended == [True]
+    held.release()
+    with pytest.raises(CancelledError):
+        client.metrics()
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (
+            error_reply(
+                400, "too long", "exceed_context_size_error", n_prompt_tokens=1201, n_ctx=256
+            ),
+            "The prompt has 1201 tokens, but {url} has a context of 256.",
+        ),
+        (WEB_PAGE, "{url} answers /completion with text/html that is no llama-server's."),
+        (error_reply(500, "no slot"), "{url} refuses /completion with status 500: no slot."),
+        (Reply(b"\xff\xfe", 400, JSON), "{url} refuses /completion with status 400."),
+    ],
+)
+def test_a_refused_request_is_one_sentence(
+    server: ScriptedServer, client: ServerClient, reply: Reply, said: str
+) -> None:
+    server.script("/completion", reply)
+    assert all_of(ask(client, server))[-1].reason == said.format(url=server.url)
+
+
+@pytest.mark.parametrize(
+    ("written", "address"),
+    [
+        ("127.0.0.1:8080", "http://127.0.0.1:8080"),
+        (" http://localhost:8080/v1/ ", "http://localhost:8080"),
+        ("https://host.example/llama/", "https://host.example/llama"),
+        ("[::1]:8080", "http://[::1]:8080"),
+    ],
+)
+def test_addresses(written: str, address: str) -> None:
+    assert server_address(written) == address
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", "ftp://a", "http://", "h:0", "h:99999", "a b:1", "h/?a=1", "h#x", "[::1", "h" * 200],
+)
+def test_what_is_no_address(written: str) -> None:
+    with pytest.raises(OptionError):
+        server_address(written)
+
+
+def test_an_address_with_a_password_is_refused_without_showing_it() -> None:
+    with pytest.raises(OptionError) as raised:
+        server_address(f"http://me:{KEY}@host:8080")
+    assert KEY not in str(raised.value)
+
+
+def test_a_proxy_of_the_system_is_not_used_for_this_machine(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with ServerClient(server.url) as client:
+        assert client.facts().props
+    assert is_loopback("127.0.0.2") and is_loopback("::1") and is_loopback("LOCALHOST")
+    assert not is_loopback("10.0.0.1") and not is_loopback("localhost.example")
+
+
+def test_importing_the_client_loads_no_http_library() -> None:
+    code = "import sys, engine.observe.server.client; print(*sys.modules)"
+    root = Path(__file__).parents[4]
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert not {"httpx", "torch", "uvicorn", "anyio"} & set(said.stdout.split())
