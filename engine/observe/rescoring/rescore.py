@@ -7,7 +7,7 @@ could not, and noise does not explain that, speculation has changed the text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -173,13 +173,13 @@ def rescore(
         shorts = [short for one in scores for short in one.shorts or ()]
         identity = by_text([0.0 if short <= (noise or 0.0) else short for short in shorts])
         _check(identity)
+    found = {one.text.seq_id: _sequence(store, one, noise) for one in scores}
     if identity.verdict == UNKNOWN and not assume_same:
         raise SameModelUnknownError(
             f"Whether run {run_id} is of {session.identity['name']} cannot be told: "
-            f"{identity.reason}",
+            f"{identity.reason}{_first_changed(session, found.values())}",
             "Say so if it is (--assume-same), or choose another model.",
         )
-    found = {one.text.seq_id: _sequence(store, one, noise) for one in scores}
     for text in texts:
         found.setdefault(text.seq_id, RescoredSequence(text.seq_id, gap=text.gap))
     result = Rescored(
@@ -193,6 +193,18 @@ def rescore(
     )
     _write(store, run_id, result, scores, session)
     return result
+
+
+def _first_changed(session: Session, sequences: Iterable[RescoredSequence]) -> str:
+    """A sentence on the first token that the model does not choose, with a space in front."""
+    for one in sequences:
+        if token := one.changed:
+            piece = session.tokenizer.piece(token.token_id).decode("utf-8", "replace")
+            return (
+                f" The first is {piece!r} at position {token.pos} of sequence {one.seq_id}, "
+                f"round {token.round}, of rank {token.rank:,}."
+            )
+    return ""
 
 
 def _check(identity: Identity) -> None:
