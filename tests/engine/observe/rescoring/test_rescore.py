@@ -164,7 +164,7 @@ def test_a_text_of_another_model_refuses_it(session) -> None:
 def test_a_text_between_the_two_asks_and_writes_nothing(session) -> None:
     run = observed_run(with_token(GREEDY, 20, 700))
     before = run.store.size()
-    with pytest.raises(SameModelUnknownError, match="cannot be told.* The first is "):
+    with pytest.raises(SameModelUnknownError, match=r"cannot be told.* The first is "):
         rescore(session, run.store, run.run_id)
     assert run.store.size() == before and "rescored" not in run.facts
 
