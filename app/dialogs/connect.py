@@ -103,7 +103,6 @@ class ConnectDialog(QDialog):
         form.addRow("", watch)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         connect = buttons.addButton("&Connect", QDialogButtonBox.ButtonRole.AcceptRole)
-        connect.setDefault(True)
         buttons.accepted.connect(self.accept)
         buttons.rejected.connect(self.reject)
         column = QVBoxLayout(self)
@@ -111,6 +110,7 @@ class ConnectDialog(QDialog):
         column.addLayout(form)
         column.addWidget(self.problem)
         column.addWidget(buttons)
+        connect.setDefault(True)  # in the dialog by now: before, Return would cancel
         self.setMinimumWidth(66 * self.fontMetrics().averageCharWidth())
 
     def accept(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
@@ -103,7 +104,7 @@ def test_the_dialog_says_what_is_wrong_with_an_address(
     dialog.accept()
     assert "is not the address of a server" in dialog.problem.text()
     dialog.address.setEditText(server.url)
-    dialog.accept()
+    qtbot.keyClick(dialog.address.lineEdit(), Qt.Key.Key_Return)
     until(qtbot, lambda: at_servers.bridge.server is not None)
     assert at_servers.settings.recent_servers == [server.url]
     assert server.url.removeprefix("http://") in at_servers.windowTitle()
