@@ -6,10 +6,10 @@ import argparse
 import math
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.common import (
+    add_lane_output,
     add_llama_library,
     add_model,
     add_threads,
@@ -77,14 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of each sequence (default %(default)s)",
     )
     test.add_argument("--strict", action="store_true", help="fail for known defects too")
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object")
-    output.add_argument(
-        "--trace",
-        type=Path,
-        metavar="DIR",
-        help="write the trace of all lanes as CSV files; replaces an earlier export",
-    )
+    add_lane_output(parser, "the trace of all lanes")
 
 
 def run(args: argparse.Namespace) -> int:

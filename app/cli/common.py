@@ -149,6 +149,18 @@ def add_llama_library(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def add_lane_output(parser: argparse.ArgumentParser, what: str) -> None:
+    """--json and --trace of a command that makes lanes. what: the trace that is written."""
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+    output.add_argument(
+        "--trace",
+        type=Path,
+        metavar="DIR",
+        help=f"write {what} as CSV files; replaces an earlier export",
+    )
+
+
 def positive(text: str) -> int:
     """A whole number from 1, as an argparse type."""
     number = int(text) if text.isascii() and text.isdigit() else 0

@@ -7,11 +7,11 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.common import (
     add_compute,
+    add_lane_output,
     add_llama_library,
     add_model,
     finite_number,
@@ -125,14 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_sizes(memory)
     add_batch_invariant(memory)
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object")
-    output.add_argument(
-        "--trace",
-        type=Path,
-        metavar="DIR",
-        help="write the trace of all lanes as CSV files; replaces an earlier export",
-    )
+    add_lane_output(parser, "the trace of all lanes")
 
 
 def run(args: argparse.Namespace) -> int:

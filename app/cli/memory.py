@@ -11,7 +11,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import add_compute, add_llama_library, add_model, print_json, target_path
+from app.cli.common import (
+    add_compute,
+    add_lane_output,
+    add_llama_library,
+    add_model,
+    print_json,
+    target_path,
+)
 from app.cli.files import open_session
 from app.cli.recorded import check_trace_folder
 from engine.compare.lane_spec import LLAMA, LLAMA_POLICIES
@@ -98,14 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_llama_library(model)
     add_compute(model)
     parser.set_defaults(compute="f32")
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object")
-    output.add_argument(
-        "--trace",
-        type=Path,
-        metavar="DIR",
-        help="write all contexts as lanes, as CSV files; replaces an earlier export",
-    )
+    add_lane_output(parser, "all contexts as lanes,")
 
 
 def run(args: argparse.Namespace) -> int:
