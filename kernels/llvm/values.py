@@ -149,6 +149,15 @@ class Value:
         is_number = self._builder.fcmp_ordered("ord", self.ir, self.ir)
         return Value(self._builder, self._builder.select(is_number, rounded.ir, self.ir))
 
+    def rounded_to_f16(self) -> Value:
+        """f32 rounded to the nearest number that f16 holds, ties to even, still as f32."""
+        count = getattr(self.type, "count", None)
+        half = Value(
+            self._builder,
+            self._builder.fptrunc(self.ir, F16 if count is None else vector(F16, count)),
+        )
+        return half.widen()
+
     def less(self, other: Value | float) -> Value:
         """Whether self < other, integers with their sign; false for NaN."""
         compare = "fcmp_ordered" if is_float(self.type) else "icmp_signed"
