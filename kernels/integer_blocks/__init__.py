@@ -20,7 +20,9 @@ __all__ = ["TYPES", "integer_linear"]
 TYPES = tuple(SPLITTERS)
 """The types that have such a product."""
 
-_run = pick(naive.integer_linear, naive.integer_linear)
+_run = pick(
+    naive.integer_linear, naive.integer_linear, llvm_module="kernels.integer_blocks.with_llvm"
+)
 
 
 def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tensor:

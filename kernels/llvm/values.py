@@ -24,7 +24,7 @@ class _BFloat(ir.Type):
         return hash(_BFloat)
 
 
-I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, BF16, F32 = ir.HalfType(), _BFloat(), ir.FloatType()
 _FLOATS = (ir.HalfType, _BFloat, ir.FloatType, ir.DoubleType)
 
@@ -126,6 +126,12 @@ class Value:
         wider = element.width > getattr(self.type, "element", self.type).width
         convert = self._builder.zext if wider else self._builder.trunc
         return Value(self._builder, convert(self.ir, to))
+
+    def extended(self, element: ir.Type) -> Value:
+        """Integers of more bits, with their sign."""
+        count = getattr(self.type, "count", None)
+        to = element if count is None else vector(element, count)
+        return Value(self._builder, self._builder.sext(self.ir, to))
 
     def to_float(self, *, signed: bool) -> Value:
         """Integers as f32."""

@@ -19,12 +19,17 @@ HALVES = {
 }
 
 
-def random_blocks(type_name: str, n_out: int, n_in: int, seed: int = 42) -> torch.Tensor:
-    """uint8 [n_out, bytes per row]: every bit random but for the scales, in 0.5 .. 2."""
+def random_blocks(
+    type_name: str, n_out: int, n_in: int, seed: int = 42, fill: int | None = None
+) -> torch.Tensor:
+    """uint8 [n_out, bytes per row]: every bit random, or every byte `fill`, but for the scales, in
+    0.5 .. 2."""
     block, n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
     assert n_in % block == 0
     rng = np.random.default_rng(seed)
     raw = rng.integers(0, 256, (n_out * n_in // block, n_bytes), dtype=np.uint8)
+    if fill is not None:
+        raw[:] = fill
     for start in HALVES.get(type_name, [0]):
         scales = rng.uniform(0.5, 2, len(raw)) * rng.choice([-1, 1], len(raw))
         raw[:, start : start + 2] = scales.astype("<f2")[:, None].view(np.uint8)
