@@ -101,8 +101,8 @@ def write(
         start = blocks + row * row_bytes
         if not layout.long:
             # blocks that are missing at the end of a row are zeros
-            with code.loop(whole * stretch_bytes, row_bytes) as at:
-                code.store(code.load(start + at, I8), rest + (at - whole * stretch_bytes))
+            with code.loop(whole * stretch_bytes, row_bytes) as byte:
+                code.store(code.load(start + byte, I8), rest + (byte - whole * stretch_bytes))
         totals = [code.variable(code.constant(vector(F32, _FOUR), 0.0)) for _ in rows.fours()]
         with code.loop(0, n_stretches) as b:
             there = start + b * stretch_bytes
