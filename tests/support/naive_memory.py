@@ -76,7 +76,8 @@ class NaiveRecurrent:
             one, at = inputs.part(slice(row, row + 1), slice(None)), (key.layer, seq)
             if isinstance(one, ConvInputs):
                 zeros = torch.zeros(self.ssm.d_conv - 1, self.ssm.conv_dim)
-                y, history = causal_conv(*one, self.windows.get(at, zeros).unsqueeze(0))
+                window = self.windows.get(at, zeros).unsqueeze(0)
+                y, history = causal_conv(one.x, one.weight, window)
                 self.windows[at] = history[0, one.x.shape[1] :].clone()
             else:
                 zeros = torch.zeros(self.ssm.n_v_heads, self.ssm.d_state, self.ssm.d_state)
