@@ -26,7 +26,8 @@ from app.cli.run_arguments import (
     add_synthetic,
     refuse_cache,
 )
-from engine.bench.random_model import MODEL_SIZES, QUANTS, write_random_model
+from engine.bench.quant_mixes import QUANTS
+from engine.bench.random_model import MODEL_SIZES, write_random_model
 from engine.errors import OptionError
 from engine.options import ROLLBACK_POLICIES
 
