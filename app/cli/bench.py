@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.cli import (
+    bench_against,
     bench_forward,
     bench_recording,
     bench_rollback,
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  draftscope bench --demo --recording -n 60 --spec-type draft-mtp\n"
         "  draftscope bench --rollback all\n"
         "  draftscope bench --write-random-model random.gguf\n"
+        "  draftscope bench random.gguf --against ~/llama.cpp/build/bin\n"
         "  draftscope bench random.gguf --splits\n"
         "  draftscope bench random.gguf --steps 1,2,4,8,16,128,512"
     )
@@ -66,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sizes(memory)
     add_memory_details(memory)
     add_cache(parser)
+    bench_against.add_arguments(parser)
     _add_details(parser)
     parser.set_defaults(n_predict=bench_suite.N_PREDICT, parallel=1)
 
@@ -104,6 +107,14 @@ def _add_kinds(parser: argparse.ArgumentParser) -> None:
     )
     one.add_argument(
         "--steps", type=_widths, metavar="N[,N]", help="forward steps of so many tokens"
+    )
+    one.add_argument(
+        "--against",
+        nargs="?",
+        const="",
+        metavar="FOLDER",
+        help="llama-bench and llama-server of a llama.cpp build (of $PATH, without a folder) in "
+        "alternation with this engine, on the same file and threads",
     )
     one.add_argument(
         "--write-random-model",
@@ -199,6 +210,8 @@ def run(args: argparse.Namespace) -> int:
         return _write(args)
     if args.w1:
         return bench_w1.run(args)
+    if args.against is not None:
+        return bench_against.run(args)
     repeat_default = 1
     if args.recording or args.splits or args.steps or (args.rollback and not has_model):
         repeat_default = _REPEAT

@@ -162,9 +162,7 @@ def test_the_same_bytes_every_time(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "again.gguf").read_bytes() == (folder / "tiny-q4_k.gguf").read_bytes()
 
 
-def test_memory_holds_a_piece_of_a_tensor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_holds_a_piece_of_a_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_random_model(tmp_path / "warm.gguf", size="tiny")  # imports and caches
     monkeypatch.setattr(random_model, "_PIECE", 4096)
     tracemalloc.start()
