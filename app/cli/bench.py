@@ -192,7 +192,9 @@ def _number(group: argparse._ArgumentGroup, name: str, default: int, text: str) 
 def run(args: argparse.Namespace) -> int:
     """Check which measurement is asked for, and do it. Raises OptionError."""
     has_model = args.model is not None or args.model_option is not None or args.demo
-    on_requests = not (args.splits or args.steps or args.compare or args.write_random_model)
+    on_requests = args.against is None and not (
+        args.splits or args.steps or args.compare or args.write_random_model
+    )
     if args.rollback is not None and not on_requests:
         raise OptionError(
             "--rollback goes with the suite, with --w1 or without a model.",
@@ -202,6 +204,8 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError("--out goes with the suite or --w1.", "Use --json and redirect it.")
     if not args.w1:
         refuse_cache(args)
+    if args.against is None:
+        bench_against.refuse(args)
     if args.repeat is not None and args.repeat > _MOST_REPEATS:
         raise OptionError(f"--repeat is above {_MOST_REPEATS}.", "Medians need far fewer.")
     if args.compare is not None:

@@ -16,11 +16,12 @@ from app.cli.run_arguments import run_options
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
 from engine.model.info import describe
+from engine.options import RunOptions
 from resources import SUITES
 
+_N_PAIRS = 5
 _WIDTHS = (4, 8)
 _N_PROMPT = 512
-_RATES = (1.0, 1.0, 0.0)
 _LINE = "{:<20} {:>10} {:>10} {:>7} {:>13} {:>7}"
 _HEADS = ("tokens/s", "llama.cpp", "draftscope", "ratio", "min to max", "p")
 _BUSY = 0.1
@@ -32,18 +33,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--pairs",
         type=positive,
-        default=5,
         metavar="N",
-        help="measurements of each side, in alternation (default %(default)s)",
+        help=f"measurements of each side, in alternation (default {_N_PAIRS})",
     )
     group.add_argument(
         "--depth",
         type=positive,
-        default=0,
         metavar="N",
         help="tokens in front of every forward pass (default: one here, none there)",
     )
     group.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+
+
+def refuse(args: argparse.Namespace) -> None:
+    """Raises OptionError if any of the options is given."""
+    if args.pairs is not None or args.depth is not None or args.markdown:
+        raise OptionError(
+            "--pairs, --depth and --markdown go with --against only.", "Leave them out."
+        )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,7 +63,9 @@ def run(args: argparse.Namespace) -> int:
     if args.n_predict < 1:
         raise OptionError(f"-n {args.n_predict} is no number of tokens.", "Choose one from 1.")
     args.device = "cpu"
+    args.pairs, args.depth = args.pairs or _N_PAIRS, args.depth or 0
     _, prompts = prompt_set(args, SUITES)
+    options = _options(args)
     has_head = _has_head(args, target)
     session = open_session(args, target)
     from engine.bench.against.comparison import Against, memory_copy_rate
@@ -67,8 +76,7 @@ def run(args: argparse.Namespace) -> int:
     speculative = None
     if has_head:
         prompt = session.prompt(prompts[0].text)
-        speculative = SpeculativeWork(prompt.tokens, args.n_predict, _rates(args))
-    options = run_options(argparse.Namespace(**{**vars(args), "spec_type": ()}))
+        speculative = SpeculativeWork(prompt.tokens, args.n_predict, options.spec.synthetic)
     works = pass_works(_WIDTHS, _N_PROMPT, args.depth)
     folder = Path(args.against) if args.against else None
     against = Against(session, folder, works, speculative, options, args.pairs)
@@ -119,10 +127,15 @@ def _has_head(args: argparse.Namespace, target: Path) -> bool:
     return args.spec_type != [()] and any(layer.kind == "mtp" for layer in info.layers)
 
 
-def _rates(args: argparse.Namespace) -> tuple[float, ...]:
-    if args.spec_synth_len is not None:
-        raise OptionError("--against takes no --spec-synth-len.", "Use --spec-synth-rates.")
-    return tuple(args.spec_synth_rates or _RATES)
+def _options(args: argparse.Namespace) -> RunOptions:
+    """Of the request; where the arguments do not say what is accepted, two thirds of every draft
+    are, so that both sides do the same without any chance."""
+    rates = args.spec_synth_rates
+    if not rates and args.spec_synth_len is None:
+        n_accepted = round(2 * args.spec_draft_n_max / 3)
+        rates = tuple(float(i < n_accepted) for i in range(args.spec_draft_n_max))
+    changes = {"spec_type": ("draft-mtp",), "spec_synth_rates": rates}
+    return run_options(argparse.Namespace(**{**vars(args), **changes}))
 
 
 def _lines(report: dict[str, Any], *, markdown: bool) -> Iterator[str]:
@@ -131,7 +144,7 @@ def _lines(report: dict[str, Any], *, markdown: bool) -> Iterator[str]:
     gigabytes = report["memory_copy_bytes_per_second"] / 1e9
     yield (
         f"{report['model']['name']} ({readable_size(report['model']['size'])}), compute "
-        f"{report['compute']}, {machine['threads']} thread(s) each"
+        f"{report['compute']}, threads of each side: {machine['threads']}"
     )
     yield f"{machine['processor']}, whose memory copies {gigabytes:.1f} GB/s (read and written)"
     yield f"draftscope {machine['draftscope']}, llama.cpp {report['llama_cpp']}"
@@ -160,7 +173,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _notes(report: dict[str, Any]) -> Iterator[str]:
     n = report["rows"][0]["n_pairs"]
-    yield f"Medians of {n} pairs in alternation; ratio: median of the pairs', p: sign test."
+    yield f"Medians, pairs in alternation: {n}; ratio: median of the pairs', p: sign test."
     yield (
         "1 token and prompt: llama-bench; verify: llama-bench with -embd 1, which computes the "
         "logits of every token, as here."

@@ -75,7 +75,8 @@ def _write(path: Path, config: ModelConfig, name: str, quant: str) -> None:
         writer.write_ti_data_to_file()
         rng = np.random.default_rng(0)
         for name, shape in shapes.items():
-            writer.write_tensor_data(_Pieces(rng, name, shape, kinds[name]))
+            pieces = _Pieces(rng, name, shape, kinds[name])
+            writer.write_tensor_data(pieces)  # type: ignore[arg-type]
     finally:
         writer.close()
 
