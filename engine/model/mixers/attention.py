@@ -79,13 +79,8 @@ def _input_projection(weights: Weights, part: AttentionPart) -> Projection:
         if not part.gated:
             return [q, k, v]
         # the file interleaves per head: head_dim query rows, then head_dim gate rows
-        query, gate = q.rearranged(lambda data: _apart(data, part.n_head, part.head_dim))
-        return [query, k, v, gate]
+        pieces = q.rearranged(lambda data: data.split(part.head_dim))
+        return [*pieces[::2], k, v, *pieces[1::2]]
 
     biased = any(f"attn_{name}.bias" in weights for name in ("q", "k", "v", "qkv"))
     return weights.stack(parts("weight"), parts("bias") if biased else None)
-
-
-def _apart(rows: torch.Tensor, n_head: int, head_dim: int) -> list[torch.Tensor]:
-    """All query rows, and all gate rows, out of [n_head x (query, gate) x head_dim, …]."""
-    return [part.flatten(0, 1) for part in rows.unflatten(0, (n_head, 2, head_dim)).unbind(1)]
