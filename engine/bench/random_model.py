@@ -19,9 +19,13 @@ from engine.errors import OptionError
 from engine.files import written_whole
 from engine.gguf.pretokenise import BYTE_CHARACTERS
 from engine.gguf.tokenizer import TokenType
-from engine.model.config import ModelConfig, MoeConfig, SsmConfig
+from engine.model.config import ModelConfig
+from engine.model.parts import BlockParts, MtpParts, Shapes
+from engine.model.parts.attention import AttentionPart
+from engine.model.parts.delta_net import DeltaNetPart
+from engine.model.parts.feed_forward import MixturePart, SwigluPart
 from engine.model.rope import RopeConfig
-from engine.model.tensors import Shapes, block_shapes, global_shapes
+from engine.model.tensors import block_shapes, global_shapes
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """The last tokens of every vocabulary."""
@@ -32,33 +36,26 @@ _N_CTX = 4096
 def _config(
     n_layer: int,
     n_embd: int,
-    n_ff: int | MoeConfig,
+    ffn: SwigluPart | MixturePart,
     n_vocab: int,
     heads: tuple[int, int, int],
     sections: tuple[int, int, int, int],
     ssm: tuple[int, int],
 ) -> ModelConfig:
     """heads: attention's, those of keys and values, their dimension. ssm: d_state, heads."""
-    n_head, n_head_kv, head_dim = heads
     d_state, n_heads = ssm
-    moe = n_ff if isinstance(n_ff, MoeConfig) else None
+    attention = BlockParts((AttentionPart(*heads, gated=True),), ffn)
+    delta_net = BlockParts((DeltaNetPart(4, d_state, n_heads, n_heads),), ffn)
     return ModelConfig(
-        architecture="qwen35" if moe is None else "qwen35moe",
+        architecture="qwen35" if isinstance(ffn, SwigluPart) else "qwen35moe",
         name="",
-        n_layer=n_layer,
-        n_mtp=1,
         n_embd=n_embd,
         n_vocab=n_vocab,
         n_ctx_train=_N_CTX,
-        n_head=n_head,
-        n_head_kv=n_head_kv,
-        head_dim=head_dim,
         eps=1e-6,
-        recurrent_layers=tuple((i + 1) % _INTERVAL != 0 for i in range(n_layer)),
-        n_ff=0 if isinstance(n_ff, MoeConfig) else n_ff,
-        rope=RopeConfig(head_dim // 4, 1e7, sections, n_ctx_orig=_N_CTX),
-        ssm=SsmConfig(4, d_state, n_heads, n_heads, grouped=False),
-        moe=moe,
+        blocks=tuple(delta_net if (i + 1) % _INTERVAL else attention for i in range(n_layer)),
+        mtp=MtpParts(attention),
+        rope=RopeConfig(heads[2] // 4, 1e7, sections, n_ctx_orig=_N_CTX),
     )
 
 
@@ -66,10 +63,10 @@ _LARGE = 151_936, (8, 2, 256), (11, 11, 10, 0), (128, 16)
 _TINY = 512, (4, 2, 64), (3, 3, 2, 0), (32, 8)
 
 _CONFIGS = {
-    "0.65b": _config(24, 1024, 3584, *_LARGE),
-    "moe-1b": _config(16, 1024, MoeConfig(32, 8, 512, 512), *_LARGE),
-    "tiny": _config(4, 256, 256, *_TINY),
-    "moe-tiny": _config(4, 256, MoeConfig(8, 2, 256, 256), *_TINY),
+    "0.65b": _config(24, 1024, SwigluPart(3584), *_LARGE),
+    "moe-1b": _config(16, 1024, MixturePart(32, 8, 512, 512), *_LARGE),
+    "tiny": _config(4, 256, SwigluPart(256), *_TINY),
+    "moe-tiny": _config(4, 256, MixturePart(8, 2, 256, 256), *_TINY),
 }
 """Shapes by the name of their size."""
 
@@ -174,33 +171,36 @@ def _values(
 
 
 def _add_sizes(writer: GGUFWriter, config: ModelConfig) -> None:
-    assert config.ssm is not None
-    assert config.rope.sections is not None
-    blocks = config.n_layer + config.n_mtp
-    writer.add_block_count(blocks)
+    mixers = [mixer for block in config.blocks for mixer in block.mixers]
+    attention = next(part for part in mixers if isinstance(part, AttentionPart))
+    delta_net = next(part for part in mixers if isinstance(part, DeltaNetPart))
+    ffn, rope = config.blocks[0].ffn, config.rope
+    assert rope is not None
+    assert rope.sections is not None
+    writer.add_block_count(len(config.all_blocks))
     writer.add_context_length(config.n_ctx_train)
     writer.add_embedding_length(config.n_embd)
-    if config.moe is None:
-        writer.add_feed_forward_length(config.n_ff)
-    else:
-        writer.add_expert_count(config.moe.n_experts)
-        writer.add_expert_used_count(config.moe.n_used)
-        writer.add_expert_feed_forward_length(config.moe.n_ff)
-        writer.add_expert_shared_feed_forward_length(config.moe.n_ff_shared)
-    writer.add_head_count(config.n_head)
-    writer.add_head_count_kv(config.n_head_kv)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    if isinstance(ffn, SwigluPart):
+        writer.add_feed_forward_length(ffn.width)
+    elif isinstance(ffn, MixturePart):
+        writer.add_expert_count(ffn.n_experts)
+        writer.add_expert_used_count(ffn.n_used)
+        writer.add_expert_feed_forward_length(ffn.n_ff)
+        writer.add_expert_shared_feed_forward_length(ffn.n_ff_shared)
+    writer.add_head_count(attention.n_head)
+    writer.add_head_count_kv(attention.n_head_kv)
+    writer.add_key_length(attention.head_dim)
+    writer.add_value_length(attention.head_dim)
     writer.add_layer_norm_rms_eps(config.eps)
-    writer.add_rope_freq_base(config.rope.freq_base)
-    writer.add_rope_dimension_count(config.rope.n_rot)
-    writer.add_rope_dimension_sections(config.rope.sections)
+    writer.add_rope_freq_base(rope.freq_base)
+    writer.add_rope_dimension_count(rope.n_rot)
+    writer.add_rope_dimension_sections(rope.sections)
     writer.add_nextn_predict_layers(config.n_mtp)
-    writer.add_ssm_conv_kernel(config.ssm.d_conv)
-    writer.add_ssm_state_size(config.ssm.d_state)
-    writer.add_ssm_group_count(config.ssm.n_k_heads)
-    writer.add_ssm_time_step_rank(config.ssm.n_v_heads)
-    writer.add_ssm_inner_size(config.ssm.value_dim)
+    writer.add_ssm_conv_kernel(delta_net.d_conv)
+    writer.add_ssm_state_size(delta_net.d_state)
+    writer.add_ssm_group_count(delta_net.n_k_heads)
+    writer.add_ssm_time_step_rank(delta_net.n_v_heads)
+    writer.add_ssm_inner_size(delta_net.value_dim)
     writer.add_uint32(f"{config.architecture}.full_attention_interval", _INTERVAL)
     recurrent = [*config.recurrent_layers, *[False] * config.n_mtp]
     writer.add_key_value(
