@@ -94,14 +94,10 @@ def test_any_number_of_rows_of_a_pool_is_one_kernel(compiled):
     assert [kernel.name for kernel in compiled] == ["_recurrence"]
 
 
-def test_a_long_prompt_with_a_gate_per_channel(compiled):
-    delta.gated_delta_rule(*make(16, 128, 500, 1, kda=True), grouped=True)
-    assert [kernel.name for kernel in compiled] == ["_recurrence"]
-
-
+@pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @pytest.mark.parametrize("d", [64, 128, 256])
-def test_the_delta_rule_of_prompts(compiled, d):
-    inputs = make(2, d, 500, 1, repeat=2)
+def test_the_delta_rule_of_prompts(compiled, d, kda):
+    inputs = make(2, d, 500, 1, repeat=2, kda=kda)
     delta.gated_delta_rule(*inputs, grouped=True)
     delta.gated_delta_log(*inputs, grouped=False)
     assert [kernel.name for kernel in compiled] == ["_solve", "_pass"] * 2
@@ -132,9 +128,10 @@ def test_no_product_is_fused_with_a_sum(compiled):
     assert "fma.rn" not in compiled[0].ptx
 
 
+@pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @pytest.mark.parametrize("n_tokens", [1, 4])
-def test_the_log_and_its_fold(compiled, n_tokens):
-    inputs = make(16, 128, n_tokens, 2, repeat=2)
+def test_the_log_and_its_fold(compiled, n_tokens, kda):
+    inputs = make(16, 128, n_tokens, 2, repeat=2, kda=kda)
     _, log = delta.gated_delta_log(*inputs, grouped=False)
     delta.fold(inputs.state, log, n_tokens, grouped=False)
     delta.fold(inputs.state, DeltaLog(*log), torch.tensor([1, 0]), grouped=False)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from engine.batch import UBatch
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.model.conv_window import ConvInputs, ConvWindow
-from engine.model.delta_state import ChannelGatedDeltaState, DeltaInputs, DeltaState
+from engine.model.delta_state import DeltaInputs, DeltaState
 from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
 from tests.support import mamba_layers, moving_average
 from tests.support.closeness import nmse
@@ -103,7 +103,7 @@ def _delta(state: DeltaState, *, channels: bool) -> Layers:
 
 HEAD_GATES = _delta(DeltaState(N_KEY_HEADS, N_HEADS, D, grouped=False), channels=False)
 CHANNEL_GATES = _delta(
-    ChannelGatedDeltaState(N_KEY_HEADS, N_HEADS, D, grouped=False), channels=True
+    DeltaState(N_KEY_HEADS, N_HEADS, D, grouped=False, channels=True), channels=True
 )
 AVERAGES = Layers(
     moving_average.LAYOUT, moving_average.of_token, moving_average.inputs, moving_average.step
