@@ -9,7 +9,7 @@ import torch
 
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.code import Variable
-from kernels.llvm.functions import silu
+from kernels.llvm.functions import sigmoid, silu
 from kernels.llvm.rows import rows, run, start, vectors
 
 # sums that are added up beside one another: each addition waits for the one before
@@ -27,14 +27,14 @@ def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def gated_rms_norm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
 ) -> torch.Tensor:
     """See kernels.norm.gated_rms_norm."""
     d, y, weight = x.shape[-1], x.new_empty(*x.shape), weight.contiguous()
     x, x_rows = rows(x)
     gate, gate_rows = rows(gate)
     run(
-        _program(d, eps, True, True),
+        _program(d, eps, True, "sigmoid" if sigmoid else "silu"),
         y.numel() // d,
         d,
         *x_rows,
@@ -77,7 +77,7 @@ def _norm(x: torch.Tensor, eps: float, weight: torch.Tensor | None = None) -> to
     x, x_rows = rows(x)
     scales = () if weight is None else (weight.data_ptr(),)
     run(
-        _program(d, eps, weight is not None, False),
+        _program(d, eps, weight is not None, None),
         y.numel() // d,
         d,
         *x_rows,
@@ -114,16 +114,16 @@ def _max_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Val
 
 
 @functools.cache
-def _program(d: int, eps: float, weighted: bool, gated: bool) -> Program:
-    body = functools.partial(_body, d, eps, weighted, gated)
-    return Program(body, 5 + weighted + 4 * gated)
+def _program(d: int, eps: float, weighted: bool, gate: str | None) -> Program:
+    body = functools.partial(_body, d, eps, weighted, gate)
+    return Program(body, 5 + weighted + 4 * (gate is not None))
 
 
 def _body(
     d: int,
     eps: float,
     weighted: bool,
-    gated: bool,
+    gating: str | None,
     code: Code,
     args: Sequence[Value],
     first: Value,
@@ -142,13 +142,14 @@ def _body(
         if weighted:
             square = square / float(d)
         scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
-        gate = start(gates, row) if gated else None
+        gate = start(gates, row) if gating else None
+        opened = sigmoid if gating == "sigmoid" else silu
         for at, count in vectors(code, d):
             result = code.load_first(source + at, F32X16, count) * scale
             if weighted:
                 result *= code.load_first(weight[0] + at, F32X16, count)
             if gate is not None:
-                result *= silu(code, code.load_first(gate + at, F32X16, count))
+                result *= opened(code, code.load_first(gate + at, F32X16, count))
             code.store_first(result, target + at, count)
 
 
