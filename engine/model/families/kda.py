@@ -43,6 +43,7 @@ def read_kda(
     decay: tuple[str, ...],
     gate: tuple[str, ...],
     positive_a: bool = False,
+    flat_a: bool = False,
     bound: float | None = None,
 ) -> KdaPart:
     """The `kda` keys; queries, keys and values have the heads of attention."""
@@ -54,6 +55,7 @@ def read_kda(
         decay=decay,
         gate=gate,
         positive_a=positive_a,
+        flat_a=flat_a,
         bound=bound,
     )
 

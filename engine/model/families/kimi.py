@@ -43,7 +43,7 @@ def read_kimi_k3(file: GgufFile) -> ModelConfig:
     sizes = common_sizes(file, most_mtp=0)
     n = sizes.n_blocks
     bound = lower_bound(file, required=False)
-    kda = read_kda(file, n, decay=_DECAY, gate=("ssm_g.weight",), bound=bound)
+    kda = read_kda(file, n, decay=_DECAY, gate=("ssm_g.weight",), flat_a=True, bound=bound)
     gated = any(name.endswith(".attn_gate.weight") for name in file.tensors)
     attention = read_latent_attention(file, n, gate="numbers" if gated else None)
     situ = SituPart(

@@ -54,7 +54,7 @@ class Kda:
         # taps as rows in memory, as the convolution reads them
         self._conv = torch.cat(taps).t().contiguous().t()
         self._dt = weights.keep("ssm_dt.bias")
-        a = weights.keep("ssm_a").repeat_interleave(part.head_dim)
+        a = weights.keep("ssm_a").flatten().repeat_interleave(part.head_dim)
         self._a = -a if part.positive_a else a
         self._norm = weights.keep("ssm_norm.weight")
         self._output = weights.project("attn_output.weight")

@@ -15,7 +15,8 @@ class KdaPart:
 
     decay, gate: the matrices, by name and in order, whose product gives the raw decay and the
     output gate; of two, the first leaves head_dim numbers. positive_a: `ssm_a` holds exp(A_log) in
-    place of -exp(A_log). bound: of the log decay, see kernels.channel_gates.
+    place of -exp(A_log). flat_a: it is a vector, not a column. bound: of the log decay, see
+    kernels.channel_gates.
     """
 
     n_heads: int
@@ -24,6 +25,7 @@ class KdaPart:
     decay: tuple[str, ...]
     gate: tuple[str, ...]
     positive_a: bool = False
+    flat_a: bool = False
     bound: float | None = None
 
     @property
@@ -50,7 +52,7 @@ class KdaPart:
             **self._product(self.decay, n_embd),
             **self._product(self.gate, n_embd),
             "ssm_dt.bias": (width,),
-            "ssm_a": (self.n_heads,),
+            "ssm_a": (self.n_heads,) if self.flat_a else (self.n_heads, 1),
             "ssm_beta.weight": (self.n_heads, n_embd),
             "ssm_norm.weight": (self.head_dim,),
             "attn_output.weight": (n_embd, width),
