@@ -18,7 +18,7 @@ from engine.memory.policies import POLICIES
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.memory.state_file import SequenceState
 from engine.model.config import ModelConfig
-from engine.model.delta_net import layout_of
+from engine.model.mixers import layout_of
 from engine.model.parts import CellKey, CellSize
 from engine.model.recurrence import StateKey
 
@@ -86,9 +86,7 @@ class HybridMemory:
         batch_invariant: bool = False,
     ) -> HybridMemory:
         """Memory for a model's trunk; policy is a key of POLICIES."""
-        size = CellSize(config.n_head_kv, config.head_dim, config.head_dim)
-        kinds = enumerate(config.recurrent_layers)
-        layers: dict[CellKey, CellSize] = {i: size for i, recurrent in kinds if not recurrent}
+        layers: dict[CellKey, CellSize] = dict(config.cells())
         attention = AttentionKV(
             layers,
             n_seqs,
@@ -96,7 +94,7 @@ class HybridMemory:
             device,
             unified=unified,
             in_order=batch_invariant,
-            rotate=dict.fromkeys(layers, key_rotation(config.rope)),
+            rotate=dict.fromkeys(layers, key_rotation(config.rope)) if config.rope else None,
         )
         layout = layout_of(config)
         return cls(
@@ -118,7 +116,8 @@ class HybridMemory:
         batch_invariant: bool = False,
     ) -> HybridMemory:
         """Memory for the MTP block: one attention layer of its own."""
-        size = CellSize(config.n_head_kv, config.head_dim, config.head_dim)
+        size = config.mtp.block.cells() if config.mtp else None
+        assert size is not None  # a head attends
         attention = AttentionKV({0: size}, n_seqs, n_ctx, device, in_order=batch_invariant)
         return cls(attention, None, batch_invariant=batch_invariant, graphs=graphs_for(device))
 

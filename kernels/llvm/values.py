@@ -91,6 +91,10 @@ class Value:
         """Bits moved down, zeros moved in."""
         return self._binary("lshr", other)
 
+    def down_signed(self, bits: int) -> Value:
+        """Bits moved down, copies of the sign moved in."""
+        return self._binary("ashr", bits)
+
     def take(self, lanes: Sequence[int], other: Value | None = None) -> Value:
         """A vector of the elements so numbered; those of `other` come after this one's own."""
         rest = ir.Constant(self.type, ir.Undefined) if other is None else other.ir
@@ -127,6 +131,12 @@ class Value:
         convert = self._builder.zext if wider else self._builder.trunc
         return Value(self._builder, convert(self.ir, to))
 
+    def extended(self, element: ir.Type) -> Value:
+        """Integers of more bits, with their sign."""
+        count = getattr(self.type, "count", None)
+        to = element if count is None else vector(element, count)
+        return Value(self._builder, self._builder.sext(self.ir, to))
+
     def to_float(self, *, signed: bool) -> Value:
         """Integers as f32."""
         count = getattr(self.type, "count", None)
@@ -149,12 +159,25 @@ class Value:
         is_number = self._builder.fcmp_ordered("ord", self.ir, self.ir)
         return Value(self._builder, self._builder.select(is_number, rounded.ir, self.ir))
 
+    def rounded_to_f16(self) -> Value:
+        """f32 rounded to the nearest number that f16 holds, ties to even, still as f32."""
+        count = getattr(self.type, "count", None)
+        half = Value(
+            self._builder,
+            self._builder.fptrunc(self.ir, F16 if count is None else vector(F16, count)),
+        )
+        return half.widen()
+
     def less(self, other: Value | float) -> Value:
         """Whether self < other, integers with their sign; false for NaN."""
         compare = "fcmp_ordered" if is_float(self.type) else "icmp_signed"
         return Value(
             self._builder, getattr(self._builder, compare)("<", self.ir, self._other(other))
         )
+
+    def equal(self, other: Value | int) -> Value:
+        """Whether integers are equal."""
+        return Value(self._builder, self._builder.icmp_signed("==", self.ir, self._other(other)))
 
 
 def transposed(rows: Sequence[Value]) -> list[Value]:
