@@ -155,11 +155,13 @@ class _Loading:
         config, weights = self._config, self._of_block(self._config.n_layer)
         block = make_block(parts.block, weights, config, 0)
         norm, table = output.norm, output.projection
+        eps, centred = config.eps, False
         if "nextn.embed_tokens.weight" in weights:
             embedding = weights.table("nextn.embed_tokens.weight")
         if parts.output_norm in weights:
-            norm = weights.keep(parts.output_norm)
+            norm, centred = weights.keep(parts.output_norm), parts.centred_eps is not None
+            eps = parts.centred_eps or config.eps
         if "nextn.shared_head_head.weight" in weights:
             table = weights.project("nextn.shared_head_head.weight")
-        own = OutputHead(norm, table, config.n_vocab, config.eps, config.logit_scale)
+        own = OutputHead(norm, table, config.n_vocab, eps, config.logit_scale, centred=centred)
         return MtpHead(weights, embedding, block, own, rope, config.eps)

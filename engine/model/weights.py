@@ -22,7 +22,7 @@ from kernels.linear import (
     pack_blocks,
     stays_in_blocks,
 )
-from kernels.moe import PackedExperts, pack_experts, put_together
+from kernels.moe import SWIGLU, Activation, PackedExperts, pack_experts, put_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,19 @@ class Weights:
         """The matrices under `names`, stacked by rows, in the compute mode."""
         return self.stack([self.rows(name) for name in names])
 
+    def biased(self, *names: str) -> Projection:
+        """The matrices `name.weight`, stacked by rows, and what there is of biases `name.bias`."""
+        rows = [self.rows(f"{name}.weight") for name in names]
+        if not any(f"{name}.bias" in self for name in names):
+            return self.stack(rows)
+        biases = [
+            self.rows(f"{name}.bias")
+            if f"{name}.bias" in self
+            else MatrixRows(torch.zeros(self._shapes[f"{self._prefix}{name}.weight"][0]))
+            for name in names
+        ]
+        return self.stack(rows, biases)
+
     def stack(
         self,
         parts: Sequence[MatrixRows],
@@ -197,25 +210,28 @@ class Weights:
             return mode
         return "f32" if self._device.type == "cpu" else "bf16"
 
-    def experts(self) -> PackedExperts:
+    def experts(self, activation: Activation = SWIGLU) -> PackedExperts:
         """The routed experts of this block in the compute mode, read one after the other."""
         names = ["ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"]
         fused = "ffn_gate_up_exps.weight" in self
         if fused:
             names[:2] = ["ffn_gate_up_exps.weight"]
+        elif not activation.gated:
+            del names[0]
         # a GPU takes all experts of a layer in one call, which has no product with blocks
         apart = self._as_llama_cpp or all(self.in_blocks(name) for name in names)
         if self._device.type == "cpu" and apart:
-            packed = put_together(self._experts_apart(names), self.compute)
+            packed = put_together(self._experts_apart(names), self.compute, activation)
         else:
             *first, down = (self._each(name) for name in names)
-            gate, up = _halves(first[0]) if fused else first
-            packed = pack_experts(gate, up, down, self._without_blocks(self.compute))
+            gate, up = _halves(first[0]) if fused else (None, *first)[-2:]
+            mode = self._without_blocks(self.compute)
+            packed = pack_experts(gate, up, down, mode, activation)
         self.n_bytes += packed.n_bytes
         return packed
 
     def _experts_apart(self, names: Sequence[str]) -> Iterator[tuple[PackedWeight, PackedWeight]]:
-        """Of every expert gate above up, and down, in the blocks of the file where they stay."""
+        """Of every expert gate above up (or up alone), and down, in blocks where they stay in them."""
         for rows in zip(*map(self._rows_each, names), strict=True):
             yield self._beside(rows[:-1], self.compute), self._pack(rows[-1], self.compute)
 

@@ -1,4 +1,4 @@
-"""The dense feed-forward part."""
+"""The dense feed-forward part with a gate."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Swiglu:
 
     def __init__(self, part: SwigluPart, weights: Weights, suffix: str = "") -> None:
         self._sizes = [part.width, part.width]
-        self._gate_up = weights.project(f"ffn_gate{suffix}.weight", f"ffn_up{suffix}.weight")
-        self._down = weights.project(f"ffn_down{suffix}.weight")
+        self._gate_up = weights.biased(f"ffn_gate{suffix}", f"ffn_up{suffix}")
+        self._down = weights.biased(f"ffn_down{suffix}")
 
     def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
         """x [..., n_embd] -> the same shape."""

@@ -157,10 +157,12 @@ class ResidualStream:
 @dataclass(frozen=True, slots=True)
 class MtpParts:
     """The MTP (nextn) block. output_norm: name of its final norm within the block; where the file
-    lacks it, the trunk's serves."""
+    lacks it, the trunk's serves. centred_eps: that norm subtracts the mean first and has an eps of
+    its own; None for one like the trunk's."""
 
     block: BlockParts
     output_norm: str = "nextn.shared_head_norm.weight"
+    centred_eps: float | None = None
 
     def shapes(self, n_embd: int, n_vocab: int, present: Container[str]) -> Shapes:
         """Tensors of the block, named within it."""
