@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kernels.linear import PackedWeight
+from kernels.moe.places import LayerPlaces, layer_places
 
 Matrices = Iterable[tuple[torch.Tensor, torch.Tensor]]
 """The matrices of each expert in turn: gate stacked on up, f32 [2f, d], and down, f32 [d, f]."""
@@ -19,13 +20,14 @@ class PackedExperts:
     """Experts ready for `experts`; data belongs to the implementation that packed them.
 
     shape: how many there are, their width f, the model's width d. n_bytes is what their matrices
-    occupy in memory, scales included.
+    occupy in memory, scales included. places: for programs that choose among them, or None.
     """
 
     mode: str
     shape: tuple[int, int, int]
     n_bytes: int
     data: Any
+    places: LayerPlaces | None = None
 
 
 def pack_each(
@@ -42,4 +44,5 @@ def put_together(matrices: Iterable[tuple[PackedWeight, PackedWeight]], mode: st
     pairs = list(matrices)
     n_embd, width = pairs[0][1].shape
     n_bytes = sum(packed.n_bytes for pair in pairs for packed in pair)
-    return PackedExperts(mode, (len(pairs), width, n_embd), n_bytes, pairs)
+    shape = len(pairs), width, n_embd
+    return PackedExperts(mode, shape, n_bytes, pairs, layer_places(pairs))
