@@ -23,7 +23,11 @@ from engine.files import written_whole
 from engine.gguf.pretokenise import BYTE_CHARACTERS
 from engine.gguf.tokenizer import TokenType
 from engine.model.config import ModelConfig
-from engine.model.tensors import Shapes, block_shapes, global_shapes
+from engine.model.parts import Shapes
+from engine.model.parts.attention import AttentionPart
+from engine.model.parts.delta_net import DeltaNetPart
+from engine.model.parts.feed_forward import MixturePart, SwigluPart
+from engine.model.tensors import block_shapes, global_shapes
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """The last tokens of every vocabulary."""
@@ -136,33 +140,36 @@ def _vector(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.n
 
 
 def _add_sizes(writer: GGUFWriter, config: ModelConfig) -> None:
-    assert config.ssm is not None
-    assert config.rope.sections is not None
-    blocks = config.n_layer + config.n_mtp
-    writer.add_block_count(blocks)
+    mixers = [mixer for block in config.blocks for mixer in block.mixers]
+    attention = next(part for part in mixers if isinstance(part, AttentionPart))
+    delta_net = next(part for part in mixers if isinstance(part, DeltaNetPart))
+    ffn, rope = config.blocks[0].ffn, config.rope
+    assert rope is not None
+    assert rope.sections is not None
+    writer.add_block_count(len(config.all_blocks))
     writer.add_context_length(config.n_ctx_train)
     writer.add_embedding_length(config.n_embd)
-    if config.moe is None:
-        writer.add_feed_forward_length(config.n_ff)
-    else:
-        writer.add_expert_count(config.moe.n_experts)
-        writer.add_expert_used_count(config.moe.n_used)
-        writer.add_expert_feed_forward_length(config.moe.n_ff)
-        writer.add_expert_shared_feed_forward_length(config.moe.n_ff_shared)
-    writer.add_head_count(config.n_head)
-    writer.add_head_count_kv(config.n_head_kv)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    if isinstance(ffn, SwigluPart):
+        writer.add_feed_forward_length(ffn.width)
+    elif isinstance(ffn, MixturePart):
+        writer.add_expert_count(ffn.n_experts)
+        writer.add_expert_used_count(ffn.n_used)
+        writer.add_expert_feed_forward_length(ffn.n_ff)
+        writer.add_expert_shared_feed_forward_length(ffn.n_ff_shared)
+    writer.add_head_count(attention.n_head)
+    writer.add_head_count_kv(attention.n_head_kv)
+    writer.add_key_length(attention.head_dim)
+    writer.add_value_length(attention.head_dim)
     writer.add_layer_norm_rms_eps(config.eps)
-    writer.add_rope_freq_base(config.rope.freq_base)
-    writer.add_rope_dimension_count(config.rope.n_rot)
-    writer.add_rope_dimension_sections(config.rope.sections)
+    writer.add_rope_freq_base(rope.freq_base)
+    writer.add_rope_dimension_count(rope.n_rot)
+    writer.add_rope_dimension_sections(rope.sections)
     writer.add_nextn_predict_layers(config.n_mtp)
-    writer.add_ssm_conv_kernel(config.ssm.d_conv)
-    writer.add_ssm_state_size(config.ssm.d_state)
-    writer.add_ssm_group_count(config.ssm.n_k_heads)
-    writer.add_ssm_time_step_rank(config.ssm.n_v_heads)
-    writer.add_ssm_inner_size(config.ssm.value_dim)
+    writer.add_ssm_conv_kernel(delta_net.d_conv)
+    writer.add_ssm_state_size(delta_net.d_state)
+    writer.add_ssm_group_count(delta_net.n_k_heads)
+    writer.add_ssm_time_step_rank(delta_net.n_v_heads)
+    writer.add_ssm_inner_size(delta_net.value_dim)
     writer.add_uint32(f"{config.architecture}.full_attention_interval", INTERVAL)
     recurrent = [*config.recurrent_layers, *[False] * config.n_mtp]
     writer.add_key_value(
