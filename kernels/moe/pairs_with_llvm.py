@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.integer_blocks import rows_with_llvm as one_matrix
-from kernels.integer_blocks.activations_with_llvm import Layout, quantise
-from kernels.integer_blocks.rows_of_integers import is_long
+from kernels.integer_blocks.activations_with_llvm import quantise
 from kernels.llvm import Code, Program, Value
 from kernels.llvm.values import I64
 from kernels.moe.places import ExpertPlaces
@@ -30,8 +29,7 @@ def multiply_pairs(x: torch.Tensor, ids: torch.Tensor, places: ExpertPlaces) -> 
     """
     n_rows, n_used = ids.shape
     vnni = one_matrix.has_vnni()
-    layout = Layout(is_long(places.type), one_matrix.in_words(places.type, vnni=vnni))
-    rows = quantise(x, layout)
+    rows = quantise(x, one_matrix.layout_for(places.type, vnni=vnni))
     y = torch.empty(n_rows, n_used, places.n_parts * places.n_rows)
     n_chunks = -(-places.n_rows // CHUNK)
     _program(places.type, vnni=vnni)(
