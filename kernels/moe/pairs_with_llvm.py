@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.integer_blocks import rows_with_llvm as one_matrix
-from kernels.integer_blocks.activations_with_llvm import quantise
+from kernels.integer_blocks.activations_with_llvm import STRETCH, Layout, write_rows
 from kernels.llvm import Code, Program, Value
 from kernels.llvm.values import I64
 from kernels.moe.places import ExpertPlaces
@@ -28,23 +28,26 @@ def multiply_pairs(x: torch.Tensor, ids: torch.Tensor, places: ExpertPlaces) -> 
     x: f32 [n, in]; ids: int64 [n, k], contiguous. Returns f32 [n, k, out].
     """
     n_rows, n_used = ids.shape
+    n_in, n_pairs = x.shape[1], n_rows * n_used
     vnni = one_matrix.has_vnni()
-    rows = quantise(x, one_matrix.layout_for(places.type, vnni=vnni))
+    layout = one_matrix.layout_for(places.type, vnni=vnni)
+    x = x.contiguous()
+    rows = torch.empty(n_rows * layout.row_bytes(-(-n_in // STRETCH)), dtype=torch.uint8)
     y = torch.empty(n_rows, n_used, places.n_parts * places.n_rows)
-    n_chunks = -(-places.n_rows // CHUNK)
     _program(places.type, vnni=vnni)(
+        x.data_ptr(),
+        n_in,
+        n_rows,
         rows.data_ptr(),
-        rows.shape[1],
         ids.data_ptr(),
-        n_rows * n_used,
         n_used,
         y.data_ptr(),
-        y.shape[2],
         places.addresses.data_ptr(),
         places.addresses.shape[1],
+        places.n_parts,
         places.n_rows,
         places.row_bytes,
-        tasks=places.n_parts * n_chunks * n_rows * n_used,
+        tasks=places.n_parts * -(-places.n_rows // CHUNK) * n_pairs,
         chunk=1,
         threads=torch.get_num_threads(),
     )
@@ -53,23 +56,39 @@ def multiply_pairs(x: torch.Tensor, ids: torch.Tensor, places: ExpertPlaces) -> 
 
 @functools.cache
 def _program(type: str, *, vnni: bool) -> Program:
-    return Program(functools.partial(_body, type, vnni), 11)
+    layout = one_matrix.layout_for(type, vnni=vnni)
+    body = functools.partial(_body, type, vnni, layout)
+    return Program(body, 12, functools.partial(_quantise, layout))
+
+
+def _quantise(layout: Layout, code: Code, args: Sequence[Value]) -> None:
+    x, n_in, n_rows, rows, *_ = args
+    places = x, code.integer(1), n_in * 4, code.integer(0)
+    write_rows(layout, code, [*places, n_in, rows], code.integer(0), n_rows)
 
 
 def _body(
-    type: str, vnni: bool, code: Code, args: Sequence[Value], first: Value, last: Value
+    type: str,
+    vnni: bool,
+    layout: Layout,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
 ) -> None:
-    """Arguments: rows as quantised and their bytes; ids, how many there are, and of a row; y and
-    its columns; addresses and how many experts; rows of a part and their bytes."""
-    x, x_bytes, ids, n_pairs, n_used, y, n_out, addresses, n_experts, n_rows, row_bytes = args
-    n_chunks = (n_rows + (CHUNK - 1)) // CHUNK
+    """Arguments: x, how long its rows are and how many, room for them quantised; ids and how many
+    of a row; y; addresses, how many experts, their parts, rows of a part and their bytes."""
+    x, n_in, n_rows, rows, ids, n_used, y, addresses, n_experts, n_parts, height, row_bytes = args
+    x_bytes = layout.row_bytes((n_in + (STRETCH - 1)) // STRETCH)
+    n_pairs, n_out = n_rows * n_used, n_parts * height
+    n_chunks = (height + (CHUNK - 1)) // CHUNK
     with code.loop(first, last) as task:
         pair, chunk = task % n_pairs, task // n_pairs
         part, begin = chunk // n_chunks, chunk % n_chunks * CHUNK
         expert = code.load(ids + pair * 8, I64)
         weights = code.load(addresses + (part * n_experts + expert) * 8, I64)
-        source = x + pair // n_used * x_bytes
-        target = y + (pair * n_out + part * n_rows) * 4
-        end = code.smaller(begin + CHUNK, n_rows)
-        matrix = weights, row_bytes, source, target, n_out
+        source = rows + pair // n_used * x_bytes
+        target = y + (pair * n_out + part * height) * 4
+        end = code.smaller(begin + CHUNK, height)
+        matrix = x, n_in, source, weights, row_bytes, target, n_out
         one_matrix.write(type, 1, vnni, code, matrix, begin, end)

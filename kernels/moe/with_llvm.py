@@ -28,5 +28,6 @@ def experts(
         lines = with_torch.apply_each(x, ids, packed)
     else:
         gate, up = multiply_pairs(x, ids, places.gate_up).chunk(2, -1)
-        lines = multiply_pairs(swiglu(gate, up), ids, places.down)
+        opened = swiglu(gate, up).flatten(0, 1)
+        lines = multiply_pairs(opened, ids.view(-1, 1), places.down).view(*ids.shape, -1)
     return combine(lines, weights)
