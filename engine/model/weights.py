@@ -231,7 +231,7 @@ class Weights:
         return packed
 
     def _experts_apart(self, names: Sequence[str]) -> Iterator[tuple[PackedWeight, PackedWeight]]:
-        """Of every expert gate above up (or up alone), and down, in blocks where they stay in them."""
+        """Of every expert gate above up, or up alone, and down; in blocks where they can stay."""
         for rows in zip(*map(self._rows_each, names), strict=True):
             yield self._beside(rows[:-1], self.compute), self._pack(rows[-1], self.compute)
 
