@@ -10,7 +10,7 @@ import torch
 from kernels.dispatch import pick
 from kernels.linear import MODES
 from kernels.moe import naive, with_torch
-from kernels.moe.activation import RELU2, SWIGLU, Activation
+from kernels.moe.activation import RELU2, SWIGLU, Activation, situ_activation, swiglu_within
 from kernels.moe.packed import PackedExperts, put_together
 from kernels.moe.routing import Choice
 
@@ -25,6 +25,8 @@ __all__ = [
     "put_together",
     "route",
     "route_biased",
+    "situ_activation",
+    "swiglu_within",
 ]
 
 _TRITON = "kernels.moe.with_triton"

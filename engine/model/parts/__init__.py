@@ -43,12 +43,14 @@ class CellSize(NamedTuple):
     n_heads: heads of keys and values. k_dim, v_dim: their lengths; with v_dim 0 nothing but keys
     is kept, and values, if there are any, are the first columns of the keys (latent attention).
     window: how many of the newest positions a token sees, itself among them; None for all.
+    first_turned: the first column of a key that rope turns.
     """
 
     n_heads: int
     k_dim: int
     v_dim: int
     window: int | None = None
+    first_turned: int = 0
 
     @property
     def n_bytes(self) -> int:
