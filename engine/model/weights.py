@@ -245,7 +245,7 @@ class Weights:
         return packed
 
     def _experts_apart(self, names: Sequence[str]) -> Iterator[tuple[PackedWeight, PackedWeight]]:
-        """Of every expert gate above up (or up alone), and down, in blocks where they stay in them.
+        """Of every expert gate above up, or up alone, and down; in blocks where they can stay.
 
         Those of gate and up stay two matrices: joined they would be copies, of most of the file.
         """
