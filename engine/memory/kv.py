@@ -20,6 +20,7 @@ from engine.graphs import PassInputs
 from engine.memory.kv_cells import UNKNOWN, CellTable
 from engine.memory.kv_storage import CellIndex, KVStorage, Rotate, StridedView
 from engine.transfer import upload, upload_together
+from kernels.cells import write_cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class AttentionKV:
         )
         self._rows: slice | torch.Tensor = slice(0, 0)
         self._place: StridedView | tuple[CellIndex, CellIndex] = (0, slice(0, 0))
+        self._numbers: tuple[torch.Tensor, torch.Tensor] | None = None
         self._view: StridedView | None = None
         self._mask = torch.empty(0)
         self._fixed: PassInputs | None = None
@@ -123,11 +125,11 @@ class AttentionKV:
         visible = table.visible(seqs, positions, n_view)
         if self._in_order:
             visible = self._order(seqs, visible, n_view)
-        self._fixed = None
+        self._fixed = self._numbers = None
         if by_index:
             where = np.repeat(np.array(streams), cells.shape[1]), cells.ravel(), visible
             together, (stream_of, cell_of, self._mask) = upload_together(where, self.device)
-            self._place = stream_of, cell_of
+            self._numbers = stream_of, cell_of
             if self._view and self._gathered is None:
                 self._fixed = PassInputs(self._view, (together,))
         else:
@@ -143,7 +145,9 @@ class AttentionKV:
         """Write this ubatch's keys and values [n_seqs, n_seq_tokens, n_head_kv, head_dim]."""
         keys, values = self._storage.keys[layer], self._storage.values[layer]
         place, view = self._place, self._view
-        if isinstance(place, StridedView):
+        if self._numbers:
+            write_cells(keys, values, k, v, *self._numbers)
+        elif isinstance(place, StridedView):
             keys.as_strided(*place).copy_(k)
             values.as_strided(*place).copy_(v)
         else:

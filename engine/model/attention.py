@@ -8,8 +8,8 @@ from engine.model.config import ModelConfig
 from engine.model.layers import RopeAndMemory
 from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend
-from kernels.norm import l2_norm
-from kernels.pointwise import pointwise
+from kernels.gates import output_gate
+from kernels.norm import head_norm
 from kernels.rope import apply_rope
 
 
@@ -43,7 +43,7 @@ class Attention:
         # split_with_sizes and view: split and unflatten would add Python calls of their own
         qk, v, gate = self._input(x, invariant=invariant).split_with_sizes(self._sizes, -1)
         qk = qk.view(n_seqs, n_tokens, -1, self._head_dim)
-        qk = l2_norm(qk, self._qk_eps) * self._qk_norm
+        qk = head_norm(qk, self._qk_norm, self._qk_eps)
         qk = apply_rope(qk, around.cos, around.sin)
         q, k = qk.split_with_sizes(self._heads, 2)
         v = v.view(n_seqs, n_tokens, -1, self._head_dim)
@@ -51,7 +51,7 @@ class Attention:
         out = attend(q, cells.k, cells.v, cells.mask, invariant=invariant)
         out = out.reshape(n_seqs, n_tokens, -1)
         if self._sizes[2]:
-            out = out * pointwise(torch.sigmoid, gate, invariant=invariant)
+            out = output_gate(out, gate, invariant=invariant)
         return self._output(out, invariant=invariant)
 
 

@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 
 from engine.device import CPU
 from engine.model.config import MoeConfig
 from engine.model.memory import ModelMemory
 from engine.model.rope import RopeConfig
 from engine.model.weights import Projection, Weights
+from kernels.gates import output_gate
 from kernels.moe import experts, route
 from kernels.norm import rms_norm
-from kernels.pointwise import pointwise
+from kernels.residual import add
 from kernels.rope import rope_table
+from kernels.rows import take_rows
 from kernels.swiglu import swiglu
 
 
@@ -79,7 +80,7 @@ class RopeTables:
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """positions int64 [B, T], within reach, on the device -> cos, sin f32 [B, T, n_rot/2]."""
-        cos, sin = F.embedding(positions, self._table).chunk(2, -1)
+        cos, sin = take_rows(self._table, positions).chunk(2, -1)
         return cos, sin
 
     def _extend(self, highest: int) -> None:
@@ -121,8 +122,9 @@ class ResidualBlock:
 
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], not normed -> the same shape."""
-        x = x + self._mixer(rms_norm(x, self._mixer_norm, self._eps), around)
-        return x + self._ffn(rms_norm(x, self._ffn_norm, self._eps), invariant=around.invariant)
+        x = add(x, self._mixer(rms_norm(x, self._mixer_norm, self._eps), around))
+        opened = self._ffn(rms_norm(x, self._ffn_norm, self._eps), invariant=around.invariant)
+        return add(x, opened)
 
 
 class OutputHead:
@@ -141,7 +143,7 @@ class OutputHead:
         hidden = rms_norm(x, self.norm, self._eps)
         if outputs.numel() == 0:
             return StepOutput(hidden.new_empty(0, self._n_vocab), hidden)
-        rows = hidden.flatten(0, 1).index_select(0, outputs)
+        rows = take_rows(hidden.flatten(0, 1), outputs)
         return StepOutput(self.projection(rows, invariant=invariant), hidden)
 
 
@@ -169,5 +171,7 @@ class MixtureOfExperts:
         logits, shared_gate = routing.split(self._router_sizes, -1)
         weights, ids = route(logits, self._n_used)
         routed = experts(rows, weights, ids, self._experts, invariant=invariant)
-        shared_gate = pointwise(torch.sigmoid, shared_gate, invariant=invariant)
-        return (routed + shared_gate * self._shared(rows, invariant=invariant)).view_as(x)
+        shared = output_gate(
+            self._shared(rows, invariant=invariant), shared_gate, invariant=invariant
+        )
+        return add(routed, shared).view_as(x)

@@ -65,7 +65,7 @@ def _some(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor)
     n_chunks, o, sums = -(-n_cells // CHUNK), y, y
     if n_chunks > 1:
         o, sums = torch.empty(n_chunks, n_rows, head_dim), torch.empty(n_chunks, n_rows, 2)
-    starts = torch.empty(n_batch, n_tokens, n_chunks, 2, dtype=torch.int64)
+    starts = torch.empty(n_batch, n_tokens, n_chunks + 1, 2, dtype=torch.int64)
     n_blocks = -(-n_tokens // block_tokens(repeat))
     _chunks(head_dim, repeat)(
         q.data_ptr(),

@@ -10,12 +10,69 @@ import torch
 from kernels.llvm import F32X16, Code, Program, Value
 from kernels.llvm.functions import silu
 from kernels.llvm.rows import run, vectors
+from kernels.llvm.values import I64
 
 
 def causal_conv(
     x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.conv.causal_conv."""
+    return _convolve(x, weight, window, None)
+
+
+causal_conv_invariant = causal_conv
+
+
+def causal_conv_slots(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    pool: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+) -> torch.Tensor:
+    """See kernels.conv.causal_conv_slots."""
+    y, history = _convolve(x, weight, pool, read.contiguous())
+    n_batch, n_new = write.shape
+    window_bytes = 4 * pool.shape[1] * pool.shape[2]
+    if not pool[:1].is_contiguous():
+        raise ValueError("the numbers of a window do not lie side by side")
+    run(
+        _keep(),
+        n_batch * n_new,
+        window_bytes // 4,
+        history.data_ptr() + 4 * (x.shape[1] - n_new + 1) * pool.shape[2],
+        4 * history.stride(0),
+        4 * pool.shape[2],
+        pool.data_ptr(),
+        4 * pool.stride(0),
+        write.contiguous().data_ptr(),
+        n_new,
+        window_bytes,
+    )
+    return y
+
+
+def fold_window(
+    window: torch.Tensor, columns: torch.Tensor, n_tokens: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """See kernels.conv.fold_window."""
+    n_batch, width, n_channels = window.shape
+    tensors = [_in_rows(window), _in_rows(columns), out]
+    places = [(x.data_ptr(), 4 * x.stride(0), 4 * x.stride(1)) for x in tensors]
+    run(
+        _fold(n_channels, width),
+        n_batch,
+        width * n_channels,
+        *(number for place in places for number in place),
+        n_tokens.contiguous().data_ptr(),
+    )
+    return out
+
+
+def _convolve(
+    x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor, read: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """read: numbers of the rows of `window` that hold those of the sequences; None for 0, 1, …"""
     n_batch, n_tokens, n_channels = x.shape
     n_taps = weight.shape[1]
     y = x.new_empty(n_batch, n_tokens, n_channels)
@@ -24,7 +81,7 @@ def causal_conv(
     x_batch, x_token, _ = x.stride()
     window_batch, window_token, _ = window.stride()
     run(
-        _program(n_channels, n_taps),
+        _program(n_channels, n_taps, read is not None),
         n_batch * n_tokens,
         n_channels,
         n_tokens,
@@ -37,11 +94,9 @@ def causal_conv(
         taps.data_ptr(),
         y.data_ptr(),
         history.data_ptr(),
+        *(() if read is None else (read.data_ptr(),)),
     )
     return y, history
-
-
-causal_conv_invariant = causal_conv
 
 
 def _in_rows(x: torch.Tensor) -> torch.Tensor:
@@ -49,22 +104,24 @@ def _in_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def _program(n_channels: int, n_taps: int) -> Program:
-    return Program(functools.partial(_body, n_channels, n_taps), 10)
+def _program(n_channels: int, n_taps: int, numbered: bool) -> Program:
+    return Program(functools.partial(_body, n_channels, n_taps), 10 + numbered)
 
 
 def _body(
     n_channels: int, n_taps: int, code: Code, args: Sequence[Value], first: Value, last: Value
 ) -> None:
-    """A task is one token. Arguments: tokens, x, its strides, window, its strides, taps, outputs.
+    """A task is one token. Arguments: tokens, x, its strides, window, its strides, taps, outputs;
+    the numbers of the windows if they are not those of the sequences.
 
     Rows of the window and of x are read where they are: the history is written by other tasks.
     """
-    n_tokens, x, x_batch, x_token, window, window_batch, window_token, taps, y, history = args
+    n_tokens, x, x_batch, x_token, window, window_batch, window_token, taps, y, history = args[:10]
     row_bytes, n_old = 4 * n_channels, n_taps - 1
     with code.loop(first, last) as task:
         batch, token = task // n_tokens, task % n_tokens
-        tokens, old = x + batch * x_batch, window + batch * window_batch
+        number = code.load(args[10] + batch * 8, I64) if len(args) > 10 else batch
+        tokens, old = x + batch * x_batch, window + number * window_batch
         kept = history + batch * (n_tokens + n_old) * row_bytes
         inputs = []
         for tap in range(n_taps):
@@ -86,3 +143,38 @@ def _body(
             for at, count in vectors(code, n_channels):
                 row = code.load_first(old + i * window_token + at, F32X16, count)
                 code.store_first(row, kept + i * row_bytes + at, count)
+
+
+@functools.cache
+def _keep() -> Program:
+    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+        """A task is one window. Arguments: the first of them in the history, bytes to the next
+        sequence's and to the next one, pool, bytes from row to row, the numbers of rows, how many
+        a sequence has, bytes of a window."""
+        history, batch_bytes, token_bytes, pool, step, numbers, n_new, n_bytes = args
+        with code.loop(first, last) as task:
+            source = history + task // n_new * batch_bytes + task % n_new * token_bytes
+            code.copy(pool + code.load(numbers + task * 8, I64) * step, source, n_bytes)
+
+    return Program(body, 8)
+
+
+@functools.cache
+def _fold(n_channels: int, width: int) -> Program:
+    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+        """A task is one sequence. Arguments: window, columns and out, each with two strides; how
+        many columns. Rows only move to the front, so out may be the window."""
+        (window, columns, out), numbers = [args[i : i + 3] for i in (0, 3, 6)], args[9]
+        with code.loop(first, last) as b:
+            count = code.load(numbers + b * 8, I64)
+            old, new, to = (x[0] + b * x[1] for x in (window, columns, out))
+            with code.loop(0, code.integer(width)) as i:
+                at = count + i
+                source = code.choose(
+                    at.less(width), old + at * window[2], new + (at - width) * columns[2]
+                )
+                for place, lanes in vectors(code, n_channels):
+                    row = code.load_first(source + place, F32X16, lanes)
+                    code.store_first(row, to + i * out[2] + place, lanes)
+
+    return Program(body, 10)

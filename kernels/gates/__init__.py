@@ -1,4 +1,5 @@
-"""The gates of the delta rule: how much of its state a head keeps, and how much it writes."""
+"""Gates: of the delta rule, how much of its state a head keeps and how much it writes; and of
+attention, how much of its output."""
 
 from __future__ import annotations
 
@@ -10,6 +11,11 @@ from kernels.gates import naive, with_torch
 _LLVM = "kernels.gates.with_llvm"
 _run = pick(naive.delta_gates, with_torch.delta_gates, None, _LLVM)
 _invariant = pick(with_torch.delta_gates_invariant, with_torch.delta_gates_invariant, None, _LLVM)
+
+_output = pick(naive.output_gate, with_torch.output_gate, None, _LLVM)
+_output_invariant = pick(
+    with_torch.output_gate_invariant, with_torch.output_gate_invariant, None, _LLVM
+)
 
 
 def delta_gates(
@@ -29,3 +35,11 @@ def delta_gates(
     invariant: each result has the same bits whatever numbers stand before and behind it.
     """
     return (_invariant if invariant else _run)(decay, dt, a, beta)
+
+
+def output_gate(x: torch.Tensor, gate: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+    """x * sigmoid(gate). x, gate: f32 [..., d] of one shape, or gate [..., 1]; any strides.
+
+    invariant: each result has the same bits whatever numbers stand before and behind it.
+    """
+    return (_output_invariant if invariant else _output)(x, gate)

@@ -13,3 +13,8 @@ def delta_gates(
     # log(1 + e^x), without an e^x that overflows
     softplus = x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
     return softplus * a, 1 / (1 + torch.exp(-beta))
+
+
+def output_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """See kernels.gates.output_gate."""
+    return x / (1 + torch.exp(-gate))

@@ -21,3 +21,13 @@ def delta_gates_invariant(
     """delta_gates, with each result's bits independent of the numbers around it."""
     g = pointwise(functional.softplus, decay + dt, invariant=True) * a
     return g, pointwise(torch.sigmoid, beta, invariant=True)
+
+
+def output_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """See kernels.gates.output_gate."""
+    return x * torch.sigmoid(gate)
+
+
+def output_gate_invariant(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """output_gate, with each result's bits independent of the numbers around it."""
+    return x * pointwise(torch.sigmoid, gate, invariant=True)

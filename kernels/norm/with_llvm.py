@@ -17,7 +17,12 @@ SUMS = 4
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See kernels.norm.rms_norm."""
-    return _norm(x, eps, weight.contiguous())
+    return _norm(x, eps, weight.contiguous(), mean=True)
+
+
+def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kernels.norm.head_norm."""
+    return _norm(x, eps, weight.contiguous(), mean=False)
 
 
 def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -33,7 +38,7 @@ def gated_rms_norm(
     x, x_rows = rows(x)
     gate, gate_rows = rows(gate)
     run(
-        _program(d, eps, True, True),
+        _program(d, eps, True, 1, True),
         y.numel() // d,
         d,
         *x_rows,
@@ -56,12 +61,14 @@ def max_norm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return y, largest
 
 
-def _norm(x: torch.Tensor, eps: float, weight: torch.Tensor | None = None) -> torch.Tensor:
+def _norm(
+    x: torch.Tensor, eps: float, weight: torch.Tensor | None = None, *, mean: bool = False
+) -> torch.Tensor:
     d, y = x.shape[-1], x.new_empty(*x.shape)
     x, x_rows = rows(x)
-    scales = () if weight is None else (weight.data_ptr(),)
+    scales, n_weights = ((), 0) if weight is None else ((weight.data_ptr(),), weight.numel() // d)
     run(
-        _program(d, eps, weight is not None, False),
+        _program(d, eps, mean, n_weights, False),
         y.numel() // d,
         d,
         *x_rows,
@@ -98,23 +105,27 @@ def _max_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Val
 
 
 @functools.cache
-def _program(d: int, eps: float, weighted: bool, gated: bool) -> Program:
-    body = functools.partial(_body, d, eps, weighted, gated)
-    return Program(body, 5 + weighted + 4 * gated)
+def _program(d: int, eps: float, mean: bool, n_weights: int, gated: bool) -> Program:
+    body = functools.partial(_body, d, eps, mean, n_weights, gated)
+    return Program(body, 5 + bool(n_weights) + 4 * gated)
 
 
 def _body(
     d: int,
     eps: float,
-    weighted: bool,
+    mean: bool,
+    n_weights: int,
     gated: bool,
     code: Code,
     args: Sequence[Value],
     first: Value,
     last: Value,
 ) -> None:
-    """Arguments: x in RowPlaces, y, the weight if any, a gate in RowPlaces if any."""
-    x, y, weight, gates = args[:4], args[4], args[5:6], args[6:]
+    """Arguments: x in RowPlaces, y, the weights if any, a gate in RowPlaces if any.
+
+    mean: of the squares, else their sum. n_weights: rows of weights, which the rows take in turn.
+    """
+    x, y, weights, gates = args[:4], args[4], args[5:6], args[6:]
     zero = code.constant(F32X16, 0.0)
     with code.loop(first, last) as row:
         source, target = start(x, row), y + row * (4 * d)
@@ -124,14 +135,17 @@ def _body(
             total.set(code.fma(part, part, total.value))
         a, b, c, e = (total.value for total in sums)
         square = code.sum((a + b) + (c + e))
-        if weighted:
+        if mean:
             square = square / float(d)
         scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
         gate = start(gates, row) if gated else None
+        weight = weights[0] if n_weights == 1 else None
+        if n_weights > 1:
+            weight = weights[0] + row % n_weights * (4 * d)
         for at, count in vectors(code, d):
             result = code.load_first(source + at, F32X16, count) * scale
-            if weighted:
-                result *= code.load_first(weight[0] + at, F32X16, count)
+            if weight is not None:
+                result *= code.load_first(weight + at, F32X16, count)
             if gate is not None:
                 result *= silu(code, code.load_first(gate + at, F32X16, count))
             code.store_first(result, target + at, count)
