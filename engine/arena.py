@@ -1,4 +1,4 @@
-"""Memory that recorded passes share: they never run side by side, so each uses it from its start."""
+"""Memory that recorded passes share: as they never run side by side, each uses all of it."""
 
 from __future__ import annotations
 
@@ -55,15 +55,13 @@ class Regions:
         return flat.as_strided(like.size(), like.stride())
 
     def _take(self, n_bytes: int) -> Region:
-        for i, (block, start, stop) in enumerate(self._free):
-            if stop - start >= n_bytes:
-                break
-        else:
+        i = next((i for i, (_, a, b) in enumerate(self._free) if b - a >= n_bytes), None)
+        if i is None:
+            i, size = len(self._free), max(n_bytes, _BLOCK)
+            self._free.append((len(self._blocks), 0, size))
             # torch's memory lies on cache lines
-            self._blocks.append(torch.empty(max(n_bytes, _BLOCK), dtype=torch.uint8).numpy())
-            block, start, stop = len(self._blocks) - 1, 0, self._blocks[-1].nbytes
-            i = len(self._free)
-            self._free.append((block, start, stop))
+            self._blocks.append(torch.empty(size, dtype=torch.uint8).numpy())
+        block, start, stop = self._free[i]
         rest = (block, start + n_bytes, stop)
         self._free[i : i + 1] = [rest] if rest[1] < stop else []
         return block, start, start + n_bytes
@@ -75,9 +73,9 @@ class Regions:
 
 def _joined(regions: list[Region]) -> Iterator[Region]:
     """Sorted regions, neighbours as one."""
-    ends = [
-        i for i, (a, b) in enumerate(pairwise(regions)) if a[0] != b[0] or a[2] != b[1]
-    ] + [len(regions) - 1]
+    ends = [i for i, (a, b) in enumerate(pairwise(regions)) if a[0] != b[0] or a[2] != b[1]] + [
+        len(regions) - 1
+    ]
     first = 0
     for last in ends:
         block, start, _ = regions[first]

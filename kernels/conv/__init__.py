@@ -1,4 +1,4 @@
-"""The short causal convolution in front of the delta rule."""
+"""The short causal convolution in front of a recurrence, or as a mixer by itself."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ _invariant = pick(with_torch.causal_conv_invariant, with_torch.causal_conv_invar
 
 
 def causal_conv(
-    x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor, *, invariant: bool = False
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    window: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
+    invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Depthwise causal convolution over time, without bias, then silu.
+    """Depthwise causal convolution over time, plus `bias` if any, then silu unless not `activate`.
 
     x: [B, T, C], the projected rows; weight: [C, K], tap K - 1 multiplies the current token;
-    window: [B, K - 1, C], the rows before x, oldest first. All f32, T >= 1, any strides.
+    window: [B, K - 1, C], the rows before x, oldest first; bias: [C]. All f32, T >= 1, any strides.
 
     Returns y [B, T, C] and the history [B, K - 1 + T, C], window and x joined: the window after
     t of the tokens is history[:, t : t + K - 1]. Differentiable.
 
     invariant: a token's y has the same bits whatever tokens and sequences stand beside it.
     """
-    if invariant:
-        return _invariant(x, weight, window)
-    return _run(x, weight, window)
+    return (_invariant if invariant else _run)(x, weight, window, bias, activate=activate)
 
 
 def causal_conv_slots(
@@ -38,15 +42,18 @@ def causal_conv_slots(
     pool: torch.Tensor,
     read: torch.Tensor,
     write: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
 ) -> torch.Tensor:
     """causal_conv from and to rows of one pool of windows, whose numbers are on the device.
 
-    x, weight: as there. pool: f32 [n_rows, K - 1, C], each row contiguous. read: int64 [B], the row
-    with the window of sequence b. write: int64 [B, n], 1 <= n <= T; row write[b, i] receives the
+    x, weight, bias, activate: as there. pool: f32 [n_rows, K - 1, C], each row contiguous. read:
+    int64 [B], the row with the window of sequence b. write: int64 [B, n], 1 <= n <= T; row write[b, i] receives the
     window n - 1 - i tokens before the last one. What b writes no other b' reads or writes; one of
     its rows may be read[b]. The host looks at no number. Returns y [B, T, C].
     """
-    return _slots(x, weight, pool, read, write)
+    return _slots(x, weight, pool, read, write, bias, activate=activate)
 
 
 def fold_window(

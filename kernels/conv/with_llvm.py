@@ -14,10 +14,15 @@ from kernels.llvm.values import I64
 
 
 def causal_conv(
-    x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    window: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.conv.causal_conv."""
-    return _convolve(x, weight, window, None)
+    return _convolve(x, weight, window, None, bias, activate)
 
 
 causal_conv_invariant = causal_conv
@@ -29,10 +34,13 @@ def causal_conv_slots(
     pool: torch.Tensor,
     read: torch.Tensor,
     write: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
 ) -> torch.Tensor:
     """See kernels.conv.causal_conv_slots."""
-    y, history = _convolve(x, weight, pool, read.contiguous())
-    n_batch, n_new = write.shape
+    y, history = _convolve(x, weight, pool, read.contiguous(), bias, activate)
+    (n_batch, n_new), write = write.shape, write.contiguous()
     window_bytes = 4 * pool.shape[1] * pool.shape[2]
     if not pool[:1].is_contiguous():
         raise ValueError("the numbers of a window do not lie side by side")
@@ -45,7 +53,7 @@ def causal_conv_slots(
         4 * pool.shape[2],
         pool.data_ptr(),
         4 * pool.stride(0),
-        write.contiguous().data_ptr(),
+        write.data_ptr(),
         n_new,
         window_bytes,
     )
@@ -57,6 +65,7 @@ def fold_window(
 ) -> torch.Tensor:
     """See kernels.conv.fold_window."""
     n_batch, width, n_channels = window.shape
+    counts = n_tokens.contiguous()
     tensors = [_in_rows(window), _in_rows(columns), out]
     places = [(x.data_ptr(), 4 * x.stride(0), 4 * x.stride(1)) for x in tensors]
     run(
@@ -64,13 +73,18 @@ def fold_window(
         n_batch,
         width * n_channels,
         *(number for place in places for number in place),
-        n_tokens.contiguous().data_ptr(),
+        counts.data_ptr(),
     )
     return out
 
 
 def _convolve(
-    x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor, read: torch.Tensor | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    window: torch.Tensor,
+    read: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activate: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """read: numbers of the rows of `window` that hold those of the sequences; None for 0, 1, …"""
     n_batch, n_tokens, n_channels = x.shape
@@ -78,10 +92,11 @@ def _convolve(
     y = x.new_empty(n_batch, n_tokens, n_channels)
     history = x.new_empty(n_batch, n_taps - 1 + n_tokens, n_channels)
     x, window, taps = _in_rows(x), _in_rows(window), weight.t().contiguous()
+    bias = None if bias is None else bias.contiguous()
     x_batch, x_token, _ = x.stride()
     window_batch, window_token, _ = window.stride()
     run(
-        _program(n_channels, n_taps, read is not None),
+        _program(n_channels, n_taps, read is not None, bias is not None, activate),
         n_batch * n_tokens,
         n_channels,
         n_tokens,
@@ -94,7 +109,8 @@ def _convolve(
         taps.data_ptr(),
         y.data_ptr(),
         history.data_ptr(),
-        *(() if read is None else (read.data_ptr(),)),
+        0 if bias is None else bias.data_ptr(),
+        0 if read is None else read.data_ptr(),
     )
     return y, history
 
@@ -104,23 +120,33 @@ def _in_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def _program(n_channels: int, n_taps: int, numbered: bool) -> Program:
-    return Program(functools.partial(_body, n_channels, n_taps), 10 + numbered)
+def _program(n_channels: int, n_taps: int, numbered: bool, biased: bool, activate: bool) -> Program:
+    body = functools.partial(_body, n_channels, n_taps, numbered, biased, activate)
+    return Program(body, 12)
 
 
 def _body(
-    n_channels: int, n_taps: int, code: Code, args: Sequence[Value], first: Value, last: Value
+    n_channels: int,
+    n_taps: int,
+    numbered: bool,
+    biased: bool,
+    activate: bool,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
 ) -> None:
-    """A task is one token. Arguments: tokens, x, its strides, window, its strides, taps, outputs;
-    the numbers of the windows if they are not those of the sequences.
+    """A task is one token. Arguments: tokens, x, its strides, window, its strides, taps, outputs,
+    the bias if there is one, the numbers of the windows if they are not those of the sequences.
 
     Rows of the window and of x are read where they are: the history is written by other tasks.
     """
-    n_tokens, x, x_batch, x_token, window, window_batch, window_token, taps, y, history = args[:10]
+    n_tokens, x, x_batch, x_token, window, window_batch, window_token = args[:7]
+    taps, y, history, bias, numbers = args[7:]
     row_bytes, n_old = 4 * n_channels, n_taps - 1
     with code.loop(first, last) as task:
         batch, token = task // n_tokens, task % n_tokens
-        number = code.load(args[10] + batch * 8, I64) if len(args) > 10 else batch
+        number = code.load(numbers + batch * 8, I64) if numbered else batch
         tokens, old = x + batch * x_batch, window + number * window_batch
         kept = history + batch * (n_tokens + n_old) * row_bytes
         inputs = []
@@ -136,7 +162,9 @@ def _body(
                 factor = code.load_first(taps + row_bytes * tap + at, F32X16, count)
                 total = code.fma(row, factor, total)
             code.store_first(row, copy + at, count)
-            code.store_first(silu(code, total), target + at, count)
+            if biased:
+                total += code.load_first(bias + at, F32X16, count)
+            code.store_first(silu(code, total) if activate else total, target + at, count)
         # the first token's task brings the window over
         none, all_ = code.integer(0), code.integer(n_old)
         with code.loop(0, code.choose(token.less(1), all_, none)) as i:

@@ -25,7 +25,9 @@ class LaunchTable:
     def __init__(self, launches: Sequence[Launch]) -> None:
         self._launches = [(launch.program, launch.holds) for launch in launches]
         self._jobs = np.frombuffer(b"".join(launch.job for launch in launches), np.uint8)
-        starts = accumulate((len(launch.job) for launch in launches), initial=self._jobs.ctypes.data)
+        starts = accumulate(
+            (len(launch.job) for launch in launches), initial=self._jobs.ctypes.data
+        )
         self._table = np.array(
             [
                 (launch.program.address, start, launch.threads)

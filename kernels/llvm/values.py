@@ -24,7 +24,7 @@ class _BFloat(ir.Type):
         return hash(_BFloat)
 
 
-I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, BF16, F32 = ir.HalfType(), _BFloat(), ir.FloatType()
 _FLOATS = (ir.HalfType, _BFloat, ir.FloatType, ir.DoubleType)
 
@@ -127,6 +127,12 @@ class Value:
         convert = self._builder.zext if wider else self._builder.trunc
         return Value(self._builder, convert(self.ir, to))
 
+    def extended(self, element: ir.Type) -> Value:
+        """Integers of more bits, with their sign."""
+        count = getattr(self.type, "count", None)
+        to = element if count is None else vector(element, count)
+        return Value(self._builder, self._builder.sext(self.ir, to))
+
     def to_float(self, *, signed: bool) -> Value:
         """Integers as f32."""
         count = getattr(self.type, "count", None)
@@ -148,6 +154,15 @@ class Value:
         rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & ~0xFFFF).bits(self.type)
         is_number = self._builder.fcmp_ordered("ord", self.ir, self.ir)
         return Value(self._builder, self._builder.select(is_number, rounded.ir, self.ir))
+
+    def rounded_to_f16(self) -> Value:
+        """f32 rounded to the nearest number that f16 holds, ties to even, still as f32."""
+        count = getattr(self.type, "count", None)
+        half = Value(
+            self._builder,
+            self._builder.fptrunc(self.ir, F16 if count is None else vector(F16, count)),
+        )
+        return half.widen()
 
     def less(self, other: Value | float) -> Value:
         """Whether self < other, integers with their sign; false for NaN."""

@@ -32,3 +32,10 @@ def gated_rms_norm(
 ) -> torch.Tensor:
     """See kernels.norm.gated_rms_norm."""
     return rms_norm(x, weight, eps) * (gate * torch.sigmoid(gate))
+
+
+def group_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """See kernels.norm.group_rms_norm."""
+    return rms_norm(x * (gate * torch.sigmoid(gate)), weight, eps)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm.code import Variable
 from kernels.llvm.functions import silu
 from kernels.llvm.rows import rows, run, start, vectors
 
@@ -52,6 +53,21 @@ def gated_rms_norm(
 gated_rms_norm_invariant = gated_rms_norm
 
 
+def group_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """See kernels.norm.group_rms_norm."""
+    (n_groups, d), y, weight = x.shape[-2:], x.new_empty(*x.shape), weight.contiguous()
+    x, x_rows = rows(x)
+    gate, gate_rows = rows(gate)
+    places = y.data_ptr(), weight.data_ptr()
+    run(_group_program(d, eps), y.numel() // d, d, *x_rows, *places, *gate_rows, n_groups)
+    return y
+
+
+group_rms_norm_invariant = group_rms_norm
+
+
 def max_norm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.norm.max_norm."""
     d, y = x.shape[-1], x.new_empty(*x.shape)
@@ -67,14 +83,7 @@ def _norm(
     d, y = x.shape[-1], x.new_empty(*x.shape)
     x, x_rows = rows(x)
     scales, n_weights = ((), 0) if weight is None else ((weight.data_ptr(),), weight.numel() // d)
-    run(
-        _program(d, eps, mean, n_weights, False),
-        y.numel() // d,
-        d,
-        *x_rows,
-        y.data_ptr(),
-        *scales,
-    )
+    run(_program(d, eps, mean, n_weights, False), y.numel() // d, d, *x_rows, y.data_ptr(), *scales)
     return y
 
 
@@ -133,8 +142,7 @@ def _body(
         for i, (at, count) in enumerate(vectors(code, d, SUMS)):
             part, total = code.load_first(source + at, F32X16, count), sums[i % SUMS]
             total.set(code.fma(part, part, total.value))
-        a, b, c, e = (total.value for total in sums)
-        square = code.sum((a + b) + (c + e))
+        square = _added(code, sums)
         if mean:
             square = square / float(d)
         scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
@@ -149,3 +157,36 @@ def _body(
             if gate is not None:
                 result *= silu(code, code.load_first(gate + at, F32X16, count))
             code.store_first(result, target + at, count)
+
+
+@functools.cache
+def _group_program(d: int, eps: float) -> Program:
+    return Program(functools.partial(_group_body, d, eps), 11)
+
+
+def _group_body(
+    d: int, eps: float, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    """Arguments: x in RowPlaces, y, the weight, the gate in RowPlaces, the number of groups."""
+    x, y, weight, gates, n_groups = args[:4], args[4], args[5], args[6:10], args[10]
+    zero = code.constant(F32X16, 0.0)
+    with code.loop(first, last) as row:
+        source, gate, target = start(x, row), start(gates, row), y + row * (4 * d)
+        sums = [code.variable(zero) for _ in range(SUMS)]
+        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
+            part, total = code.load_first(source + at, F32X16, count), sums[i % SUMS]
+            part *= silu(code, code.load_first(gate + at, F32X16, count))
+            code.store_first(part, target + at, count)
+            total.set(code.fma(part, part, total.value))
+        square = _added(code, sums) / float(d)
+        scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
+        factors = weight + row % n_groups * (4 * d)
+        for at, count in vectors(code, d):
+            result = code.load_first(target + at, F32X16, count) * scale
+            result *= code.load_first(factors + at, F32X16, count)
+            code.store_first(result, target + at, count)
+
+
+def _added(code: Code, sums: Sequence[Variable]) -> Value:
+    a, b, c, e = (total.value for total in sums)
+    return code.sum((a + b) + (c + e))

@@ -42,3 +42,19 @@ def gated_rms_norm_invariant(
 ) -> torch.Tensor:
     """gated_rms_norm, with each row's bits independent of the rows around it."""
     return rms_norm(x, weight, eps) * pointwise(functional.silu, gate, invariant=True)
+
+
+def group_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """See kernels.norm.group_rms_norm."""
+    opened = x * functional.silu(gate)
+    return functional.rms_norm(opened, (x.shape[-1],), None, eps) * weight
+
+
+def group_rms_norm_invariant(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """group_rms_norm, with each row's bits independent of the rows around it."""
+    opened = x * pointwise(functional.silu, gate, invariant=True)
+    return functional.rms_norm(opened, (x.shape[-1],), None, eps) * weight

@@ -12,7 +12,12 @@ from tests.support.delta_pool import LAYOUTS, assert_the_rest_is_poison, scatter
 
 RUNS = pytest.mark.parametrize(
     "run",
-    [naive.gated_delta_slots, with_torch.gated_delta_slots, with_llvm.gated_delta_slots, gated_delta_slots],
+    [
+        naive.gated_delta_slots,
+        with_torch.gated_delta_slots,
+        with_llvm.gated_delta_slots,
+        gated_delta_slots,
+    ],
     ids=["naive", "torch", "llvm", "public"],
 )
 F32 = 1e-12

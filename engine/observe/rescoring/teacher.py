@@ -36,14 +36,11 @@ class Teacher:
         self._memories = [
             HybridMemory.for_model(config, 1, n_tokens, model.device) for model in self._models
         ]
+        cells = config.cells()
+        size = next(iter(cells.values()))
         for memory in self._memories[len(models) :]:
             memory.attention = HalfCells(
-                [i for i, kind in enumerate(config.recurrent_layers) if not kind],
-                1,
-                config.n_head_kv,
-                config.head_dim,
-                n_tokens,
-                memory.attention.device,
+                list(cells), 1, size.n_heads, size.k_dim, n_tokens, memory.attention.device
             )
         self._n_pass = max(1, min(_LONGEST_PASS, _MOST_LOGITS // (4 * config.n_vocab)))
 

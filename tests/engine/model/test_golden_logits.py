@@ -33,7 +33,7 @@ def _widths(shape: str, n_prompt: int, n: int) -> list[int]:
 def test_logits(name, shape, golden, reference):
     arrays, model = reference(name), golden(name)
     tokens = arrays["tokens"].tolist()
-    memory, parts, pos = NaiveMemory(model.config.ssm), [], 0
+    memory, parts, pos = NaiveMemory.for_model(model.config), [], 0
     for width in _widths(shape, int(arrays["n_prompt"]), len(tokens)):
         parts.append(model.forward(ubatch_of(tokens[pos : pos + width], pos), memory).logits)
         pos += width
@@ -47,7 +47,7 @@ def test_logits(name, shape, golden, reference):
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "qwen3-f-f32"])
 def test_states_after_the_prompt(name, golden, reference):
     arrays, model = reference(name), golden(name)
-    memory = NaiveMemory(model.config.ssm)
+    memory = NaiveMemory.for_model(model.config)
     prompt = arrays["tokens"][: int(arrays["n_prompt"])].tolist()
     model.forward(ubatch_of(prompt, outputs=[]), memory)
     assert model.recurrent_layers == tuple(
@@ -62,7 +62,7 @@ def test_states_after_the_prompt(name, golden, reference):
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_continuation(name, golden, reference):
     arrays, model = reference(name), golden(name)
-    memory = NaiveMemory(model.config.ssm)
+    memory = NaiveMemory.for_model(model.config)
     tokens = arrays["tokens"][: int(arrays["n_prompt"])].tolist()
     pos, pending, emitted = 0, tokens, []
     while len(emitted) < 40:

@@ -1,0 +1,153 @@
+"""GGUF blocks as the whole numbers and scales that stand in them.
+
+Functions read blocks uint8 [..., bytes of a block]; numbers of several bytes are little-endian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+MXFP4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the numbers that four bits stand for; ggml halves the scale instead."""
+
+
+class BlockParts(NamedTuple):
+    """The weights of a block are integers * group_scales * scale, less group_minimums * minimum in
+    a long block, plus minimum in a short one.
+
+    integers: int64 [..., elements]. scale: f32 [...]. group_scales: int64 [..., groups], of equal
+    parts of a long block. minimum: f32 [...]. group_minimums: int64 [..., groups]. What a type does
+    not have is None.
+    """
+
+    integers: Tensor
+    scale: Tensor
+    group_scales: Tensor | None = None
+    minimum: Tensor | None = None
+    group_minimums: Tensor | None = None
+
+
+def split(blocks: Tensor, type: str) -> BlockParts:
+    """The parts of blocks uint8 [..., bytes of a block] of a GGML type."""
+    return SPLITTERS[type](blocks)
+
+
+def _half(blocks: Tensor, start: int) -> Tensor:
+    """The float16 at byte `start` of each block, as f32."""
+    pair = blocks[..., start : start + 2].clone(memory_format=torch.contiguous_format)
+    return pair.view(torch.float16).float().squeeze(-1)
+
+
+def _bits(data: Tensor, width: int, run: int) -> Tensor:
+    """Bytes [..., m] as int64 [..., 8 m / width]: of every `run` bytes first all the lowest
+    `width` bits, then all the next ones."""
+    shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=data.device).unsqueeze(-1)
+    fields = (data.unflatten(-1, (-1, 1, run)) >> shifts) & (2**width - 1)
+    return fields.flatten(-3).long()
+
+
+def _single_bits(data: Tensor) -> Tensor:
+    """The bits of bytes [..., m] in their order, int64 [..., 8 m]."""
+    return _bits(data, 1, 1)
+
+
+def _q4_0(blocks: Tensor) -> BlockParts:
+    return BlockParts(_bits(blocks[..., 2:], 4, 16) - 8, _half(blocks, 0))
+
+
+def _q4_1(blocks: Tensor) -> BlockParts:
+    return BlockParts(_bits(blocks[..., 4:], 4, 16), _half(blocks, 0), minimum=_half(blocks, 2))
+
+
+def _q5_0(blocks: Tensor) -> BlockParts:
+    fifth = _single_bits(blocks[..., 2:6]) << 4
+    return BlockParts((_bits(blocks[..., 6:], 4, 16) | fifth) - 16, _half(blocks, 0))
+
+
+def _q5_1(blocks: Tensor) -> BlockParts:
+    fifth = _single_bits(blocks[..., 4:8]) << 4
+    integers = _bits(blocks[..., 8:], 4, 16) | fifth
+    return BlockParts(integers, _half(blocks, 0), minimum=_half(blocks, 2))
+
+
+def _q8_0(blocks: Tensor) -> BlockParts:
+    return BlockParts(blocks[..., 2:].view(torch.int8).long(), _half(blocks, 0))
+
+
+def _iq4_nl(blocks: Tensor) -> BlockParts:
+    levels = torch.tensor(IQ4_LEVELS, device=blocks.device)
+    return BlockParts(levels[_bits(blocks[..., 2:], 4, 16)], _half(blocks, 0))
+
+
+def _mxfp4(blocks: Tensor) -> BlockParts:
+    """The scale is half of 2^(e - 127), down to 2^-128, which f32 holds without all its digits."""
+    levels = torch.tensor(MXFP4_LEVELS, device=blocks.device)
+    exponent = blocks[..., 0].double() - 128
+    return BlockParts(levels[_bits(blocks[..., 1:], 4, 16)], torch.exp2(exponent).float())
+
+
+def _q2_k(blocks: Tensor) -> BlockParts:
+    scales, integers = blocks[..., :16].long(), _bits(blocks[..., 16:80], 2, 32)
+    return BlockParts(integers, _half(blocks, 80), scales & 15, _half(blocks, 82), scales >> 4)
+
+
+def _q3_k(blocks: Tensor) -> BlockParts:
+    """A third bit, of a mask of its own, that is not set takes 4 away."""
+    third, low = _bits(blocks[..., :32], 1, 32), _bits(blocks[..., 32:96], 2, 32)
+    scales = _bits(blocks[..., 96:104], 4, 8) | (_bits(blocks[..., 104:108], 2, 4) << 4)
+    return BlockParts(low + 4 * third - 4, _half(blocks, 108), scales - 32)
+
+
+def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Eight scales and eight minimums of 6 bits in bytes 4 to 15: the first four of each in bytes
+    of their own, the others in the halves of the last four and the two bits left in the first."""
+    first, second, third = (blocks[..., at : at + 4].long() for at in (4, 8, 12))
+    scales = torch.cat([first & 63, (third & 15) | (first >> 6 << 4)], -1)
+    return scales, torch.cat([second & 63, (third >> 4) | (second >> 6 << 4)], -1)
+
+
+def _q4_k(blocks: Tensor) -> BlockParts:
+    scales, minimums = _k_scales(blocks)
+    integers = _bits(blocks[..., 16:144], 4, 32)
+    return BlockParts(integers, _half(blocks, 0), scales, _half(blocks, 2), minimums)
+
+
+def _q5_k(blocks: Tensor) -> BlockParts:
+    scales, minimums = _k_scales(blocks)
+    integers = _bits(blocks[..., 48:176], 4, 32) | (_bits(blocks[..., 16:48], 1, 32) << 4)
+    return BlockParts(integers, _half(blocks, 0), scales, _half(blocks, 2), minimums)
+
+
+def _q6_k(blocks: Tensor) -> BlockParts:
+    low, high = _bits(blocks[..., :128], 4, 64), _bits(blocks[..., 128:192], 2, 32)
+    scales = blocks[..., 192:208].view(torch.int8).long()
+    return BlockParts((low | (high << 4)) - 32, _half(blocks, 208), scales)
+
+
+def _iq4_xs(blocks: Tensor) -> BlockParts:
+    """A scale has its low four bits in bytes 4 to 7, two more in bytes 2 and 3."""
+    levels = torch.tensor(IQ4_LEVELS, device=blocks.device)
+    scales = _bits(blocks[..., 4:8], 4, 1) | (_bits(blocks[..., 2:4], 2, 1) << 4)
+    return BlockParts(levels[_bits(blocks[..., 8:136], 4, 16)], _half(blocks, 0), scales - 32)
+
+
+SPLITTERS: dict[str, Callable[[Tensor], BlockParts]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "IQ4_NL": _iq4_nl,
+    "MXFP4": _mxfp4,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_XS": _iq4_xs,
+}
