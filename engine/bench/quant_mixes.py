@@ -11,6 +11,8 @@ from __future__ import annotations
 from gguf import GGMLQuantizationType, LlamaFileType
 
 from engine.model.config import ModelConfig
+from engine.model.parts.attention import AttentionPart
+from engine.model.parts.feed_forward import MixturePart
 
 Quant = GGMLQuantizationType
 
@@ -59,12 +61,12 @@ def tensor_type(
     if name == "token_embd.weight":
         return Quant.Q8_0 if mix == "mxfp4" else Quant.Q6_K
     if mix == "mxfp4":
-        return base if len(shape) == 3 or config.moe is None else Quant.Q8_0
+        return base if len(shape) == 3 or not _n_experts(config) else Quant.Q8_0
     block = int(name.split(".")[1])
     if mix == "q4_k":
         halved = "ffn_down" in name and block % 2 == 0
         return Quant.Q6_K if halved or "attn_v" in name else base
-    n_experts = 0 if config.moe is None else config.moe.n_experts
+    n_experts = _n_experts(config)
     if "attn_v.weight" in name or "attn_qkv.weight" in name:
         if n_experts == 8:
             return Quant.Q8_0
@@ -80,9 +82,16 @@ def tensor_type(
     return base
 
 
+def _n_experts(config: ModelConfig) -> int:
+    ffn = config.blocks[0].ffn
+    return ffn.n_experts if isinstance(ffn, MixturePart) else 0
+
+
 def _value_type(mix: str, block: int, config: ModelConfig) -> GGMLQuantizationType | None:
     """Of what holds the values of attention, or those of a recurrent layer; None: the mix's."""
-    shared = config.n_head // config.n_head_kv >= 4
+    mixers = (mixer for part in config.blocks for mixer in part.mixers)
+    attention = next(mixer for mixer in mixers if isinstance(mixer, AttentionPart))
+    shared = attention.n_head // attention.n_head_kv >= 4
     if mix == "q2_k":
         return Quant.Q4_K if shared else Quant.Q3_K
     if mix == "q3_k_m":

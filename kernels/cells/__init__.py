@@ -1,4 +1,4 @@
-"""Keys and values of new tokens on their way into attention cells."""
+"""Keys or values of new tokens on their way into attention cells."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ _run = pick(naive.write_cells, with_torch.write_cells, None, "kernels.cells.with
 
 
 def write_cells(
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    streams: torch.Tensor,
-    cells: torch.Tensor,
+    storage: torch.Tensor, rows: torch.Tensor, streams: torch.Tensor, cells: torch.Tensor
 ) -> None:
-    """keys[streams[i], :, cells[i]] = the i-th row of k, and values those of v.
+    """storage[streams[i], :, cells[i]] = the i-th row.
 
-    keys, values: f32 [n_streams, H, n_cells, d], contiguous. k, v: f32 [B, T, H, d], any strides.
+    storage: f32 [n_streams, H, n_cells, d], contiguous. rows: f32 [B, T, H, d], any strides.
     streams, cells: int64 [B * T], in memory: the host looks at none of them. No cell comes twice.
     """
-    _run(keys, values, k, v, streams, cells)
+    _run(storage, rows, streams, cells)

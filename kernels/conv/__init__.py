@@ -49,9 +49,10 @@ def causal_conv_slots(
     """causal_conv from and to rows of one pool of windows, whose numbers are on the device.
 
     x, weight, bias, activate: as there. pool: f32 [n_rows, K - 1, C], each row contiguous. read:
-    int64 [B], the row with the window of sequence b. write: int64 [B, n], 1 <= n <= T; row write[b, i] receives the
-    window n - 1 - i tokens before the last one. What b writes no other b' reads or writes; one of
-    its rows may be read[b]. The host looks at no number. Returns y [B, T, C].
+    int64 [B], the row with the window of sequence b. write: int64 [B, n], 1 <= n <= T; row
+    write[b, i] receives the window n - 1 - i tokens before the last one. What b writes no other b'
+    reads or writes; one of its rows may be read[b]. The host looks at no number. Returns y
+    [B, T, C].
     """
     return _slots(x, weight, pool, read, write, bias, activate=activate)
 

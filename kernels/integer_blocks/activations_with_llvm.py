@@ -8,7 +8,9 @@ A row is filled up with zeros to whole stretches of 256 numbers, K in all, and l
  * in long blocks: sums of integers i16 [K / 16], and scales f32 [K / 256];
 
 rows begin on cache lines (`row_bytes` apart). What belongs to one stretch lies together in every
-section.
+section. For products of few rows, the integers of the eight short blocks of a stretch stand beside
+each other, "across": [8][block][4], fours of neighbours; as words [8][2][block][2], of each four
+the first and third number, then the second and fourth.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ _PER_STRETCH = STRETCH // SHORT
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Where the parts of a row are. long: its blocks have 256 numbers, else 32. words: integers of
-    16 bits, else 8.
+    16 bits, else 8. across: those of short blocks are beside each other.
 
     Offsets are bytes from the start of a row of n_stretches stretches to a section's part of the
     first stretch; `*_step` are bytes from one stretch to the next.
@@ -50,6 +52,7 @@ class Layout:
 
     long: bool
     words: bool = False
+    across: bool = False
 
     @property
     def integers_step(self) -> int:
@@ -156,10 +159,26 @@ def _write_nothing(
 
 
 def _store(layout: Layout, code: Code, integers: Value, target: Value, index: Value) -> None:
-    if layout.words:
+    """The integers i32 [16] from `index` on."""
+    if layout.across:
+        _store_across(layout, code, integers, target, index)
+    elif layout.words:
         code.store(integers.resize(I16), target + index * 2)
     else:
         code.store(integers.resize(I8), target + index)
+
+
+def _store_across(layout: Layout, code: Code, integers: Value, target: Value, index: Value) -> None:
+    block, half = index // SHORT, index % SHORT // _LANES
+    place = target + block // _PER_STRETCH * layout.integers_step + block % _PER_STRETCH * 4
+    if layout.words:
+        in_order = [4 * four + i for four in range(4) for i in (0, 2, 1, 3)]
+        parts = integers.resize(I16).take(in_order).bits(vector(I32, 8))
+    else:
+        parts = integers.resize(I8).bits(vector(I32, 4))
+    count = parts.type.count
+    for i in range(count):
+        code.store(parts.part(i, 1), place + (half * count + i) * (4 * _PER_STRETCH))
 
 
 def _largest(code: Code, addresses: Sequence[Value]) -> Value:

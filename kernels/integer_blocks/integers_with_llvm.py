@@ -1,7 +1,7 @@
-"""A GGUF block at an address as vectors of bytes, and its scales as they are multiplied.
+"""A stretch of 256 weights in GGUF blocks at an address: vectors of bytes, and scales.
 
 A byte is the integer of a weight plus the type's offset, so that it is never negative, or, for the
-types with large integers, the integer with its sign. Elements are in their order.
+types with large integers, the integer with its sign.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from kernels.dequant.decode_with_llvm import sizes
 from kernels.integer_blocks.parts import IQ4_LEVELS, MXFP4_LEVELS
 from kernels.llvm import F32, Code, Value, vector
-from kernels.llvm.values import F16, I1, I8, I16, I32
+from kernels.llvm.values import F16, I8, I16, I32
 
 BYTES = 32
 """Bytes in a vector: a short block, an eighth of a long one."""
 PER_STRETCH = 8
 """Vectors of bytes, and short blocks, in a stretch."""
 
-I8X32, I16X16, I32X8, F32X8 = vector(I8, 32), vector(I16, 16), vector(I32, 8), vector(F32, 8)
-_I8X16, _BITS = vector(I8, 16), vector(I1, 32)
+I8X32, I16X16, I32X8 = vector(I8, 32), vector(I16, 16), vector(I32, 8)
+F32X8 = vector(F32, 8)
+_I8X16 = vector(I8, 16)
 
 
 class Form(NamedTuple):
@@ -56,7 +58,7 @@ FORMS = {
 class LongBlock(NamedTuple):
     """A block of 256 weights: see kernels.integer_blocks.parts.BlockParts.
 
-    bytes: i8 [32], PER_STRETCH of them. scale, minimum: f32. group_scales, with their sign, and
+    bytes: PER_STRETCH vectors i8 [32]. scale, minimum: f32. group_scales, with their sign, and
     group_minimums: i8 [256 / group].
     """
 
@@ -67,28 +69,29 @@ class LongBlock(NamedTuple):
     group_minimums: Value | None = None
 
 
-def short_bytes(code: Code, type: str, block: Value) -> Value:
-    """The bytes i8 [32] of the short block at an address."""
-    return _SHORT[type](code, block)
+class ShortBlocks(NamedTuple):
+    """Eight blocks of 32 weights.
+
+    bytes: PER_STRETCH vectors i8 [32]; vector k holds the elements 4k .. 4k + 3 of each block.
+    scales, minimums: f32 [8].
+    """
+
+    bytes: Sequence[Value]
+    scales: Value
+    minimums: Value | None = None
 
 
-def short_scale(code: Code, type: str, block: Value) -> Value:
-    """The scale f32 of the short block at an address."""
-    if type != "MXFP4":
-        return code.load(block, F16).widen()
-    exponent = code.load(block, I8).resize(I32)
-    # 2^-128 and 2^-127 are below the exponents that f32 has bits for
-    tiny = code.constant(I32, 1 << 21) << exponent
-    return code.choose(exponent.less(2), tiny, (exponent - 1) << 23).bits(F32)
-
-
-def short_minimum(code: Code, block: Value) -> Value:
-    """The minimum f32 of the Q4_1 or Q5_1 block at an address."""
-    return code.load(block + 2, F16).widen()
+def short_blocks(code: Code, type: str, stretch: Value) -> ShortBlocks:
+    """The eight blocks from an address on."""
+    n_bytes = sizes(type)[1]
+    blocks = [stretch + n_bytes * i for i in range(PER_STRETCH)]
+    scales = _halves(code, blocks) if type != "MXFP4" else _powers(code, blocks)
+    minimums = _halves(code, [block + 2 for block in blocks]) if FORMS[type].minimum else None
+    return ShortBlocks(_SHORT[type](code, blocks), scales, minimums)
 
 
 def long_block(code: Code, type: str, block: Value) -> LongBlock:
-    """The parts of the long block at an address."""
+    """The block at an address, its elements in their order."""
     return _LONG[type](code, block)
 
 
@@ -112,32 +115,85 @@ def _moved(x: Value, up: int) -> Value:
     return _up(x, up) if up > 0 else _down(x, -up) if up < 0 else x
 
 
-def _nibbles(code: Code, pairs: Value) -> Value:
-    """The first 16 elements in the low halves of 16 bytes, the others in the high halves."""
-    low = code.load(pairs, _I8X16)
-    return low.beside(_down(low, 4)) & 15
-
-
-def _fifth_bits(code: Code, bits: Value) -> Value:
-    """The 32 bits at an address as bytes of 0 or 16."""
-    which = code.load(bits, I32).bits(_BITS)
-    return code.choose(which, code.constant(I8X32, 16), code.constant(I8X32, 0))
-
-
 def _half(code: Code, address: Value) -> Value:
     return code.load(address, F16).widen()
 
 
-_SHORT: dict[str, Callable[[Code, Value], Value]] = {
-    "Q4_0": lambda code, block: _nibbles(code, block + 2),
-    "Q4_1": lambda code, block: _nibbles(code, block + 4),
-    "Q5_0": lambda code, block: _nibbles(code, block + 6) | _fifth_bits(code, block + 2),
-    "Q5_1": lambda code, block: _nibbles(code, block + 8) | _fifth_bits(code, block + 4),
-    "Q8_0": lambda code, block: code.load(block + 2, I8X32),
-    "IQ4_NL": lambda code, block: table(code, IQ4_LEVELS, _nibbles(code, block + 2)),
-    "MXFP4": lambda code, block: table(
-        code, [level + FORMS["MXFP4"].offset for level in MXFP4_LEVELS], _nibbles(code, block + 1)
-    ),
+def _halves(code: Code, addresses: Sequence[Value]) -> Value:
+    """f16 at eight addresses as f32 [8]."""
+    return joined(code, [code.load(at, I16) for at in addresses]).bits(vector(F16, 8)).widen()
+
+
+def _powers(code: Code, addresses: Sequence[Value]) -> Value:
+    """2^(e - 128) of the bytes e at eight addresses, f32 [8]."""
+    e = joined(code, [code.load(at, I8) for at in addresses]).resize(I32)
+    # 2^-128 and 2^-127 are below the exponents that f32 has bits for
+    tiny = code.constant(I32X8, 1 << 21) << e
+    return code.choose(e.less(2), tiny, (e - 1) << 23).bits(F32X8)
+
+
+def joined(code: Code, numbers: Sequence[Value]) -> Value:
+    """A power of two of numbers as a vector."""
+    parts = [code.splat(number, 1) for number in numbers]
+    while len(parts) > 1:
+        parts = [a.beside(b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def _fours(code: Code, addresses: Sequence[Value]) -> list[Value]:
+    """16 bytes at each of eight addresses: vector k i8 [32] holds bytes 4k .. 4k + 3 of each."""
+    loaded = [code.load(address, _I8X16) for address in addresses]
+    a, b, c, d = (x.beside(y).bits(I32X8) for x, y in zip(loaded[:4], loaded[4:], strict=True))
+    low, high = [0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]
+    first, second = [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]
+    columns = []
+    for side in (low, high):
+        ab, cd = a.take(side, b), c.take(side, d)
+        columns += [ab.take(half, cd).bits(I8X32) for half in (first, second)]
+    return columns
+
+
+def _nibbles(code: Code, addresses: Sequence[Value]) -> list[Value]:
+    """The first 16 elements in the low halves of 16 bytes, the others in the high halves."""
+    pairs = _fours(code, addresses)
+    return [pair & 15 for pair in pairs] + [_down(pair, 4) & 15 for pair in pairs]
+
+
+def _five_bits(code: Code, blocks: Sequence[Value], start: int) -> list[Value]:
+    """The fifth bits of the elements in 32 bits from `start` on, the others behind them."""
+    fifth = joined(code, [code.load(block + start, I32) for block in blocks]).bits(I8X32)
+    zero, sixteen = code.constant(I8X32, 0), code.constant(I8X32, 16)
+    found = []
+    for k, four in enumerate(_nibbles(code, [block + (start + 4) for block in blocks])):
+        # the byte that has the bits, four times
+        byte = fifth.take([4 * j + k // 2 for j in range(8) for _ in range(4)])
+        bits = byte & code.constants(I8X32, [1 << (4 * (k % 2) + i) for i in range(4)] * 8)
+        found.append(four | code.choose(bits.equal(zero), zero, sixteen))
+    return found
+
+
+def _q8_0(code: Code, blocks: Sequence[Value]) -> list[Value]:
+    return [part for at in (2, 18) for part in _fours(code, [block + at for block in blocks])]
+
+
+def _iq4_nl(code: Code, blocks: Sequence[Value]) -> list[Value]:
+    indices = _nibbles(code, [block + 2 for block in blocks])
+    return [table(code, IQ4_LEVELS, index) for index in indices]
+
+
+def _mxfp4(code: Code, blocks: Sequence[Value]) -> list[Value]:
+    numbers = [level + FORMS["MXFP4"].offset for level in MXFP4_LEVELS]
+    return [table(code, numbers, i) for i in _nibbles(code, [block + 1 for block in blocks])]
+
+
+_SHORT: dict[str, Callable[[Code, Sequence[Value]], list[Value]]] = {
+    "Q4_0": lambda code, blocks: _nibbles(code, [block + 2 for block in blocks]),
+    "Q4_1": lambda code, blocks: _nibbles(code, [block + 4 for block in blocks]),
+    "Q5_0": lambda code, blocks: _five_bits(code, blocks, 2),
+    "Q5_1": lambda code, blocks: _five_bits(code, blocks, 4),
+    "Q8_0": _q8_0,
+    "IQ4_NL": _iq4_nl,
+    "MXFP4": _mxfp4,
 }
 
 
@@ -181,10 +237,7 @@ def _q3_k(code: Code, block: Value) -> LongBlock:
 
 def _bytes(code: Code, words: Sequence[Value]) -> Value:
     """i32, a power of two of them, as i8 side by side."""
-    parts = [code.splat(word, 1) for word in words]
-    while len(parts) > 1:
-        parts = [a.beside(b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0].bits(vector(I8, 4 * len(words)))
+    return joined(code, words).bits(vector(I8, 4 * len(words)))
 
 
 def _k_scales(code: Code, block: Value) -> tuple[Value, Value]:
@@ -246,7 +299,8 @@ def _iq4_xs(code: Code, block: Value) -> LongBlock:
 
     def integers() -> Iterator[Value]:
         for i in range(PER_STRETCH):
-            yield table(code, IQ4_LEVELS, _nibbles(code, block + (8 + 16 * i)))
+            pairs = code.load(block + (8 + 16 * i), _I8X16)
+            yield table(code, IQ4_LEVELS, pairs.beside(_down(pairs, 4)) & 15)
 
     low = code.splat(code.load(block + 4, I32), 8) >> code.constants(I32X8, range(0, 32, 4))
     high = code.splat(code.load(block + 2, I16).resize(I32), 8)

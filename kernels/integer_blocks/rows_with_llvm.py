@@ -8,12 +8,12 @@ products in 16 bits, which holds them as long as one factor does not exceed 128.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from kernels.dequant.decode_with_llvm import sizes
-from kernels.integer_blocks.activations_with_llvm import STRETCH, Layout, quantise
+from kernels.integer_blocks.activations_with_llvm import LINE, STRETCH, Layout, quantise
 from kernels.integer_blocks.integers_with_llvm import (
     BYTES,
     F32X8,
@@ -22,20 +22,22 @@ from kernels.integer_blocks.integers_with_llvm import (
     I16X16,
     I32X8,
     PER_STRETCH,
+    Form,
+    LongBlock,
+    joined,
     long_block,
-    short_bytes,
-    short_minimum,
-    short_scale,
+    short_blocks,
 )
 from kernels.integer_blocks.rows_of_integers import MOST, is_long
 from kernels.integer_blocks.sums_with_llvm import (
+    add_byte_sums,
+    add_pair_sums,
     byte_pair_sums,
-    float_sums,
-    integer_sums,
     pair_sums,
+    sums,
 )
 from kernels.llvm import F32, Code, Program, Value, vector
-from kernels.llvm.values import I8, I16, I32
+from kernels.llvm.values import I8, I16, I32, I64
 from kernels.processor import has_feature
 
 ROWS = 8
@@ -44,7 +46,7 @@ ROWS = 8
 CHUNK = 256
 # bytes; the processor's own prefetching starts anew with every row
 AHEAD = 1024
-_FOUR = 4
+_WORD = 2**15 - 1
 
 
 def has_vnni() -> bool:
@@ -57,13 +59,17 @@ def in_words(type: str, *, vnni: bool) -> bool:
     return FORMS[type].most is None and (is_long(type) or not vnni)
 
 
+def layout_for(type: str, *, vnni: bool) -> Layout:
+    """How rows of x are quantised for weights of a type."""
+    return Layout(is_long(type), in_words(type, vnni=vnni), across=not is_long(type))
+
+
 def multiply_rows(x: torch.Tensor, blocks: torch.Tensor, type: str, y: torch.Tensor) -> None:
     """y f32 [n, out] = x f32 [n, in] times the weight, n <= ROWS; all contiguous."""
     n_out, row_bytes = blocks.shape
     n_rows = x.shape[0]
     threads, vnni = torch.get_num_threads(), has_vnni()
-    layout = Layout(is_long(type), in_words(type, vnni=vnni))
-    rows = quantise(x, layout)
+    rows = quantise(x, layout_for(type, vnni=vnni))
     program(type, n_rows, vnni=vnni)(
         blocks.data_ptr(),
         row_bytes,
@@ -90,61 +96,70 @@ def write(
     elements, n_bytes = sizes(type)
     stretch_bytes = n_bytes * (STRETCH // elements)
     n_stretches = (row_bytes + (stretch_bytes - 1)) // stretch_bytes
-    whole = row_bytes // stretch_bytes
-    layout = Layout(is_long(type), in_words(type, vnni=vnni))
-    stretch = _LongStretch if layout.long else _ShortStretch
+    layout = layout_for(type, vnni=vnni)
     rows = _Rows(code, layout, x, n_rows, n_stretches)
-    rest = code.stack(stretch_bytes)
-    for at in range(0, stretch_bytes, 2):
-        code.store(code.constant(I16, 0), rest + at)
+    terms = _long_terms if layout.long else _short_terms
+    zero = code.constant(vector(F32, len(rows.lanes)), 0.0)
+    if not layout.long:
+        rest = _Rest(code, row_bytes, stretch_bytes)
     with code.loop(first, last) as row:
         start = blocks + row * row_bytes
         if not layout.long:
-            # blocks that are missing at the end of a row are zeros
-            with code.loop(whole * stretch_bytes, row_bytes) as byte:
-                code.store(code.load(start + byte, I8), rest + (byte - whole * stretch_bytes))
-        totals = [code.variable(code.constant(vector(F32, _FOUR), 0.0)) for _ in rows.fours()]
+            rest.copy(start)
+        total = code.variable(zero)
         with code.loop(0, n_stretches) as b:
             there = start + b * stretch_bytes
-            for line in range(0, stretch_bytes, 64):
+            for line in range(0, stretch_bytes, LINE):
                 code.prefetch(there + (AHEAD + line))
             if not layout.long:
-                there = code.choose(b.less(whole), there, rest)
-            terms = stretch(code, type, vnni, there, rows, b).terms()
-            for total, t in zip(totals, terms, strict=True):
-                total.set(total.value + t)
+                there = rest.instead(there, b)
+            total.set(total.value + terms(code, type, vnni, there, rows, b))
         for r in range(n_rows):
-            result = totals[r // _FOUR].value.part(r % _FOUR, 1)
-            code.store(result, y + (n_out * r + row) * 4)
+            code.store(total.value.part(r, 1), y + (n_out * r + row) * 4)
+
+
+class _Rest:
+    """What a row of weights has beyond whole stretches, as a stretch that ends with zeros."""
+
+    def __init__(self, code: Code, row_bytes: Value, stretch_bytes: int) -> None:
+        self._code, self._row_bytes, self._stretch_bytes = code, row_bytes, stretch_bytes
+        self._whole = row_bytes // stretch_bytes
+        self._memory = code.stack(stretch_bytes)
+        for at in range(0, stretch_bytes, 8):
+            code.store(code.constant(I64, 0), self._memory + at)
+
+    def copy(self, row: Value) -> None:
+        """Take the rest of the row at an address."""
+        begin = self._whole * self._stretch_bytes
+        with self._code.loop(begin, self._row_bytes) as at:
+            self._code.store(self._code.load(row + at, I8), self._memory + (at - begin))
+
+    def instead(self, stretch: Value, b: Value) -> Value:
+        """The address of stretch b, which is at `stretch` if it is whole."""
+        return self._code.choose(b.less(self._whole), stretch, self._memory)
 
 
 class _Rows:
-    """Quantised rows of x."""
+    """Quantised rows of x.
+
+    lanes: the row in each place of a vector, a power of two of them; the last fill it up.
+    """
 
     def __init__(
         self, code: Code, layout: Layout, start: Value, count: int, n_stretches: Value
     ) -> None:
         self._code, self._layout, self.count = code, layout, count
+        self.lanes = [min(r, count - 1) for r in range(1 << (count - 1).bit_length())]
         self._sums = layout.sums(n_stretches)
         self._scales = layout.scales(n_stretches)
         self._scaled_sums = layout.scaled_sums(n_stretches)
         stride = layout.row_bytes(n_stretches)
         self._starts = [start + stride * r for r in range(count)]
 
-    def fours(self) -> Iterator[list[int]]:
-        """The numbers of the rows, four at a time; the last four are filled up with the last."""
-        for first in range(0, self.count, _FOUR):
-            yield [min(first + i, self.count - 1) for i in range(_FOUR)]
-
-    def bytes(self, r: int, b: Value, i: int) -> Value:
-        """i8 [32], part i of stretch b."""
+    def integers(self, r: int, b: Value, i: int) -> Value:
+        """Line i of 32 bytes of stretch b: i8 [32] or i16 [16]."""
         at = self._starts[r] + b * self._layout.integers_step
-        return self._code.load(at + BYTES * i, I8X32)
-
-    def words(self, r: int, b: Value, i: int, half: int) -> Value:
-        """i16 [16], half of part i of stretch b."""
-        at = self._starts[r] + b * self._layout.integers_step
-        return self._code.load(at + BYTES * (2 * i + half), I16X16)
+        return self._code.load(at + BYTES * i, I16X16 if self._layout.words else I8X32)
 
     def sums(self, r: int, b: Value) -> Value:
         """i32 [8] of short blocks, i16 [16] of a long one."""
@@ -152,9 +167,9 @@ class _Rows:
         return self._code.load(at, I16X16 if self._layout.long else I32X8)
 
     def scales(self, r: int, b: Value) -> Value:
-        """f32 [8] of short blocks, f32 [1] of a long one."""
+        """f32 [8] of short blocks, f32 of a long one."""
         at = self._starts[r] + self._scales + b * self._layout.scales_step
-        return self._code.load(at, vector(F32, 1) if self._layout.long else F32X8)
+        return self._code.load(at, F32 if self._layout.long else F32X8)
 
     def scaled_sums(self, r: int, b: Value) -> Value:
         """f32 [8] of short blocks."""
@@ -162,128 +177,118 @@ class _Rows:
         return self._code.load(at, F32X8)
 
 
-class _ShortStretch:
-    """Eight short blocks of a weight row."""
-
-    def __init__(
-        self, code: Code, type: str, vnni: bool, start: Value, rows: _Rows, b: Value
-    ) -> None:
-        self._code, self._vnni, self._rows, self._b = code, vnni, rows, b
-        self._form, self._words = FORMS[type], in_words(type, vnni=vnni)
-        n_bytes = sizes(type)[1]
-        blocks = [start + n_bytes * i for i in range(PER_STRETCH)]
-        self._scales = _joined(code, [short_scale(code, type, block) for block in blocks])
-        self._minimums = None
-        if self._form.minimum:
-            self._minimums = _joined(code, [short_minimum(code, block) for block in blocks])
-        self._bytes = [short_bytes(code, type, block) for block in blocks]
-        self._offset = self._form.offset
-        if self._form.most is None and not self._words:
-            self._offset = 128
-            self._bytes = [self._flipped(part) for part in self._bytes]
-
-    def terms(self) -> Iterator[Value]:
-        """f32 [4] for each four rows."""
-        products = [self._products(r) for r in range(self._rows.count)]
-        for four in self._rows.fours():
-            yield float_sums([products[r] for r in four])
-
-    def _products(self, r: int) -> Value:
-        """f32 [8], of each block."""
-        code, rows, b = self._code, self._rows, self._b
-        most = 2 * MOST * (self._form.most or 0)
-        integers = integer_sums(code, [self._dot(r, i) for i in range(PER_STRETCH)], most)
-        if self._offset:
-            integers = integers - rows.sums(r, b) * self._offset
-        p = integers.to_float(signed=True) * (self._scales * rows.scales(r, b))
-        if self._minimums is None:
-            return p
-        return code.fma(self._minimums, rows.scaled_sums(r, b), p)
-
-    def _dot(self, r: int, i: int) -> Value:
-        """Sums of products of block i, i16 [16] or i32 [8]."""
-        code, rows, b, part = self._code, self._rows, self._b, self._bytes[i]
-        if self._words:
-            halves = [part.part(16 * half, 16).extended(I16) for half in range(2)]
-            low, high = (
-                pair_sums(code, words, rows.words(r, b, i, half))
-                for half, words in enumerate(halves)
-            )
-            return low + high
-        x = rows.bytes(r, b, i)
-        if self._vnni:
-            zero = code.constant(I32X8, 0)
-            return code.call("llvm.x86.avx512.vpdpbusd.256", I32X8, zero, part, x)
-        return byte_pair_sums(code, part, x)
-
-    def _flipped(self, signed: Value) -> Value:
-        """Bytes with a sign as bytes without, greater by 128."""
-        return signed + self._code.constant(I8X32, -128)
+def _short_terms(code: Code, type: str, vnni: bool, stretch: Value, rows: _Rows, b: Value) -> Value:
+    """t of kernels.integer_blocks.naive for each lane of rows: eight blocks of a weight row."""
+    form, weights = FORMS[type], short_blocks(code, type, stretch)
+    if in_words(type, vnni=vnni):
+        dots, offset = _dots_of_words(code, weights.bytes, rows, b), 0
+    elif vnni:
+        dots, offset = _dots_with_vnni(code, type, weights.bytes, rows, b)
+    else:
+        dots, offset = _dots_of_bytes(code, form, weights.bytes, rows, b), form.offset
+    products = []
+    for r, integers in enumerate(dots):
+        if offset:
+            integers = integers - rows.sums(r, b) * offset
+        p = integers.to_float(signed=True) * (weights.scales * rows.scales(r, b))
+        if weights.minimums is not None:
+            p = code.fma(weights.minimums, rows.scaled_sums(r, b), p)
+        products.append(p)
+    return sums([products[r] for r in rows.lanes])
 
 
-class _LongStretch:
-    """A long block of a weight row."""
+def _dots_of_words(code: Code, parts: Sequence[Value], rows: _Rows, b: Value) -> list[Value]:
+    """i32 [8] for each row: the sums of products in each block, of bytes with a sign."""
+    totals = [code.constant(I32X8, 0)] * rows.count
+    for k, part in enumerate(parts):
+        fours = part.bits(I16X16)
+        for i, words in enumerate(((fours << 8).down_signed(8), fours.down_signed(8))):
+            for r in range(rows.count):
+                x = rows.integers(r, b, 2 * k + i)
+                totals[r] = totals[r] + pair_sums(code, words, x)
+    return totals
 
-    def __init__(
-        self, code: Code, type: str, vnni: bool, start: Value, rows: _Rows, b: Value
-    ) -> None:
-        self._code, self._vnni, self._rows, self._b = code, vnni, rows, b
-        self._form, self._block = FORMS[type], long_block(code, type, start)
 
-    def terms(self) -> Iterator[Value]:
-        """f32 [4] for each four rows."""
-        code, block, rows, b = self._code, self._block, self._rows, self._b
-        sums = self._sums()
-        lesses = None
-        if block.group_minimums is not None:
-            minimums = self._sixteen(block.group_minimums)
-            lesses = [pair_sums(code, minimums, rows.sums(r, b)) for r in range(rows.count)]
-        for four in rows.fours():
-            scales = [rows.scales(r, b) for r in four]
-            x_scales = scales[0].beside(scales[1]).beside(scales[2].beside(scales[3]))
-            dots = [sums[r] for r in four]
-            others = dots if lesses is None else [lesses[r] for r in four]
-            both = integer_sums(code, dots + others)
-            both = both.to_float(signed=True)
-            t = both.part(0, 4) * (code.splat(block.scale, 4) * x_scales)
-            if block.minimum is not None:
-                t = t - both.part(4, 4) * (code.splat(block.minimum, 4) * x_scales)
-            yield t
+def _dots_of_bytes(
+    code: Code, form: Form, parts: Sequence[Value], rows: _Rows, b: Value
+) -> list[Value]:
+    """As _dots_of_words, of bytes without a sign; sums in 16 bits as long as they fit."""
+    assert form.most is not None
+    at_once = _WORD // (2 * form.most * MOST)
+    ones, totals = code.constant(I16X16, 1), [code.constant(I32X8, 0)] * rows.count
+    for k in range(0, len(parts), at_once):
+        words = [code.constant(I16X16, 0)] * rows.count
+        for i in range(k, min(k + at_once, len(parts))):
+            for r in range(rows.count):
+                words[r] = words[r] + byte_pair_sums(code, parts[i], rows.integers(r, b, i))
+        totals = [t + pair_sums(code, w, ones) for t, w in zip(totals, words, strict=True)]
+    return totals
 
-    def _sums(self) -> list[Value]:
-        """i32 [8] for each row, products times their group's scale."""
-        code, block, rows, b = self._code, self._block, self._rows, self._b
-        totals = [code.constant(I32X8, 0)] * rows.count
-        if self._form.offset:
-            scales = self._sixteen(block.group_scales) * -self._form.offset
-            totals = [pair_sums(code, scales, rows.sums(r, b)) for r in range(rows.count)]
-        factors = _Factors(code, block.group_scales)
-        for i, part in enumerate(block.bytes):
-            if self._form.most is None:
-                words = [part.part(16 * half, 16).extended(I16) * factors[i] for half in range(2)]
+
+def _dots_with_vnni(
+    code: Code, type: str, parts: Sequence[Value], rows: _Rows, b: Value
+) -> tuple[list[Value], int]:
+    """As _dots_of_words, and what every byte was more than its integer."""
+    form, offset = FORMS[type], FORMS[type].offset
+    if form.most is None:
+        offset = 128
+        parts = [part + code.constant(I8X32, -offset) for part in parts]
+    totals = [code.constant(I32X8, 0)] * rows.count
+    for i, part in enumerate(parts):
+        for r in range(rows.count):
+            totals[r] = add_byte_sums(code, totals[r], part, rows.integers(r, b, i))
+    return totals, offset
+
+
+def _long_terms(code: Code, type: str, vnni: bool, block: Value, rows: _Rows, b: Value) -> Value:
+    """t of kernels.integer_blocks.naive for each lane of rows: a block of a weight row."""
+    weights, count = long_block(code, type, block), len(rows.lanes)
+    dots = _scaled_dots(code, FORMS[type], weights, rows, b, vnni=vnni)
+    minimums = []
+    if weights.group_minimums is not None:
+        factors = _sixteen(weights.group_minimums)
+        minimums = [pair_sums(code, factors, rows.sums(r, b)) for r in range(rows.count)]
+    vectors = [dots[r] for r in rows.lanes] + [minimums[r] for r in rows.lanes if minimums]
+    exact = [sums(vectors[i : i + 8]).to_float(signed=True) for i in range(0, len(vectors), 8)]
+    x_scales = joined(code, [rows.scales(r, b) for r in rows.lanes])
+    t = exact[0].part(0, count) * (code.splat(weights.scale, count) * x_scales)
+    if weights.minimum is None:
+        return t
+    less = exact[-1].part(exact[-1].type.count - count, count)
+    return t - less * (code.splat(weights.minimum, count) * x_scales)
+
+
+def _scaled_dots(
+    code: Code, form: Form, weights: LongBlock, rows: _Rows, b: Value, *, vnni: bool
+) -> list[Value]:
+    """i32 [8] for each row, to be added up: products times the scale of their group."""
+    add = functools.partial(add_pair_sums, code, vnni=vnni)
+    totals = [code.constant(I32X8, 0)] * rows.count
+    if form.offset:
+        factors = _sixteen(weights.group_scales) * -form.offset
+        totals = [pair_sums(code, factors, rows.sums(r, b)) for r in range(rows.count)]
+    scales = _Scales(code, weights.group_scales)
+    for i, part in enumerate(weights.bytes):
+        scale = scales[i]
+        if form.most is None:
+            for half in range(2):
+                words = part.part(16 * half, 16).extended(I16) * scale
                 for r in range(rows.count):
-                    for half in range(2):
-                        x = rows.words(r, b, i, half)
-                        totals[r] = self._add(totals[r], words[half], x)
-            else:
-                for r in range(rows.count):
-                    pairs = byte_pair_sums(code, part, rows.bytes(r, b, i))
-                    totals[r] = self._add(totals[r], pairs, factors[i])
-        return totals
-
-    def _add(self, total: Value, words: Value, factors: Value) -> Value:
-        if self._vnni:
-            name = "llvm.x86.avx512.vpdpwssd.256"
-            return self._code.call(name, I32X8, total, words, factors)
-        return total + pair_sums(self._code, words, factors)
-
-    def _sixteen(self, groups: Value) -> Value:
-        """i8, one for each group, as i16 [16], one for every 16 elements."""
-        each = 16 // groups.type.count
-        return groups.take([i // each for i in range(16)]).extended(I16)
+                    totals[r] = add(totals[r], words, rows.integers(r, b, 2 * i + half))
+        else:
+            for r in range(rows.count):
+                pairs = byte_pair_sums(code, part, rows.integers(r, b, i))
+                totals[r] = add(totals[r], pairs, scale)
+    return totals
 
 
-class _Factors:
+def _sixteen(groups: Value) -> Value:
+    """i8, one for each group of a long block, as i16 [16], one for every 16 elements."""
+    each = 16 // groups.type.count
+    return groups.take([i // each for i in range(16)]).extended(I16)
+
+
+class _Scales:
     """The scales of a long block as i16 [16] for each 32 elements, in the order of the products."""
 
     def __init__(self, code: Code, scales: Value) -> None:
@@ -291,7 +296,7 @@ class _Factors:
         if self._by_32:
             # from memory, one fills a vector without a shuffle
             self._start = code.stack(4 * PER_STRETCH)
-            code.store(scales.take([i // 2 for i in range(16)]).extended(I16), self._start)
+            code.store(_sixteen(scales), self._start)
         else:
             # each half of a vector shuffles within itself
             order = [*range(0, 16, 2), *range(1, 16, 2)]
@@ -302,11 +307,3 @@ class _Factors:
             four = self._code.load(self._start + 4 * i, I32)
             return self._code.splat(four, 8).bits(I16X16)
         return self._pairs.take([i] * 8 + [8 + i] * 8)
-
-
-def _joined(code: Code, numbers: Sequence[Value]) -> Value:
-    """f32 [8] of eight f32."""
-    parts = [code.splat(number, 1) for number in numbers]
-    while len(parts) > 1:
-        parts = [a.beside(b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]

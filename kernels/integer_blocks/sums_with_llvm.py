@@ -1,20 +1,18 @@
-"""Sums over the elements of several vectors at once, by shuffling and adding pairs of vectors."""
+"""Products of small integers, and sums over the elements of several vectors at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kernels.integer_blocks.integers_with_llvm import I16X16, I32X8
 from kernels.llvm import Code, Value, vector
-from kernels.llvm.values import F32, I32, I64
+from kernels.llvm.values import I16, I32
 
-I64X4 = vector(I64, 4)
-_WORD = 2**15 - 1
+_I16X16, _I32X8 = vector(I16, 16), vector(I32, 8)
 
 
 def pair_sums(code: Code, words: Value, factors: Value) -> Value:
     """i16 [16] times i16 [16], neighbours added: i32 [8]."""
-    return code.call("llvm.x86.avx2.pmadd.wd", I32X8, words, factors)
+    return code.call("llvm.x86.avx2.pmadd.wd", _I32X8, words, factors)
 
 
 def byte_pair_sums(code: Code, unsigned: Value, signed: Value) -> Value:
@@ -22,52 +20,36 @@ def byte_pair_sums(code: Code, unsigned: Value, signed: Value) -> Value:
 
     Exact as long as the unsigned ones do not exceed 128.
     """
-    return code.call("llvm.x86.avx2.pmadd.ub.sw", I16X16, unsigned, signed)
+    return code.call("llvm.x86.avx2.pmadd.ub.sw", _I16X16, unsigned, signed)
 
 
-def integer_sums(code: Code, vectors: Sequence[Value], most: int = _WORD) -> Value:
-    """The sums of 8 vectors i32 [8] or i16 [16], i32 [8] in their order.
-
-    most: the largest magnitude of an i16; they are added in 16 bits as long as that holds the sums.
-    """
-    parts = list(vectors)
-    for level in range(3):
-        if parts[0].type == I16X16 and most << (level + 1) > _WORD:
-            parts = [_widened(code, part) for part in parts]
-        parts = [_STEPS[level](a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0] if parts[0].type == I32X8 else _widened(code, parts[0])
+def add_pair_sums(code: Code, total: Value, words: Value, factors: Value, *, vnni: bool) -> Value:
+    """total i32 [8], plus pair_sums."""
+    if vnni:
+        return code.call("llvm.x86.avx512.vpdpwssd.256", _I32X8, total, words, factors)
+    return total + pair_sums(code, words, factors)
 
 
-def float_sums(vectors: Sequence[Value]) -> Value:
-    """Of 4 vectors f32 [8] the sums ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), f32 [4]."""
-    a, b, c, d = vectors
-    parts = _neighbours(_neighbours(a, b), _neighbours(c, d))
-    return parts.part(0, 4) + parts.part(4, 4)
+def add_byte_sums(code: Code, total: Value, unsigned: Value, signed: Value) -> Value:
+    """total i32 [8], plus in each place four products of bytes; with VNNI only."""
+    return code.call("llvm.x86.avx512.vpdpbusd.256", _I32X8, total, unsigned, signed)
 
 
-def _widened(code: Code, words: Value) -> Value:
-    return pair_sums(code, words, code.constant(I16X16, 1))
-
-
-def _far(a: Value, b: Value) -> Value:
-    """Halves of each 128 bits added: those of a, then those of b."""
-    x, y = a.bits(I64X4), b.bits(I64X4)
-    return x.take([0, 4, 2, 6], y).bits(a.type) + x.take([1, 5, 3, 7], y).bits(a.type)
+def sums(vectors: Sequence[Value]) -> Value:
+    """The sum ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)) of each of 1, 2, 4 or 8 vectors i32 [8] or
+    f32 [8], in a vector of so many."""
+    count, parts = len(vectors), list(vectors)
+    for _ in range(2):
+        if len(parts) == 1:
+            parts *= 2
+        parts = [_neighbours(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    low, high = parts if count == 8 else (parts[0], parts[0])
+    together = low.take([0, 1, 2, 3, 8, 9, 10, 11], high)
+    result = together + low.take([4, 5, 6, 7, 12, 13, 14, 15], high)
+    return result if count == 8 else result.part(0, count)
 
 
 def _neighbours(a: Value, b: Value) -> Value:
-    """Neighbours of 32 bits added: of each 128 bits those of a, then those of b."""
-    as_numbers = vector(F32 if a.type.element == F32 else I32, 8)
-    x, y = a.bits(as_numbers), b.bits(as_numbers)
-    even = x.take([0, 2, 8, 10, 4, 6, 12, 14], y)
-    odd = x.take([1, 3, 9, 11, 5, 7, 13, 15], y)
-    return even.bits(a.type) + odd.bits(a.type)
-
-
-def _halves(a: Value, b: Value) -> Value:
-    """Both halves added: those of a, then those of b."""
-    x, y = a.bits(I64X4), b.bits(I64X4)
-    return x.take([0, 1, 4, 5], y).bits(a.type) + x.take([2, 3, 6, 7], y).bits(a.type)
-
-
-_STEPS = (_far, _neighbours, _halves)
+    """Neighbours added: of each 128 bits those of a, then those of b."""
+    even = a.take([0, 2, 8, 10, 4, 6, 12, 14], b)
+    return even + a.take([1, 3, 9, 11, 5, 7, 13, 15], b)

@@ -1,7 +1,8 @@
 """Weights as their file stores them: GGUF blocks, and matrices put together from unlike parts.
 
 In mode "blocks" nothing is rounded that the file had not rounded: block_linear expands every
-weight to the number that gguf-py gives, and sums in f32. In mode "bf16" it rounds the number.
+weight to the number that gguf-py gives, and sums in f32. In mode "bf16" it rounds the number. In
+mode "q8" the integers of the blocks meet rows of integers.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from kernels import integer_blocks
 from kernels.block_linear import TYPES, block_linear
 from kernels.dispatch import uses_llvm
 from kernels.linear.packed import PackedWeight
@@ -29,6 +31,8 @@ class BlockData(NamedTuple):
 
 def stays_in_blocks(type: str, mode: str, device: torch.device) -> bool:
     """Whether a matrix of a GGML type is multiplied in this mode without being expanded before."""
+    if mode == "q8":
+        return type in integer_blocks.TYPES
     here = mode == "blocks" or (mode == "bf16" and device.type == "cpu" and uses_llvm())
     return here and type in TYPES
 
@@ -48,7 +52,8 @@ def pack_plain(weight: torch.Tensor) -> PackedWeight:
 def pack_blocks(blocks: torch.Tensor, type: str, mode: str = "blocks") -> PackedWeight:
     """A weight that stays in its blocks, uint8 [out, bytes per row], kept where they are.
 
-    type: one of kernels.block_linear.TYPES, or F32. mode: "blocks" or "bf16"; "f32" for F32.
+    type: one of kernels.block_linear.TYPES, or F32; in mode "q8" of kernels.integer_blocks.TYPES.
+    mode: "blocks", "bf16" or "q8"; "f32" for F32.
     """
     elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
     n_in = blocks.shape[1] // n_bytes * elements
@@ -71,4 +76,6 @@ def takes_any_rows(packed: PackedWeight) -> bool:
 def linear_blocks(x: torch.Tensor, packed: PackedWeight, *, invariant: bool) -> torch.Tensor:
     """See kernels.linear.linear, for data in blocks."""
     blocks, rounded = packed.data, packed.mode == "bf16"
+    if packed.mode == "q8":
+        return integer_blocks.integer_linear(x, blocks.bytes, blocks.type)
     return block_linear(x, blocks.bytes, blocks.type, rounded=rounded, invariant=invariant)

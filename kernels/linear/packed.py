@@ -15,8 +15,9 @@ from torch.nn import functional
 from kernels.norm import max_norm
 
 MODES = ("f32", "bf16", "int8", "int8x2")
-"""Modes of a matrix that `pack` makes from f32 numbers. Beside them stand "blocks", rows in the
-GGUF blocks of their file, and "parts", matrices of unlike modes whose results lie side by side."""
+"""Modes of a matrix that `pack` makes from f32 numbers. Beside them stand "blocks" and "q8", rows
+in the GGUF blocks of their file, and "parts", matrices of unlike modes whose results lie side by
+side."""
 # those that sum integers
 INTEGER_MODES = ("int8", "int8x2")
 # symmetric: the largest number of a row becomes 127, of weights wherever that adds up exactly

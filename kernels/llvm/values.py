@@ -24,7 +24,7 @@ class _BFloat(ir.Type):
         return hash(_BFloat)
 
 
-I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, BF16, F32 = ir.HalfType(), _BFloat(), ir.FloatType()
 _FLOATS = (ir.HalfType, _BFloat, ir.FloatType, ir.DoubleType)
 
@@ -90,6 +90,10 @@ class Value:
     def __rshift__(self, other: Value | int) -> Value:
         """Bits moved down, zeros moved in."""
         return self._binary("lshr", other)
+
+    def down_signed(self, bits: int) -> Value:
+        """Bits moved down, copies of the sign moved in."""
+        return self._binary("ashr", bits)
 
     def take(self, lanes: Sequence[int], other: Value | None = None) -> Value:
         """A vector of the elements so numbered; those of `other` come after this one's own."""
@@ -170,6 +174,10 @@ class Value:
         return Value(
             self._builder, getattr(self._builder, compare)("<", self.ir, self._other(other))
         )
+
+    def equal(self, other: Value | int) -> Value:
+        """Whether integers are equal."""
+        return Value(self._builder, self._builder.icmp_signed("==", self.ir, self._other(other)))
 
 
 def transposed(rows: Sequence[Value]) -> list[Value]:

@@ -62,16 +62,16 @@ def gated_rms_norm(
     weight: torch.Tensor,
     eps: float,
     *,
+    sigmoid: bool = False,
     invariant: bool = False,
 ) -> torch.Tensor:
     """rms_norm(x) * silu(gate): norm first, gate second, as a Gated DeltaNet layer ends.
 
-    x, gate: f32 [..., d]; weight: f32 [d]. Returns [..., d].
+    x, gate: f32 [..., d]; weight: f32 [d]. Returns [..., d]. sigmoid: times sigmoid(gate) instead,
+    as Kimi Delta Attention ends.
     invariant: a row has the same bits whatever rows stand beside it, as in the other two anyway.
     """
-    if invariant:
-        return _gated_invariant(x, gate, weight, eps)
-    return _gated(x, gate, weight, eps)
+    return (_gated_invariant if invariant else _gated)(x, gate, weight, eps, sigmoid)
 
 
 def group_rms_norm(

@@ -9,7 +9,7 @@ import torch
 
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.code import Variable
-from kernels.llvm.functions import silu
+from kernels.llvm.functions import sigmoid, silu
 from kernels.llvm.rows import rows, run, start, vectors
 
 # sums that are added up beside one another: each addition waits for the one before
@@ -32,14 +32,14 @@ def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def gated_rms_norm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
 ) -> torch.Tensor:
     """See kernels.norm.gated_rms_norm."""
     d, y, weight = x.shape[-1], x.new_empty(*x.shape), weight.contiguous()
     x, x_rows = rows(x)
     gate, gate_rows = rows(gate)
     run(
-        _program(d, eps, True, 1, True),
+        _program(d, eps, True, 1, "sigmoid" if sigmoid else "silu"),
         y.numel() // d,
         d,
         *x_rows,
@@ -83,7 +83,7 @@ def _norm(
     d, y = x.shape[-1], x.new_empty(*x.shape)
     x, x_rows = rows(x)
     scales, n_weights = ((), 0) if weight is None else ((weight.data_ptr(),), weight.numel() // d)
-    run(_program(d, eps, mean, n_weights, False), y.numel() // d, d, *x_rows, y.data_ptr(), *scales)
+    run(_program(d, eps, mean, n_weights, None), y.numel() // d, d, *x_rows, y.data_ptr(), *scales)
     return y
 
 
@@ -114,9 +114,9 @@ def _max_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Val
 
 
 @functools.cache
-def _program(d: int, eps: float, mean: bool, n_weights: int, gated: bool) -> Program:
-    body = functools.partial(_body, d, eps, mean, n_weights, gated)
-    return Program(body, 5 + bool(n_weights) + 4 * gated)
+def _program(d: int, eps: float, mean: bool, n_weights: int, gate: str | None) -> Program:
+    body = functools.partial(_body, d, eps, mean, n_weights, gate)
+    return Program(body, 5 + bool(n_weights) + 4 * (gate is not None))
 
 
 def _body(
@@ -124,7 +124,7 @@ def _body(
     eps: float,
     mean: bool,
     n_weights: int,
-    gated: bool,
+    gating: str | None,
     code: Code,
     args: Sequence[Value],
     first: Value,
@@ -146,16 +146,17 @@ def _body(
         if mean:
             square = square / float(d)
         scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
-        gate = start(gates, row) if gated else None
+        gate = start(gates, row) if gating else None
         weight = weights[0] if n_weights == 1 else None
         if n_weights > 1:
             weight = weights[0] + row % n_weights * (4 * d)
+        opened = sigmoid if gating == "sigmoid" else silu
         for at, count in vectors(code, d):
             result = code.load_first(source + at, F32X16, count) * scale
             if weight is not None:
                 result *= code.load_first(weight + at, F32X16, count)
             if gate is not None:
-                result *= silu(code, code.load_first(gate + at, F32X16, count))
+                result *= opened(code, code.load_first(gate + at, F32X16, count))
             code.store_first(result, target + at, count)
 
 

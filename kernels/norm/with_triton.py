@@ -15,7 +15,7 @@ TILE = 1024
 def _norm(
     x, gate, weight, y, n_rows, n_groups, d, x_row, gate_row, eps,
     MEAN: tl.constexpr, WEIGHT: tl.constexpr, GATE: tl.constexpr, GATE_FIRST: tl.constexpr,
-    BR: tl.constexpr, BD: tl.constexpr,
+    SIGMOID: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR))[:, None]
     column = tl.arange(0, BD)[None, :]
@@ -23,7 +23,7 @@ def _norm(
     values = tl.load(x + row * x_row + column, inside, 0.0)
     if GATE:
         opened = tl.load(gate + row * gate_row + column, inside, 0.0)
-        opened *= tl.sigmoid(opened)
+        opened = tl.sigmoid(opened) if SIGMOID else opened * tl.sigmoid(opened)
         if GATE_FIRST:
             values *= opened
     square = tl.sum(values * values, 1, keep_dims=True)
@@ -53,10 +53,10 @@ def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
 
 
 def gated_rms_norm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
 ) -> torch.Tensor:
     """See kernels.norm.gated_rms_norm."""
-    return _run(x, eps, weight=weight, gate=gate)
+    return _run(x, eps, weight=weight, gate=gate, sigmoid=sigmoid)
 
 
 def group_rms_norm(
@@ -73,6 +73,7 @@ def _run(
     weight: torch.Tensor | None = None,
     gate: torch.Tensor | None = None,
     n_groups: int | None = None,
+    sigmoid: bool = False,
 ) -> torch.Tensor:
     d = x.shape[-1]
     rows = as_rows(x)
@@ -84,7 +85,7 @@ def _run(
         rows, gates, rows if weight is None else weight.contiguous(), y,
         rows.shape[0], n_groups or 1, d, rows.stride(0), gates.stride(0), eps,
         MEAN=weight is not None, WEIGHT=weight is not None, GATE=gate is not None,
-        GATE_FIRST=n_groups is not None,
+        GATE_FIRST=n_groups is not None, SIGMOID=sigmoid,
         BR=together, BD=width, num_warps=4 if width <= TILE else 8,
     )  # fmt: skip
     return y

@@ -72,13 +72,15 @@ def test_max_norm_of_zeros_and_of_the_smallest_numbers(ops):
 
 @IMPLEMENTATIONS
 @SHAPES
-def test_the_gate_comes_after_the_norm(ops, shape):
+@pytest.mark.parametrize("sigmoid", [False, True], ids=["silu", "sigmoid"])
+def test_the_gate_comes_after_the_norm(ops, shape, sigmoid):
     x, exact = rows(shape)
     gate, weight = torch.randn(shape), torch.randn(shape[-1])
     scale = weight.double().numpy() / np.sqrt(np.mean(exact**2, -1, keepdims=True) + 1e-6)
     z = gate.double().numpy()
-    truth = exact * scale * (z / (1 + np.exp(-z)))
-    assert nmse(ops.gated_rms_norm(x, gate, weight, 1e-6), torch.from_numpy(truth)) < F32
+    truth = exact * scale * ((1 if sigmoid else z) / (1 + np.exp(-z)))
+    y = ops.gated_rms_norm(x, gate, weight, 1e-6, sigmoid=sigmoid)
+    assert nmse(y, torch.from_numpy(truth)) < F32
 
 
 @IMPLEMENTATIONS

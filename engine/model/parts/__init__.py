@@ -38,9 +38,11 @@ class StateSize(NamedTuple):
 
 
 class CellSize(NamedTuple):
-    """What one token leaves for attention in a layer: a key and a value for each of n_heads.
+    """What a layer keeps of every token in attention memory, float32.
 
-    window: tokens back that are looked at, the token itself included; None for all.
+    n_heads: heads of keys and values. k_dim, v_dim: their lengths; with v_dim 0 nothing but keys
+    is kept, and values, if there are any, are the first columns of the keys (latent attention).
+    window: how many of the newest positions a token sees, itself among them; None for all.
     """
 
     n_heads: int
@@ -52,6 +54,17 @@ class CellSize(NamedTuple):
     def n_bytes(self) -> int:
         """Bytes of one cell."""
         return _N_BYTES * self.n_heads * (self.k_dim + self.v_dim)
+
+
+class CellRow(NamedTuple):
+    """A further row that a layer keeps beside its keys and values, by its name."""
+
+    layer: int
+    name: str
+
+
+CellKey = int | CellRow
+"""Whose rows in the cells: those of an attention layer, or further ones of it."""
 
 
 class MixerPart(Protocol):

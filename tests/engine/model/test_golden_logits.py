@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.model.recurrence import StateKey
 from tests.support.naive_memory import NaiveMemory, ubatch_of
 
 MODELS = [
@@ -54,9 +55,9 @@ def test_states_after_the_prompt(name, golden, reference):
         sorted(int(key[2:]) for key in arrays if key.startswith("S_"))
     )
     for layer in model.recurrent_layers:
-        state, window = memory.recurrent.states[layer, 0], memory.recurrent.windows[layer, 0]
-        np.testing.assert_allclose(state.numpy(), arrays[f"S_{layer}"], rtol=0, atol=1e-5)
-        np.testing.assert_allclose(window.numpy(), arrays[f"conv_{layer}"], rtol=0, atol=1e-5)
+        for state, field in (("state", "S"), ("window", "conv")):
+            got = memory.recurrent.states[StateKey(layer, state), 0][0].numpy()
+            np.testing.assert_allclose(got, arrays[f"{field}_{layer}"], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -210,5 +210,5 @@ def test_irregular_schedule(variant):
     assert model.recurrent_layers == (1, 2, 3)
     memory = NaiveMemory.for_model(model.config)
     assert model.forward(ubatch_of([1, 2, 3]), memory).logits.isfinite().all()
-    assert {layer for layer, _ in memory.recurrent.states} == {1, 2, 3}
+    assert {key.layer for key, _ in memory.recurrent.states} == {1, 2, 3}
     assert {layer for layer, _ in memory.attention.cells} == {0}
