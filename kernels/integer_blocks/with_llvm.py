@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from kernels.integer_blocks.rows_with_llvm import ROWS, multiply_rows
+from kernels.integer_blocks.panels_with_llvm import multiply_panels
+from kernels.integer_blocks.rows_with_llvm import multiply_rows
+
+FEW = 7
+"""Up to so many rows it is faster to keep each weight in registers for all of them."""
 
 
 def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tensor:
@@ -12,7 +16,6 @@ def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Te
     n_in, n_out = x.shape[-1], blocks.shape[0]
     rows = x.reshape(-1, n_in).contiguous()
     y = torch.empty(*x.shape[:-1], n_out)
-    flat = y.view(rows.shape[0], n_out)
-    for part, out in zip(rows.split(ROWS), flat.split(ROWS), strict=True):
-        multiply_rows(part, blocks, type, out)
+    multiply = multiply_rows if len(rows) <= FEW else multiply_panels
+    multiply(rows, blocks, type, y.view(len(rows), n_out))
     return y
