@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -61,6 +62,19 @@ def has_feature(name: str) -> bool:
     """Whether kernels may use the instructions that LLVM calls `name`; no question of the kind
     is asked anywhere else."""
     return target().features.get(name, False)
+
+
+def processor_name() -> str:
+    """The processor as its maker calls it, else its architecture."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                key, _, value = line.partition(":")
+                if key.strip() == "model name" and value.strip():
+                    return value.strip()
+    except OSError:
+        pass  # not on Linux
+    return platform.processor() or platform.machine()
 
 
 def _limit() -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.cli import (
+    bench_against,
     bench_forward,
     bench_recording,
     bench_rollback,
@@ -26,7 +27,8 @@ from app.cli.run_arguments import (
     add_synthetic,
     refuse_cache,
 )
-from engine.bench.random_model import MODEL_SIZES, QUANTS, write_random_model
+from engine.bench.quant_mixes import QUANTS
+from engine.bench.random_model import MODEL_SIZES, write_random_model
 from engine.errors import OptionError
 from engine.options import ROLLBACK_POLICIES
 
@@ -48,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  draftscope bench --demo --recording -n 60 --spec-type draft-mtp\n"
         "  draftscope bench --rollback all\n"
         "  draftscope bench --write-random-model random.gguf\n"
+        "  draftscope bench random.gguf --against ~/llama.cpp/build/bin\n"
         "  draftscope bench random.gguf --splits\n"
         "  draftscope bench random.gguf --steps 1,2,4,8,16,128,512"
     )
@@ -65,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sizes(memory)
     add_memory_details(memory)
     add_cache(parser)
+    bench_against.add_arguments(parser)
     _add_details(parser)
     parser.set_defaults(n_predict=bench_suite.N_PREDICT, parallel=1)
 
@@ -103,6 +107,14 @@ def _add_kinds(parser: argparse.ArgumentParser) -> None:
     )
     one.add_argument(
         "--steps", type=_widths, metavar="N[,N]", help="forward steps of so many tokens"
+    )
+    one.add_argument(
+        "--against",
+        nargs="?",
+        const="",
+        metavar="FOLDER",
+        help="llama-bench and llama-server of a llama.cpp build (of $PATH, without a folder) in "
+        "alternation with this engine, on the same file and threads",
     )
     one.add_argument(
         "--write-random-model",
@@ -180,7 +192,9 @@ def _number(group: argparse._ArgumentGroup, name: str, default: int, text: str) 
 def run(args: argparse.Namespace) -> int:
     """Check which measurement is asked for, and do it. Raises OptionError."""
     has_model = args.model is not None or args.model_option is not None or args.demo
-    on_requests = not (args.splits or args.steps or args.compare or args.write_random_model)
+    on_requests = args.against is None and not (
+        args.splits or args.steps or args.compare or args.write_random_model
+    )
     if args.rollback is not None and not on_requests:
         raise OptionError(
             "--rollback goes with the suite, with --w1 or without a model.",
@@ -190,6 +204,8 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError("--out goes with the suite or --w1.", "Use --json and redirect it.")
     if not args.w1:
         refuse_cache(args)
+    if args.against is None:
+        bench_against.refuse(args)
     if args.repeat is not None and args.repeat > _MOST_REPEATS:
         raise OptionError(f"--repeat is above {_MOST_REPEATS}.", "Medians need far fewer.")
     if args.compare is not None:
@@ -198,6 +214,8 @@ def run(args: argparse.Namespace) -> int:
         return _write(args)
     if args.w1:
         return bench_w1.run(args)
+    if args.against is not None:
+        return bench_against.run(args)
     repeat_default = 1
     if args.recording or args.splits or args.steps or (args.rollback and not has_model):
         repeat_default = _REPEAT

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from engine.version import version
+from kernels.processor import processor_name
 
 
 def environment() -> dict[str, Any]:
@@ -20,6 +21,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "system": platform.system(),
         "machine": platform.machine(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,7 +1,8 @@
 """Random weights made directly in GGML's storage formats, without quantising anything.
 
 Layouts of the blocks are those of ggml-common.h. The values are uniform within a block instead
-of normal, which makes no difference to speed or to the scale of what a matrix puts out.
+of normal, which makes no difference to speed or to the scale of what a matrix puts out. Types
+whose levels are off centre get scales of either sign, or a minimum that centres them.
 """
 
 from __future__ import annotations
@@ -13,11 +14,16 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 Quant = GGMLQuantizationType
 
+# what the 16 levels of the types with a table stand for; those of MXFP4 are doubled
+_IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_FP4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+_SIX_BITS = np.arange(64) - 32
+
 
 def random_tensor(
     rng: np.random.Generator, shape: tuple[int, ...], std: float, kind: GGMLQuantizationType
 ) -> np.ndarray:
-    """Values of mean 0 and this standard deviation, stored as F32, BF16, Q8_0, Q4_K or Q6_K.
+    """Values of mean 0 and this standard deviation, stored as F32, BF16 or one of BLOCK_TYPES.
 
     F32: float32 of `shape`. BF16: its upper halves, uint16 of `shape`. Otherwise uint8 [..., bytes
     of a row]; the last dimension of `shape` is a multiple of the block length.
@@ -38,6 +44,26 @@ def random_tensor(
     return blocks.reshape(*shape[:-1], -1)
 
 
+def _fill_q4_0(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    # half scale d, 32 nibbles q: d (q - 8)
+    blocks[:, :2] = _signed(rng, blocks, std / _rms(np.arange(16) - 8))
+
+
+def _fill_q4_1(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    # half scale d, half minimum m, 32 nibbles q: d q + m
+    _centred(blocks, std / _rms(np.arange(16) - 7.5), -7.5)
+
+
+def _fill_q5_0(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    # half scale d, fifth bits, 32 nibbles: d (q - 16)
+    blocks[:, :2] = _signed(rng, blocks, std / _rms(np.arange(32) - 16))
+
+
+def _fill_q5_1(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    # half scale d, half minimum m, fifth bits, 32 nibbles: d q + m
+    _centred(blocks, std / _rms(np.arange(32) - 15.5), -15.5)
+
+
 def _fill_q8_0(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
     # half scale, 32 signed bytes: -128..127 is off centre, so -128 becomes 0
     quants = blocks[:, 2:].view(np.int8)
@@ -45,16 +71,46 @@ def _fill_q8_0(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None
     blocks[:, :2] = _half(std / math.sqrt(127 * 128 / 3))
 
 
+def _fill_iq4_nl(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    # half scale d, 32 nibbles q: d level[q]
+    blocks[:, :2] = _signed(rng, blocks, std / _rms(np.array(_IQ4_LEVELS)))
+
+
+def _fill_mxfp4(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    # exponent e, 32 nibbles q: 2^(e - 128) level[q]. Of two neighbouring powers of two, so many
+    # blocks have the larger one that the squares have the right mean.
+    scale = std / _rms(np.array(_FP4_LEVELS))
+    power = math.floor(math.log2(scale))
+    share = ((scale / 2.0**power) ** 2 - 1) / 3
+    blocks[:, 0] = power + 128 + (rng.random(len(blocks)) < share)
+
+
+def _fill_q2_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    # 16 bytes of 4-bit scale and 4-bit minimum, 256 quants of 2 bits, half scale d, half scale m:
+    # d scale q - m minimum. Equal scale and minimum with m = 1.5 d centre the quants.
+    scales = rng.integers(8, 16, (len(blocks), 16), dtype=np.uint8)
+    blocks[:, :16] = scales | scales << 4
+    d = std / (_rms(np.arange(8, 16)) * _rms(np.arange(4) - 1.5))
+    _centred(blocks[:, 80:], d, 1.5)
+
+
+def _fill_q3_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    # 256 quants of 3 bits, 16 scales of 6 bits, half scale d: d (scale - 32) (q - 4)
+    d = std / (_rms(_SIX_BITS) * _rms(np.arange(8) - 4))
+    blocks[:, 108:] = _signed(rng, blocks, d)
+
+
 def _fill_q4_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
     # half scale d, half scale m, 8 sub-blocks of 6-bit scale and 6-bit minimum, 256 nibbles q:
     # d scale q - m minimum. Equal scale and minimum with m = 7.5 d centre the nibbles.
-    scales = rng.integers(32, 64, (len(blocks), 8), dtype=np.uint8)
-    low, high = scales[:, :4], scales[:, 4:]
-    blocks[:, 4:8] = blocks[:, 8:12] = low | (high >> 4) << 6
-    blocks[:, 12:16] = (high & 15) | (high & 15) << 4
-    d = std / (_rms(np.arange(32, 64)) * _rms(np.arange(16) - 7.5))
-    blocks[:, :2] = _half(d)
-    blocks[:, 2:4] = _half(7.5 * d)
+    d = std / (_equal_scales(rng, blocks) * _rms(np.arange(16) - 7.5))
+    _centred(blocks, d, 7.5)
+
+
+def _fill_q5_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    # as Q4_K with a fifth bit
+    d = std / (_equal_scales(rng, blocks) * _rms(np.arange(32) - 15.5))
+    _centred(blocks, d, 15.5)
 
 
 def _fill_q6_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
@@ -63,11 +119,54 @@ def _fill_q6_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None
     scales = rng.integers(16, 32, (len(blocks), 16), dtype=np.int8)
     scales *= 2 * rng.integers(0, 2, scales.shape, dtype=np.int8) - 1
     blocks[:, 192:208] = scales.view(np.uint8)
-    d = std / (_rms(np.arange(16, 32)) * _rms(np.arange(64) - 32))
-    blocks[:, 208:] = _half(d)
+    blocks[:, 208:] = _half(std / (_rms(np.arange(16, 32)) * _rms(_SIX_BITS)))
 
 
-_FILL = {Quant.Q8_0: _fill_q8_0, Quant.Q4_K: _fill_q4_k, Quant.Q6_K: _fill_q6_k}
+def _fill_iq4_xs(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    # half scale d, 8 scales of 6 bits, 256 nibbles q: d (scale - 32) level[q]
+    d = std / (_rms(_SIX_BITS) * _rms(np.array(_IQ4_LEVELS)))
+    blocks[:, :2] = _signed(rng, blocks, d)
+
+
+_FILL = {
+    Quant.Q4_0: _fill_q4_0,
+    Quant.Q4_1: _fill_q4_1,
+    Quant.Q5_0: _fill_q5_0,
+    Quant.Q5_1: _fill_q5_1,
+    Quant.Q8_0: _fill_q8_0,
+    Quant.IQ4_NL: _fill_iq4_nl,
+    Quant.MXFP4: _fill_mxfp4,
+    Quant.Q2_K: _fill_q2_k,
+    Quant.Q3_K: _fill_q3_k,
+    Quant.Q4_K: _fill_q4_k,
+    Quant.Q5_K: _fill_q5_k,
+    Quant.Q6_K: _fill_q6_k,
+    Quant.IQ4_XS: _fill_iq4_xs,
+}
+BLOCK_TYPES = tuple(_FILL)
+"""Types in blocks that random_tensor can make."""
+
+
+def _equal_scales(rng: np.random.Generator, blocks: np.ndarray) -> float:
+    """Fill the scales and minimums of Q4_K or Q5_K with equal ones; returns their RMS."""
+    scales = rng.integers(32, 64, (len(blocks), 8), dtype=np.uint8)
+    low, high = scales[:, :4], scales[:, 4:]
+    blocks[:, 4:8] = blocks[:, 8:12] = low | (high >> 4) << 6
+    blocks[:, 12:16] = (high & 15) | (high & 15) << 4
+    return _rms(np.arange(32, 64))
+
+
+def _centred(blocks: np.ndarray, scale: float, centre: float) -> None:
+    """The halves of scale and minimum in front of the blocks; the minimum is `centre` scales."""
+    blocks[:, :2] = _half(scale)
+    blocks[:, 2:4] = _half(centre * scale)
+
+
+def _signed(rng: np.random.Generator, blocks: np.ndarray, scale: float) -> np.ndarray:
+    """The scale as a half, of either sign, for each block: uint8 [blocks, 2]."""
+    halves = np.tile(_half(scale), (len(blocks), 1))
+    halves[:, 1] |= rng.integers(0, 2, len(blocks), dtype=np.uint8) << 7
+    return halves
 
 
 def _rms(values: np.ndarray) -> float:

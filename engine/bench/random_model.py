@@ -9,89 +9,40 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from string import ascii_lowercase
+from typing import BinaryIO
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
 from gguf.utility import model_weight_count_rounded_notation
 
+from engine.bench.quant_mixes import QUANTS, file_type, tensor_type
 from engine.bench.random_blocks import random_tensor
+from engine.bench.random_sizes import CONFIGS, INTERVAL
 from engine.errors import OptionError
 from engine.files import written_whole
 from engine.gguf.pretokenise import BYTE_CHARACTERS
 from engine.gguf.tokenizer import TokenType
-from engine.model.config import ModelConfig, MoeConfig, SsmConfig
-from engine.model.rope import RopeConfig
-from engine.model.tensors import Shapes, block_shapes, global_shapes
+from engine.model.config import ModelConfig
+from engine.model.parts import Shapes
+from engine.model.parts.attention import AttentionPart
+from engine.model.parts.delta_net import DeltaNetPart
+from engine.model.parts.feed_forward import MixturePart, SwigluPart
+from engine.model.tensors import block_shapes, global_shapes
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """The last tokens of every vocabulary."""
-_INTERVAL = 4
-_N_CTX = 4096
-
-
-def _config(
-    n_layer: int,
-    n_embd: int,
-    n_ff: int | MoeConfig,
-    n_vocab: int,
-    heads: tuple[int, int, int],
-    sections: tuple[int, int, int, int],
-    ssm: tuple[int, int],
-) -> ModelConfig:
-    """heads: attention's, those of keys and values, their dimension. ssm: d_state, heads."""
-    n_head, n_head_kv, head_dim = heads
-    d_state, n_heads = ssm
-    moe = n_ff if isinstance(n_ff, MoeConfig) else None
-    return ModelConfig(
-        architecture="qwen35" if moe is None else "qwen35moe",
-        name="",
-        n_layer=n_layer,
-        n_mtp=1,
-        n_embd=n_embd,
-        n_vocab=n_vocab,
-        n_ctx_train=_N_CTX,
-        n_head=n_head,
-        n_head_kv=n_head_kv,
-        head_dim=head_dim,
-        eps=1e-6,
-        recurrent_layers=tuple((i + 1) % _INTERVAL != 0 for i in range(n_layer)),
-        n_ff=0 if isinstance(n_ff, MoeConfig) else n_ff,
-        rope=RopeConfig(head_dim // 4, 1e7, sections, n_ctx_orig=_N_CTX),
-        ssm=SsmConfig(4, d_state, n_heads, n_heads, grouped=False),
-        moe=moe,
-    )
-
-
-_LARGE = 151_936, (8, 2, 256), (11, 11, 10, 0), (128, 16)
-_TINY = 512, (4, 2, 64), (3, 3, 2, 0), (32, 8)
-
-_CONFIGS = {
-    "0.65b": _config(24, 1024, 3584, *_LARGE),
-    "moe-1b": _config(16, 1024, MoeConfig(32, 8, 512, 512), *_LARGE),
-    "tiny": _config(4, 256, 256, *_TINY),
-    "moe-tiny": _config(4, 256, MoeConfig(8, 2, 256, 256), *_TINY),
-}
-"""Shapes by the name of their size."""
-
-
+_PIECE = 1 << 24
+"""Values that are made at a time."""
 _CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_FILE_TYPES = {
-    "f32": LlamaFileType.ALL_F32,
-    "bf16": LlamaFileType.MOSTLY_BF16,
-    "q8_0": LlamaFileType.MOSTLY_Q8_0,
-    "q4_k": LlamaFileType.MOSTLY_Q4_K_M,
-}
-QUANTS = tuple(_FILE_TYPES)
-"""How weights are stored; q4_k keeps the sensitive matrices in Q6_K."""
-MODEL_SIZES = tuple(_CONFIGS)
+MODEL_SIZES = tuple(CONFIGS)
 """Sizes that can be written; all have an MTP head and attention in every fourth layer."""
 
 
 def write_random_model(path: Path, *, size: str = "0.65b", quant: str = "q8_0") -> None:
-    """Write a GGUF file, the same one every time; memory holds one tensor at a time.
+    """Write a GGUF file, the same one every time; memory holds a piece of a tensor.
 
     size: one of MODEL_SIZES. quant: one of QUANTS. Raises OptionError for others and where the file
     cannot be written; there is never half a file.
@@ -101,7 +52,7 @@ def write_random_model(path: Path, *, size: str = "0.65b", quant: str = "q8_0") 
             raise OptionError(
                 f"The {what} {value!r} is unknown.", f"Choose from {', '.join(choices)}."
             )
-    config = _CONFIGS[size]
+    config = CONFIGS[size]
     with written_whole(path) as part:
         _write(part, config, f"Random {size} {quant}", quant)
 
@@ -114,11 +65,11 @@ def _write(path: Path, config: ModelConfig, name: str, quant: str) -> None:
         writer.add_type("model")
         writer.add_name(name)
         writer.add_size_label(model_weight_count_rounded_notation(n_params))
-        writer.add_file_type(_FILE_TYPES[quant])
+        writer.add_file_type(file_type(quant))
         writer.add_quantization_version(2)
         _add_sizes(writer, config)
         _add_vocabulary(writer, config.n_vocab)
-        kinds = {name: _kind(name, shape, quant) for name, shape in shapes.items()}
+        kinds = {name: tensor_type(name, shape, config, quant) for name, shape in shapes.items()}
         for name, shape in shapes.items():
             kind = kinds[name]
             n_bytes = _n_bytes(shape, kind)
@@ -128,7 +79,8 @@ def _write(path: Path, config: ModelConfig, name: str, quant: str) -> None:
         writer.write_ti_data_to_file()
         rng = np.random.default_rng(0)
         for name, shape in shapes.items():
-            writer.write_tensor_data(_values(rng, name, shape, kinds[name]))
+            pieces = _Pieces(rng, name, shape, kinds[name])
+            writer.write_tensor_data(pieces)  # type: ignore[arg-type]
     finally:
         writer.close()
 
@@ -141,67 +93,84 @@ def _shapes(config: ModelConfig) -> Shapes:
     return shapes
 
 
-def _kind(name: str, shape: tuple[int, ...], quant: str) -> GGMLQuantizationType:
-    """Type of a tensor, chosen as llama.cpp's quantiser does."""
-    if quant == "f32" or len(shape) == 1 or "conv1d" in name or "ffn_gate_inp" in name:
-        return GGMLQuantizationType.F32
-    if quant == "bf16":
-        return GGMLQuantizationType.BF16
-    if quant == "q8_0":
-        return GGMLQuantizationType.Q8_0
-    halved = "ffn_down" in name and int(name.split(".")[1]) % 2 == 0
-    sensitive = halved or "attn_v" in name or name == "token_embd.weight"
-    return GGMLQuantizationType.Q6_K if sensitive else GGMLQuantizationType.Q4_K
-
-
 def _n_bytes(shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
     length, size = GGML_QUANT_SIZES[kind]
     return math.prod(shape) // length * size
 
 
-def _values(
-    rng: np.random.Generator, name: str, shape: tuple[int, ...], kind: GGMLQuantizationType
-) -> np.ndarray:
+class _Pieces:
+    """A tensor that is made while it is written; what GGUFWriter asks of an array.
+
+    name: says which values it has. shape: numpy order.
+    """
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        name: str,
+        shape: tuple[int, ...],
+        kind: GGMLQuantizationType,
+    ) -> None:
+        self._rng, self._name, self._shape, self._kind = rng, name, shape, kind
+        self.nbytes = _n_bytes(shape, kind)
+
+    def tofile(self, file: BinaryIO) -> None:
+        """Write one piece of the rows after the other."""
+        if len(self._shape) == 1:
+            file.write(_vector(self._rng, self._name, self._shape).tobytes())
+            return
+        n_in = self._shape[-1]
+        n_rows = math.prod(self._shape[:-1])
+        std = 1.0 / math.sqrt(n_in)
+        if self._name == "token_embd.weight":
+            std *= 2.0
+        step = max(1, _PIECE // n_in)
+        for start in range(0, n_rows, step):
+            rows = min(step, n_rows - start), n_in
+            file.write(random_tensor(self._rng, rows, std, self._kind).tobytes())
+
+
+def _vector(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
     if name.endswith("norm.weight"):
         return np.ones(shape, np.float32)
     if name.endswith("ssm_a"):
         # decay per token at a gate of 0: from nearly none to most of the state
         return -np.exp(rng.uniform(np.log(0.03), np.log(3.0), shape)).astype(np.float32)
-    std = 1.0 if len(shape) == 1 else 1.0 / math.sqrt(shape[-1])
-    if name == "token_embd.weight":
-        std *= 2.0
-    return random_tensor(rng, shape, std, kind)
+    return rng.standard_normal(shape, dtype=np.float32)
 
 
 def _add_sizes(writer: GGUFWriter, config: ModelConfig) -> None:
-    assert config.ssm is not None
-    assert config.rope.sections is not None
-    blocks = config.n_layer + config.n_mtp
-    writer.add_block_count(blocks)
+    mixers = [mixer for block in config.blocks for mixer in block.mixers]
+    attention = next(part for part in mixers if isinstance(part, AttentionPart))
+    delta_net = next(part for part in mixers if isinstance(part, DeltaNetPart))
+    ffn, rope = config.blocks[0].ffn, config.rope
+    assert rope is not None
+    assert rope.sections is not None
+    writer.add_block_count(len(config.all_blocks))
     writer.add_context_length(config.n_ctx_train)
     writer.add_embedding_length(config.n_embd)
-    if config.moe is None:
-        writer.add_feed_forward_length(config.n_ff)
-    else:
-        writer.add_expert_count(config.moe.n_experts)
-        writer.add_expert_used_count(config.moe.n_used)
-        writer.add_expert_feed_forward_length(config.moe.n_ff)
-        writer.add_expert_shared_feed_forward_length(config.moe.n_ff_shared)
-    writer.add_head_count(config.n_head)
-    writer.add_head_count_kv(config.n_head_kv)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    if isinstance(ffn, SwigluPart):
+        writer.add_feed_forward_length(ffn.width)
+    elif isinstance(ffn, MixturePart):
+        writer.add_expert_count(ffn.n_experts)
+        writer.add_expert_used_count(ffn.n_used)
+        writer.add_expert_feed_forward_length(ffn.n_ff)
+        writer.add_expert_shared_feed_forward_length(ffn.n_ff_shared)
+    writer.add_head_count(attention.n_head)
+    writer.add_head_count_kv(attention.n_head_kv)
+    writer.add_key_length(attention.head_dim)
+    writer.add_value_length(attention.head_dim)
     writer.add_layer_norm_rms_eps(config.eps)
-    writer.add_rope_freq_base(config.rope.freq_base)
-    writer.add_rope_dimension_count(config.rope.n_rot)
-    writer.add_rope_dimension_sections(config.rope.sections)
+    writer.add_rope_freq_base(rope.freq_base)
+    writer.add_rope_dimension_count(rope.n_rot)
+    writer.add_rope_dimension_sections(rope.sections)
     writer.add_nextn_predict_layers(config.n_mtp)
-    writer.add_ssm_conv_kernel(config.ssm.d_conv)
-    writer.add_ssm_state_size(config.ssm.d_state)
-    writer.add_ssm_group_count(config.ssm.n_k_heads)
-    writer.add_ssm_time_step_rank(config.ssm.n_v_heads)
-    writer.add_ssm_inner_size(config.ssm.value_dim)
-    writer.add_uint32(f"{config.architecture}.full_attention_interval", _INTERVAL)
+    writer.add_ssm_conv_kernel(delta_net.d_conv)
+    writer.add_ssm_state_size(delta_net.d_state)
+    writer.add_ssm_group_count(delta_net.n_k_heads)
+    writer.add_ssm_time_step_rank(delta_net.n_v_heads)
+    writer.add_ssm_inner_size(delta_net.value_dim)
+    writer.add_uint32(f"{config.architecture}.full_attention_interval", INTERVAL)
     recurrent = [*config.recurrent_layers, *[False] * config.n_mtp]
     writer.add_key_value(
         f"{config.architecture}.attention.recurrent_layers",

@@ -11,15 +11,18 @@ import torch
 
 from engine.device import CPU, wait_for
 from engine.memory.hybrid import HybridMemory
-from engine.model.attention import Attention
+from engine.model.feed_forward.mixture import MixtureOfExperts
 from engine.model.hybrid import HybridModel
-from engine.model.layers import MixtureOfExperts
+from engine.model.mixers.attention import Attention
 from engine.model.weights import Projection
 
 MODEL_SECTIONS = ("linears", "recurrent core", "attention", "head", "rest")
 """linears: projections and experts. recurrent core: convolution, delta rule and what the policy
 stores. attention: cells, scores, norms and rope. head: final norm and vocabulary. rest: norms,
 gates, residuals, embedding."""
+
+# modules of what a trunk is put together from
+_PARTS = tuple(f"engine.model.{name}" for name in ("trunks", "layers", "mixers", "feed_forward"))
 
 
 class SectionClock:
@@ -82,6 +85,24 @@ class SectionClock:
         self._since = now
 
 
+def _sections(part: object) -> Iterator[tuple[object, str, str]]:
+    """Of a trunk or a part of one: owner, name and section of every call that has one, those that
+    lie deeper first."""
+    for name, value in list(vars(part).items()):
+        if isinstance(value, Projection):
+            yield part, name, "linears"
+        elif type(value).__module__.startswith(_PARTS):
+            yield from _sections(value)
+            if isinstance(value, Attention):
+                yield part, name, "attention"
+            if isinstance(value, MixtureOfExperts):
+                yield part, name, "linears"
+        elif isinstance(value, (tuple, list)):
+            for each in value:
+                if type(each).__module__.startswith(_PARTS):
+                    yield from _sections(each)
+
+
 @contextmanager
 def sections_timed(
     model: HybridModel, memories: list[HybridMemory], clock: SectionClock
@@ -95,15 +116,8 @@ def sections_timed(
         def wrap(owner: object, name: str, section: str) -> None:
             undo.enter_context(clock.around(owner, name, section))
 
-        for block in model._blocks:
-            for part in (block._mixer, block._ffn):
-                for name, value in list(vars(part).items()):
-                    if isinstance(value, Projection):
-                        wrap(part, name, "linears")
-            if isinstance(block._mixer, Attention):
-                wrap(block, "_mixer", "attention")
-            if isinstance(block._ffn, MixtureOfExperts):
-                wrap(block, "_ffn", "linears")
+        for owner, name, section in _sections(model._trunk):
+            wrap(owner, name, section)
         wrap(model, "_output", "head")
         for memory in memories:
             undo.callback(setattr, memory, "_graphs", memory._graphs)

@@ -18,6 +18,7 @@ from engine.compare.state_blob import RecurrentState, StateShape, decode_state
 from engine.compare.state_history import StateHistory
 from engine.errors import OptionError
 from engine.model.config import ModelConfig
+from engine.model.parts.delta_net import DeltaNetPart
 from engine.options import RunOptions
 from engine.trace.writer import RunSource, TraceWriter
 
@@ -168,11 +169,17 @@ class PeerLane(LlamaLane):
 
 def shape_of(config: ModelConfig) -> StateShape | None:
     """What llama.cpp keeps of the recurrent layers of a model, None without any."""
-    ssm = config.ssm
-    if ssm is None or not config.n_recurrent:
+    parts = {
+        i: mixer
+        for i, block in enumerate(config.blocks)
+        for mixer in block.mixers
+        if isinstance(mixer, DeltaNetPart)
+    }
+    if not parts:
         return None
-    layers = tuple(i for i, flag in enumerate(config.recurrent_layers) if flag)
-    return StateShape(layers, ssm.n_v_heads, ssm.d_state, ssm.d_state, ssm.conv_dim, ssm.d_conv - 1)
+    part = next(iter(parts.values()))
+    d = part.d_state
+    return StateShape(tuple(parts), part.n_v_heads, d, d, part.conv_dim, part.d_conv - 1)
 
 
 class PeerNoiseLane(EngineFollower):

@@ -22,6 +22,7 @@ from typing import Any
 from engine.errors import Cancelled, OptionError
 from engine.files import written_whole
 from engine.gguf.binary import check_cancelled, never
+from kernels.cache_folder import cache_folder
 
 _CHUNK = 4 << 20  # bytes between two looks at whether it goes on, 2 ms
 _LOOK_S = 0.05
@@ -82,17 +83,8 @@ def hash_tensors(
 
 
 def kept_file() -> Path:
-    """Where hashes are kept: DRAFTSCOPE_DATA_DIR, or the system's folder for what can go."""
-    name = "contents.json"
-    if chosen := os.environ.get("DRAFTSCOPE_DATA_DIR"):
-        return Path(chosen) / name
-    if sys.platform == "win32":
-        folder = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        folder = "~/Library/Caches"
-    else:
-        folder = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(folder)) / "draftscope" / name
+    """Where hashes are kept."""
+    return cache_folder() / "contents.json"
 
 
 def kept_hash(parts: Sequence[ModelFilePart]) -> str | None:

@@ -18,7 +18,8 @@ from engine.memory.policies import POLICIES
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.memory.state_file import SequenceState
 from engine.model.config import ModelConfig
-from engine.model.delta_net import layout_of
+from engine.model.mixers import layout_of
+from engine.model.parts import CellKey, CellSize
 from engine.model.recurrence import StateKey
 
 
@@ -85,17 +86,15 @@ class HybridMemory:
         batch_invariant: bool = False,
     ) -> HybridMemory:
         """Memory for a model's trunk; policy is a key of POLICIES."""
-        kinds = config.recurrent_layers
+        layers: dict[CellKey, CellSize] = dict(config.cells())
         attention = AttentionKV(
-            [i for i, recurrent in enumerate(kinds) if not recurrent],
+            layers,
             n_seqs,
-            config.n_head_kv,
-            config.head_dim,
             n_ctx,
             device,
             unified=unified,
             in_order=batch_invariant,
-            rotate=key_rotation(config.rope),
+            rotate=dict.fromkeys(layers, key_rotation(config.rope)) if config.rope else None,
         )
         layout = layout_of(config)
         return cls(
@@ -117,9 +116,9 @@ class HybridMemory:
         batch_invariant: bool = False,
     ) -> HybridMemory:
         """Memory for the MTP block: one attention layer of its own."""
-        attention = AttentionKV(
-            [0], n_seqs, config.n_head_kv, config.head_dim, n_ctx, device, in_order=batch_invariant
-        )
+        size = config.mtp.block.cells() if config.mtp else None
+        assert size is not None  # a head attends
+        attention = AttentionKV({0: size}, n_seqs, n_ctx, device, in_order=batch_invariant)
         return cls(attention, None, batch_invariant=batch_invariant, graphs=graphs_for(device))
 
     def split(self, spans: Sequence[Span], n_ubatch: int, mode: str) -> list[UBatch]:

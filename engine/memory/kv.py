@@ -1,13 +1,14 @@
 """Attention memory: key/value cells, in one stream per sequence or in one pool for all.
 
-A cell is (position, owners, key, value). Cells are found by position, never by index: removing
+A cell is (position, owners, rows of every layer): keys, values, and whatever else a layer keeps of
+a token, which is there and gone with them. Cells are found by position, never by index: removing
 the tail frees cells, and nothing stops a caller from writing a position twice (that is the
 duplicate-cell fault of llama.cpp #19493, which `duplicates` counts).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +19,8 @@ from engine.batch import UBatch
 from engine.errors import OptionError
 from engine.graphs import PassInputs
 from engine.memory.kv_cells import UNKNOWN, CellTable
-from engine.memory.kv_storage import CellIndex, KVStorage, Rotate, StridedView
+from engine.memory.kv_storage import CellIndex, KVStorage, Rotate, RowSize, StridedView, row_size
+from engine.model.parts import CellKey, CellRow, CellSize
 from engine.transfer import upload, upload_together
 
 
@@ -26,21 +28,24 @@ from engine.transfer import upload, upload_together
 class GatheredCells:
     """What one ubatch attends to in one layer.
 
-    k, v: float32 [n_seqs, n_head_kv, n_cells, head_dim]. mask: bool [n_seqs, n_seq_tokens,
-    n_cells], True where the query may look; what is hidden is finite.
+    k: float32 [n_seqs, n_heads, n_cells, k_dim]. v: the same with v_dim columns; of a layer that
+    keeps nothing but keys it is k itself. mask: bool [n_seqs, n_seq_tokens, n_cells], True where
+    the query may look; what is hidden is finite. positions: int64 [n_seqs, n_cells], in hidden
+    cells any; None in a memory where no layer keeps further rows, which alone ask for them.
     """
 
     k: torch.Tensor
     v: torch.Tensor
     mask: torch.Tensor
+    positions: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionState:
     """A copy of one sequence's cells, in the order of their positions.
 
-    positions: int64 [n_cells] on the host. k, v: float32 [n_cells, n_head_kv, head_dim], one of
-    each per attention layer.
+    positions: int64 [n_cells] on the host. k: float32 [n_cells, n_heads, k_dim], one per layer or
+    further row of it. v: [n_cells, n_heads, v_dim], of those that have values.
     """
 
     positions: torch.Tensor
@@ -63,40 +68,43 @@ class CellUse(NamedTuple):
 class AttentionKV:
     """Keys and values of all attention layers, for n_seqs sequences of n_ctx cells each.
 
-    unified: one pool of n_seqs * n_ctx cells that all sequences use; a copied sequence then
-    shares cells. in_order: views have a sequence's cells in the order of its positions, which
-    costs a copy wherever they are stored otherwise. rotate: turns keys by a number of positions,
-    which only `seq_add` needs.
+    layers: what each layer keeps of a token. unified: one pool of n_seqs * n_ctx cells that all
+    sequences use; a copied sequence then shares cells. in_order: views have a sequence's cells in
+    the order of its positions, which costs a copy wherever they are stored otherwise. rotate: per
+    layer what turns its keys by a number of positions, which only `seq_add` needs; keys of layers
+    that are not named there have none.
     Raises OptionError above 64 sequences.
     """
 
     def __init__(
         self,
-        layers: Sequence[int],
+        layers: Mapping[CellKey, CellSize],
         n_seqs: int,
-        n_head_kv: int,
-        head_dim: int,
         n_ctx: int,
         device: torch.device,
         *,
         unified: bool = False,
         in_order: bool = False,
-        rotate: Rotate | None = None,
+        rotate: Mapping[CellKey, Rotate] | None = None,
     ) -> None:
+        self.layers = dict(layers)
         self.n_seqs, self.n_ctx, self.device = n_seqs, n_ctx, device
         self.unified = unified
         self._in_order = in_order
         self._gathered: torch.Tensor | None = None
-        self._shape = (n_head_kv, head_dim)
         self._rotate = rotate
+        self._windows = tuple(dict.fromkeys(size.window for size in layers.values()))
+        self._tells_positions = any(isinstance(key, CellRow) for key in layers)
         self._table = table = CellTable(n_seqs, n_ctx, unified=unified)
-        self._storage = KVStorage(
-            layers, table.n_streams, n_head_kv, head_dim, table.n_cells, device
-        )
+        self._storage = KVStorage(layers, table.n_streams, table.n_cells, device)
+        self._n_view = 0
         self._rows: slice | torch.Tensor = slice(0, 0)
-        self._place: StridedView | tuple[CellIndex, CellIndex] = (0, slice(0, 0))
-        self._view: StridedView | None = None
-        self._mask = torch.empty(0)
+        # by the size of rows, or one index for all
+        self._place: dict[RowSize, StridedView] | tuple[CellIndex, CellIndex] = {}
+        self._views: dict[RowSize, StridedView] | None = {}
+        # by window
+        self._masks: dict[int | None, torch.Tensor] = {}
+        self._positions: torch.Tensor | None = None
         self._fixed: PassInputs | None = None
 
     def prepare(self, ubatches: Sequence[UBatch]) -> bool:
@@ -118,47 +126,48 @@ class AttentionKV:
         if by_index:
             n_view = storage.capacity
             storage.reserve(streams, n_view)
+        self._n_view = n_view
         self._rows = rows = slice(0, 1) if table.unified else storage.index(np.array(streams))
-        self._view = storage.view(rows, len(seqs), n_view) if isinstance(rows, slice) else None
-        visible = table.visible(seqs, positions, n_view)
-        if self._in_order:
-            visible = self._order(seqs, visible, n_view)
+        self._views = self._place_of(rows, len(seqs), n_view)
+        looks = self._looks(seqs, positions, n_view)
         self._fixed = None
         if by_index:
-            where = np.repeat(np.array(streams), cells.shape[1]), cells.ravel(), visible
-            together, (stream_of, cell_of, self._mask) = upload_together(where, self.device)
+            where = np.repeat(np.array(streams), cells.shape[1]), cells.ravel()
+            together, (stream_of, cell_of, *there) = upload_together((*where, *looks), self.device)
             self._place = stream_of, cell_of
-            if self._view and self._gathered is None:
-                self._fixed = PassInputs(self._view, (together,))
+            if self._views is not None and self._gathered is None:
+                self._fixed = PassInputs(tuple(self._views.values()), (together,))
         else:
-            self._place = storage.cells_at(streams, cells) or storage.place(streams, cells)
-            self._mask = upload(visible, self.device)
+            places = {row: storage.cells_at(row, streams, cells) for row in storage.row_sizes}
+            strided = {row: place for row, place in places.items() if place is not None}
+            whole = len(strided) == len(places)
+            self._place = strided if whole else storage.place(streams, cells)
+            there = [upload(look, self.device) for look in looks]
+        self._masks = dict(zip(self._windows, there, strict=False))
+        self._positions = there[-1] if self._tells_positions else None
 
     def pass_inputs(self) -> PassInputs | None:
         """Key and input tensors of a recording of the pass that has begun; None if it cannot be
         recorded."""
         return self._fixed
 
-    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> GatheredCells:
-        """Write this ubatch's keys and values [n_seqs, n_seq_tokens, n_head_kv, head_dim]."""
-        keys, values = self._storage.keys[layer], self._storage.values[layer]
-        place, view = self._place, self._view
-        if isinstance(place, StridedView):
-            keys.as_strided(*place).copy_(k)
-            values.as_strided(*place).copy_(v)
-        else:
-            keys.transpose(1, 2)[place] = k.flatten(0, 1)
-            values.transpose(1, 2)[place] = v.flatten(0, 1)
-        if self._gathered is not None:
-            n_seqs = len(self._mask)
-            rows = torch.arange(n_seqs, device=self.device)[:, None] if not self.unified else 0
-            k, v = (t[self._rows].transpose(1, 2)[rows, self._gathered] for t in (keys, values))
-            return GatheredCells(k.transpose(1, 2), v.transpose(1, 2), self._mask)
-        if view:
-            return GatheredCells(keys.as_strided(*view), values.as_strided(*view), self._mask)
-        n_view = self._mask.shape[2]
-        k, v = (t[self._rows, :, :n_view] for t in (keys, values))
-        return GatheredCells(k, v, self._mask)
+    def update(
+        self, layer: CellKey, k: torch.Tensor, v: torch.Tensor | None = None
+    ) -> GatheredCells:
+        """Write this ubatch's keys and values [n_seqs, n_seq_tokens, n_heads, dim].
+
+        v: None for a layer that keeps nothing but keys.
+        """
+        storage = self._storage
+        keys, values = storage.keys[layer], storage.values.get(layer)
+        self._write(keys, k)
+        read_k = read_v = self._read(keys)
+        if values is not None:
+            assert v is not None
+            self._write(values, v)
+            read_v = self._read(values)
+        mask = self._masks[self.layers[layer].window]
+        return GatheredCells(read_k, read_v, mask, self._positions)
 
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
         """Free the cells of a sequence with p0 <= pos < p1.
@@ -216,8 +225,9 @@ class AttentionKV:
         if cells.size:
             table.shift(seq, cells, shift)
             place = (stream, slice(None), self._storage.index(cells))
-            for keys in self._storage.keys.values():
-                keys[place] = self._rotate(keys[place], shift)
+            for layer, rotate in self._rotate.items():
+                keys = self._storage.keys[layer]
+                keys[place] = rotate(keys[place], shift)
 
     def seq_pos_min(self, seq: int) -> int:
         """Lowest position of a sequence, -1 when it is empty."""
@@ -284,7 +294,7 @@ class AttentionKV:
         """
         table, n = self._table, len(state.positions)
         copies, layers = (*state.k, *state.v), self._storage.by_cell()
-        if len(copies) != len(layers) or any(t.shape != (n, *self._shape) for t in copies):
+        if [t.shape for t in copies] != [(n, *t.shape[2:]) for t in layers]:
             raise OptionError(
                 "The saved sequence belongs to a model with other attention layers.",
                 "Load a sequence that was saved with this model.",
@@ -311,11 +321,32 @@ class AttentionKV:
         self._storage.reserve(streams, reach)
         return reach
 
-    def _order(self, seqs: Sequence[int], visible: np.ndarray, n_view: int) -> np.ndarray:
-        """Have `update` gather cells where they do not lie in order; the mask for what it returns.
+    def _place_of(
+        self, rows: slice | torch.Tensor, n_seqs: int, n_view: int
+    ) -> dict[RowSize, StridedView] | None:
+        """Views of the first n_view cells of streams, by the size of rows; None if uneven."""
+        if not isinstance(rows, slice):
+            return None
+        storage = self._storage
+        return {row: storage.view(row, rows, n_seqs, n_view) for row in storage.row_sizes}
 
-        visible: bool [n_seqs, T, n_view], of the cells as they lie.
-        """
+    def _looks(self, seqs: Sequence[int], positions: np.ndarray, n_view: int) -> list[np.ndarray]:
+        """What the ubatch sees of cells: a mask per window, and behind them positions if told."""
+        table = self._table
+        looks = [table.visible(seqs, positions, n_view, window) for window in self._windows]
+        where = table.cell_positions(seqs, n_view) if self._tells_positions else None
+        order = self._order(seqs) if self._in_order else None
+        if order:
+            index, inside = order
+            looks = [
+                np.take_along_axis(look, index[:, None], 2) & inside[:, None] for look in looks
+            ]
+            where = where if where is None else np.take_along_axis(where, index, 1)
+        return looks if where is None else [*looks, where]
+
+    def _order(self, seqs: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Have `update` gather cells where they do not lie in order: which ones, [n_seqs, n], and
+        which of these are not filler. None where they do."""
         table = self._table
         orders = []
         for seq in seqs:
@@ -323,13 +354,29 @@ class AttentionKV:
             orders.append(cells[np.argsort(table.positions(seq, cells), kind="stable")])
         self._gathered = None
         if all(np.array_equal(order, np.arange(order.size)) for order in orders):
-            return visible
+            return None
         width = max(order.size for order in orders)
         # shorter rows are filled up with a cell of their own, which nobody sees twice
         index = np.stack([np.resize(order, width) for order in orders])
-        inside = np.arange(width) < np.array([[order.size] for order in orders])
         self._gathered = torch.from_numpy(index).to(self.device)
-        return np.take_along_axis(visible, index[:, None], 2) & inside[:, None]
+        return index, np.arange(width) < np.array([[order.size] for order in orders])
+
+    def _write(self, tensor: torch.Tensor, rows: torch.Tensor) -> None:
+        """Put rows [n_seqs, n_seq_tokens, n_heads, dim] where this ubatch's cells are."""
+        if isinstance(self._place, dict):
+            tensor.as_strided(*self._place[row_size(tensor)]).copy_(rows)
+        else:
+            tensor.transpose(1, 2)[self._place] = rows.flatten(0, 1)
+
+    def _read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The cells that this ubatch looks at, [n_seqs, n_heads, n_cells, dim]."""
+        if self._gathered is not None:
+            n_seqs = len(self._gathered)
+            rows = torch.arange(n_seqs, device=self.device)[:, None] if not self.unified else 0
+            return tensor[self._rows].transpose(1, 2)[rows, self._gathered].transpose(1, 2)
+        if self._views is not None:
+            return tensor.as_strided(*self._views[row_size(tensor)])
+        return tensor[self._rows, :, : self._n_view]
 
     def _copy_cells(self, seq: int, cells: np.ndarray, free: np.ndarray) -> None:
         """Give seq copies in free cells [1, n] instead of these, which others own too."""

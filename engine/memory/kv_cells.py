@@ -77,16 +77,24 @@ class CellTable:
             self.used[stream] += row.size
             self.end[stream] = max(self.end[stream], int(row[-1]) + 1)
 
-    def visible(self, seqs: Sequence[int], positions: np.ndarray, n: int) -> np.ndarray:
-        """Which of the first n cells every token may see: its sequence's, up to its position.
+    def visible(
+        self, seqs: Sequence[int], positions: np.ndarray, n: int, window: int | None = None
+    ) -> np.ndarray:
+        """Which of the first n cells every token may see: its sequence's, up to its position, and
+        with a window less than that many positions before it.
 
         positions: int64 [len(seqs), T]. Returns bool [len(seqs), T, n].
         """
-        first = self.stream(seqs[0])
-        alone = self.unified or len(seqs) == 1
-        rows = slice(first, first + 1) if alone else np.asarray(seqs)
+        rows = self._rows(seqs)
         own = (self._owners[rows, :n] & _BITS[list(seqs), None]) != _NOBODY
-        return own[:, None] & (self._pos[rows, None, :n] <= positions[:, :, None])
+        held, seen_from = self._pos[rows, None, :n], positions[:, :, None]
+        seen = own[:, None] & (held <= seen_from)
+        return seen if window is None else seen & (held > seen_from - window)
+
+    def cell_positions(self, seqs: Sequence[int], n: int) -> np.ndarray:
+        """Positions in the first n cells of every sequence's stream, int64 [len(seqs), n]; any
+        number in cells that are not its own."""
+        return np.array(np.broadcast_to(self._pos[self._rows(seqs), :n], (len(seqs), n)))
 
     def holding(self, seq: int, p0: int = 0, p1: int = -1) -> np.ndarray:
         """Cells of a sequence with p0 <= position < p1, ascending."""
@@ -146,6 +154,12 @@ class CellTable:
     def shift(self, seq: int, cells: np.ndarray, shift: int) -> None:
         """Move the positions in these cells of a sequence's stream."""
         self._pos[self.stream(seq), cells] += shift
+
+    def _rows(self, seqs: Sequence[int]) -> slice | np.ndarray:
+        """The streams of sequences as an index; a single one stands for all."""
+        first = self.stream(seqs[0])
+        alone = self.unified or len(seqs) == 1
+        return slice(first, first + 1) if alone else np.asarray(seqs)
 
     def _find(self, stream: int, n: int) -> np.ndarray:
         end, used = self.end[stream], self.used[stream]

@@ -1,15 +1,16 @@
-"""The tensors behind attention cells: they double as needed, what is read was initialised, and keys
-can be rotated to other positions.
+"""The tensors behind attention cells: every layer has its own sizes, they double as needed, what is
+read was initialised, and keys can be rotated to other positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from engine.model.parts import CellKey, CellSize
 from engine.model.rope import RopeConfig
 from engine.transfer import upload
 from kernels.rope import apply_rope, rope_table
@@ -17,9 +18,10 @@ from kernels.rope import apply_rope, rope_table
 Rotate = Callable[[torch.Tensor, int], torch.Tensor]
 
 
-def key_rotation(config: RopeConfig) -> Rotate:
-    """A function that turns keys [..., head_dim] by a number of positions, which may be negative.
+def key_rotation(config: RopeConfig, first: int = 0) -> Rotate:
+    """A function that turns keys [..., k_dim] by a number of positions, which may be negative.
 
+    first: the column where those begin that have a position (latent keys have others before).
     Rotations add up, so this equals having written the keys at the shifted positions; the
     magnitude that some scalings give to cosines and sines is in the keys already.
     """
@@ -27,8 +29,9 @@ def key_rotation(config: RopeConfig) -> Rotate:
 
     def rotate(k: torch.Tensor, shift: int) -> torch.Tensor:
         cos, sin = rope_table(torch.tensor([[shift]]), config.n_rot, inverse)
-        heads = k.reshape(1, 1, -1, k.shape[-1])
-        return apply_rope(heads, cos.to(k.device), sin.to(k.device)).view(k.shape)
+        heads = k[..., first:].reshape(1, 1, -1, k.shape[-1] - first)
+        turned = apply_rope(heads, cos.to(k.device), sin.to(k.device))
+        return torch.cat((k[..., :first], turned.view(k[..., first:].shape)), -1)
 
     return rotate
 
@@ -39,8 +42,13 @@ CellIndex = int | slice | torch.Tensor
 _BLOCK = 256
 
 
+RowSize = tuple[int, int]
+"""Heads and columns of one tensor's rows in a cell."""
+
+
 class StridedView(NamedTuple):
-    """A view of every tensor here, as `torch.Tensor.as_strided` takes it: one call, no copy."""
+    """A view of every tensor with rows of one size, as `torch.Tensor.as_strided` takes it: one
+    call, no copy."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -48,28 +56,30 @@ class StridedView(NamedTuple):
 
 
 class KVStorage:
-    """Keys and values float32 [n_streams, n_head_kv, capacity, head_dim] of every layer.
+    """Keys and values float32 [n_streams, n_heads, capacity, dim] of every layer; no values where
+    a layer's v_dim is 0.
 
     Cells are garbage until `reserve` makes them readable; then they stay finite, as attention
     weighs hidden cells with zero but does not skip them. capacity never exceeds n_cells.
     """
 
     def __init__(
-        self,
-        layers: Sequence[int],
-        n_streams: int,
-        n_head_kv: int,
-        head_dim: int,
-        n_cells: int,
-        device: torch.device,
+        self, layers: Mapping[CellKey, CellSize], n_streams: int, n_cells: int, device: torch.device
     ) -> None:
-        self._shape, self._device = (n_streams, n_head_kv, head_dim), device
-        self._n_cells = n_cells
+        self._n_streams, self._n_cells, self._device = n_streams, n_cells, device
         self._capacity = min(n_cells, _BLOCK)
         # cells of a stream below this were zeroed or written
         self._readable = [0] * n_streams
-        self.keys = {layer: self._allocate(self._capacity) for layer in layers}
-        self.values = {layer: self._allocate(self._capacity) for layer in layers}
+        self.keys = {
+            key: self._allocate((size.n_heads, size.k_dim), self._capacity)
+            for key, size in layers.items()
+        }
+        self.values = {
+            key: self._allocate((size.n_heads, size.v_dim), self._capacity)
+            for key, size in layers.items()
+            if size.v_dim
+        }
+        self.row_sizes: tuple[RowSize, ...] = tuple(dict.fromkeys(map(row_size, self.tensors())))
 
     @property
     def capacity(self) -> int:
@@ -77,18 +87,16 @@ class KVStorage:
         return self._capacity
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Keys of all layers, then values of all layers."""
+        """Keys of all layers, then values of those that have them."""
         return (*self.keys.values(), *self.values.values())
 
     def by_cell(self) -> tuple[torch.Tensor, ...]:
-        """The same tensors, seen as [n_streams, capacity, n_head_kv, head_dim]."""
+        """The same tensors, seen as [n_streams, capacity, n_heads, dim]."""
         return tuple(t.transpose(1, 2) for t in self.tensors())
 
     def n_bytes(self) -> int:
-        """Bytes held: all tensors are of one size."""
-        n_streams, n_head_kv, head_dim = self._shape
-        n_tensors = len(self.keys) + len(self.values)
-        return 4 * n_tensors * n_streams * n_head_kv * self._capacity * head_dim
+        """Bytes held."""
+        return sum(t.numel() * t.element_size() for t in self.tensors())
 
     def reserve(self, streams: Iterable[int], n: int) -> None:
         """Make the first n cells of these streams readable."""
@@ -116,34 +124,37 @@ class KVStorage:
             return slice(first, last + 1, step)
         return upload(cells, self._device)
 
-    def cells_at(self, streams: Sequence[int], cells: np.ndarray) -> StridedView | None:
-        """The cells [len(streams), n] as [len(streams), n, n_head_kv, head_dim].
+    def cells_at(
+        self, row: RowSize, streams: Sequence[int], cells: np.ndarray
+    ) -> StridedView | None:
+        """The cells [len(streams), n] as [len(streams), n, n_heads, dim], in tensors of this row
+        size.
 
         None where they do not lie at even distances. It holds until storage grows, as does `view`.
         """
-        per_stream, per_head, head_dim = self._strides()
-        rows = cells.tolist()
+        per_stream, per_head, dim = self._strides(row)
+        places = cells.tolist()
         starts = [
-            stream * per_stream + row[0] * head_dim
-            for stream, row in zip(streams, rows, strict=True)
+            stream * per_stream + place[0] * dim
+            for stream, place in zip(streams, places, strict=True)
         ]
-        along, *others = {_step(row) for row in rows}
+        along, *others = {_step(place) for place in places}
         down = _step(starts)
         if others or along is None or down is None:
             return None
-        stride = (down, along * head_dim, per_head, 1)
-        return StridedView((*cells.shape, *self._shape[1:]), stride, starts[0])
+        return StridedView((*cells.shape, *row), (down, along * dim, per_head, 1), starts[0])
 
-    def view(self, rows: slice, n_seqs: int, n: int) -> StridedView:
-        """The first n cells of these streams as [n_seqs, n_head_kv, n, head_dim].
+    def view(self, row: RowSize, streams: slice, n_seqs: int, n: int) -> StridedView:
+        """The first n cells of these streams as [n_seqs, n_heads, n, dim], in tensors of this row
+        size.
 
         A single stream stands for all n_seqs.
         """
-        per_stream, per_head, head_dim = self._strides()
-        single = rows.stop == rows.start + 1
-        down = 0 if single else per_stream * (rows.step or 1)
-        size = (n_seqs, self._shape[1], n, head_dim)
-        return StridedView(size, (down, per_head, head_dim, 1), rows.start * per_stream)
+        per_stream, per_head, dim = self._strides(row)
+        single = streams.stop == streams.start + 1
+        down = 0 if single else per_stream * (streams.step or 1)
+        size = (n_seqs, row[0], n, dim)
+        return StridedView(size, (down, per_head, dim, 1), streams.start * per_stream)
 
     def place(self, streams: Sequence[int], cells: np.ndarray) -> tuple[CellIndex, CellIndex]:
         """Index into `by_cell` tensors (stream, cell) of cells [len(streams), n], flattened."""
@@ -152,27 +163,32 @@ class KVStorage:
         rows = np.repeat(np.array(streams), cells.shape[1])
         return upload(rows, self._device), upload(cells.ravel(), self._device)
 
-    def _strides(self) -> tuple[int, int, int]:
+    def _strides(self, row: RowSize) -> tuple[int, int, int]:
         """Numbers from one stream, head and cell to the next."""
-        _, n_head_kv, head_dim = self._shape
-        per_head = self._capacity * head_dim
-        return n_head_kv * per_head, per_head, head_dim
+        n_heads, dim = row
+        per_head = self._capacity * dim
+        return n_heads * per_head, per_head, dim
 
     def _grow(self, needed: int) -> None:
         capacity = min(self._n_cells, max(needed, 2 * self._capacity))
         for tensors in (self.keys, self.values):
-            for layer, old in tensors.items():
-                new = self._allocate(capacity)
+            for key, old in tensors.items():
+                new = self._allocate(row_size(old), capacity)
                 for stream, ready in enumerate(self._readable):
                     new[stream, :, :ready] = old[stream, :, :ready]
-                tensors[layer] = new
+                tensors[key] = new
         self._capacity = capacity
 
-    def _allocate(self, capacity: int) -> torch.Tensor:
-        n_streams, n_head_kv, head_dim = self._shape
+    def _allocate(self, row: RowSize, capacity: int) -> torch.Tensor:
+        n_heads, dim = row
         # tensors made in inference mode could not be changed outside of it
         with torch.inference_mode(False):
-            return torch.empty(n_streams, n_head_kv, capacity, head_dim, device=self._device)
+            return torch.empty(self._n_streams, n_heads, capacity, dim, device=self._device)
+
+
+def row_size(tensor: torch.Tensor) -> RowSize:
+    """Of a tensor of storage [n_streams, n_heads, capacity, dim]."""
+    return tensor.shape[1], tensor.shape[3]
 
 
 def _step(values: list[int]) -> int | None:

@@ -2,7 +2,7 @@
 
 Layout, all little-endian: magic, u32 version, u32 size of the header, the header as JSON, the
 tensors without gaps, u32 CRC-32 of everything before. Tensors in order: positions int64; then, in
-float32, keys of every attention layer, values of every attention layer, and the recurrent states in
+float32, keys of every attention layer, values of those that have them, and the recurrent states in
 the order of the header, which gives name, shape and layers of each kind. Nothing in it depends on
 the snapshot policy or on where cells were placed.
 """
@@ -30,7 +30,7 @@ from engine.memory.recurrent import RecurrentCheckpoint
 from engine.model.recurrence import StateKey
 
 _MAGIC = b"DSSEQ\r\n\x1a"
-_VERSION = 2
+_VERSION = 3
 _FRAME = struct.Struct("<8sII")
 _CRC = struct.Struct("<I")
 _MAX_HEADER = 1 << 16
@@ -59,11 +59,12 @@ class _Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """Sizes of the tensors. pos: last position of the recurrent states, None without any."""
+    """Sizes of the tensors. keys, values: heads and columns, layer by layer. pos: last position of
+    the recurrent states, None without any."""
 
     n_cells: int
-    n_attention: int
-    kv_shape: tuple[int, ...]
+    keys: tuple[tuple[int, ...], ...]
+    values: tuple[tuple[int, ...], ...]
     states: tuple[_Kind, ...]
     pos: int | None
 
@@ -74,18 +75,18 @@ class _Header:
         kinds = groupby(states, lambda key: (key.name, tuple(states[key].shape)))
         return cls(
             n_cells=len(cells.positions),
-            n_attention=len(cells.k),
-            kv_shape=tuple(cells.k[0].shape[1:]) if cells.k else (0, 0),
+            keys=tuple(tuple(t.shape[1:]) for t in cells.k),
+            values=tuple(tuple(t.shape[1:]) for t in cells.v),
             states=tuple(_Kind(*kind, tuple(key.layer for key in keys)) for kind, keys in kinds),
             pos=recurrent.pos if recurrent else None,
         )
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the float32 tensors, in file order."""
-        cells = [(self.n_cells, *self.kv_shape)] * (2 * self.n_attention)
+        cells = [(self.n_cells, *row) for row in (*self.keys, *self.values)]
         return cells + [kind.shape for kind in self.states for _ in kind.layers]
 
-    def keys(self) -> list[StateKey]:
+    def state_keys(self) -> list[StateKey]:
         """The recurrent states, in file order."""
         return [StateKey(layer, kind.name) for kind in self.states for layer in kind.layers]
 
@@ -152,11 +153,11 @@ class _Reader:
         crc = self._crc
         if _CRC.unpack(self._bytes(_CRC.size)) != (crc,):
             raise self._error("is damaged: its checksum is wrong")
-        n = header.n_attention
-        attention = AttentionState(positions, tuple(tensors[:n]), tuple(tensors[n : 2 * n]))
+        keys, cells = len(header.keys), len(header.keys) + len(header.values)
+        attention = AttentionState(positions, tuple(tensors[:keys]), tuple(tensors[keys:cells]))
         if header.pos is None:
             return SequenceState(attention, None)
-        states = dict(zip(header.keys(), tensors[2 * n :], strict=True))
+        states = dict(zip(header.state_keys(), tensors[cells:], strict=True))
         return SequenceState(attention, RecurrentCheckpoint(header.pos, states))
 
     def _header(self) -> _Header:
@@ -177,11 +178,15 @@ class _Reader:
         pos = values["pos"]
         return _Header(
             n_cells=self._whole(values["n_cells"]),
-            n_attention=self._whole(values["n_attention"], _MAX_LAYERS),
-            kv_shape=self._shape(values["kv_shape"], range(2, 3)),
+            keys=self._rows(values["keys"]),
+            values=self._rows(values["values"]),
             states=self._kinds(values["states"], 0 if pos is None else _MAX_KINDS),
             pos=None if pos is None else self._whole(pos, low=-1),
         )
+
+    def _rows(self, values: Any) -> tuple[tuple[int, ...], ...]:
+        rows = self._list(values, range(_MAX_LAYERS + 1))
+        return tuple(self._shape(row, range(2, 3)) for row in rows)
 
     def _kinds(self, values: Any, high: int) -> tuple[_Kind, ...]:
         kinds = tuple(self._kind(value) for value in self._list(values, range(high + 1)))

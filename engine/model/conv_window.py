@@ -12,26 +12,27 @@ from kernels.conv import causal_conv
 
 
 class ConvInputs(NamedTuple):
-    """x: rows to convolve [B, T, C]. weight: taps [C, K]."""
+    """x: rows to convolve [B, T, C]. weight: taps [C, K]. bias: [C], if there is one."""
 
     x: torch.Tensor
     weight: torch.Tensor
+    bias: torch.Tensor | None = None
 
     def part(self, rows: slice, tokens: slice) -> ConvInputs:
         """See engine.model.recurrence.RecurrenceInputs."""
-        return ConvInputs(self.x[rows, tokens], self.weight)
+        return ConvInputs(self.x[rows, tokens], self.weight, self.bias)
 
 
 class ConvWindow(Recurrence[ConvInputs]):
     """Window [d_conv - 1, n_channels], oldest row first; a token's log entry is its row.
 
-    Advancing gives silu of the convolution, [B, T, C].
+    Advancing gives silu of the convolution, or the convolution itself unless `activate`, [B, T, C].
     """
 
     is_window = True
 
-    def __init__(self, d_conv: int, n_channels: int) -> None:
-        self._width = d_conv - 1
+    def __init__(self, d_conv: int, n_channels: int, *, activate: bool = True) -> None:
+        self._width, self._activate = d_conv - 1, activate
         super().__init__((self._width, n_channels), [(n_channels,)])
 
     def into(
@@ -42,7 +43,7 @@ class ConvWindow(Recurrence[ConvInputs]):
         *,
         invariant: bool = False,
     ) -> torch.Tensor:
-        y, history = causal_conv(inputs.x, inputs.weight, start, invariant=invariant)
+        y, history = self._convolve(inputs, start, invariant=invariant)
         n = inputs.x.shape[1]
         for back, slot in enumerate(slots):
             slot.copy_(history[:, n - back : n - back + self._width])
@@ -51,7 +52,7 @@ class ConvWindow(Recurrence[ConvInputs]):
     def log(
         self, inputs: ConvInputs, start: torch.Tensor, *, invariant: bool = False
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        y, _ = causal_conv(inputs.x, inputs.weight, start, invariant=invariant)
+        y, _ = self._convolve(inputs, start, invariant=invariant)
         return y, (inputs.x,)
 
     def fold(
@@ -87,14 +88,20 @@ class ConvWindow(Recurrence[ConvInputs]):
     ) -> torch.Tensor:
         starts = [torch.zeros_like(rows[0]) if i is None else rows[i] for i in read]
         start = starts[0] if len(starts) == 1 else torch.cat(starts)
-        y, history = causal_conv(inputs.x, inputs.weight, start, invariant=invariant)
+        y, history = self._convolve(inputs, start, invariant=invariant)
         self._keep(history, pool, in_order)
         return y
 
     def by_index(self, inputs: ConvInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
-        y, history = causal_conv(inputs.x, inputs.weight, pool[rows.read])
+        y, history = self._convolve(inputs, pool[rows.read], invariant=False)
         self._keep(history, pool, rows.in_order)
         return y
+
+    def _convolve(
+        self, inputs: ConvInputs, window: torch.Tensor, *, invariant: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight, bias = inputs
+        return causal_conv(x, weight, window, bias, activate=self._activate, invariant=invariant)
 
     def _keep(self, history: torch.Tensor, pool: torch.Tensor, in_order: torch.Tensor) -> None:
         after_each = history.unfold(1, self._width, 1).transpose(2, 3)

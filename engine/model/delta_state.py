@@ -30,15 +30,16 @@ class DeltaState(Recurrence[DeltaInputs]):
     """S [n_v_heads, d, d] of kernels.delta_rule; advancing gives o [B, T, n_v_heads, d].
 
     grouped: value head j reads key head j // (n_v_heads / n_k_heads), else j mod n_k_heads.
+    channels: one gate per key channel (Kimi Delta Attention, arXiv 2510.26692), else one per head.
     A token's log entry is (k, u, g), and folding is one product.
     """
 
-    def __init__(self, n_k_heads: int, n_v_heads: int, d: int, *, grouped: bool) -> None:
-        self.n_k_heads, self.n_v_heads, self.d, self.grouped = n_k_heads, n_v_heads, d, grouped
-        super().__init__((n_v_heads, d, d), self._entry())
-
-    def _entry(self) -> list[tuple[int, ...]]:
-        return [(self.n_k_heads, self.d), (self.n_v_heads, self.d), (self.n_v_heads,)]
+    def __init__(
+        self, n_k_heads: int, n_v_heads: int, d: int, *, grouped: bool, channels: bool = False
+    ) -> None:
+        self.grouped = grouped
+        gates = (n_v_heads, d) if channels else (n_v_heads,)
+        super().__init__((n_v_heads, d, d), [(n_k_heads, d), (n_v_heads, d), gates])
 
     def into(
         self,
@@ -71,46 +72,3 @@ class DeltaState(Recurrence[DeltaInputs]):
 
     def by_index(self, inputs: DeltaInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
         return gated_delta_slots(*inputs, pool, rows.read, rows.write, grouped=self.grouped)
-
-
-class ChannelGatedDeltaState(DeltaState):
-    """The same with one gate per key channel (Kimi Delta Attention).
-
-    Its log holds the inputs (k, v, g, beta) and folding decodes them again: the product of a log
-    needs one gate per head.
-    """
-
-    def _entry(self) -> list[tuple[int, ...]]:
-        values = (self.n_v_heads, self.d)
-        return [(self.n_k_heads, self.d), values, values, (self.n_v_heads,)]
-
-    def log(
-        self, inputs: DeltaInputs, start: torch.Tensor, *, invariant: bool = False
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        o = self.into(inputs, start, [torch.empty_like(start)], invariant=invariant)
-        return o, inputs[1:]
-
-    def fold(
-        self,
-        start: torch.Tensor,
-        entries: Sequence[torch.Tensor],
-        n_tokens: int | torch.Tensor,
-        *,
-        out: torch.Tensor | None = None,
-        invariant: bool = False,
-    ) -> torch.Tensor:
-        if isinstance(n_tokens, int):
-            entries = [x[:, :n_tokens] for x in entries]
-        else:  # a token without decay and without a value changes nothing
-            inside = torch.arange(entries[0].shape[1], device=start.device) < n_tokens[:, None]
-            zero = start.new_zeros(())
-            entries = [
-                torch.where(inside.view(*inside.shape, *(1,) * (x.dim() - 2)), x, zero)
-                for x in entries
-            ]
-        k, v, g, beta = entries
-        state = torch.empty_like(start) if out is None else out
-        if k.shape[1] == 0:
-            return state.copy_(start)
-        self.into(DeltaInputs(k, k, v, g, beta), start, [state], invariant=invariant)
-        return state

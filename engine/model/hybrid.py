@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from functools import partial
 
@@ -10,9 +10,11 @@ import torch
 
 from engine.batch import UBatch
 from engine.model.config import ModelConfig
-from engine.model.layers import OutputHead, ResidualBlock, RopeAndMemory, RopeTables, StepOutput
+from engine.model.layers import OutputHead, RopeTables, StepOutput
 from engine.model.memory import ModelMemory
+from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.mtp import MtpHead
+from engine.model.trunks import Trunk
 from engine.model.weights import Embedding
 
 
@@ -30,7 +32,7 @@ class HybridModel:
         config: ModelConfig,
         compute: str,
         embedding: Embedding,
-        blocks: Sequence[ResidualBlock],
+        trunk: Trunk,
         output: OutputHead,
         rope: RopeTables,
         head: MtpHead | None,
@@ -45,7 +47,7 @@ class HybridModel:
         self.recurrent_layers = tuple(i for i, recurrent in kinds if recurrent)
         self.trunk_attention_layers = tuple(i for i, recurrent in kinds if not recurrent)
         self._embedding: Callable[[torch.Tensor], torch.Tensor] = embedding
-        self._blocks = tuple(blocks)
+        self._trunk = trunk
         self._output = output
         self._rope = rope
 
@@ -85,6 +87,7 @@ class HybridModel:
     ) -> StepOutput:
         around = RopeAndMemory(*self._rope.at(positions), memory)
         x = self._embedding(tokens)
-        for block in self._blocks:
-            x = block(x, around)
+        if self.config.embedding_scale != 1.0:
+            x = x * self.config.embedding_scale
+        x = self._trunk(x, tokens, around)
         return self._output(x, outputs, invariant=around.invariant)

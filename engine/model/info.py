@@ -9,13 +9,12 @@ from typing import Any
 
 from engine.gguf.file import GgufFile, TensorInfo
 from engine.model.config import ModelConfig
+from engine.model.families import read_config
 from engine.model.loaded_size import loaded_bytes
 from engine.model.tensors import check_tensors
 
 SMALL_MODEL = 64_000_000
 """Parameters below which the fixed cost of an operation, not its arithmetic, decides the speed."""
-
-_F32 = 4  # bytes; states and attention cells are always f32
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +68,16 @@ def describe(file: GgufFile) -> ModelInfo:
 
     Raises UnsupportedModelError or ModelFileError where loading would.
     """
-    config = ModelConfig.from_gguf(file)
+    config = read_config(file)
     check_tensors(file, config)
     by_block: dict[int, list[TensorInfo]] = defaultdict(list)
     for name, tensor in file.tensors.items():
         if name.startswith("blk."):
             by_block[int(name.split(".")[1])].append(tensor)
     recurrent = config.n_recurrent
-    ssm = config.ssm
-    state = _F32 * recurrent * (ssm.state_elements + ssm.window_elements) if ssm else 0
-    cell = _F32 * 2 * config.n_head_kv * config.head_dim
+    states = [size for block in config.blocks for size in block.states().values()]
+    state = sum(size.n_bytes for size in states)
+    of_head = config.mtp.block.cells() if config.mtp else None
     return ModelInfo(
         architecture=config.architecture,
         name=config.name,
@@ -99,9 +98,9 @@ def describe(file: GgufFile) -> ModelInfo:
         loaded_bytes=loaded_bytes(file.tensors),
         rollback=_rollback(recurrent, state),
         state_bytes=state,
-        log_bytes_per_token=_F32 * recurrent * ssm.log_elements if ssm else 0,
-        kv_bytes_per_token=cell * (config.n_layer - recurrent),
-        mtp_kv_bytes_per_token=cell * config.n_mtp,
+        log_bytes_per_token=sum(size.entry_bytes for size in states),
+        kv_bytes_per_token=sum(size.n_bytes for size in config.cells().values()),
+        mtp_kv_bytes_per_token=of_head.n_bytes if of_head else 0,
     )
 
 

@@ -1,25 +1,22 @@
-"""What all models share: rope tables, feed-forward parts (dense, mixture of experts), the block,
-the output head.
-"""
+"""What all models share: rope tables, the block, the output head."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from engine.device import CPU
-from engine.model.config import MoeConfig
-from engine.model.memory import ModelMemory
+from engine.model.config import ModelConfig
+from engine.model.feed_forward import FeedForward, make_feed_forward
+from engine.model.mixers import make_mixer
+from engine.model.mixers.mixer import Mixer, RopeAndMemory
+from engine.model.parts import BlockParts
 from engine.model.rope import RopeConfig
 from engine.model.weights import Projection, Weights
-from kernels.moe import experts, route
 from kernels.norm import rms_norm
-from kernels.pointwise import pointwise
 from kernels.rope import rope_table
-from kernels.swiglu import swiglu
 
 
 class StepOutput(NamedTuple):
@@ -33,43 +30,17 @@ class StepOutput(NamedTuple):
     hidden: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class RopeAndMemory:
-    """What a block needs besides its input: cos, sin [B, T, n_rot/2] and the memory."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-    memory: ModelMemory
-
-    @property
-    def invariant(self) -> bool:
-        """Whether a token's result must have the same bits whatever tokens stand beside it."""
-        return self.memory.batch_invariant
-
-
-class Mixer(Protocol):
-    """The token-mixing half of a block: full attention or Gated DeltaNet."""
-
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """x [B, T, n_embd], normed -> the same shape."""
-
-
-class FeedForward(Protocol):
-    """The other half of a block: dense or mixture of experts."""
-
-    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
-        """x [B, T, n_embd], normed -> the same shape."""
-
-
 class RopeTables:
-    """Cosines and sines of all positions so far, extended by doubling as positions grow."""
+    """Cosines and sines of all positions so far, extended by doubling as positions grow; without
+    columns where nothing rotates."""
 
-    def __init__(self, config: RopeConfig, device: torch.device = CPU) -> None:
+    def __init__(self, config: RopeConfig | None, device: torch.device = CPU) -> None:
         self._device = device
-        self._n_rot = config.n_rot
-        self._scale = config.magnitude
-        self._inv_freq = torch.tensor(config.inverse_frequencies(), dtype=torch.float64)
-        self._table = torch.empty(0, config.n_rot)
+        self._n_rot = config.n_rot if config else 0
+        self._scale = config.magnitude if config else 1.0
+        inverse = config.inverse_frequencies() if config else []
+        self._inv_freq = torch.tensor(inverse, dtype=torch.float64)
+        self._table = torch.empty(0, self._n_rot)
 
     def reach(self, highest: int) -> int:
         """Make the tables reach the position `highest`; how many positions they have."""
@@ -88,86 +59,80 @@ class RopeTables:
         self._table = torch.cat((cos, sin), -1).to(self._device)
 
 
-class DenseFeedForward:
-    """SwiGLU: down(silu(gate x) * up x)."""
-
-    def __init__(self, weights: Weights, width: int, suffix: str = "") -> None:
-        self._sizes = [width, width]
-        self._gate_up = weights.project(f"ffn_gate{suffix}.weight", f"ffn_up{suffix}.weight")
-        self._down = weights.project(f"ffn_down{suffix}.weight")
-
-    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
-        """x [..., n_embd] -> the same shape."""
-        gate, up = self._gate_up(x, invariant=invariant).split_with_sizes(self._sizes, -1)
-        return self._down(swiglu(gate, up, invariant=invariant), invariant=invariant)
-
-
 class ResidualBlock:
-    """Pre-norm residual block: x += mixer(norm x), x += ffn(norm x)."""
+    """Pre-norm residual block: x += mixer(norm x), x += ffn(norm x), what is added times `scale`.
+
+    Either of them may be missing.
+    """
 
     def __init__(
         self,
-        mixer: Mixer,
-        ffn: FeedForward,
-        mixer_norm: torch.Tensor,
-        ffn_norm: torch.Tensor,
+        mixer: Mixer | None,
+        ffn: FeedForward | None,
+        mixer_norm: torch.Tensor | None,
+        ffn_norm: torch.Tensor | None,
         eps: float,
+        scale: float = 1.0,
     ) -> None:
         self._mixer = mixer
         self._ffn = ffn
         self._mixer_norm = mixer_norm
         self._ffn_norm = ffn_norm
         self._eps = eps
+        self._scale = scale
 
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], not normed -> the same shape."""
-        x = x + self._mixer(rms_norm(x, self._mixer_norm, self._eps), around)
-        return x + self._ffn(rms_norm(x, self._ffn_norm, self._eps), invariant=around.invariant)
+        if self._mixer is not None and self._mixer_norm is not None:
+            x = x + self._scaled(self._mixer(rms_norm(x, self._mixer_norm, self._eps), around))
+        if self._ffn is not None and self._ffn_norm is not None:
+            normed = rms_norm(x, self._ffn_norm, self._eps)
+            x = x + self._scaled(self._ffn(normed, invariant=around.invariant))
+        return x
+
+    def _scaled(self, y: torch.Tensor) -> torch.Tensor:
+        return y if self._scale == 1.0 else y * self._scale
+
+
+def make_block(
+    parts: BlockParts, weights: Weights, config: ModelConfig, layer: int
+) -> ResidualBlock:
+    """A block of `parts`. layer: under which its mixers find their states and cells."""
+    mixer = make_mixer(parts.mixers, weights, config, layer)
+    ffn = make_feed_forward(parts.ffn, weights) if parts.ffn else None
+    return ResidualBlock(
+        mixer,
+        ffn,
+        weights.keep(parts.mixer_norm) if mixer else None,
+        weights.keep(parts.ffn_norm) if ffn else None,
+        config.eps,
+        parts.residual_scale,
+    )
 
 
 class OutputHead:
-    """Final norm and the projection to the vocabulary."""
+    """Final norm, if there is one, and the projection to the vocabulary. Logits are divided by
+    `scale`."""
 
     def __init__(
-        self, norm: torch.Tensor, projection: Projection, n_vocab: int, eps: float
+        self,
+        norm: torch.Tensor | None,
+        projection: Projection,
+        n_vocab: int,
+        eps: float,
+        scale: float = 1.0,
     ) -> None:
         self.norm = norm
         self.projection = projection
         self._n_vocab = n_vocab
         self._eps = eps
+        self._scale = scale
 
     def __call__(self, x: torch.Tensor, outputs: torch.Tensor, *, invariant: bool) -> StepOutput:
         """x [B, T, n_embd], not normed; logits only of the flat rows int64 [n] in `outputs`."""
-        hidden = rms_norm(x, self.norm, self._eps)
+        hidden = x if self.norm is None else rms_norm(x, self.norm, self._eps)
         if outputs.numel() == 0:
             return StepOutput(hidden.new_empty(0, self._n_vocab), hidden)
         rows = hidden.flatten(0, 1).index_select(0, outputs)
-        return StepOutput(self.projection(rows, invariant=invariant), hidden)
-
-
-class MixtureOfExperts:
-    """Sum of the routed experts, plus sigmoid(shared gate) times the shared expert.
-
-    Router and shared gate are one matrix and stay f32 in every compute mode: rounding there
-    flips expert choices.
-    """
-
-    def __init__(self, weights: Weights, moe: MoeConfig) -> None:
-        self._n_used = moe.n_used
-        self._router = weights.stack(
-            [weights.numbers("ffn_gate_inp.weight"), weights.numbers("ffn_gate_inp_shexp.weight")],
-            compute="f32",
-        )
-        self._router_sizes = [moe.n_experts, 1]
-        self._experts = weights.experts()
-        self._shared = DenseFeedForward(weights, moe.n_ff_shared, "_shexp")
-
-    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
-        """x [B, T, n_embd] -> the same shape."""
-        rows = x.flatten(0, 1)
-        routing = self._router(rows, invariant=invariant)
-        logits, shared_gate = routing.split(self._router_sizes, -1)
-        weights, ids = route(logits, self._n_used)
-        routed = experts(rows, weights, ids, self._experts, invariant=invariant)
-        shared_gate = pointwise(torch.sigmoid, shared_gate, invariant=invariant)
-        return (routed + shared_gate * self._shared(rows, invariant=invariant)).view_as(x)
+        logits = self.projection(rows, invariant=invariant)
+        return StepOutput(logits if self._scale == 1.0 else logits / self._scale, hidden)

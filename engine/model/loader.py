@@ -12,23 +12,16 @@ from engine.errors import OptionError, OutOfMemoryError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
 from engine.huge_pages import use_huge_pages
-from engine.model.attention import Attention
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.model.config import ModelConfig
-from engine.model.delta_net import DeltaNet
+from engine.model.families import read_config
 from engine.model.hybrid import HybridModel
 from engine.model.info import SMALL_MODEL
-from engine.model.layers import (
-    DenseFeedForward,
-    FeedForward,
-    Mixer,
-    MixtureOfExperts,
-    OutputHead,
-    ResidualBlock,
-    RopeTables,
-)
+from engine.model.layers import OutputHead, RopeTables, make_block
 from engine.model.mtp import MtpHead
-from engine.model.tensors import block_shapes, check_tensors, ffn_norm_name, global_shapes
+from engine.model.parts import MtpParts
+from engine.model.tensors import block_shapes, check_tensors, global_shapes
+from engine.model.trunks import make_trunk
 from engine.model.weights import Embedding, Projection, Weights
 from engine.progress import ReportProgress
 from kernels.dispatch import uses_llvm
@@ -84,7 +77,7 @@ def load_model(
     Raises UnsupportedModelError, ModelFileError, OptionError, OutOfMemoryError, and Cancelled
     between tensors.
     """
-    config = ModelConfig.from_gguf(file)
+    config = read_config(file)
     check_tensors(file, config)
     tensors = file.tensors.values()
     types = {tensor.type.name for tensor in tensors}
@@ -122,28 +115,25 @@ class _Loading:
         self._mode = mode
         self._device = device
         self._weights = partial(Weights, reader, device=device, as_llama_cpp=as_llama_cpp)
+        self._inside: list[Weights] = []
 
     def model(self) -> HybridModel:
         config = self._config
-        shapes = global_shapes(config, self._file.tensors)
-        weights = self._weights(shapes, self._mode)
+        weights = self._weights(global_shapes(config, self._file.tensors), self._mode)
         embedding = weights.table("token_embd.weight")
         rope = RopeTables(config.rope, self._device)
-        blocks, n_bytes = [], 0
-        for index in range(config.n_layer):
-            block, inside = self._block(index)
-            blocks.append(block)
-            n_bytes += inside.n_bytes
+        trunk = make_trunk(config, weights, self._of_block)
         projection = self._head_table(weights, embedding)
-        norm = weights.keep("output_norm.weight")
-        output = OutputHead(norm, projection, config.n_vocab, config.eps)
-        head = None
-        if config.n_mtp:
-            head, inside = self._head(embedding, output, rope)
-            n_bytes += inside.n_bytes
-        return HybridModel(
-            config, self._mode, embedding, blocks, output, rope, head, weights.n_bytes + n_bytes
-        )
+        norm = weights.keep(config.output_norm) if config.output_norm else None
+        output = OutputHead(norm, projection, config.n_vocab, config.eps, config.logit_scale)
+        head = self._head(config.mtp, embedding, output, rope) if config.mtp else None
+        n_bytes = weights.n_bytes + sum(inside.n_bytes for inside in self._inside)
+        return HybridModel(config, self._mode, embedding, trunk, output, rope, head, n_bytes)
+
+    def _of_block(self, index: int) -> Weights:
+        shapes = block_shapes(self._config, index, self._file.tensors)
+        self._inside.append(self._weights(shapes, self._mode, f"blk.{index}."))
+        return self._inside[-1]
 
     def _head_table(self, weights: Weights, embedding: Embedding) -> Projection:
         """The head's matrix: its own, or the embedding, in the same memory if nothing is packed."""
@@ -157,38 +147,19 @@ class _Loading:
             weights.n_bytes = before
         return projection
 
-    def _block(self, index: int) -> tuple[ResidualBlock, Weights]:
-        """Block `index`; an MTP block counts its attention from layer 0 of its own memory."""
-        config = self._config
-        is_mtp = index >= config.n_layer
-        shapes = block_shapes(config, index, self._file.tensors)
-        weights = self._weights(shapes, self._mode, f"blk.{index}.")
-        mixer: Mixer
-        if config.ssm is not None and not is_mtp and config.recurrent_layers[index]:
-            mixer = DeltaNet(weights, config, config.ssm, index)
-        else:
-            mixer = Attention(weights, config, 0 if is_mtp else index)
-        ffn: FeedForward
-        if config.moe is None:
-            ffn = DenseFeedForward(weights, config.n_ff)
-        else:
-            ffn = MixtureOfExperts(weights, config.moe)
-        mixer_norm = weights.keep("attn_norm.weight")
-        ffn_norm = weights.keep(ffn_norm_name(config))
-        return ResidualBlock(mixer, ffn, mixer_norm, ffn_norm, config.eps), weights
-
     def _head(
-        self, embedding: Embedding, output: OutputHead, rope: RopeTables
-    ) -> tuple[MtpHead, Weights]:
-        """The MTP head; where the file gives it no table or norm of its own, the trunk's serve."""
-        config = self._config
-        block, weights = self._block(config.n_layer)
+        self, parts: MtpParts, embedding: Embedding, output: OutputHead, rope: RopeTables
+    ) -> MtpHead:
+        """The MTP head; where the file gives it no table or norm of its own, the trunk's serve.
+        Its attention counts from layer 0 of a memory of its own."""
+        config, weights = self._config, self._of_block(self._config.n_layer)
+        block = make_block(parts.block, weights, config, 0)
         norm, table = output.norm, output.projection
         if "nextn.embed_tokens.weight" in weights:
             embedding = weights.table("nextn.embed_tokens.weight")
-        if "nextn.shared_head_norm.weight" in weights:
-            norm = weights.keep("nextn.shared_head_norm.weight")
+        if parts.output_norm in weights:
+            norm = weights.keep(parts.output_norm)
         if "nextn.shared_head_head.weight" in weights:
             table = weights.project("nextn.shared_head_head.weight")
-        own = OutputHead(norm, table, config.n_vocab, config.eps)
-        return MtpHead(weights, embedding, block, own, rope, config.eps), weights
+        own = OutputHead(norm, table, config.n_vocab, config.eps, config.logit_scale)
+        return MtpHead(weights, embedding, block, own, rope, config.eps)

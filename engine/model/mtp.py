@@ -7,8 +7,9 @@ from functools import partial
 import torch
 
 from engine.batch import UBatch
-from engine.model.layers import OutputHead, ResidualBlock, RopeAndMemory, RopeTables, StepOutput
+from engine.model.layers import OutputHead, ResidualBlock, RopeTables, StepOutput
 from engine.model.memory import ModelMemory
+from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.weights import Embedding, Weights
 from kernels.norm import rms_norm
 

@@ -19,13 +19,15 @@ def attend(
     v: torch.Tensor,
     mask: torch.Tensor,
     *,
+    scale: float | None = None,
     invariant: bool = False,
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(hd)) v over the visible cells, softmax in f32.
+    """softmax(scale q k^T) v over the visible cells, softmax in f32.
 
-    q: f32 [B, T, H, hd]; k, v: f32 [B, H_kv, N, hd], H a multiple of H_kv, query head h reads
-    key/value head h // (H / H_kv); mask: bool [B, T, N], True = visible. T, N >= 1, any strides.
-    Returns f32 [B, T, H, hd].
+    q: f32 [B, T, H, hd]; k: f32 [B, H_kv, N, hd], v: f32 [B, H_kv, N, hd_v], H a multiple of
+    H_kv, query head h reads key/value head h // (H / H_kv); mask: bool [B, T, N], True = visible.
+    T, N >= 1, any strides; v may be columns of k, as in latent attention. scale: 1 / sqrt(hd)
+    unless given. Returns f32 [B, T, H, hd_v].
 
     Every query must see at least one cell. Cells that are not visible are weighed with zero, not
     skipped: whoever owns the cache has to keep freed and unused cells finite, because a NaN
@@ -34,6 +36,4 @@ def attend(
     invariant: a query's output has the same bits whatever other queries and hidden cells there
     are, as long as its visible cells come in the same order. Hidden cells are then skipped.
     """
-    if invariant:
-        return _run_invariant(q, k, v, mask)
-    return _run(q, k, v, mask)
+    return (_run_invariant if invariant else _run)(q, k, v, mask, scale)

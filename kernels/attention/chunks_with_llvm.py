@@ -32,11 +32,18 @@ def find_starts(code: Code, args: Sequence[Value]) -> None:
 
 
 def attend_chunks(
-    head_dim: int, repeat: int, code: Code, args: Sequence[Value], first: Value, last: Value
+    head_dim: int,
+    v_dim: int,
+    repeat: int,
+    scale: float,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
 ) -> None:
     """A task is one chunk for a block of tokens and one key/value head of a sequence.
 
-    Writes weighted values, not yet divided, to o f32 [n_chunks, B, T, H, hd], and (largest score,
+    Writes weighted values, not yet divided, to o f32 [n_chunks, B, T, H, hd_v], and (largest score,
     sum of weights) to sums f32 [n_chunks, B, T, H, 2]. A single chunk is divided at once and has
     no sums. Strides are in bytes.
     """
@@ -81,7 +88,7 @@ def attend_chunks(
         # of (chunk, b, start, head * repeat) among the rows of o
         n_heads = n_kv_heads * repeat
         place = ((chunk * n_batch + b) * n_tokens + start) * n_heads + head * repeat
-        out = o + place * (4 * head_dim)
+        out = o + place * (4 * v_dim)
 
         most = code.variable(code.integer(0))
         with code.loop(0, n_here) as t:
@@ -99,7 +106,7 @@ def attend_chunks(
                 for base, n in steps.tiles(repeat):
                     rows = [queries + t * q_t + q_h * (base + i) for i in range(n)]
                     row = scores + (t * repeat + base) * (4 * ROW) + j * 4
-                    steps.score(code, head_dim, rows, at, k_n, row)
+                    steps.score(code, head_dim, scale, rows, at, k_n, row)
 
         with code.loop(0, n_here) as t, code.loop(0, code.integer(repeat)) as h:
             row = scores + (t * repeat + h) * (4 * ROW)
@@ -110,8 +117,8 @@ def attend_chunks(
                 code.store(total, sums + (place + to) * 8 + 4)
             # behind the row's weights, for the division
             code.store(total, row + 4 * CHUNK)
-            for d, lanes in steps.columns(head_dim):
-                code.store(code.constant(lanes, 0.0), out + to * (4 * head_dim) + 4 * d)
+            for d, lanes in steps.columns(v_dim):
+                code.store(code.constant(lanes, 0.0), out + to * (4 * v_dim) + 4 * d)
 
         with code.loop(0, most.value, NEAR) as j, code.loop(0, n_here) as t:
             count = code.load(counts + t * 8, I64)
@@ -120,9 +127,9 @@ def attend_chunks(
             with code.when(j.less(count)):
                 for base, n in steps.tiles(repeat):
                     row = scores + (t * repeat + base) * (4 * ROW)
-                    to = out + (t * n_heads + base) * (4 * head_dim)
+                    to = out + (t * n_heads + base) * (4 * v_dim)
                     cells = lists + t * (4 * LIST) + 4
-                    steps.add_values(code, head_dim, n, (j, stop), cells, row, values, v_n, to)
+                    steps.add_values(code, v_dim, n, (j, stop), cells, row, values, v_n, to)
 
         with (
             code.when(n_chunks.less(2)),
@@ -131,19 +138,19 @@ def attend_chunks(
         ):
             total = code.load(scores + (t * repeat + h) * (4 * ROW) + 4 * CHUNK, F32)
             divisor = steps.divisor(code, total)
-            for d, lanes in steps.columns(head_dim):
-                to = out + (t * n_heads + h) * (4 * head_dim) + 4 * d
+            for d, lanes in steps.columns(v_dim):
+                to = out + (t * n_heads + h) * (4 * v_dim) + 4 * d
                 code.store(code.load(to, lanes) / code.splat(divisor, lanes.count), to)
 
 
-def add_up(head_dim: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+def add_up(v_dim: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
     """A task is one row of y: its chunks on the scale of the largest score, in their order."""
     o, sums, y, n_rows, n_chunks = args
     with code.loop(first, last) as row:
         best = code.variable(code.constant(F32, -float("inf")))
         with code.loop(0, n_chunks) as chunk:
             best.set(code.larger(code.load(sums + (chunk * n_rows + row) * 8, F32), best.value))
-        columns = list(steps.columns(head_dim))
+        columns = list(steps.columns(v_dim))
         for group in (columns[i : i + 16] for i in range(0, len(columns), 16)):
             total = code.variable(code.constant(F32, 0.0))
             out = [code.variable(code.constant(lanes, 0.0)) for _, lanes in group]
@@ -156,8 +163,8 @@ def add_up(head_dim: int, code: Code, args: Sequence[Value], first: Value, last:
                 scale = code.choose(empty, code.constant(F32, 0.0), scale)
                 total.set(code.fma(part, scale, total.value))
                 for (d, lanes), x in zip(group, out, strict=True):
-                    values = code.load(o + place * (4 * head_dim) + 4 * d, lanes)
+                    values = code.load(o + place * (4 * v_dim) + 4 * d, lanes)
                     x.set(code.fma(values, code.splat(scale, lanes.count), x.value))
             for (d, lanes), x in zip(group, out, strict=True):
                 divisor = code.splat(steps.divisor(code, total.value), lanes.count)
-                code.store(x.value / divisor, y + row * (4 * head_dim) + 4 * d)
+                code.store(x.value / divisor, y + row * (4 * v_dim) + 4 * d)

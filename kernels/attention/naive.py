@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float | None = None,
+) -> torch.Tensor:
     """See kernels.attention.attend. Unlike the fast version it never reads a hidden cell."""
-    n_batch, n_tokens, n_heads, head_dim = q.shape
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    n_batch, n_tokens, n_heads, _ = q.shape
     repeat = n_heads // k.shape[1]
     rows = []
     for b in range(n_batch):
@@ -17,7 +22,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
             cells = mask[b, t].nonzero().squeeze(1)
             for h in range(n_heads):
                 keys, values = k[b, h // repeat, cells], v[b, h // repeat, cells]
-                scores = keys @ q[b, t, h] / math.sqrt(head_dim)
+                scores = keys @ q[b, t, h] * scale
                 weights = torch.exp(scores - scores.max())
                 rows.append((weights / weights.sum()) @ values)
-    return torch.stack(rows).reshape(q.shape)
+    return torch.stack(rows).reshape(n_batch, n_tokens, n_heads, v.shape[3])

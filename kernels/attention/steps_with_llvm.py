@@ -71,7 +71,13 @@ def list_visible(
 
 
 def score(
-    code: Code, head_dim: int, rows: list[Value], at: list[Value], k_n: Value, scores: Value
+    code: Code,
+    head_dim: int,
+    scale: float,
+    rows: list[Value],
+    at: list[Value],
+    k_n: Value,
+    scores: Value,
 ) -> None:
     """Products of every row with the keys at every address, each along its own LANES."""
     lanes = _lanes(head_dim)
@@ -90,7 +96,7 @@ def score(
     for i in range(len(rows) * CELLS // piece):
         head, cell = divmod(i * piece, CELLS)
         products = totals[i * piece // size].part(i * piece % size, piece)
-        code.store(products * head_dim**-0.5, scores + head * (4 * ROW) + cell * 4)
+        code.store(products * scale, scores + head * (4 * ROW) + cell * 4)
 
 
 def _totals(vectors: list[Value]) -> list[Value]:
@@ -135,7 +141,7 @@ def weigh(code: Code, row: Value, count: Value) -> tuple[Value, Value]:
 
 def add_values(
     code: Code,
-    head_dim: int,
+    v_dim: int,
     n_rows: int,
     span: tuple[Value, Value],
     cells: Value,
@@ -145,11 +151,11 @@ def add_values(
     out: Value,
 ) -> None:
     """out += weights times values of the listed cells `span`, for rows side by side."""
-    vectors = list(columns(head_dim))
+    vectors = list(columns(v_dim))
     for start in range(0, len(vectors), COLUMNS):
         group = vectors[start : start + COLUMNS]
         places = [
-            [(out + i * (4 * head_dim) + 4 * d, lanes) for d, lanes in group] for i in range(n_rows)
+            [(out + i * (4 * v_dim) + 4 * d, lanes) for d, lanes in group] for i in range(n_rows)
         ]
         sums = [[code.variable(code.load(*place)) for place in some] for some in places]
         with code.loop(*span) as j:

@@ -26,23 +26,34 @@ WIDEST_GROUP = 512
 LEAST_WORK = 1 << 17
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float | None = None,
+) -> torch.Tensor:
     """See kernels.attention.attend. A query that sees no cell gives zeros."""
     if _is_wide(q, k):
-        return with_torch.attend(q, k, v, mask)
-    return attend_invariant(q, k, v, mask)
+        return with_torch.attend(q, k, v, mask, scale)
+    return attend_invariant(q, k, v, mask, scale)
 
 
 def attend_invariant(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """attend, with bits that depend on the query and its visible cells alone."""
+    scale = q.shape[3] ** -0.5 if scale is None else scale
     if _is_wide(q, k):
-        return with_torch.attend_invariant(q, k, v, mask)
+        return with_torch.attend_invariant(q, k, v, mask, scale)
     if q.shape[1] <= TOKENS:
-        return _some(q, k, v, mask)
+        return _some(q, k, v, mask, scale)
     parts = zip(q.split(TOKENS, 1), mask.split(TOKENS, 1), strict=True)
-    return torch.cat([_some(some, k, v, seen) for some, seen in parts], 1)
+    return torch.cat([_some(some, k, v, seen, scale) for some, seen in parts], 1)
 
 
 def _is_wide(q: torch.Tensor, k: torch.Tensor) -> bool:
@@ -50,24 +61,27 @@ def _is_wide(q: torch.Tensor, k: torch.Tensor) -> bool:
     return q.shape[2] // k.shape[1] > WIDEST_GROUP
 
 
-def _some(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _some(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
     q_b, q_t, q_h, q_d = q.stride()
     k_b, k_h, k_n, k_d = k.stride()
     v_b, v_h, v_n, v_d = v.stride()
     m_b, m_t, m_n = mask.stride()
     if not q_d == k_d == v_d == m_n == 1:
-        return _some(*(x.clone(memory_format=torch.contiguous_format) for x in (q, k, v, mask)))
+        q, k, v, mask = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v, mask))
+        return _some(q, k, v, mask, scale)
     n_batch, n_tokens, n_heads, head_dim = q.shape
-    _, n_kv_heads, n_cells, _ = k.shape
+    _, n_kv_heads, n_cells, v_dim = v.shape
     repeat, n_rows = n_heads // n_kv_heads, n_batch * n_tokens * n_heads
     threads = torch.get_num_threads() if n_rows * n_cells * head_dim > LEAST_WORK else 1
-    y = torch.empty_like(q, memory_format=torch.contiguous_format)
+    y = torch.empty(n_batch, n_tokens, n_heads, v_dim)
     n_chunks, o, sums = -(-n_cells // CHUNK), y, y
     if n_chunks > 1:
-        o, sums = torch.empty(n_chunks, n_rows, head_dim), torch.empty(n_chunks, n_rows, 2)
+        o, sums = torch.empty(n_chunks, n_rows, v_dim), torch.empty(n_chunks, n_rows, 2)
     starts = torch.empty(n_batch, n_tokens, n_chunks, 2, dtype=torch.int64)
     n_blocks = -(-n_tokens // block_tokens(repeat))
-    _chunks(head_dim, repeat)(
+    _chunks(head_dim, v_dim, repeat, scale)(
         q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
@@ -96,7 +110,7 @@ def _some(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor)
         threads=threads,
     )
     if n_chunks > 1:
-        _total(head_dim)(
+        _total(v_dim)(
             o.data_ptr(),
             sums.data_ptr(),
             y.data_ptr(),
@@ -110,10 +124,11 @@ def _some(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor)
 
 
 @functools.cache
-def _chunks(head_dim: int, repeat: int) -> Program:
-    return Program(functools.partial(attend_chunks, head_dim, repeat), 23, find_starts)
+def _chunks(head_dim: int, v_dim: int, repeat: int, scale: float) -> Program:
+    body = functools.partial(attend_chunks, head_dim, v_dim, repeat, scale)
+    return Program(body, 23, find_starts)
 
 
 @functools.cache
-def _total(head_dim: int) -> Program:
-    return Program(functools.partial(add_up, head_dim), 5)
+def _total(v_dim: int) -> Program:
+    return Program(functools.partial(add_up, v_dim), 5)

@@ -20,6 +20,8 @@ from kernels.triton_setup import cdiv, jit, power_of_2
 ROWS, CELLS, CHUNK = 16, 16, 64
 # cells of a split: four tiles, and more of them once there are splits enough for any device
 LEAST_CELLS, MOST_SPLITS = 64, 64
+# numbers of a key: those of latent attention leave no room in registers
+WIDEST = 256
 # of a product of tiles, as Triton asks for f32
 LEAST_DEPTH = 8
 
@@ -33,9 +35,9 @@ def _chunks(BD: tl.constexpr, BC: tl.constexpr):
 @jit(do_not_specialize_on_alignment=["n_tokens", "n_cells"])
 def _split(
     q, k, v, mask, o, most, total,
-    n_tokens, n_cells, n_heads, n_kv_heads, d, split_cells, scale,
+    n_tokens, n_cells, n_heads, n_kv_heads, d, d_v, split_cells, scale,
     q_b, q_t, q_h, q_d, k_b, k_h, k_n, k_d, v_b, v_h, v_n, v_d, mask_b, mask_t, mask_n,
-    BR: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
+    BR: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     split, b = tl.program_id(0), tl.program_id(2).to(tl.int64)
     i, repeat = tl.program_id(1) % n_kv_heads, n_heads // n_kv_heads
@@ -43,7 +45,7 @@ def _split(
     row = tl.program_id(1) // n_kv_heads * BR + tl.arange(0, BR)
     t, h = row // repeat, i * repeat + row % repeat
     in_rows = t < n_tokens
-    columns, deep = tl.arange(0, BD), _chunks(BD, BC)
+    columns, deep = tl.arange(0, BV), _chunks(BD, BC)
     q += b * q_b + t[:, None] * q_t + h[:, None] * q_h
     k += b * k_b + i * k_h
     v += b * v_b + i * v_h
@@ -54,7 +56,7 @@ def _split(
 
     best = tl.full((BR,), float("-inf"), tl.float32)
     weight = tl.zeros((BR,), tl.float32)
-    values = tl.zeros((BR, BD), tl.float32)
+    values = tl.zeros((BR, BV), tl.float32)
     first = split * split_cells
     for start in range(first, tl.minimum(first + split_cells, n_cells), BN):
         n = (start + tl.arange(0, BN)).to(tl.int64)
@@ -70,7 +72,7 @@ def _split(
             )  # fmt: skip
             rows = tl.load(
                 v + n[:, None] * v_n + columns[None, :] * v_d,
-                seen[:, None] & (columns < d)[None, :], 0.0,
+                seen[:, None] & (columns < d_v)[None, :], 0.0,
             )  # fmt: skip
             scores = tl.sum(tl.dot(queries, keys, input_precision="ieee"), 0)
             scores = tl.where(visible, scores * scale, float("-inf"))
@@ -87,7 +89,9 @@ def _split(
     tl.store(total + place, weight, in_rows)
     some = in_rows & (weight > 0)
     tl.store(
-        o + place[:, None] * d + columns[None, :], values, some[:, None] & (columns < d)[None, :]
+        o + place[:, None] * d_v + columns[None, :],
+        values,
+        some[:, None] & (columns < d_v)[None, :],
     )
 
 
@@ -108,29 +112,36 @@ def _combine(o, most, total, y, n_rows, n_splits, d, BS: tl.constexpr, BC: tl.co
     tl.store(y + (b * n_rows + row) * d + columns, values, in_columns)
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """See kernels.attention.attend. Many queries, as of a prompt, run in PyTorch's fused kernel."""
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """See kernels.attention.attend. Many queries, as of a prompt, and long keys run in torch."""
+    scale = q.shape[3] ** -0.5 if scale is None else scale
     n_batch, n_tokens, n_heads, d = q.shape
-    if n_tokens > with_torch.FEW_TOKENS:
-        return with_torch.attend(q, k, v, mask)
-    n_kv_heads, n_cells = k.shape[1:3]
+    if n_tokens > with_torch.FEW_TOKENS or d > WIDEST:
+        return with_torch.attend(q, k, v, mask, scale)
+    n_kv_heads, n_cells, d_v = v.shape[1:]
     size = cells_per_split(n_cells)
     n_splits = cdiv(n_cells, size)
     n_rows = n_tokens * n_heads
-    o = q.new_empty(n_batch, n_splits, n_rows, d)
+    o = q.new_empty(n_batch, n_splits, n_rows, d_v)
     most, total = q.new_empty(2, n_batch, n_splits, n_rows).unbind(0)
-    width = max(power_of_2(d), 2 * LEAST_DEPTH)
+    width, v_width = (max(power_of_2(side), 2 * LEAST_DEPTH) for side in (d, d_v))
     chunk = min(width // 2, CHUNK)
     tiles = cdiv(n_rows // n_kv_heads, ROWS)
     _split[(n_splits, tiles * n_kv_heads, n_batch)](
         q, k, v, mask, o, most, total,
-        n_tokens, n_cells, n_heads, n_kv_heads, d, size, d**-0.5,
+        n_tokens, n_cells, n_heads, n_kv_heads, d, d_v, size, scale,
         *q.stride(), *k.stride(), *v.stride(), *mask.stride(),
-        BR=ROWS, BN=CELLS, BC=chunk, BD=width, num_warps=4, num_stages=1,
+        BR=ROWS, BN=CELLS, BC=chunk, BD=width, BV=v_width, num_warps=4, num_stages=1,
     )  # fmt: skip
-    y = q.new_empty(q.shape)
-    _combine[(n_rows, cdiv(d, chunk), n_batch)](
-        o, most, total, y, n_rows, n_splits, d, BS=MOST_SPLITS, BC=chunk, num_warps=4,
+    y = q.new_empty(n_batch, n_tokens, n_heads, d_v)
+    _combine[(n_rows, cdiv(d_v, chunk), n_batch)](
+        o, most, total, y, n_rows, n_splits, d_v, BS=MOST_SPLITS, BC=chunk, num_warps=4,
     )  # fmt: skip
     return y
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from kernels.bench.measure import copy_rate, matrix_rate
 from kernels.bench.report import Limits, measure, table
 from kernels.bench.sizes import Sizes
 from kernels.dispatch import VARIABLE
+from kernels.processor import processor_name
 
 
 def main(arguments: Sequence[str] | None = None, sizes: Sizes | None = None) -> int:
@@ -74,7 +74,7 @@ def _limits(sizes: Sizes, evict: torch.Tensor, repeats: int) -> Limits:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return platform.processor() or platform.machine()
+    return processor_name()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The short causal convolution in front of the delta rule."""
+"""The short causal convolution in front of a recurrence, or as a mixer by itself."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ _invariant = pick(with_torch.causal_conv_invariant, with_torch.causal_conv_invar
 
 
 def causal_conv(
-    x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor, *, invariant: bool = False
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    window: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
+    invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Depthwise causal convolution over time, without bias, then silu.
+    """Depthwise causal convolution over time, plus `bias` if any, then silu unless not `activate`.
 
     x: [B, T, C], the projected rows; weight: [C, K], tap K - 1 multiplies the current token;
-    window: [B, K - 1, C], the rows before x, oldest first. All f32, T >= 1, any strides.
+    window: [B, K - 1, C], the rows before x, oldest first; bias: [C]. All f32, T >= 1, any strides.
 
     Returns y [B, T, C] and the history [B, K - 1 + T, C], window and x joined: the window after
     t of the tokens is history[:, t : t + K - 1]. Differentiable.
 
     invariant: a token's y has the same bits whatever tokens and sequences stand beside it.
     """
-    if invariant:
-        return _invariant(x, weight, window)
-    return _run(x, weight, window)
+    return (_invariant if invariant else _run)(x, weight, window, bias, activate=activate)

@@ -6,7 +6,12 @@ import torch
 
 
 def causal_conv(
-    x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    window: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.conv.causal_conv. Keeps the dtype of its inputs."""
     n_taps = weight.shape[1]
@@ -16,5 +21,7 @@ def causal_conv(
         total = torch.zeros_like(x[:, t])
         for j in range(n_taps):
             total = total + weight[:, j] * history[:, t + j]
-        rows.append(total * torch.sigmoid(total))
+        if bias is not None:
+            total = total + bias
+        rows.append(total * torch.sigmoid(total) if activate else total)
     return torch.stack(rows, 1), history

@@ -13,7 +13,12 @@ from kernels.llvm.rows import run, vectors
 
 
 def causal_conv(
-    x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    window: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.conv.causal_conv."""
     n_batch, n_tokens, n_channels = x.shape
@@ -21,10 +26,11 @@ def causal_conv(
     y = x.new_empty(n_batch, n_tokens, n_channels)
     history = x.new_empty(n_batch, n_taps - 1 + n_tokens, n_channels)
     x, window, taps = _in_rows(x), _in_rows(window), weight.t().contiguous()
+    bias = None if bias is None else bias.contiguous()
     x_batch, x_token, _ = x.stride()
     window_batch, window_token, _ = window.stride()
     run(
-        _program(n_channels, n_taps),
+        _program(n_channels, n_taps, bias is not None, activate),
         n_batch * n_tokens,
         n_channels,
         n_tokens,
@@ -37,6 +43,7 @@ def causal_conv(
         taps.data_ptr(),
         y.data_ptr(),
         history.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
     )
     return y, history
 
@@ -49,18 +56,26 @@ def _in_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def _program(n_channels: int, n_taps: int) -> Program:
-    return Program(functools.partial(_body, n_channels, n_taps), 10)
+def _program(n_channels: int, n_taps: int, biased: bool, activate: bool) -> Program:
+    return Program(functools.partial(_body, n_channels, n_taps, biased, activate), 11)
 
 
 def _body(
-    n_channels: int, n_taps: int, code: Code, args: Sequence[Value], first: Value, last: Value
+    n_channels: int,
+    n_taps: int,
+    biased: bool,
+    activate: bool,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
 ) -> None:
-    """A task is one token. Arguments: tokens, x, its strides, window, its strides, taps, outputs.
+    """A task is one token. Arguments: tokens, x, its strides, window, its strides, taps, outputs,
+    the bias if there is one.
 
     Rows of the window and of x are read where they are: the history is written by other tasks.
     """
-    n_tokens, x, x_batch, x_token, window, window_batch, window_token, taps, y, history = args
+    n_tokens, x, x_batch, x_token, window, window_batch, window_token, taps, y, history, bias = args
     row_bytes, n_old = 4 * n_channels, n_taps - 1
     with code.loop(first, last) as task:
         batch, token = task // n_tokens, task % n_tokens
@@ -79,7 +94,9 @@ def _body(
                 factor = code.load_first(taps + row_bytes * tap + at, F32X16, count)
                 total = code.fma(row, factor, total)
             code.store_first(row, copy + at, count)
-            code.store_first(silu(code, total), target + at, count)
+            if biased:
+                total += code.load_first(bias + at, F32X16, count)
+            code.store_first(silu(code, total) if activate else total, target + at, count)
         # the first token's task brings the window over
         none, all_ = code.integer(0), code.integer(n_old)
         with code.loop(0, code.choose(token.less(1), all_, none)) as i:

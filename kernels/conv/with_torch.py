@@ -9,28 +9,41 @@ from kernels.pointwise import pointwise
 
 
 def causal_conv(
-    x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    window: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.conv.causal_conv. Keeps the dtype of its inputs."""
     history = torch.cat((window, x), 1)
-    y = _sums(history, weight)
+    y = _sums(history, weight, bias)
+    if not activate:
+        return y, history
     return functional.silu(y, inplace=not y.requires_grad), history
 
 
 def causal_conv_invariant(
-    x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    window: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """causal_conv with the same bits for a row whatever rows stand beside it."""
     history = torch.cat((window, x), 1)
-    return pointwise(functional.silu, _sums(history, weight), invariant=True), history
+    y = _sums(history, weight, bias)
+    return (pointwise(functional.silu, y, invariant=True) if activate else y), history
 
 
-def _sums(history: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The taps' products [B, T, C], added up in one order for every row."""
+def _sums(history: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The taps' products [B, T, C] and the bias, added up in one order for every row."""
     n_tokens = history.shape[1] - weight.shape[1] + 1
     # the taps have to be contiguous rows for the vector units; free where they already are
     first, *others = weight.t().contiguous().unbind(0)
     y = history[:, :n_tokens] * first
     for j, tap in enumerate(others, 1):
         y.addcmul_(history[:, j : j + n_tokens], tap)
-    return y
+    return y if bias is None else y.add_(bias)

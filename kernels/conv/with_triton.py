@@ -12,8 +12,9 @@ TOKENS, CHANNELS = 8, 128
 
 @jit(do_not_specialize_on_alignment=["n_tokens"])
 def _conv(
-    x, weight, window, y, history, n_tokens, n_channels,
-    x_b, x_t, x_c, weight_c, weight_k, window_b, window_t, window_c,
+    x, weight, window, bias, y, history, n_tokens, n_channels,
+    x_b, x_t, x_c, weight_c, weight_k, window_b, window_t, window_c, bias_c,
+    BIASED: tl.constexpr, ACTIVATE: tl.constexpr,
     TAPS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(2).to(tl.int64)
@@ -33,7 +34,11 @@ def _conv(
         if tap < TAPS - 1:
             row += tl.load(window + (at + TAPS - 1) * window_t, inside & (at < 0), 0.0)
         total += row * tl.load(weight + c * weight_c + tap * weight_k, c < n_channels, 0.0)[None, :]
-    tl.store(y + (b * n_tokens + t) * n_channels + c[None, :], total * tl.sigmoid(total), inside)
+    if BIASED:
+        total += tl.load(bias + c * bias_c, c < n_channels, 0.0)[None, :]
+    if ACTIVATE:
+        total *= tl.sigmoid(total)
+    tl.store(y + (b * n_tokens + t) * n_channels + c[None, :], total, inside)
     tl.store(history + (t + TAPS - 1) * n_channels, row, inside)
     if TAPS > 1 and tl.program_id(1) == 0:
         old = tl.arange(0, BW)[:, None]
@@ -42,7 +47,12 @@ def _conv(
 
 
 def causal_conv(
-    x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    window: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.conv.causal_conv."""
     n_batch, n_tokens, n_channels = x.shape
@@ -51,8 +61,9 @@ def causal_conv(
     history = x.new_empty(n_batch, n_taps - 1 + n_tokens, n_channels)
     side = min(power_of_2(n_tokens), TOKENS)
     _conv[(cdiv(n_channels, CHANNELS), cdiv(n_tokens, side), n_batch)](
-        x, weight, window, y, history, n_tokens, n_channels,
-        *x.stride(), *weight.stride(), *window.stride(),
+        x, weight, window, weight if bias is None else bias, y, history, n_tokens, n_channels,
+        *x.stride(), *weight.stride(), *window.stride(), 0 if bias is None else bias.stride(0),
+        BIASED=bias is not None, ACTIVATE=activate,
         TAPS=n_taps, BT=side, BC=CHANNELS, BW=power_of_2(n_taps), num_warps=4,
     )  # fmt: skip
     return y, history

@@ -141,11 +141,10 @@ def gated_delta_log(
 ) -> tuple[torch.Tensor, DeltaLog]:
     """gated_delta_rule that keeps no state: o [B, T, H_v, d_v] and the log of its tokens.
 
-    Arguments as there, but g only [B, T, H_v]. `fold` rebuilds the state after any of the tokens
-    from the log and `state`; the log is d_k + d_v + 1 numbers per token and head, where a state
-    is d_k * d_v. Raises ValueError for one gate per key channel, of which a log would need more.
+    Arguments as there. `fold` rebuilds the state after any of the tokens from the log and `state`;
+    the log is d_k + d_v + 1 numbers per token and head, 2 d_k + d_v with one gate per key channel,
+    where a state is d_k * d_v.
     """
-    _require_gate_per_head(g)
     if invariant:
         return _log_invariant(q, k, v, g, beta, state, grouped=grouped, invariant=True)
     return _log(q, k, v, g, beta, state, grouped=grouped)
@@ -162,19 +161,13 @@ def fold(
 ) -> torch.Tensor:
     """The state after the first n_tokens tokens of a log.
 
-    S_n = e^(c_n) S_0 + sum over i <= n of e^(c_n - c_i) k_i u_i^T with c the running sum of g: the
-    deferred commit of ReplaySSM, the prefix form of the chunked delta rule.
+    S_n = e^(c_n) S_0 + sum over i <= n of e^(c_n - c_i) k_i u_i^T with c the running sum of g, a
+    number per head or per row of S: the deferred commit of ReplaySSM, the prefix form of the
+    chunked delta rule.
 
     state: [B, H_v, d_k, d_v], from before the log. n_tokens: 0 .. T, one for all rows or an int64
     tensor [B]; nothing beyond it in the log is looked at. out: contiguous, filled and returned
     instead of new memory; may be `state` itself. Equal to the recurrence up to rounding.
-    Raises ValueError for one gate per key channel.
     """
-    _require_gate_per_head(log.g)
     run = _fold_invariant if invariant else _fold
     return run(state, log, n_tokens, grouped=grouped, out=out)
-
-
-def _require_gate_per_head(g: torch.Tensor) -> None:
-    if g.dim() != 3:
-        raise ValueError(f"a delta log has one gate per head, g [B, T, H_v], not {tuple(g.shape)}")

@@ -76,12 +76,21 @@ class Block:
     ) -> tuple[list[Value], list[Value]]:
         """The first pass: o and u of every column."""
         code = self._code
-        gram = self._spread(self._decay(q, k, g))
+        gram = self._spread(self._scale(q, k, g))
         w, r = self._read(S)
         strength = self._spread(code.load(beta, F32))
         u = [(v_n - w_n) * strength for v_n, w_n in zip(self.load(v), w, strict=True)]
         scale = self._sides.d_k**-0.5
         return [code.fma(gram, u_n, r_n) * scale for u_n, r_n in zip(u, r, strict=True)], u
+
+    def decay(self, g: Value) -> None:
+        """What `write` needs of the gates where no first pass has gone before."""
+        if not self._sides.channels:
+            return
+        lanes = _divisor(self._sides.d_k, LANES)
+        with self._code.loop(0, self._d_k, lanes) as d:
+            gates = self._code.load(g + d * 4, vector(F32, lanes))
+            self._code.store(exp(self._code, gates), self._decays + d * 4)
 
     def write(self, S: Place, k: Value, g: Value, u: Sequence[Value], target: Place) -> None:
         """The second pass, from S to target."""
@@ -106,7 +115,7 @@ class Block:
         for n, value in enumerate(values):
             self._code.store(value, address + 4 * self._lanes * n)
 
-    def _decay(self, q: Value, k: Value, g: Value) -> Value:
+    def _scale(self, q: Value, k: Value, g: Value) -> Value:
         """Keys and queries times their decay, and the decays, into memory; returns q . k."""
         code, channels = self._code, self._sides.channels
         lanes = _divisor(self._sides.d_k, LANES)

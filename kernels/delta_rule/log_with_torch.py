@@ -6,7 +6,14 @@ import torch
 
 from kernels.delta_rule.naive import DeltaArguments, DeltaLog
 from kernels.delta_rule.with_torch import by_token
-from kernels.delta_rule.wy import CHUNK, HeadRows, per_value_head, rows_per_head, solve_chunk
+from kernels.delta_rule.wy import (
+    CHUNK,
+    HeadRows,
+    gates_per_head,
+    per_value_head,
+    rows_per_head,
+    solve_chunk,
+)
 from kernels.pointwise import pointwise
 
 
@@ -14,14 +21,15 @@ def gated_delta_log(
     *inputs: *DeltaArguments, grouped: bool, invariant: bool = False
 ) -> tuple[torch.Tensor, DeltaLog]:
     """See kernels.delta_rule.gated_delta_log. Keeps the dtype of its inputs. invariant: by the
-    recurrence at every length, through a state that is thrown away."""
+    recurrence at every length, through a state that is thrown away; so are gates per channel."""
     q, k, v, g, beta, state = inputs
     n_batch, n_tokens, n_heads, d_v = v.shape
     rows = rows_per_head(q, k, v, g, beta, grouped)
     state = state.reshape(-1, k.shape[3], d_v)
-    if invariant:
+    if invariant or (rows.by_channel and n_tokens > 1):
         written: list[torch.Tensor] = []
-        o, _ = by_token(rows, state, [torch.empty_like(state)], invariant=True, written=written)
+        scratch = [torch.empty_like(state)]
+        o, _ = by_token(rows, state, scratch, invariant=invariant, written=written)
         u = torch.cat(written, 1)
     else:
         o, u = _token(rows, state) if n_tokens == 1 else _chunks(rows, state)
@@ -30,9 +38,9 @@ def gated_delta_log(
 
 
 def _token(rows: HeadRows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token: q^T S1 = e^g q^T S0 + (q^T k) u^T, so the state is only read, and once."""
+    """One token: q^T S1 = (e^g q)^T S0 + (q^T k) u^T, so the state is only read, and once."""
     q, k, v, g, beta = rows
-    k_read, q_read = (torch.bmm(torch.cat((k, q), 1), state) * g.exp()).split(1, 1)
+    k_read, q_read = torch.bmm(torch.cat((k, q), 1) * g.exp(), state).split(1, 1)
     u = (v - k_read) * beta
     return torch.addcmul(q_read, (q * k).sum(2, keepdim=True), u) * k.shape[2] ** -0.5, u
 
@@ -71,18 +79,20 @@ def fold(
         return state.clone() if out is None else out.copy_(state)
     size = (-1, *state.shape[2:])
     n_heads = u.shape[2]
-    k = per_value_head(k, n_heads, grouped)
-    g = g.transpose(1, 2).reshape(-1, k.shape[1], 1)
-    u = u.transpose(1, 2).reshape(-1, k.shape[1], u.shape[3])
+    k, u, g = (
+        per_value_head(k, n_heads, grouped),
+        per_value_head(u, n_heads, grouped),
+        gates_per_head(g),
+    )
     target = None if out is None else out.view(size)
     if k.shape[1] == 1:
-        S = torch.mul(state.reshape(size), g.exp(), out=target)
+        S = torch.mul(state.reshape(size), g.exp().transpose(1, 2), out=target)
         S.addcmul_(k.transpose(1, 2), u)
     else:
         # f64: the differences of long sums would lose the small ones, which weigh most
         c = g.cumsum(1, dtype=torch.float64)
         last = c[:, -1:]
-        S = torch.mul(state.reshape(size), last.to(u.dtype).exp(), out=target)
+        S = torch.mul(state.reshape(size), last.to(u.dtype).exp().transpose(1, 2), out=target)
         S.baddbmm_((k * (last - c).to(u.dtype).exp()).transpose(1, 2), u)
     return S.view(state.shape) if out is None else out
 
@@ -102,11 +112,10 @@ def fold_invariant(
     S = target.view(size).copy_(state.reshape(size))
     if k.shape[1] == 0:
         return target
-    k = per_value_head(k, u.shape[2], grouped)
-    decay = pointwise(torch.exp, g.transpose(1, 2).reshape(-1, k.shape[1], 1), invariant=True)
-    u = u.transpose(1, 2).reshape(-1, k.shape[1], u.shape[3])
+    k, u = (per_value_head(x, u.shape[2], grouped) for x in (k, u))
+    decay = pointwise(torch.exp, gates_per_head(g), invariant=True)
     for t in range(k.shape[1]):
-        S.mul_(decay[:, t : t + 1]).addcmul_(k[:, t].unsqueeze(2), u[:, t : t + 1])
+        S.mul_(decay[:, t].unsqueeze(2)).addcmul_(k[:, t].unsqueeze(2), u[:, t : t + 1])
     return target
 
 
@@ -116,9 +125,6 @@ def _prefix(log: DeltaLog, n_tokens: int | torch.Tensor) -> DeltaLog:
     if isinstance(n_tokens, int):
         return DeltaLog(*(x[:, :n_tokens] for x in log))
     inside = torch.arange(log.g.shape[1], device=log.g.device) < n_tokens.unsqueeze(1)
-    zero, wide = log.g.new_zeros(()), inside[..., None, None]
-    return DeltaLog(
-        torch.where(wide, log.k, zero),
-        torch.where(wide, log.u, zero),
-        torch.where(inside[..., None], log.g, zero),
-    )
+    zero = log.g.new_zeros(())
+    wide = (inside.view(*inside.shape, *[1] * (x.dim() - 2)) for x in log)
+    return DeltaLog(*(torch.where(mask, x, zero) for mask, x in zip(wide, log, strict=True)))

@@ -20,7 +20,7 @@ class DeltaLog(NamedTuple):
     """The rows of some tokens, from which the state after any number of them can be rebuilt.
 
     k: [B, T, H_k, d_k]. u: [B, T, H_v, d_v], u_t = beta_t (v_t - (e^(g_t) S_(t-1))^T k_t).
-    g: [B, T, H_v]. k and g are the very tensors that the kernel was given.
+    g: [B, T, H_v] or [B, T, H_v, d_k]. k and g are the very tensors that the kernel was given.
     """
 
     k: torch.Tensor
@@ -88,7 +88,7 @@ def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tens
         for j in range(n_v_heads):
             i = _key_head(j, n_v_heads, k.shape[2], grouped)
             for t in range(n_tokens):
-                decayed = g[b, t, j].exp() * before[t][b, j]
+                decayed = g[b, t, j].exp().unsqueeze(-1) * before[t][b, j]
                 u[b, t, j] = beta[b, t, j] * (v[b, t, j] - decayed.T @ k[b, t, i])
     return o, DeltaLog(k, u, g)
 
@@ -110,7 +110,8 @@ def fold(
         for j in range(n_v_heads):
             i = _key_head(j, n_v_heads, k.shape[2], grouped)
             for t in range(counts[b]):
-                folded[b, j] = g[b, t, j].exp() * folded[b, j] + torch.outer(k[b, t, i], u[b, t, j])
+                decayed = g[b, t, j].exp().unsqueeze(-1) * folded[b, j]
+                folded[b, j] = decayed + torch.outer(k[b, t, i], u[b, t, j])
     return folded if out is None else out.copy_(folded)
 
 

@@ -133,5 +133,6 @@ def _fold(
         with code.loop(0, count) as t:
             S = block.place_if(t.less(1), before)
             target = block.place_if((count - 2).less(t), after)
-            u_t = block.load(u.row(b, t, j) + column)
-            block.write(S, k.row(b, t, i), g.row(b, t, j), u_t, target)
+            u_t, gate = block.load(u.row(b, t, j) + column), g.row(b, t, j)
+            block.decay(gate)
+            block.write(S, k.row(b, t, i), gate, u_t, target)

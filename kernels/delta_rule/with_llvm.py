@@ -103,17 +103,18 @@ def fold(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See kernels.delta_rule.fold. Here the very states of gated_delta_into."""
-    k, u, state = _rows(log.k), _rows(log.u), _rows(state)
+    k, u, state, channels = _rows(log.k), _rows(log.u), _rows(state), log.g.dim() == 4
+    g = _rows(log.g) if channels else log.g
     n_batch, n_heads, d_k, d_v = state.shape
     if out is None:
         out = torch.empty(state.shape)
     counts = n_tokens if isinstance(n_tokens, int) else n_tokens.contiguous()
-    sides = Sides(d_k, d_v)
+    sides = Sides(d_k, d_v, channels)
     programs.fold(sides, grouped, not isinstance(counts, int))(
         *_where(state),
         *_where(k),
         *_where(u),
-        *_where(log.g),
+        *_where(g),
         *_where(out),
         counts if isinstance(counts, int) else counts.data_ptr(),
         n_heads,

@@ -72,7 +72,7 @@ def _any_length(
     """The outputs [N, T, d_v] and the last state."""
     if rows.n_tokens == 1:
         return _token(rows, state, slots)
-    if rows.n_tokens <= SHORT or rows.g.shape[2] > 1:
+    if rows.n_tokens <= SHORT or rows.by_channel:
         return by_token(rows, state, slots)
     if rows.n_tokens <= CHUNK:
         return _chunk(rows, state, slots)

@@ -1,7 +1,7 @@
 """The gated delta rule on a GPU, and the fold of its log.
 
-Few tokens run one by one, by kernels.delta_rule.recurrence_with_triton; prompts with one gate per
-head run in chunks, by kernels.delta_rule.chunks_with_triton.
+Few tokens run one by one, by kernels.delta_rule.recurrence_with_triton; prompts run in chunks, by
+kernels.delta_rule.chunks_with_triton.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def gated_delta_into(
     *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """See kernels.delta_rule.gated_delta_into."""
-    *_, g, _, state = inputs
+    *_, v, _, _, state = inputs
     strides = slots[0].stride()
     if any(slot.stride() != strides for slot in slots):
         raise ValueError("the slots of one call differ in their strides")
-    n_tokens = g.shape[1]
+    n_tokens = v.shape[1]
     outputs, start = [], 0
     # one state leaves the chunks, the oldest that is kept: the recurrence leads on from it
     n_before = n_tokens - len(slots) + 1
-    if _in_chunks(g, n_before):
+    if n_before > FEW_TOKENS:
         o, _ = run_chunks(
             _part(inputs[:5], 0, n_before), state, slots[-1], grouped=grouped, log=False
         )
@@ -62,10 +62,6 @@ def gated_delta_into(
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
-def _in_chunks(g: torch.Tensor, n_tokens: int) -> bool:
-    return n_tokens > FEW_TOKENS and g.dim() == 3
-
-
 def _part(inputs: Inputs, start: int, stop: int) -> Inputs:
     q, k, v, g, beta = (x[:, start:stop] for x in inputs)
     return q, k, v, g, beta
@@ -80,7 +76,7 @@ def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tens
 def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tensor, DeltaLog]:
     """See kernels.delta_rule.gated_delta_log. The state is read once and never written."""
     _, k, _, g, _, state = inputs
-    if _in_chunks(g, g.shape[1]):
+    if g.shape[1] > FEW_TOKENS:
         o, u = run_chunks(inputs[:5], state, None, grouped=grouped, log=True)
     else:
         o, u = run_recurrence(inputs[:5], state, (), grouped=grouped, log=True)
@@ -90,8 +86,9 @@ def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tens
 @jit(do_not_specialize_on_alignment=["n_tokens"])
 def _fold(
     state, k, u, g, out, counts, n_tokens, n_heads, n_k_heads, d_k, d_v,
-    state_b, state_h, state_k, state_v, k_b, k_t, k_h, k_d, u_b, u_t, u_h, u_d, g_b, g_t, g_h,
-    GROUPED: tl.constexpr, COUNTED: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    state_b, state_h, state_k, state_v, k_b, k_t, k_h, k_d, u_b, u_t, u_h, u_d, g_b, g_t, g_h, g_d,
+    GROUPED: tl.constexpr, CHANNELS: tl.constexpr, COUNTED: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     j = tl.program_id(1)
     b = tl.program_id(2).to(tl.int64)
@@ -107,7 +104,10 @@ def _fold(
     g += b * g_b + j * g_h
     last = tl.load(counts + b) if COUNTED else n_tokens
     for _ in range(last):
-        S *= tl.exp(tl.load(g))
+        if CHANNELS:
+            S *= tl.exp(tl.load(g + rows * g_d, in_rows, 0.0))[:, None]
+        else:
+            S *= tl.exp(tl.load(g))
         S += tl.load(k, in_rows, 0.0)[:, None] * tl.load(u, in_columns, 0.0)[None, :]
         k += k_t
         u += u_t
@@ -129,12 +129,13 @@ def fold(
     if out is None:
         out = state.new_empty(state.shape)
     n_batch, n_heads, d_k, d_v = state.shape
-    counted = isinstance(n_tokens, torch.Tensor)
+    counted, channels = isinstance(n_tokens, torch.Tensor), g.dim() == 4
     width = columns_per_program(n_batch * n_heads, d_v)
     _fold[(cdiv(d_v, width), n_heads, n_batch)](
         state, k, u, g, out, n_tokens if counted else out, 0 if counted else n_tokens,
         n_heads, k.shape[2], d_k, d_v,
-        *state.stride(), *k.stride(), *u.stride(), *g.stride(),
-        GROUPED=grouped, COUNTED=counted, BK=power_of_2(d_k), BV=width, num_warps=1,
+        *state.stride(), *k.stride(), *u.stride(), *g.stride(), *(() if channels else (0,)),
+        GROUPED=grouped, CHANNELS=channels, COUNTED=counted,
+        BK=power_of_2(d_k), BV=width, num_warps=1,
     )  # fmt: skip
     return out

@@ -26,6 +26,12 @@ class HeadRows(NamedTuple):
     def n_tokens(self) -> int:
         return self.v.shape[1]
 
+    @property
+    def by_channel(self) -> bool:
+        """Whether each key channel has a gate. Then the recurrence is the fastest at every length:
+        a chunk has a decay for every pair of tokens and channel, each an exponential."""
+        return self.g.shape[2] > 1
+
     def tokens(self, start: int, stop: int) -> HeadRows:
         return HeadRows(*(x[:, start:stop] for x in self))
 
@@ -53,9 +59,15 @@ def rows_per_head(
         per_value_head(q, n_heads, grouped),
         per_value_head(k, n_heads, grouped),
         v.transpose(1, 2).reshape(-1, n_tokens, v.shape[3]),
-        g.transpose(1, 2).reshape(-1, n_tokens, g.shape[3] if g.dim() == 4 else 1),
+        gates_per_head(g),
         beta.transpose(1, 2).reshape(-1, n_tokens, 1),
     )
+
+
+def gates_per_head(g: torch.Tensor) -> torch.Tensor:
+    """[B, T, H_v] or [B, T, H_v, d_k] -> [N, T, 1] or [N, T, d_k]."""
+    width = g.shape[3] if g.dim() == 4 else 1
+    return g.transpose(1, 2).reshape(-1, g.shape[1], width)
 
 
 def per_value_head(x: torch.Tensor, n_heads: int, grouped: bool) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The gates of the delta rule: how much of its state a head keeps, and how much it writes."""
+"""Gates: how much of its state a head keeps, and how much it writes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from kernels.gates import naive, with_torch
 _LLVM = "kernels.gates.with_llvm"
 _run = pick(naive.delta_gates, with_torch.delta_gates, None, _LLVM)
 _invariant = pick(with_torch.delta_gates_invariant, with_torch.delta_gates_invariant, None, _LLVM)
+_steps = pick(naive.step_gates, with_torch.step_gates, None, _LLVM)
+_steps_invariant = pick(
+    with_torch.step_gates_invariant, with_torch.step_gates_invariant, None, _LLVM
+)
 
 
 def delta_gates(
@@ -29,3 +33,14 @@ def delta_gates(
     invariant: each result has the same bits whatever numbers stand before and behind it.
     """
     return (_invariant if invariant else _run)(decay, dt, a, beta)
+
+
+def step_gates(
+    step: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, *, invariant: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dt = softplus(step + dt) and g = dt * a, as kernels.ssd takes them.
+
+    step: f32 [..., H], a layer's projection, any strides; dt, a: f32 [H], a = -exp(A_log) (Dao & Gu
+    2024, arXiv 2405.21060). Returns (dt, g), both [..., H]. Differentiable. invariant: as above.
+    """
+    return (_steps_invariant if invariant else _steps)(step, dt, a)

@@ -9,7 +9,17 @@ def delta_gates(
     decay: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, beta: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.gates.delta_gates."""
-    x = decay + dt
-    # log(1 + e^x), without an e^x that overflows
-    softplus = x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
-    return softplus * a, 1 / (1 + torch.exp(-beta))
+    return _softplus(decay + dt) * a, 1 / (1 + torch.exp(-beta))
+
+
+def step_gates(
+    step: torch.Tensor, dt: torch.Tensor, a: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.gates.step_gates."""
+    size = _softplus(step + dt)
+    return size, size * a
+
+
+def _softplus(x: torch.Tensor) -> torch.Tensor:
+    """log(1 + e^x), without an e^x that overflows."""
+    return x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))

@@ -54,3 +54,36 @@ def _body(n_heads: int, code: Code, args: Sequence[Value], first: Value, last: V
             code.store_first(softplus(code, x + bias) * scale, g + target + at, count)
             written = sigmoid(code, code.load_first(beta + at, F32X16, count))
             code.store_first(written, opened + target + at, count)
+
+
+def step_gates(
+    step: torch.Tensor, dt: torch.Tensor, a: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.gates.step_gates."""
+    n_heads = step.shape[-1]
+    size, g = step.new_empty(*step.shape), step.new_empty(*step.shape)
+    dt, a = dt.contiguous(), a.contiguous()
+    step, step_rows = rows(step)
+    places = dt.data_ptr(), a.data_ptr(), size.data_ptr(), g.data_ptr()
+    run(_step_program(n_heads), g.numel() // n_heads, n_heads, *step_rows, *places)
+    return size, g
+
+
+step_gates_invariant = step_gates
+
+
+@functools.cache
+def _step_program(n_heads: int) -> Program:
+    return Program(functools.partial(_step_body, n_heads), 8)
+
+
+def _step_body(n_heads: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+    """Arguments: the steps in RowPlaces, dt, a, the sizes, g."""
+    dt, a, sizes, g = args[4:]
+    with code.loop(first, last) as row:
+        step, target = start(args[:4], row), row * (4 * n_heads)
+        for at, count in vectors(code, n_heads):
+            x, bias, scale = (code.load_first(p + at, F32X16, count) for p in (step, dt, a))
+            size = softplus(code, x + bias)
+            code.store_first(size, sizes + target + at, count)
+            code.store_first(size * scale, g + target + at, count)

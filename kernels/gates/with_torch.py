@@ -1,4 +1,4 @@
-"""The gates in four operations."""
+"""The gates in few operations."""
 
 from __future__ import annotations
 
@@ -21,3 +21,19 @@ def delta_gates_invariant(
     """delta_gates, with each result's bits independent of the numbers around it."""
     g = pointwise(functional.softplus, decay + dt, invariant=True) * a
     return g, pointwise(torch.sigmoid, beta, invariant=True)
+
+
+def step_gates(
+    step: torch.Tensor, dt: torch.Tensor, a: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.gates.step_gates."""
+    size = functional.softplus(step + dt)
+    return size, size * a
+
+
+def step_gates_invariant(
+    step: torch.Tensor, dt: torch.Tensor, a: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """step_gates, with each result's bits independent of the numbers around it."""
+    size = pointwise(functional.softplus, step + dt, invariant=True)
+    return size, size * a

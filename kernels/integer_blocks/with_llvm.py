@@ -15,7 +15,9 @@ def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Te
     """See kernels.integer_blocks.integer_linear."""
     n_in, n_out = x.shape[-1], blocks.shape[0]
     rows = x.reshape(-1, n_in).contiguous()
+    n_rows = rows.shape[0]
     y = torch.empty(*x.shape[:-1], n_out)
-    multiply = multiply_rows if len(rows) <= FEW else multiply_panels
-    multiply(rows, blocks, type, y.view(len(rows), n_out))
+    if n_rows:
+        multiply = multiply_rows if n_rows <= FEW else multiply_panels
+        multiply(rows, blocks, type, y.view(n_rows, n_out))
     return y

@@ -6,12 +6,12 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 
-from kernels import processor
-from kernels.dispatch import gnu_openmp
 from kernels.llvm.code import Code
+from kernels.llvm.compiler import compiled, loaded
+from kernels.llvm.object_cache import object_code
+from kernels.llvm.program_key import program_key
 from kernels.llvm.values import I32, I64, Value
 
 Body = Callable[[Code, Sequence[Value], Value, Value], None]
@@ -28,7 +28,7 @@ class Program:
     """A kernel of n_args arguments, integers of 64 bits or addresses."""
 
     def __init__(self, body: Body, n_args: int, before: Before | None = None) -> None:
-        self._engine = _compile(_module(body, n_args, before))
+        self._engine = loaded(_object_code(body, n_args, before))
         address = self._engine.get_function_address("run")
         # ctypes takes as long over every argument as over all of them packed
         self._pack = struct.Struct(f"{_HEADER + n_args}q").pack
@@ -48,6 +48,14 @@ class Program:
     def alone(self, tasks: int, *args: int) -> None:
         """All tasks on the calling thread, at the least cost per call: for work of microseconds."""
         self._run_briefly(self._pack(0, tasks, tasks, *args), 1)
+
+
+def _object_code(body: Body, n_args: int, before: Before | None) -> bytes:
+    def make() -> bytes:
+        return compiled(_module(body, n_args, before))
+
+    key = program_key(body, n_args, before)
+    return make() if key is None else object_code(key, make)
 
 
 def _module(body: Body, n_args: int, before: Before | None) -> ir.Module:
@@ -116,31 +124,3 @@ def _entry(module: ir.Module, worker: ir.Function, n_args: int, before: Before |
         with one:
             builder.call(worker, [job])
     builder.ret_void()
-
-
-def _compile(module: ir.Module) -> llvm.ExecutionEngine:
-    machine = _machine()
-    parsed = llvm.parse_assembly(str(module))
-    parsed.triple = machine.triple
-    # Kernels are written in vectors and unrolled as they should be: variables into registers is
-    # all they need. The usual passes would take most of the time and change nothing.
-    passes = llvm.create_new_module_pass_manager()
-    passes.add_sroa_pass()
-    passes.add_instruction_combine_pass()
-    options = llvm.create_pipeline_tuning_options()
-    passes.run(parsed, llvm.create_pass_builder(machine, options))
-    engine = llvm.create_mcjit_compiler(parsed, machine)
-    engine.finalize_object()
-    return engine
-
-
-def _machine() -> llvm.TargetMachine:
-    # one for every program: an execution engine owns the machine it is made with
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    # its threads are waiting already, warm, for the next job
-    llvm.load_library_permanently(str(gnu_openmp()))
-    cpu, features = processor.target()
-    flags = ",".join(f"{'+' if has else '-'}{name}" for name, has in sorted(features.items()))
-    target = llvm.Target.from_default_triple()
-    return target.create_target_machine(cpu=cpu, features=flags, opt=3, jit=True)

@@ -15,6 +15,10 @@ _gated = pick(naive.gated_rms_norm, with_torch.gated_rms_norm, _TRITON, _LLVM)
 _gated_invariant = pick(
     with_torch.gated_rms_norm_invariant, with_torch.gated_rms_norm_invariant, None, _LLVM
 )
+_group = pick(naive.group_rms_norm, with_torch.group_rms_norm, _TRITON, _LLVM)
+_group_invariant = pick(
+    with_torch.group_rms_norm_invariant, with_torch.group_rms_norm_invariant, None, _LLVM
+)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -49,13 +53,30 @@ def gated_rms_norm(
     weight: torch.Tensor,
     eps: float,
     *,
+    sigmoid: bool = False,
     invariant: bool = False,
 ) -> torch.Tensor:
     """rms_norm(x) * silu(gate): norm first, gate second, as a Gated DeltaNet layer ends.
 
-    x, gate: f32 [..., d]; weight: f32 [d]. Returns [..., d].
+    x, gate: f32 [..., d]; weight: f32 [d]. Returns [..., d]. sigmoid: times sigmoid(gate) instead,
+    as Kimi Delta Attention ends.
     invariant: a row has the same bits whatever rows stand beside it, as in the other two anyway.
     """
-    if invariant:
-        return _gated_invariant(x, gate, weight, eps)
-    return _gated(x, gate, weight, eps)
+    return (_gated_invariant if invariant else _gated)(x, gate, weight, eps, sigmoid)
+
+
+def group_rms_norm(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    invariant: bool = False,
+) -> torch.Tensor:
+    """rms_norm(x * silu(gate)) of every group by itself: gate first, norm second, as a Mamba-2
+    layer ends.
+
+    x, gate: f32 [..., G, d]; weight: f32 [G, d]. Returns [..., G, d]. Differentiable.
+    invariant: as in gated_rms_norm.
+    """
+    return (_group_invariant if invariant else _group)(x, gate, weight, eps)

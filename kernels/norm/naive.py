@@ -23,7 +23,15 @@ def max_norm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gated_rms_norm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
 ) -> torch.Tensor:
     """See kernels.norm.gated_rms_norm."""
-    return rms_norm(x, weight, eps) * (gate * torch.sigmoid(gate))
+    opened = torch.sigmoid(gate)
+    return rms_norm(x, weight, eps) * (opened if sigmoid else gate * opened)
+
+
+def group_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """See kernels.norm.group_rms_norm."""
+    return rms_norm(x * (gate * torch.sigmoid(gate)), weight, eps)

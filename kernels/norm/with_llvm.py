@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.functions import silu
+from kernels.llvm.code import Variable
+from kernels.llvm.functions import sigmoid, silu
 from kernels.llvm.rows import rows, run, start, vectors
 
 # sums that are added up beside one another: each addition waits for the one before
@@ -26,14 +27,14 @@ def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def gated_rms_norm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
 ) -> torch.Tensor:
     """See kernels.norm.gated_rms_norm."""
     d, y, weight = x.shape[-1], x.new_empty(*x.shape), weight.contiguous()
     x, x_rows = rows(x)
     gate, gate_rows = rows(gate)
     run(
-        _program(d, eps, True, True),
+        _program(d, eps, True, "sigmoid" if sigmoid else "silu"),
         y.numel() // d,
         d,
         *x_rows,
@@ -45,6 +46,21 @@ def gated_rms_norm(
 
 
 gated_rms_norm_invariant = gated_rms_norm
+
+
+def group_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """See kernels.norm.group_rms_norm."""
+    (n_groups, d), y, weight = x.shape[-2:], x.new_empty(*x.shape), weight.contiguous()
+    x, x_rows = rows(x)
+    gate, gate_rows = rows(gate)
+    places = y.data_ptr(), weight.data_ptr()
+    run(_group_program(d, eps), y.numel() // d, d, *x_rows, *places, *gate_rows, n_groups)
+    return y
+
+
+group_rms_norm_invariant = group_rms_norm
 
 
 def max_norm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,7 +77,7 @@ def _norm(x: torch.Tensor, eps: float, weight: torch.Tensor | None = None) -> to
     x, x_rows = rows(x)
     scales = () if weight is None else (weight.data_ptr(),)
     run(
-        _program(d, eps, weight is not None, False),
+        _program(d, eps, weight is not None, None),
         y.numel() // d,
         d,
         *x_rows,
@@ -98,16 +114,16 @@ def _max_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Val
 
 
 @functools.cache
-def _program(d: int, eps: float, weighted: bool, gated: bool) -> Program:
-    body = functools.partial(_body, d, eps, weighted, gated)
-    return Program(body, 5 + weighted + 4 * gated)
+def _program(d: int, eps: float, weighted: bool, gate: str | None) -> Program:
+    body = functools.partial(_body, d, eps, weighted, gate)
+    return Program(body, 5 + weighted + 4 * (gate is not None))
 
 
 def _body(
     d: int,
     eps: float,
     weighted: bool,
-    gated: bool,
+    gating: str | None,
     code: Code,
     args: Sequence[Value],
     first: Value,
@@ -122,16 +138,49 @@ def _body(
         for i, (at, count) in enumerate(vectors(code, d, SUMS)):
             part, total = code.load_first(source + at, F32X16, count), sums[i % SUMS]
             total.set(code.fma(part, part, total.value))
-        a, b, c, e = (total.value for total in sums)
-        square = code.sum((a + b) + (c + e))
+        square = _added(code, sums)
         if weighted:
             square = square / float(d)
         scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
-        gate = start(gates, row) if gated else None
+        gate = start(gates, row) if gating else None
+        opened = sigmoid if gating == "sigmoid" else silu
         for at, count in vectors(code, d):
             result = code.load_first(source + at, F32X16, count) * scale
             if weighted:
                 result *= code.load_first(weight[0] + at, F32X16, count)
             if gate is not None:
-                result *= silu(code, code.load_first(gate + at, F32X16, count))
+                result *= opened(code, code.load_first(gate + at, F32X16, count))
             code.store_first(result, target + at, count)
+
+
+@functools.cache
+def _group_program(d: int, eps: float) -> Program:
+    return Program(functools.partial(_group_body, d, eps), 11)
+
+
+def _group_body(
+    d: int, eps: float, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    """Arguments: x in RowPlaces, y, the weight, the gate in RowPlaces, the number of groups."""
+    x, y, weight, gates, n_groups = args[:4], args[4], args[5], args[6:10], args[10]
+    zero = code.constant(F32X16, 0.0)
+    with code.loop(first, last) as row:
+        source, gate, target = start(x, row), start(gates, row), y + row * (4 * d)
+        sums = [code.variable(zero) for _ in range(SUMS)]
+        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
+            part, total = code.load_first(source + at, F32X16, count), sums[i % SUMS]
+            part *= silu(code, code.load_first(gate + at, F32X16, count))
+            code.store_first(part, target + at, count)
+            total.set(code.fma(part, part, total.value))
+        square = _added(code, sums) / float(d)
+        scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
+        factors = weight + row % n_groups * (4 * d)
+        for at, count in vectors(code, d):
+            result = code.load_first(target + at, F32X16, count) * scale
+            result *= code.load_first(factors + at, F32X16, count)
+            code.store_first(result, target + at, count)
+
+
+def _added(code: Code, sums: Sequence[Variable]) -> Value:
+    a, b, c, e = (total.value for total in sums)
+    return code.sum((a + b) + (c + e))

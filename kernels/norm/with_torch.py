@@ -26,14 +26,34 @@ def max_norm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gated_rms_norm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
 ) -> torch.Tensor:
     """See kernels.norm.gated_rms_norm."""
-    return rms_norm(x, weight, eps) * functional.silu(gate)
+    return rms_norm(x, weight, eps) * _opened(gate, sigmoid, invariant=False)
 
 
 def gated_rms_norm_invariant(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
 ) -> torch.Tensor:
     """gated_rms_norm, with each row's bits independent of the rows around it."""
-    return rms_norm(x, weight, eps) * pointwise(functional.silu, gate, invariant=True)
+    return rms_norm(x, weight, eps) * _opened(gate, sigmoid, invariant=True)
+
+
+def _opened(gate: torch.Tensor, sigmoid: bool, *, invariant: bool) -> torch.Tensor:
+    return pointwise(torch.sigmoid if sigmoid else functional.silu, gate, invariant=invariant)
+
+
+def group_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """See kernels.norm.group_rms_norm."""
+    opened = x * functional.silu(gate)
+    return functional.rms_norm(opened, (x.shape[-1],), None, eps) * weight
+
+
+def group_rms_norm_invariant(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """group_rms_norm, with each row's bits independent of the rows around it."""
+    opened = x * pointwise(functional.silu, gate, invariant=True)
+    return functional.rms_norm(opened, (x.shape[-1],), None, eps) * weight

@@ -13,23 +13,27 @@ TILE = 1024
 
 @jit(do_not_specialize_on_alignment=["n_rows"])
 def _norm(
-    x, gate, weight, y, n_rows, d, x_row, gate_row, eps,
-    MEAN: tl.constexpr, WEIGHT: tl.constexpr, GATE: tl.constexpr,
-    BR: tl.constexpr, BD: tl.constexpr,
+    x, gate, weight, y, n_rows, n_groups, d, x_row, gate_row, eps,
+    MEAN: tl.constexpr, WEIGHT: tl.constexpr, GATE: tl.constexpr, GATE_FIRST: tl.constexpr,
+    SIGMOID: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR))[:, None]
     column = tl.arange(0, BD)[None, :]
     inside = (row < n_rows) & (column < d)
     values = tl.load(x + row * x_row + column, inside, 0.0)
+    if GATE:
+        opened = tl.load(gate + row * gate_row + column, inside, 0.0)
+        opened = tl.sigmoid(opened) if SIGMOID else opened * tl.sigmoid(opened)
+        if GATE_FIRST:
+            values *= opened
     square = tl.sum(values * values, 1, keep_dims=True)
     if MEAN:
         square = square / d
     values = values / tl.sqrt(square + eps)
     if WEIGHT:
-        values *= tl.load(weight + column, column < d, 0.0)
-    if GATE:
-        opened = tl.load(gate + row * gate_row + column, inside, 0.0)
-        values *= opened * tl.sigmoid(opened)
+        values *= tl.load(weight + row % n_groups * d + column, inside, 0.0)
+    if GATE and not GATE_FIRST:
+        values *= opened
     tl.store(y + row * d + column, values, inside)
 
 
@@ -44,10 +48,17 @@ def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def gated_rms_norm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
 ) -> torch.Tensor:
     """See kernels.norm.gated_rms_norm."""
-    return _run(x, eps, weight=weight, gate=gate)
+    return _run(x, eps, weight=weight, gate=gate, sigmoid=sigmoid)
+
+
+def group_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """See kernels.norm.group_rms_norm."""
+    return _run(x, eps, weight=weight, gate=gate, n_groups=weight.shape[0])
 
 
 def _run(
@@ -56,6 +67,8 @@ def _run(
     *,
     weight: torch.Tensor | None = None,
     gate: torch.Tensor | None = None,
+    n_groups: int | None = None,
+    sigmoid: bool = False,
 ) -> torch.Tensor:
     d = x.shape[-1]
     rows = as_rows(x)
@@ -65,8 +78,9 @@ def _run(
     together = max(1, TILE // width)
     _norm[(cdiv(rows.shape[0], together),)](
         rows, gates, rows if weight is None else weight.contiguous(), y,
-        rows.shape[0], d, rows.stride(0), gates.stride(0), eps,
+        rows.shape[0], n_groups or 1, d, rows.stride(0), gates.stride(0), eps,
         MEAN=weight is not None, WEIGHT=weight is not None, GATE=gate is not None,
+        GATE_FIRST=n_groups is not None, SIGMOID=sigmoid,
         BR=together, BD=width, num_warps=4 if width <= TILE else 8,
     )  # fmt: skip
     return y

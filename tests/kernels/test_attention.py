@@ -210,3 +210,17 @@ def test_bits_depend_on_the_query_and_its_visible_cells_alone(
         torch.ones(1, 1, len(cells), dtype=torch.bool),
     )
     assert torch.equal(alone[0, 0], together[b, t])
+
+
+@pytest.mark.parametrize("heads", [(8, 1, 24), (4, 2, 36), (3, 1, 9)])
+@pytest.mark.parametrize(("n_tokens", "n_cells"), [(1, 5), (3, 700), (20, 40)])
+def test_values_are_columns_of_the_keys(fast, heads, n_tokens, n_cells):
+    """As in latent attention: keys longer than values, one row for both, a scale of its own."""
+    q, k, _, mask = make(2, n_tokens, heads, n_cells)
+    v = k[..., : heads[2] - 8]
+    o = fast(q, k, v, mask, 0.125)
+    law = naive.attend(q.double(), k.double(), v.double(), mask, 0.125)
+    assert o.shape == (2, n_tokens, heads[0], heads[2] - 8)
+    assert nmse(o, law) < F32
+    for invariant in (with_llvm.attend_invariant, with_torch.attend_invariant):
+        assert nmse(invariant(q, k, v, mask, 0.125), law) < F32

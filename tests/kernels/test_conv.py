@@ -38,6 +38,23 @@ def test_equals_pytorchs_convolution(run, n_tokens, n_taps):
 
 
 @IMPLEMENTATIONS
+@pytest.mark.parametrize("activate", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("n_tokens", [1, 5])
+def test_with_a_bias_and_without_activation(run, n_tokens, biased, activate):
+    """Also with channels that fill no vector, and a bias that is every second number."""
+    x, weight, window = make(n_tokens, 3, channels=21)
+    bias = torch.randn(42)[::2] if biased else None
+    y, history = run(x, weight, window, bias, activate=activate)
+    rows = torch.cat((window, x), 1).double().transpose(1, 2)
+    added = None if bias is None else bias.double()
+    sums = torch.nn.functional.conv1d(rows, weight.double().unsqueeze(1), added, groups=21)
+    wanted = torch.nn.functional.silu(sums) if activate else sums
+    assert nmse(y, wanted.transpose(1, 2)) < F32
+    assert torch.equal(history, torch.cat((window, x), 1))
+
+
+@IMPLEMENTATIONS
 def test_the_last_tap_meets_the_current_token(run):
     x, window = torch.tensor([[[3.0]]]), torch.tensor([[[100.0], [20.0]]])
     y, _ = run(x, torch.tensor([[0.0, 0.5, -1.0]]), window)

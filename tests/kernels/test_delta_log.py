@@ -2,59 +2,30 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pytest
 import torch
 
 from kernels import delta_rule
 from kernels.delta_rule import DeltaLog, log_with_torch, naive, with_llvm, with_torch
+from tests.support import delta_inputs
 from tests.support.closeness import nmse
+from tests.support.delta_inputs import Inputs, strided
 
 F32 = 1e-12
 F64 = 1e-26
 LENGTHS = [1, 2, 5, 17, 33, 65]
 FAST = pytest.mark.parametrize("module", [log_with_torch, with_llvm], ids=["torch", "llvm"])
+GATES = pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 FOLDS = pytest.mark.parametrize(
     "run", [naive.fold, log_with_torch.fold, with_llvm.fold], ids=["naive", "torch", "llvm"]
 )
 
 
-class Inputs(NamedTuple):
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    g: torch.Tensor
-    beta: torch.Tensor
-    state: torch.Tensor
-
-    def double(self) -> Inputs:
-        return Inputs(*(x.double() for x in self))
-
-
 def make(
-    n_tokens: int,
-    *,
-    n_k_heads: int = 2,
-    d: int = 16,
-    n_batch: int = 1,
-    repeat: int = 2,
-    lowest_g: float = -1.0,
+    n_tokens: int, *, d: int = 16, n_batch: int = 1, kda: bool = False, lowest_g: float = -1.0
 ) -> Inputs:
     """v has its own width, so that no transposed product goes unseen."""
-    n_heads, d_v = n_k_heads * repeat, d + 8
-    q, k = (
-        torch.nn.functional.normalize(torch.randn(n_batch, n_tokens, n_k_heads, d), dim=-1)
-        for _ in range(2)
-    )
-    return Inputs(
-        q,
-        k,
-        torch.rand(n_batch, n_tokens, n_heads, d_v) * 5.3 - 0.3,
-        torch.rand(n_batch, n_tokens, n_heads) * lowest_g,
-        torch.rand(n_batch, n_tokens, n_heads),
-        torch.rand(n_batch, n_heads, d, d_v) * 2 - 1,
-    )
+    return delta_inputs.make(2, d, n_tokens, n_batch, 2, kda, lowest_g, d_v=d + 8)
 
 
 def first(log: DeltaLog, row: int, n: int) -> DeltaLog:
@@ -74,11 +45,12 @@ def test_one_token_by_hand():
             torch.testing.assert_close(folded.flatten(), torch.tensor([3.625]))
 
 
+@GATES
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("n_batch", [1, 3])
 @pytest.mark.parametrize("n_tokens", [*LENGTHS, 32, 64])
-def test_the_log_is_that_of_the_law(n_tokens, n_batch, grouped):
-    inputs = make(n_tokens, n_batch=n_batch)
+def test_the_log_is_that_of_the_law(n_tokens, n_batch, grouped, kda):
+    inputs = make(n_tokens, n_batch=n_batch, kda=kda)
     wanted, law = naive.gated_delta_log(*inputs.double(), grouped=grouped)
     for module in (log_with_torch, with_llvm):
         o, log = module.gated_delta_log(*inputs, grouped=grouped)
@@ -90,19 +62,21 @@ def test_the_log_is_that_of_the_law(n_tokens, n_batch, grouped):
     assert nmse(exact[1].u, law.u) < F64
 
 
+@GATES
 @FAST
 @pytest.mark.parametrize("n_tokens", LENGTHS)
-def test_outputs_are_those_of_the_delta_rule(module, n_tokens):
-    inputs = make(n_tokens, n_batch=2)
+def test_outputs_are_those_of_the_delta_rule(module, n_tokens, kda):
+    inputs = make(n_tokens, n_batch=2, kda=kda)
     o, _ = module.gated_delta_log(*inputs, grouped=False)
     wanted, _ = with_torch.gated_delta_rule(*inputs, grouped=False)
     assert nmse(o, wanted) < F32
 
 
+@GATES
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("n_tokens", LENGTHS)
-def test_every_prefix_is_a_snapshot(n_tokens, grouped):
-    inputs = make(n_tokens, lowest_g=-0.3)
+def test_every_prefix_is_a_snapshot(n_tokens, grouped, kda):
+    inputs = make(n_tokens, lowest_g=-0.3, kda=kda)
     _, kept = with_torch.gated_delta_rule(*inputs, grouped=grouped, n_snapshots=n_tokens)
     for module in (log_with_torch, with_llvm):
         _, log = module.gated_delta_log(*inputs, grouped=grouped)
@@ -116,11 +90,12 @@ def test_every_prefix_is_a_snapshot(n_tokens, grouped):
         assert nmse(ours, naive.fold(exact.state, law, n, grouped=grouped)) < F64
 
 
+@GATES
 @FOLDS
 @pytest.mark.parametrize("counts", [[0, 3, 7], [7, 7, 1], [0, 0, 0]], ids=str)
-def test_rows_of_different_lengths(run, counts):
+def test_rows_of_different_lengths(run, counts, kda):
     """Each row as if it were alone, whatever its log holds beyond its tokens."""
-    inputs = make(7, n_batch=3)
+    inputs = make(7, n_batch=3, kda=kda)
     _, log = log_with_torch.gated_delta_log(*inputs, grouped=False)
     log = DeltaLog(*(x.clone() for x in log))
     for row, n in enumerate(counts):
@@ -135,10 +110,11 @@ def test_rows_of_different_lengths(run, counts):
             assert torch.equal(folded[row : row + 1], state)
 
 
+@GATES
 @FOLDS
 @pytest.mark.parametrize("n", [0, 1, 5, torch.tensor([2, 5])], ids=["0", "1", "5", "rows"])
-def test_fold_into_given_memory(run, n):
-    inputs = make(6, n_batch=2)
+def test_fold_into_given_memory(run, n, kda):
+    inputs = make(6, n_batch=2, kda=kda)
     _, log = log_with_torch.gated_delta_log(*inputs, grouped=True)
     state, wanted = inputs.state.clone(), run(inputs.state, log, n, grouped=True)
     assert torch.equal(inputs.state, state)  # out of place by default
@@ -151,11 +127,12 @@ def test_fold_into_given_memory(run, n):
     assert torch.equal(state, wanted)
 
 
+@GATES
 @FAST
 @pytest.mark.parametrize("g", [-20.0, -1000.0])
 @pytest.mark.parametrize("n_tokens", [1, 5, 33, 65])
-def test_strong_decay_neither_overflows_nor_poisons(module, n_tokens, g):
-    inputs = make(n_tokens, n_batch=2)
+def test_strong_decay_neither_overflows_nor_poisons(module, n_tokens, g, kda):
+    inputs = make(n_tokens, n_batch=2, kda=kda)
     inputs = inputs._replace(g=torch.full_like(inputs.g, g))
     o, log = module.gated_delta_log(*inputs, grouped=False)
     wanted, law = naive.gated_delta_log(*inputs.double(), grouped=False)
@@ -165,9 +142,10 @@ def test_strong_decay_neither_overflows_nor_poisons(module, n_tokens, g):
         assert nmse(folded, naive.fold(inputs.state.double(), law, n, grouped=False)) < F32
 
 
+@GATES
 @FAST
-def test_weak_gates_after_strong_ones_keep_their_precision(module):
-    inputs = make(32)
+def test_weak_gates_after_strong_ones_keep_their_precision(module, kda):
+    inputs = make(32, kda=kda)
     g = torch.full_like(inputs.g, -1e-3)
     g[:, :24:2] = -40.0
     inputs = inputs._replace(g=g)
@@ -177,33 +155,20 @@ def test_weak_gates_after_strong_ones_keep_their_precision(module):
     assert nmse(folded, naive.fold(inputs.state.double(), law, 32, grouped=False)) < F32
 
 
-def test_a_gate_per_channel_is_refused():
-    inputs = make(2)
-    channels = inputs.g.unsqueeze(-1).expand(*inputs.g.shape, 16)
-    with pytest.raises(ValueError, match="one gate per head"):
-        delta_rule.gated_delta_log(*inputs._replace(g=channels), grouped=False)
-    log = DeltaLog(inputs.k, inputs.v, channels)
-    with pytest.raises(ValueError, match="one gate per head"):
-        delta_rule.fold(inputs.state, log, 1, grouped=False)
-
-
+@GATES
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("n_tokens", [1, 4, 40])
 @pytest.mark.parametrize(
     "module", [log_with_torch, with_llvm, delta_rule], ids=["torch", "llvm", "public"]
 )
 @torch.inference_mode()
-def test_any_strides(module, n_tokens, grouped):
-    plain = make(n_tokens, n_batch=2)
-    strided = Inputs(
-        *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in plain[:4]),
-        torch.stack((plain.beta, plain.beta + 9), -1)[..., 0],
-        plain.state.transpose(2, 3).contiguous().transpose(2, 3),
-    )
-    o, log = module.gated_delta_log(*strided, grouped=grouped)
+def test_any_strides(module, n_tokens, grouped, kda):
+    plain = make(n_tokens, n_batch=2, kda=kda)
+    permuted = strided(plain)
+    o, log = module.gated_delta_log(*permuted, grouped=grouped)
     wanted, law = naive.gated_delta_log(*plain.double(), grouped=grouped)
     assert nmse(o, wanted) < F32
-    folded = module.fold(strided.state, log, n_tokens, grouped=grouped)
+    folded = module.fold(permuted.state, log, n_tokens, grouped=grouped)
     assert nmse(folded, naive.fold(plain.state.double(), law, n_tokens, grouped=grouped)) < F32
 
 

@@ -1,4 +1,4 @@
-"""The gates of the delta rule: by hand, their ends, strides, gradients."""
+"""The gates of recurrences: by hand, their ends, strides, gradients."""
 
 from __future__ import annotations
 
@@ -45,8 +45,28 @@ def test_columns_of_a_projection(ops, n_heads):
         torch.testing.assert_close(ours.double(), exact, rtol=1e-6, atol=1e-7)
 
 
+@IMPLEMENTATIONS
+def test_steps_by_hand(ops):
+    step, dt = torch.tensor([[0.0, math.log(3.0), 1e4]]), torch.tensor([math.log(3.0), 0.0, 0.0])
+    size, g = ops.step_gates(step, dt, torch.tensor([-1.0, -2.0, -0.5]))
+    torch.testing.assert_close(size, torch.tensor([[math.log(4.0), math.log(4.0), 1e4]]))
+    torch.testing.assert_close(g, torch.tensor([[-math.log(4.0), -2 * math.log(4.0), -5e3]]))
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("n_heads", [1, 16, 21])
+def test_steps_of_a_projection(ops, n_heads):
+    step = torch.full((2, 3, n_heads + 5), torch.nan)[..., 1 : n_heads + 1].normal_()
+    dt, a = torch.randn(2, 2 * n_heads)[:, ::2]
+    law = naive.step_gates(step.double(), dt.double(), a.double())
+    for ours, exact in zip(ops.step_gates(step, dt, a), law, strict=True):
+        assert ours.is_contiguous()
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("ops", [naive, with_torch, gates], ids=["naive", "torch", "op"])
 def test_gradients(ops):
     decay, dt, a, beta = torch.randn(4, 2, 3, dtype=torch.float64).unbind(0)
     inputs = [x.clone().requires_grad_() for x in (decay, dt[0], a[0], beta)]
     assert torch.autograd.gradcheck(ops.delta_gates, inputs)
+    assert torch.autograd.gradcheck(ops.step_gates, inputs[:3])

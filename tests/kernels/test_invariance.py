@@ -18,15 +18,16 @@ from kernels.conv import naive as naive_conv
 from kernels.conv import with_torch as torch_conv
 from kernels.delta_rule import log_with_torch, with_llvm, with_torch
 from kernels.delta_rule import naive as naive_delta
-from kernels.gates import delta_gates
+from kernels.gates import delta_gates, step_gates
 from kernels.gates import with_torch as torch_gates
 from kernels.linear import MODES
 from kernels.linear.integers import weight_levels
 from kernels.moe import experts, pack_experts, route
 from kernels.moe import naive as naive_moe
-from kernels.norm import gated_rms_norm, l2_norm, rms_norm
+from kernels.norm import gated_rms_norm, group_rms_norm, l2_norm, rms_norm
 from kernels.norm import with_torch as torch_norm
 from kernels.pointwise import pointwise
+from kernels.relu2 import relu2
 from kernels.swiglu import swiglu
 from kernels.swiglu import with_torch as torch_swiglu
 from tests.support.closeness import nmse
@@ -54,11 +55,17 @@ def test_pointwise_leaves_the_rest_alone():
 @pytest.mark.parametrize("d", [4, 20, 64, 1000])
 def test_norms_and_gates(d):
     x, gate, weight = torch.randn(16, 3, d + 1)[..., :d], torch.randn(16, 3, d), torch.randn(d)
+    groups = torch.randn(3, d)
     forms = {
         "rms": lambda s: rms_norm(x[s], weight, 1e-6),
         "l2": lambda s: l2_norm(x[s], 1e-6),
         "gated": lambda s: gated_rms_norm(x[s], gate[s], weight, 1e-6, invariant=True),
         "gated, torch": lambda s: torch_norm.gated_rms_norm_invariant(x[s], gate[s], weight, 1e-6),
+        "group": lambda s: group_rms_norm(x[s], gate[s], groups, 1e-6, invariant=True),
+        "group, torch": lambda s: torch_norm.group_rms_norm_invariant(x[s], gate[s], groups, 1e-6),
+        "relu2": lambda s: relu2(x[s]),
+        "steps": lambda s: step_gates(x[s], weight, weight, invariant=True)[0],
+        "steps, torch": lambda s: torch_gates.step_gates_invariant(x[s], weight, weight)[1],
         "swiglu": lambda s: swiglu(gate[s], x[s], invariant=True),
         "swiglu, torch": lambda s: torch_swiglu.swiglu_invariant(gate[s], x[s]),
         "gates": lambda s: delta_gates(x[s], weight, weight, gate[s], invariant=True)[0],
@@ -82,20 +89,23 @@ def test_norms_and_gates(d):
     [partial(causal_conv, invariant=True), torch_conv.causal_conv_invariant],
     ids=["op", "torch"],
 )
+@pytest.mark.parametrize("activate", [True, False])
 @pytest.mark.parametrize("n_channels", [20, 64])
-def test_conv(n_channels, run):
+def test_conv(n_channels, activate, run):
     x, weight, window = (
         torch.randn(3, 16, n_channels),
         torch.randn(n_channels, 4),
         torch.randn(3, 3, n_channels),
     )
-    y, history = run(x, weight, window)
-    law, law_history = naive_conv.causal_conv(x, weight, window)
+    options = {"bias": torch.randn(n_channels), "activate": activate}
+    y, history = run(x, weight, window, **options)
+    law, law_history = naive_conv.causal_conv(x, weight, window, **options)
     torch.testing.assert_close(y, law)
     assert torch.equal(history, law_history)
     for b in range(3):
         for t in range(16):
-            one, _ = run(x[b : b + 1, t : t + 1], weight, history[b : b + 1, t : t + 3])
+            before = history[b : b + 1, t : t + 3]
+            one, _ = run(x[b : b + 1, t : t + 1], weight, before, **options)
             assert torch.equal(one[0, 0], y[b, t])
 
 

@@ -63,13 +63,29 @@ def test_max_norm_of_zeros_and_of_the_smallest_numbers(ops):
 
 @IMPLEMENTATIONS
 @SHAPES
-def test_the_gate_comes_after_the_norm(ops, shape):
+@pytest.mark.parametrize("sigmoid", [False, True], ids=["silu", "sigmoid"])
+def test_the_gate_comes_after_the_norm(ops, shape, sigmoid):
     x, exact = rows(shape)
     gate, weight = torch.randn(shape), torch.randn(shape[-1])
     scale = weight.double().numpy() / np.sqrt(np.mean(exact**2, -1, keepdims=True) + 1e-6)
     z = gate.double().numpy()
-    truth = exact * scale * (z / (1 + np.exp(-z)))
-    assert nmse(ops.gated_rms_norm(x, gate, weight, 1e-6), torch.from_numpy(truth)) < F32
+    truth = exact * scale * ((1 if sigmoid else z) / (1 + np.exp(-z)))
+    y = ops.gated_rms_norm(x, gate, weight, 1e-6, sigmoid=sigmoid)
+    assert nmse(y, torch.from_numpy(truth)) < F32
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize(("n_groups", "d"), [(1, 5), (2, 16), (3, 21), (8, 256)])
+def test_the_gate_comes_before_the_norm_of_its_group(ops, n_groups, d):
+    """As columns of a projection, too; what lies beside them is never touched."""
+    joined = torch.full((2, 3, 2 * n_groups * d + 3), torch.nan)
+    gate = joined[..., 1 : n_groups * d + 1].normal_().view(2, 3, n_groups, d)
+    x = torch.randn(2, 3, n_groups, d)
+    weight = torch.randn(n_groups, d)
+    z, w = gate.double().numpy(), weight.double().numpy()
+    opened = x.double().numpy() * z / (1 + np.exp(-z))
+    truth = opened / np.sqrt(np.mean(opened**2, -1, keepdims=True) + 1e-6) * w
+    assert nmse(ops.group_rms_norm(x, gate, weight, 1e-6), torch.from_numpy(truth)) < F32
 
 
 @IMPLEMENTATIONS

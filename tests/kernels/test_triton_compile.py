@@ -21,8 +21,11 @@ from kernels.delta_rule import DeltaLog
 from kernels.delta_rule import with_triton as delta
 from kernels.moe import with_triton as moe
 from kernels.norm import with_triton as norm
+from kernels.relu2 import with_triton as relu2
 from kernels.rope import with_triton as rope
+from kernels.ssd import with_triton as ssd
 from kernels.swiglu import with_triton as swiglu
+from tests.support import ssd_inputs
 from tests.support.delta_inputs import make
 from tests.support.delta_pool import scattered
 from tests.support.random_blocks import random_blocks
@@ -91,14 +94,10 @@ def test_any_number_of_rows_of_a_pool_is_one_kernel(compiled):
     assert [kernel.name for kernel in compiled] == ["_recurrence"]
 
 
-def test_a_long_prompt_with_a_gate_per_channel(compiled):
-    delta.gated_delta_rule(*make(16, 128, 500, 1, kda=True), grouped=True)
-    assert [kernel.name for kernel in compiled] == ["_recurrence"]
-
-
+@pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @pytest.mark.parametrize("d", [64, 128, 256])
-def test_the_delta_rule_of_prompts(compiled, d):
-    inputs = make(2, d, 500, 1, repeat=2)
+def test_the_delta_rule_of_prompts(compiled, d, kda):
+    inputs = make(2, d, 500, 1, repeat=2, kda=kda)
     delta.gated_delta_rule(*inputs, grouped=True)
     delta.gated_delta_log(*inputs, grouped=False)
     assert [kernel.name for kernel in compiled] == ["_solve", "_pass"] * 2
@@ -129,13 +128,36 @@ def test_no_product_is_fused_with_a_sum(compiled):
     assert "fma.rn" not in compiled[0].ptx
 
 
+@pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @pytest.mark.parametrize("n_tokens", [1, 4])
-def test_the_log_and_its_fold(compiled, n_tokens):
-    inputs = make(16, 128, n_tokens, 2, repeat=2)
+def test_the_log_and_its_fold(compiled, n_tokens, kda):
+    inputs = make(16, 128, n_tokens, 2, repeat=2, kda=kda)
     _, log = delta.gated_delta_log(*inputs, grouped=False)
     delta.fold(inputs.state, log, n_tokens, grouped=False)
     delta.fold(inputs.state, DeltaLog(*log), torch.tensor([1, 0]), grouped=False)
     assert [kernel.name for kernel in compiled] == ["_recurrence", "_fold", "_fold"]
+
+
+def test_state_space_duality(compiled):
+    inputs = ssd_inputs.make(4, n_batch=2, n_groups=1, share=32, p=64, n=128)
+    ssd.ssd(*inputs, n_snapshots=4)
+    _, log = ssd.ssd_log(*inputs)
+    ssd.fold(inputs.state, log, 4)
+    ssd.fold(inputs.state, log, torch.tensor([1, 0]))
+    pool = scattered(inputs.state, 2, over=0)
+    ssd.ssd_slots(*inputs[:6], pool.rows, pool.read, pool.write)
+    names = ["_recurrence", "_recurrence", "_fold", "_fold", "_recurrence"]
+    assert [kernel.name for kernel in compiled] == names
+    assert "ld.global.v4" in compiled[0].ptx and "st.global.v4" in compiled[0].ptx
+
+
+@pytest.mark.parametrize("n", [128, 256])
+def test_state_space_duality_of_prompts(compiled, n):
+    inputs = ssd_inputs.make(500, n_groups=1, share=32, p=64, n=n)
+    ssd.ssd(*inputs)
+    ssd.ssd_log(*inputs)
+    assert [kernel.name for kernel in compiled] == ["_grams", "_pass", "_pass"]
+    assert not any("mma" in kernel.ptx for kernel in compiled)
 
 
 @pytest.mark.parametrize("type_name", TYPES)
@@ -169,5 +191,9 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
     table = torch.ones(1, n_tokens, 32)
     rope.apply_rope(torch.ones(1, n_tokens, 16, 256), table, table)
     swiglu.swiglu(x, x)
+    norm.group_rms_norm(
+        torch.ones(n_tokens, 8, 640), torch.ones(n_tokens, 8, 640), d.view(-1, 640), 1e-5
+    )
+    relu2.relu2(x)
     names = [kernel.name for kernel in compiled]
-    assert names == ["_conv", *["_norm"] * 3, "_rotate", "_swiglu"]
+    assert names == ["_conv", *["_norm"] * 3, "_rotate", "_swiglu", "_norm", "_relu2"]

@@ -8,12 +8,9 @@ import numpy as np
 import torch
 
 from engine.batch import UBatch
-from engine.model.config import ModelConfig, SsmConfig
-from engine.model.conv_window import ConvInputs
-from engine.model.delta_state import DeltaInputs
-from engine.model.recurrence import StateKey
-from kernels.conv import causal_conv
-from kernels.delta_rule import gated_delta_rule
+from engine.model.config import ModelConfig
+from engine.model.mixers import layout_of
+from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
 
 
 @dataclass
@@ -62,44 +59,37 @@ class NaiveAttention:
 
 @dataclass
 class NaiveRecurrent:
-    """Per (layer, sequence) the state S [H_v, d, d] and the window [K - 1, C]."""
+    """Every state of every sequence, by (state, sequence)."""
 
-    ssm: SsmConfig
+    layout: RecurrentLayout
     ubatch: UBatch | None = None
-    states: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
-    windows: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    states: dict[tuple[StateKey, int], torch.Tensor] = field(default_factory=dict)
 
-    def advance(self, key: StateKey, inputs: ConvInputs | DeltaInputs) -> torch.Tensor:
+    def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
         assert self.ubatch is not None
-        outputs = []
+        recurrence, outputs = self.layout.states[key], []
         for row, seq in enumerate(self.ubatch.seq_ids):
-            one, at = inputs.part(slice(row, row + 1), slice(None)), (key.layer, seq)
-            if isinstance(one, ConvInputs):
-                zeros = torch.zeros(self.ssm.d_conv - 1, self.ssm.conv_dim)
-                y, history = causal_conv(*one, self.windows.get(at, zeros).unsqueeze(0))
-                self.windows[at] = history[0, one.x.shape[1] :].clone()
-            else:
-                zeros = torch.zeros(self.ssm.n_v_heads, self.ssm.d_state, self.ssm.d_state)
-                state = self.states.get(at, zeros).unsqueeze(0)
-                y, snapshots = gated_delta_rule(*one, state, grouped=self.ssm.grouped)
-                self.states[at] = snapshots[0, 0]
-            outputs.append(y)
+            one = inputs.part(slice(row, row + 1), slice(None))
+            start = self.states.get((key, seq), torch.zeros(1, *recurrence.shape))
+            after = torch.full_like(start, torch.nan)
+            outputs.append(recurrence.into(one, start, [after]))
+            self.states[key, seq] = after
         return torch.cat(outputs)
 
 
 class NaiveMemory:
-    """Memory of a trunk, or with `recurrent` left out of an MTP block."""
+    """Memory of a trunk, or without a layout of an MTP block."""
 
     batch_invariant = False
 
-    def __init__(self, ssm: SsmConfig | None = None) -> None:
+    def __init__(self, layout: RecurrentLayout | None = None) -> None:
         self.attention = NaiveAttention()
-        self.recurrent = NaiveRecurrent(ssm) if ssm else None
+        self.recurrent = NaiveRecurrent(layout) if layout else None
         self.n_commits = 0
 
     @classmethod
     def for_model(cls, config: ModelConfig) -> NaiveMemory:
-        return cls(config.ssm)
+        return cls(layout_of(config))
 
     def begin(self, ubatch: UBatch) -> None:
         self.attention.ubatch = ubatch

@@ -1,8 +1,8 @@
 """Texts decoded into a recurrent memory, and what their states are when computed from scratch.
 
-Three kinds of layers stand for all: the delta rule with one gate per head, with one per key
-channel, and made-up ones of other shapes (tests.support.moving_average). No policy may know which
-it holds.
+Five kinds of layers stand for all: the delta rule with one gate per head, with one per key channel,
+Mamba-2 and a short convolution by itself (tests.support.mamba_layers), and made-up ones of other
+shapes (tests.support.moving_average). No policy may know which it holds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from engine.batch import UBatch
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.model.conv_window import ConvInputs, ConvWindow
-from engine.model.delta_state import ChannelGatedDeltaState, DeltaInputs, DeltaState
+from engine.model.delta_state import DeltaInputs, DeltaState
 from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
-from tests.support import moving_average
+from tests.support import mamba_layers, moving_average
 from tests.support.closeness import nmse
 
 CPU = torch.device("cpu")
@@ -103,12 +103,27 @@ def _delta(state: DeltaState, *, channels: bool) -> Layers:
 
 HEAD_GATES = _delta(DeltaState(N_KEY_HEADS, N_HEADS, D, grouped=False), channels=False)
 CHANNEL_GATES = _delta(
-    ChannelGatedDeltaState(N_KEY_HEADS, N_HEADS, D, grouped=False), channels=True
+    DeltaState(N_KEY_HEADS, N_HEADS, D, grouped=False, channels=True), channels=True
 )
 AVERAGES = Layers(
     moving_average.LAYOUT, moving_average.of_token, moving_average.inputs, moving_average.step
 )
-LAYERS = {"head gates": HEAD_GATES, "channel gates": CHANNEL_GATES, "averages": AVERAGES}
+MAMBA = Layers(
+    mamba_layers.MAMBA, mamba_layers.mamba_token, mamba_layers.mamba_inputs, mamba_layers.mamba_step
+)
+SHORT_CONV = Layers(
+    mamba_layers.SHORT_CONV,
+    mamba_layers.short_conv_token,
+    mamba_layers.short_conv_inputs,
+    mamba_layers.short_conv_step,
+)
+LAYERS = {
+    "head gates": HEAD_GATES,
+    "channel gates": CHANNEL_GATES,
+    "averages": AVERAGES,
+    "mamba": MAMBA,
+    "short convolution": SHORT_CONV,
+}
 LAYOUT = HEAD_GATES.layout
 _LAYERS_OF = {layers.layout: layers for layers in LAYERS.values()}
 

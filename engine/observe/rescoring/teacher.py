@@ -10,6 +10,7 @@ from engine.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.memory.kv import AttentionKV, GatheredCells
 from engine.model.hybrid import HybridModel
+from engine.model.parts import CellKey
 
 _LONGEST_PASS = 512
 _MOST_LOGITS = 1 << 26
@@ -19,9 +20,15 @@ _MOST_LOGITS = 1 << 26
 class HalfCells(AttentionKV):
     """Keys and values rounded to half precision, as a server keeps them unless told otherwise."""
 
-    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> GatheredCells:
-        """Write this ubatch's keys and values [n_seqs, n_seq_tokens, n_head_kv, head_dim]."""
-        return super().update(layer, k.half().to(k.dtype), v.half().to(v.dtype))
+    def update(
+        self, layer: CellKey, k: torch.Tensor, v: torch.Tensor | None = None
+    ) -> GatheredCells:
+        """Write this ubatch's keys and values [n_seqs, n_seq_tokens, n_heads, dim]."""
+        return super().update(layer, _rounded(k), v if v is None else _rounded(v))
+
+
+def _rounded(rows: torch.Tensor) -> torch.Tensor:
+    return rows.half().to(rows.dtype)
 
 
 class Teacher:
@@ -37,14 +44,8 @@ class Teacher:
             HybridMemory.for_model(config, 1, n_tokens, model.device) for model in self._models
         ]
         for memory in self._memories[len(models) :]:
-            memory.attention = HalfCells(
-                [i for i, kind in enumerate(config.recurrent_layers) if not kind],
-                1,
-                config.n_head_kv,
-                config.head_dim,
-                n_tokens,
-                memory.attention.device,
-            )
+            cells = memory.attention
+            memory.attention = HalfCells(cells.layers, 1, n_tokens, cells.device)
         self._n_pass = max(1, min(_LONGEST_PASS, _MOST_LOGITS // (4 * config.n_vocab)))
 
     @torch.inference_mode()

@@ -27,7 +27,7 @@ def load(path: Path) -> HybridModel:
 
 
 def attributes(model: HybridModel) -> list[object]:
-    parts = [part for block in model._blocks for part in (block, block._mixer, block._ffn)]
+    parts = [part for block in model._trunk._blocks for part in (block, block._mixer, block._ffn)]
     return [value for owner in (model, *parts) for value in vars(owner).values()]
 
 

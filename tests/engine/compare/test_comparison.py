@@ -229,7 +229,7 @@ def test_models_without_head_follow_a_script(name: str, sampler) -> None:
     for lane, verdict in verdicts(comparison).items():
         assert verdict.verdict in ("reference", *PASSED), lane
         assert lane == "reference" or verdict.n_positions == N
-    if opened.config.ssm is not None:
+    if opened.config.n_recurrent:
         assert {"none", "restore"} == set(rounds_of(comparison, "checkpoint")["path"])
 
 

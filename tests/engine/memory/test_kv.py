@@ -12,12 +12,14 @@ from engine.batch import Span, UBatchPlan, make_ubatch
 from engine.errors import ContextFullError, OptionError
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.kv_storage import key_rotation
+from engine.model.parts import CellRow, CellSize
 from engine.model.rope import RopeConfig
 from kernels.attention import attend
 from kernels.attention import naive as naive_attention
 from kernels.rope import apply_rope, rope_table
 
 CPU = torch.device("cpu")
+LAYERS = {0: CellSize(2, 4, 4)}
 BOTH = pytest.mark.parametrize("unified", [False, True], ids=["per-seq", "unified"])
 
 
@@ -28,7 +30,7 @@ def ubatch_of(*spans: Span):
 
 
 def memory(n_seqs: int, n_ctx: int, *, unified: bool = False, **kwargs) -> AttentionKV:
-    kv = AttentionKV([0], n_seqs, 2, 4, n_ctx, CPU, unified=unified, **kwargs)
+    kv = AttentionKV(LAYERS, n_seqs, n_ctx, CPU, unified=unified, **kwargs)
     kv.poison(math.nan)
     return kv
 
@@ -117,7 +119,7 @@ def test_growth_keeps_the_cells_and_doubles(unified):
 
 
 def test_growth_in_inference_mode_leaves_ordinary_tensors():
-    kv = memory(2, 600, rotate=lambda k, shift: k)
+    kv = memory(2, 600, rotate={0: lambda k, shift: k})
     with torch.inference_mode():
         write(kv, 0, 0, 500)
     kv.seq_cp(0, 1)
@@ -250,7 +252,9 @@ def test_shifted_keys_equal_keys_written_at_the_new_positions(unified):
         raw = torch.randn(1, 6, 2, 6, generator=torch.Generator().manual_seed(3))
         return apply_rope(raw, *rope_table(torch.tensor([positions]), 4, inverse))
 
-    kv = AttentionKV([2, 5], 2, 2, 6, 32, CPU, unified=unified, rotate=key_rotation(rope))
+    layers = dict.fromkeys((2, 5), CellSize(2, 6, 6))
+    turn = dict.fromkeys(layers, key_rotation(rope))
+    kv = AttentionKV(layers, 2, 32, CPU, unified=unified, rotate=turn)
     kv.poison(math.nan)
     kv.begin(ubatch_of(Span(0, 0, [0] * 6, [])))
     for layer in (2, 5):
@@ -274,7 +278,7 @@ def shifted_by_marker(k: torch.Tensor, shift: int) -> torch.Tensor:
 
 
 def test_what_is_shifted_below_zero_is_removed():
-    kv = memory(1, 8, rotate=shifted_by_marker)
+    kv = memory(1, 8, rotate={0: shifted_by_marker})
     write(kv, 0, 0, 6)
     kv.seq_add(0, 1, 4, -2)
     assert kv.state(0).positions.tolist() == [0, 0, 1, 4, 5]
@@ -285,7 +289,7 @@ def test_what_is_shifted_below_zero_is_removed():
 
 
 def test_shifting_a_shared_cell_needs_a_free_one():
-    kv = memory(2, 4, unified=True, rotate=shifted_by_marker)
+    kv = memory(2, 4, unified=True, rotate={0: shifted_by_marker})
     write(kv, 0, 0, 6)
     kv.seq_cp(0, 1)
     before = kv.state(1)
@@ -297,6 +301,41 @@ def test_shifting_a_shared_cell_needs_a_free_one():
     assert kv.state(1).positions.tolist() == [3, 6, 7]
     assert kv.state(1).k[0][:, 0, 0].tolist() == [3, 200004, 200005]
     assert kv.state(0).k[0][:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_latent_keys_turn_behind_their_first_columns():
+    rope = RopeConfig(n_rot=4, freq_base=100.0)
+    raw = torch.randn(3, 1, 7)
+    turned = key_rotation(rope, first=3)(raw, 5)
+    assert torch.equal(turned[..., :3], raw[..., :3])
+    assert torch.equal(turned[..., 3:], key_rotation(rope)(raw[..., 3:].contiguous(), 5))
+
+
+@BOTH
+def test_what_has_no_position_stays_as_it_is_when_shifted(unified):
+    layers = {0: CellSize(2, 4, 4), CellRow(0, "more"): CellSize(1, 2, 0)}
+    kv = AttentionKV(layers, 2, 8, CPU, unified=unified, rotate={0: shifted_by_marker})
+    write(kv, 0, 0, 3)
+    kv.update(CellRow(0, "more"), torch.arange(6.0).view(1, 3, 1, 2))
+    kv.seq_add(0, 1, -1, 2)
+    state = kv.state(0)
+    assert state.positions.tolist() == [0, 3, 4]
+    assert state.k[0][:, 0, 0].tolist() == [0, 200001, 200002]
+    assert state.k[1].flatten().tolist() == [0, 1, 2, 3, 4, 5]
+    assert len(state.v) == 1
+
+
+@BOTH
+def test_a_window_hides_cells_and_keeps_them(unified):
+    kv = AttentionKV({0: CellSize(2, 4, 4, window=3)}, 2, 16, CPU, unified=unified)
+    write(kv, 1, 0, 4)
+    view = write(kv, 0, 0, 6)
+    assert [seen(view, 0, p) for p in range(6)] == [
+        list(range(max(0, p - 2), p + 1)) for p in range(6)
+    ]
+    kv.seq_rm(0, 3)
+    assert seen(write(kv, 0, 3, 1)) == [1, 2, 3]
+    assert kv.used(0) == 4
 
 
 @BOTH
@@ -383,7 +422,7 @@ def test_garbage_in_storage_never_reaches_attention(unified, value, monkeypatch)
         return found.fill_(value) if found.is_floating_point() else found.fill_(-1)
 
     monkeypatch.setattr(torch, "empty", spoilt)
-    kv = AttentionKV([0], 3, 2, 4, 700, CPU, unified=unified)
+    kv = AttentionKV(LAYERS, 3, 700, CPU, unified=unified)
     generator = torch.Generator().manual_seed(0)
     lengths = [0, 0, 0]
 

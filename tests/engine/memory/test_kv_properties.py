@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 from engine.batch import Span, UBatch, UBatchPlan, make_ubatch
 from engine.errors import ContextFullError
 from engine.memory.kv import AttentionKV, AttentionState, GatheredCells
+from engine.model.parts import CellRow, CellSize
 
 CPU = torch.device("cpu")
 N_SEQS = 3
-LAYERS = (0, 4)
+WINDOW = 4
+LAYERS = {0: CellSize(2, 3, 3), 4: CellSize(1, 4, 2, WINDOW), CellRow(4, "more"): CellSize(1, 2, 0)}
+TURNED = (0, 4)
 MARK = 4096  # a key gains this much for each position it is shifted
 PATTERN = 0.18579  # what bytes of 0x3E are as a float32
 
@@ -79,23 +82,27 @@ def ubatch_of(seqs: list[int], starts: list[int], n: int) -> UBatch:
 
 
 def contents(state: AttentionState) -> list[tuple[int, int, int]]:
-    """What a saved sequence holds; both layers, all heads and dimensions must agree."""
+    """What a saved sequence holds; all layers, heads and dimensions must agree."""
     rows = []
     for i, pos in enumerate(state.positions.tolist()):
         key, value = state.k[0][i, 0, 0].item(), state.v[0][i, 0, 0].item()
-        for layer in range(len(LAYERS)):
-            assert (state.k[layer][i] == key + layer / 2).all()
-            assert (state.v[layer][i] == value - layer / 2).all()
+        for layer, keys in enumerate(state.k):
+            turned = layer < len(TURNED)
+            assert (keys[i] == (key if turned else -value) + layer / 2).all()
+        for layer, values in enumerate(state.v):
+            assert (values[i] == value - layer / 2).all()
         rows.append((pos, int(key), int(value)))
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
     return sorted(rows)
 
 
-def seen(view: GatheredCells, row: int, token: int, layer: int) -> list[tuple[int, int]]:
-    """Keys and values that a token may look at."""
+def seen(view: GatheredCells, row: int, token: int, layer: int) -> list[tuple[int, ...]]:
+    """Positions, keys and values that a token may look at."""
     mask = view.mask[row, token]
-    keys, values = view.k[row, 1, mask, 2] - layer / 2, view.v[row, 1, mask, 2] + layer / 2
-    return sorted(zip(keys.int().tolist(), values.int().tolist(), strict=True))
+    assert view.positions is not None
+    keys, values = view.k[row, -1, mask, -1] - layer / 2, view.v[row, -1, mask, -1] + layer / 2
+    columns = view.positions[row, mask], keys.int(), values.int()
+    return sorted(zip(*(column.tolist() for column in columns), strict=True))
 
 
 class History:
@@ -108,12 +115,11 @@ class History:
         self.kv = AttentionKV(
             LAYERS,
             N_SEQS,
-            2,
-            3,
             n_ctx,
             CPU,
             unified=unified,
-            rotate=lambda k, shift: k + MARK * shift,
+            in_order=self.draw(st.booleans(), label="in_order"),
+            rotate=dict.fromkeys(TURNED, lambda k, shift: k + MARK * shift),
         )
         self.kv.poison(poison)
         self.model = Model(n_ctx, unified)
@@ -154,20 +160,25 @@ class History:
                 kv.begin(ubatch)
             return
         model.held = held
-        kv.begin(ubatch)
-        key = torch.tensor([[c.payload for c in cells] for cells in new])[..., None, None]
-        key = key.float().expand(-1, -1, 2, 3)
-        for i, layer in enumerate(LAYERS):
-            view = kv.update(layer, key + i / 2, -key - i / 2)
+        kv.begin(ubatch, by_index=self.draw(st.booleans()))
+        key = torch.tensor([[c.payload for c in cells] for cells in new])[..., None, None].float()
+        for i, (layer, size) in enumerate(LAYERS.items()):
+            k = (key + i / 2).expand(-1, -1, size.n_heads, size.k_dim)
+            v = (-key - i / 2).expand(-1, -1, size.n_heads, size.v_dim) if size.v_dim else None
+            view = kv.update(layer, k, v)
             assert torch.isfinite(view.k).all() and torch.isfinite(view.v).all()
             for row, cells in enumerate(new):
                 for token in {0, len(cells) - 1}:
+                    pos, window = cells[token].pos, size.window or math.inf
                     visible = [
-                        c.content[1:]
+                        c.content
                         for c in held[ubatch.seq_ids[row]]
-                        if c.pos <= cells[token].pos
+                        if c.pos <= pos and pos - c.pos < window
                     ]
-                    assert seen(view, row, token, i) == sorted(visible)
+                    want = [c if size.v_dim else (c[0], -c[2], -c[2]) for c in visible]
+                    at = 0 if size.v_dim else i  # keys stand for values, which are the negative
+                    got = seen(view, row, token, i)
+                    assert [(c[0], c[1], c[2] - at) for c in got] == sorted(want)
 
     def rm(self) -> None:
         seq, (p0, p1) = self.draw(st.integers(-1, N_SEQS - 1)), self.range()
@@ -278,6 +289,6 @@ def test_a_dry_run_foretells_and_changes_nothing(data):
 
 @pytest.mark.parametrize("unified", [False, True])
 def test_a_dry_run_of_a_sequence_that_cannot_exist(unified):
-    kv = AttentionKV(LAYERS, N_SEQS, 2, 3, 8, CPU, unified=unified)
+    kv = AttentionKV(LAYERS, N_SEQS, 8, CPU, unified=unified)
     assert kv.prepare([])
     assert not kv.prepare([ubatch_of([N_SEQS], [0], 1)])

@@ -8,13 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.memory.kv_storage import KVStorage, StridedView
+from engine.memory.kv_storage import KVStorage, StridedView, row_size
+from engine.model.parts import CellSize
 
 N_STREAMS, N_CELLS = 6, 40
+LAYERS = {0: CellSize(2, 4, 3)}
+ROW = (2, 4)
 
 
 def storage() -> KVStorage:
-    made = KVStorage([0], N_STREAMS, 2, 4, N_CELLS, torch.device("cpu"))
+    made = KVStorage(LAYERS, N_STREAMS, N_CELLS, torch.device("cpu"))
     made.poison(0.0)
     return made
 
@@ -35,12 +38,14 @@ def test_cells_are_written_where_an_index_would(data, n_seqs, n, single):
     else:
         cells = np.array([data.draw(spaced(n, N_CELLS)) for _ in streams])
     by_index, by_stride = storage(), storage()
-    new = torch.arange(1, n_seqs * n * 8 + 1).float().view(n_seqs, n, 2, 4)
-    by_index.by_cell()[0][by_index.place(streams, cells)] = new.flatten(0, 1)
-    place = by_stride.cells_at(streams, cells)
-    if place is not None:
-        by_stride.keys[0].as_strided(*place).copy_(new)
-        assert torch.equal(by_stride.keys[0], by_index.keys[0])
+    for indexed, strided in zip(by_index.tensors(), by_stride.tensors(), strict=True):
+        heads, dim = row_size(strided)
+        new = torch.arange(1, n_seqs * n * heads * dim + 1).float().view(n_seqs, n, heads, dim)
+        indexed.transpose(1, 2)[by_index.place(streams, cells)] = new.flatten(0, 1)
+        place = by_stride.cells_at((heads, dim), streams, cells)
+        if place is not None:
+            strided.as_strided(*place).copy_(new)
+            assert torch.equal(strided, indexed)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +53,7 @@ def test_cells_are_written_where_an_index_would(data, n_seqs, n, single):
     [([0], [[7]]), ([3], [[2, 3, 4]]), ([1, 2, 3], [[5], [5], [5]]), ([0, 4], [[1, 3], [6, 8]])],
 )
 def test_what_a_step_writes_needs_no_index(streams, cells):
-    assert isinstance(storage().cells_at(streams, np.array(cells)), StridedView)
+    assert isinstance(storage().cells_at(ROW, streams, np.array(cells)), StridedView)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +61,7 @@ def test_what_a_step_writes_needs_no_index(streams, cells):
     [([0], [[3, 2]]), ([0], [[1, 2, 4]]), ([2, 1], [[0], [0]]), ([0, 1], [[1, 2], [1, 3]])],
 )
 def test_uneven_cells_do(streams, cells):
-    assert storage().cells_at(streams, np.array(cells)) is None
+    assert storage().cells_at(ROW, streams, np.array(cells)) is None
 
 
 @pytest.mark.parametrize(("start", "stop", "step"), [(0, 1, 1), (3, 4, 1), (1, 5, 1), (0, 5, 2)])
@@ -64,7 +69,7 @@ def test_views(start, stop, step):
     made, rows = storage(), slice(start, stop, step)
     keys = made.keys[0].copy_(torch.randn(made.keys[0].shape))
     wanted = keys[rows, :, :7]
-    assert torch.equal(keys.as_strided(*made.view(rows, len(wanted), 7)), wanted)
+    assert torch.equal(keys.as_strided(*made.view(ROW, rows, len(wanted), 7)), wanted)
     if len(wanted) == 1:
-        shared = keys.as_strided(*made.view(rows, 3, 7))
+        shared = keys.as_strided(*made.view(ROW, rows, 3, 7))
         assert torch.equal(shared, wanted.expand(3, -1, -1, -1))

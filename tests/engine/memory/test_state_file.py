@@ -16,19 +16,21 @@ from engine.memory import state_file
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.recurrent import RecurrentCheckpoint
 from engine.memory.state_file import SequenceState, load_state, save_state
+from engine.model.parts import CellSize
 from engine.model.recurrence import StateKey
 
 FRAME = struct.Struct("<8sII")
 
 
-def state_of(n_cells: int, *, recurrent: bool = True, n_attention: int = 2) -> SequenceState:
+def state_of(n_cells: int, *, recurrent: bool = True, n_attention: int = 1) -> SequenceState:
     generator = torch.Generator().manual_seed(n_cells)
 
     def layers(n: int, *shape: int) -> tuple[torch.Tensor, ...]:
         return tuple(torch.randn(shape, generator=generator) for _ in range(n))
 
     positions = torch.arange(n_cells) + 3
-    k, v = layers(n_attention, n_cells, 2, 4), layers(n_attention, n_cells, 2, 4)
+    k = (*layers(n_attention, n_cells, 2, 4), *layers(n_attention, n_cells, 1, 5))
+    v = layers(n_attention, n_cells, 2, 3)
     keys = [StateKey(layer, name) for name in ("state", "window") for layer in (0, 1, 4)]
     tensors = (*layers(3, 4, 8, 8), *layers(3, 3, 6))
     past = RecurrentCheckpoint(n_cells + 2, dict(zip(keys, tensors, strict=True)))
@@ -51,7 +53,7 @@ def assert_same(got: SequenceState, want: SequenceState) -> None:
 
 @pytest.mark.parametrize("n_cells", [0, 1, 7])
 @pytest.mark.parametrize("recurrent", [True, False])
-@pytest.mark.parametrize("n_attention", [0, 2])
+@pytest.mark.parametrize("n_attention", [0, 1])
 def test_what_is_saved_is_loaded(tmp_path, n_cells, recurrent, n_attention):
     state = state_of(n_cells, recurrent=recurrent, n_attention=n_attention)
     save_state(tmp_path / "a.seq", state)
@@ -67,13 +69,13 @@ def test_layout(tmp_path):
     save_state(tmp_path / "a.seq", state)
     data = (tmp_path / "a.seq").read_bytes()
     magic, version, size = FRAME.unpack_from(data)
-    assert (magic, version) == (b"DSSEQ\r\n\x1a", 2)
+    assert (magic, version) == (b"DSSEQ\r\n\x1a", 3)
     header = json.loads(data[16 : 16 + size])
     assert header == {
         "n_cells": 2,
-        "n_attention": 2,
         "pos": 4,
-        "kv_shape": [2, 4],
+        "keys": [[2, 4], [1, 5]],
+        "values": [[2, 3]],
         "states": [["state", [4, 8, 8], [0, 1, 4]], ["window", [3, 6], [0, 1, 4]]],
     }
     body = data[16 + size : -4]
@@ -87,8 +89,9 @@ def test_layout(tmp_path):
 
 def test_from_one_memory_to_another(tmp_path):
     """Out of a pool with holes, made in inference mode, into streams of a dirty memory."""
-    source = AttentionKV([1, 3], 2, 2, 4, 16, torch.device("cpu"), unified=True)
-    target = AttentionKV([1, 3], 2, 2, 4, 16, torch.device("cpu"))
+    layers = {1: CellSize(2, 4, 3), 3: CellSize(1, 5, 0)}
+    source = AttentionKV(layers, 2, 16, torch.device("cpu"), unified=True)
+    target = AttentionKV(layers, 2, 16, torch.device("cpu"))
     with torch.inference_mode():
         source.put(0, state_of(4).attention)
         source.put(1, state_of(5).attention)
@@ -134,16 +137,16 @@ def rebuilt(tmp_path, header: object, body: bytes | None = None, *, crc: int | N
     data = path.read_bytes()
     old = FRAME.unpack_from(data)[2]
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    data = FRAME.pack(b"DSSEQ\r\n\x1a", 2, len(text)) + text + (body or data[16 + old : -4])
+    data = FRAME.pack(b"DSSEQ\r\n\x1a", 3, len(text)) + text + (body or data[16 + old : -4])
     path.write_bytes(data + struct.pack("<I", zlib.crc32(data) if crc is None else crc))
     return path
 
 
 GOOD = {
     "n_cells": 2,
-    "n_attention": 2,
     "pos": 4,
-    "kv_shape": [2, 4],
+    "keys": [[2, 4], [1, 5]],
+    "values": [[2, 3]],
     "states": [["state", [4, 8, 8], [0, 1, 4]], ["window", [3, 6], [0, 1, 4]]],
 }
 
@@ -161,9 +164,11 @@ def test_a_rebuilt_file_is_good(tmp_path):
         ({"n_cells": -1}, "outside"),
         ({"n_cells": True}, "outside"),
         ({"n_cells": 2.0}, "outside"),
-        ({"kv_shape": [2**31, 2**31]}, "size that its header tells"),
-        ({"kv_shape": [8]}, "no list of 2..2"),
-        ({"kv_shape": "2,4"}, "no list of 2..2"),
+        ({"keys": [[2**31, 2**31]]}, "size that its header tells"),
+        ({"values": []}, "size that its header tells"),
+        ({"keys": [[8]]}, "no list of 2..2"),
+        ({"values": ["2,4"]}, "no list of 2..2"),
+        ({"values": 2}, "no list of 0..4096"),
         ({"states": [["state", [2] * 5, [0]]]}, "no list of 1..4"),
         ({"states": [["state", [18, None], [0]]]}, "outside"),
         ({"states": [["state", [4, 8, 8], [0, 0]]]}, "names a state twice"),
@@ -171,7 +176,7 @@ def test_a_rebuilt_file_is_good(tmp_path):
         ({"states": [["state", [4, 8, 8]]]}, "no list of 3..3"),
         ({"states": [[7, [4, 8, 8], [0]]]}, "without a name"),
         ({"states": [["state", [0], [0]]] * 17}, "no list of 0..16"),
-        ({"n_attention": 2**31, "kv_shape": [0, 0]}, "outside"),
+        ({"keys": [[0, 0]] * 4097}, "no list of 0..4096"),
         ({"states": [["state", [0, 0, 0], [2**31]]]}, "outside"),
         ({"states": [["state", [2**31] * 4, [0]]]}, "size that its header tells"),
         ({"pos": None}, "no list of 0..0"),
@@ -222,8 +227,8 @@ def test_contents_that_cannot_be(tmp_path):
         (b"", "cut short"),
         (b"DSSEQ", "cut short"),
         (b"GGUF" * 4, "no saved sequence"),
-        (FRAME.pack(b"DSSEQ\r\n\x1a", 1, 0), "version 1"),
-        (FRAME.pack(b"DSSEQ\r\n\x1a", 2, 9), "cut short"),
+        (FRAME.pack(b"DSSEQ\r\n\x1a", 2, 0), "version 2"),
+        (FRAME.pack(b"DSSEQ\r\n\x1a", 3, 9), "cut short"),
     ],
 )
 def test_other_files(tmp_path, start, message):

@@ -8,9 +8,10 @@ import torch
 
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
-from engine.model.attention import Attention
-from engine.model.config import ModelConfig
-from engine.model.layers import RopeAndMemory, RopeTables
+from engine.model.families import read_config
+from engine.model.layers import RopeTables
+from engine.model.mixers.attention import Attention
+from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.tensors import block_shapes
 from engine.model.weights import Weights
 from tests.support.naive_memory import NaiveMemory, ubatch_of
@@ -96,13 +97,14 @@ def _definition(file: GgufFile, x: np.ndarray, gated: bool, eps, theta, n_rot) -
 def test_against_the_definition(name, edit, variant):
     x = torch.randn(1, 6, D, generator=torch.Generator().manual_seed(2))
     with GgufFile.open(variant(name, edit=edit)) as file:
-        config = ModelConfig.from_gguf(file)
+        config = read_config(file)
         shapes = block_shapes(config, 3, file.tensors)
-        layer = Attention(Weights(TensorReader(file), shapes, "f32", BLOCK), config, 3)
+        (part,) = config.blocks[3].mixers
+        layer = Attention(part, Weights(TensorReader(file), shapes, "f32", BLOCK), config, 3)
         expected = _definition(
             file,
             x[0].double().numpy(),
-            config.hybrid,
+            part.gated,
             config.eps,
             config.rope.freq_base,
             config.rope.n_rot,

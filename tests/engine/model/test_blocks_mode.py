@@ -14,9 +14,9 @@ import torch
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
 from engine.model import loader
-from engine.model.config import SsmConfig
-from engine.model.delta_net import _qkv_and_z
 from engine.model.loader import load_model, resolve_compute
+from engine.model.mixers.delta_net import _qkv_and_z
+from engine.model.parts.delta_net import DeltaNetPart
 from engine.model.weights import MatrixRows, Weights
 from kernels.dequant import dequantise
 from kernels.linear import linear
@@ -100,7 +100,7 @@ class _Reader:
 
 def test_rows_are_rearranged_as_blocks():
     """The legacy tensor of qwen3next groups rows by key head: blocks move as numbers do."""
-    ssm = SsmConfig(d_conv=4, d_state=8, n_k_heads=2, n_v_heads=4, grouped=True)
+    ssm = DeltaNetPart(4, 8, 2, 4, grouped=True, joint_gates=True)
     shapes = {"ssm_in.weight": (ssm.conv_dim + ssm.value_dim, 64)}
     reader, x = _Reader(shapes), torch.randn(3, 64)
     got, wanted = (

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.model.recurrence import StateKey
 from tests.support.naive_memory import NaiveMemory, ubatch_of
 
 MODELS = [
@@ -33,7 +34,7 @@ def _widths(shape: str, n_prompt: int, n: int) -> list[int]:
 def test_logits(name, shape, golden, reference):
     arrays, model = reference(name), golden(name)
     tokens = arrays["tokens"].tolist()
-    memory, parts, pos = NaiveMemory(model.config.ssm), [], 0
+    memory, parts, pos = NaiveMemory.for_model(model.config), [], 0
     for width in _widths(shape, int(arrays["n_prompt"]), len(tokens)):
         parts.append(model.forward(ubatch_of(tokens[pos : pos + width], pos), memory).logits)
         pos += width
@@ -47,22 +48,22 @@ def test_logits(name, shape, golden, reference):
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "qwen3-f-f32"])
 def test_states_after_the_prompt(name, golden, reference):
     arrays, model = reference(name), golden(name)
-    memory = NaiveMemory(model.config.ssm)
+    memory = NaiveMemory.for_model(model.config)
     prompt = arrays["tokens"][: int(arrays["n_prompt"])].tolist()
     model.forward(ubatch_of(prompt, outputs=[]), memory)
     assert model.recurrent_layers == tuple(
         sorted(int(key[2:]) for key in arrays if key.startswith("S_"))
     )
     for layer in model.recurrent_layers:
-        state, window = memory.recurrent.states[layer, 0], memory.recurrent.windows[layer, 0]
-        np.testing.assert_allclose(state.numpy(), arrays[f"S_{layer}"], rtol=0, atol=1e-5)
-        np.testing.assert_allclose(window.numpy(), arrays[f"conv_{layer}"], rtol=0, atol=1e-5)
+        for state, field in (("state", "S"), ("window", "conv")):
+            got = memory.recurrent.states[StateKey(layer, state), 0][0].numpy()
+            np.testing.assert_allclose(got, arrays[f"{field}_{layer}"], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_continuation(name, golden, reference):
     arrays, model = reference(name), golden(name)
-    memory = NaiveMemory(model.config.ssm)
+    memory = NaiveMemory.for_model(model.config)
     tokens = arrays["tokens"][: int(arrays["n_prompt"])].tolist()
     pos, pending, emitted = 0, tokens, []
     while len(emitted) < 40:

@@ -20,9 +20,9 @@ def test_sequences_do_not_touch_each_other(name, width, golden):
     prefixes = {3: [5, 9, 200, 31, 7, 7, 120], 0: [64, 2]}
     following = {seq: [seq + 40 + i for i in range(width)] for seq in prefixes}
     alone = []
-    shared = NaiveMemory(model.config.ssm)
+    shared = NaiveMemory.for_model(model.config)
     for seq, prefix in prefixes.items():
-        memory = NaiveMemory(model.config.ssm)
+        memory = NaiveMemory.for_model(model.config)
         model.forward(ubatch_of(prefix), memory)
         alone.append(model.forward(ubatch_of(following[seq], len(prefix)), memory))
         model.forward(ubatch_of(prefix, seq=seq, outputs=[]), shared)
@@ -51,7 +51,7 @@ def test_logits_only_where_wanted(outputs, mode, golden):
     def run(rows):
         ubatch = ubatch_of(tokens, outputs=rows)
         if mode == "trunk":
-            memory = NaiveMemory(model.config.ssm)
+            memory = NaiveMemory.for_model(model.config)
             return model.forward(ubatch, memory), memory
         memory = NaiveMemory()
         hidden = torch.ones(1, 5, model.config.n_embd)

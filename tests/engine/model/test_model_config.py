@@ -7,7 +7,11 @@ import pytest
 
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
-from engine.model.config import ModelConfig, SsmConfig
+from engine.model.config import ModelConfig
+from engine.model.families import read_config
+from engine.model.parts.attention import AttentionPart
+from engine.model.parts.delta_net import DeltaNetPart
+from engine.model.parts.feed_forward import SwigluPart
 from engine.model.tensors import check_tensors
 from tests.support.rewrite_gguf import DROP
 
@@ -18,7 +22,7 @@ DENSE = "qwen3-f-f32"
 
 def _check(path) -> ModelConfig:
     with GgufFile.open(path) as file:
-        config = ModelConfig.from_gguf(file)
+        config = read_config(file)
         check_tensors(file, config)
         return config
 
@@ -27,33 +31,35 @@ def test_a_hybrid(golden_path):
     config = _check(golden_path("qwen35-h-v2x-mtp-q8_0"))
     assert (config.architecture, config.name) == ("qwen35", "qwen35-h-v2x-mtp-q8_0")
     assert (config.n_layer, config.n_mtp) == (4, 1)
-    assert (config.n_embd, config.n_vocab, config.n_ff) == (128, 384, 128)
-    assert (config.n_head, config.n_head_kv, config.head_dim) == (4, 2, 32)
+    assert (config.n_embd, config.n_vocab) == (128, 384)
     assert config.recurrent_layers == (True, True, True, False)
     assert config.n_recurrent == 3
-    assert config.ssm == SsmConfig(d_conv=4, d_state=32, n_k_heads=2, n_v_heads=4, grouped=False)
+    assert config.blocks[0].mixers == (
+        DeltaNetPart(d_conv=4, d_state=32, n_k_heads=2, n_v_heads=4),
+    )
+    assert config.blocks[3].mixers == (AttentionPart(4, 2, 32, gated=True),)
+    assert {block.ffn for block in config.all_blocks} == {SwigluPart(128)}
     assert config.rope.n_rot == 8
-    assert config.moe is None
 
 
 def test_derived_sizes():
-    ssm = SsmConfig(d_conv=4, d_state=128, n_k_heads=16, n_v_heads=32, grouped=False)
-    assert (ssm.key_dim, ssm.value_dim, ssm.conv_dim) == (2048, 4096, 8192)
-    assert 4 * ssm.state_elements == 2 * 2**20
-    assert 4 * ssm.window_elements == 96 * 2**10
+    part = DeltaNetPart(d_conv=4, d_state=128, n_k_heads=16, n_v_heads=32)
+    assert (part.key_dim, part.value_dim, part.conv_dim) == (2048, 4096, 8192)
+    assert part.states()["state"].n_bytes == 2 * 2**20
+    assert part.states()["window"].n_bytes == 96 * 2**10
 
 
 def test_grouping_belongs_to_qwen3next(golden_path):
-    assert _check(golden_path("qwen3next-e-v2x-f32")).ssm.grouped
-    assert not _check(golden_path(MOE)).ssm.grouped
+    assert _check(golden_path("qwen3next-e-v2x-f32")).blocks[0].mixers[0].grouped
+    assert not _check(golden_path(MOE)).blocks[0].mixers[0].grouped
 
 
 def test_dense_has_no_recurrent_part(golden_path):
     config = _check(golden_path(DENSE))
     assert config.recurrent_layers == (False,) * 4
-    assert config.ssm is None
+    assert set(config.cells()) == {0, 1, 2, 3}
     assert config.rope.sections is None
-    assert config.rope.n_rot == config.head_dim == 32
+    assert config.rope.n_rot == config.cells()[0].k_dim == 32
 
 
 BAD = {

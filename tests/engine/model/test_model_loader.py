@@ -28,8 +28,8 @@ def test_reduced_modes(name, mode, least, golden_path, golden, reference):
     model = _load(golden_path(name), mode)
     assert model.compute == mode
     tokens = reference(name)["tokens"].tolist()
-    got = model.forward(ubatch_of(tokens), NaiveMemory(model.config.ssm))
-    exact = golden(name).forward(ubatch_of(tokens), NaiveMemory(model.config.ssm))
+    got = model.forward(ubatch_of(tokens), NaiveMemory.for_model(model.config))
+    exact = golden(name).forward(ubatch_of(tokens), NaiveMemory.for_model(model.config))
     assert got.logits.isfinite().all()
     assert not torch.equal(got.logits, exact.logits)
     both = torch.stack((got.logits.flatten(), exact.logits.flatten()))
@@ -49,8 +49,8 @@ def test_reduced_experts(name, mode, most, golden_path, golden, reference):
     and then take another expert. Dense models of this size have 0.0001 to 0.01."""
     model = _load(golden_path(name), mode)
     tokens = reference(name)["tokens"].tolist()
-    got = model.forward(ubatch_of(tokens), NaiveMemory(model.config.ssm)).logits
-    exact = golden(name).forward(ubatch_of(tokens), NaiveMemory(model.config.ssm)).logits
+    got = model.forward(ubatch_of(tokens), NaiveMemory.for_model(model.config)).logits
+    exact = golden(name).forward(ubatch_of(tokens), NaiveMemory.for_model(model.config)).logits
     assert 1e-4 < nmse(got, exact) < most
 
 
@@ -68,7 +68,7 @@ def test_experts_of_both_layouts_are_the_same(mode, golden_path, variant):
     name = "qwen35moe-d-v2x-mtp-f32"
     models = [_load(path, mode) for path in (golden_path(name), variant(name, edit=fuse))]
     results = [
-        model.forward(ubatch_of([5, 9, 200, 31]), NaiveMemory(model.config.ssm)).logits
+        model.forward(ubatch_of([5, 9, 200, 31]), NaiveMemory.for_model(model.config)).logits
         for model in models
     ]
     assert torch.equal(*results)
@@ -78,7 +78,7 @@ def test_experts_of_both_layouts_are_the_same(mode, golden_path, variant):
 @pytest.mark.parametrize("compute", ["auto", "f32", "bf16", "int8"])
 def test_the_file_may_be_closed_afterwards(compute, golden_path):
     model = _load(golden_path("qwen35-a-f32"), compute)
-    step = model.forward(ubatch_of([1, 2, 3]), NaiveMemory(model.config.ssm))
+    step = model.forward(ubatch_of([1, 2, 3]), NaiveMemory.for_model(model.config))
     assert step.logits.isfinite().all()
 
 

@@ -142,8 +142,8 @@ def test_same_logits(case, variant, golden, reference):
     tokens = reference(name)["tokens"].tolist()
     with GgufFile.open(variant(name, keys, edit)) as file:
         model = load_model(file)
-    got = model.forward(ubatch_of(tokens), NaiveMemory(model.config.ssm)).logits
-    expected = golden(name).forward(ubatch_of(tokens), NaiveMemory(model.config.ssm)).logits
+    got = model.forward(ubatch_of(tokens), NaiveMemory.for_model(model.config)).logits
+    expected = golden(name).forward(ubatch_of(tokens), NaiveMemory.for_model(model.config)).logits
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
 
 
@@ -169,8 +169,8 @@ def test_other_logits(case, variant, golden, reference):
     tokens = reference(name)["tokens"].tolist()
     with GgufFile.open(variant(name, keys)) as file:
         model = load_model(file)
-    got = model.forward(ubatch_of(tokens), NaiveMemory(model.config.ssm)).logits
-    expected = golden(name).forward(ubatch_of(tokens), NaiveMemory(model.config.ssm)).logits
+    got = model.forward(ubatch_of(tokens), NaiveMemory.for_model(model.config)).logits
+    expected = golden(name).forward(ubatch_of(tokens), NaiveMemory.for_model(model.config)).logits
     # the first token has position 0: no rope reaches it, but for yarn's factor on q and k,
     # which one lone cell does not feel
     torch.testing.assert_close(got[0], expected[0], rtol=0, atol=1e-5)
@@ -208,7 +208,7 @@ def test_irregular_schedule(variant):
         model = load_model(file)
     assert model.trunk_attention_layers == (0,)
     assert model.recurrent_layers == (1, 2, 3)
-    memory = NaiveMemory(model.config.ssm)
+    memory = NaiveMemory.for_model(model.config)
     assert model.forward(ubatch_of([1, 2, 3]), memory).logits.isfinite().all()
-    assert {layer for layer, _ in memory.recurrent.states} == {1, 2, 3}
+    assert {key.layer for key, _ in memory.recurrent.states} == {1, 2, 3}
     assert {layer for layer, _ in memory.attention.cells} == {0}

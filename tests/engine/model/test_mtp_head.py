@@ -20,7 +20,7 @@ BLOCK = "blk.4."
 
 def _shifted(model: HybridModel, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Trunk hidden states h_p, and those of the position before, zeros at 0."""
-    memory = NaiveMemory(model.config.ssm)
+    memory = NaiveMemory.for_model(model.config)
     hidden = model.forward(ubatch_of(tokens, outputs=[]), memory).hidden
     return hidden, torch.cat((torch.zeros_like(hidden[:, :1]), hidden[:, :-1]), 1)
 

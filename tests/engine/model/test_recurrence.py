@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from engine.gguf.file import GgufFile
-from engine.model.config import ModelConfig
-from engine.model.delta_net import layout_of
+from engine.model.families import read_config
 from engine.model.info import describe
+from engine.model.mixers import layout_of
 from engine.model.recurrence import RecurrentLayout, RowNumbers, StateKey
 from tests.support.recurrent_texts import LAYERS, close, truth
 
@@ -74,7 +74,7 @@ def test_rows_of_a_pool_by_views_and_by_numbers(name, key):
 
 def test_a_layout_knows_its_states(golden_path):
     with GgufFile.open(golden_path("qwen35-a-f32")) as file:
-        layout, info = layout_of(ModelConfig.from_gguf(file)), describe(file)
+        layout, info = layout_of(read_config(file)), describe(file)
     assert layout.n_bytes == info.state_bytes
     assert layout.entry_bytes == info.log_bytes_per_token
     zeros = {key: torch.zeros(one.shape) for key, one in layout.states.items()}

@@ -1,4 +1,4 @@
-"""Convolution, norms, rope and SwiGLU in Triton, against the law in f64."""
+"""Convolution, norms, rope, SwiGLU and squared ReLU in Triton, against the law in f64."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from kernels.conv import naive as conv_law
 from kernels.conv import with_triton as conv
 from kernels.norm import naive as norm_law
 from kernels.norm import with_triton as norm
+from kernels.relu2 import with_triton as relu2
 from kernels.rope import naive as rope_law
 from kernels.rope import with_triton as rope
 from kernels.swiglu import naive as swiglu_law
@@ -39,6 +40,18 @@ def test_convolution(device, n_tokens, n_taps, strides):
     assert torch.equal(history.cpu(), torch.cat((window, x), 1))
 
 
+@pytest.mark.parametrize("activate", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_convolution_with_a_bias_and_without_activation(device, biased, activate):
+    x, weight, window = torch.randn(2, 3, 20), torch.randn(20, 4), torch.randn(2, 3, 20)
+    bias = torch.randn(40)[::2] if biased else None
+    given = [part if part is None else part.to(device) for part in (x, weight, window, bias)]
+    y, _ = conv.causal_conv(*given, activate=activate)
+    exact = [part if part is None else part.double() for part in (x, weight, window, bias)]
+    wanted, _ = conv_law.causal_conv(*exact, activate=activate)
+    assert nmse(y.cpu(), wanted) < F32
+
+
 def test_a_window_from_the_history_leads_on(device):
     x, weight = torch.randn(2, 7, 20).to(device), torch.randn(20, 4).to(device)
     window = torch.randn(2, 3, 20).to(device)
@@ -66,6 +79,23 @@ def test_norms(device, shape, strides):
     ):
         assert y.dtype == torch.float32
         assert nmse(y.cpu(), wanted) < F32
+
+
+@pytest.mark.parametrize(("n_groups", "d"), [(1, 96), (3, 20), (2, 1500)])
+def test_the_norm_of_groups(device, n_groups, d):
+    x, gate = torch.randn(2, 2, 3, n_groups, d).unbind(0)
+    weight = torch.randn(n_groups, d)
+    wanted = norm_law.group_rms_norm(x.double(), gate.double(), weight.double(), 1e-6)
+    y = norm.group_rms_norm(x.to(device), permuted(gate.to(device)), weight.to(device), 1e-6)
+    assert nmse(y.cpu(), wanted) < F32
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (2, 3, 1500)], ids=str)
+def test_squared_relu(device, shape):
+    x = torch.randn(shape)
+    x[..., 0] = -torch.inf
+    y = relu2.relu2(permuted(x.to(device)))
+    assert torch.equal(y.cpu(), x.clamp(min=0).square())
 
 
 def test_norms_of_zeros_and_of_tiny_rows(device):

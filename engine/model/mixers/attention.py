@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from engine.model.config import ModelConfig
-from engine.model.layers import RopeAndMemory
+from engine.model.mixers.mixer import RopeAndMemory
+from engine.model.parts.attention import AttentionPart
 from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend
 from kernels.norm import l2_norm
@@ -20,20 +21,22 @@ class Attention:
     the gate: queries and keys lie side by side, so their norm and rotation are one call each.
     """
 
-    def __init__(self, weights: Weights, config: ModelConfig, layer: int) -> None:
+    def __init__(
+        self, part: AttentionPart, weights: Weights, config: ModelConfig, layer: int
+    ) -> None:
         self._layer = layer
-        self._heads = [config.n_head, config.n_head_kv]
-        self._head_dim = config.head_dim
-        n_q, n_kv = config.n_head * config.head_dim, config.n_head_kv * config.head_dim
-        self._sizes = [n_q + n_kv, n_kv, n_q if config.hybrid else 0]
-        self._input = _input_projection(weights, config)
+        self._heads = [part.n_head, part.n_head_kv]
+        self._head_dim = part.head_dim
+        n_q, n_kv = part.n_head * part.head_dim, part.n_head_kv * part.head_dim
+        self._sizes = [n_q + n_kv, n_kv, n_q if part.gated else 0]
+        self._input = _input_projection(weights, part)
         self._output = weights.project("attn_output.weight")
         # x / rms(x) is sqrt(d) x / |x|: so one l2 norm serves both, each head with its weight
-        self._qk_eps = config.eps * config.head_dim
-        self._qk_norm = config.head_dim**0.5 * torch.cat(
+        self._qk_eps = config.eps * part.head_dim
+        self._qk_norm = part.head_dim**0.5 * torch.cat(
             (
-                weights.keep("attn_q_norm.weight").expand(config.n_head, -1),
-                weights.keep("attn_k_norm.weight").expand(config.n_head_kv, -1),
+                weights.keep("attn_q_norm.weight").expand(part.n_head, -1),
+                weights.keep("attn_k_norm.weight").expand(part.n_head_kv, -1),
             )
         )
 
@@ -55,10 +58,10 @@ class Attention:
         return self._output(out, invariant=invariant)
 
 
-def _input_projection(weights: Weights, config: ModelConfig) -> Projection:
+def _input_projection(weights: Weights, part: AttentionPart) -> Projection:
     """Queries, keys, values and gate as one matrix, from the fused or the separate tensors."""
-    rows = config.n_head * config.head_dim * (2 if config.hybrid else 1)
-    kv_rows = config.n_head_kv * config.head_dim
+    rows = part.n_head * part.head_dim * (2 if part.gated else 1)
+    kv_rows = part.n_head_kv * part.head_dim
 
     def parts(kind: str) -> list[MatrixRows]:
         if f"attn_qkv.{kind}" in weights:
@@ -73,10 +76,10 @@ def _input_projection(weights: Weights, config: ModelConfig) -> Projection:
                     (f"attn_v.{kind}", kv_rows),
                 )
             )
-        if not config.hybrid:
+        if not part.gated:
             return [q, k, v]
         # the file interleaves per head: head_dim query rows, then head_dim gate rows
-        query, gate = q.rearranged(lambda data: _apart(data, config.n_head, config.head_dim))
+        query, gate = q.rearranged(lambda data: _apart(data, part.n_head, part.head_dim))
         return [query, k, v, gate]
 
     biased = any(f"attn_{name}.bias" in weights for name in ("q", "k", "v", "qkv"))

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from engine.model.config import ModelConfig, SsmConfig
+from engine.model.config import ModelConfig
 from engine.model.conv_window import ConvInputs, ConvWindow
 from engine.model.delta_state import DeltaInputs, DeltaState
-from engine.model.layers import RopeAndMemory
-from engine.model.recurrence import RecurrentLayout, StateKey
+from engine.model.mixers.mixer import RopeAndMemory
+from engine.model.parts.delta_net import DeltaNetPart
+from engine.model.recurrence import Recurrence, StateKey
 from engine.model.weights import MatrixRows, Weights
 from kernels.gates import delta_gates
 from kernels.norm import gated_rms_norm, l2_norm
 
 
-def layout_of(config: ModelConfig) -> RecurrentLayout | None:
-    """What the recurrent layers of a model keep; None for one without."""
-    ssm, layers = config.ssm, [i for i, kind in enumerate(config.recurrent_layers) if kind]
-    if ssm is None or not layers:
-        return None
-    state = DeltaState(ssm.n_k_heads, ssm.n_v_heads, ssm.d_state, grouped=ssm.grouped)
-    return RecurrentLayout.alike(layers, state=state, window=ConvWindow(ssm.d_conv, ssm.conv_dim))
+def recurrences(part: DeltaNetPart) -> dict[str, Recurrence[Any]]:
+    """How tokens advance the states of `part`."""
+    state = DeltaState(part.n_k_heads, part.n_v_heads, part.d_state, grouped=part.grouped)
+    return {"state": state, "window": ConvWindow(part.d_conv, part.conv_dim)}
 
 
 class DeltaNet:
@@ -31,15 +31,17 @@ class DeltaNet:
     and fed back through the state at every token, are a projection of their own in f32.
     """
 
-    def __init__(self, weights: Weights, config: ModelConfig, ssm: SsmConfig, layer: int) -> None:
+    def __init__(
+        self, part: DeltaNetPart, weights: Weights, config: ModelConfig, layer: int
+    ) -> None:
         self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
-        self._head_dim = ssm.d_state
+        self._head_dim = part.d_state
         self._eps = config.eps
-        self._sizes = [ssm.conv_dim, ssm.value_dim, ssm.n_v_heads, ssm.n_v_heads]
-        self._qkv_sizes = [2 * ssm.key_dim, ssm.value_dim]
-        self._qk_heads = [ssm.n_k_heads, ssm.n_k_heads]
-        qkv_z = _qkv_and_z(weights, ssm)
-        gates = _beta_and_decay(weights, config, ssm)
+        self._sizes = [part.conv_dim, part.value_dim, part.n_v_heads, part.n_v_heads]
+        self._qkv_sizes = [2 * part.key_dim, part.value_dim]
+        self._qk_heads = [part.n_k_heads, part.n_k_heads]
+        qkv_z = _qkv_and_z(weights, part)
+        gates = _beta_and_decay(weights, part)
         if weights.compute == "f32":
             self._input = weights.stack([*qkv_z, *gates])
             self._gates = None
@@ -78,29 +80,29 @@ class DeltaNet:
         return self._output(out.flatten(2), invariant=invariant)
 
 
-def _qkv_and_z(weights: Weights, ssm: SsmConfig) -> list[MatrixRows]:
+def _qkv_and_z(weights: Weights, part: DeltaNetPart) -> list[MatrixRows]:
     """Rows of queries, keys, values and gates, one below the other."""
     if "ssm_in.weight" not in weights:
         return [weights.rows("attn_qkv.weight"), weights.rows("attn_gate.weight")]
     # the legacy tensor groups its rows by key head: q, k, then this head's values and gates
-    per_head = ssm.value_dim // ssm.n_k_heads
-    sizes = [ssm.d_state, ssm.d_state, per_head, per_head]
+    per_head = part.value_dim // part.n_k_heads
+    sizes = [part.d_state, part.d_state, per_head, per_head]
 
     def parts(rows: torch.Tensor) -> list[torch.Tensor]:
-        grouped = rows.unflatten(0, (ssm.n_k_heads, -1))
+        grouped = rows.unflatten(0, (part.n_k_heads, -1))
         return [part.flatten(0, 1) for part in grouped.split(sizes, 1)]
 
     return weights.rows("ssm_in.weight").rearranged(parts)
 
 
-def _beta_and_decay(weights: Weights, config: ModelConfig, ssm: SsmConfig) -> list[MatrixRows]:
+def _beta_and_decay(weights: Weights, part: DeltaNetPart) -> list[MatrixRows]:
     """Rows of beta, then rows of the decay, one per value head each."""
-    if config.architecture != "qwen3next":
+    if not part.joint_gates:
         return [weights.numbers("ssm_beta.weight"), weights.numbers("ssm_alpha.weight")]
 
     # per key head: beta of its value heads, then their decay
     def parts(rows: torch.Tensor) -> list[torch.Tensor]:
-        grouped = rows.unflatten(0, (ssm.n_k_heads, 2, -1))
+        grouped = rows.unflatten(0, (part.n_k_heads, 2, -1))
         return [part.flatten(0, 1) for part in grouped.unbind(1)]
 
     return weights.numbers("ssm_ba.weight").rearranged(parts)

@@ -1,0 +1,198 @@
+"""`draftscope bench MODEL --against FOLDER`: this engine and llama.cpp on the same file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from app.cli.bench_requests import progress, prompt_set
+from app.cli.common import positive, print_json, readable_size, target_path
+from app.cli.files import open_session
+from app.cli.run_arguments import run_options
+from engine.errors import OptionError
+from engine.gguf.file import GgufFile
+from engine.model.info import describe
+from engine.options import RunOptions
+from resources import SUITES
+
+_N_PAIRS = 5
+_WIDTHS = (4, 8)
+_N_PROMPT = 512
+_LINE = "{:<20} {:>10} {:>10} {:>7} {:>13} {:>7}"
+_HEADS = ("tokens/s", "llama.cpp", "draftscope", "ratio", "min to max", "p")
+_BUSY = 0.1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--pairs, --depth and --markdown."""
+    group = parser.add_argument_group("--against")
+    group.add_argument(
+        "--pairs",
+        type=positive,
+        metavar="N",
+        help=f"measurements of each side, in alternation (default {_N_PAIRS})",
+    )
+    group.add_argument(
+        "--depth",
+        type=positive,
+        metavar="N",
+        help="tokens in front of every forward pass (default: one here, none there)",
+    )
+    group.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+
+
+def refuse(args: argparse.Namespace) -> None:
+    """Raises OptionError if any of the options is given."""
+    if args.pairs is not None or args.depth is not None or args.markdown:
+        raise OptionError(
+            "--pairs, --depth and --markdown go with --against only.", "Leave them out."
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print; after Ctrl-C, what was finished by then."""
+    target = target_path(args)
+    if args.device not in ("auto", "cpu"):
+        raise OptionError("--against compares on the processor.", "Leave --device out.")
+    if args.markdown and args.json:
+        raise OptionError("--markdown and --json are both given.", "Leave one of them out.")
+    if args.n_predict < 1:
+        raise OptionError(f"-n {args.n_predict} is no number of tokens.", "Choose one from 1.")
+    args.device = "cpu"
+    args.pairs, args.depth = args.pairs or _N_PAIRS, args.depth or 0
+    _, prompts = prompt_set(args, SUITES)
+    options = _options(args)
+    has_head = _has_head(args, target)
+    session = open_session(args, target)
+    from engine.bench.against.comparison import Against, memory_copy_rate
+    from engine.bench.against.llama_server import SpeculativeWork
+    from engine.bench.against.works import pass_works
+    from engine.bench.environment import environment
+
+    speculative = None
+    if has_head:
+        prompt = session.prompt(prompts[0].text)
+        speculative = SpeculativeWork(prompt.tokens, args.n_predict, options.spec.synthetic)
+    works = pass_works(_WIDTHS, _N_PROMPT, args.depth)
+    folder = Path(args.against) if args.against else None
+    against = Against(session, folder, works, speculative, options, args.pairs)
+    facts = {
+        "model": session.identity,
+        "compute": session.compute,
+        "memory_copy_bytes_per_second": memory_copy_rate(),
+        "environment": environment(),
+        "depth": args.depth,
+        "speculation": None if speculative is None else asdict(speculative),
+    }
+    n_done = 0
+    try:
+        for name in against.steps():
+            n_done += 1
+            progress(n_done, against.n_steps, name)
+    finally:
+        if n_done:
+            found = against.report
+            report = {
+                "kind": "draftscope bench against",
+                "version": 1,
+                "complete": n_done == against.n_steps,
+                **facts,
+                "llama_cpp": found.build,
+                "idle_share": found.idle_share,
+                "rows": [{"work": name, **asdict(row)} for name, row in found.rows().items()],
+                "pairs": {name: list(map(asdict, pairs)) for name, pairs in found.pairs.items()},
+                "acceptance": found.acceptance,
+            }
+            if args.json:
+                print_json(report)
+            else:
+                print("\n".join(_lines(report, markdown=args.markdown)))
+    return 0
+
+
+def _has_head(args: argparse.Namespace, target: Path) -> bool:
+    """Whether speculation is compared: the model has an MTP head, and nobody says `none`."""
+    with GgufFile.open(target) as file:
+        info = describe(file)
+    if info.n_ctx_train <= args.depth + _N_PROMPT:
+        raise OptionError(
+            f"--depth {args.depth} and a prompt of {_N_PROMPT} tokens are more than the trained "
+            f"context of {info.n_ctx_train}.",
+            "Lower it.",
+        )
+    return args.spec_type != [()] and any(layer.kind == "mtp" for layer in info.layers)
+
+
+def _options(args: argparse.Namespace) -> RunOptions:
+    """Of the request; where the arguments do not say what is accepted, two thirds of every draft
+    are, so that both sides do the same without any chance."""
+    rates = args.spec_synth_rates
+    if not rates and args.spec_synth_len is None:
+        n_accepted = round(2 * args.spec_draft_n_max / 3)
+        rates = tuple(float(i < n_accepted) for i in range(args.spec_draft_n_max))
+    changes = {"spec_type": ("draft-mtp",), "spec_synth_rates": rates}
+    return run_options(argparse.Namespace(**{**vars(args), **changes}))
+
+
+def _lines(report: dict[str, Any], *, markdown: bool) -> Iterator[str]:
+    """What was measured on what, the table, and how to read it."""
+    machine = report["environment"]
+    gigabytes = report["memory_copy_bytes_per_second"] / 1e9
+    yield (
+        f"{report['model']['name']} ({readable_size(report['model']['size'])}), compute "
+        f"{report['compute']}, threads of each side: {machine['threads']}"
+    )
+    yield f"{machine['processor']}, whose memory copies {gigabytes:.1f} GB/s (read and written)"
+    yield f"draftscope {machine['draftscope']}, llama.cpp {report['llama_cpp']}"
+    yield ""
+    cells = [_HEADS, *(_cells(row) for row in report["rows"])]
+    if markdown:
+        yield f"| {' | '.join(cells[0])} |"
+        yield "|---" + "|---:" * (len(_HEADS) - 1) + "|"
+        yield from (f"| {' | '.join(line)} |" for line in cells[1:])
+    else:
+        yield from (_LINE.format(*line) for line in cells)
+    yield ""
+    yield from _notes(report)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["work"],
+        f"{row['theirs']:.1f}",
+        f"{row['ours']:.1f}",
+        f"{row['ratio']:.2f}",
+        f"{row['low']:.2f} to {row['high']:.2f}",
+        f"{row['p']:.3f}",
+    )
+
+
+def _notes(report: dict[str, Any]) -> Iterator[str]:
+    n = report["rows"][0]["n_pairs"]
+    yield f"Medians, pairs in alternation: {n}; ratio: median of the pairs', p: sign test."
+    yield (
+        "1 token and prompt: llama-bench; verify: llama-bench with -embd 1, which computes the "
+        "logits of every token, as here."
+    )
+    if report["depth"]:
+        yield f"All of these behind {report['depth']} tokens."
+    if report["acceptance"]:
+        rates = ",".join(f"{rate:g}" for rate in report["speculation"]["rates"])
+        theirs, ours = (median(side) for side in zip(*report["acceptance"], strict=True))
+        yield (
+            f"draft-mtp: one greedy request of {report['speculation']['n_predict']} tokens to "
+            f"llama-server and here, both with --spec-synth-rates {rates}: accepted "
+            f"{theirs:.2f} there, {ours:.2f} here."
+        )
+        yield "better: the same against llama.cpp's plain decoding where that is faster."
+    if report["idle_share"] > _BUSY:
+        yield (
+            f"While llama.cpp was measured, this process used {100 * report['idle_share']:.0f} % "
+            "of a core: see whether OMP_WAIT_POLICY is set."
+        )
+    if not report["complete"]:
+        yield "not complete: the measurement was stopped"

@@ -1,0 +1,1 @@
+"""llama.cpp's own programs and this engine in alternation, on the same file."""

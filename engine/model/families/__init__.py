@@ -1,0 +1,46 @@
+"""The architectures that can be opened: a row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.errors import UnsupportedModelError
+from engine.gguf.file import GgufFile
+from engine.model.config import ModelConfig
+from engine.model.families.qwen import read_qwen3, read_qwen3next, read_qwen35, read_qwen35moe
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One architecture. read: its configuration from a file's metadata; no tensor data is touched.
+
+    peer_planes: whether llama.cpp undoes tokens over snapshot planes of its recurrent states; where
+    not, it removes no tail and restores a checkpoint. None without recurrent layers.
+    """
+
+    read: Callable[[GgufFile], ModelConfig]
+    peer_planes: bool | None
+
+
+FAMILIES = {
+    "qwen35": Family(read_qwen35, peer_planes=True),
+    "qwen35moe": Family(read_qwen35moe, peer_planes=True),
+    "qwen3next": Family(read_qwen3next, peer_planes=False),
+    "qwen3": Family(read_qwen3, peer_planes=None),
+}
+
+
+def read_config(file: GgufFile) -> ModelConfig:
+    """Read and check the metadata of `file`.
+
+    Raises UnsupportedModelError for models outside FAMILIES or the forms that run here,
+    ModelFileError for missing, mistyped or impossible values.
+    """
+    arch = file.architecture
+    if arch not in FAMILIES:
+        raise UnsupportedModelError(
+            f"{file.path.name}: the architecture {arch or '(none)'!r} is not supported.",
+            f"Open a model of one of these: {', '.join(FAMILIES)}.",
+        )
+    return FAMILIES[arch].read(file)

@@ -1,0 +1,118 @@
+"""Metadata that families have in common, read and checked before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.errors import ModelFileError, UnsupportedModelError
+from engine.gguf.file import GgufFile
+from engine.model.limits import (
+    MAX_CONTEXT,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_LAYERS,
+    REMEDY,
+    count,
+    real,
+    uniform,
+)
+
+
+class CommonSizes(NamedTuple):
+    """What every file says of itself. n_blocks: of the trunk and n_mtp MTP blocks behind it."""
+
+    n_blocks: int
+    n_mtp: int
+    name: str
+    n_embd: int
+    n_vocab: int
+    n_ctx_train: int
+
+    @property
+    def n_layer(self) -> int:
+        """Blocks of the trunk."""
+        return self.n_blocks - self.n_mtp
+
+
+def common_sizes(file: GgufFile, *, most_mtp: int) -> CommonSizes:
+    """Counts and widths. most_mtp: MTP blocks that the family runs with, at most."""
+    arch = file.architecture
+    blocks = count(file, f"{arch}.block_count", high=MAX_LAYERS)
+    n_mtp = _mtp_blocks(file, arch, blocks, most_mtp)
+    _refuse_mtp_only(file, blocks - n_mtp)
+    n_embd = count(file, f"{arch}.embedding_length")
+    return CommonSizes(
+        blocks,
+        n_mtp,
+        file.str_("general.name", "") or file.path.stem,
+        n_embd,
+        _vocabulary(file, n_embd),
+        count(file, f"{arch}.context_length", high=MAX_CONTEXT),
+    )
+
+
+def rms_eps(file: GgufFile) -> float:
+    """What RMS norms add to the mean square."""
+    return real(file, f"{file.architecture}.attention.layer_norm_rms_epsilon", high=1.0)
+
+
+def heads(
+    file: GgufFile, n_embd: int, blocks: int, attention: Sequence[int]
+) -> tuple[int, int, int]:
+    """Query heads, key-value heads and their dimension. attention: blocks that attend."""
+    arch = file.architecture
+    key = f"{arch}.attention"
+    n_head = uniform(file, f"{key}.head_count", blocks, attention, high=MAX_HEADS)
+    n_head_kv = uniform(file, f"{key}.head_count_kv", blocks, attention, n_head, high=MAX_HEADS)
+    if n_head % n_head_kv:
+        what = f"{n_head} heads cannot share {n_head_kv} key-value heads"
+        raise ModelFileError(file.path, f"key {key}.head_count_kv", what, REMEDY)
+    default = n_embd // n_head or None
+    head_dim = count(file, f"{key}.key_length", default, high=MAX_HEAD_DIM)
+    if count(file, f"{key}.value_length", head_dim, high=MAX_HEAD_DIM) != head_dim:
+        raise UnsupportedModelError(
+            f"{file.path.name}: attention keys and values differ in length.",
+            "Open a model whose key_length and value_length are equal.",
+        )
+    return n_head, n_head_kv, head_dim
+
+
+def _mtp_blocks(file: GgufFile, arch: str, blocks: int, most: int) -> int:
+    key = f"{arch}.nextn_predict_layers"
+    n_mtp = count(file, key, 0, low=0)
+    if n_mtp > most:
+        raise UnsupportedModelError(
+            f"{file.path.name}: {key} is {n_mtp}, and {arch} models run here with at most "
+            f"{most} MTP block.",
+            "Convert the model with a single MTP block, or without any.",
+        )
+    if blocks <= n_mtp:
+        raise ModelFileError(file.path, f"key {arch}.block_count", "no trunk layer is left", REMEDY)
+    return n_mtp
+
+
+def _refuse_mtp_only(file: GgufFile, n_layer: int) -> None:
+    tensors = file.tensors
+    has_trunk = any(name.startswith("blk.0.") for name in tensors)
+    if not has_trunk and f"blk.{n_layer}.nextn.eh_proj.weight" in tensors:
+        raise UnsupportedModelError(
+            f"{file.path.name}: the file holds only the MTP block of a model, not its trunk.",
+            "Open the complete model; its own MTP block is used from there.",
+        )
+
+
+def _vocabulary(file: GgufFile, n_embd: int) -> int:
+    name = "token_embd.weight"
+    info = file.tensors.get(name)
+    if info is None:
+        raise ModelFileError(file.path, f"tensor {name}", "the tensor is missing", REMEDY)
+    if len(info.shape) != 2 or info.shape[1] != n_embd:
+        what = f"shape {list(info.shape)} does not end in the embedding length {n_embd}"
+        raise ModelFileError(file.path, f"tensor {name}", what, REMEDY)
+    rows = info.shape[0]
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and len(tokens) != rows:
+        what = f"{rows} rows for {len(tokens)} vocabulary entries"
+        raise ModelFileError(file.path, f"tensor {name}", what, REMEDY)
+    return rows

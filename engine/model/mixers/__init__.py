@@ -1,0 +1,64 @@
+"""What computes a mixer part, and how tokens advance the states that it keeps: a row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from engine.model.config import ModelConfig
+from engine.model.mixers import attention, delta_net
+from engine.model.mixers.mixer import Mixer, RopeAndMemory
+from engine.model.parts import MixerPart
+from engine.model.parts.attention import AttentionPart
+from engine.model.parts.delta_net import DeltaNetPart
+from engine.model.recurrence import Recurrence, RecurrentLayout, StateKey
+from engine.model.weights import Weights
+
+
+class _Row(NamedTuple):
+    """make: (part, weights of the block, configuration, layer). recurrences: of a part, by the
+    names it gives its states."""
+
+    make: Callable[..., Mixer]
+    recurrences: Callable[[Any], Mapping[str, Recurrence[Any]]] = lambda part: {}
+
+
+_MIXERS = {
+    AttentionPart: _Row(attention.Attention),
+    DeltaNetPart: _Row(delta_net.DeltaNet, delta_net.recurrences),
+}
+
+
+class MixersSideBySide:
+    """Several mixers on the same input, their results added."""
+
+    def __init__(self, mixers: list[Mixer]) -> None:
+        self._mixers = mixers
+
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape."""
+        first, *others = (mixer(x, around) for mixer in self._mixers)
+        for other in others:
+            first = first + other
+        return first
+
+
+def make_mixer(
+    parts: tuple[MixerPart, ...], weights: Weights, config: ModelConfig, layer: int
+) -> Mixer | None:
+    """The mixers of a block as one. layer: under which they find their states and cells."""
+    made = [_MIXERS[type(part)].make(part, weights, config, layer) for part in parts]
+    return (made[0] if len(made) == 1 else MixersSideBySide(made)) if made else None
+
+
+def layout_of(config: ModelConfig) -> RecurrentLayout | None:
+    """What the recurrent layers of a model keep; None for one without."""
+    states = {
+        StateKey(layer, name): recurrence
+        for layer, block in enumerate(config.blocks)
+        for part in block.mixers
+        for name, recurrence in _MIXERS[type(part)].recurrences(part).items()
+    }
+    return RecurrentLayout(states) if states else None

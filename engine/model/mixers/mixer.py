@@ -1,0 +1,31 @@
+"""What every mixer is: called with normed rows and what is around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.model.memory import ModelMemory
+
+
+@dataclass(frozen=True, slots=True)
+class RopeAndMemory:
+    """What a block needs besides its input: cos, sin [B, T, n_rot/2] and the memory."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    memory: ModelMemory
+
+    @property
+    def invariant(self) -> bool:
+        """Whether a token's result must have the same bits whatever tokens stand beside it."""
+        return self.memory.batch_invariant
+
+
+class Mixer(Protocol):
+    """The token-mixing half of a block."""
+
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape."""

@@ -1,0 +1,184 @@
+"""What a block of a model is made of, as sizes: no tensors, and torch is not needed.
+
+A part knows the tensors it consists of and what it keeps of a sequence. What it computes is in the
+module that the tables of engine.model.mixers, feed_forward and trunks name for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+_N_BYTES = 4
+"""Of a number: states and attention cells are float32, whatever the mode of the projections."""
+
+Shapes = dict[str, tuple[int, ...]]
+"""Tensors by name; shapes in numpy order, rows first."""
+
+
+class StateSize(NamedTuple):
+    """One recurrent state of a sequence. entry: shapes of what one token leaves in a replay log.
+    is_window: whether it is nothing but the last rows of an input."""
+
+    shape: tuple[int, ...]
+    entry: tuple[tuple[int, ...], ...]
+    is_window: bool = False
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the state."""
+        return _N_BYTES * math.prod(self.shape)
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of one token's log entry."""
+        return _N_BYTES * sum(map(math.prod, self.entry))
+
+
+class CellSize(NamedTuple):
+    """What a layer keeps of every token in attention memory, float32.
+
+    n_heads: heads of keys and values. k_dim, v_dim: their lengths; with v_dim 0 nothing but keys
+    is kept, and values, if there are any, are the first columns of the keys (latent attention).
+    window: how many of the newest positions a token sees, itself among them; None for all.
+    """
+
+    n_heads: int
+    k_dim: int
+    v_dim: int
+    window: int | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of one cell."""
+        return _N_BYTES * self.n_heads * (self.k_dim + self.v_dim)
+
+
+class CellRow(NamedTuple):
+    """A further row that a layer keeps beside its keys and values, by its name."""
+
+    layer: int
+    name: str
+
+
+CellKey = int | CellRow
+"""Whose rows in the cells: those of an attention layer, or further ones of it."""
+
+
+class MixerPart(Protocol):
+    """The token-mixing half of a block."""
+
+    @property
+    def kind(self) -> str:
+        """What to call it in a map of layers."""
+
+    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """Its tensors, named within the block, in the variant that the file holds."""
+
+    def states(self) -> Mapping[str, StateSize]:
+        """The recurrent states it keeps, by name."""
+
+    def cells(self) -> CellSize | None:
+        """The attention cells it keeps."""
+
+
+class FeedForwardPart(Protocol):
+    """The other half of a block."""
+
+    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """As in MixerPart."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockParts:
+    """One block: x += mixers(norm x), then x += ffn(norm x), each times residual_scale.
+
+    mixers: side by side on the same input, their results added; empty where the block has none.
+    mixer_norm, ffn_norm: names of the norms' tensors within the block.
+    """
+
+    mixers: tuple[MixerPart, ...]
+    ffn: FeedForwardPart | None
+    mixer_norm: str = "attn_norm.weight"
+    ffn_norm: str = "post_attention_norm.weight"
+    residual_scale: float = 1.0
+
+    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """Tensors of the block, named within it."""
+        found: Shapes = {}
+        for mixer in self.mixers:
+            found |= mixer.shapes(n_embd, present)
+        if self.mixers:
+            found[self.mixer_norm] = (n_embd,)
+        if self.ffn is not None:
+            found |= self.ffn.shapes(n_embd, present)
+            found[self.ffn_norm] = (n_embd,)
+        return found
+
+    def states(self) -> dict[str, StateSize]:
+        """All recurrent states of the block, by name."""
+        return {name: size for mixer in self.mixers for name, size in mixer.states().items()}
+
+    def cells(self) -> CellSize | None:
+        """The attention cells of the block; at most one of its mixers attends."""
+        return next((cells for mixer in self.mixers if (cells := mixer.cells())), None)
+
+    @property
+    def kind(self) -> str:
+        """What to call the block in a map of layers."""
+        return " + ".join(mixer.kind for mixer in self.mixers) or "feed-forward"
+
+
+class TrunkPart(Protocol):
+    """How the blocks of the trunk are joined."""
+
+    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """Tensors outside the blocks, under their full names."""
+
+    def block_shapes(self, index: int, n_embd: int, present: Container[str]) -> Shapes:
+        """Tensors of trunk block `index` beside those of its parts, named within the block."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualStream:
+    """Each block adds to one stream; its norms are those that BlockParts names."""
+
+    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """None."""
+        return {}
+
+    def block_shapes(self, index: int, n_embd: int, present: Container[str]) -> Shapes:
+        """None."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class MtpParts:
+    """The MTP (nextn) block. output_norm: name of its final norm within the block; where the file
+    lacks it, the trunk's serves."""
+
+    block: BlockParts
+    output_norm: str = "nextn.shared_head_norm.weight"
+
+    def shapes(self, n_embd: int, n_vocab: int, present: Container[str]) -> Shapes:
+        """Tensors of the block, named within it."""
+        table = (n_vocab, n_embd)
+        optional: Shapes = {
+            self.output_norm: (n_embd,),
+            "nextn.embed_tokens.weight": table,
+            "nextn.shared_head_head.weight": table,
+        }
+        return {
+            **self.block.shapes(n_embd, present),
+            "nextn.eh_proj.weight": (n_embd, 2 * n_embd),
+            "nextn.enorm.weight": (n_embd,),
+            "nextn.hnorm.weight": (n_embd,),
+            **only_present(optional, present),
+        }
+
+
+def only_present(shapes: Mapping[str, tuple[int, ...]], present: Container[str]) -> Shapes:
+    """Those tensors that the file holds."""
+    return {name: shape for name, shape in shapes.items() if name in present}

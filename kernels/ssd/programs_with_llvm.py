@@ -1,0 +1,266 @@
+"""The programs of state-space duality on a processor; a task is some rows of one state.
+
+Rows [N] do not mix in the recurrence. A task takes its rows through all tokens, reading and
+writing them once per token:
+
+    s <- e^g s + (dt x_p) B,   o_p = s . C + D x_p
+
+What is not kept stays in the nearest cache. Every token goes through the same operations in the
+same order, so its bits do not depend on how tokens and sequences are portioned, and a log folds to
+the very states. Where a tensor is asked for, a program takes its address and three strides.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm.functions import exp
+from kernels.llvm.rows import vectors
+from kernels.llvm.values import I64
+
+# rows of a task, and those that share what is read of B and C
+ROWS, TOGETHER = 16, 4
+
+
+class Sides(NamedTuple):
+    """The sides of a state [P, N]."""
+
+    p: int
+    n: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a task."""
+        return _divisor(self.p, ROWS)
+
+
+def _divisor(n: int, most: int) -> int:
+    """The largest power of two that divides n, up to `most`."""
+    return min(n & -n, most)
+
+
+class _Tensor(NamedTuple):
+    """A tensor of 4-byte numbers; steps: its first three strides, in bytes."""
+
+    address: Value
+    steps: Sequence[Value]
+
+    @classmethod
+    def of(cls, args: Sequence[Value]) -> _Tensor:
+        return cls(args[0], [step * 4 for step in args[1:4]])
+
+    def at(self, b: Value, t: Value, head: Value) -> Value:
+        return self.address + b * self.steps[0] + t * self.steps[1] + head * self.steps[2]
+
+
+class _Place(NamedTuple):
+    """Where a task's rows lie: the address of the first, and the bytes from row to row."""
+
+    start: Value
+    row: Value
+
+
+class _Written(NamedTuple):
+    """What rows are written with: numbers at an address, times `step`; the products go to `log`."""
+
+    numbers: Value
+    step: Value | None = None
+    log: Value | None = None
+
+    def at(self, code: Code, p: Value) -> Value:
+        u = code.load(self.numbers + p * 4, F32)
+        if self.step is not None:
+            u *= self.step
+        if self.log is not None:
+            code.store(u, self.log + p * 4)
+        return u
+
+
+class _Read(NamedTuple):
+    """What is read of the rows: o_p = s . C + skip * x_p. C, x, o: addresses."""
+
+    C: Value
+    skip: Value
+    x: Value
+    o: Value
+
+    def store(self, code: Code, p: Value, total: Value) -> None:
+        code.store(code.fma(code.load(self.x + p * 4, F32), self.skip, total), self.o + p * 4)
+
+
+class _Rows:
+    """Writes the operations on a task's rows into `code`."""
+
+    def __init__(self, code: Code, sides: Sides) -> None:
+        self._code, self._sides = code, sides
+        self.own = _Place(code.stack(4 * sides.n * sides.rows), code.integer(4 * sides.n))
+        start, row = (code.variable(part) for part in self.own)
+        self._now = start, row
+
+    def begin(self, place: _Place) -> None:
+        """The rows are read from there first."""
+        for variable, value in zip(self._now, place, strict=True):
+            variable.set(value)
+
+    def place_if(self, condition: Value, place: _Place) -> _Place:
+        """`place` if the condition holds, else the task's own memory on the stack."""
+        choose = self._code.choose
+        return _Place(*(choose(condition, a, b) for a, b in zip(place, self.own, strict=True)))
+
+    def token(
+        self, g: Value, written: _Written, B: Value, target: _Place, read: _Read | None = None
+    ) -> None:
+        """One token, from where the rows are to `target`. g, B: addresses."""
+        code, n_rows = self._code, self._sides.rows
+        together = _divisor(n_rows, TOGETHER)
+        decay = code.splat(exp(code, code.load(g, F32)))
+        source = _Place(*(variable.value for variable in self._now))
+        with code.loop(0, code.integer(n_rows), together) as first:
+            rows = [first + i for i in range(together)]
+            u = [code.splat(written.at(code, p)) for p in rows]
+            totals = [code.variable(code.constant(F32X16, 0.0)) for _ in rows]
+            for at, count in vectors(code, self._sides.n):
+                b = code.load_first(B + at, F32X16, count)
+                c = None if read is None else code.load_first(read.C + at, F32X16, count)
+                for p, u_p, total in zip(rows, u, totals, strict=True):
+                    s = code.load_first(source.start + p * source.row + at, F32X16, count)
+                    s = code.fma(b, u_p, s * decay)
+                    code.store_first(s, target.start + p * target.row + at, count)
+                    if c is not None:
+                        total.set(code.fma(s, c, total.value))
+            if read is not None:
+                for p, total in zip(rows, totals, strict=True):
+                    read.store(code, p, code.sum(total.value))
+        self.begin(target)
+
+    def copy(self, source: _Place, target: _Place) -> None:
+        code = self._code
+        with code.loop(0, code.integer(self._sides.rows)) as p:
+            for at, count in vectors(code, self._sides.n):
+                s = code.load_first(source.start + p * source.row + at, F32X16, count)
+                code.store_first(s, target.start + p * target.row + at, count)
+
+
+class _Task(NamedTuple):
+    """Which sequence, head, group and first row a task is for."""
+
+    b: Value
+    head: Value
+    group: Value
+    first: Value
+
+    @classmethod
+    def of(cls, task: Value, sides: Sides, n_heads: Value, n_groups: Value) -> _Task:
+        n_parts = sides.p // sides.rows
+        head = task // n_parts
+        b, h = head // n_heads, head % n_heads
+        return cls(b, h, h // (n_heads // n_groups), task % n_parts * sides.rows)
+
+    def place(self, address: Value, steps: Sequence[Value]) -> _Place:
+        """Its rows of a state at an address; steps: bytes from head to head, from row to row."""
+        return _Place(address + self.head * steps[0] + self.first * steps[1], steps[1])
+
+
+class _Destination:
+    """Where a task's states come from and go to, as `recurrence` is told."""
+
+    def __init__(
+        self, code: Code, task: _Task, pool: _Tensor, where: Sequence[Value], indexed: bool
+    ) -> None:
+        self._code, self._task, self._pool, self._indexed = code, task, pool, indexed
+        if indexed:
+            read, read_step, write, write_step, self._back_step = where
+            self.start = code.load(read + task.b * read_step * 8, I64)
+            self._table = write + task.b * write_step * 8
+        else:
+            self.start = task.b
+            self._slots = _Tensor.of(where)
+
+    def slot(self, back: Value) -> _Place:
+        """Where the state `back` tokens before the last one is kept."""
+        if self._indexed:
+            row = self._code.load(self._table + back * self._back_step * 8, I64)
+            (step, *steps), address = self._pool.steps, self._pool.address
+            return self._task.place(address + row * step, steps)
+        address, (step, *steps) = self._slots
+        address = self._code.load(address + back * 8, I64)
+        return self._task.place(address + self._task.b * step, steps)
+
+
+@functools.cache
+def recurrence(sides: Sides, *, indexed: bool, log: bool) -> Program:
+    """All tokens through the states.
+
+    Arguments: x, dt, g, B, C and the states, tensors; the address of D; o and, for the log, u
+    [B, T, H, P], contiguous; n_slots, n_tokens, n_heads, n_groups; then where states go: the
+    address of a table of the slots' addresses, newest first, and their three strides; if indexed,
+    rows of the pool that the states are: the addresses of `read` and `write`, their strides.
+    """
+    return Program(functools.partial(_recurrence, sides, indexed, log), 36 if indexed else 35)
+
+
+def _recurrence(
+    sides: Sides,
+    indexed: bool,
+    log: bool,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
+) -> None:
+    x, dt, g, B, C, state = (_Tensor.of(args[i : i + 4]) for i in range(0, 24, 4))
+    D, o, u_log, n_slots, n_tokens, n_heads, n_groups, *where = args[24:]
+    rows = _Rows(code, sides)
+    with code.loop(first, last) as task:
+        mine = _Task.of(task, sides, n_heads, n_groups)
+        b, h = mine.b, mine.head
+        to = _Destination(code, mine, state, where, indexed)
+        rows.begin(mine.place(state.address + to.start * state.steps[0], state.steps[1:]))
+        skip = code.load(D + h * 4, F32)
+        with code.loop(0, n_tokens) as t:
+            at = (((b * n_tokens + t) * n_heads + h) * sides.p + mine.first) * 4
+            values, step = x.at(b, t, h) + mine.first * 4, code.load(dt.at(b, t, h), F32)
+            written = _Written(values, step, u_log + at if log else None)
+            target = rows.own
+            if not log:
+                back = n_tokens - t - 1
+                slot = to.slot(code.smaller(back, n_slots - 1))
+                target = rows.place_if(back.less(n_slots), slot)
+            read = _Read(C.at(b, t, mine.group), skip, values, o + at)
+            rows.token(g.at(b, t, h), written, B.at(b, t, mine.group), target, read)
+
+
+@functools.cache
+def fold(sides: Sides, *, counted: bool) -> Program:
+    """The states behind the tokens of a log.
+
+    Arguments: the state, u, B, g, the state to fill, tensors; n_tokens, or the address of one for
+    every sequence if they are counted; n_heads, n_groups.
+    """
+    return Program(functools.partial(_fold, sides, counted), 23)
+
+
+def _fold(
+    sides: Sides, counted: bool, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    state, u, B, g, out = (_Tensor.of(args[i : i + 4]) for i in range(0, 20, 4))
+    n_tokens, n_heads, n_groups = args[20:]
+    rows = _Rows(code, sides)
+    with code.loop(first, last) as task:
+        mine = _Task.of(task, sides, n_heads, n_groups)
+        b, h = mine.b, mine.head
+        before, after = (
+            mine.place(whole.address + b * whole.steps[0], whole.steps[1:])
+            for whole in (state, out)
+        )
+        count = code.load(n_tokens + b * 8, I64) if counted else n_tokens
+        with code.when(count.less(1)):
+            rows.copy(before, after)
+        rows.begin(before)
+        with code.loop(0, count) as t:
+            written = _Written(u.at(b, t, h) + mine.first * 4)
+            target = rows.place_if((count - 2).less(t), after)
+            rows.token(g.at(b, t, h), written, B.at(b, t, mine.group), target)

@@ -1,0 +1,108 @@
+"""bench --against: table, Markdown and JSON with scripts in place of llama.cpp, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.bench.against.llama_bench import LlamaBench
+from tests.app.cli.conftest import ROOT, Outcome
+from tests.support.fake_llama_programs import FakePrograms
+
+Cli = Callable[..., Outcome]
+
+MODEL = ROOT / "tests" / "data" / "qwen35-c-v2x-mtp-f32.gguf"
+PLAIN = ROOT / "tests" / "data" / "qwen35-a-f32.gguf"
+WORKS = ["1 token", "verify 4", "verify 8", "prompt 512", "draft-mtp", "draft-mtp, better"]
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakePrograms:
+    return FakePrograms(tmp_path / "bin")
+
+
+def test_table_and_markdown(cli: Cli, fake: FakePrograms) -> None:
+    words = ["bench", MODEL, "--against", fake.folder, "--pairs", 1, "-n", 7, "--threads", 1]
+    outcome = cli(*words)
+    assert outcome.status == 0
+    assert "llama.cpp abc1234 (7)" in outcome.out
+    lines = outcome.out.splitlines()
+    (head,) = (at for at, line in enumerate(lines) if line.startswith("tokens/s"))
+    assert [line[:20].strip() for line in lines[head + 1 : head + 7]] == WORKS
+    assert lines[head + 1].split()[2] == "20.0"
+    assert "Medians, pairs in alternation: 1;" in outcome.out
+    assert "--spec-synth-rates 1,1,0: accepted 0.67 there" in outcome.out
+    assert "[5/5] draft-mtp" in outcome.err
+
+    table = cli(*words, "--markdown", "--spec-type", "none", "--depth", 3).out.splitlines()
+    rows = [line.strip("| ").split(" | ") for line in table if line.startswith("| ")]
+    assert [row[0] for row in rows] == ["tokens/s", *WORKS[:4]]
+    assert all(len(row) == 6 for row in rows)
+    assert "All of these behind 3 tokens." in table
+
+
+def test_json_has_every_pair(cli: Cli, fake: FakePrograms) -> None:
+    words = ["bench", MODEL, "--against", fake.folder, "--pairs", 2, "--json"]
+    report = cli(*words, "-n", 9, "--spec-synth-rates", "0.5,0.5,0.5").json
+    assert report["complete"] is True
+    assert [row["work"] for row in report["rows"]] == WORKS
+    for row in report["rows"][:-1]:
+        pairs = report["pairs"][row["work"]]
+        ratios = sorted(pair["ours"] / pair["theirs"] for pair in pairs)
+        assert [row["low"], row["high"]] == pytest.approx(ratios)
+        assert row["ratio"] == pytest.approx(sum(ratios) / 2)
+    assert report["speculation"]["rates"] == [0.5, 0.5, 0.5]
+    assert report["speculation"]["n_predict"] == 9
+    assert report["memory_copy_bytes_per_second"] > 0
+    assert report["environment"]["processor"]
+    server = fake.asked("llama-server")[0]
+    assert server[server.index("--spec-synth-rates") + 1] == "0.5,0.5,0.5"
+
+
+def test_without_an_mtp_head_there_is_no_speculation(cli: Cli, fake: FakePrograms) -> None:
+    (fake.folder / "llama-server").unlink()
+    report = cli("bench", PLAIN, "--against", fake.folder, "--pairs", 1, "--json").json
+    assert [row["work"] for row in report["rows"]] == WORKS[:4]
+    assert report["speculation"] is None
+
+
+def test_what_was_measured_before_ctrl_c_is_told(
+    cli: Cli, fake: FakePrograms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = LlamaBench.measure
+
+    def until_the_third(self: LlamaBench, work):
+        if len(fake.asked("llama-bench")) == 2:
+            raise KeyboardInterrupt
+        return measure(self, work)
+
+    (fake.folder / "llama-bench.log").touch()
+    monkeypatch.setattr(LlamaBench, "measure", until_the_third)
+    outcome = cli("bench", MODEL, "--against", fake.folder, "--pairs", 1)
+    assert outcome.status == 130
+    assert "not complete: the measurement was stopped" in outcome.out
+    assert [line for line in WORKS if line in outcome.out] == WORKS[:2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--against", "no/such/folder"], "There is no llama-bench in no/such/folder"),
+        (["--against", ".", "--markdown", "--json"], "--markdown and --json are both given"),
+        (["--against", ".", "--device", "cuda"], "compares on the processor"),
+        (["--against", ".", "-n", "0"], "-n 0 is no number of tokens"),
+        (["--against", ".", "--depth", "4000"], "more than the trained context of 4096"),
+        (["--against", ".", "--spec-synth-rates", "1,0"], "--spec-synth-rates has 2 values"),
+        (["--against", ".", "--out", "x"], "--out goes with the suite"),
+        (["--against", ".", "--rollback", "all"], "--rollback goes with the suite"),
+        (["--against", ".", "--splits"], "not allowed with"),
+        (["--pairs", "3", "--splits"], "--pairs, --depth and --markdown go with --against"),
+    ],
+)
+def test_wrong_usage_of_against_is_one_line(cli: Cli, words: list[str], message: str) -> None:
+    outcome = cli("bench", MODEL, *words)
+    assert outcome.status == 2
+    assert outcome.out == ""
+    assert message in outcome.err.splitlines()[-1]

@@ -1,0 +1,132 @@
+"""Keys of kernels: equal for equal code, different for anything that changes it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+
+from kernels import processor
+from kernels.linear import bytes_with_llvm
+from kernels.llvm import program_key as module
+from kernels.llvm.program_key import program_key
+from kernels.norm.with_llvm import _body as norm
+from kernels.swiglu.with_llvm import _body as swiglu
+
+
+class Pair(NamedTuple):
+    a: object
+    b: int
+
+
+@dataclass(frozen=True)
+class Record:
+    a: object
+    b: int
+
+
+def with_argument(argument: object) -> str | None:
+    return program_key(functools.partial(norm, argument))
+
+
+def test_the_same_kernel_has_the_same_key_and_any_other_another():
+    kernels = [
+        (norm,),
+        (swiglu,),
+        (norm, swiglu),
+        (norm, 3),
+        (norm, 3.0),
+        (norm, "3"),
+        (norm, None),
+        (functools.partial(norm, 3),),
+        (functools.partial(norm, 4),),
+        (functools.partial(norm, d=3),),
+        (functools.partial(swiglu, 3),),
+    ]
+    keys = [program_key(*parts) for parts in kernels]
+    assert keys == [program_key(*parts) for parts in kernels]
+    assert None not in keys and len(set(keys)) == len(keys)
+
+
+def test_arguments_of_several_fields_count_field_by_field():
+    arguments = [
+        (1, 2),
+        (1, (2,)),
+        Pair(1, 2),
+        Pair((1, 2), 2),
+        Record(1, 2),
+        Record(True, 2),
+        Record(Pair(1, 2), 2),
+    ]
+    assert len({with_argument(argument) for argument in arguments}) == len(arguments)
+    assert with_argument(Record(Pair(1, 2), 2)) == with_argument(Record(Pair(1, 2), 2))
+
+
+def test_what_a_function_takes_from_around_it_counts():
+    def keys(n_rows: int) -> list[object]:
+        seen: list[object] = []
+
+        def note(*parts: object) -> None:
+            seen.append(program_key(*parts))
+
+        original, bytes_with_llvm.Program = bytes_with_llvm.Program, note
+        try:
+            for n_integers in (1, 2):
+                bytes_with_llvm._few.__wrapped__(n_rows, n_integers)
+        finally:
+            bytes_with_llvm.Program = original
+        return seen
+
+    found = keys(1) + keys(2)
+    assert None not in found and len(set(found)) == 4
+
+
+@pytest.mark.parametrize("unnamed", [object(), [1], {}, Record([], 2), lambda: 1, len])
+def test_what_cannot_be_told_from_others_gives_no_key(unnamed):
+    assert with_argument(unnamed) is None
+    assert program_key(unnamed) is None
+
+
+def test_the_processor_and_its_features_count(monkeypatch):
+    here = processor.target()
+    keys = set()
+    for target in (
+        here,
+        here._replace(name="another"),
+        here._replace(features={**here.features, "avx2": not here.features["avx2"]}),
+    ):
+        monkeypatch.setattr(processor, "target", lambda target=target: target)
+        keys.add(program_key(norm))
+    assert len(keys) == 3
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A folder in place of this package's source."""
+    root = tmp_path / "kernels"
+    root.mkdir()
+    monkeypatch.setattr(module, "_ROOT", root)
+    module._code.cache_clear()
+    yield root
+    module._code.cache_clear()
+
+
+def test_any_source_of_the_package_counts(source):
+    seen = {program_key(norm)}
+    for name, text in [("a.py", "1"), ("a.py", "2"), ("b.py", ""), ("notes.txt", "")]:
+        (source / name).write_text(text)
+        module._code.cache_clear()
+        seen.add(program_key(norm))
+    (source / "b.py").rename(source / "c.py")
+    module._code.cache_clear()
+    seen.add(program_key(norm))
+    assert len(seen) == 5, "a text that is no source counts, or source does not"
+
+
+def test_the_library_that_compiles_counts(source, monkeypatch):
+    before = program_key(norm)
+    monkeypatch.setattr(module, "version", lambda name: "0")
+    module._code.cache_clear()
+    assert program_key(norm) != before
