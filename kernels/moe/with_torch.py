@@ -9,6 +9,7 @@ import torch
 from kernels.linear import PackedWeight, finish_rows, linear, multiply_rows, prepare_rows
 from kernels.linear import with_torch as products
 from kernels.moe.packed import Matrices, PackedExperts, pack_each
+from kernels.pointwise import pointwise
 from kernels.swiglu import swiglu
 
 MIN_SUM = 2.0**-14
@@ -69,6 +70,18 @@ def experts_invariant(
     for j in range(1, n_used):
         total = total + lines[:, j]
     return total
+
+
+def add_shared(routed: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+    """See kernels.moe.add_shared."""
+    return routed + gate.sigmoid() * shared
+
+
+def add_shared_invariant(
+    routed: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor
+) -> torch.Tensor:
+    """add_shared, every row as it is by itself."""
+    return routed + pointwise(torch.sigmoid, gate, invariant=True) * shared
 
 
 def _products(rows: torch.Tensor, runs: list[tuple[PackedWeight, int]]) -> torch.Tensor:

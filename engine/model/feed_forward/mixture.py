@@ -7,8 +7,7 @@ import torch
 from engine.model.feed_forward.swiglu import Swiglu
 from engine.model.parts.feed_forward import MixturePart, SwigluPart
 from engine.model.weights import Weights
-from kernels.moe import experts, route
-from kernels.pointwise import pointwise
+from kernels.moe import add_shared, experts, route
 
 
 class MixtureOfExperts:
@@ -35,5 +34,5 @@ class MixtureOfExperts:
         logits, shared_gate = routing.split(self._router_sizes, -1)
         weights, ids = route(logits, self._n_used)
         routed = experts(rows, weights, ids, self._experts, invariant=invariant)
-        shared_gate = pointwise(torch.sigmoid, shared_gate, invariant=invariant)
-        return (routed + shared_gate * self._shared(rows, invariant=invariant)).view_as(x)
+        shared = self._shared(rows, invariant=invariant)
+        return add_shared(routed, shared_gate, shared, invariant=invariant).view_as(x)
