@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from kernels.integer_blocks.rows_with_llvm import ROWS, multiply_rows
+from kernels.integer_blocks.panels_with_llvm import multiply_panels
+from kernels.integer_blocks.rows_with_llvm import multiply_rows
+
+FEW = 7
+"""Up to so many rows it is faster to keep each weight in registers for all of them."""
 
 
 def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tensor:
     """See kernels.integer_blocks.integer_linear."""
     n_in, n_out = x.shape[-1], blocks.shape[0]
     rows = x.reshape(-1, n_in).contiguous()
+    n_rows = rows.shape[0]
     y = torch.empty(*x.shape[:-1], n_out)
-    flat = y.view(rows.shape[0], n_out)
-    for part, out in zip(rows.split(ROWS), flat.split(ROWS), strict=True):
-        multiply_rows(part, blocks, type, out)
+    if n_rows:
+        multiply = multiply_rows if n_rows <= FEW else multiply_panels
+        multiply(rows, blocks, type, y.view(n_rows, n_out))
     return y
