@@ -6,22 +6,60 @@ The split patterns are data of the model family: a file names its own by `tokeni
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
 
 
-def _pattern(word: str) -> str:
+class Splitting(NamedTuple):
+    """How the tokenizers of one name cut and join text.
+
+    patterns: applied in turn, each to the pieces of the one before. whole_words: a piece that is a
+    token itself is taken as it is, whatever its merges say. add_bos: unless the file says
+    otherwise. by_rank: where a file has no merges, the order of its tokens stands for them.
+    """
+
+    patterns: tuple[str, ...]
+    whole_words: bool = False
+    add_bos: bool = False
+    by_rank: bool = False
+
+
+_SHORT_ENDINGS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+
+
+def _pattern(word: str, digits: str = r"\p{N}", breaks: str = r"\s*[\r\n]+") -> str:
     r"""The split pattern for words made of the classes `word`; alternatives in order.
 
     `\s` is Unicode's White_Space here: 0x85 is in it, 0x1C to 0x1F are not.
     """
     return "|".join(
         (
-            r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
+            _SHORT_ENDINGS,
             rf"[^\r\n\p{{L}}\p{{N}}]?[{word}]+",
-            r"\p{N}",
+            digits,
             rf" ?[^\s{word}\p{{N}}]+[\r\n]*",
+            breaks,
+            r"\s+(?!\S)",
+            r"\s+",
+        )
+    )
+
+
+def _kimi() -> str:
+    """Runs of Han; other words, marks among them, which end before an upper case letter that
+    follows a lower case one."""
+    both = r"\p{Lm}\p{Lo}\p{M}"
+    upper, lower = (rf"[{case}{both}&&[^\p{{Han}}]]" for case in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
+    before, ending = r"[^\r\n\p{L}\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    return "|".join(
+        (
+            r"\p{Han}+",
+            f"{before}{upper}*{lower}+{ending}",
+            f"{before}{upper}+{lower}*{ending}",
+            r"\p{N}{1,3}",
+            r" ?[^\s\p{L}\p{N}]+[\r\n]*",
             r"\s*[\r\n]+",
             r"\s+(?!\S)",
             r"\s+",
@@ -29,13 +67,28 @@ def _pattern(word: str) -> str:
     )
 
 
-PATTERNS = {"qwen2": _pattern(r"\p{L}"), "qwen35": _pattern(r"\p{L}\p{M}")}
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = _pattern(r"\p{L}", r"\p{N}{1,3}")
+
+SPLITTINGS = {
+    "qwen2": Splitting((_pattern(r"\p{L}"),)),
+    "qwen35": Splitting((_pattern(r"\p{L}\p{M}"),)),
+    "lfm2": Splitting((_LLAMA3,), whole_words=True, add_bos=True),
+    "falcon-h1": Splitting((_LLAMA3,), whole_words=True, add_bos=True),
+    "pixtral": Splitting((_LLAMA3,), whole_words=True, add_bos=True),
+    "dbrx": Splitting((_LLAMA3,)),
+    "bailingmoe2": Splitting((_pattern(r"\p{L}", breaks=r"\s*[\r\n]"),)),
+    "kimi-k2": Splitting((_kimi(),), by_rank=True),
+    "refact": Splitting((r"\p{N}", _GPT2)),
+    "granite-docling": Splitting((_GPT2,)),
+}
+"""By `tokenizer.ggml.pre`."""
 
 
-def pre_tokeniser(pre: str) -> PreTokenizer:
-    """Splits by the pattern named `pre` (a key of `PATTERNS`), then writes bytes as characters."""
-    split = Split(Regex(PATTERNS[pre]), behavior="isolated", invert=False)
-    return Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
+def pre_tokeniser(splitting: Splitting) -> PreTokenizer:
+    """Splits text, then writes bytes as characters."""
+    cuts = [Split(Regex(each), behavior="isolated", invert=False) for each in splitting.patterns]
+    return Sequence([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def _byte_characters() -> list[str]:

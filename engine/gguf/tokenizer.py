@@ -17,7 +17,7 @@ from tokenizers.models import BPE
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.binary import BLOCK, check_cancelled, never, shorten
 from engine.gguf.metadata import TypedMetadata
-from engine.gguf.pretokenise import BYTE_CHARACTERS, PATTERNS, bytes_of, pre_tokeniser
+from engine.gguf.pretokenise import BYTE_CHARACTERS, SPLITTINGS, bytes_of, pre_tokeniser
 
 MAX_TOKEN_LENGTH = 4096  # characters; real vocabularies stay below 300
 
@@ -32,6 +32,9 @@ _END_TEXTS = (
     "<|fim_repo|>",
     "<|repo_name|>",
     "<|file_sep|>",
+    "<|end_of_msg|>",
+    "[EOT]",
+    "[EOS]",
     "</s>",
 )
 _REMEDY = "Use another copy of the model, or convert it again."
@@ -89,8 +92,10 @@ class Tokenizer:
         self._types = types
         ends = {ids[text] for text in _END_TEXTS if text in ids}
         self.eog_ids = frozenset(ends | {i for i in (eos_id, eot_id) if i is not None})
-        self._merger = MergeTokenizer(BPE(vocab=ids, merges=merges))
-        self._merger.pre_tokenizer = pre_tokeniser(pre)
+        splitting = SPLITTINGS[pre]
+        model = BPE(vocab=ids, merges=merges, ignore_merges=splitting.whole_words)
+        self._merger = MergeTokenizer(model)
+        self._merger.pre_tokenizer = pre_tokeniser(splitting)
         self._specials = _longest_first(tokens, types)
         self._always = [(text, i) for text, i in self._specials if types[i] == _USER_DEFINED]
         self._bytes: dict[int, bytes] = {}
@@ -110,24 +115,29 @@ class Tokenizer:
                 f'{file.path.name} uses the tokenizer "{shorten(model)}".',
                 'Only byte-level BPE ("gpt2") is supported, as in the Qwen3 and Qwen3.5 families.',
             )
-        if pre not in PATTERNS:
+        splitting = SPLITTINGS.get(pre)
+        if splitting is None:
             raise UnsupportedModelError(
                 f'{file.path.name} splits text by the pattern "{shorten(pre)}".',
-                f"Supported patterns are {' and '.join(sorted(PATTERNS))}.",
+                f"Supported patterns are {', '.join(sorted(SPLITTINGS))}.",
             )
         tokens, ids = _read_tokens(file, cancelled)
         types = _read_types(file, len(tokens))
+        if splitting.by_rank and "tokenizer.ggml.merges" not in file.metadata:
+            merges = _merges_by_rank(tokens, types, ids, cancelled)
+        else:
+            merges = _read_merges(file, ids, cancelled)
         return cls(
             tokens,
             types,
             ids,
-            _read_merges(file, ids, cancelled),
+            merges,
             pre,
             bos_id=_read_id(file, "bos_token_id", len(tokens)),
             eos_id=_read_id(file, "eos_token_id", len(tokens)),
             eot_id=_read_id(file, "eot_token_id", len(tokens)),
             pad_id=_read_id(file, "padding_token_id", len(tokens)),
-            add_bos=file.bool_("tokenizer.ggml.add_bos_token", False),
+            add_bos=file.bool_("tokenizer.ggml.add_bos_token", splitting.add_bos),
             add_eos=file.bool_("tokenizer.ggml.add_eos_token", False),
         )
 
@@ -291,6 +301,20 @@ def _read_merges(
             pairs.setdefault((left, right))
     check_cancelled(cancelled)  # the library that takes them cannot be interrupted
     return list(pairs)
+
+
+def _merges_by_rank(
+    tokens: list[str], types: list[int], ids: dict[str, int], cancelled: Callable[[], bool]
+) -> list[tuple[str, str]]:
+    """The merges of a vocabulary whose tokens are in the order of their ranks: whatever two tokens
+    make a third one are merged, the first made first (as tiktoken does)."""
+    merges = []
+    for start, block in _blocks(tokens, cancelled):
+        for token_id, token in enumerate(block, start):
+            if types[token_id] == TokenType.NORMAL and ids[token] == token_id:
+                cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
+                merges += [pair for pair in cuts if pair[0] in ids and pair[1] in ids]
+    return merges
 
 
 def _read_id(file: TypedMetadata, name: str, n_vocab: int) -> int | None:

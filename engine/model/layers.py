@@ -15,7 +15,7 @@ from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.parts import BlockParts
 from engine.model.rope import RopeConfig
 from engine.model.weights import Projection, Weights
-from kernels.norm import rms_norm
+from kernels.norm import layer_norm, rms_norm
 from kernels.rope import rope_table
 
 
@@ -99,7 +99,7 @@ def make_block(
 ) -> ResidualBlock:
     """A block of `parts`. layer: under which its mixers find their states and cells."""
     mixer = make_mixer(parts.mixers, weights, config, layer)
-    ffn = make_feed_forward(parts.ffn, weights) if parts.ffn else None
+    ffn = make_feed_forward(parts.ffn, weights, config.eps) if parts.ffn else None
     return ResidualBlock(
         mixer,
         ffn,
@@ -112,7 +112,7 @@ def make_block(
 
 class OutputHead:
     """Final norm, if there is one, and the projection to the vocabulary. Logits are divided by
-    `scale`."""
+    `scale`. centred: the norm subtracts the mean first."""
 
     def __init__(
         self,
@@ -121,8 +121,11 @@ class OutputHead:
         n_vocab: int,
         eps: float,
         scale: float = 1.0,
+        *,
+        centred: bool = False,
     ) -> None:
         self.norm = norm
+        self._normed = layer_norm if centred else rms_norm
         self.projection = projection
         self._n_vocab = n_vocab
         self._eps = eps
@@ -130,7 +133,7 @@ class OutputHead:
 
     def __call__(self, x: torch.Tensor, outputs: torch.Tensor, *, invariant: bool) -> StepOutput:
         """x [B, T, n_embd], not normed; logits only of the flat rows int64 [n] in `outputs`."""
-        hidden = x if self.norm is None else rms_norm(x, self.norm, self._eps)
+        hidden = x if self.norm is None else self._normed(x, self.norm, self._eps)
         if outputs.numel() == 0:
             return StepOutput(hidden.new_empty(0, self._n_vocab), hidden)
         rows = hidden.flatten(0, 1).index_select(0, outputs)

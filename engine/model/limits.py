@@ -66,3 +66,26 @@ def uniform(
     if not 1 <= value <= high:
         raise ModelFileError(file.path, f"key {key}", f"{value} is outside 1..{high}", REMEDY)
     return value
+
+
+def each(
+    file: GgufFile,
+    key: str,
+    blocks: int,
+    default: int | None = None,
+    *,
+    low: int = 0,
+    high: int = MAX_WIDTH,
+) -> list[int]:
+    """A count for each block, given once or as an array; without a default the key is required."""
+    values = file.metadata.get(key)
+    if not isinstance(values, np.ndarray):
+        return [count(file, key, default, low=low, high=high)] * blocks
+    if values.dtype.kind not in "iu" or len(values) != blocks:
+        raise ModelFileError(file.path, f"key {key}", f"not {blocks} whole numbers", REMEDY)
+    found = [int(value) for value in values]
+    outside = [value for value in found if not low <= value <= high]
+    if outside:
+        what = f"{outside[0]} is outside {low}..{high}"
+        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+    return found

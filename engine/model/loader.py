@@ -11,7 +11,7 @@ from engine.device import CPU
 from engine.errors import OptionError, OutOfMemoryError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
-from engine.huge_pages import use_huge_pages
+from engine.huge_pages import use_huge_pages_soon
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.model.config import ModelConfig
 from engine.model.families import read_config
@@ -91,10 +91,9 @@ def load_model(
             f"The weights of {file.path.name} do not fit on {device} as {mode}.",
             "Close other programs on it, use a smaller model, or --device cpu.",
         ) from error
-    if device.type == "cpu" and model.weight_bytes >= _CACHED:
-        if progress:
-            progress(file.n_bytes, file.n_bytes, "arranging memory")
-        use_huge_pages()
+    packed = not any(stays_in_blocks(type, mode, device) for type in types)
+    if packed and device.type == "cpu" and model.weight_bytes >= _CACHED:
+        use_huge_pages_soon()
     return model
 
 
@@ -155,11 +154,13 @@ class _Loading:
         config, weights = self._config, self._of_block(self._config.n_layer)
         block = make_block(parts.block, weights, config, 0)
         norm, table = output.norm, output.projection
+        eps, centred = config.eps, False
         if "nextn.embed_tokens.weight" in weights:
             embedding = weights.table("nextn.embed_tokens.weight")
         if parts.output_norm in weights:
-            norm = weights.keep(parts.output_norm)
+            norm, centred = weights.keep(parts.output_norm), parts.centred_eps is not None
+            eps = parts.centred_eps or config.eps
         if "nextn.shared_head_head.weight" in weights:
             table = weights.project("nextn.shared_head_head.weight")
-        own = OutputHead(norm, table, config.n_vocab, config.eps, config.logit_scale)
+        own = OutputHead(norm, table, config.n_vocab, eps, config.logit_scale, centred=centred)
         return MtpHead(weights, embedding, block, own, rope, config.eps)

@@ -25,8 +25,9 @@ class AttentionView(Protocol):
 class AttentionMemory(Protocol):
     """Keys and values by trunk layer index."""
 
-    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> AttentionView:
-        """Store k (roped) and v [B, T, H_kv, hd]; return everything these tokens may see."""
+    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor | None = None) -> AttentionView:
+        """Store k (roped) and v [B, T, H_kv, hd]; return everything these tokens may see. v: None
+        for a layer that keeps nothing but keys, whose values are then these."""
 
 
 class RecurrentMemory(Protocol):

@@ -1,4 +1,4 @@
-"""Mixture of experts: the router and the chosen experts' SwiGLU networks."""
+"""Mixture of experts: the router and the chosen experts' networks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,29 @@ import torch
 from kernels.dispatch import pick
 from kernels.linear import MODES
 from kernels.moe import naive, with_torch
+from kernels.moe.activation import RELU2, SWIGLU, Activation, situ_activation, swiglu_within
 from kernels.moe.packed import PackedExperts, put_together
+from kernels.moe.routing import Choice
 
-__all__ = ["PackedExperts", "add_shared", "experts", "pack_experts", "put_together", "route"]
+__all__ = [
+    "RELU2",
+    "SWIGLU",
+    "Activation",
+    "Choice",
+    "PackedExperts",
+    "add_shared",
+    "experts",
+    "pack_experts",
+    "put_together",
+    "route",
+    "route_biased",
+    "situ_activation",
+    "swiglu_within",
+]
 
 _TRITON, _LLVM = "kernels.moe.with_triton", "kernels.moe.with_llvm"
 _route = pick(naive.route, with_torch.route, _TRITON, _LLVM)
+_route_biased = pick(naive.route_biased, with_torch.route_biased)
 _pack = pick(naive.pack, with_torch.pack, _TRITON)
 _experts = pick(naive.experts, with_torch.experts, _TRITON, _LLVM)
 _add_shared = pick(naive.add_shared, with_torch.add_shared, None, _LLVM)
@@ -34,26 +51,41 @@ def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor
     return _route(logits, n_used)
 
 
+def route_biased(
+    logits: torch.Tensor, bias: torch.Tensor | None, choice: Choice
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of every row by score and bias (DeepSeek-V3, arXiv 2412.19437), the largest sum
+    first.
+
+    logits: f32 [n, E]; bias: f32 [E], or None for none. Of equal sums the lower id comes first.
+    Returns weights f32 [n, n_used] and ids int64 [n, n_used]. A row has the same bits whatever rows
+    stand beside it.
+    """
+    return _route_biased(logits, bias, choice)
+
+
 def pack_experts(
-    gate: Iterable[torch.Tensor],
+    gate: Iterable[torch.Tensor] | None,
     up: Iterable[torch.Tensor],
     down: Iterable[torch.Tensor],
     mode: str,
+    activation: Activation = SWIGLU,
 ) -> PackedExperts:
     """Prepares the matrices of all experts once, for many calls of `experts`.
 
     gate, up: f32 [f, d] and down: f32 [d, f] for each of the E experts: three tensors with E in
     front, or whatever yields one expert after the other, which are then taken one at a time. The
     modes are those of kernels.linear.pack, with its promise for int8; gate and up become one
-    matrix.
+    matrix. gate is None for an activation without one.
 
     Raises ValueError for any other mode, for int8 on a GPU, and for unequal numbers of matrices.
     """
     if mode not in MODES:
         raise ValueError(f"compute mode {mode!r} is not one of {', '.join(MODES)}")
-    pairs = ((torch.cat((g, u)), d) for g, u, d in zip(gate, up, down, strict=True))
+    inner = up if gate is None else map(torch.cat, zip(gate, up, strict=True))
+    pairs = iter(zip(inner, down, strict=True))
     first = next(pairs)
-    return _pack(first[0], chain([first], pairs), mode)
+    return _pack(first[0], chain([first], pairs), mode, activation=activation)
 
 
 def experts(
@@ -64,7 +96,7 @@ def experts(
     *,
     invariant: bool = False,
 ) -> torch.Tensor:
-    """Weighted sum of down(silu(gate x) * up x) over each row's experts, in the order of `ids`.
+    """Weighted sum of down(activation(gate x, up x)) over each row's experts, in order of `ids`.
 
     x: f32 [n, d]; weights, ids: [n, k] as from route. Returns f32 [n, d].
 

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from kernels.linear import PackedWeight
+from kernels.moe.activation import SWIGLU, Activation
 from kernels.moe.places import LayerPlaces, layer_places
 
 Matrices = Iterable[tuple[torch.Tensor, torch.Tensor]]
-"""The matrices of each expert in turn: gate stacked on up, f32 [2f, d], and down, f32 [d, f]."""
+"""The matrices of each expert in turn: gate stacked on up, f32 [2f, d], or up alone, f32 [f, d];
+and down, f32 [d, f]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,22 +29,29 @@ class PackedExperts:
     shape: tuple[int, int, int]
     n_bytes: int
     data: Any
+    activation: Activation = SWIGLU
     places: LayerPlaces | None = None
 
 
 def pack_each(
-    pack: Callable[[torch.Tensor, str], PackedWeight], matrices: Matrices, mode: str
+    pack: Callable[[torch.Tensor, str], PackedWeight],
+    matrices: Matrices,
+    mode: str,
+    activation: Activation,
 ) -> PackedExperts:
     """Experts in this mode. `pack` is applied to both matrices of each; `data` lists the pairs."""
-    return put_together(
-        ((pack(gate_up, mode), pack(down, mode)) for gate_up, down in matrices), mode
-    )
+    pairs = ((pack(inner, mode), pack(down, mode)) for inner, down in matrices)
+    return put_together(pairs, mode, activation)
 
 
-def put_together(matrices: Iterable[tuple[PackedWeight, PackedWeight]], mode: str) -> PackedExperts:
-    """Experts of matrices that are packed already: gate stacked on up [2f, d], and down [d, f]."""
+def put_together(
+    matrices: Iterable[tuple[PackedWeight, PackedWeight]],
+    mode: str,
+    activation: Activation = SWIGLU,
+) -> PackedExperts:
+    """Experts of matrices that are packed already, in the order of Matrices."""
     pairs = list(matrices)
     n_embd, width = pairs[0][1].shape
     n_bytes = sum(packed.n_bytes for pair in pairs for packed in pair)
     shape = len(pairs), width, n_embd
-    return PackedExperts(mode, shape, n_bytes, pairs, layer_places(pairs))
+    return PackedExperts(mode, shape, n_bytes, pairs, activation, layer_places(pairs))

@@ -8,9 +8,10 @@ import torch
 
 from kernels.linear import PackedWeight, finish_rows, linear, multiply_rows, prepare_rows
 from kernels.linear import with_torch as products
+from kernels.moe.activation import SWIGLU, Activation
 from kernels.moe.packed import Matrices, PackedExperts, pack_each
+from kernels.moe.routing import Choice
 from kernels.pointwise import pointwise
-from kernels.swiglu import swiglu
 
 MIN_SUM = 2.0**-14
 
@@ -23,9 +24,35 @@ def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor
     return chosen / chosen.sum(-1, keepdim=True).clamp_min(MIN_SUM), ids
 
 
-def pack(example: torch.Tensor, matrices: Matrices, mode: str) -> PackedExperts:
+def route_biased(
+    logits: torch.Tensor, bias: torch.Tensor | None, choice: Choice
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.moe.route_biased."""
+    if choice.scores == "sigmoid":
+        p = pointwise(torch.sigmoid, logits, invariant=True)
+    else:
+        p = logits.softmax(-1)
+    sums = p if bias is None else p + bias
+    if choice.n_groups > 1:
+        groups = sums.unflatten(-1, (choice.n_groups, -1))
+        best_two = groups.sort(-1).values[..., -2:].sum(-1)
+        order = torch.sort(best_two, dim=-1, descending=True, stable=True).indices
+        left_out = order[:, choice.n_groups_used :, None].expand(-1, -1, groups.shape[2])
+        sums = groups.scatter(1, left_out, -torch.inf).flatten(1)
+    # topk, which is faster, leaves open which of two equal experts it takes
+    order = torch.sort(sums, dim=-1, descending=True, stable=True).indices
+    ids = order[:, : choice.n_used]
+    weights = p.gather(1, ids)
+    if choice.normalised:
+        weights = weights / weights.sum(-1, keepdim=True).clamp_min(MIN_SUM)
+    return (weights if choice.scale == 1.0 else weights * choice.scale), ids
+
+
+def pack(
+    example: torch.Tensor, matrices: Matrices, mode: str, activation: Activation = SWIGLU
+) -> PackedExperts:
     """See kernels.moe.pack_experts. example: one of the matrices, for its device."""
-    return pack_each(products.pack, matrices, mode)
+    return pack_each(products.pack, matrices, mode, activation)
 
 
 def experts(
@@ -43,11 +70,9 @@ def apply_each(x: torch.Tensor, ids: torch.Tensor, packed: PackedExperts) -> tor
     source = order // n_used
 
     rows, scale = prepare_rows(x, packed.data[0][0])
-    gate_ups = [(packed.data[e][0], n) for e, n in runs]
-    opened = _products(rows.index_select(0, source), gate_ups)
+    opened = _products(rows.index_select(0, source), [(packed.data[e][0], n) for e, n in runs])
     opened = finish_rows(opened, None if scale is None else scale.index_select(0, source))
-    gate, up = opened.chunk(2, 1)
-    rows, scale = prepare_rows(swiglu(gate, up), packed.data[0][1])
+    rows, scale = prepare_rows(packed.activation.run(opened), packed.data[0][1])
     found = finish_rows(_products(rows, [(packed.data[e][1], n) for e, n in runs]), scale)
     # back to one line per (row, choice), so that every row adds up in its own order
     return torch.empty_like(found).index_copy_(0, order, found).view(n_rows, n_used, -1)
@@ -62,9 +87,8 @@ def experts_invariant(
     rows = [row.clone() for row in x.split(1)]
     found = []
     for i, e in enumerate(ids.flatten().tolist()):
-        gate_up, down = packed.data[e]
-        gate, up = linear(rows[i // n_used], gate_up).chunk(2, 1)
-        found.append(linear(swiglu(gate, up, invariant=True), down))
+        inner, down = packed.data[e]
+        found.append(linear(packed.activation.run(linear(rows[i // n_used], inner)), down))
     lines = torch.cat(found).view(n_rows, n_used, -1) * weights.unsqueeze(2)
     total = lines[:, 0]
     for j in range(1, n_used):

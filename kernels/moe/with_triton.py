@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
+from kernels.moe.activation import RELU2, SWIGLU, Activation
 from kernels.moe.packed import Matrices, PackedExperts
 from kernels.triton_setup import cdiv, jit, power_of_2
 
@@ -63,9 +64,10 @@ def _tile(ends, n_experts, tile, BM: tl.constexpr, BE: tl.constexpr):
 @jit
 def _open(
     x, matrices, order, ends, hidden, n_experts, n_used, n_in, width, x_stride,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BE: tl.constexpr,
+    GATED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate x) * up x for the rows of a tile and BN columns, in sorted order."""
+    """silu(gate x) * up x, or max(up x, 0)^2, for the rows of a tile and BN columns, in sorted
+    order."""
     expert, first, end = _tile(ends, n_experts, tl.program_id(1), BM, BE)
     if first >= end:
         return
@@ -75,7 +77,7 @@ def _open(
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     x += source[:, None] * x_stride + k[None, :]
-    matrices += expert.to(tl.int64) * 2 * width * n_in
+    matrices += expert.to(tl.int64) * (2 if GATED else 1) * width * n_in
     gates = matrices + n.to(tl.int64)[None, :] * n_in + k[:, None]
     gate = tl.zeros((BM, BN), tl.float32)
     up = tl.zeros((BM, BN), tl.float32)
@@ -86,9 +88,13 @@ def _open(
         used = (n < width)[None, :] & known[:, None]
         part = tl.load(gates + at, used, 0.0)
         gate = tl.dot(rows, part, gate, input_precision="ieee")
-        part = tl.load(gates + width * n_in + at, used, 0.0)
-        up = tl.dot(rows, part, up, input_precision="ieee")
-    opened = gate * tl.sigmoid(gate) * up
+        if GATED:
+            part = tl.load(gates + width * n_in + at, used, 0.0)
+            up = tl.dot(rows, part, up, input_precision="ieee")
+    if GATED:
+        opened = gate * tl.sigmoid(gate) * up
+    else:
+        opened = tl.maximum(gate, 0.0) * gate
     address = hidden + place.to(tl.int64)[:, None] * width + n[None, :]
     kept = inside[:, None] & (n < width)[None, :]
     tl.store(address, opened.to(hidden.dtype.element_ty), kept)
@@ -146,21 +152,24 @@ def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor
     return weights, ids
 
 
-def pack(example: torch.Tensor, matrices: Matrices, mode: str) -> PackedExperts:
-    """See kernels.moe.pack_experts. data: gate above up [E, 2f, d] and down [E, d, f].
+def pack(
+    example: torch.Tensor, matrices: Matrices, mode: str, activation: Activation = SWIGLU
+) -> PackedExperts:
+    """See kernels.moe.pack_experts. data: gate above up [E, 2f, d] (or up alone), down [E, d, f].
 
     example: one of the matrices, for its device. While they are put side by side a layer is held
-    twice. Raises ValueError for int8.
+    twice. Raises ValueError for int8 and for an activation that has no kernel.
     """
     if mode not in DTYPES:
         raise ValueError("int8 experts are for processors: choose f32 or bf16 on a GPU")
+    if activation not in (SWIGLU, RELU2):
+        raise ValueError(f"experts with {activation.name} have no kernel for a GPU")
     dtype = DTYPES[mode]
     pairs = [(gate_up.to(dtype), down.to(dtype)) for gate_up, down in matrices]
     gate_up, down = (torch.stack(parts) for parts in zip(*pairs, strict=True))
     n_experts, n_embd, width = down.shape
-    return PackedExperts(
-        mode, (n_experts, width, n_embd), gate_up.nbytes + down.nbytes, (gate_up, down)
-    )
+    shape, n_bytes = (n_experts, width, n_embd), gate_up.nbytes + down.nbytes
+    return PackedExperts(mode, shape, n_bytes, (gate_up, down), activation)
 
 
 def experts(
@@ -186,8 +195,9 @@ def experts(
     options = {**sides, "BE": power_of_2(n_experts), "num_warps": 4}
     hidden = torch.empty(n_choices, width, dtype=gate_up.dtype, device=x.device)
     _open[(cdiv(width, sides["BN"]), n_tiles)](
-        x, gate_up, order, ends, hidden, n_experts, n_used, d, width, x.stride(0), **options
-    )
+        x, gate_up, order, ends, hidden, n_experts, n_used, d, width, x.stride(0),
+        GATED=packed.activation.gated, **options,
+    )  # fmt: skip
     lines = torch.empty(n_choices, d, dtype=torch.float32, device=x.device)
     _close[(cdiv(d, sides["BN"]), n_tiles)](
         hidden, down, order, ends, lines, n_experts, width, d, **options

@@ -9,6 +9,7 @@ from kernels.norm import naive, with_torch
 
 _TRITON, _LLVM = "kernels.norm.with_triton", "kernels.norm.with_llvm"
 _rms = pick(naive.rms_norm, with_torch.rms_norm, _TRITON, _LLVM)
+_layer = pick(naive.layer_norm, with_torch.layer_norm)
 _l2 = pick(naive.l2_norm, with_torch.l2_norm, _TRITON, _LLVM)
 _max = pick(naive.max_norm, with_torch.max_norm, None, _LLVM)
 _gated = pick(naive.gated_rms_norm, with_torch.gated_rms_norm, _TRITON, _LLVM)
@@ -28,6 +29,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     Differentiable, as are the other two.
     """
     return _rms(x, weight, eps)
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight over the last axis (arXiv 1607.06450), no bias.
+
+    x: f32 [..., d]; weight: f32 [d]. Returns [..., d]. Differentiable.
+    """
+    return _layer(x, weight, eps)
 
 
 def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:

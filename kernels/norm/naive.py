@@ -11,6 +11,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x / torch.sqrt(mean_square + eps) * weight
 
 
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kernels.norm.layer_norm."""
+    centred = x - x.sum(-1, keepdim=True) / x.shape[-1]
+    return rms_norm(centred, weight, eps)
+
+
 def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     """See kernels.norm.l2_norm."""
     return x / torch.sqrt((x * x).sum(-1, keepdim=True) + eps)

@@ -13,6 +13,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kernels.norm.layer_norm."""
+    return functional.layer_norm(x, (x.shape[-1],), weight, None, eps)
+
+
 def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     """See kernels.norm.l2_norm."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)

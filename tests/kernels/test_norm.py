@@ -34,6 +34,21 @@ def test_rms_norm(ops, shape, eps):
     assert nmse(ops.rms_norm(x, weight, eps), torch.from_numpy(truth)) < F32
 
 
+@pytest.mark.parametrize("ops", [naive, with_torch, norm], ids=["naive", "torch", "op"])
+@SHAPES
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+def test_layer_norm(ops, shape, eps):
+    x, exact = rows(shape)
+    weight = torch.randn(shape[-1])
+    centred = exact - exact.mean(-1, keepdims=True)
+    truth = centred / np.sqrt(np.var(exact, -1, keepdims=True) + eps) * weight.double().numpy()
+    result = ops.layer_norm(x, weight, eps)
+    if shape[-1] == 1:
+        assert torch.equal(result, torch.zeros(shape))
+    else:
+        assert nmse(result, torch.from_numpy(truth)) < F32
+
+
 @IMPLEMENTATIONS
 @SHAPES
 @pytest.mark.parametrize("eps", [1e-6, 0.5])

@@ -31,8 +31,9 @@ class NaiveAttention:
     cells: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     positions: dict[int, list[int]] = field(default_factory=dict)
 
-    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> View:
+    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor | None = None) -> View:
         assert self.ubatch is not None
+        v = k if v is None else v
         rows = []
         for row, seq in enumerate(self.ubatch.seq_ids):
             new_k, new_v = k[row].transpose(0, 1), v[row].transpose(0, 1)

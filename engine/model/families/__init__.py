@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
+from engine.model.families.bailing import read_bailingmoe3
+from engine.model.families.kimi import read_kimi_k3, read_kimi_linear
+from engine.model.families.lfm2 import read_lfm2, read_lfm2moe
+from engine.model.families.mamba import read_falcon_h1, read_granite_hybrid
+from engine.model.families.nemotron import read_nemotron_h, read_nemotron_h_moe
 from engine.model.families.qwen import read_qwen3, read_qwen3next, read_qwen35, read_qwen35moe
 
 
@@ -28,6 +33,15 @@ FAMILIES = {
     "qwen35moe": Family(read_qwen35moe, peer_planes=True),
     "qwen3next": Family(read_qwen3next, peer_planes=False),
     "qwen3": Family(read_qwen3, peer_planes=None),
+    "nemotron_h": Family(read_nemotron_h, peer_planes=True),
+    "nemotron_h_moe": Family(read_nemotron_h_moe, peer_planes=True),
+    "granitehybrid": Family(read_granite_hybrid, peer_planes=False),
+    "falcon-h1": Family(read_falcon_h1, peer_planes=False),
+    "kimi-linear": Family(read_kimi_linear, peer_planes=False),
+    "bailingmoe3": Family(read_bailingmoe3, peer_planes=True),
+    "kimi-k3": Family(read_kimi_k3, peer_planes=True),
+    "lfm2": Family(read_lfm2, peer_planes=True),
+    "lfm2moe": Family(read_lfm2moe, peer_planes=True),
 }
 
 

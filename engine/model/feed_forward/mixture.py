@@ -4,35 +4,99 @@ from __future__ import annotations
 
 import torch
 
+from engine.model.feed_forward.gating import activation
+from engine.model.feed_forward.relu2 import Relu2
 from engine.model.feed_forward.swiglu import Swiglu
-from engine.model.parts.feed_forward import MixturePart, SwigluPart
+from engine.model.parts.feed_forward import LatentPart, MixturePart, Relu2Part, SwigluPart
 from engine.model.weights import Weights
-from kernels.moe import add_shared, experts, route
+from kernels.moe import RELU2, Choice, add_shared, experts, route, route_biased
+from kernels.norm import rms_norm
 
 
 class MixtureOfExperts:
-    """Sum of the routed experts, plus sigmoid(shared gate) times the shared expert.
+    """Sum of the routed experts, plus the shared expert, perhaps times sigmoid(its gate).
 
     Router and shared gate are one matrix and stay f32 in every compute mode: rounding there
     flips expert choices.
     """
 
-    def __init__(self, part: MixturePart, weights: Weights) -> None:
-        self._n_used = part.n_used
-        self._router = weights.stack(
-            [weights.numbers("ffn_gate_inp.weight"), weights.numbers("ffn_gate_inp_shexp.weight")],
-            compute="f32",
+    def __init__(self, part: MixturePart, weights: Weights, eps: float) -> None:
+        rows, self._router_sizes = ["ffn_gate_inp.weight"], [part.n_experts]
+        if part.shared and part.shared_gate:
+            rows.append("ffn_gate_inp_shexp.weight")
+            self._router_sizes.append(1)
+        self._router = weights.stack([weights.numbers(name) for name in rows], compute="f32")
+        self._route = _Router(part, weights)
+        self._latent = _Latent(part.latent, weights, eps) if part.latent else None
+        self._experts = weights.experts(
+            RELU2 if part.activation == "relu2" else activation(part.gating)
         )
-        self._router_sizes = [part.n_experts, 1]
-        self._experts = weights.experts()
-        self._shared = Swiglu(SwigluPart(part.n_ff_shared), weights, "_shexp")
+        self._shared = _shared(part.shared, weights) if part.shared else None
 
     def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
         """x [B, T, n_embd] -> the same shape."""
         rows = x.flatten(0, 1)
         routing = self._router(rows, invariant=invariant)
-        logits, shared_gate = routing.split(self._router_sizes, -1)
-        weights, ids = route(logits, self._n_used)
-        routed = experts(rows, weights, ids, self._experts, invariant=invariant)
+        logits, *shared_gate = routing.split(self._router_sizes, -1)
+        weights, ids = self._route(logits)
+        if self._latent is None:
+            y = experts(rows, weights, ids, self._experts, invariant=invariant)
+        else:
+            inner = self._latent.open(rows, invariant=invariant)
+            inner = experts(inner, weights, ids, self._experts, invariant=invariant)
+            y = self._latent.close(inner, invariant=invariant)
+        if self._shared is None:
+            return y.view_as(x)
         shared = self._shared(rows, invariant=invariant)
-        return add_shared(routed, shared_gate, shared, invariant=invariant).view_as(x)
+        if shared_gate:
+            y = add_shared(y, *shared_gate, shared, invariant=invariant)
+        else:
+            y = y + shared
+        return y.view_as(x)
+
+
+class _Router:
+    """Weights and ids of the experts that rows go to."""
+
+    def __init__(self, part: MixturePart, weights: Weights) -> None:
+        self._n_used, self._choice, self._bias = part.n_used, None, None
+        if part.router is not None:
+            router = part.router
+            self._choice = Choice(
+                part.n_used,
+                router.scores,
+                router.normalised,
+                router.scale,
+                router.n_groups,
+                router.n_groups_used,
+            )
+            self._bias = weights.keep("exp_probs_b.bias") if router.biased else None
+
+    def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """logits f32 [n, E]; see kernels.moe.route."""
+        if self._choice is None:
+            return route(logits, self._n_used)
+        return route_biased(logits, self._bias, self._choice)
+
+
+class _Latent:
+    """What stands around routed experts of another width."""
+
+    def __init__(self, part: LatentPart, weights: Weights, eps: float) -> None:
+        self._down, self._up = weights.project(part.down), weights.project(part.up)
+        self._norm = weights.keep(part.norm) if part.norm else None
+        self._eps = eps
+
+    def open(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        return self._down(x, invariant=invariant)
+
+    def close(self, y: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        if self._norm is not None:
+            y = rms_norm(y, self._norm, self._eps)
+        return self._up(y, invariant=invariant)
+
+
+def _shared(part: SwigluPart | Relu2Part, weights: Weights) -> Swiglu | Relu2:
+    if isinstance(part, SwigluPart):
+        return Swiglu(part, weights, "_shexp")
+    return Relu2(part, weights, "_shexp")

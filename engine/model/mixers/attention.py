@@ -1,4 +1,4 @@
-"""Full attention with per-head norms, partial rope and, in the hybrids, an output gate."""
+"""Full attention, in the variants of engine.model.parts.attention: norms, rope, gate, biases."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Attention:
         self._head_dim = part.head_dim
         n_q, n_kv = part.n_head * part.head_dim, part.n_head_kv * part.head_dim
         self._sizes = [n_q + n_kv, n_kv, n_q if part.gated else 0]
-        self._input = _input_projection(weights, part)
-        self._output = weights.project("attn_output.weight")
+        n_rot = config.rope.n_rot if config.rope else 0
+        order = _pairs_as_halves(part.head_dim, n_rot) if part.rope == "pairs" else None
+        self._input = _input_projection(weights, part, order)
+        self._output = weights.biased("attn_output")
+        self._turns = part.rope != "none"
+        # attention divides by sqrt(d): another scale is a factor of the queries
+        self._scale = part.scale * part.head_dim**0.5 if part.scale else 1.0
         # x / rms(x) is sqrt(d) x / |x|: so one l2 norm serves both, each head with its weight
         self._qk_eps = config.eps * part.head_dim
-        self._qk_norm = part.head_dim**0.5 * torch.cat(
-            (
-                weights.keep("attn_q_norm.weight").expand(part.n_head, -1),
-                weights.keep("attn_k_norm.weight").expand(part.n_head_kv, -1),
-            )
-        )
+        self._qk_norm = _head_norms(weights, part, order, self._scale) if part.normed else None
 
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], normed -> the same shape; stores the tokens' keys and values."""
@@ -46,9 +46,13 @@ class Attention:
         # split_with_sizes and view: split and unflatten would add Python calls of their own
         qk, v, gate = self._input(x, invariant=invariant).split_with_sizes(self._sizes, -1)
         qk = qk.view(n_seqs, n_tokens, -1, self._head_dim)
-        qk = l2_norm(qk, self._qk_eps) * self._qk_norm
-        qk = apply_rope(qk, around.cos, around.sin)
+        if self._qk_norm is not None:
+            qk = l2_norm(qk, self._qk_eps) * self._qk_norm
+        if self._turns:
+            qk = apply_rope(qk, around.cos, around.sin)
         q, k = qk.split_with_sizes(self._heads, 2)
+        if self._qk_norm is None and self._scale != 1.0:
+            q = q * self._scale
         v = v.view(n_seqs, n_tokens, -1, self._head_dim)
         cells = around.memory.attention.update(self._layer, k, v)
         out = attend(q, cells.k, cells.v, cells.mask, invariant=invariant)
@@ -58,10 +62,34 @@ class Attention:
         return self._output(out, invariant=invariant)
 
 
-def _input_projection(weights: Weights, part: AttentionPart) -> Projection:
-    """Queries, keys, values and gate as one matrix, from the fused or the separate tensors."""
+def _head_norms(
+    weights: Weights, part: AttentionPart, order: list[int] | None, scale: float
+) -> torch.Tensor:
+    """What normed queries and keys are multiplied by, [n_head + n_head_kv, head_dim]."""
+    q, k = (weights.keep(f"attn_{name}_norm.weight") for name in ("q", "k"))
+    if order is not None:
+        q, k = q[order], k[order]
+    rows = (scale * q).expand(part.n_head, -1), k.expand(part.n_head_kv, -1)
+    return part.head_dim**0.5 * torch.cat(rows)
+
+
+def _pairs_as_halves(head_dim: int, n_rot: int) -> list[int]:
+    """The numbers of a head in an order in which neighbours that turn together, the first n_rot,
+    stand half of n_rot apart, as kernels.rope has them. Products of queries and keys in one order
+    are the same in the other."""
+    return [*range(0, n_rot, 2), *range(1, n_rot, 2), *range(n_rot, head_dim)]
+
+
+def _input_projection(weights: Weights, part: AttentionPart, order: list[int] | None) -> Projection:
+    """Queries, keys, values and gate as one matrix, from the fused or the separate tensors.
+
+    order: of the numbers of each query and key head, if not that of the file.
+    """
     rows = part.n_head * part.head_dim * (2 if part.gated else 1)
     kv_rows = part.n_head_kv * part.head_dim
+
+    def in_order(data: torch.Tensor) -> list[torch.Tensor]:
+        return [data.unflatten(0, (-1, part.head_dim))[:, order].flatten(0, 1)]
 
     def parts(kind: str) -> list[MatrixRows]:
         if f"attn_qkv.{kind}" in weights:
@@ -76,16 +104,16 @@ def _input_projection(weights: Weights, part: AttentionPart) -> Projection:
                     (f"attn_v.{kind}", kv_rows),
                 )
             )
-        if not part.gated:
-            return [q, k, v]
-        # the file interleaves per head: head_dim query rows, then head_dim gate rows
-        query, gate = q.rearranged(lambda data: _apart(data, part.n_head, part.head_dim))
-        return [query, k, v, gate]
+        queries: list[MatrixRows] = [q]
+        gates: list[MatrixRows] = []
+        if part.gated:
+            # the file interleaves per head: head_dim query rows, then head_dim gate rows
+            pieces = q.rearranged(lambda data: data.split(part.head_dim))
+            queries, gates = pieces[::2], pieces[1::2]
+        if order is not None:
+            (k,) = k.rearranged(in_order)
+            queries = [piece for heads in queries for piece in heads.rearranged(in_order)]
+        return [*queries, k, v, *gates]
 
     biased = any(f"attn_{name}.bias" in weights for name in ("q", "k", "v", "qkv"))
     return weights.stack(parts("weight"), parts("bias") if biased else None)
-
-
-def _apart(rows: torch.Tensor, n_head: int, head_dim: int) -> list[torch.Tensor]:
-    """All query rows, and all gate rows, out of [n_head x (query, gate) x head_dim, …]."""
-    return [part.flatten(0, 1) for part in rows.unflatten(0, (n_head, 2, head_dim)).unbind(1)]

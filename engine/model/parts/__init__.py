@@ -43,12 +43,14 @@ class CellSize(NamedTuple):
     n_heads: heads of keys and values. k_dim, v_dim: their lengths; with v_dim 0 nothing but keys
     is kept, and values, if there are any, are the first columns of the keys (latent attention).
     window: how many of the newest positions a token sees, itself among them; None for all.
+    first_turned: the first column of a key that rope turns.
     """
 
     n_heads: int
     k_dim: int
     v_dim: int
     window: int | None = None
+    first_turned: int = 0
 
     @property
     def n_bytes(self) -> int:
@@ -157,10 +159,12 @@ class ResidualStream:
 @dataclass(frozen=True, slots=True)
 class MtpParts:
     """The MTP (nextn) block. output_norm: name of its final norm within the block; where the file
-    lacks it, the trunk's serves."""
+    lacks it, the trunk's serves. centred_eps: that norm subtracts the mean first and has an eps of
+    its own; None for one like the trunk's."""
 
     block: BlockParts
     output_norm: str = "nextn.shared_head_norm.weight"
+    centred_eps: float | None = None
 
     def shapes(self, n_embd: int, n_vocab: int, present: Container[str]) -> Shapes:
         """Tensors of the block, named within it."""

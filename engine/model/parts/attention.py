@@ -10,15 +10,24 @@ from engine.model.parts import CellSize, Shapes, StateSize, only_present
 
 @dataclass(frozen=True, slots=True)
 class AttentionPart:
-    """Grouped-query attention with per-head norms of queries and keys, roped.
+    """Grouped-query attention.
 
-    gated: the query projection holds an output gate for every head behind its queries.
+    gated: the query projection holds an output gate for every head behind its queries. normed:
+    queries and keys are normed per head. rope: which numbers of a head turn as a pair, "halves"
+    (x[j], x[j + n/2]) or "pairs" (x[2j], x[2j + 1]), or "none". scale: of the products of queries
+    and keys, 1 / sqrt(head_dim) if None. window: tokens back that are looked at, the token itself
+    included; None for all. output_bias: the file may have a bias behind the output projection.
     """
 
     n_head: int
     n_head_kv: int
     head_dim: int
     gated: bool
+    normed: bool = True
+    rope: str = "halves"
+    scale: float | None = None
+    window: int | None = None
+    output_bias: bool = False
 
     @property
     def kind(self) -> str:
@@ -34,11 +43,13 @@ class AttentionPart:
             if "attn_qkv.weight" in present
             else {"attn_q": n_q, "attn_k": n_kv, "attn_v": n_kv}
         )
+        biased = {**rows, "attn_output": n_embd} if self.output_bias else rows
+        biases = {f"{name}.bias": (n,) for name, n in biased.items()}
+        norms = dict.fromkeys(("attn_q_norm.weight", "attn_k_norm.weight"), (hd,))
         return {
             **{f"{name}.weight": (n, n_embd) for name, n in rows.items()},
-            **only_present({f"{name}.bias": (n,) for name, n in rows.items()}, present),
-            "attn_q_norm.weight": (hd,),
-            "attn_k_norm.weight": (hd,),
+            **only_present(biases, present),
+            **(norms if self.normed else {}),
             "attn_output.weight": (n_embd, self.n_head * hd),
         }
 
@@ -48,4 +59,4 @@ class AttentionPart:
 
     def cells(self) -> CellSize:
         """See engine.model.parts.MixerPart."""
-        return CellSize(self.n_head_kv, self.head_dim, self.head_dim)
+        return CellSize(self.n_head_kv, self.head_dim, self.head_dim, self.window)

@@ -5,45 +5,141 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from engine.model.parts import Shapes
+from engine.model.parts import Shapes, only_present
+
+
+@dataclass(frozen=True, slots=True)
+class SituPart:
+    """SiTU in place of SwiGLU (kernels.situ)."""
+
+    beta: float
+    linear_beta: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClampPart:
+    """SwiGLU whose factors are cut off at a limit (kernels.swiglu)."""
+
+    limit: float
+
+
+Gating = SituPart | ClampPart
+"""What may stand in place of plain SwiGLU."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwigluPart:
-    """down(silu(gate x) * up x) of this width."""
+    """down(silu(gate x) * up x) of this width, each product plus a bias where the file has one."""
+
+    width: int
+    gating: Gating | None = None
+
+    def shapes(self, n_embd: int, present: Container[str], suffix: str = "") -> Shapes:
+        """See engine.model.parts.FeedForwardPart. suffix: of the tensors' names."""
+        inner = {f"ffn_{name}{suffix}": self.width for name in ("gate", "up")}
+        return _matrices({**inner, f"ffn_down{suffix}": n_embd}, n_embd, self.width, present)
+
+
+@dataclass(frozen=True, slots=True)
+class Relu2Part:
+    """down(max(up x, 0)^2) of this width, each product plus a bias where the file has one."""
 
     width: int
 
     def shapes(self, n_embd: int, present: Container[str], suffix: str = "") -> Shapes:
-        """See engine.model.parts.FeedForwardPart. suffix: of the tensors' names."""
-        return {
-            f"ffn_gate{suffix}.weight": (self.width, n_embd),
-            f"ffn_up{suffix}.weight": (self.width, n_embd),
-            f"ffn_down{suffix}.weight": (n_embd, self.width),
-        }
+        """As in SwigluPart."""
+        rows = {f"ffn_up{suffix}": self.width, f"ffn_down{suffix}": n_embd}
+        return _matrices(rows, n_embd, self.width, present)
+
+
+def _matrices(rows: dict[str, int], n_embd: int, width: int, present: Container[str]) -> Shapes:
+    """Matrices of so many rows, of which "ffn_down" takes `width` numbers, and their biases."""
+    return {
+        **{
+            f"{name}.weight": (n, width if name.startswith("ffn_down") else n_embd)
+            for name, n in rows.items()
+        },
+        **only_present({f"{name}.bias": (n,) for name, n in rows.items()}, present),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class RouterPart:
+    """How experts are chosen, where not by softmax alone (kernels.moe.Choice).
+
+    biased: the file has a bias for the choice.
+    """
+
+    scores: str = "sigmoid"
+    biased: bool = True
+    normalised: bool = True
+    scale: float = 1.0
+    n_groups: int = 1
+    n_groups_used: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LatentPart:
+    """Routed experts that work on rows of another width: down in front of them, up behind them,
+    between which their sum may be normed. down, up, norm: names of the tensors."""
+
+    width: int
+    down: str
+    up: str
+    norm: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MixturePart:
-    """Mixture of experts with one always-on shared expert; n_ff and n_ff_shared are widths."""
+    """Mixture of experts; n_ff is their width.
+
+    n_ff_shared: width of an expert that is always on, 0 for none; shared_gate: whether a gate of
+    its own opens it. router: None for the softmax of all, renormalised. activation: "swiglu" or
+    "relu2", of all experts. gating, shared_gating: what stands in place of plain SwiGLU in the
+    routed experts and in the shared one.
+    """
 
     n_experts: int
     n_used: int
     n_ff: int
     n_ff_shared: int
+    shared_gate: bool = True
+    router: RouterPart | None = None
+    activation: str = "swiglu"
+    latent: LatentPart | None = None
+    gating: Gating | None = None
+    shared_gating: Gating | None = None
+
+    @property
+    def shared(self) -> SwigluPart | Relu2Part | None:
+        """The expert that is always on."""
+        if not self.n_ff_shared:
+            return None
+        if self.activation == "relu2":
+            return Relu2Part(self.n_ff_shared)
+        return SwigluPart(self.n_ff_shared, self.shared_gating)
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """See engine.model.parts.FeedForwardPart."""
         n, width = self.n_experts, self.n_ff
-        if "ffn_gate_up_exps.weight" in present:
-            inner = {"ffn_gate_up_exps.weight": (n, 2 * width, n_embd)}
+        d = self.latent.width if self.latent else n_embd
+        shapes: Shapes = {"ffn_gate_inp.weight": (n, n_embd)}
+        if self.activation == "relu2":
+            shapes["ffn_up_exps.weight"] = (n, width, d)
+        elif "ffn_gate_up_exps.weight" in present:
+            shapes["ffn_gate_up_exps.weight"] = (n, 2 * width, d)
         else:
-            one = (n, width, n_embd)
-            inner = {"ffn_gate_exps.weight": one, "ffn_up_exps.weight": one}
-        return {
-            "ffn_gate_inp.weight": (n, n_embd),
-            **inner,
-            "ffn_down_exps.weight": (n, n_embd, width),
-            "ffn_gate_inp_shexp.weight": (1, n_embd),
-            **SwigluPart(self.n_ff_shared).shapes(n_embd, present, "_shexp"),
-        }
+            shapes |= dict.fromkeys(("ffn_gate_exps.weight", "ffn_up_exps.weight"), (n, width, d))
+        shapes["ffn_down_exps.weight"] = (n, d, width)
+        if self.router and self.router.biased:
+            shapes["exp_probs_b.bias"] = (n,)
+        if self.latent:
+            shapes[self.latent.down] = (d, n_embd)
+            shapes[self.latent.up] = (n_embd, d)
+            if self.latent.norm:
+                shapes[self.latent.norm] = (d,)
+        if self.shared:
+            shapes |= self.shared.shapes(n_embd, present, "_shexp")
+            if self.shared_gate:
+                shapes["ffn_gate_inp_shexp.weight"] = (1, n_embd)
+        return shapes

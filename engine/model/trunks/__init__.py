@@ -10,6 +10,8 @@ import torch
 from engine.model.config import ModelConfig
 from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts import ResidualStream
+from engine.model.parts.cross_layer import CrossLayerResidual
+from engine.model.trunks.cross_layer import make_cross_layer
 from engine.model.trunks.residual_stream import make_residual_stream
 from engine.model.weights import Weights
 
@@ -24,7 +26,8 @@ class Trunk(Protocol):
 
 
 _TRUNKS: Mapping[type, Callable[[ModelConfig, Weights, Callable[[int], Weights]], Trunk]] = {
-    ResidualStream: make_residual_stream
+    ResidualStream: make_residual_stream,
+    CrossLayerResidual: make_cross_layer,
 }
 
 

@@ -145,6 +145,26 @@ def test_conversation_in_the_familys_style() -> None:
     assert render(FAMILY).endswith(f"{start}assistant\n<think>\n")
 
 
+def test_neighbours_in_a_loop_safe_text_and_sorted_tables() -> None:
+    """What templates of the other families use."""
+    messages = [{"role": role, "content": f"<{role}>"} for role in ("user", "tool", "tool", "user")]
+    grouped = """
+{%- macro turn(message, mark='-', more=none) -%}
+    {{ mark }}{{ message.content | safe }}{{ more if more is not none }}
+{%- endmacro -%}
+{%- for message in messages -%}
+    {%- if message.role == 'tool' and (loop.previtem is undefined
+            or loop.previtem.role != 'tool') %}[{% endif -%}
+    {{ turn(message, mark='=') if loop.first else turn(message, more='!') }}
+    {%- if message.role == 'tool' and loop.nextitem.role != 'tool' %}]{% endif -%}
+{%- endfor -%}
+"""
+    assert render(grouped, messages) == "=<user>[-<tool>!-<tool>!]-<user>!"
+    table = "{% for key, value in t | dictsort %}{{ key }}{{ value | tojson(ensure_ascii=False) }}"
+    assert render(table + "{% endfor %}", t={"b": "ß", "a": [1, True]}) == 'a[1, true]b"ß"'
+    assert render("{{ t | tojson(ensure_ascii=True) }}", t="ß") == '"\\u00df"'
+
+
 def test_blocks_are_trimmed_and_loops_can_end_early() -> None:
     loop = "  {% for i in range(9) %}\n{{ i }},\n    {% if i == 2 %}{% break %}{% endif %}\n"
     assert render(loop + "{% endfor %}") == "0,\n1,\n2,\n"

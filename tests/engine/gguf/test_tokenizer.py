@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 import unicodedata
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,16 @@ from hypothesis import strategies as st
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.gguf.metadata import TypedMetadata
-from engine.gguf.pretokenise import BYTE_CHARACTERS, PATTERNS, bytes_of, pre_tokeniser
+from engine.gguf.pretokenise import BYTE_CHARACTERS, SPLITTINGS, bytes_of, pre_tokeniser
 from engine.gguf.tokenizer import MAX_TOKEN_LENGTH, Tokenizer, _cut
+from tests.support.naive_splits import naive_pieces
 
 DATA = Path(__file__).parents[2] / "data"
-VOCAB = Path(__file__).parents[3] / ".." / "shared" / "golden" / "vocab"
+SHARED = Path(__file__).parents[3] / ".." / "shared"
+VOCAB = SHARED / "golden" / "vocab"
+FURTHER = SHARED / "golden2" / "vocab" / "pre_vectors.json"
 NEEDS_VOCAB = pytest.mark.skipif(not VOCAB.is_dir(), reason="golden vocabularies are not here")
 TINY = {"qwen35": "qwen35-a-f32.gguf", "qwen2": "qwen3-f-f32.gguf"}
-SPACE = {*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029}
-SPACE |= {0x202F, 0x205F, 0x3000}
-
 # characters that unicodedata knows; the library's tables may be newer
 KNOWN = st.characters(exclude_categories=["Cn", "Cs"])
 TEXT = st.text(
@@ -53,58 +52,6 @@ def build(changes: dict[str, Any], drop: tuple[str, ...] = ()) -> Tokenizer:
 def tiny(request: pytest.FixtureRequest) -> Tokenizer:
     with GgufFile.open(DATA / TINY[request.param]) as file:
         return Tokenizer.from_gguf(file)
-
-
-def naive_pieces(text: str, pre: str) -> Iterator[str]:
-    """The split of `text`, alternative by alternative, from the standard library's tables."""
-
-    kinds = ["space" if ord(c) in SPACE else unicodedata.category(c)[0] for c in text]
-    word = {"L", "M"} if pre == "qwen35" else {"L"}
-
-    def run(at: int, wanted: Any) -> int:
-        while at < len(text) and wanted(at):
-            at += 1
-        return at
-
-    at = 0
-    while at < len(text):
-        end = at
-        if text[at] == "'":
-            for tail in ("s", "t", "re", "ve", "m", "ll", "d"):
-                if text[at + 1 : at + 1 + len(tail)] in _cases(tail):
-                    end = at + 1 + len(tail)
-                    break
-        if end == at:
-            start = at
-            if text[at] not in "\r\n" and kinds[at] not in ("L", "N"):
-                start = at + 1
-            for first in dict.fromkeys((start, at)):  # the optional character, else without
-                stop = run(first, lambda i: kinds[i] in word)
-                if stop > first:
-                    end = stop
-                    break
-        if end == at and kinds[at] == "N":
-            end = at + 1
-        if end == at:
-            start = at + 1 if text[at] == " " else at
-            stop = run(start, lambda i: kinds[i] not in {"space", "N", *word})
-            if stop > start:
-                end = run(stop, lambda i: text[i] in "\r\n")
-        if end == at:
-            stop = run(at, lambda i: kinds[i] == "space")
-            last_break = max(text.rfind("\r", at, stop), text.rfind("\n", at, stop))
-            if last_break >= 0:
-                end = last_break + 1
-            elif stop == len(text) or stop == at + 1:
-                end = stop
-            else:
-                end = stop - 1
-        yield text[at:end]
-        at = end
-
-
-def _cases(tail: str) -> set[str]:
-    return {a + b for a in {tail[0], tail[0].upper()} for b in {tail[1:], tail[1:].upper()}}
 
 
 def naive_merge(piece: str, ids: dict[str, int], ranks: dict[str, int]) -> list[int]:
@@ -140,6 +87,27 @@ def test_golden_vectors_of_the_tiny_vocabularies(index: int, parse_special: bool
         check_vectors(Tokenizer.from_gguf(file), golden, parse_special)
 
 
+@pytest.mark.skipif(not FURTHER.is_file(), reason="further golden vectors are not here")
+@pytest.mark.parametrize("pre", sorted(set(SPLITTINGS) - {"qwen2", "qwen35"}))
+def test_golden_vectors_of_further_patterns(pre: str) -> None:
+    golden = json.loads(FURTHER.read_text(encoding="utf-8"))
+    wanted = golden["pre"][pre]
+    with GgufFile.open(VOCAB / "ggml-vocab-qwen35.gguf") as file:
+        entries = {**file.metadata, "tokenizer.ggml.pre": pre}
+    entries.pop("tokenizer.ggml.add_bos_token", None)
+    original = "ids_original_pattern" in wanted  # the checkpoint's; llama.cpp's is another one
+    if original:  # no text is cut out there
+        del entries["tokenizer.ggml.token_type"]
+    tokenizer = Tokenizer.from_gguf(TypedMetadata(Path("m.gguf"), entries))
+    assert tokenizer.add_bos == wanted["bos_prepended"]
+    front = [tokenizer.bos_id] if tokenizer.add_bos else []
+    plain = wanted["ids_original_pattern" if original else "ids"]
+    parsed = plain if original else wanted["ids_parse_special"]
+    for text, without_special, with_special in zip(golden["texts"], plain, parsed, strict=True):
+        assert front + tokenizer.encode(text, parse_special=False) == without_special, text
+        assert front + tokenizer.encode(text) == with_special, text
+
+
 def check_vectors(tokenizer: Tokenizer, golden: dict[str, Any], parse_special: bool) -> None:
     field = "ids_parse_special" if parse_special else "ids"
     assert tokenizer.pre == golden["pre"]
@@ -153,16 +121,21 @@ def check_vectors(tokenizer: Tokenizer, golden: dict[str, Any], parse_special: b
 
 
 @settings(max_examples=200, deadline=None)
-@given(text=TEXT, pre=st.sampled_from(sorted(PATTERNS)))
+@given(text=TEXT, pre=st.sampled_from(sorted(SPLITTINGS)))
 def test_split_agrees_with_the_naive_splitter(text: str, pre: str) -> None:
-    pieces = [bytes_of(piece).decode() for piece, _ in pre_tokeniser(pre).pre_tokenize_str(text)]
+    pieces = [
+        bytes_of(piece).decode()
+        for piece, _ in pre_tokeniser(SPLITTINGS[pre]).pre_tokenize_str(text)
+    ]
     assert pieces == list(naive_pieces(text, pre))
 
 
-@pytest.mark.parametrize("pre", sorted(PATTERNS))
+@pytest.mark.parametrize("pre", ["qwen2", "qwen35", "lfm2", "kimi-k2", "refact", "granite-docling"])
 def test_split_puts_every_assigned_character_in_the_class_of_its_category(pre: str) -> None:
-    splitter = pre_tokeniser(pre)
-    known = [c for c in map(chr, range(0x30000)) if unicodedata.category(c) not in ("Cn", "Cs")]
+    splitter = pre_tokeniser(SPLITTINGS[pre])
+    # of the ideographs some: they are many and alike
+    points = (*range(0x3400), *range(0x3400, 0x30000, 1 if pre in TINY else 11))
+    known = [c for c in map(chr, points) if unicodedata.category(c) not in ("Cn", "Cs")]
     for start in range(0, len(known), 512):
         # between two letters a character glues, stands alone or glues to one side by its class
         text = "".join(f"a{c}b{c}{c}!" for c in known[start : start + 512])
@@ -183,8 +156,55 @@ def test_ids_agree_with_naive_merging_and_come_back_as_text(tiny: Tokenizer, tex
 
 def test_digits_stand_alone_and_marks_follow_the_pattern(tiny: Tokenizer) -> None:
     assert [tiny.piece(i) for i in tiny.encode("2026")] == [b"2", b"0", b"2", b"6"]
-    pieces = [piece for piece, _ in pre_tokeniser(tiny.pre).pre_tokenize_str("cafe\u0301s")]
+    pieces = [
+        piece for piece, _ in pre_tokeniser(SPLITTINGS[tiny.pre]).pre_tokenize_str("cafe\u0301s")
+    ]
     assert len(pieces) == (1 if tiny.pre == "qwen35" else 2)
+
+
+def test_digits_come_in_threes_or_alone_by_the_pattern() -> None:
+    def pieces(pre: str, text: str) -> list[str]:
+        return [piece for piece, _ in pre_tokeniser(SPLITTINGS[pre]).pre_tokenize_str(text)]
+
+    for pre in ("lfm2", "falcon-h1", "pixtral", "dbrx", "kimi-k2"):
+        assert pieces(pre, "12345x") == ["123", "45", "x"]
+    assert pieces("refact", "a 12") == ["a", "Ġ", "1", "2"]
+    assert pieces("granite-docling", "a 12") == ["a", "Ġ12"]
+    assert pieces("kimi-k2", "XMLHttpRequest中x") == ["XMLHttp", "Request", "ä¸Ń", "x"]
+
+
+def test_a_piece_that_is_a_token_needs_no_merges_where_the_pattern_says_so() -> None:
+    tokens = [*TOKENS, "quick"]
+    ids = build({"tokens": tokens, "pre": "lfm2"}, drop=("token_type",)).encode("quick")
+    assert ids == [384]
+    others = build({"tokens": tokens, "pre": "dbrx"}, drop=("token_type",)).encode("quick")
+    assert len(others) > 1
+
+
+def test_the_beginning_token_is_a_matter_of_the_pattern_and_then_of_the_file() -> None:
+    assert build({"pre": "pixtral"}).add_bos
+    assert not build({"pre": "pixtral", "add_bos_token": False}).add_bos
+    assert not build({"pre": "kimi-k2"}).add_bos
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(alphabet="abc d", max_size=24), order=st.permutations(range(6)))
+def test_without_merges_the_lowest_token_is_made_first(text: str, order: list[int]) -> None:
+    made = ["ab", "bc", "aa", "abc", "cab", "bcaa"]
+    tokens = [*BYTE_CHARACTERS, *(made[i] for i in order)]
+    drop = ("token_type", "merges", "eos_token_id", "padding_token_id")
+    tokenizer = build({"tokens": tokens, "pre": "kimi-k2"}, drop)
+    expected = []
+    for piece in naive_pieces(text, "kimi-k2"):
+        parts = [BYTE_CHARACTERS[byte] for byte in piece.encode()]
+        while True:
+            ranks = [tokens.index(a + b) if a + b in tokens else 999 for a, b in pairwise(parts)]
+            if min(ranks, default=999) == 999:
+                break
+            at = ranks.index(min(ranks))
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        expected += [tokens.index(part) for part in parts]
+    assert tokenizer.encode(text) == expected
 
 
 def test_nothing_is_normalised_or_put_in_front(tiny: Tokenizer) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from kernels.moe import naive, with_triton
+from kernels.moe import RELU2, naive, with_triton
 from tests.kernels.with_triton.conftest import INTERPRETED
 from tests.support.closeness import nmse
 
@@ -176,3 +178,22 @@ def test_as_many_tiles_as_there_can_be(device):
 def test_int8_is_refused():
     with pytest.raises(ValueError, match="int8 experts are for processors"):
         with_triton.pack(torch.ones(2, 2), [(torch.ones(4, 2), torch.ones(2, 2))], "int8")
+
+
+@pytest.mark.parametrize("mode", ["f32", "bf16"])
+def test_experts_without_a_gate(device, mode):
+    up, down = torch.randn(6, 24, 40), torch.randn(6, 40, 24)
+    x, (weights, ids) = torch.randn(5, 40), naive.route(torch.randn(5, 6), 2)
+    pairs = list(zip(up, down, strict=True))
+    given = [(a.to(device), b.to(device)) for a, b in pairs]
+    packed = with_triton.pack(given[0][0], given, mode, RELU2)
+    y = with_triton.experts(x.to(device), weights.to(device), ids.to(device), packed)
+    law = naive.pack(up, pairs, mode, activation=RELU2)
+    assert nmse(y.cpu(), naive.experts(x, weights, ids, law)) < BOUNDS[mode]
+
+
+def test_an_activation_without_a_kernel_is_refused(device):
+    other = replace(RELU2, name="other")
+    pairs = [(torch.ones(4, 4), torch.ones(4, 4))]
+    with pytest.raises(ValueError, match="experts with other have no kernel"):
+        with_triton.pack(pairs[0][0], pairs, "f32", other)

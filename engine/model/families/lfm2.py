@@ -1,0 +1,83 @@
+"""lfm2 and lfm2moe: gated short convolutions, and attention in between."""
+
+from __future__ import annotations
+
+from engine.errors import UnsupportedModelError
+from engine.gguf.file import GgufFile
+from engine.model.config import ModelConfig
+from engine.model.families.common import common_sizes, heads, rms_eps
+from engine.model.families.mamba import attending_layers
+from engine.model.families.nemotron import expert_scale
+from engine.model.limits import MAX_CONTEXT, MAX_HEADS, MAX_TAPS, count, uniform
+from engine.model.parts import BlockParts, FeedForwardPart
+from engine.model.parts.attention import AttentionPart
+from engine.model.parts.feed_forward import MixturePart, RouterPart, SwigluPart
+from engine.model.parts.short_conv import ShortConvPart
+from engine.model.rope import RopeConfig
+
+_SCORES = {1: "softmax", 2: "sigmoid"}
+"""What a router makes of logits, by the number that files give it."""
+
+
+def read_lfm2(file: GgufFile) -> ModelConfig:
+    """Dense feed-forward parts."""
+    window = count(file, "lfm2.attention.sliding_window", 0, low=0, high=MAX_CONTEXT)
+    return _read(file, window or None, None)
+
+
+def read_lfm2moe(file: GgufFile) -> ModelConfig:
+    """Mixtures of experts behind some leading dense blocks."""
+    arch = file.architecture
+    n_experts = count(file, f"{arch}.expert_count", high=MAX_HEADS)
+    mixture = MixturePart(
+        n_experts,
+        count(file, f"{arch}.expert_used_count", high=n_experts),
+        count(file, f"{arch}.expert_feed_forward_length"),
+        n_ff_shared=0,
+        router=RouterPart(expert_scores(file), scale=expert_scale(file)),
+    )
+    return _read(file, None, mixture)
+
+
+def _read(file: GgufFile, window: int | None, mixture: MixturePart | None) -> ModelConfig:
+    arch = file.architecture
+    sizes = common_sizes(file, most_mtp=0)
+    n = sizes.n_blocks
+    attending = attending_layers(file, n)
+    attention = None
+    if attending:
+        n_head, n_head_kv, head_dim = heads(file, sizes.n_embd, n, attending)
+        attention = AttentionPart(n_head, n_head_kv, head_dim, gated=False, window=window)
+    taps = count(file, f"{arch}.shortconv.l_cache", low=2, high=MAX_TAPS)
+    conv = ShortConvPart(taps, sizes.n_embd)
+    n_dense = count(file, f"{arch}.leading_dense_block_count", 0, low=0, high=n) if mixture else n
+    dense = SwigluPart(uniform(file, f"{arch}.feed_forward_length", n, range(n)))
+
+    def block(index: int) -> BlockParts:
+        mixer = attention if attention and index in attending else conv
+        ffn: FeedForwardPart = mixture if mixture and index >= n_dense else dense
+        return BlockParts((mixer,), ffn, ffn_norm="ffn_norm.weight")
+
+    return ModelConfig(
+        architecture=arch,
+        name=sizes.name,
+        n_embd=sizes.n_embd,
+        n_vocab=sizes.n_vocab,
+        n_ctx_train=sizes.n_ctx_train,
+        eps=rms_eps(file),
+        blocks=tuple(map(block, range(n))),
+        rope=RopeConfig.from_gguf(file, attention.head_dim) if attention else None,
+        output_norm="token_embd_norm.weight",
+    )
+
+
+def expert_scores(file: GgufFile) -> str:
+    """What a router makes of its logits: "softmax" or "sigmoid"."""
+    key = f"{file.architecture}.expert_gating_func"
+    number = count(file, key, low=0)
+    if number not in _SCORES:
+        raise UnsupportedModelError(
+            f"{file.path.name}: {key} is {number}, a router that does not run here.",
+            "Open a model whose experts are chosen by softmax (1) or sigmoid (2).",
+        )
+    return _SCORES[number]

@@ -1,0 +1,143 @@
+"""What the families with Mamba-2 layers share, and those that are mostly this: granitehybrid and
+falcon-h1.
+"""
+
+from __future__ import annotations
+
+from engine.errors import ModelFileError
+from engine.gguf.file import GgufFile
+from engine.model.config import ModelConfig
+from engine.model.families.common import common_sizes, heads, rms_eps
+from engine.model.limits import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_TAPS,
+    MAX_WIDTH,
+    REMEDY,
+    count,
+    each,
+    real,
+    uniform,
+)
+from engine.model.parts import BlockParts, FeedForwardPart
+from engine.model.parts.attention import AttentionPart
+from engine.model.parts.feed_forward import MixturePart, SwigluPart
+from engine.model.parts.mamba2 import Mamba2Part
+from engine.model.rope import RopeConfig
+
+
+def read_mamba2(file: GgufFile, *, normed: bool = True) -> Mamba2Part:
+    """The `ssm` keys. normed: whether the block's norm is there."""
+    arch = file.architecture
+    inner = count(file, f"{arch}.ssm.inner_size")
+    n_heads = count(file, f"{arch}.ssm.time_step_rank", high=MAX_HEADS)
+    n_groups = count(file, f"{arch}.ssm.group_count", high=MAX_HEADS)
+    for key, n in (("time_step_rank", n_heads), ("group_count", n_groups)):
+        if inner % n:
+            what = f"{inner} channels cannot be divided by {n}"
+            raise ModelFileError(file.path, f"key {arch}.ssm.{key}", what, REMEDY)
+    if n_heads % n_groups:
+        what = f"{n_heads} heads cannot share {n_groups} groups"
+        raise ModelFileError(file.path, f"key {arch}.ssm.group_count", what, REMEDY)
+    return Mamba2Part(
+        d_conv=count(file, f"{arch}.ssm.conv_kernel", low=2, high=MAX_TAPS),
+        d_state=count(file, f"{arch}.ssm.state_size", high=MAX_HEAD_DIM),
+        n_heads=n_heads,
+        head_dim=inner // n_heads,
+        n_groups=n_groups,
+        normed=normed,
+    )
+
+
+def attending_layers(file: GgufFile, blocks: int) -> list[int]:
+    """The blocks that attend: those whose number of key-value heads is not 0."""
+    key = f"{file.architecture}.attention.head_count_kv"
+    return [i for i, n in enumerate(each(file, key, blocks, high=MAX_HEADS)) if n]
+
+
+def read_falcon_h1(file: GgufFile) -> ModelConfig:
+    """Falcon-H1: attention and Mamba-2 side by side in every block."""
+    sizes = common_sizes(file, most_mtp=0)
+    blocks = range(sizes.n_blocks)
+    normed = any(f"blk.{i}.ssm_norm.weight" in file.tensors for i in blocks)
+    attention = AttentionPart(
+        *heads(file, sizes.n_embd, sizes.n_blocks, blocks),
+        gated=False,
+        normed=False,
+        output_bias=True,
+    )
+    mixers = attention, read_mamba2(file, normed=normed)
+    ffn = SwigluPart(uniform(file, "falcon-h1.feed_forward_length", sizes.n_blocks, blocks))
+    # converters write the second norm without a suffix
+    plain = "blk.0.ffn_norm.weight" not in file.tensors
+    block = BlockParts(mixers, ffn, ffn_norm="ffn_norm" if plain else "ffn_norm.weight")
+    return ModelConfig(
+        architecture=file.architecture,
+        name=sizes.name,
+        n_embd=sizes.n_embd,
+        n_vocab=sizes.n_vocab,
+        n_ctx_train=sizes.n_ctx_train,
+        eps=rms_eps(file),
+        blocks=(block,) * sizes.n_blocks,
+        rope=RopeConfig.from_gguf(file, attention.head_dim),
+    )
+
+
+def read_granite_hybrid(file: GgufFile) -> ModelConfig:
+    """Granite 4: Mamba-2 or attention, dense or a mixture, everything scaled."""
+    arch = file.architecture
+    sizes = common_sizes(file, most_mtp=0)
+    attending = attending_layers(file, sizes.n_blocks)
+    mamba, attention = read_mamba2(file), None
+    if mamba.d_inner != 2 * sizes.n_embd:
+        what = f"{mamba.d_inner} is not twice the embedding length {sizes.n_embd}"
+        raise ModelFileError(file.path, f"key {arch}.ssm.inner_size", what, REMEDY)
+    if attending:
+        attention = AttentionPart(
+            *heads(file, sizes.n_embd, sizes.n_blocks, attending),
+            gated=False,
+            normed=False,
+            # the key means that rope was kept when the model was made
+            rope="pairs" if file.bool_(f"{arch}.rope.scaling.finetuned", True) else "none",
+            scale=_scale(file, f"{arch}.attention.scale"),
+            output_bias=True,
+        )
+    residual_scale = _scale(file, f"{arch}.residual_scale") or 1.0
+    ffn = _granite_ffn(file, sizes.n_blocks)
+    rotated = attention if attention and attention.rope != "none" else None
+    return ModelConfig(
+        architecture=arch,
+        name=sizes.name,
+        n_embd=sizes.n_embd,
+        n_vocab=sizes.n_vocab,
+        n_ctx_train=sizes.n_ctx_train,
+        eps=rms_eps(file),
+        blocks=tuple(
+            BlockParts(
+                (attention if attention and i in attending else mamba,),
+                ffn,
+                ffn_norm="ffn_norm.weight",
+                residual_scale=residual_scale,
+            )
+            for i in range(sizes.n_blocks)
+        ),
+        rope=RopeConfig.from_gguf(file, rotated.head_dim) if rotated else None,
+        embedding_scale=_scale(file, f"{arch}.embedding_scale") or 1.0,
+        logit_scale=_scale(file, f"{arch}.logit_scale") or 1.0,
+    )
+
+
+def _granite_ffn(file: GgufFile, blocks: int) -> FeedForwardPart:
+    arch = file.architecture
+    width = uniform(file, f"{arch}.feed_forward_length", blocks, range(blocks))
+    n_experts = count(file, f"{arch}.expert_count", 0, low=0, high=MAX_HEADS)
+    if not n_experts:
+        return SwigluPart(width)
+    shared = count(file, f"{arch}.expert_shared_feed_forward_length", 0, low=0, high=MAX_WIDTH)
+    n_used = count(file, f"{arch}.expert_used_count", high=n_experts)
+    return MixturePart(n_experts, n_used, width, shared, shared_gate=False)
+
+
+def _scale(file: GgufFile, key: str) -> float | None:
+    """A positive factor; None where it is missing or 0."""
+    return real(file, key) if file.float_(key, 0.0) else None

@@ -1,0 +1,109 @@
+"""nemotron_h and nemotron_h_moe: Mamba-2, attention without rope or a feed-forward part, one of
+them in each block.
+"""
+
+from __future__ import annotations
+
+from engine.errors import ModelFileError
+from engine.gguf.file import GgufFile
+from engine.model.config import ModelConfig
+from engine.model.families.common import common_sizes, heads
+from engine.model.families.mamba import read_mamba2
+from engine.model.limits import MAX_HEADS, MAX_WIDTH, REMEDY, count, each, real
+from engine.model.parts import BlockParts, FeedForwardPart, MtpParts
+from engine.model.parts.attention import AttentionPart
+from engine.model.parts.feed_forward import LatentPart, MixturePart, Relu2Part, RouterPart
+
+
+def read_nemotron_h(file: GgufFile) -> ModelConfig:
+    """Dense feed-forward parts."""
+    return _read(file, most_mtp=0)
+
+
+def read_nemotron_h_moe(file: GgufFile) -> ModelConfig:
+    """Mixtures of experts, and perhaps an MTP block."""
+    return _read(file, most_mtp=1)
+
+
+def _read(file: GgufFile, *, most_mtp: int) -> ModelConfig:
+    arch = file.architecture
+    sizes = common_sizes(file, most_mtp=most_mtp)
+    n, n_layer = sizes.n_blocks, sizes.n_layer
+    kv = each(file, f"{arch}.attention.head_count_kv", n, high=MAX_HEADS)
+    widths = each(file, f"{arch}.feed_forward_length", n)
+    recurrent = [not kv[i] and not widths[i] for i in range(n_layer)]
+    attending = [i for i in range(n_layer) if not widths[i] and kv[i]]
+    attention = mamba = None
+    if any(recurrent):
+        mamba = read_mamba2(file)
+    if attending or sizes.n_mtp:
+        of_head = list(range(n_layer, n))
+        attention = AttentionPart(
+            *heads(file, sizes.n_embd, n, attending + of_head),
+            gated=False,
+            normed=False,
+            rope="none",
+            output_bias=True,
+        )
+    centred_eps = real(file, f"{arch}.attention.layer_norm_epsilon", high=1.0)
+    blocks = []
+    for i in range(n_layer):
+        mixer = mamba if recurrent[i] else attention if not widths[i] else None
+        ffn = None if mixer else _feed_forward(file, i, n, widths)
+        blocks.append(BlockParts((mixer,) if mixer else (), ffn, ffn_norm="attn_norm.weight"))
+    mtp = None
+    if sizes.n_mtp and attention:
+        ffn = _feed_forward(file, n_layer, n, widths)
+        block = BlockParts((attention,), ffn, ffn_norm="post_attention_norm.weight")
+        mtp = MtpParts(block, centred_eps=centred_eps)
+    return ModelConfig(
+        architecture=arch,
+        name=sizes.name,
+        n_embd=sizes.n_embd,
+        n_vocab=sizes.n_vocab,
+        n_ctx_train=sizes.n_ctx_train,
+        eps=real(file, f"{arch}.attention.layer_norm_rms_epsilon", centred_eps, high=1.0),
+        blocks=tuple(blocks),
+        mtp=mtp,
+    )
+
+
+def _feed_forward(file: GgufFile, index: int, blocks: int, widths: list[int]) -> FeedForwardPart:
+    """The feed-forward part of a block; its sizes may be its own."""
+    arch = file.architecture
+    n_experts = count(file, f"{arch}.expert_count", 0, low=0, high=MAX_HEADS)
+    if not n_experts:
+        return Relu2Part(widths[index])
+    # the MTP block routes as the trunk's first block does
+    n_used = each(file, f"{arch}.expert_used_count", blocks, high=n_experts)
+    used = n_used[index] or next((n for n in n_used if n), 0)
+    if not used:
+        what = "no block uses an expert"
+        raise ModelFileError(file.path, f"key {arch}.expert_used_count", what, REMEDY)
+    key = f"{arch}.expert_feed_forward_length"
+    width = each(file, key, blocks, 0)[index] or widths[index] // used
+    if not width:
+        what = f"experts of block {index} have no width"
+        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+    latent = count(file, f"{arch}.moe_latent_size", 0, low=0, high=MAX_WIDTH)
+    within = f"blk.{index}.ffn_latent_down.weight" in file.tensors
+    return MixturePart(
+        n_experts,
+        used,
+        width,
+        count(file, f"{arch}.expert_shared_feed_forward_length", 0, low=0, high=MAX_WIDTH),
+        shared_gate=False,
+        router=RouterPart(
+            normalised=file.bool_(f"{arch}.expert_weights_norm", False), scale=expert_scale(file)
+        ),
+        activation="relu2",
+        latent=LatentPart(latent, "ffn_latent_down.weight", "ffn_latent_up.weight")
+        if latent and within
+        else None,
+    )
+
+
+def expert_scale(file: GgufFile) -> float:
+    """What the weights of chosen experts are multiplied by; 0 and nothing stand for 1."""
+    key = f"{file.architecture}.expert_weights_scale"
+    return real(file, key) if file.float_(key, 0.0) else 1.0

@@ -1,0 +1,53 @@
+"""What an expert does between its matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kernels.relu2 import naive as relu2_law
+from kernels.relu2 import relu2
+from kernels.situ import naive as situ_law
+from kernels.situ import situ
+from kernels.swiglu import naive as swiglu_law
+from kernels.swiglu import swiglu
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """One kind. gated: whether an expert opens with two matrices, gate above up, else with one.
+
+    law, run: of what the first product gives, [n, 2f] if gated, else [n, f] -> [n, f]; `run` gives
+    a row the same bits whatever rows stand beside it.
+    """
+
+    name: str
+    gated: bool
+    law: Callable[[torch.Tensor], torch.Tensor]
+    run: Callable[[torch.Tensor], torch.Tensor]
+
+
+def swiglu_within(limit: float | None) -> Activation:
+    """SwiGLU with a limit, if there is one; see kernels.swiglu."""
+    return Activation(
+        "swiglu" if limit is None else f"swiglu within {limit}",
+        True,
+        lambda opened: swiglu_law.swiglu(*opened.chunk(2, 1), limit),
+        lambda opened: swiglu(*opened.chunk(2, 1), limit, invariant=True),
+    )
+
+
+def situ_activation(beta: float, linear_beta: float) -> Activation:
+    """See kernels.situ."""
+    return Activation(
+        f"situ {beta} {linear_beta}",
+        True,
+        lambda opened: situ_law.situ(*opened.chunk(2, 1), beta, linear_beta),
+        lambda opened: situ(*opened.chunk(2, 1), beta, linear_beta, invariant=True),
+    )
+
+
+SWIGLU = swiglu_within(None)
+RELU2 = Activation("relu2", False, relu2_law.relu2, relu2)
