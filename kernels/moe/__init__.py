@@ -20,7 +20,6 @@ __all__ = [
     "Activation",
     "Choice",
     "PackedExperts",
-    "add_shared",
     "experts",
     "pack_experts",
     "put_together",
@@ -35,10 +34,6 @@ _route = pick(naive.route, with_torch.route, _TRITON, _LLVM)
 _route_biased = pick(naive.route_biased, with_torch.route_biased)
 _pack = pick(naive.pack, with_torch.pack, _TRITON)
 _experts = pick(naive.experts, with_torch.experts, _TRITON, _LLVM)
-_add_shared = pick(naive.add_shared, with_torch.add_shared, None, _LLVM)
-_add_shared_invariant = pick(
-    with_torch.add_shared_invariant, with_torch.add_shared_invariant, None, _LLVM
-)
 
 
 def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,15 +100,3 @@ def experts(
     if invariant and packed.places is None:
         return with_torch.experts_invariant(x, weights, ids, packed)
     return _experts(x, weights, ids, packed)
-
-
-def add_shared(
-    routed: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor, *, invariant: bool = False
-) -> torch.Tensor:
-    """routed + sigmoid(gate) * shared: the routed experts and the one that is always on.
-
-    routed, shared: f32 [n, d]; gate: f32 [n, 1], any strides. Returns f32 [n, d].
-
-    invariant: a row of the result has the same bits whatever rows stand beside it.
-    """
-    return (_add_shared_invariant if invariant else _add_shared)(routed, gate, shared)

@@ -80,10 +80,5 @@ def experts(
     return torch.stack(rows)
 
 
-def add_shared(routed: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
-    """See kernels.moe.add_shared."""
-    return routed + 1 / (1 + torch.exp(-gate)) * shared
-
-
 def _linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     return linear(x, packed) if takes_any_rows(packed) else products.linear(x, packed)

@@ -1,19 +1,17 @@
-"""Mixture of experts on a processor: of few rows every (row, expert) pair in programs that read
-the choices from memory, of more rows each expert on all of its own."""
+"""Mixture of experts on a processor: of few rows every (row, expert) pair in programs that read the
+choices from memory, of more rows each expert on all of its own."""
 
 from __future__ import annotations
 
 import torch
 
 from kernels.moe import with_torch
-from kernels.moe.combine_with_llvm import add_shared, combine
+from kernels.moe.combine_with_llvm import combine
 from kernels.moe.packed import PackedExperts
 from kernels.moe.pairs_with_llvm import multiply_pairs
 from kernels.moe.route_with_llvm import route
 
-__all__ = ["add_shared", "add_shared_invariant", "experts", "route"]
-
-add_shared_invariant = add_shared
+__all__ = ["experts", "route"]
 
 FEW = 16
 """More rows than this many share experts."""

@@ -96,18 +96,6 @@ def experts_invariant(
     return total
 
 
-def add_shared(routed: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
-    """See kernels.moe.add_shared."""
-    return routed + gate.sigmoid() * shared
-
-
-def add_shared_invariant(
-    routed: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor
-) -> torch.Tensor:
-    """add_shared, every row as it is by itself."""
-    return routed + pointwise(torch.sigmoid, gate, invariant=True) * shared
-
-
 def _products(rows: torch.Tensor, runs: list[tuple[PackedWeight, int]]) -> torch.Tensor:
     """Each matrix with as many of the rows as stand beside it, in turn."""
     parts = rows.split_with_sizes([n for _, n in runs])

@@ -222,24 +222,6 @@ def test_other_modes_and_unequal_numbers_are_refused():
         moe.pack_experts(gate, up, down[:-1], "f32")
 
 
-@ROUTES
-def test_the_shared_expert_is_added_as_its_gate_is_open(ops):
-    routed, shared = torch.randn(2, 7, 40)
-    gate = (torch.randn(7, 6) * 3)[:, 5:]  # beside the router's logits
-    expected = routed.double() + shared.double() / (1 + torch.exp(-gate.double()))
-    assert nmse(ops.add_shared(routed, gate, shared), expected) < F32
-
-
-def test_the_shared_expert_of_a_row_does_not_depend_on_its_neighbours():
-    routed, shared, gate = torch.randn(33, 40), torch.randn(33, 40), torch.randn(33, 1) * 3
-    for add in (moe.add_shared, with_torch.add_shared_invariant):
-        options = {"invariant": True} if add is moe.add_shared else {}
-        together = add(routed, gate, shared, **options)
-        for i in (0, 7, 32):
-            row = slice(i, i + 1)
-            assert torch.equal(add(routed[row], gate[row], shared[row], **options), together[row])
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_nothing_waits_for_the_gpu():

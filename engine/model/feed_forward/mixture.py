@@ -9,8 +9,10 @@ from engine.model.feed_forward.relu2 import Relu2
 from engine.model.feed_forward.swiglu import Swiglu
 from engine.model.parts.feed_forward import LatentPart, MixturePart, Relu2Part, SwigluPart
 from engine.model.weights import Weights
-from kernels.moe import RELU2, Choice, add_shared, experts, route, route_biased
+from kernels.gates import output_gate
+from kernels.moe import RELU2, Choice, experts, route, route_biased
 from kernels.norm import rms_norm
+from kernels.residual import add
 
 
 class MixtureOfExperts:
@@ -45,13 +47,11 @@ class MixtureOfExperts:
             inner = self._latent.open(rows, invariant=invariant)
             inner = experts(inner, weights, ids, self._experts, invariant=invariant)
             y = self._latent.close(inner, invariant=invariant)
-        if self._shared is None:
-            return y.view_as(x)
-        shared = self._shared(rows, invariant=invariant)
-        if shared_gate:
-            y = add_shared(y, *shared_gate, shared, invariant=invariant)
-        else:
-            y = y + shared
+        if self._shared is not None:
+            shared = self._shared(rows, invariant=invariant)
+            for gate in shared_gate:
+                shared = output_gate(shared, gate, invariant=invariant)
+            y = add(y, shared)
         return y.view_as(x)
 
 
