@@ -93,7 +93,7 @@ def program(type: str, n_rows: int, *, vnni: bool) -> Program:
     """Arguments: x, how long its rows are, room for them quantised, blocks, bytes of a row of
     them, y, rows of weights."""
     layout = layout_for(type, vnni=vnni)
-    body = functools.partial(_write, type, n_rows, vnni)
+    body = functools.partial(write, type, n_rows, vnni)
     # one call for both: rows are ready before other threads have woken up
     return Program(body, 7, functools.partial(_quantise, layout, n_rows))
 
@@ -104,10 +104,10 @@ def _quantise(layout: Layout, n_rows: int, code: Code, args: Sequence[Value]) ->
     write_rows(layout, code, [*places, n_in, rows], code.integer(0), code.integer(n_rows))
 
 
-def _write(
+def write(
     type: str, n_rows: int, vnni: bool, code: Code, args: Sequence[Value], first: Value, last: Value
 ) -> None:
-    """The body of a program: rows of weights first .. last - 1."""
+    """The body of a program: rows of weights first .. last - 1. Arguments: see `program`."""
     _, _, x, blocks, row_bytes, y, n_out = args
     elements, n_bytes = sizes(type)
     stretch_bytes = n_bytes * (STRETCH // elements)
@@ -193,7 +193,8 @@ class _Rows:
 
 def _short_terms(code: Code, type: str, vnni: bool, stretch: Value, rows: _Rows, b: Value) -> Value:
     """t of kernels.integer_blocks.naive for each lane of rows: eight blocks of a weight row."""
-    form, weights = FORMS[type], short_blocks(code, type, stretch)
+    blocks = [stretch + sizes(type)[1] * i for i in range(PER_STRETCH)]
+    form, weights = FORMS[type], short_blocks(code, type, blocks)
     if in_words(type, vnni=vnni):
         dots, offset = _dots_of_words(code, weights.bytes, rows, b), 0
     elif vnni:

@@ -9,7 +9,7 @@ import torch
 
 from kernels.integer_blocks import TYPES, naive, with_llvm
 from kernels.integer_blocks.rows_of_integers import is_long
-from kernels.integer_blocks.rows_with_llvm import _write
+from kernels.integer_blocks.rows_with_llvm import write
 from tests.support.llvm_assembly import assembly
 from tests.support.random_blocks import random_blocks
 
@@ -74,6 +74,6 @@ def test_code_for_processors_that_add_products_of_bytes(type_name):
     """Of both kinds; it cannot run everywhere."""
     for feature in ("avxvnni", "avx512vnni,+avx512vl"):
         features = f"+avx2,+fma,+f16c,+{feature}"
-        text = assembly(functools.partial(_write, type_name, 2, True), 7, features)
+        text = assembly(functools.partial(write, type_name, 2, True), 7, features)
         # LLVM takes two instructions for one where it thinks they are faster
         assert any(name in text for name in (LONG if is_long(type_name) else ["vpdpbusd"]))
