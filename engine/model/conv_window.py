@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from engine.model.recurrence import Recurrence, RowNumbers
-from kernels.conv import causal_conv
+from kernels.conv import causal_conv, causal_conv_slots, fold_window
 
 
 class ConvInputs(NamedTuple):
@@ -70,9 +70,9 @@ class ConvWindow(Recurrence[ConvInputs]):
         elif isinstance(n_tokens, int):
             window = torch.cat((start[:, n_tokens:], columns[:, :n_tokens]), 1)
         else:
-            at = n_tokens[:, None] + torch.arange(width, device=n_tokens.device)
-            history = torch.cat((start, columns), 1)
-            window = history.gather(1, at[..., None].expand(-1, -1, columns.shape[2]))
+            return fold_window(
+                start, columns, n_tokens, torch.empty_like(start) if out is None else out
+            )
         return window if out is None else out.copy_(window)
 
     def in_rows(
@@ -89,20 +89,18 @@ class ConvWindow(Recurrence[ConvInputs]):
         starts = [torch.zeros_like(rows[0]) if i is None else rows[i] for i in read]
         start = starts[0] if len(starts) == 1 else torch.cat(starts)
         y, history = self._convolve(inputs, start, invariant=invariant)
-        self._keep(history, pool, in_order)
+        after_each = history.unfold(1, self._width, 1).transpose(2, 3)
+        pool[in_order] = after_each[:, -in_order.shape[1] :]
         return y
 
     def by_index(self, inputs: ConvInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
-        y, history = self._convolve(inputs, pool[rows.read], invariant=False)
-        self._keep(history, pool, rows.in_order)
-        return y
+        x, weight, bias = inputs
+        return causal_conv_slots(
+            x, weight, pool, rows.read, rows.in_order, bias, activate=self._activate
+        )
 
     def _convolve(
         self, inputs: ConvInputs, window: torch.Tensor, *, invariant: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x, weight, bias = inputs
         return causal_conv(x, weight, window, bias, activate=self._activate, invariant=invariant)
-
-    def _keep(self, history: torch.Tensor, pool: torch.Tensor, in_order: torch.Tensor) -> None:
-        after_each = history.unfold(1, self._width, 1).transpose(2, 3)
-        pool[in_order] = after_each[:, -in_order.shape[1] :]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from engine.device import CPU
 from engine.model.config import ModelConfig
@@ -16,7 +15,9 @@ from engine.model.parts import BlockParts
 from engine.model.rope import RopeConfig
 from engine.model.weights import Projection, Weights
 from kernels.norm import layer_norm, rms_norm
+from kernels.residual import add
 from kernels.rope import rope_table
+from kernels.rows import take_rows
 
 
 class StepOutput(NamedTuple):
@@ -50,7 +51,7 @@ class RopeTables:
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """positions int64 [B, T], within reach, on the device -> cos, sin f32 [B, T, n_rot/2]."""
-        cos, sin = F.embedding(positions, self._table).chunk(2, -1)
+        cos, sin = take_rows(self._table, positions).chunk(2, -1)
         return cos, sin
 
     def _extend(self, highest: int) -> None:
@@ -84,10 +85,11 @@ class ResidualBlock:
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], not normed -> the same shape."""
         if self._mixer is not None and self._mixer_norm is not None:
-            x = x + self._scaled(self._mixer(rms_norm(x, self._mixer_norm, self._eps), around))
+            normed = rms_norm(x, self._mixer_norm, self._eps)
+            x = add(x, self._scaled(self._mixer(normed, around)))
         if self._ffn is not None and self._ffn_norm is not None:
             normed = rms_norm(x, self._ffn_norm, self._eps)
-            x = x + self._scaled(self._ffn(normed, invariant=around.invariant))
+            x = add(x, self._scaled(self._ffn(normed, invariant=around.invariant)))
         return x
 
     def _scaled(self, y: torch.Tensor) -> torch.Tensor:
@@ -136,6 +138,6 @@ class OutputHead:
         hidden = x if self.norm is None else self._normed(x, self.norm, self._eps)
         if outputs.numel() == 0:
             return StepOutput(hidden.new_empty(0, self._n_vocab), hidden)
-        rows = hidden.flatten(0, 1).index_select(0, outputs)
+        rows = take_rows(hidden.flatten(0, 1), outputs)
         logits = self.projection(rows, invariant=invariant)
         return StepOutput(logits if self._scale == 1.0 else logits / self._scale, hidden)
