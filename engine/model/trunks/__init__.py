@@ -10,6 +10,8 @@ import torch
 from engine.model.config import ModelConfig
 from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts import ResidualStream
+from engine.model.parts.hyper_connections import HyperConnections
+from engine.model.trunks.hyper_connections import make_hyper_connected
 from engine.model.trunks.residual_stream import make_residual_stream
 from engine.model.weights import Weights
 
@@ -24,7 +26,8 @@ class Trunk(Protocol):
 
 
 _TRUNKS: Mapping[type, Callable[[ModelConfig, Weights, Callable[[int], Weights]], Trunk]] = {
-    ResidualStream: make_residual_stream
+    ResidualStream: make_residual_stream,
+    HyperConnections: make_hyper_connected,
 }
 
 
