@@ -1,7 +1,8 @@
-"""Huge pages (2 MiB) for the weights, which are read from end to end at every step.
+"""Huge pages (2 MiB) for packed weights, which are read from end to end at every step.
 
 On pages of 4 KiB the processor's prefetching stops at every page's end. One row through int8
-matrices took a fifth less time on pages of 2 MiB (two cores of Zen 4).
+matrices took a fifth less time on pages of 2 MiB (two cores of Zen 4). Weights in the blocks of
+their file stay on its pages: one row through Q4_K and Q6_K took less than 2 % more time.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,6 +18,11 @@ _MAPPINGS = Path("/proc/self/maps")
 _PAGE_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 # MADV_COLLAPSE, since Linux 6.1; it works wherever huge pages exist, even if none are automatic
 _COLLAPSE = 25
+
+
+def use_huge_pages_soon() -> None:
+    """Begin with `use_huge_pages` in the background: it takes as long as dozens of steps."""
+    threading.Thread(target=use_huge_pages, name="huge-pages", daemon=True).start()
 
 
 def use_huge_pages() -> None:

@@ -28,6 +28,7 @@ from engine.gguf.binary import never
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.content import ContentHash
 from engine.gguf.file import GgufFile
+from engine.gguf.lent import LentFiles
 from engine.gguf.tokenizer import Tokenizer
 from engine.memory.hybrid import HybridMemory
 from engine.model.config import ModelConfig
@@ -59,8 +60,11 @@ class Session:
         draft: tuple[HybridModel, ModelInfo] | None = None,
         path: Path | None = None,
         content: ContentHash | None = None,
+        lent: Sequence[LentFiles] = (),
     ) -> None:
+        """lent: files that the models may still read."""
         self._model, self.info, self.path = model, info, path
+        self._lent = lent
         self._loaded_again: WeakValueDictionary[tuple[str, bool], HybridModel] = (
             WeakValueDictionary()
         )
@@ -96,7 +100,9 @@ class Session:
             if draft is None:
                 model = load(file, progress=progress)
                 content = ContentHash([(identity, file.contents)])
-                return cls(model, info, tokenizer, chat, identity, None, file.path, content)
+                return cls(
+                    model, info, tokenizer, chat, identity, None, file.path, content, [file.lent]
+                )
             with GgufFile.open(draft, cancelled) as second:
                 check_vocabularies(tokenizer, Tokenizer.from_gguf(second, cancelled))
                 total = file.n_bytes + second.n_bytes
@@ -107,7 +113,8 @@ class Session:
                     [(identity, file.contents), (identity["draft"], second.contents)]
                 )
                 both = (helper, describe(second))
-                return cls(model, info, tokenizer, chat, identity, both, file.path, content)
+                lent = [file.lent, second.lent]
+                return cls(model, info, tokenizer, chat, identity, both, file.path, content, lent)
 
     @property
     def config(self) -> ModelConfig:
@@ -146,7 +153,7 @@ class Session:
         memory = HybridMemory.for_model(self.config, 1, len(tokens), self.device)
         span = Span(0, 0, tokens, range(len(tokens)))
         parts = [
-            self._model.forward(ubatch, memory).logits
+            self.model.forward(ubatch, memory).logits
             for ubatch in memory.split([span], n_ubatch, "equal")
         ]
         return read(torch.cat(parts))[0]
@@ -158,7 +165,8 @@ class Session:
         trace: TraceStore | None = None,
         cache: PromptCache | None = None,
     ) -> Run:
-        """Prepare a run; the first `step` decodes the prompts. Raises OptionError.
+        """Prepare a run; the first `step` decodes the prompts. Raises OptionError, and
+        ModelFileError where the model reads a file that has been written to.
 
         cache: what earlier runs with it left is used where a prompt begins like a text of theirs,
         as long as models and options are the same but for n_predict and, unless drafts are drawn
@@ -179,7 +187,7 @@ class Session:
         chain = DrafterChain(drafters)
         trace.runs[run_id]["drafters"] = chain.statistics
         scheduler = Scheduler(
-            self._model,
+            self.model,
             memory,
             chain,
             prompts,
@@ -198,7 +206,12 @@ class Session:
 
     @property
     def model(self) -> HybridModel:
-        """The target model, to decode with a memory of the caller's own."""
+        """The target model, to decode with a memory of the caller's own.
+
+        Raises ModelFileError where it reads a file that has been written to.
+        """
+        for files in self._lent:
+            files.check()
         return self._model
 
     def model_in(self, compute: str) -> HybridModel:
@@ -207,7 +220,7 @@ class Session:
         Raises OptionError, ModelFileError for a file that has changed, and what `open` raises.
         """
         if compute == self._model.compute:
-            return self._model
+            return self.model
         return self._again(compute, self.device)
 
     def model_as_llama_cpp(self) -> HybridModel:

@@ -28,7 +28,8 @@ from app.cli.run_arguments import (
     refuse_cache,
 )
 from engine.bench.quant_mixes import QUANTS
-from engine.bench.random_model import MODEL_SIZES, write_random_model
+from engine.bench.random_families import RANDOM_FAMILIES
+from engine.bench.random_model import write_random_model
 from engine.errors import OptionError
 from engine.options import ROLLBACK_POLICIES
 
@@ -170,11 +171,13 @@ def _add_details(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("--write-random-model")
     group.add_argument(
-        "--size",
-        choices=MODEL_SIZES,
-        default=MODEL_SIZES[0],
-        help="parameters (default %(default)s)",
+        "--arch",
+        choices=tuple(RANDOM_FAMILIES),
+        default="qwen35",
+        help="architecture (default %(default)s)",
     )
+    sizes = "; ".join(f"{arch}: {', '.join(f.sizes)}" for arch, f in RANDOM_FAMILIES.items())
+    group.add_argument("--size", metavar="NAME", help=f"parameters, by default the first ({sizes})")
     group.add_argument(
         "--quant",
         choices=QUANTS,
@@ -236,10 +239,18 @@ def run(args: argparse.Namespace) -> int:
 def _write(args: argparse.Namespace) -> int:
     path = args.write_random_model
     check_output(path, "--write-random-model")
-    write_random_model(path, size=args.size, quant=args.quant)
+    write_random_model(path, arch=args.arch, size=args.size, quant=args.quant)
     n_bytes = path.stat().st_size
     if args.json:
-        print_json({"path": str(path), "size": args.size, "quant": args.quant, "bytes": n_bytes})
+        print_json(
+            {
+                "path": str(path),
+                "arch": args.arch,
+                "size": args.size,
+                "quant": args.quant,
+                "bytes": n_bytes,
+            }
+        )
     else:
         print(f"{path}: {readable_size(n_bytes)}, random weights, the same ones every time")
     return 0

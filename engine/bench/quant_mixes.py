@@ -8,7 +8,7 @@ Q8_0 beside them; a dense model, for which it has none, gets MXFP4 but for the e
 
 from __future__ import annotations
 
-from gguf import GGMLQuantizationType, LlamaFileType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
 from engine.model.config import ModelConfig
 from engine.model.parts.attention import AttentionPart
@@ -37,6 +37,15 @@ _MIXES = {
 QUANTS = tuple(_MIXES)
 """Names of the mixes."""
 
+_SHORTER = {
+    Quant.Q2_K: Quant.Q4_0,
+    Quant.Q3_K: Quant.Q4_0,
+    Quant.Q4_K: Quant.Q5_0,
+    Quant.Q5_K: Quant.Q5_1,
+    Quant.Q6_K: Quant.Q8_0,
+    Quant.IQ4_XS: Quant.IQ4_NL,
+}
+"""What llama.cpp takes for rows that are no whole blocks of 256."""
 _UNROUNDED = ("conv1d", "ffn_gate_inp")
 _OUTPUT_IN_Q5_K = ("q2_k", "q3_k_m", "q4_k_m", "iq4_nl", "iq4_xs")
 
@@ -51,14 +60,23 @@ def tensor_type(
 ) -> GGMLQuantizationType:
     """Type of a tensor in a mix, one of QUANTS. shape: numpy order.
 
-    Vectors, convolutions and routers stay f32.
+    Vectors, convolutions and routers stay f32. Rows that are no whole blocks get a type of shorter
+    blocks.
     """
-    base = _MIXES[mix][0]
-    if base == Quant.F32 or len(shape) == 1 or any(word in name for word in _UNROUNDED):
+    kept = len(shape) == 1 or not name.endswith(".weight")
+    if _MIXES[mix][0] == Quant.F32 or kept or any(word in name for word in _UNROUNDED):
         return Quant.F32
+    kind = _wanted(name, shape, config, mix)
+    return _SHORTER.get(kind, kind) if shape[-1] % GGML_QUANT_SIZES[kind][0] else kind
+
+
+def _wanted(
+    name: str, shape: tuple[int, ...], config: ModelConfig, mix: str
+) -> GGMLQuantizationType:
+    base = _MIXES[mix][0]
     if mix in ("bf16", "q8_0"):
         return base
-    if name == "token_embd.weight":
+    if name in ("token_embd.weight", "output.weight"):
         return Quant.Q8_0 if mix == "mxfp4" else Quant.Q6_K
     if mix == "mxfp4":
         return base if len(shape) == 3 or not _n_experts(config) else Quant.Q8_0
@@ -90,8 +108,8 @@ def _n_experts(config: ModelConfig) -> int:
 def _value_type(mix: str, block: int, config: ModelConfig) -> GGMLQuantizationType | None:
     """Of what holds the values of attention, or those of a recurrent layer; None: the mix's."""
     mixers = (mixer for part in config.blocks for mixer in part.mixers)
-    attention = next(mixer for mixer in mixers if isinstance(mixer, AttentionPart))
-    shared = attention.n_head // attention.n_head_kv >= 4
+    attention = next((mixer for mixer in mixers if isinstance(mixer, AttentionPart)), None)
+    shared = attention is not None and attention.n_head // attention.n_head_kv >= 4
     if mix == "q2_k":
         return Quant.Q4_K if shared else Quant.Q3_K
     if mix == "q3_k_m":

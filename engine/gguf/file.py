@@ -19,6 +19,7 @@ from engine.gguf import multipart
 from engine.gguf.binary import DAMAGED, HeadAllowance, check_cancelled, never, shorten
 from engine.gguf.content import FileStamp, ModelFilePart, kept_hash
 from engine.gguf.directory import Directory, TensorInfo, read_directory
+from engine.gguf.lent import LentFiles
 from engine.gguf.metadata import REQUIRED, TypedMetadata
 
 __all__ = ["REQUIRED", "GgufFile", "TensorInfo"]
@@ -29,6 +30,7 @@ class GgufFile(TypedMetadata):
 
     path: part 1. parts: all files. n_bytes: their size together. metadata: that of part 1.
     tensors: the directory over all parts, by name. contents: the parts as they were when opened.
+    lent: what views of tensors still use after the file has been closed.
     """
 
     def __init__(
@@ -48,6 +50,8 @@ class GgufFile(TypedMetadata):
             for path, stamp, directory in zip(parts, stamps, directories, strict=True)
         )
         self._maps = maps
+        self.lent = LentFiles(self.contents, maps)
+        self._is_closed = False
         self._sha256 = _digest(maps, directories)
 
     @classmethod
@@ -87,13 +91,13 @@ class GgufFile(TypedMetadata):
         return self.str_("general.architecture", "")
 
     def raw(self, name: str) -> np.ndarray:
-        """The bytes of a tensor, uint8 [n_bytes]: a read-only view of the mapping, no copy.
+        """The bytes of a tensor, uint8 [n_bytes]: a read-only slice of the mapped file, no copy.
 
         Raises KeyError for a name not in `tensors`, ValueError after `close`, and
         ModelFileError when the file has been cut short since it was opened.
         """
         info = self.tensors[name]
-        if not self._maps:
+        if self._is_closed:
             raise ValueError(f"{self.path.name} is closed")
         data = self._maps[info.part]
         # reading a mapping beyond the end of its file kills the process
@@ -104,7 +108,7 @@ class GgufFile(TypedMetadata):
                 "the file has become shorter since it was opened",
                 DAMAGED,
             )
-        return np.frombuffer(data, np.uint8, info.n_bytes, info.offset)
+        return np.frombuffer(data, np.uint8)[info.offset : info.offset + info.n_bytes]
 
     def stays_whole(self, name: str) -> Callable[[], bool]:
         """Tells whether the file still reaches to the end of a tensor, also after `close` as long
@@ -130,7 +134,7 @@ class GgufFile(TypedMetadata):
     def close(self) -> None:
         """Give the mappings back; those with views still in use live on as long as these."""
         _unmap(self._maps)
-        self._maps = []
+        self._is_closed = True
 
     def __enter__(self) -> GgufFile:
         return self

@@ -1,7 +1,9 @@
-"""Reads a model's tensors as float32, with progress by bytes and a way to cancel."""
+"""Reads a model's tensors, as float32 or where they lie in the mapped file, with progress by bytes
+and a way to cancel."""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -14,6 +16,9 @@ from engine.gguf.file import GgufFile, TensorInfo
 from engine.gguf.mapped_rows import MappedRows
 from engine.progress import ReportProgress
 from kernels.dequant import dequantise
+
+# bytes, as GGUF aligns tensors unless a file says otherwise
+_ALIGNED = 32
 
 _Read = Callable[[TensorInfo, slice, int], torch.Tensor]
 
@@ -56,20 +61,21 @@ class TensorReader:
         for piece in self._pieces(name, shape, shape[0], "dequantising", self._decode):
             yield piece.reshape(shape[1:])
 
-    def take_blocks_each(self, name: str, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
-        """The slices of a 3-d tensor along its first dimension, each as from take_blocks, read when
-        asked for."""
-        for piece in self._pieces(name, shape, shape[0], "reading", self._copy):
-            yield piece.reshape(shape[1], -1)
-
     def take_blocks(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The matrix as stored, uint8 [rows, bytes per row], in memory of its own.
+        """The tensor as stored, uint8 [..., rows, bytes per row]: the mapped file itself, for
+        reading only, which stays mapped as long as the result is used.
 
-        shape: rows and columns; a row has to be whole blocks, as GGUF wants it. Raises Cancelled
-        and ModelFileError as `take`.
+        shape: ends in rows and columns; a row has to be whole blocks, as GGUF wants it. All of it
+        has been read once, so it is in memory as long as there is room. Raises Cancelled and
+        ModelFileError as `take`.
         """
-        (tensor,) = self._pieces(name, shape, 1, "reading", self._copy)
-        return tensor.reshape(shape[0], -1)
+        (tensor,) = self._pieces(name, shape, 1, "reading", self._in_place)
+        return tensor.reshape(*shape[:-1], -1)
+
+    def release(self, name: str) -> None:
+        """Take the pages of a tensor that has been copied out of this process's memory."""
+        info = self._file.tensors[name]
+        self._file.lent.release(info.part, info.offset, info.n_bytes)
 
     def mapped_rows(self, name: str, shape: tuple[int, ...]) -> MappedRows:
         """A table that stays in the file; its first row is decoded to see that it can be.
@@ -126,8 +132,12 @@ class TensorReader:
             )
         return info
 
-    def _copy(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
-        return _lend(self._file.raw(info.name))[part].clone()
+    def _in_place(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
+        raw = self._file.raw(info.name)
+        raw[:: mmap.PAGESIZE].max(initial=0)  # a byte of each page
+        tensor = _lend(raw)
+        # files may have tensors anywhere, while products read whole words
+        return tensor if tensor.data_ptr() % _ALIGNED == 0 else tensor.clone()
 
     def _decode(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
         try:
@@ -148,15 +158,20 @@ class TensorReader:
             ) from error
 
 
-def _lend(view: np.ndarray) -> torch.Tensor:
-    """A uint8 tensor over read-only bytes, for reading only; it keeps `view` alive.
+def _lend(part: np.ndarray) -> torch.Tensor:
+    """A uint8 tensor over a slice of a read-only array, for reading only; it keeps that alive.
 
-    torch warns about arrays that cannot be written, which mapped ones cannot; so this one is
-    presented to it as if it could be.
+    Its storage is the whole array, so slices that follow each other are seen to. torch warns about
+    arrays that cannot be written, which mapped ones cannot; so this one is presented to it as if
+    it could be.
     """
-    interface = dict(view.__array_interface__)
-    interface["data"] = (interface["data"][0], False)
-    return torch.from_numpy(np.asarray(SimpleNamespace(__array_interface__=interface, view=view)))
+    whole = part.base
+    assert isinstance(whole, np.ndarray)
+    address = whole.ctypes.data
+    interface = {**whole.__array_interface__, "data": (address, False)}
+    lent = np.asarray(SimpleNamespace(__array_interface__=interface, whole=whole))
+    start = part.ctypes.data - address
+    return torch.from_numpy(lent)[start : start + part.size]
 
 
 def _group(name: str) -> str:

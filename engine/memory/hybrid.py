@@ -94,7 +94,12 @@ class HybridMemory:
             device,
             unified=unified,
             in_order=batch_invariant,
-            rotate=dict.fromkeys(layers, key_rotation(config.rope)) if config.rope else None,
+            rotate={
+                layer: key_rotation(config.rope, size.first_turned)
+                for layer, size in layers.items()
+            }
+            if config.rope
+            else None,
         )
         layout = layout_of(config)
         return cls(

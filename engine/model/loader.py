@@ -11,7 +11,7 @@ from engine.device import CPU
 from engine.errors import OptionError, OutOfMemoryError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
-from engine.huge_pages import use_huge_pages
+from engine.huge_pages import use_huge_pages_soon
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.model.config import ModelConfig
 from engine.model.families import read_config
@@ -92,10 +92,9 @@ def load_model(
             f"The weights of {file.path.name} do not fit on {device} as {mode}.",
             "Close other programs on it, use a smaller model, or --device cpu.",
         ) from error
-    if device.type == "cpu" and model.weight_bytes >= _CACHED:
-        if progress:
-            progress(file.n_bytes, file.n_bytes, "arranging memory")
-        use_huge_pages()
+    packed = not any(stays_in_blocks(type, mode, device) for type in types)
+    if packed and device.type == "cpu" and model.weight_bytes >= _CACHED:
+        use_huge_pages_soon()
     return model
 
 

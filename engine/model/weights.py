@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, tee
+from itertools import groupby, pairwise, tee
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +29,9 @@ from kernels.moe import SWIGLU, Activation, PackedExperts, pack_experts, put_tog
 @dataclass(frozen=True, slots=True)
 class MatrixRows:
     """Matrix rows f32 [out, in], or biases f32 [out]; with a `type` each row's GGUF blocks of that
-    type, uint8 [out, bytes]. rounding: the GGML type whose products are to round their other side
-    as llama.cpp does, or None.
+    type, uint8 [out, bytes], where they lie in the mapped file. rounding: the GGML type whose
+    products are to round their other side as llama.cpp does, or None. name: of the tensor in the
+    file that blocks are part of.
 
     A row of blocks is as whole as a row of numbers, so layers rearrange both alike.
     """
@@ -38,6 +39,7 @@ class MatrixRows:
     data: torch.Tensor
     type: str | None = None
     rounding: str | None = None
+    name: str = ""
 
     def rearranged(
         self, rearrange: Callable[[torch.Tensor], Iterable[torch.Tensor]]
@@ -145,7 +147,7 @@ class Weights:
         type = self._reader.type(full)
         if stays_in_blocks(type, mode, self._device):
             blocks = self._reader.take_blocks(full, self._shapes[full])
-            return MatrixRows(blocks, type, self._rounding(name))
+            return MatrixRows(blocks, type, self._rounding(name), full)
         return self.numbers(name)
 
     def _rounding(self, name: str) -> str | None:
@@ -194,14 +196,26 @@ class Weights:
     ) -> Projection:
         """Matrices [out, in] (and their biases [out]) stacked by rows; numbers in this mode."""
         packed = self._beside(parts, compute or self.compute)
-        bias = _joined(biases).data.to(self._device) if biases else None
+        bias = self._joined(biases).data.to(self._device) if biases else None
         self.n_bytes += packed.n_bytes + (bias.nbytes if bias is not None else 0)
         return Projection(packed, bias)
 
     def _beside(self, rows: Sequence[MatrixRows], mode: str) -> PackedWeight:
         """Rows one below the other, neighbours of one type as one matrix."""
         groups = groupby(rows, lambda part: (part.type, part.rounding))
-        return beside([self._pack(_joined(list(group)), mode) for _, group in groups])
+        return beside([self._pack(self._joined(list(group)), mode) for _, group in groups])
+
+    def _joined(self, parts: Sequence[MatrixRows]) -> MatrixRows:
+        """Rows of one type below each other: where they are if they lie so, else copied once."""
+        tensors = [part.data for part in parts]
+        if _in_one_piece(tensors):
+            first = tensors[0]
+            whole = (sum(map(len, tensors)), *first.shape[1:])
+            return replace(parts[0], data=first.as_strided(whole, first.stride()))
+        joined = replace(parts[0], data=torch.cat(tensors))
+        for name in {part.name for part in parts if part.type is not None}:
+            self._reader.release(name)
+        return joined
 
     def _pack(self, rows: MatrixRows, mode: str) -> PackedWeight:
         if rows.type is not None:
@@ -237,16 +251,18 @@ class Weights:
         return packed
 
     def _experts_apart(self, names: Sequence[str]) -> Iterator[tuple[PackedWeight, PackedWeight]]:
-        """Of every expert gate above up (or up alone), and down, in blocks where they stay in them."""
-        for rows in zip(*map(self._rows_each, names), strict=True):
-            yield self._beside(rows[:-1], self.compute), self._pack(rows[-1], self.compute)
+        """Of every expert gate above up, or up alone, and down; in blocks where they can stay.
+
+        Those of gate and up stay two matrices: joined they would be copies, of most of the file.
+        """
+        for *first, down in zip(*map(self._rows_each, names), strict=True):
+            gate_up = beside([self._pack(rows, self.compute) for rows in first])
+            yield gate_up, self._pack(down, self.compute)
 
     def _rows_each(self, name: str) -> Iterator[MatrixRows]:
-        full = self._prefix + name
         if self.in_blocks(name):
-            type = self._reader.type(full)
-            for blocks in self._reader.take_blocks_each(full, self._shapes[full]):
-                yield MatrixRows(blocks, type, self._rounding(name))
+            whole = self.rows(name)
+            yield from whole.rearranged(torch.Tensor.unbind)
         else:
             for data in self._each(name):
                 yield MatrixRows(data, rounding=self._rounding(name))
@@ -264,8 +280,12 @@ def _halves(both: Iterator[torch.Tensor]) -> list[Iterator[torch.Tensor]]:
     return [(pair.chunk(2)[0] for pair in first), (pair.chunk(2)[1] for pair in second)]
 
 
-def _joined(parts: Sequence[MatrixRows]) -> MatrixRows:
-    """Rows of one type below each other."""
-    if len(parts) == 1:
-        return parts[0]
-    return replace(parts[0], data=torch.cat([part.data for part in parts]))
+def _in_one_piece(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether each lies behind the one before it in the same memory."""
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        return False
+    return all(
+        second.data_ptr() == first.data_ptr() + first.nbytes
+        and second.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        for first, second in pairwise(tensors)
+    )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.dequant.decode_with_llvm import sizes
-from kernels.integer_blocks.activations_with_llvm import LINE, STRETCH, Layout, quantise
+from kernels.integer_blocks.activations_with_llvm import LINE, STRETCH, Layout, write_rows
 from kernels.integer_blocks.integers_with_llvm import (
     BYTES,
     F32X8,
@@ -45,7 +45,9 @@ ROWS = 8
 # weight rows that a thread takes at a time
 CHUNK = 256
 # bytes; the processor's own prefetching starts anew with every row
-AHEAD = 1024
+AHEAD = 2048
+# bytes of weights times rows that are done before a second thread has woken up
+ALONE = 1 << 16
 _WORD = 2**15 - 1
 
 
@@ -67,32 +69,46 @@ def layout_for(type: str, *, vnni: bool) -> Layout:
 def multiply_rows(x: torch.Tensor, blocks: torch.Tensor, type: str, y: torch.Tensor) -> None:
     """y f32 [n, out] = x f32 [n, in] times the weight, n <= ROWS; all contiguous."""
     n_out, row_bytes = blocks.shape
-    n_rows = x.shape[0]
-    threads, vnni = torch.get_num_threads(), has_vnni()
-    rows = quantise(x, layout_for(type, vnni=vnni))
-    program(type, n_rows, vnni=vnni)(
-        blocks.data_ptr(),
-        row_bytes,
-        rows.data_ptr(),
-        y.data_ptr(),
-        n_out,
-        tasks=n_out,
-        chunk=min(CHUNK, -(-n_out // (4 * threads))),
-        threads=threads,
-    )
+    n_rows, n_in = x.shape
+    threads = torch.get_num_threads()
+    run, n_bytes = _prepared(type, n_rows, n_in)
+    rows = torch.empty(n_bytes, dtype=torch.uint8)
+    args = (x.data_ptr(), n_in, rows.data_ptr(), blocks.data_ptr(), row_bytes, y.data_ptr(), n_out)
+    if threads == 1 or blocks.numel() * n_rows <= ALONE:
+        run.alone(n_out, *args)
+    else:
+        run(*args, tasks=n_out, chunk=min(CHUNK, -(-n_out // (4 * threads))), threads=threads)
+
+
+@functools.cache
+def _prepared(type: str, n_rows: int, n_in: int) -> tuple[Program, int]:
+    """The program, and the bytes of so many quantised rows."""
+    vnni = has_vnni()
+    row_bytes = layout_for(type, vnni=vnni).row_bytes(-(-n_in // STRETCH))
+    return program(type, n_rows, vnni=vnni), n_rows * row_bytes
 
 
 @functools.cache
 def program(type: str, n_rows: int, *, vnni: bool) -> Program:
-    """Arguments: blocks, bytes of a row of them, rows as quantised, y, rows of weights in all."""
-    return Program(functools.partial(write, type, n_rows, vnni), 5)
+    """Arguments: x, how long its rows are, room for them quantised, blocks, bytes of a row of
+    them, y, rows of weights."""
+    layout = layout_for(type, vnni=vnni)
+    body = functools.partial(write, type, n_rows, vnni)
+    # one call for both: rows are ready before other threads have woken up
+    return Program(body, 7, functools.partial(_quantise, layout, n_rows))
+
+
+def _quantise(layout: Layout, n_rows: int, code: Code, args: Sequence[Value]) -> None:
+    x, n_in, rows, *_ = args
+    places = (x, code.integer(1), n_in * 4, code.integer(0))
+    write_rows(layout, code, [*places, n_in, rows], code.integer(0), code.integer(n_rows))
 
 
 def write(
     type: str, n_rows: int, vnni: bool, code: Code, args: Sequence[Value], first: Value, last: Value
 ) -> None:
-    """The body of a program: rows of weights first .. last - 1."""
-    blocks, row_bytes, x, y, n_out = args
+    """The body of a program: rows of weights first .. last - 1. Arguments: see `program`."""
+    _, _, x, blocks, row_bytes, y, n_out = args
     elements, n_bytes = sizes(type)
     stretch_bytes = n_bytes * (STRETCH // elements)
     n_stretches = (row_bytes + (stretch_bytes - 1)) // stretch_bytes
@@ -100,20 +116,18 @@ def write(
     rows = _Rows(code, layout, x, n_rows, n_stretches)
     terms = _long_terms if layout.long else _short_terms
     zero = code.constant(vector(F32, len(rows.lanes)), 0.0)
-    if not layout.long:
-        rest = _Rest(code, row_bytes, stretch_bytes)
+    rest = None if layout.long else _Rest(code, row_bytes, stretch_bytes)
     with code.loop(first, last) as row:
         start = blocks + row * row_bytes
-        if not layout.long:
+        if rest:
             rest.copy(start)
         total = code.variable(zero)
         with code.loop(0, n_stretches) as b:
             there = start + b * stretch_bytes
             for line in range(0, stretch_bytes, LINE):
                 code.prefetch(there + (AHEAD + line))
-            if not layout.long:
-                there = rest.instead(there, b)
-            total.set(total.value + terms(code, type, vnni, there, rows, b))
+            block = rest.instead(there, b) if rest else there
+            total.set(total.value + terms(code, type, vnni, block, rows, b))
         for r in range(n_rows):
             code.store(total.value.part(r, 1), y + (n_out * r + row) * 4)
 

@@ -11,8 +11,10 @@ def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Te
     """See kernels.integer_blocks.integer_linear."""
     n_in, n_out = x.shape[-1], blocks.shape[0]
     rows = x.reshape(-1, n_in).contiguous()
+    n_rows = rows.shape[0]
     y = torch.empty(*x.shape[:-1], n_out)
-    flat = y.view(rows.shape[0], n_out)
-    for part, out in zip(rows.split(ROWS), flat.split(ROWS), strict=True):
-        multiply_rows(part, blocks, type, out)
+    flat = y.view(n_rows, n_out)
+    for first in range(0, n_rows, ROWS):
+        some = slice(first, first + ROWS)
+        multiply_rows(rows[some], blocks, type, flat[some])
     return y

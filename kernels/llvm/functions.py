@@ -23,6 +23,9 @@ _EXP = (
 )
 # atanh(s) = s + s z (c0 + c1 z + …) with z = s^2 <= 1/9, to 2^-27
 _ATANH = (0.3333320617675781, 0.20010852813720703, 0.13999506831169128, 0.14012570679187775)
+# tanh(x) = x + x z (c0 + c1 z + …) with z = x^2 for |x| below _TANH_SMALL, to 2^-24 (Cephes)
+_TANH = (-0.333332819422, 0.133314422036, -0.0537397155531, 0.0206390887954, -0.00570498872745)
+_TANH_SMALL = 0.625
 _LOG2_E = 1.4426950408889634
 # ln 2 in two parts: the first times a whole number below 2^9 is exact
 _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.428606765330187e-06
@@ -66,6 +69,17 @@ def silu(code: Code, x: Value) -> Value:
     x = code.choose(x.less(_SILU_IS_0), code.constant(x.type, _SILU_IS_0), x)
     e = _exp_of_minus_magnitude(code, x)
     return code.choose(x.less(0.0), x * e, x) / (e + 1.0)
+
+
+def tanh(code: Code, x: Value) -> Value:
+    """(e^x - e^-x) / (e^x + e^-x); small x keep their digits."""
+    square, one = x * x, code.constant(x.type, 1.0)
+    near = code.fma(x * square, _polynomial(code, square, _TANH), x)
+    # e^-2|x| may round to zero, which leaves 1
+    e = _exp_of_minus_magnitude(code, x + x)
+    far = (one - e) / (one + e)
+    far = code.choose(x.less(0.0), code.constant(x.type, 0.0) - far, far)
+    return code.choose(square.less(_TANH_SMALL**2), near, far)
 
 
 def softplus(code: Code, x: Value) -> Value:

@@ -10,7 +10,7 @@ import torch
 from kernels.dispatch import pick
 from kernels.linear import MODES
 from kernels.moe import naive, with_torch
-from kernels.moe.activation import RELU2, SWIGLU, Activation
+from kernels.moe.activation import RELU2, SWIGLU, Activation, situ_activation, swiglu_within
 from kernels.moe.packed import PackedExperts, put_together
 from kernels.moe.routing import Choice
 
@@ -25,13 +25,15 @@ __all__ = [
     "put_together",
     "route",
     "route_biased",
+    "situ_activation",
+    "swiglu_within",
 ]
 
-_TRITON = "kernels.moe.with_triton"
-_route = pick(naive.route, with_torch.route, _TRITON)
+_TRITON, _LLVM = "kernels.moe.with_triton", "kernels.moe.with_llvm"
+_route = pick(naive.route, with_torch.route, _TRITON, _LLVM)
 _route_biased = pick(naive.route_biased, with_torch.route_biased)
 _pack = pick(naive.pack, with_torch.pack, _TRITON)
-_experts = pick(naive.experts, with_torch.experts, _TRITON)
+_experts = pick(naive.experts, with_torch.experts, _TRITON, _LLVM)
 
 
 def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,6 +97,6 @@ def experts(
 
     invariant: a row of the result has the same bits whatever rows stand beside it.
     """
-    if invariant:
+    if invariant and packed.places is None:
         return with_torch.experts_invariant(x, weights, ids, packed)
     return _experts(x, weights, ids, packed)

@@ -9,6 +9,8 @@ import torch
 
 from kernels.relu2 import naive as relu2_law
 from kernels.relu2 import relu2
+from kernels.situ import naive as situ_law
+from kernels.situ import situ
 from kernels.swiglu import naive as swiglu_law
 from kernels.swiglu import swiglu
 
@@ -27,9 +29,25 @@ class Activation:
     run: Callable[[torch.Tensor], torch.Tensor]
 
 
-def _swiglu(opened: torch.Tensor) -> torch.Tensor:
-    return swiglu(*opened.chunk(2, 1), invariant=True)
+def swiglu_within(limit: float | None) -> Activation:
+    """SwiGLU with a limit, if there is one; see kernels.swiglu."""
+    return Activation(
+        "swiglu" if limit is None else f"swiglu within {limit}",
+        True,
+        lambda opened: swiglu_law.swiglu(*opened.chunk(2, 1), limit),
+        lambda opened: swiglu(*opened.chunk(2, 1), limit, invariant=True),
+    )
 
 
-SWIGLU = Activation("swiglu", True, lambda opened: swiglu_law.swiglu(*opened.chunk(2, 1)), _swiglu)
+def situ_activation(beta: float, linear_beta: float) -> Activation:
+    """See kernels.situ."""
+    return Activation(
+        f"situ {beta} {linear_beta}",
+        True,
+        lambda opened: situ_law.situ(*opened.chunk(2, 1), beta, linear_beta),
+        lambda opened: situ(*opened.chunk(2, 1), beta, linear_beta, invariant=True),
+    )
+
+
+SWIGLU = swiglu_within(None)
 RELU2 = Activation("relu2", False, relu2_law.relu2, relu2)

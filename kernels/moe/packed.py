@@ -10,6 +10,7 @@ import torch
 
 from kernels.linear import PackedWeight
 from kernels.moe.activation import SWIGLU, Activation
+from kernels.moe.places import LayerPlaces, layer_places
 
 Matrices = Iterable[tuple[torch.Tensor, torch.Tensor]]
 """The matrices of each expert in turn: gate stacked on up, f32 [2f, d], or up alone, f32 [f, d];
@@ -21,7 +22,7 @@ class PackedExperts:
     """Experts ready for `experts`; data belongs to the implementation that packed them.
 
     shape: how many there are, their width f, the model's width d. n_bytes is what their matrices
-    occupy in memory, scales included.
+    occupy in memory, scales included. places: for programs that choose among them, or None.
     """
 
     mode: str
@@ -29,6 +30,7 @@ class PackedExperts:
     n_bytes: int
     data: Any
     activation: Activation = SWIGLU
+    places: LayerPlaces | None = None
 
 
 def pack_each(
@@ -51,4 +53,7 @@ def put_together(
     pairs = list(matrices)
     n_embd, width = pairs[0][1].shape
     n_bytes = sum(packed.n_bytes for pair in pairs for packed in pair)
-    return PackedExperts(mode, (len(pairs), width, n_embd), n_bytes, pairs, activation)
+    shape = len(pairs), width, n_embd
+    # programs over all chosen experts know of this activation alone
+    places = layer_places(pairs) if activation == SWIGLU else None
+    return PackedExperts(mode, shape, n_bytes, pairs, activation, places)

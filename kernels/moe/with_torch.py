@@ -59,6 +59,11 @@ def experts(
     x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
 ) -> torch.Tensor:
     """See kernels.moe.experts."""
+    return torch.bmm(weights.unsqueeze(1), apply_each(x, ids, packed)).squeeze(1)
+
+
+def apply_each(x: torch.Tensor, ids: torch.Tensor, packed: PackedExperts) -> torch.Tensor:
+    """What each row's experts make of it: f32 [n, k, d]."""
     n_rows, n_used = ids.shape
     in_order, order = ids.flatten().sort(stable=True)
     runs = [(e, len(list(rows))) for e, rows in groupby(in_order.tolist())]
@@ -70,8 +75,7 @@ def experts(
     rows, scale = prepare_rows(packed.activation.run(opened), packed.data[0][1])
     found = finish_rows(_products(rows, [(packed.data[e][1], n) for e, n in runs]), scale)
     # back to one line per (row, choice), so that every row adds up in its own order
-    lines = torch.empty_like(found).index_copy_(0, order, found)
-    return torch.bmm(weights.unsqueeze(1), lines.view(n_rows, n_used, -1)).squeeze(1)
+    return torch.empty_like(found).index_copy_(0, order, found).view(n_rows, n_used, -1)
 
 
 def experts_invariant(

@@ -12,13 +12,14 @@ _run = pick(naive.swiglu, with_torch.swiglu, "kernels.swiglu.with_triton", _LLVM
 _invariant = pick(with_torch.swiglu_invariant, with_torch.swiglu_invariant, None, _LLVM)
 
 
-def swiglu(gate: torch.Tensor, up: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+def swiglu(
+    gate: torch.Tensor, up: torch.Tensor, limit: float | None = None, *, invariant: bool = False
+) -> torch.Tensor:
     """silu(gate) * up, silu(x) = x / (1 + e^-x) (Shazeer 2020, arXiv 2002.05202).
 
-    gate, up: f32 [..., d], of one shape, any strides. Returns [..., d]. Differentiable.
+    gate, up: f32 [..., d], of one shape, any strides. limit: the first factor is cut off above it,
+    the second on both sides. Returns [..., d]. Differentiable.
 
     invariant: each result has the same bits whatever numbers stand before and behind it.
     """
-    if invariant:
-        return _invariant(gate, up)
-    return _run(gate, up)
+    return (_invariant if invariant else _run)(gate, up, limit)

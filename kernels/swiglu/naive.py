@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 
 
-def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float | None = None) -> torch.Tensor:
     """See kernels.swiglu.swiglu."""
-    return gate * torch.sigmoid(gate) * up
+    opened = gate * torch.sigmoid(gate)
+    if limit is not None:
+        opened, up = opened.clamp(max=limit), up.clamp(-limit, limit)
+    return opened * up

@@ -8,11 +8,19 @@ from torch.nn import functional
 from kernels.pointwise import pointwise
 
 
-def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float | None = None) -> torch.Tensor:
     """See kernels.swiglu.swiglu."""
-    return functional.silu(gate) * up
+    return _product(functional.silu(gate), up, limit)
 
 
-def swiglu_invariant(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def swiglu_invariant(
+    gate: torch.Tensor, up: torch.Tensor, limit: float | None = None
+) -> torch.Tensor:
     """swiglu, with each result's bits independent of the numbers around it."""
-    return pointwise(functional.silu, gate, invariant=True) * up
+    return _product(pointwise(functional.silu, gate, invariant=True), up, limit)
+
+
+def _product(opened: torch.Tensor, up: torch.Tensor, limit: float | None) -> torch.Tensor:
+    if limit is not None:
+        opened, up = opened.clamp(max=limit), up.clamp(-limit, limit)
+    return opened * up

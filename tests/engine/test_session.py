@@ -18,6 +18,7 @@ from engine.errors import (
 from engine.options import Prompt, SamplerOptions
 from engine.session import Session
 from resources import DEMO_TARGET
+from tests.support.golden_files import second_set, with_mtp
 from tests.support.golden_runs import (
     DATA,
     MODELS,
@@ -32,7 +33,7 @@ from tests.support.golden_runs import (
 )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *second_set()])
 def test_greedy_decoding_gives_the_golden_tokens(name):
     run = decode(session(name), [prompt_of(name)], options_of())
     assert tokens_of(run) == [golden(name)["greedy"].tolist()]
@@ -48,7 +49,7 @@ def test_logits_are_within_the_golden_bounds(name):
     assert np.median(worst) <= 1e-4
 
 
-@pytest.mark.parametrize("name", MTP_MODELS)
+@pytest.mark.parametrize("name", [*MTP_MODELS, *with_mtp(second_set())])
 def test_mtp_drafts_and_acceptance_follow_the_golden_trace(name):
     data = golden(name)
     run = decode(session(name), [prompt_of(name)], options_of(60, "draft-mtp"))

@@ -31,6 +31,18 @@ def test_only_the_gate_is_gated(ops):
 
 
 @IMPLEMENTATIONS
+def test_a_limit_cuts_both_factors_off(ops):
+    ln3 = math.log(3.0)
+    # silu(ln 3) = 3/4 ln 3 = 0.82, silu(-ln 3) = -1/4 ln 3; 100 passes the gate as it is
+    gate = torch.tensor([[ln3, ln3, -ln3, 100.0, 100.0]])
+    up = torch.tensor([[0.25, -3.0, 3.0, 0.25, 3.0]])
+    wanted = torch.tensor([[0.125, -0.25, -ln3 / 8, 0.125, 0.25]])
+    torch.testing.assert_close(ops.swiglu(gate, up, 0.5), wanted)
+    nan = ops.swiglu(torch.tensor([[torch.nan, 1.0]]), torch.tensor([[1.0, torch.nan]]), 0.5)
+    assert nan.isnan().all()
+
+
+@IMPLEMENTATIONS
 @pytest.mark.parametrize("d", [1, 5, 16, 100])
 def test_halves_of_one_tensor(ops, d):
     both = torch.randn(2, 3, 2 * d)

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
 from engine.session import Session
+from tests.support.golden_files import DATA, golden_file
 
-DATA = Path(__file__).parents[1] / "data"
+__all__ = [
+    "DATA",
+    "MODELS",
+    "MTP_MODELS",
+    "SAMPLED",
+    "decode",
+    "golden",
+    "options_of",
+    "prompt_of",
+    "session",
+    "tokens_of",
+    "tokens_table",
+]
+
 MTP_MODELS = ("qwen35-c-v2x-mtp-f32", "qwen35moe-d-v2x-mtp-f32", "qwen35-h-v2x-mtp-q8_0")
 MODELS = (
     "qwen35-a-f32",
@@ -26,12 +39,13 @@ SAMPLED = SamplerOptions(temp=0.8, seed=11)
 
 @cache
 def session(name: str, draft: str | None = None) -> Session:
-    return Session.open(DATA / f"{name}.gguf", draft and DATA / f"{draft}.gguf", compute="f32")
+    draft_file = draft and golden_file(f"{draft}.gguf")
+    return Session.open(golden_file(f"{name}.gguf"), draft_file, compute="f32")
 
 
 @cache
 def golden(name: str) -> dict[str, np.ndarray]:
-    with np.load(DATA / f"{name}.npz") as data:
+    with np.load(golden_file(f"{name}.npz")) as data:
         return dict(data)
 
 

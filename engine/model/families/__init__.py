@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
+from engine.model.families.bailing import read_bailingmoe3
+from engine.model.families.kimi import read_kimi_k3, read_kimi_linear
 from engine.model.families.lfm2 import read_lfm2, read_lfm2moe
 from engine.model.families.mamba import read_falcon_h1, read_granite_hybrid
 from engine.model.families.nemotron import read_nemotron_h, read_nemotron_h_moe
@@ -37,6 +39,9 @@ FAMILIES = {
     "nemotron_h_moe": Family(read_nemotron_h_moe, peer_planes=True),
     "granitehybrid": Family(read_granite_hybrid, peer_planes=False),
     "falcon-h1": Family(read_falcon_h1, peer_planes=False),
+    "kimi-linear": Family(read_kimi_linear, peer_planes=False),
+    "bailingmoe3": Family(read_bailingmoe3, peer_planes=True),
+    "kimi-k3": Family(read_kimi_k3, peer_planes=True),
     "lfm2": Family(read_lfm2, peer_planes=True),
     "lfm2moe": Family(read_lfm2moe, peer_planes=True),
 }

@@ -61,7 +61,10 @@ def read_falcon_h1(file: GgufFile) -> ModelConfig:
     blocks = range(sizes.n_blocks)
     normed = any(f"blk.{i}.ssm_norm.weight" in file.tensors for i in blocks)
     attention = AttentionPart(
-        *heads(file, sizes.n_embd, sizes.n_blocks, blocks), gated=False, normed=False
+        *heads(file, sizes.n_embd, sizes.n_blocks, blocks),
+        gated=False,
+        normed=False,
+        output_bias=True,
     )
     mixers = attention, read_mamba2(file, normed=normed)
     ffn = SwigluPart(uniform(file, "falcon-h1.feed_forward_length", sizes.n_blocks, blocks))
@@ -97,6 +100,7 @@ def read_granite_hybrid(file: GgufFile) -> ModelConfig:
             # the key means that rope was kept when the model was made
             rope="pairs" if file.bool_(f"{arch}.rope.scaling.finetuned", True) else "none",
             scale=_scale(file, f"{arch}.attention.scale"),
+            output_bias=True,
         )
     residual_scale = _scale(file, f"{arch}.residual_scale") or 1.0
     ffn = _granite_ffn(file, sizes.n_blocks)

@@ -43,6 +43,7 @@ def _read(file: GgufFile, *, most_mtp: int) -> ModelConfig:
             gated=False,
             normed=False,
             rope="none",
+            output_bias=True,
         )
     centred_eps = real(file, f"{arch}.attention.layer_norm_epsilon", high=1.0)
     blocks = []

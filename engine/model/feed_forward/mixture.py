@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
+from engine.model.feed_forward.gating import activation
 from engine.model.feed_forward.relu2 import Relu2
 from engine.model.feed_forward.swiglu import Swiglu
 from engine.model.parts.feed_forward import LatentPart, MixturePart, Relu2Part, SwigluPart
 from engine.model.weights import Weights
-from kernels.moe import RELU2, SWIGLU, Activation, Choice, experts, route, route_biased
+from kernels.moe import RELU2, Choice, experts, route, route_biased
 from kernels.norm import rms_norm
 from kernels.pointwise import pointwise
-
-_ACTIVATIONS: Mapping[str, Activation] = {one.name: one for one in (SWIGLU, RELU2)}
 
 
 class MixtureOfExperts:
@@ -32,7 +29,9 @@ class MixtureOfExperts:
         self._router = weights.stack([weights.numbers(name) for name in rows], compute="f32")
         self._route = _Router(part, weights)
         self._latent = _Latent(part.latent, weights, eps) if part.latent else None
-        self._experts = weights.experts(_ACTIVATIONS[part.activation])
+        self._experts = weights.experts(
+            RELU2 if part.activation == "relu2" else activation(part.gating)
+        )
         self._shared = _shared(part.shared, weights) if part.shared else None
 
     def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:

@@ -11,6 +11,8 @@ from engine.model.config import ModelConfig
 from engine.model.mixers import (
     attention,
     delta_net,
+    kda,
+    latent_attention,
     mamba2,
     ngram_embedding,
     short_conv,
@@ -20,6 +22,8 @@ from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.parts import MixerPart
 from engine.model.parts.attention import AttentionPart
 from engine.model.parts.delta_net import DeltaNetPart
+from engine.model.parts.kda import KdaPart
+from engine.model.parts.latent_attention import LatentAttentionPart
 from engine.model.parts.mamba2 import Mamba2Part
 from engine.model.parts.ngram_embedding import NgramEmbeddingPart
 from engine.model.parts.short_conv import ShortConvPart
@@ -38,6 +42,8 @@ class _Row(NamedTuple):
 
 _MIXERS = {
     AttentionPart: _Row(attention.Attention),
+    LatentAttentionPart: _Row(latent_attention.LatentAttention),
+    KdaPart: _Row(kda.Kda, kda.recurrences),
     DeltaNetPart: _Row(delta_net.DeltaNet, delta_net.recurrences),
     Mamba2Part: _Row(mamba2.Mamba2, mamba2.recurrences),
     ShortConvPart: _Row(short_conv.ShortConv, short_conv.recurrences),

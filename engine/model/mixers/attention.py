@@ -112,18 +112,16 @@ def _input_projection(weights: Weights, part: AttentionPart, order: list[int] | 
                     (f"attn_v.{kind}", kv_rows),
                 )
             )
-        gate: list[MatrixRows] = []
+        queries: list[MatrixRows] = [q]
+        gates: list[MatrixRows] = []
         if part.gated:
             # the file interleaves per head: head_dim query rows, then head_dim gate rows
-            q, *gate = q.rearranged(lambda data: _apart(data, part.n_head, part.head_dim))
+            pieces = q.rearranged(lambda data: data.split(part.head_dim))
+            queries, gates = pieces[::2], pieces[1::2]
         if order is not None:
-            (q,), (k,) = (rows.rearranged(in_order) for rows in (q, k))
-        return [q, k, v, *gate]
+            (k,) = k.rearranged(in_order)
+            queries = [piece for heads in queries for piece in heads.rearranged(in_order)]
+        return [*queries, k, v, *gates]
 
     biased = any(f"attn_{name}.bias" in weights for name in ("q", "k", "v", "qkv"))
     return weights.stack(parts("weight"), parts("bias") if biased else None)
-
-
-def _apart(rows: torch.Tensor, n_head: int, head_dim: int) -> list[torch.Tensor]:
-    """All query rows, and all gate rows, out of [n_head x (query, gate) x head_dim, …]."""
-    return [part.flatten(0, 1) for part in rows.unflatten(0, (n_head, 2, head_dim)).unbind(1)]

@@ -44,6 +44,7 @@ class CellSize(NamedTuple):
     is kept, and values, if there are any, are the first columns of the keys (latent attention).
     window: how many of the newest positions a token sees, itself among them; None for all.
     further: names and lengths of further rows (CellRow), which are keys of one head.
+    first_turned: the first column of a key that rope turns.
     """
 
     n_heads: int
@@ -51,6 +52,7 @@ class CellSize(NamedTuple):
     v_dim: int
     window: int | None = None
     further: tuple[tuple[str, int], ...] = ()
+    first_turned: int = 0
 
     @property
     def n_bytes(self) -> int:

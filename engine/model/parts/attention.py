@@ -16,7 +16,7 @@ class AttentionPart:
     queries and keys are normed per head. rope: which numbers of a head turn as a pair, "halves"
     (x[j], x[j + n/2]) or "pairs" (x[2j], x[2j + 1]), or "none". scale: of the products of queries
     and keys, 1 / sqrt(head_dim) if None. window: tokens back that are looked at, the token itself
-    included; None for all.
+    included; None for all. output_bias: the file may have a bias behind the output projection.
     """
 
     n_head: int
@@ -27,6 +27,7 @@ class AttentionPart:
     rope: str = "halves"
     scale: float | None = None
     window: int | None = None
+    output_bias: bool = False
 
     @property
     def kind(self) -> str:
@@ -42,7 +43,8 @@ class AttentionPart:
             if "attn_qkv.weight" in present
             else {"attn_q": n_q, "attn_k": n_kv, "attn_v": n_kv}
         )
-        biases = {f"{name}.bias": (n,) for name, n in {**rows, "attn_output": n_embd}.items()}
+        biased = {**rows, "attn_output": n_embd} if self.output_bias else rows
+        biases = {f"{name}.bias": (n,) for name, n in biased.items()}
         norms = dict.fromkeys(("attn_q_norm.weight", "attn_k_norm.weight"), (hd,))
         return {
             **{f"{name}.weight": (n, n_embd) for name, n in rows.items()},

@@ -9,10 +9,30 @@ from engine.model.parts import Shapes, only_present
 
 
 @dataclass(frozen=True, slots=True)
+class SituPart:
+    """SiTU in place of SwiGLU (kernels.situ)."""
+
+    beta: float
+    linear_beta: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClampPart:
+    """SwiGLU whose factors are cut off at a limit (kernels.swiglu)."""
+
+    limit: float
+
+
+Gating = SituPart | ClampPart
+"""What may stand in place of plain SwiGLU."""
+
+
+@dataclass(frozen=True, slots=True)
 class SwigluPart:
     """down(silu(gate x) * up x) of this width, each product plus a bias where the file has one."""
 
     width: int
+    gating: Gating | None = None
 
     def shapes(self, n_embd: int, present: Container[str], suffix: str = "") -> Shapes:
         """See engine.model.parts.FeedForwardPart. suffix: of the tensors' names."""
@@ -75,7 +95,8 @@ class MixturePart:
 
     n_ff_shared: width of an expert that is always on, 0 for none; shared_gate: whether a gate of
     its own opens it. router: None for the softmax of all, renormalised. activation: "swiglu" or
-    "relu2", of all experts.
+    "relu2", of all experts. gating, shared_gating: what stands in place of plain SwiGLU in the
+    routed experts and in the shared one.
     """
 
     n_experts: int
@@ -86,14 +107,17 @@ class MixturePart:
     router: RouterPart | None = None
     activation: str = "swiglu"
     latent: LatentPart | None = None
+    gating: Gating | None = None
+    shared_gating: Gating | None = None
 
     @property
     def shared(self) -> SwigluPart | Relu2Part | None:
         """The expert that is always on."""
         if not self.n_ff_shared:
             return None
-        kind = SwigluPart if self.activation == "swiglu" else Relu2Part
-        return kind(self.n_ff_shared)
+        if self.activation == "relu2":
+            return Relu2Part(self.n_ff_shared)
+        return SwigluPart(self.n_ff_shared, self.shared_gating)
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """See engine.model.parts.FeedForwardPart."""

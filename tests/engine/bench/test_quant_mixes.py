@@ -11,7 +11,7 @@ import pytest
 
 from engine.bench.quant_mixes import QUANTS, tensor_type
 from engine.bench.random_model import write_random_model
-from engine.bench.random_sizes import CONFIGS
+from engine.bench.random_qwen import CONFIGS
 
 OURS = ("f32", "q4_k")
 

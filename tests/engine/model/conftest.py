@@ -14,14 +14,13 @@ import torch
 from engine.gguf.file import GgufFile
 from engine.model.hybrid import HybridModel
 from engine.model.loader import load_model
+from tests.support.golden_files import golden_file
 from tests.support.rewrite_gguf import rewrite
-
-DATA = Path(__file__).resolve().parents[2] / "data"
 
 
 @cache
 def _golden(name: str) -> HybridModel:
-    with GgufFile.open(DATA / f"{name}.gguf") as file:
+    with GgufFile.open(golden_file(f"{name}.gguf")) as file:
         return load_model(file)
 
 
@@ -37,7 +36,7 @@ def reference() -> Callable[[str], dict[str, np.ndarray]]:
 
     @cache
     def read(name: str) -> dict[str, np.ndarray]:
-        with np.load(DATA / f"{name}.npz") as arrays:
+        with np.load(golden_file(f"{name}.npz")) as arrays:
             return dict(arrays)
 
     return read
@@ -46,7 +45,7 @@ def reference() -> Callable[[str], dict[str, np.ndarray]]:
 @pytest.fixture
 def golden_path() -> Callable[[str], Path]:
     """The file of a golden model."""
-    return lambda name: DATA / f"{name}.gguf"
+    return lambda name: golden_file(f"{name}.gguf")
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def variant(tmp_path: Path) -> Callable[..., Path]:
     """Write an altered copy of a golden model; arguments as in tests.support.rewrite_gguf."""
 
     def write(name: str, keys: dict[str, Any] | None = None, edit: Any = None) -> Path:
-        return rewrite(DATA / f"{name}.gguf", tmp_path / f"{name}-variant.gguf", keys, edit)
+        return rewrite(golden_file(f"{name}.gguf"), tmp_path / f"{name}-variant.gguf", keys, edit)
 
     return write
 

@@ -63,11 +63,11 @@ class _Reader:
     def type(self, name):
         return self.types[name]
 
-    def take_blocks_each(self, name, shape):
-        return iter(self.blocks[name].unflatten(0, shape[:2]))
+    def take_blocks(self, name, shape):
+        return self.blocks[name].unflatten(0, shape[:-1])
 
     def take_each(self, name, shape):
-        for blocks in self.take_blocks_each(name, shape):
+        for blocks in self.take_blocks(name, shape):
             numbers = dequantise(blocks.flatten(), self.types[name], shape[1] * shape[2])
             yield numbers.view(shape[1:])
 

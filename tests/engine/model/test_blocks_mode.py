@@ -75,6 +75,7 @@ class _Reader:
     """Tensors of random Q8_0 blocks."""
 
     def __init__(self, shapes):
+        self.released = []
         self.blocks = {
             name: random_blocks("Q8_0", math.prod(shape[:-1]), shape[-1], seed=i)
             for i, (name, shape) in enumerate(shapes.items())
@@ -84,13 +85,13 @@ class _Reader:
         return "Q8_0"
 
     def take_blocks(self, name, shape):
-        return self.blocks[name]
+        return self.blocks[name].unflatten(0, shape[:-1])
 
-    def take_blocks_each(self, name, shape):
-        return iter(self.blocks[name].unflatten(0, shape[:2]))
+    def release(self, name):
+        self.released.append(name)
 
     def take_each(self, name, shape):
-        for blocks in self.take_blocks_each(name, shape):
+        for blocks in self.take_blocks(name, shape):
             yield dequantise(blocks.flatten(), "Q8_0", shape[1] * shape[2]).view(shape[1:])
 
     def take(self, name, shape):

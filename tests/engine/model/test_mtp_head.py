@@ -10,10 +10,16 @@ from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.hybrid import HybridModel
 from engine.model.loader import load_model
+from tests.support.golden_files import second_set, with_mtp
 from tests.support.naive_memory import NaiveMemory, ubatch_of
 from tests.support.rewrite_gguf import DROP
 
-MODELS = ["qwen35-c-v2x-mtp-f32", "qwen35-h-v2x-mtp-q8_0", "qwen35moe-d-v2x-mtp-f32"]
+MODELS = [
+    "qwen35-c-v2x-mtp-f32",
+    "qwen35-h-v2x-mtp-q8_0",
+    "qwen35moe-d-v2x-mtp-f32",
+    *with_mtp(second_set()),
+]
 DENSE = "qwen35-c-v2x-mtp-f32"
 BLOCK = "blk.4."
 

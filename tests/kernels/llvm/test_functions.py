@@ -16,10 +16,11 @@ EXACT = {
     "sigmoid": lambda x: np.where(x < 0, np.exp(x) / (1 + np.exp(x)), 1 / (1 + np.exp(-x))),
     "silu": lambda x: x * np.where(x < 0, np.exp(x) / (1 + np.exp(x)), 1 / (1 + np.exp(-x))),
     "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+    "tanh": np.tanh,
 }
 # units in the last place; silu multiplies the rounding of a subnormal e^x, itself below 1e-45
-TINY = {"exp": 0.0, "sigmoid": 0.0, "silu": 1e-43, "softplus": 0.0}
-BOUNDS = {"exp": 1.0, "sigmoid": 2.5, "silu": 3.0, "softplus": 2.5}
+TINY = {"exp": 0.0, "sigmoid": 0.0, "silu": 1e-43, "softplus": 0.0, "tanh": 0.0}
+BOUNDS = {"exp": 1.0, "sigmoid": 2.5, "silu": 3.0, "softplus": 2.5, "tanh": 2.5}
 NAMES = pytest.mark.parametrize("name", EXACT)
 
 
@@ -87,6 +88,7 @@ def test_nan_stays_nan(name):
         ("sigmoid", [0.0, 0.0, 1.0, 1.0]),
         ("silu", [0.0, 0.0, 3e38, np.inf]),
         ("softplus", [0.0, 0.0, 3e38, np.inf]),
+        ("tanh", [-1.0, -1.0, 1.0, 1.0]),
     ],
 )
 def test_far_away(name, ends):

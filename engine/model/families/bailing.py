@@ -1,0 +1,86 @@
+"""bailingmoe3 (Ling 3): Kimi Delta Attention, latent attention with rope, groups of experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from engine.errors import ModelFileError, UnsupportedModelError
+from engine.gguf.file import GgufFile
+from engine.model.config import ModelConfig
+from engine.model.families.common import common_sizes, rms_eps
+from engine.model.families.kda import (
+    dense_width,
+    lower_bound,
+    n_dense,
+    read_blocks,
+    read_kda,
+    read_latent_attention,
+    read_mixture,
+)
+from engine.model.limits import REMEDY, count
+from engine.model.parts import FeedForwardPart, MtpParts
+from engine.model.parts.feed_forward import ClampPart, SwigluPart
+from engine.model.rope import RopeConfig
+
+
+def read_bailingmoe3(file: GgufFile) -> ModelConfig:
+    """Ling 3, perhaps with an MTP block."""
+    arch = file.architecture
+    sizes = common_sizes(file, most_mtp=1)
+    n = sizes.n_blocks
+    if not file.bool_(f"{arch}.kda.safe_gate", True):
+        raise UnsupportedModelError(
+            f"{file.path.name}: its decay has no lower bound ({arch}.kda.safe_gate is false).",
+            "Open a model whose gates are safe gates.",
+        )
+    kda = read_kda(
+        file,
+        n,
+        decay=("ssm_f_a.weight",),
+        gate=("ssm_g_a.weight",),
+        positive_a=True,
+        bound=lower_bound(file, required=True),
+    )
+    sections = file.metadata.get(f"{arch}.rope.dimension_sections")
+    multimodal = isinstance(sections, np.ndarray) and len(sections) > 1 and min(sections[:2]) > 0
+    attention = read_latent_attention(
+        file, n, pairs="halves" if multimodal else "neighbours", gate="heads"
+    )
+    width = count(file, f"{arch}.expert_shared_feed_forward_length", 0, low=0)
+    normalised = file.bool_(f"{arch}.expert_weights_norm", False)
+    mixture = read_mixture(file, n, normalised=normalised, shared_width=width)
+    dense, leading = SwigluPart(dense_width(file, n)), n_dense(file)
+    routed, shared = (_clamps(file, f"{arch}.swiglu_clamp_{name}", n) for name in ("exp", "shexp"))
+
+    def feed_forward(index: int) -> FeedForwardPart:
+        # llama.cpp holds a dense part to the limit of the shared expert
+        if index < leading:
+            return replace(dense, gating=shared[index])
+        return replace(mixture, gating=routed[index], shared_gating=shared[index])
+
+    blocks = read_blocks(file, n, kda, attention, feed_forward)
+    return ModelConfig(
+        architecture=arch,
+        name=sizes.name,
+        n_embd=sizes.n_embd,
+        n_vocab=sizes.n_vocab,
+        n_ctx_train=sizes.n_ctx_train,
+        eps=rms_eps(file),
+        blocks=tuple(blocks[: sizes.n_layer]),
+        mtp=MtpParts(blocks[-1], "layer_output_norm.weight") if sizes.n_mtp else None,
+        rope=RopeConfig.from_gguf(file, attention.n_rope),
+    )
+
+
+def _clamps(file: GgufFile, key: str, n_blocks: int) -> list[ClampPart | None]:
+    """The limit of each block, None where there is none."""
+    if key not in file.metadata:
+        return [None] * n_blocks
+    values = file.metadata[key]
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or len(values) != n_blocks:
+        raise ModelFileError(file.path, f"key {key}", f"not {n_blocks} numbers", REMEDY)
+    if not np.isfinite(values).all() or values.min() < 0:
+        raise ModelFileError(file.path, f"key {key}", "a limit is no positive number", REMEDY)
+    return [ClampPart(float(value)) if value else None for value in values]

@@ -1,0 +1,169 @@
+"""What the families with Kimi Delta Attention share: how its keys and latent attention are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from engine.errors import ModelFileError, UnsupportedModelError
+from engine.gguf.file import GgufFile
+from engine.model.families.lfm2 import expert_scores
+from engine.model.families.mamba import attending_layers
+from engine.model.families.nemotron import expert_scale
+from engine.model.limits import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_TAPS,
+    REMEDY,
+    count,
+    uniform,
+)
+from engine.model.parts import BlockParts, FeedForwardPart, MixerPart
+from engine.model.parts.feed_forward import LatentPart, MixturePart, RouterPart
+from engine.model.parts.kda import KdaPart
+from engine.model.parts.latent_attention import LatentAttentionPart
+
+
+def lower_bound(file: GgufFile, *, required: bool) -> float | None:
+    """Of the log decay; None where there is none."""
+    key = f"{file.architecture}.kda.gate_lower_bound"
+    if key not in file.metadata and not required:
+        return None
+    bound = file.float_(key)
+    if not -1e4 <= bound < 0.0:
+        raise ModelFileError(file.path, f"key {key}", f"{bound} is no bound of a decay", REMEDY)
+    return bound
+
+
+def read_kda(
+    file: GgufFile,
+    n_blocks: int,
+    *,
+    decay: tuple[str, ...],
+    gate: tuple[str, ...],
+    positive_a: bool = False,
+    flat_a: bool = False,
+    bound: float | None = None,
+) -> KdaPart:
+    """The `kda` keys; queries, keys and values have the heads of attention."""
+    arch = file.architecture
+    return KdaPart(
+        n_heads=_n_heads(file, n_blocks),
+        head_dim=count(file, f"{arch}.kda.head_dim", high=MAX_HEAD_DIM),
+        d_conv=count(file, f"{arch}.ssm.conv_kernel", low=2, high=MAX_TAPS),
+        decay=decay,
+        gate=gate,
+        positive_a=positive_a,
+        flat_a=flat_a,
+        bound=bound,
+    )
+
+
+def read_latent_attention(
+    file: GgufFile,
+    n_blocks: int,
+    *,
+    pairs: Literal["neighbours", "halves"] | None = None,
+    gate: Literal["heads", "numbers"] | None = None,
+) -> LatentAttentionPart:
+    """The keys of latent attention, whose matrices have to be apart."""
+    arch = file.architecture
+    if any(name.endswith(".attn_kv_b.weight") for name in file.tensors):
+        raise UnsupportedModelError(
+            f"{file.path.name}: attn_kv_b holds keys and values of latent attention in one matrix.",
+            "Convert the model again with a current converter.",
+        )
+    n_latent = count(file, f"{arch}.attention.kv_lora_rank", high=MAX_HEAD_DIM)
+    n_rope = count(file, f"{arch}.rope.dimension_count", high=MAX_HEAD_DIM)
+    key = f"{arch}.attention.key_length_mla"
+    n_nope = count(file, key, high=2 * MAX_HEAD_DIM) - n_rope
+    if n_nope < 1 or n_rope % 2:
+        what = f"{n_nope + n_rope} is no sum of {n_rope} rotated dimensions and others"
+        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+    rank = count(file, f"{arch}.attention.q_lora_rank", 0, low=0)
+    return LatentAttentionPart(
+        n_head=_n_heads(file, n_blocks),
+        n_latent=n_latent,
+        n_nope=n_nope,
+        n_rope=n_rope,
+        v_dim=count(file, f"{arch}.attention.value_length_mla", high=MAX_HEAD_DIM),
+        q_rank=rank or None,
+        pairs=pairs,
+        gate=gate,
+    )
+
+
+def read_blocks(
+    file: GgufFile,
+    n_blocks: int,
+    kda: KdaPart,
+    attention: LatentAttentionPart,
+    feed_forward: Callable[[int], FeedForwardPart],
+) -> list[BlockParts]:
+    """All blocks, MTP blocks too: attention where a block has key-value heads, else the other."""
+    attending = attending_layers(file, n_blocks)
+
+    def block(index: int) -> BlockParts:
+        mixer: MixerPart = attention if index in attending else kda
+        return BlockParts((mixer,), feed_forward(index), ffn_norm="ffn_norm.weight")
+
+    return [block(index) for index in range(n_blocks)]
+
+
+def n_dense(file: GgufFile) -> int:
+    """How many of the first blocks have no experts."""
+    key = f"{file.architecture}.leading_dense_block_count"
+    return count(file, key, 0, low=0, high=MAX_LAYERS)
+
+
+def dense_width(file: GgufFile, n_blocks: int) -> int:
+    """Width of the dense feed-forward parts."""
+    key = f"{file.architecture}.feed_forward_length"
+    return uniform(file, key, n_blocks, range(n_blocks))
+
+
+def read_mixture(
+    file: GgufFile,
+    n_blocks: int,
+    *,
+    normalised: bool,
+    shared_width: int | None = None,
+    latent: LatentPart | None = None,
+) -> MixturePart:
+    """The `expert` keys. shared_width: None for a multiple of the width of the others."""
+    arch = file.architecture
+    n_experts = count(file, f"{arch}.expert_count", high=MAX_HEADS)
+    key = f"{arch}.expert_feed_forward_length"
+    width = uniform(file, key, n_blocks, range(n_blocks))
+    if shared_width is None:
+        shared_width = width * count(file, f"{arch}.expert_shared_count", 1, high=MAX_HEADS)
+    n_groups = count(file, f"{arch}.expert_group_count", 1, low=0, high=MAX_HEADS) or 1
+    n_groups_used = 1
+    if n_groups > 1:
+        key = f"{arch}.expert_group_used_count"
+        n_groups_used = count(file, key, high=n_groups)
+        if n_experts % n_groups or n_experts // n_groups < 2:
+            what = f"{n_experts} experts do not make {n_groups} groups"
+            raise ModelFileError(file.path, f"key {arch}.expert_group_count", what, REMEDY)
+    candidates = n_experts // n_groups * n_groups_used if n_groups > 1 else n_experts
+    return MixturePart(
+        n_experts=n_experts,
+        n_used=count(file, f"{arch}.expert_used_count", high=candidates),
+        n_ff=width,
+        n_ff_shared=shared_width,
+        shared_gate=False,
+        router=RouterPart(
+            expert_scores(file),
+            normalised=normalised,
+            scale=expert_scale(file),
+            n_groups=n_groups,
+            n_groups_used=n_groups_used,
+        ),
+        latent=latent,
+    )
+
+
+def _n_heads(file: GgufFile, n_blocks: int) -> int:
+    key = f"{file.architecture}.attention.head_count"
+    return uniform(file, key, n_blocks, range(n_blocks), high=MAX_HEADS)

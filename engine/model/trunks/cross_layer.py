@@ -1,0 +1,97 @@
+"""The trunk with cross-layer residual attention: layers look back at where streams began."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from engine.model.config import ModelConfig
+from engine.model.feed_forward import FeedForward, make_feed_forward
+from engine.model.mixers import make_mixer
+from engine.model.mixers.mixer import Mixer, RopeAndMemory
+from engine.model.parts.cross_layer import CrossLayerResidual
+from engine.model.weights import Weights
+from kernels.norm import rms_norm
+from kernels.pointwise import pointwise
+
+
+class _Half(NamedTuple):
+    """What one half of a block reads its input with: the weight of the scores, then the norm."""
+
+    score: torch.Tensor
+    norm: torch.Tensor
+
+
+class _Block(NamedTuple):
+    mixer: Mixer
+    ffn: FeedForward
+    before_mixer: _Half
+    before_ffn: _Half
+
+
+class CrossLayerStream:
+    """A layer that begins a group of `group` leaves its raw input behind and starts a new stream
+    with what its mixer gives. What halves of blocks read is the softmax-weighted sum of those
+    inputs and of the stream; a score is the sum of the row, RMS-normed, times a weight. Every
+    token looks at itself alone."""
+
+    def __init__(
+        self, blocks: Sequence[_Block], group: int, score: torch.Tensor, eps: float
+    ) -> None:
+        self._blocks = tuple(blocks)
+        self._group, self._score, self._eps = group, score, eps
+
+    def __call__(
+        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory
+    ) -> torch.Tensor:
+        """See engine.model.trunks.Trunk."""
+        left: list[torch.Tensor] = []
+        invariant = around.invariant
+        for i, block in enumerate(self._blocks):
+            added = block.mixer(self._read(x, left, block.before_mixer, invariant), around)
+            if i % self._group == 0:
+                left.append(x)
+                x = added
+            else:
+                x = x + added
+            normed = self._read(x, left, block.before_ffn, invariant)
+            x = x + block.ffn(normed, invariant=invariant)
+        return self._mix(x, left, self._score, invariant)
+
+    def _read(
+        self, x: torch.Tensor, left: list[torch.Tensor], half: _Half, invariant: bool
+    ) -> torch.Tensor:
+        return rms_norm(self._mix(x, left, half.score, invariant), half.norm, self._eps)
+
+    def _mix(
+        self, x: torch.Tensor, left: list[torch.Tensor], score: torch.Tensor, invariant: bool
+    ) -> torch.Tensor:
+        if not left:
+            return x
+        rows = torch.stack([*left, x])
+        scores = rms_norm(rows, score, self._eps).sum(-1, keepdim=True)
+        weights = pointwise(torch.exp, scores - scores.amax(0), invariant=invariant)
+        return (weights / weights.sum(0) * rows).sum(0)
+
+
+def make_cross_layer(
+    config: ModelConfig, weights: Weights, of_block: Callable[[int], Weights]
+) -> CrossLayerStream:
+    """See engine.model.trunks.make_trunk."""
+    assert isinstance(config.trunk, CrossLayerResidual)
+    blocks = []
+    for i, parts in enumerate(config.blocks):
+        inside = of_block(i)
+        mixer = make_mixer(parts.mixers, inside, config, i)
+        assert mixer is not None
+        assert parts.ffn is not None
+        ffn = make_feed_forward(parts.ffn, inside, config.eps)
+        halves = (
+            _Half(inside.keep(f"{name}_res_score.weight"), inside.keep(norm))
+            for name, norm in (("attn", parts.mixer_norm), ("ffn", parts.ffn_norm))
+        )
+        blocks.append(_Block(mixer, ffn, *halves))
+    score = weights.keep("output_res_score.weight")
+    return CrossLayerStream(blocks, config.trunk.group, score, config.eps)

@@ -1,0 +1,94 @@
+"""Products of few rows with the experts that each has chosen, as one program.
+
+It reads from memory which experts those are, so that one call does for any choice. A task is some
+rows of one expert's matrix with one row of x; tasks go through all (row, expert) pairs before the
+next rows of the matrices, so that rows that share an expert find its weights in the cache.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from kernels.integer_blocks import rows_with_llvm as one_matrix
+from kernels.integer_blocks.activations_with_llvm import STRETCH, Layout, write_rows
+from kernels.llvm import Code, Program, Value
+from kernels.llvm.values import I64
+from kernels.moe.places import ExpertPlaces
+
+# weight rows of a task
+CHUNK = 64
+
+
+def multiply_pairs(x: torch.Tensor, ids: torch.Tensor, places: ExpertPlaces) -> torch.Tensor:
+    """Row i of x with the matrix of each expert in row i of ids.
+
+    x: f32 [n, in]; ids: int64 [n, k], contiguous. Returns f32 [n, k, out].
+    """
+    n_rows, n_used = ids.shape
+    n_in, n_pairs = x.shape[1], n_rows * n_used
+    vnni = one_matrix.has_vnni()
+    layout = one_matrix.layout_for(places.type, vnni=vnni)
+    x = x.contiguous()
+    rows = torch.empty(n_rows * layout.row_bytes(-(-n_in // STRETCH)), dtype=torch.uint8)
+    y = torch.empty(n_rows, n_used, places.n_parts * places.n_rows)
+    _program(places.type, vnni=vnni)(
+        x.data_ptr(),
+        n_in,
+        n_rows,
+        rows.data_ptr(),
+        ids.data_ptr(),
+        n_used,
+        y.data_ptr(),
+        places.addresses.data_ptr(),
+        places.addresses.shape[1],
+        places.n_parts,
+        places.n_rows,
+        places.row_bytes,
+        tasks=places.n_parts * -(-places.n_rows // CHUNK) * n_pairs,
+        chunk=1,
+        threads=torch.get_num_threads(),
+    )
+    return y
+
+
+@functools.cache
+def _program(type: str, *, vnni: bool) -> Program:
+    layout = one_matrix.layout_for(type, vnni=vnni)
+    body = functools.partial(_body, type, vnni, layout)
+    return Program(body, 12, functools.partial(_quantise, layout))
+
+
+def _quantise(layout: Layout, code: Code, args: Sequence[Value]) -> None:
+    x, n_in, n_rows, rows, *_ = args
+    places = x, code.integer(1), n_in * 4, code.integer(0)
+    write_rows(layout, code, [*places, n_in, rows], code.integer(0), n_rows)
+
+
+def _body(
+    type: str,
+    vnni: bool,
+    layout: Layout,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
+) -> None:
+    """Arguments: x, how long its rows are and how many, room for them quantised; ids and how many
+    of a row; y; addresses, how many experts, their parts, rows of a part and their bytes."""
+    x, n_in, n_rows, rows, ids, n_used, y, addresses, n_experts, n_parts, height, row_bytes = args
+    x_bytes = layout.row_bytes((n_in + (STRETCH - 1)) // STRETCH)
+    n_pairs, n_out = n_rows * n_used, n_parts * height
+    n_chunks = (height + (CHUNK - 1)) // CHUNK
+    with code.loop(first, last) as task:
+        pair, chunk = task % n_pairs, task // n_pairs
+        part, begin = chunk // n_chunks, chunk % n_chunks * CHUNK
+        expert = code.load(ids + pair * 8, I64)
+        weights = code.load(addresses + (part * n_experts + expert) * 8, I64)
+        source = rows + pair // n_used * x_bytes
+        target = y + (pair * n_out + part * height) * 4
+        end = code.smaller(begin + CHUNK, height)
+        matrix = x, n_in, source, weights, row_bytes, target, n_out
+        one_matrix.write(type, 1, vnni, code, matrix, begin, end)

@@ -1,0 +1,97 @@
+"""The router on a processor: softmax and the largest probabilities of a row in one pass of code."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from kernels.llvm import F32, F32X16, Code, Program, Value, vector
+from kernels.llvm.functions import exp
+from kernels.llvm.rows import LANES, rows, run, start, vectors
+from kernels.llvm.values import I32, I64
+from kernels.moe.with_torch import MIN_SUM
+
+_I32X16 = vector(I32, LANES)
+# less than any probability: what is chosen already, and what fills up the last vector
+_GONE = -1.0
+_NOWHERE = -(2**31)
+
+
+def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.moe.route."""
+    n_rows, n_experts = logits.shape
+    weights = torch.empty(n_rows, n_used)
+    ids = torch.empty(n_rows, n_used, dtype=torch.int64)
+    logits, places = rows(logits)
+    addresses = weights.data_ptr(), ids.data_ptr()
+    run(_program(n_experts), n_rows, n_experts * n_used, *places, n_used, *addresses)
+    return weights, ids
+
+
+@functools.cache
+def _program(n_experts: int) -> Program:
+    return Program(functools.partial(_body, n_experts), 7)
+
+
+def _body(n: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+    """Arguments: logits in RowPlaces, how many are chosen, weights, ids."""
+    n_used, weights, ids = args[4:]
+    whole = -(-n // LANES) * LANES
+    p = code.stack(4 * whole)
+    with code.loop(first, last) as row:
+        _softmax(code, n, start(args[:4], row), p)
+        total = code.variable(code.constant(F32, 0.0))
+        with code.loop(0, n_used) as i:
+            largest, index = _largest(code, whole, p)
+            at = row * n_used + i
+            code.store(largest, weights + at * 4)
+            code.store(index, ids + at * 8)
+            code.store(code.constant(F32, _GONE), p + index * 4)
+            total.set(total.value + largest)
+        divisor = code.choose(total.value.less(MIN_SUM), code.constant(F32, MIN_SUM), total.value)
+        with code.loop(0, n_used) as i:
+            at = weights + (row * n_used + i) * 4
+            code.store(code.load(at, F32) / divisor, at)
+
+
+def _softmax(code: Code, n: int, logits: Value, p: Value) -> None:
+    """The probabilities of a row of n logits, filled up to whole vectors."""
+    largest = code.variable(code.constant(F32X16, float("-inf")))
+    for at, count in vectors(code, n):
+        values = _filled(code, code.load_first(logits + at, F32X16, count), count, float("-inf"))
+        largest.set(code.larger(values, largest.value))
+    shift = code.splat(code.maximum(largest.value))
+    total = code.variable(code.constant(F32X16, 0.0))
+    for at, count in vectors(code, n):
+        powers = exp(code, code.load_first(logits + at, F32X16, count) - shift)
+        code.store(powers, p + at)
+        total.set(total.value + _filled(code, powers, count, 0.0))
+    whole = code.splat(code.sum(total.value))
+    for at, count in vectors(code, n):
+        code.store(_filled(code, code.load(p + at, F32X16) / whole, count, _GONE), p + at)
+
+
+def _largest(code: Code, n: int, p: Value) -> tuple[Value, Value]:
+    """The largest of n numbers, and the lowest place it stands at; among NaN the first place."""
+    best = code.variable(code.constant(F32X16, _GONE))
+    for at, _ in vectors(code, n):
+        best.set(code.larger(best.value, code.load(p + at, F32X16)))
+    largest = code.maximum(best.value)
+    everywhere, back = code.splat(largest), code.constants(_I32X16, range(0, -LANES, -1))
+    lowest = code.variable(code.constant(_I32X16, _NOWHERE))
+    for at, _ in vectors(code, n):
+        here = back - code.splat((at // 4).resize(I32))
+        is_less = code.load(p + at, F32X16).less(everywhere)
+        nowhere = code.constant(_I32X16, _NOWHERE)
+        lowest.set(code.larger(lowest.value, code.choose(is_less, nowhere, here)))
+    return largest, code.integer(0) - code.maximum(lowest.value).extended(I64)
+
+
+def _filled(code: Code, values: Value, count: int, filling: float) -> Value:
+    """A vector whose first `count` elements stay."""
+    if count == LANES:
+        return values
+    inside = code.constants(_I32X16, range(LANES)).less(count)
+    return code.choose(inside, values, code.constant(F32X16, filling))

@@ -1,0 +1,110 @@
+"""Whole runs of every further family: no token changes, whatever undoes what was drafted.
+
+Each family meets every mix of policy, split and KV mode, by turns greedy and sampled, alone and
+beside others; the first four families and the walks over memories have all of them together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+
+from engine.options import DRAFTERS, KV_MODES, ROLLBACK_POLICIES, SPLITS, Prompt, SamplerOptions
+from tests.support.golden_files import second_set, with_mtp
+from tests.support.golden_runs import (
+    SAMPLED,
+    decode,
+    golden,
+    options_of,
+    prompt_of,
+    session,
+    tokens_of,
+    tokens_table,
+)
+
+MODELS = second_set()
+MIXES = list(product(ROLLBACK_POLICIES, SPLITS, KV_MODES))
+NGRAMS = [name for name in DRAFTERS if name.startswith("ngram")]
+SAMPLERS = (SamplerOptions(), SAMPLED)
+N = 10
+
+
+def prompts_of(name: str) -> list[Prompt]:
+    tokens = prompt_of(name).tokens
+    # a repetition, for the drafters that look something up
+    return [Prompt(tokens[:n] + tokens[: n // 2]) for n in (20, 7, 31, 4)]
+
+
+@cache
+def plain(name: str, sampler: SamplerOptions) -> list[list[int]]:
+    options = replace(options_of(N), sampler=sampler)
+    return [tokens_of(decode(session(name), [p], options))[0] for p in prompts_of(name)]
+
+
+@pytest.mark.parametrize("at", range(len(MIXES)), ids=["-".join(mix) for mix in MIXES])
+@pytest.mark.parametrize("name", MODELS)
+def test_no_token_changes(name, at):
+    policy, split, kv = MIXES[at]
+    own_head = name in with_mtp(MODELS)
+    opened = session(name) if own_head else session(name, name)
+    # of the four mixes of a policy each has other circumstances, and other ones for other families
+    turn = at + MODELS.index(name)
+    sampler, parallel = SAMPLERS[turn % 2], (1, 4)[turn // 2 % 2]
+    prompts = prompts_of(name)[:parallel]
+    options = replace(
+        options_of(N, "draft-mtp" if own_head else "draft-simple"),
+        sampler=sampler,
+        rollback=policy,
+        split=split,
+        kv=kv,
+        parallel=parallel,
+    )
+    assert tokens_of(decode(opened, prompts, options)) == plain(name, sampler)[: len(prompts)]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "policy"), list(zip(NGRAMS, ROLLBACK_POLICIES, strict=True)), ids=NGRAMS
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_drafters_that_look_up(name, drafter, policy):
+    options = replace(options_of(N, drafter), rollback=policy, parallel=4)
+    wanted = plain(name, SamplerOptions())
+    assert tokens_of(decode(session(name), prompts_of(name), options)) == wanted
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_wrong_drafts_are_undone(name):
+    """Drafted by another family: hardly one is right."""
+    other = next(one for one in MODELS if one != name)
+    for policy in ROLLBACK_POLICIES:
+        options = replace(options_of(N, "draft-simple", n_max=5), rollback=policy)
+        run = decode(session(name, other), [prompt_of(name)], options)
+        assert tokens_of(run) == [golden(name)["greedy"][:N].tolist()]
+        assert run.trace.rounds.column("rollback_depth").max() > 0
+
+
+FAULTY = {
+    "stale-plane": {"rollback": "planes", "n_ubatch": 3},
+    "plane-off-by-one": {"rollback": "planes"},
+    "no-conv-rollback": {"rollback": "planes"},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+@pytest.mark.parametrize("name", MODELS)
+def test_faults_change_the_output(name, fault):
+    """Tokens, or where a model says the same again and again, how sure it is of them."""
+    other = next(one for one in MODELS if one != name)
+    base = replace(options_of(20, "draft-simple", n_max=5), **FAULTY[fault])
+    right, wrong = (
+        decode(session(name, other), [prompt_of(name)], replace(base, faults=faults))
+        for faults in ((), (fault,))
+    )
+    assert tokens_of(right) == [golden(name)["greedy"][:20].tolist()]
+    if tokens_of(wrong) == tokens_of(right):
+        sure = [tokens_table(run)["target_p"] for run in (right, wrong)]
+        assert np.nanmax(np.abs(sure[0] - sure[1])) > 1e-3
