@@ -93,7 +93,10 @@ def _lines(info: ModelInfo, memory: dict[str, Any], metadata: dict[str, Any]) ->
         f"  attention      {readable_size(info.kv_bytes_per_token)} per token",
         "",
         "quantisation",
-        *(f"  {name:<8} {readable_size(n):>12}" for name, n in info.quant_mix.items()),
+        *(
+            f"  {name:<8} {readable_size(n):>12}" + "  f32 in mode q8" * is_expanded(name)
+            for name, n in info.quant_mix.items()
+        ),
         "",
         "layers",
         *_layer_lines(info.layers),

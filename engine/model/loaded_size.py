@@ -31,6 +31,11 @@ def loaded_bytes(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
     return {mode: _bytes_in(tensors, mode) for mode in MODES}
 
 
+def is_expanded(type: str) -> bool:
+    """Whether matrices of a GGML type are expanded to f32 for mode q8."""
+    return type not in (*_INTEGER_BLOCKS, "F32")
+
+
 def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str) -> int:
     # the experts of a layer stay in their blocks together, or not at all
     experts = {name: t for name, t in tensors.items() if "_exps." in name}
