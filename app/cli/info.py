@@ -12,6 +12,7 @@ from app.cli.common import add_model, positive, print_json, readable_size, targe
 from engine.gguf.file import GgufFile
 from engine.memory.policies import POLICIES, memory_sizes
 from engine.model.info import LayerInfo, ModelInfo, describe
+from engine.model.loaded_size import is_expanded
 from engine.options import COMPUTE_MODES
 
 _DEFAULT_CONTEXT = 4096
