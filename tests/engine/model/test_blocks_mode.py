@@ -114,6 +114,25 @@ def test_rows_are_rearranged_as_blocks():
     assert not torch.equal(linear(x, wanted), untouched)
 
 
+def test_rows_are_copied_only_where_they_do_not_lie_together():
+    shapes = {"a": (32, 64), "b": (32, 64)}
+    reader, x = _Reader(shapes), torch.randn(3, 64)
+    whole = torch.cat([reader.blocks["a"], reader.blocks["b"]])
+    apart = Weights(reader, shapes, "blocks").project("a", "b").packed.data.bytes
+    assert reader.released and set(reader.released) == {"a", "b"}
+    reader.blocks = dict(zip("ab", whole.split(32), strict=True))
+    reader.released.clear()
+    weights = Weights(reader, shapes, "blocks")
+    together = weights.project("a", "b").packed
+    assert together.data.bytes.data_ptr() == whole.data_ptr() and not reader.released
+    assert torch.equal(together.data.bytes, whole) and torch.equal(apart, whole)
+    turned = weights.project("b", "a").packed
+    assert turned.data.bytes.data_ptr() != whole.data_ptr()
+    assert torch.equal(linear(x, turned), linear(x, together).roll(32, 1))
+    one = weights.project("a").packed.data.bytes
+    assert one.data_ptr() == whole.data_ptr() and len(one) == 32
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_experts_stay_in_their_blocks(fused):
     n, width, d = 4, 32, 64
