@@ -19,6 +19,7 @@ from engine.model.parts.mamba2 import Mamba2Part
 from engine.model.parts.short_conv import ShortConvPart
 from engine.model.recurrence import Recurrence, RecurrentLayout, StateKey
 from engine.model.weights import Weights
+from kernels.residual import add
 
 
 class _Row(NamedTuple):
@@ -49,7 +50,7 @@ class MixersSideBySide:
         """x [B, T, n_embd], normed -> the same shape."""
         first, *others = (mixer(x, around) for mixer in self._mixers)
         for other in others:
-            first = first + other
+            first = add(first, other)
         return first
 
 
