@@ -103,7 +103,7 @@ class OutputHead:
         self._eps = eps
         self._factors = None
         if scale != 1.0:
-            device = CPU if norm is None else norm.device
+            device = None if norm is None else norm.device
             self._factors = torch.full((n_vocab,), 1.0 / scale, device=device)
 
     def __call__(self, x: torch.Tensor, outputs: torch.Tensor, *, invariant: bool) -> StepOutput:

@@ -245,9 +245,9 @@ class Weights:
             packed = put_together(self._experts_apart(names), self.compute, activation)
         else:
             *first, down = (self._each(name) for name in names)
-            gate, up = _halves(first[0]) if fused else (None, *first)[-2:]
+            gate, up = _halves(first[0]) if fused else (first[0], first[-1])
             mode = self._without_blocks(self.compute)
-            packed = pack_experts(gate, up, down, mode, activation)
+            packed = pack_experts(gate if activation.gated else None, up, down, mode, activation)
         self.n_bytes += packed.n_bytes
         return packed
 
