@@ -267,7 +267,7 @@ def _moe(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     for mode in MODES if device.type == "cpu" else ("f32", "bf16"):
         packed, law = (
             pack_experts(gate, up, down, mode),
-            moe_law.pack(gate, pairs, mode, weight_levels()),
+            moe_law.pack(gate, pairs, mode, levels=weight_levels()),
         )
         for n in sizes.tokens:
             x = torch.randn(n, sizes.n_embd, device=device)
