@@ -10,10 +10,11 @@ import torch
 
 from engine.batch import UBatch
 from engine.model.config import ModelConfig
-from engine.model.layers import OutputHead, RopeTables, StepOutput
+from engine.model.layers import OutputHead, StepOutput
 from engine.model.memory import ModelMemory
 from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.mtp import MtpHead
+from engine.model.rope_tables import RopeTables
 from engine.model.trunks import Trunk
 from engine.model.weights import Embedding
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine.gguf.file import TensorInfo
+from engine.model.parts.ngram_embedding import TABLE
 
 MODES = ("f32", "bf16", "int8", "int8x2", "blocks")
 """Compute modes whose memory is told."""
@@ -13,7 +14,16 @@ _F32 = 4
 # types of which products with blocks exist (kernels.block_linear, which would load torch)
 _BLOCKS = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
 # what engine.model keeps as f32 in every mode, by parts of names
-_KEPT = ("ssm_conv1d.", "ssm_alpha.", "ssm_beta.", "ssm_ba.", "ffn_gate_inp")
+_KEPT = (
+    "ssm_conv1d.",
+    "ssm_alpha.",
+    "ssm_beta.",
+    "ssm_ba.",
+    "ffn_gate_inp",
+    "ple_conv1d.",
+    "indexer.",
+    "_norm",
+)
 _EMBEDDINGS = ("token_embd.weight", "nextn.embed_tokens.weight")
 
 
@@ -28,6 +38,8 @@ def loaded_bytes(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
     expanded = {_block(name) for name, t in tensors.items() if "_exps." in name and not _stays(t)}
     sizes = dict.fromkeys(MODES, 0)
     for name, tensor in tensors.items():
+        if name == TABLE:  # it stays in the file
+            continue
         stays = _stays(tensor) and not ("_exps." in name and _block(name) in expanded)
         for mode in sizes:
             if name.endswith(_EMBEDDINGS):

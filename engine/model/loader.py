@@ -17,9 +17,10 @@ from engine.model.config import ModelConfig
 from engine.model.families import read_config
 from engine.model.hybrid import HybridModel
 from engine.model.info import SMALL_MODEL
-from engine.model.layers import OutputHead, RopeTables, make_block
+from engine.model.layers import OutputHead, make_block
 from engine.model.mtp import MtpHead
 from engine.model.parts import MtpParts
+from engine.model.rope_tables import RopeTables
 from engine.model.tensors import block_shapes, check_tensors, global_shapes
 from engine.model.trunks import make_trunk
 from engine.model.weights import Embedding, Projection, Weights

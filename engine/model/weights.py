@@ -9,6 +9,7 @@ from itertools import groupby, pairwise, tee
 import torch
 
 from engine.device import CPU
+from engine.gguf.mapped_rows import MappedRows
 from engine.gguf.reader import TensorReader
 from engine.model.tensors import Shapes
 from kernels.dequant import dequantise
@@ -165,6 +166,11 @@ class Weights:
         rows = self._rows(name, "blocks")
         self.n_bytes += rows.data.nbytes
         return Embedding(rows, width)
+
+    def mapped(self, name: str) -> MappedRows:
+        """A table too large to be held, whose rows are read from the file; not counted."""
+        full = self._prefix + name
+        return self._reader.mapped_rows(full, self._shapes[full])
 
     def project(self, *names: str) -> Projection:
         """The matrices under `names`, stacked by rows, in the compute mode."""

@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.model.config import ModelConfig
-from engine.model.mixers import attention, delta_net, kda, latent_attention, mamba2, short_conv
+from engine.model.mixers import (
+    attention,
+    delta_net,
+    kda,
+    latent_attention,
+    mamba2,
+    ngram_embedding,
+    short_conv,
+    sparse_attention,
+)
 from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.parts import MixerPart
 from engine.model.parts.attention import AttentionPart
@@ -16,7 +25,9 @@ from engine.model.parts.delta_net import DeltaNetPart
 from engine.model.parts.kda import KdaPart
 from engine.model.parts.latent_attention import LatentAttentionPart
 from engine.model.parts.mamba2 import Mamba2Part
+from engine.model.parts.ngram_embedding import NgramEmbeddingPart
 from engine.model.parts.short_conv import ShortConvPart
+from engine.model.parts.sparse_attention import SparseAttentionPart
 from engine.model.recurrence import Recurrence, RecurrentLayout, StateKey
 from engine.model.weights import Weights
 
@@ -36,6 +47,8 @@ _MIXERS = {
     DeltaNetPart: _Row(delta_net.DeltaNet, delta_net.recurrences),
     Mamba2Part: _Row(mamba2.Mamba2, mamba2.recurrences),
     ShortConvPart: _Row(short_conv.ShortConv, short_conv.recurrences),
+    SparseAttentionPart: _Row(sparse_attention.SparseAttention),
+    NgramEmbeddingPart: _Row(ngram_embedding.NgramEmbedding, ngram_embedding.recurrences),
 }
 
 
@@ -66,7 +79,7 @@ def layout_of(config: ModelConfig) -> RecurrentLayout | None:
     states = {
         StateKey(layer, name): recurrence
         for layer, block in enumerate(config.blocks)
-        for part in block.mixers
+        for part in block.keepers
         for name, recurrence in _MIXERS[type(part)].recurrences(part).items()
     }
     return RecurrentLayout(states) if states else None

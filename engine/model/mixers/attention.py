@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.model.config import ModelConfig
+from engine.model.memory import AttentionView
 from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts.attention import AttentionPart
 from engine.model.weights import MatrixRows, Projection, Weights
@@ -55,11 +56,18 @@ class Attention:
             q = q * self._scale
         v = v.view(n_seqs, n_tokens, -1, self._head_dim)
         cells = around.memory.attention.update(self._layer, k, v)
-        out = attend(q, cells.k, cells.v, cells.mask, invariant=invariant)
+        mask = self._visible(x, cells, around)
+        out = attend(q, cells.k, cells.v, mask, invariant=invariant)
         out = out.reshape(n_seqs, n_tokens, -1)
         if self._sizes[2]:
             out = output_gate(out, gate, invariant=invariant)
         return self._output(out, invariant=invariant)
+
+    def _visible(
+        self, x: torch.Tensor, cells: AttentionView, around: RopeAndMemory
+    ) -> torch.Tensor:
+        """Where these tokens look, bool [B, T, N]."""
+        return cells.mask
 
 
 def _head_norms(

@@ -10,7 +10,7 @@ from engine.model.info import describe
 from engine.model.loaded_size import MODES
 from engine.model.loader import load_model
 from kernels.linear.with_torch import has_bf16
-from tests.engine.model.conftest import DATA
+from tests.support.golden_files import DATA
 
 FILES = sorted(DATA.glob("*.gguf"))
 
