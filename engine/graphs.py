@@ -1,10 +1,10 @@
-"""Forward passes of few tokens as CUDA graphs: recorded once, then started by one call.
+"""Forward passes of few tokens as graphs: recorded once, then started by one call.
 
-Such a pass is hundreds of kernels of some microseconds each, and the host takes longer to start
-them than a GPU takes to run them. A graph repeats the kernels with the very addresses and numbers
-they were recorded with. So whatever changes from pass to pass has to be values in tensors that
-stay where they are; where a pass differs in anything else, its key differs too, and it is
-recorded for itself.
+Such a pass is hundreds of kernels of some microseconds each, and Python takes longer to start them
+than they take. A graph, one of CUDA or a table of launches on the processor, repeats the kernels
+with the very addresses and numbers they were recorded with. So whatever changes from pass to pass
+has to be values in tensors that stay where they are; where a pass differs in anything else, its key
+differs too, and it is recorded for itself.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-VARIABLE = "DRAFTSCOPE_CUDA_GRAPHS"
+from kernels.dispatch import uses_llvm
+
+VARIABLE = "DRAFTSCOPE_GRAPHS"
 """Environment variable; "off" makes every pass start its kernels one by one."""
 
-MOST_TOKENS = 64
-"""Tokens of a pass that is worth recording, at most: longer ones keep a GPU busy by themselves."""
+MOST_TOKENS = {"cpu": 16, "cuda": 64}
+"""Tokens of a pass that is worth recording, at most, by type of device: longer ones keep it busy
+by themselves."""
 
 MOST_GRAPHS = 64
 
@@ -57,13 +60,19 @@ class StepGraphs:
 
     A pass whose key is new runs as it is, which compiles its kernels; the second one is recorded,
     and those behind it are replayed. The oldest of MOST_GRAPHS recordings is given up for a new
-    one. If recording fails, every pass runs as it is from then on.
+    one. If recording fails, every pass runs as it is from then on. most_tokens: of a pass that is
+    to be recorded.
     """
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, most_tokens: int) -> None:
         self._record: Record | None = record
+        self._most_tokens = most_tokens
         self._seen: set[Hashable] = set()
         self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
+
+    def takes(self, n_tokens: int) -> bool:
+        """Whether a pass of so many tokens is to be recorded, as far as that is known."""
+        return self._record is not None and n_tokens <= self._most_tokens
 
     def run(
         self, pass_inputs: PassInputs, arguments: PassTensors, compute: Callable[..., PassTensors]
@@ -73,7 +82,9 @@ class StepGraphs:
         It must not wait for the device, nor change anything on the host. What it returns is
         copied, so that the next pass does not overwrite it.
         """
-        key = pass_inputs.key, tuple((x.shape, x.dtype) for x in arguments)
+        shapes = tuple((x.shape, x.dtype) for x in arguments)
+        # kernels on the processor are shared out to threads beforehand
+        key = pass_inputs.key, shapes, torch.get_num_threads()
         graph = self._graphs.get(key)
         if graph is None:
             if self._record is None or key not in self._seen:
@@ -104,7 +115,9 @@ class StepGraphs:
         try:
             outputs, replay = record(partial(compute, *mine))
         except RuntimeError as error:
-            log.warning("CUDA graphs are off, because recording one failed: %s", error)
+            # on the processor some modes of products are no kernels of ours: nothing is amiss then
+            level = logging.INFO if isinstance(error, NotImplementedError) else logging.WARNING
+            log.log(level, "graphs are off, because recording one failed: %s", error)
             self._record = None
             return None
         return _Graph((*pass_inputs.inputs, *mine), outputs, replay)
@@ -112,9 +125,16 @@ class StepGraphs:
 
 def graphs_for(device: torch.device) -> StepGraphs | None:
     """Recordings for a memory on this device, None where passes are run as they are."""
-    if device.type != "cuda" or os.environ.get(VARIABLE, "").lower() in ("off", "0", "no"):
+    if os.environ.get(VARIABLE, "").lower() in ("off", "0", "no"):
         return None
-    return StepGraphs(_RecordOnCuda())
+    if device.type == "cuda":
+        return StepGraphs(_RecordOnCuda(), MOST_TOKENS["cuda"])
+    if not uses_llvm():
+        return None
+    # here, because it loads the compiler
+    from engine.recorded_launches import RecordOnProcessor
+
+    return StepGraphs(RecordOnProcessor(), MOST_TOKENS["cpu"])
 
 
 class _RecordOnCuda:

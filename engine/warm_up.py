@@ -25,11 +25,11 @@ def warm_up(model: HybridModel) -> None:
     memory = HybridMemory.for_model(
         config, 1, n_ctx, model.device, policy="planes", n_rs_seq=_N_RS_SEQ
     )
-    of_head = HybridMemory.for_head(config, 1, n_ctx, model.device)
+    of_head = HybridMemory.for_head(config, 1, n_ctx, model.device) if model.head else None
     start = 0
     for width in WIDTHS:
         (ubatch,) = memory.split([Span(0, start, [0] * width, range(width))], width, "seq")
         hidden = model.forward(ubatch, memory).hidden
-        if model.head is not None:
+        if model.head and of_head:
             model.head.forward(ubatch, hidden, of_head)
         start += width

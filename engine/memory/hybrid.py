@@ -11,7 +11,7 @@ import torch
 
 from engine.batch import Span, UBatch, make_ubatch, split_equal, split_seq, split_simple
 from engine.errors import OptionError
-from engine.graphs import MOST_TOKENS, PassInputs, StepGraphs, graphs_for
+from engine.graphs import PassInputs, StepGraphs, graphs_for
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.kv_storage import key_rotation
 from engine.memory.policies import POLICIES
@@ -153,7 +153,7 @@ class HybridMemory:
 
     def begin(self, ubatch: UBatch) -> None:
         """Prepare one forward pass. ContextFullError leaves everything as it was."""
-        by_index = self._graphs is not None and ubatch.tokens.size <= MOST_TOKENS
+        by_index = self._by_index(ubatch.tokens.size)
         self.attention.begin(ubatch, by_index=by_index)
         if self.recurrent:
             self.recurrent.begin(ubatch, by_index=by_index)
@@ -162,9 +162,11 @@ class HybridMemory:
         """States that a pass with one token of each of these sequences would start from
         (SnapshotPolicy.inputs). Not for a memory without recurrent states."""
         assert self.recurrent is not None
-        return self.recurrent.inputs(
-            seqs, by_index=self._graphs is not None and len(seqs) <= MOST_TOKENS
-        )
+        return self.recurrent.inputs(seqs, by_index=self._by_index(len(seqs)))
+
+    def _by_index(self, n_tokens: int) -> bool:
+        """Whether a pass of so many tokens finds cells and rows by numbers on the device."""
+        return self._graphs is not None and self._graphs.takes(n_tokens)
 
     def run(
         self,

@@ -22,6 +22,7 @@ from engine.memory.kv_cells import UNKNOWN, CellTable
 from engine.memory.kv_storage import CellIndex, KVStorage, Rotate, RowSize, StridedView, row_size
 from engine.model.parts import CellKey, CellRow, CellSize
 from engine.transfer import upload, upload_together
+from kernels.cells import write_cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class AttentionKV:
         self._rows: slice | torch.Tensor = slice(0, 0)
         # by the size of rows, or one index for all
         self._place: dict[RowSize, StridedView] | tuple[CellIndex, CellIndex] = {}
+        self._numbers: tuple[torch.Tensor, torch.Tensor] | None = None
         self._views: dict[RowSize, StridedView] | None = {}
         # by window
         self._masks: dict[int | None, torch.Tensor] = {}
@@ -136,11 +138,11 @@ class AttentionKV:
         self._rows = rows = slice(0, 1) if table.unified else storage.index(np.array(streams))
         self._views = self._place_of(rows, len(seqs), n_view)
         looks = self._looks(seqs, positions, n_view)
-        self._fixed = None
+        self._fixed = self._numbers = None
         if by_index:
             where = np.repeat(np.array(streams), cells.shape[1]), cells.ravel()
             together, (stream_of, cell_of, *there) = upload_together((*where, *looks), self.device)
-            self._place = stream_of, cell_of
+            self._numbers = stream_of, cell_of
             if self._views is not None and self._gathered is None:
                 self._fixed = PassInputs(tuple(self._views.values()), (together,))
         else:
@@ -369,7 +371,9 @@ class AttentionKV:
 
     def _write(self, tensor: torch.Tensor, rows: torch.Tensor) -> None:
         """Put rows [n_seqs, n_seq_tokens, n_heads, dim] where this ubatch's cells are."""
-        if isinstance(self._place, dict):
+        if self._numbers:
+            write_cells(tensor, rows, *self._numbers)
+        elif isinstance(self._place, dict):
             tensor.as_strided(*self._place[row_size(tensor)]).copy_(rows)
         else:
             tensor.transpose(1, 2)[self._place] = rows.flatten(0, 1)

@@ -1,6 +1,6 @@
 """Recurrent states in rows of one tensor, the pool, found by row numbers that lie on the device.
 
-With views of storage the host chooses the rows, and a CUDA graph would repeat its choice for ever.
+With views of storage the host chooses the rows, and a recording would repeat its choice for ever.
 With numbers it chooses nothing: two passes of the same shape differ in values alone.
 """
 
@@ -16,6 +16,7 @@ import torch
 from engine.graphs import PassInputs
 from engine.model.recurrence import Recurrence, RecurrenceInputs, RowNumbers
 from engine.transfer import upload_together
+from kernels.rows import put_rows, take_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,9 @@ class PoolRows:
         self, recurrence: Recurrence[Any], pool: torch.Tensor, inputs: RecurrenceInputs
     ) -> torch.Tensor:
         """A recurrence from rows into rows of a pool [n_rows, *shape], carried ones moved on."""
-        carried = pool[self.carried] if self.carried.numel() else None
+        carried = take_rows(pool, self.carried) if self.carried.numel() else None
         rows = self.windows if recurrence.is_window else self.states
         o = recurrence.by_index(inputs, pool, rows)
         if carried is not None:
-            pool[self.carried_to] = carried
+            put_rows(pool, self.carried_to, carried)
         return o

@@ -22,6 +22,7 @@ from engine.graphs import PassInputs
 from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
 from engine.model.recurrence import RecurrenceInputs, StateKey
 from engine.transfer import upload
+from kernels.rows import copy_rows
 
 StateRows = slice | torch.Tensor
 """Rows of storage side by side as a view, or anywhere by index."""
@@ -142,7 +143,10 @@ class ReplayMemory(SnapshotPolicy):
         if not isinstance(plan.dst, slice):
             bases[plan.dst] = state
         for stored, rows in zip(log, new, strict=True):
-            stored[plan.dst, : plan.n_kept] = rows
+            if isinstance(plan.dst, slice):
+                copy_rows(stored[plan.dst, : plan.n_kept], rows)
+            else:
+                stored[plan.dst, : plan.n_kept] = rows
         return torch.cat((*outputs, o), 1) if outputs else o
 
     def _committed(self, key: StateKey) -> torch.Tensor:

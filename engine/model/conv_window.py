@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from engine.model.recurrence import InputsT, Recurrence, RowNumbers
-from kernels.conv import causal_conv
+from kernels.conv import causal_conv, causal_conv_slots, fold_window
 
 
 class ConvInputs(NamedTuple):
@@ -78,9 +78,9 @@ class InputWindow(Recurrence[InputsT]):
         elif isinstance(n_tokens, int):
             window = torch.cat((start[:, n_tokens:], columns[:, :n_tokens]), 1)
         else:
-            at = n_tokens[:, None] + torch.arange(width, device=n_tokens.device)
-            history = torch.cat((start, columns), 1)
-            window = history.gather(1, at[..., None].expand(-1, -1, columns.shape[2]))
+            return fold_window(
+                start, columns, n_tokens, torch.empty_like(start) if out is None else out
+            )
         return window if out is None else out.copy_(window)
 
     def in_rows(
@@ -128,3 +128,9 @@ class ConvWindow(InputWindow[ConvInputs]):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x, weight, bias = inputs
         return causal_conv(x, weight, window, bias, activate=self._activate, invariant=invariant)
+
+    def by_index(self, inputs: ConvInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+        x, weight, bias = inputs
+        return causal_conv_slots(
+            x, weight, pool, rows.read, rows.in_order, bias, activate=self._activate
+        )

@@ -13,6 +13,8 @@ from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.parts import BlockParts
 from engine.model.weights import Projection, Weights
 from kernels.norm import layer_norm, rms_norm
+from kernels.residual import add
+from kernels.rows import take_rows
 
 
 class StepOutput(NamedTuple):
@@ -51,10 +53,11 @@ class ResidualBlock:
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], not normed -> the same shape."""
         if self._mixer is not None and self._mixer_norm is not None:
-            x = x + self._scaled(self._mixer(rms_norm(x, self._mixer_norm, self._eps), around))
+            normed = rms_norm(x, self._mixer_norm, self._eps)
+            x = add(x, self._scaled(self._mixer(normed, around)))
         if self._ffn is not None and self._ffn_norm is not None:
             normed = rms_norm(x, self._ffn_norm, self._eps)
-            x = x + self._scaled(self._ffn(normed, invariant=around.invariant))
+            x = add(x, self._scaled(self._ffn(normed, invariant=around.invariant)))
         return x
 
     def _scaled(self, y: torch.Tensor) -> torch.Tensor:
@@ -103,6 +106,6 @@ class OutputHead:
         hidden = x if self.norm is None else self._normed(x, self.norm, self._eps)
         if outputs.numel() == 0:
             return StepOutput(hidden.new_empty(0, self._n_vocab), hidden)
-        rows = hidden.flatten(0, 1).index_select(0, outputs)
+        rows = take_rows(hidden.flatten(0, 1), outputs)
         logits = self.projection(rows, invariant=invariant)
         return StepOutput(logits if self._scale == 1.0 else logits / self._scale, hidden)

@@ -13,6 +13,7 @@ from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Weights
 from kernels.norm import rms_norm
+from kernels.rows import join
 
 
 class MtpHead:
@@ -70,5 +71,5 @@ class MtpHead:
         embedded = rms_norm(self._embedding(tokens), self._enorm, self._eps)
         carried = rms_norm(hidden, self._hnorm, self._eps)
         around = RopeAndMemory(*self._rope.at(positions), memory)
-        x = self._join(torch.cat((embedded, carried), -1), invariant=around.invariant)
+        x = self._join(join((embedded, carried)), invariant=around.invariant)
         return self._output(self._block(x, around), outputs, invariant=around.invariant)

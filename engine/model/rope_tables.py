@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from engine.device import CPU
 from engine.model.rope import RopeConfig
 from kernels.rope import rope_table
+from kernels.rows import take_rows
 
 
 class RopeTables:
@@ -30,7 +30,7 @@ class RopeTables:
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """positions int64 [B, T], within reach, on the device -> cos, sin f32 [B, T, n_rot/2]."""
-        cos, sin = F.embedding(positions, self._table).chunk(2, -1)
+        cos, sin = take_rows(self._table, positions).chunk(2, -1)
         return cos, sin
 
     def _extend(self, highest: int) -> None:

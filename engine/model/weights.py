@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise, tee
 
 import torch
-import torch.nn.functional as F
 
 from engine.device import CPU
 from engine.gguf.mapped_rows import MappedRows
@@ -24,6 +23,8 @@ from kernels.linear import (
     stays_in_blocks,
 )
 from kernels.moe import SWIGLU, Activation, PackedExperts, pack_experts, put_together
+from kernels.residual import add
+from kernels.rows import take_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,8 @@ class Embedding:
         """tokens int64 [B, T] -> f32 [B, T, width]."""
         table, type = self.rows.data, self.rows.type
         if type is None:
-            return F.embedding(tokens, table)
-        blocks = table.index_select(0, tokens.flatten())
+            return take_rows(table, tokens)
+        blocks = take_rows(table, tokens.flatten())
         n_elements = tokens.numel() * self._width
         return dequantise(blocks.view(-1), type, n_elements).view(*tokens.shape, self._width)
 
@@ -84,7 +85,7 @@ class Projection:
     def __call__(self, x: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
         """x [..., in] f32 -> [..., out] f32; invariant: see kernels.linear.linear."""
         y = linear(x, self.packed, invariant=invariant)
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else add(y, self.bias)
 
 
 class Weights:

@@ -22,12 +22,12 @@ def block_tokens(repeat: int) -> int:
 
 
 def find_starts(code: Code, args: Sequence[Value]) -> None:
-    """Runs once before the tasks of `attend_chunks`: fills starts int64 [B, T, n_chunks, 2]."""
+    """Runs once before the tasks of `attend_chunks`: fills starts int64 [B, T, n_chunks + 1, 2]."""
     mask, starts, n_batch, n_tokens, n_cells, n_chunks, m_b, m_t = (
         args[i] for i in (3, 6, 7, 8, 10, 11, 21, 22)
     )
     with code.loop(0, n_batch) as b, code.loop(0, n_tokens) as t:
-        to = starts + (b * n_tokens + t) * n_chunks * steps.START
+        to = starts + (b * n_tokens + t) * (n_chunks + 1) * steps.START
         steps.find_chunks(code, mask + b * m_b + t * m_t, n_cells, n_chunks, to)
 
 
@@ -93,7 +93,8 @@ def attend_chunks(
         most = code.variable(code.integer(0))
         with code.loop(0, n_here) as t:
             cells = lists + t * (4 * LIST) + 4
-            from_ = starts + ((b * n_tokens + start + t) * n_chunks + chunk) * steps.START
+            row = b * n_tokens + start + t
+            from_ = starts + (row * (n_chunks + 1) + chunk) * steps.START
             skip = chunk * CHUNK
             count = steps.list_visible(code, seen + t * m_t, n_cells, from_, skip, cells)
             code.store(count, counts + t * 8)

@@ -28,9 +28,11 @@ START = 16
 
 def find_chunks(code: Code, seen: Value, n_cells: Value, n_chunks: Value, starts: Value) -> None:
     """Writes where each chunk of visible cells starts, all in one pass: the first cell of a word
-    of eight, and the visible cells in front of it; int64 [n_chunks, 2]."""
+    of eight, and the visible cells in front of it; int64 [n_chunks + 1, 2]. Chunks without cells,
+    and the one behind them all, start behind the last visible cell."""
     n, chunk = code.variable(code.integer(0)), code.variable(code.integer(0))
     n_words = n_cells // 8
+    end = code.variable(code.integer(0))
 
     def write(cell: Value) -> None:
         to = starts + chunk.value * START
@@ -40,11 +42,15 @@ def find_chunks(code: Code, seen: Value, n_cells: Value, n_chunks: Value, starts
 
     with code.loop(0, n_words) as word:
         total = n.value + code.call("llvm.ctpop.i64", I64, code.load(seen + word * 8, I64))
+        with code.when(n.value.less(total)):
+            end.set(word * 8 + 8)
         with code.when((chunk.value * CHUNK).less(total)):
             write(word * 8)
         n.set(total)
-    with code.repeat(lambda: chunk.value.less(n_chunks)):
-        write(n_words * 8)
+    # cells behind the last whole word are not counted yet
+    end.set(code.choose((n_cells % 8).less(1), end.value, n_words * 8))
+    with code.repeat(lambda: chunk.value.less(n_chunks + 1)):
+        write(end.value)
 
 
 def list_visible(
@@ -52,11 +58,12 @@ def list_visible(
 ) -> Value:
     """Writes the up to CHUNK cells that follow the first `skip` visible ones; returns how many.
 
-    start: what find_chunks has written of this chunk.
+    start: what find_chunks has written of this chunk, and behind it of the next one. Cells behind
+    the last visible one are not looked at, however many there are.
     """
     at, n = code.variable(code.load(start, I64)), code.variable(code.load(start + 8, I64))
-    end = skip + CHUNK
-    with code.repeat(lambda: at.value.less(n_cells) & n.value.less(end)):
+    end, stop = skip + CHUNK, code.smaller(code.load(start + START, I64) + 8, n_cells)
+    with code.repeat(lambda: at.value.less(stop) & n.value.less(end)):
         # what this word still has of an earlier chunk goes in front
         place = code.larger(n.value - skip, code.integer(-1))
         code.store(at.value.resize(I32), cells + place * 4)

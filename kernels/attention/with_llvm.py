@@ -79,7 +79,7 @@ def _some(
     n_chunks, o, sums = -(-n_cells // CHUNK), y, y
     if n_chunks > 1:
         o, sums = torch.empty(n_chunks, n_rows, v_dim), torch.empty(n_chunks, n_rows, 2)
-    starts = torch.empty(n_batch, n_tokens, n_chunks, 2, dtype=torch.int64)
+    starts = torch.empty(n_batch, n_tokens, n_chunks + 1, 2, dtype=torch.int64)
     n_blocks = -(-n_tokens // block_tokens(repeat))
     _chunks(head_dim, v_dim, repeat, scale)(
         q.data_ptr(),

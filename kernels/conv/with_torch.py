@@ -47,3 +47,29 @@ def _sums(history: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     for j, tap in enumerate(others, 1):
         y.addcmul_(history[:, j : j + n_tokens], tap)
     return y if bias is None else y.add_(bias)
+
+
+def causal_conv_slots(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    pool: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
+) -> torch.Tensor:
+    """See kernels.conv.causal_conv_slots."""
+    y, history = causal_conv(x, weight, pool[read], bias, activate=activate)
+    after_each = history.unfold(1, pool.shape[1], 1).transpose(2, 3)
+    pool[write] = after_each[:, -write.shape[1] :]
+    return y
+
+
+def fold_window(
+    window: torch.Tensor, columns: torch.Tensor, n_tokens: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """See kernels.conv.fold_window."""
+    at = n_tokens[:, None] + torch.arange(window.shape[1], device=n_tokens.device)
+    history = torch.cat((window, columns), 1)
+    return out.copy_(history.gather(1, at[..., None].expand(-1, -1, columns.shape[2])))

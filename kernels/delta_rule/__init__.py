@@ -29,7 +29,7 @@ def _pick_invariant(with_torch: F) -> F:
 
 _run = pick(naive.gated_delta_rule, with_torch.gated_delta_rule, _TRITON, _LLVM)
 _into = pick(naive.gated_delta_into, with_torch.gated_delta_into, _TRITON, _LLVM)
-_slots = pick(naive.gated_delta_slots, with_torch.gated_delta_slots, _TRITON)
+_slots = pick(naive.gated_delta_slots, with_torch.gated_delta_slots, _TRITON, _LLVM)
 _log = pick(naive.gated_delta_log, log_with_torch.gated_delta_log, _TRITON, _LLVM)
 _fold = pick(naive.fold, log_with_torch.fold, _TRITON, _LLVM)
 _into_invariant = _pick_invariant(with_torch.gated_delta_into)
@@ -110,8 +110,8 @@ def gated_delta_slots(
     """gated_delta_rule from and to rows of one pool, whose numbers are on the device.
 
     The host learns nothing of `read` and `write` and waits for nothing, so that a call can be
-    recorded in a CUDA graph and repeated with other numbers in them. For few tokens: on a GPU all
-    run through the recurrence, with the bits that gated_delta_into gives them there.
+    recorded (engine.graphs) and repeated with other numbers in them. For few tokens: in Triton and
+    in LLVM all run through the recurrence, with the bits that gated_delta_into gives them there.
 
     q, k, v, g, beta: as for gated_delta_rule, T >= n. pool: f32 [n_rows, H_v, d_k, d_v], each row
     strided as a slot of gated_delta_into, at any distance from the next: such as planes of cells,

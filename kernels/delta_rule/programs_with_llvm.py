@@ -6,7 +6,7 @@ Where a tensor is asked for, a program takes four arguments: its address and thr
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from kernels.delta_rule.block_with_llvm import Block, Place, Sides
@@ -73,33 +73,88 @@ def _recurrence(
     first: Value,
     last: Value,
 ) -> None:
-    q, k, v, g, beta, state, slots = _tensors(args, 7)
+    *inputs, state, slots = _tensors(args, 7)
     o, u_log, n_slots, n_tokens, n_heads, n_k_heads = args[28:]
     heads, block = _Heads(sides, grouped, n_heads, n_k_heads), Block(code, sides)
-    nothing = code.integer(0)
     with code.loop(first, last) as task:
-        b, j, i, column = heads.of(task)
+        b, j, _, column = heads.of(task)
 
         def slot(back: Value) -> Place:
             address = code.load(slots.address + back * 8, I64)
             return slots._replace(address=address).place(b, j, column)
 
-        with code.loop(0, n_tokens) as t:
-            S = block.place_if(t.less(1), state.place(b, j, column))
-            key, gate = k.row(b, t, i), g.row(b, t, j)
-            value, strength = v.row(b, t, j) + column, beta.row(b, t, j)
-            outputs, u = block.token(S, q.row(b, t, i), key, value, gate, strength)
-            written = ((b * n_tokens + t) * n_heads + j) * (4 * sides.d_v) + column
-            block.store(outputs, o + written)
-            back = n_tokens - t - 1
-            if log:
-                block.store(u, u_log + written)
-                with code.when(nothing.less(back)):
-                    block.write(S, key, gate, u, block.own)
-            else:
-                block.write(S, key, gate, u, block.place_if(back.less(1), slot(nothing)))
-                with code.when(nothing.less(back) & back.less(n_slots)):
-                    block.copy(block.own, slot(back))
+        start = state.place(b, j, column)
+        kept = None if log else (slot, n_slots)
+        _tokens(code, block, heads, task, inputs, n_tokens, start, o, u_log, kept)
+
+
+@functools.cache
+def slots(sides: Sides, grouped: bool) -> Program:
+    """All tokens through states in rows of one pool, which numbers in memory choose.
+
+    Arguments: q, k, v, g, beta; the pool [n_rows, H_v, d_k, d_v]; the numbers of the rows to read
+    [B] and to write [B, n], newest first, contiguous; o; n, n_tokens, n_heads, n_k_heads.
+    """
+    return Program(functools.partial(_slots, sides, grouped), 31)
+
+
+def _slots(
+    sides: Sides, grouped: bool, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    *inputs, pool = _tensors(args, 6)
+    read, write, o, n_slots, n_tokens, n_heads, n_k_heads = args[24:]
+    heads, block = _Heads(sides, grouped, n_heads, n_k_heads), Block(code, sides)
+    with code.loop(first, last) as task:
+        b, j, _, column = heads.of(task)
+
+        def row(number: Value) -> Place:
+            return pool.place(code.load(number, I64), j, column)
+
+        def slot(back: Value) -> Place:
+            return row(write + (b * n_slots + back) * 8)
+
+        kept = slot, n_slots
+        _tokens(code, block, heads, task, inputs, n_tokens, row(read + b * 8), o, None, kept)
+
+
+def _tokens(
+    code: Code,
+    block: Block,
+    heads: _Heads,
+    task: Value,
+    inputs: Sequence[_Tensor],
+    n_tokens: Value,
+    start: Place,
+    o: Value,
+    u_log: Value | None,
+    kept: tuple[Callable[[Value], Place], Value] | None,
+) -> None:
+    """A task's tokens from the state at `start`. u_log: where u is logged, if it is.
+
+    kept: the place of the state so many tokens before the last one, and how many there are; None
+    if not even the last one is made.
+    """
+    q, k, v, g, beta = inputs
+    b, j, i, column = heads.of(task)
+    nothing = code.integer(0)
+    with code.loop(0, n_tokens) as t:
+        S = block.place_if(t.less(1), start)
+        key, gate = k.row(b, t, i), g.row(b, t, j)
+        value, strength = v.row(b, t, j) + column, beta.row(b, t, j)
+        outputs, u = block.token(S, q.row(b, t, i), key, value, gate, strength)
+        written = ((b * n_tokens + t) * heads.n_heads + j) * (4 * heads.sides.d_v) + column
+        block.store(outputs, o + written)
+        back = n_tokens - t - 1
+        if kept is None:
+            assert u_log is not None  # a log is what is left of the tokens
+            block.store(u, u_log + written)
+            with code.when(nothing.less(back)):
+                block.write(S, key, gate, u, block.own)
+        else:
+            slot, n_slots = kept
+            block.write(S, key, gate, u, block.place_if(back.less(1), slot(nothing)))
+            with code.when(nothing.less(back) & back.less(n_slots)):
+                block.copy(block.own, slot(back))
 
 
 @functools.cache

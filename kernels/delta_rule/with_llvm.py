@@ -14,7 +14,7 @@ import torch
 
 from kernels.delta_rule import programs_with_llvm as programs
 from kernels.delta_rule.block_with_llvm import Sides
-from kernels.delta_rule.naive import DeltaArguments, DeltaLog
+from kernels.delta_rule.naive import DeltaArguments, DeltaLog, DeltaSlotArguments
 
 # numbers of a state times tokens that are worth a second thread
 GRAIN = 32768
@@ -42,7 +42,41 @@ def gated_delta_into(
     table = array("q", [slot.data_ptr() for slot in slots])
     places = (table.buffer_info()[0], *strides[:3])
     o = torch.empty(v.shape)
-    _run(inputs, grouped, places, len(slots), o, None)
+    _run(inputs, grouped, places, len(slots), o, None, holds=table)
+    return o
+
+
+def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tensor:
+    """See kernels.delta_rule.gated_delta_slots; with the bits of gated_delta_into."""
+    *tokens, pool, read, write = inputs
+    q, k, v, g, beta = tokens
+    if pool.stride(3) != 1 and v.shape[3] > 1:
+        raise ValueError("the numbers of a state's rows do not lie side by side")
+    q, k, v = _rows(q), _rows(k), _rows(v)
+    channels = g.dim() == 4
+    if channels:
+        g = _rows(g)
+    n_batch, n_tokens, n_heads, d_v = v.shape
+    sides = Sides(k.shape[3], d_v, channels)
+    o, read, write = torch.empty(v.shape), read.contiguous(), write.contiguous()
+    programs.slots(sides, grouped)(
+        *_where(q),
+        *_where(k),
+        *_where(v),
+        *_where(g),
+        *_where(beta),
+        *_where(pool),
+        read.data_ptr(),
+        write.data_ptr(),
+        o.data_ptr(),
+        write.shape[1],
+        n_tokens,
+        n_heads,
+        k.shape[2],
+        tasks=n_batch * n_heads * (d_v // sides.width),
+        chunk=_chunk(sides, n_tokens),
+        threads=torch.get_num_threads(),
+    )
     return o
 
 
@@ -64,8 +98,9 @@ def _run(
     n_slots: int,
     o: torch.Tensor,
     u: torch.Tensor | None,
+    holds: object = None,
 ) -> None:
-    """slots: the address of their addresses, and their strides."""
+    """slots: the address of their addresses, which `holds` holds, and their strides."""
     q, k, v, g, beta, state = inputs
     channels = g.dim() == 4
     q, k, v, state = _rows(q), _rows(k), _rows(v), _rows(state)
@@ -91,6 +126,7 @@ def _run(
         tasks=n_batch * n_heads * (d_v // sides.width),
         chunk=_chunk(sides, n_tokens),
         threads=torch.get_num_threads(),
+        holds=holds,
     )
 
 

@@ -1,4 +1,4 @@
-"""Gates: how much of its state a head keeps, and how much it writes."""
+"""Gates: how much of its state a head keeps, how much it writes, and how much it gives out."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ _invariant = pick(with_torch.delta_gates_invariant, with_torch.delta_gates_invar
 _steps = pick(naive.step_gates, with_torch.step_gates, None, _LLVM)
 _steps_invariant = pick(
     with_torch.step_gates_invariant, with_torch.step_gates_invariant, None, _LLVM
+)
+
+_output = pick(naive.output_gate, with_torch.output_gate, None, _LLVM)
+_output_invariant = pick(
+    with_torch.output_gate_invariant, with_torch.output_gate_invariant, None, _LLVM
 )
 
 
@@ -44,3 +49,11 @@ def step_gates(
     2024, arXiv 2405.21060). Returns (dt, g), both [..., H]. Differentiable. invariant: as above.
     """
     return (_steps_invariant if invariant else _steps)(step, dt, a)
+
+
+def output_gate(x: torch.Tensor, gate: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+    """x * sigmoid(gate). x, gate: f32 [..., d] of one shape, or gate [..., 1]; any strides.
+
+    invariant: each result has the same bits whatever numbers stand before and behind it.
+    """
+    return (_output_invariant if invariant else _output)(x, gate)

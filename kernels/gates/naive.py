@@ -20,6 +20,11 @@ def step_gates(
     return size, size * a
 
 
+def output_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """See kernels.gates.output_gate."""
+    return x / (1 + torch.exp(-gate))
+
+
 def _softplus(x: torch.Tensor) -> torch.Tensor:
     """log(1 + e^x), without an e^x that overflows."""
     return x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.llvm import F32X16, Code, Program, Value
+from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import sigmoid, softplus
 from kernels.llvm.rows import rows, run, start, vectors
 
@@ -36,6 +36,19 @@ def delta_gates(
 
 
 delta_gates_invariant = delta_gates
+
+
+def output_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """See kernels.gates.output_gate."""
+    d, y = x.shape[-1], x.new_empty(*x.shape)
+    single = gate.shape[-1] == 1 < d
+    x, x_rows = rows(x)
+    gate, gate_rows = rows(gate)
+    run(_output_program(d, single), y.numel() // d, d, *x_rows, *gate_rows, y.data_ptr())
+    return y
+
+
+output_gate_invariant = output_gate
 
 
 @functools.cache
@@ -87,3 +100,20 @@ def _step_body(n_heads: int, code: Code, args: Sequence[Value], first: Value, la
             size = softplus(code, x + bias)
             code.store_first(size, sizes + target + at, count)
             code.store_first(size * scale, g + target + at, count)
+
+
+@functools.cache
+def _output_program(d: int, single: bool) -> Program:
+    return Program(functools.partial(_output_body, d, single), 9)
+
+
+def _output_body(
+    d: int, single: bool, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    """Arguments: x and gate in RowPlaces, y. single: one gate for a row."""
+    with code.loop(first, last) as row:
+        x, gate, y = start(args[:4], row), start(args[4:8], row), args[8] + row * (4 * d)
+        opened = sigmoid(code, code.splat(code.load(gate, F32))) if single else None
+        for at, count in vectors(code, d):
+            factor = opened or sigmoid(code, code.load_first(gate + at, F32X16, count))
+            code.store_first(code.load_first(x + at, F32X16, count) * factor, y + at, count)

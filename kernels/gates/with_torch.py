@@ -37,3 +37,13 @@ def step_gates_invariant(
     """step_gates, with each result's bits independent of the numbers around it."""
     size = pointwise(functional.softplus, step + dt, invariant=True)
     return size, size * a
+
+
+def output_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """See kernels.gates.output_gate."""
+    return x * torch.sigmoid(gate)
+
+
+def output_gate_invariant(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """output_gate, with each result's bits independent of the numbers around it."""
+    return x * pointwise(torch.sigmoid, gate, invariant=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from kernels.dequant.decode_with_llvm import sizes
 from kernels.integer_blocks.parts import IQ4_LEVELS, MXFP4_LEVELS
 from kernels.llvm import F32, Code, Value, vector
 from kernels.llvm.values import F16, I8, I16, I32
@@ -81,10 +80,8 @@ class ShortBlocks(NamedTuple):
     minimums: Value | None = None
 
 
-def short_blocks(code: Code, type: str, stretch: Value) -> ShortBlocks:
-    """The eight blocks from an address on."""
-    n_bytes = sizes(type)[1]
-    blocks = [stretch + n_bytes * i for i in range(PER_STRETCH)]
+def short_blocks(code: Code, type: str, blocks: Sequence[Value]) -> ShortBlocks:
+    """The blocks at eight addresses."""
     scales = _halves(code, blocks) if type != "MXFP4" else _powers(code, blocks)
     minimums = _halves(code, [block + 2 for block in blocks]) if FORMS[type].minimum else None
     return ShortBlocks(_SHORT[type](code, blocks), scales, minimums)
@@ -140,7 +137,7 @@ def joined(code: Code, numbers: Sequence[Value]) -> Value:
     return parts[0]
 
 
-def _fours(code: Code, addresses: Sequence[Value]) -> list[Value]:
+def fours(code: Code, addresses: Sequence[Value]) -> list[Value]:
     """16 bytes at each of eight addresses: vector k i8 [32] holds bytes 4k .. 4k + 3 of each."""
     loaded = [code.load(address, _I8X16) for address in addresses]
     a, b, c, d = (x.beside(y).bits(I32X8) for x, y in zip(loaded[:4], loaded[4:], strict=True))
@@ -155,7 +152,7 @@ def _fours(code: Code, addresses: Sequence[Value]) -> list[Value]:
 
 def _nibbles(code: Code, addresses: Sequence[Value]) -> list[Value]:
     """The first 16 elements in the low halves of 16 bytes, the others in the high halves."""
-    pairs = _fours(code, addresses)
+    pairs = fours(code, addresses)
     return [pair & 15 for pair in pairs] + [_down(pair, 4) & 15 for pair in pairs]
 
 
@@ -173,7 +170,7 @@ def _five_bits(code: Code, blocks: Sequence[Value], start: int) -> list[Value]:
 
 
 def _q8_0(code: Code, blocks: Sequence[Value]) -> list[Value]:
-    return [part for at in (2, 18) for part in _fours(code, [block + at for block in blocks])]
+    return [part for at in (2, 18) for part in fours(code, [block + at for block in blocks])]
 
 
 def _iq4_nl(code: Code, blocks: Sequence[Value]) -> list[Value]:

@@ -193,7 +193,8 @@ class _Rows:
 
 def _short_terms(code: Code, type: str, vnni: bool, stretch: Value, rows: _Rows, b: Value) -> Value:
     """t of kernels.integer_blocks.naive for each lane of rows: eight blocks of a weight row."""
-    form, weights = FORMS[type], short_blocks(code, type, stretch)
+    blocks = [stretch + sizes(type)[1] * i for i in range(PER_STRETCH)]
+    form, weights = FORMS[type], short_blocks(code, type, blocks)
     if in_words(type, vnni=vnni):
         dots, offset = _dots_of_words(code, weights.bytes, rows, b), 0
     elif vnni:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from kernels.integer_blocks.rows_with_llvm import ROWS, multiply_rows
+from kernels.integer_blocks.panels_with_llvm import multiply_panels
+from kernels.integer_blocks.rows_with_llvm import multiply_rows
+
+FEW = 7
+"""Up to so many rows it is faster to keep each weight in registers for all of them."""
 
 
 def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tensor:
@@ -13,8 +17,7 @@ def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Te
     rows = x.reshape(-1, n_in).contiguous()
     n_rows = rows.shape[0]
     y = torch.empty(*x.shape[:-1], n_out)
-    flat = y.view(n_rows, n_out)
-    for first in range(0, n_rows, ROWS):
-        some = slice(first, first + ROWS)
-        multiply_rows(rows[some], blocks, type, flat[some])
+    if n_rows:
+        multiply = multiply_rows if n_rows <= FEW else multiply_panels
+        multiply(rows, blocks, type, y.view(n_rows, n_out))
     return y

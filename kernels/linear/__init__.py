@@ -18,6 +18,7 @@ from kernels.linear.blocks import (
     takes_any_rows,
 )
 from kernels.linear.packed import INTEGER_MODES, MODES, PackedWeight
+from kernels.rows import join
 
 __all__ = [
     "MODES",
@@ -68,7 +69,7 @@ def linear(x: torch.Tensor, packed: PackedWeight, *, invariant: bool = False) ->
     invariant: a row of the result has the same bits whatever rows stand beside it, in any mode.
     """
     if packed.mode == "parts":
-        return torch.cat([linear(x, part, invariant=invariant) for part in packed.data], -1)
+        return join([linear(x, part, invariant=invariant) for part in packed.data])
     if packed.rounding:
         x = round_rows(x, packed.rounding)
     if isinstance(packed.data, BlockData):

@@ -86,6 +86,10 @@ class Code:
     def store(self, value: Value, address: Value, align: int = 1) -> None:
         self.builder.store(value.ir, self._pointer(address), align=align)
 
+    def copy(self, target: Value, source: Value, n_bytes: Value) -> None:
+        """Bytes from one place to another, which do not overlap."""
+        self.call("memcpy", I64, target, source, n_bytes)
+
     def prefetch(self, address: Value) -> None:
         """Asks for memory that will be read soon."""
         pointer = Value(self.builder, self._pointer(address))
@@ -124,6 +128,12 @@ class Code:
             signature = ir.FunctionType(type, [arg.type for arg in args])
             function = ir.Function(module, signature, name)
         return Value(self.builder, self.builder.call(function, [arg.ir for arg in args]))
+
+    def call_at(self, address: Value, *args: Value) -> None:
+        """The function at an address, which returns nothing."""
+        signature = ir.FunctionType(ir.VoidType(), [arg.type for arg in args])
+        function = self.builder.inttoptr(address.ir, ir.PointerType(signature))
+        self.builder.call(function, [arg.ir for arg in args])
 
     def choose(self, condition: Value, yes: Value, no: Value) -> Value:
         """One of two values, or element by element for a vector of conditions."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 from llvmlite import ir
 
@@ -24,30 +27,76 @@ _VOID, _POINTER = ir.VoidType(), ir.PointerType()
 _HEADER = 3
 
 
+class Launch(NamedTuple):
+    """One call of a program. job: its arguments as `run` takes them. threads: at most so many.
+    holds: what the arguments point to beside tensors."""
+
+    program: Program
+    job: bytes
+    threads: int
+    holds: object
+
+    def run(self) -> None:
+        """Compute."""
+        self.program.run(self.job, self.threads)
+
+
+class _Watching(threading.local):
+    watch: Callable[[Launch], None] | None = None
+
+
+_watching = _Watching()
+
+
+@contextmanager
+def watched(watch: Callable[[Launch], None]) -> Iterator[None]:
+    """Within the context, calls of programs by this thread do nothing but tell `watch`."""
+    before, _watching.watch = _watching.watch, watch
+    try:
+        yield
+    finally:
+        _watching.watch = before
+
+
 class Program:
-    """A kernel of n_args arguments, integers of 64 bits or addresses."""
+    """A kernel of n_args arguments, integers of 64 bits or addresses.
+
+    address: of the compiled function `void run(job, threads)`, good while the program is kept.
+    """
 
     def __init__(self, body: Body, n_args: int, before: Before | None = None) -> None:
         self._engine = loaded(_object_code(body, n_args, before))
-        address = self._engine.get_function_address("run")
+        self.address = address = self._engine.get_function_address("run")
         # ctypes takes as long over every argument as over all of them packed
         self._pack = struct.Struct(f"{_HEADER + n_args}q").pack
         types = ctypes.c_char_p, ctypes.c_int32
-        self._run = ctypes.CFUNCTYPE(None, *types)(address)
+        self.run = ctypes.CFUNCTYPE(None, *types)(address)
         # other Python threads do not run meanwhile: asked to hand over every few microseconds, this
         # one would wait for them longer than it computes
         self._run_briefly = ctypes.PYFUNCTYPE(None, *types)(address)
 
-    def __call__(self, *args: int, tasks: int, chunk: int, threads: int) -> None:
+    def __call__(
+        self, *args: int, tasks: int, chunk: int, threads: int, holds: object = None
+    ) -> None:
         """Runs `tasks` tasks, `chunk` at a time, on up to so many threads.
 
-        Addresses have to stay valid until the call returns. Tasks run in any order.
+        Addresses have to stay valid until the call returns, and as long as `watched` may want to
+        repeat it: those of tensors do, holds is what else they point to. Tasks run in any order.
         """
-        self._run(self._pack(0, tasks, chunk, *args), threads if tasks > chunk else 1)
+        job = self._pack(0, tasks, chunk, *args)
+        threads = threads if tasks > chunk else 1
+        if _watching.watch is None:
+            self.run(job, threads)
+        else:
+            _watching.watch(Launch(self, job, threads, holds))
 
     def alone(self, tasks: int, *args: int) -> None:
         """All tasks on the calling thread, at the least cost per call: for work of microseconds."""
-        self._run_briefly(self._pack(0, tasks, tasks, *args), 1)
+        job = self._pack(0, tasks, tasks, *args)
+        if _watching.watch is None:
+            self._run_briefly(job, 1)
+        else:
+            _watching.watch(Launch(self, job, 1, None))
 
 
 def _object_code(body: Body, n_args: int, before: Before | None) -> bytes:

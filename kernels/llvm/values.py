@@ -84,6 +84,9 @@ class Value:
     def __or__(self, other: Value | int) -> Value:
         return self._binary("or_", other)
 
+    def __xor__(self, other: Value | int) -> Value:
+        return self._binary("xor", other)
+
     def __lshift__(self, other: Value | int) -> Value:
         return self._binary("shl", other)
 

@@ -11,6 +11,7 @@ _TRITON, _LLVM = "kernels.norm.with_triton", "kernels.norm.with_llvm"
 _rms = pick(naive.rms_norm, with_torch.rms_norm, _TRITON, _LLVM)
 _layer = pick(naive.layer_norm, with_torch.layer_norm)
 _l2 = pick(naive.l2_norm, with_torch.l2_norm, _TRITON, _LLVM)
+_head = pick(naive.head_norm, with_torch.head_norm, _TRITON, _LLVM)
 _max = pick(naive.max_norm, with_torch.max_norm, None, _LLVM)
 _gated = pick(naive.gated_rms_norm, with_torch.gated_rms_norm, _TRITON, _LLVM)
 _gated_invariant = pick(
@@ -45,6 +46,14 @@ def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     x: f32 [..., d]. Returns [..., d].
     """
     return _l2(x, eps)
+
+
+def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """l2_norm(x, eps) * weight, with a weight of its own for every head.
+
+    x: f32 [..., H, d]; weight: f32 [H, d]. Returns [..., H, d].
+    """
+    return _head(x, weight, eps)
 
 
 def max_norm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

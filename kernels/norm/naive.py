@@ -22,6 +22,11 @@ def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     return x / torch.sqrt((x * x).sum(-1, keepdim=True) + eps)
 
 
+def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kernels.norm.head_norm."""
+    return l2_norm(x, eps) * weight
+
+
 def max_norm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.norm.max_norm."""
     largest = x.abs().max(-1, keepdim=True).values.clamp(min=torch.finfo(x.dtype).tiny)

@@ -18,7 +18,12 @@ SUMS = 4
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See kernels.norm.rms_norm."""
-    return _norm(x, eps, weight.contiguous())
+    return _norm(x, eps, weight.contiguous(), mean=True)
+
+
+def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kernels.norm.head_norm."""
+    return _norm(x, eps, weight.contiguous(), mean=False)
 
 
 def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -34,7 +39,7 @@ def gated_rms_norm(
     x, x_rows = rows(x)
     gate, gate_rows = rows(gate)
     run(
-        _program(d, eps, True, "sigmoid" if sigmoid else "silu"),
+        _program(d, eps, True, 1, "sigmoid" if sigmoid else "silu"),
         y.numel() // d,
         d,
         *x_rows,
@@ -72,18 +77,13 @@ def max_norm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return y, largest
 
 
-def _norm(x: torch.Tensor, eps: float, weight: torch.Tensor | None = None) -> torch.Tensor:
+def _norm(
+    x: torch.Tensor, eps: float, weight: torch.Tensor | None = None, *, mean: bool = False
+) -> torch.Tensor:
     d, y = x.shape[-1], x.new_empty(*x.shape)
     x, x_rows = rows(x)
-    scales = () if weight is None else (weight.data_ptr(),)
-    run(
-        _program(d, eps, weight is not None, None),
-        y.numel() // d,
-        d,
-        *x_rows,
-        y.data_ptr(),
-        *scales,
-    )
+    scales, n_weights = ((), 0) if weight is None else ((weight.data_ptr(),), weight.numel() // d)
+    run(_program(d, eps, mean, n_weights, None), y.numel() // d, d, *x_rows, y.data_ptr(), *scales)
     return y
 
 
@@ -114,23 +114,27 @@ def _max_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Val
 
 
 @functools.cache
-def _program(d: int, eps: float, weighted: bool, gate: str | None) -> Program:
-    body = functools.partial(_body, d, eps, weighted, gate)
-    return Program(body, 5 + weighted + 4 * (gate is not None))
+def _program(d: int, eps: float, mean: bool, n_weights: int, gate: str | None) -> Program:
+    body = functools.partial(_body, d, eps, mean, n_weights, gate)
+    return Program(body, 5 + bool(n_weights) + 4 * (gate is not None))
 
 
 def _body(
     d: int,
     eps: float,
-    weighted: bool,
+    mean: bool,
+    n_weights: int,
     gating: str | None,
     code: Code,
     args: Sequence[Value],
     first: Value,
     last: Value,
 ) -> None:
-    """Arguments: x in RowPlaces, y, the weight if any, a gate in RowPlaces if any."""
-    x, y, weight, gates = args[:4], args[4], args[5:6], args[6:]
+    """Arguments: x in RowPlaces, y, the weights if any, a gate in RowPlaces if any.
+
+    mean: of the squares, else their sum. n_weights: rows of weights, which the rows take in turn.
+    """
+    x, y, weights, gates = args[:4], args[4], args[5:6], args[6:]
     zero = code.constant(F32X16, 0.0)
     with code.loop(first, last) as row:
         source, target = start(x, row), y + row * (4 * d)
@@ -139,15 +143,18 @@ def _body(
             part, total = code.load_first(source + at, F32X16, count), sums[i % SUMS]
             total.set(code.fma(part, part, total.value))
         square = _added(code, sums)
-        if weighted:
+        if mean:
             square = square / float(d)
         scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
         gate = start(gates, row) if gating else None
+        weight = weights[0] if n_weights == 1 else None
+        if n_weights > 1:
+            weight = weights[0] + row % n_weights * (4 * d)
         opened = sigmoid if gating == "sigmoid" else silu
         for at, count in vectors(code, d):
             result = code.load_first(source + at, F32X16, count) * scale
-            if weighted:
-                result *= code.load_first(weight[0] + at, F32X16, count)
+            if weight is not None:
+                result *= code.load_first(weight + at, F32X16, count)
             if gate is not None:
                 result *= opened(code, code.load_first(gate + at, F32X16, count))
             code.store_first(result, target + at, count)

@@ -47,6 +47,11 @@ def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     return _run(x, eps)
 
 
+def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kernels.norm.head_norm."""
+    return l2_norm(x, eps) * weight
+
+
 def gated_rms_norm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
 ) -> torch.Tensor:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.delta_rule import gated_delta_into, gated_delta_slots, naive, with_torch
+from kernels.delta_rule import gated_delta_into, gated_delta_slots, naive, with_llvm, with_torch
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import Inputs, make, strided
 from tests.support.delta_pool import LAYOUTS, assert_the_rest_is_poison, scattered
 
 RUNS = pytest.mark.parametrize(
     "run",
-    [naive.gated_delta_slots, with_torch.gated_delta_slots, gated_delta_slots],
-    ids=["naive", "torch", "public"],
+    [
+        naive.gated_delta_slots,
+        with_torch.gated_delta_slots,
+        with_llvm.gated_delta_slots,
+        gated_delta_slots,
+    ],
+    ids=["naive", "torch", "llvm", "public"],
 )
 F32 = 1e-12
 
@@ -86,6 +91,17 @@ def test_torch_looks_at_no_number_on_the_host(n_tokens):
     assert o.shape == inputs.v.shape
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
         naive.gated_delta_slots(*inputs[:5], rows, read, write, grouped=False)
+
+
+@pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
+@pytest.mark.parametrize(("n_tokens", "n"), [(1, 1), (4, 4), (7, 2)])
+def test_llvm_has_the_bits_of_states_chosen_by_the_host(n_tokens, n, kda):
+    inputs = make(2, 16, n_tokens, 3, repeat=2, kda=kda)
+    pool = scattered(inputs.state, n, over=0)
+    o = with_llvm.gated_delta_slots(*inputs[:5], pool.rows, pool.read, pool.write, grouped=True)
+    slots = [torch.empty_like(inputs.state) for _ in range(n)]
+    assert torch.equal(o, with_llvm.gated_delta_into(*inputs, grouped=True, slots=slots))
+    assert torch.equal(pool.rows[pool.write], torch.stack(slots, 1))
 
 
 def test_more_rows_than_tokens_are_refused():

@@ -70,3 +70,13 @@ def test_gradients(ops):
     inputs = [x.clone().requires_grad_() for x in (decay, dt[0], a[0], beta)]
     assert torch.autograd.gradcheck(ops.delta_gates, inputs)
     assert torch.autograd.gradcheck(ops.step_gates, inputs[:3])
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("d", [1, 16, 37])
+def test_attentions_output_is_gated(ops, d):
+    """By a gate for every number, or one for a row."""
+    x, gate = torch.randn(2, 2, 3, d + 3)[..., 1 : d + 1].unbind(0)
+    for opened in (gate, gate[..., :1]):
+        exact = x.double() * torch.sigmoid(opened.double())
+        torch.testing.assert_close(ops.output_gate(x, opened).double(), exact, rtol=1e-6, atol=1e-7)

@@ -7,9 +7,12 @@ import torch
 
 from kernels.dispatch import uses_llvm
 from kernels.integer_blocks import TYPES, integer_linear
+from kernels.linear import beside, pack_blocks
 from kernels.linear.blocks import BlockData
 from kernels.linear.packed import PackedWeight
+from kernels.moe import PackedExperts, experts, naive, put_together, route
 from kernels.moe.places import find_places
+from tests.support.closeness import nmse
 from tests.support.random_blocks import random_blocks
 
 pytestmark = pytest.mark.skipif(not uses_llvm(), reason="LLVM is not in use")
@@ -67,6 +70,36 @@ def test_unlike_matrices_have_no_places() -> None:
     assert find_places([unlike, unlike]) is None
     assert find_places([PackedWeight("blocks", (8, 256), 0, same[0].data)]) is None
     assert find_places([PackedWeight("f32", (8, 256), 0, torch.zeros(8, 256))]) is None
+
+
+def layer(n_experts: int) -> PackedExperts:
+    pairs = []
+    for e in range(n_experts):
+        gate, up, down = (
+            pack_blocks(random_blocks(type, *shape, seed=3 * e + i), type, "q8")
+            for i, (type, shape) in enumerate(
+                (("Q4_K", (256, 512)), ("Q4_K", (256, 512)), ("Q6_K", (512, 256)))
+            )
+        )
+        pairs.append((beside([gate, up]), down))
+    return put_together(pairs, "q8")
+
+
+def test_experts_have_the_same_bits_at_every_width() -> None:
+    """In pairs, and grouped by expert; with and without neighbours."""
+    packed = layer(4)
+    assert packed.places is not None
+    x = torch.randn(40, 512)
+    weights, ids = route(torch.randn(40, 4), 2)
+    together = experts(x, weights, ids, packed)
+    law = naive.experts(x[:3], weights[:3], ids[:3], packed)
+    assert nmse(together[:3], law) < 1e-12
+    for width in (1, 2, 8, 16, 17):
+        for start in (0, 40 - width):
+            part = slice(start, start + width)
+            for invariant in (False, True):
+                alone = experts(x[part], weights[part], ids[part], packed, invariant=invariant)
+                assert torch.equal(alone, together[part])
 
 
 @pytest.mark.parametrize("d", [5, 16, 48, 100])

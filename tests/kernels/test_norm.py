@@ -59,6 +59,15 @@ def test_l2_norm(ops, shape, eps):
 
 
 @IMPLEMENTATIONS
+@pytest.mark.parametrize("n_heads", [1, 3])
+def test_head_norm(ops, n_heads):
+    x, exact = rows((2, 5, n_heads, 24))
+    weight = torch.randn(n_heads, 24)
+    truth = exact / np.sqrt(np.sum(exact**2, -1, keepdims=True) + 1e-6) * weight.double().numpy()
+    assert nmse(ops.head_norm(x, weight, 1e-6), torch.from_numpy(truth)) < F32
+
+
+@IMPLEMENTATIONS
 @SHAPES
 def test_max_norm(ops, shape):
     x, _ = rows(shape)

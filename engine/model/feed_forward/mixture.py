@@ -9,9 +9,10 @@ from engine.model.feed_forward.relu2 import Relu2
 from engine.model.feed_forward.swiglu import Swiglu
 from engine.model.parts.feed_forward import LatentPart, MixturePart, Relu2Part, SwigluPart
 from engine.model.weights import Weights
+from kernels.gates import output_gate
 from kernels.moe import RELU2, Choice, experts, route, route_biased
 from kernels.norm import rms_norm
-from kernels.pointwise import pointwise
+from kernels.residual import add
 
 
 class MixtureOfExperts:
@@ -49,8 +50,8 @@ class MixtureOfExperts:
         if self._shared is not None:
             shared = self._shared(rows, invariant=invariant)
             for gate in shared_gate:
-                shared = pointwise(torch.sigmoid, gate, invariant=invariant) * shared
-            y = y + shared
+                shared = output_gate(shared, gate, invariant=invariant)
+            y = add(y, shared)
         return y.view_as(x)
 
 

@@ -10,8 +10,8 @@ from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts.attention import AttentionPart
 from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend
-from kernels.norm import l2_norm
-from kernels.pointwise import pointwise
+from kernels.gates import output_gate
+from kernels.norm import head_norm
 from kernels.rope import apply_rope
 
 
@@ -48,7 +48,7 @@ class Attention:
         qk, v, gate = self._input(x, invariant=invariant).split_with_sizes(self._sizes, -1)
         qk = qk.view(n_seqs, n_tokens, -1, self._head_dim)
         if self._qk_norm is not None:
-            qk = l2_norm(qk, self._qk_eps) * self._qk_norm
+            qk = head_norm(qk, self._qk_norm, self._qk_eps)
         if self._turns:
             qk = apply_rope(qk, around.cos, around.sin)
         q, k = qk.split_with_sizes(self._heads, 2)
@@ -60,7 +60,7 @@ class Attention:
         out = attend(q, cells.k, cells.v, mask, invariant=invariant)
         out = out.reshape(n_seqs, n_tokens, -1)
         if self._sizes[2]:
-            out = out * pointwise(torch.sigmoid, gate, invariant=invariant)
+            out = output_gate(out, gate, invariant=invariant)
         return self._output(out, invariant=invariant)
 
     def _visible(

@@ -1,0 +1,69 @@
+"""A computation on the processor as the launches of compiled kernels it comes to.
+
+Recording runs Python's part of it and computes nothing: it notes which kernel is called with which
+addresses and numbers. So all that the computation does to numbers has to be done by kernels of
+kernels.llvm; tensors of torch are made and seen as views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from engine.arena import Arena, Regions
+from kernels.llvm.launch_table import LaunchTable
+from kernels.llvm.program import Launch, watched
+
+_MAKE = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
+# views by their declaration, of tensors that nobody keeps
+_MAKE_CONSTANTS = frozenset(("lift", "lift_fresh"))
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class RecordOnProcessor:
+    """A `Record` of engine.graphs. The tensors of all recordings lie in one arena."""
+
+    def __init__(self) -> None:
+        self._arena = Arena()
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that the tensors of the recordings take."""
+        return self._arena.n_bytes
+
+    def __call__(self, compute: Callable[[], Tensors]) -> tuple[Tensors, Callable[[], None]]:
+        """Raises NotImplementedError where something is done to numbers by no kernel; nothing was
+        computed then, so that the pass can still be run."""
+        launches: list[Launch] = []
+        with _NothingButViews(self._arena.regions()), watched(launches.append):
+            outputs = compute()
+        return outputs, LaunchTable(launches).run
+
+
+class _NothingButViews(TorchDispatchMode):
+    """Refuses every operation of torch but new tensors, which lie in an arena, and views."""
+
+    def __init__(self, regions: Regions) -> None:
+        super().__init__()
+        self._regions = regions
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in _MAKE:
+            return self._regions.empty_like(func(*args, **(kwargs or {})))
+        if func.is_view and not func._schema.is_mutable and name not in _MAKE_CONSTANTS:
+            result = func(*args, **(kwargs or {}))
+            # reshape, for instance, is a view where it can be one
+            if _storages(result) <= _storages((args, kwargs)):
+                return result
+        raise NotImplementedError(f"{func} computes, and is no kernel of kernels.llvm")
+
+
+def _storages(values: Any) -> set[int]:
+    tensors = (x for x in tree_leaves(values) if isinstance(x, torch.Tensor))
+    return {x.untyped_storage().data_ptr() for x in tensors}

@@ -1,0 +1,127 @@
+"""How weights and rows of x lie before many are multiplied with many.
+
+A stretch of 256 neighbouring numbers of a row, with all that its products need, is a record of
+words of 4 bytes. Records of OUTPUTS weight rows, or of TALL rows of x, are transposed: word after
+word, each of all the rows side by side.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from kernels.integer_blocks.activations_with_llvm import STRETCH
+from kernels.integer_blocks.integers_with_llvm import FORMS, PER_STRETCH
+from kernels.integer_blocks.rows_of_integers import MOST, is_long
+
+OUTPUTS = 16
+"""Weight rows in a panel."""
+TALL = 4
+"""Rows of x that are multiplied together: with two vectors of outputs each, their sums and the
+factors fill the 16 registers of AVX2."""
+WORD = 4
+LANES = 8
+"""Words in a vector."""
+VECTOR, LINE = WORD * LANES, WORD * OUTPUTS
+"""Bytes of a vector, and of a word of all the weight rows."""
+HALVES = range(OUTPUTS // LANES)
+"""The vectors of a word of all the weight rows."""
+BYTE_ZERO = 128
+"""What an integer of x is more as a byte where those of weights have a sign: of two bytes that are
+multiplied, one has none."""
+# of products of bytes pairs are added in 16 bits
+_MOST_SUM, _PAIR = 2**15 - 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Records of one GGML type; offsets count words.
+
+    A record of a weight row has integers, four bytes in a word, or in one word the first and the
+    third of four as 16 bits, and in the word PER_STRETCH behind it the others; in long blocks
+    scales of groups, each as a pair of 16 bits or, with vnni, as 32 bits, and minimums of groups
+    in such pairs; scales and minimums f32, one of a long block, PER_STRETCH of short ones.
+    A record of a row of x has integers; scales f32; and what minimums are multiplied with, sums of
+    16 bits, or f32 in short blocks.
+
+    groups: parts of a stretch with a scale of their own. signed: weights have a sign. together:
+    pairs of products of bytes that are summed in 16 bits; 0 where these do not hold even one, so
+    that integers have 16 bits, those of weights multiplied with their group's scale. vnni: bytes
+    are summed in 32 bits.
+    """
+
+    long: bool
+    groups: int
+    minimums: bool
+    signed: bool
+    together: int
+    vnni: bool
+
+    @property
+    def words(self) -> bool:
+        return not self.vnni and not self.together
+
+    @property
+    def starts(self) -> bool:
+        """Sums begin with what BYTE_ZERO adds to them, negated."""
+        return self.signed and not self.words
+
+    @property
+    def integers(self) -> int:
+        return STRETCH * (2 if self.words else 1) // WORD
+
+    @property
+    def group_words(self) -> int:
+        """Words of integers in a group."""
+        return self.integers // self.groups
+
+    @property
+    def group_scales(self) -> int:
+        return self.integers
+
+    @property
+    def group_minimums(self) -> int:
+        return self.group_scales + (self.groups if self.long and not self.words else 0)
+
+    @property
+    def scales(self) -> int:
+        return self.group_minimums + (PER_STRETCH if self.long and self.minimums else 0)
+
+    @property
+    def scale_minimums(self) -> int:
+        return self.scales + (1 if self.long else PER_STRETCH)
+
+    @property
+    def weight_words(self) -> int:
+        """Words of a weight row's record: of whole vectors of four."""
+        end = self.scale_minimums + (self.scale_minimums - self.scales if self.minimums else 0)
+        return end + -end % 4
+
+    @property
+    def row_scales(self) -> int:
+        return self.integers
+
+    @property
+    def row_sums(self) -> int:
+        return self.row_scales + (1 if self.long else PER_STRETCH)
+
+    @property
+    def row_words(self) -> int:
+        """Words of the record of a row of x."""
+        return self.row_sums + (PER_STRETCH if self.minimums else 0)
+
+
+@functools.cache
+def panel(type: str, *, vnni: bool) -> Panel:
+    """vnni: the processor sums products of bytes in 32 bits."""
+    form = FORMS[type]
+    groups = STRETCH // form.group if form.group else PER_STRETCH
+    signed = form.most is None or form.offset > 0
+    most = 2**7 if form.most is None else max(form.offset, form.most - form.offset)
+    together = _MOST_SUM // (_PAIR * most * (MOST + (BYTE_ZERO if signed else 0)))
+    return Panel(is_long(type), groups, form.minimum, signed, _power_of_2(together), vnni)
+
+
+def _power_of_2(n: int) -> int:
+    """The largest one that is not above n, 0 for 0."""
+    return 1 << n.bit_length() - 1 if n else 0
