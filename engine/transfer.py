@@ -29,13 +29,17 @@ def upload_together(
     arrays: Sequence[np.ndarray], device: torch.device
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Arrays on a device in one upload: the bytes of all, uint8 [n], and each as a view of them."""
-    parts = [np.ascontiguousarray(array) for array in arrays]
     # each begins where numbers of 8 bytes may
-    starts = [0, *accumulate(-(-part.nbytes // _ALIGNED) * _ALIGNED for part in parts)]
-    whole = np.zeros(starts[-1], np.uint8)
-    for part, start in zip(parts, starts, strict=False):
-        whole[start : start + part.nbytes] = part.view(np.uint8).ravel()
+    starts = [0, *accumulate(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)]
+    whole = np.empty(starts[-1], np.uint8)
+    parts = []
+    for array, start in zip(arrays, starts, strict=False):
+        part = whole[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        part[...] = array
+        parts.append(part)
     there = upload(whole, device)
+    if device.type == "cpu":
+        return there, [torch.from_numpy(part) for part in parts]
     views = [
         there[start : start + part.nbytes].view(_dtype(part)).view(part.shape)
         for part, start in zip(parts, starts, strict=False)

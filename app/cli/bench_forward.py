@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _MOST = 64
 _SPLIT = "{:<6} {:>6} {:>9} {:>9}  |"
-_STEP = "{:>5} {:>9} {:>9} {:>9}"
+_STEP = "{:>5} {:>9} {:>9} {:>11} {:>9}"
 
 
 def splits(args: argparse.Namespace) -> int:
@@ -115,16 +115,21 @@ def _split_lines(facts: dict[str, Any], result: SplitComparison) -> Iterator[str
 
 
 def _step_lines(facts: dict[str, Any], rows: Sequence[StepRow]) -> Iterator[str]:
-    """One line per width."""
+    """One line per width; the time in kernels is a part of the median."""
     yield (
         f"{_headline(facts)}: behind one token, logits of {facts['outputs']}, "
         f"{facts['repeat']} repetitions"
     )
     yield ""
-    yield _STEP.format("T", "min ms", "median ms", "tokens/s")
+    yield _STEP.format("T", "min ms", "median ms", "in kernels", "tokens/s")
     for row in rows:
+        inside = "" if row.kernels_ms is None else f"{row.kernels_ms:.2f}"
         yield _STEP.format(
-            row.width, f"{row.min_ms:.2f}", f"{row.median_ms:.2f}", f"{row.tokens_per_second:.1f}"
+            row.width,
+            f"{row.min_ms:.2f}",
+            f"{row.median_ms:.2f}",
+            inside,
+            f"{row.tokens_per_second:.1f}",
         )
 
 

@@ -46,13 +46,18 @@ _SHORTER = {
     Quant.IQ4_XS: Quant.IQ4_NL,
 }
 """What llama.cpp takes for rows that are no whole blocks of 256."""
-_UNROUNDED = ("conv1d", "ffn_gate_inp")
+_UNROUNDED = ("conv1d", "shortconv.conv", "ffn_gate_inp")
 _OUTPUT_IN_Q5_K = ("q2_k", "q3_k_m", "q4_k_m", "iq4_nl", "iq4_xs")
 
 
 def file_type(mix: str) -> LlamaFileType:
     """What the file says of itself."""
     return _MIXES[mix][1]
+
+
+def is_norm(name: str) -> bool:
+    """Whether a tensor is what a norm multiplies by; norms of several groups are matrices."""
+    return name.removesuffix(".weight").endswith("norm")
 
 
 def tensor_type(
@@ -63,7 +68,7 @@ def tensor_type(
     Vectors, convolutions and routers stay f32. Rows that are no whole blocks get a type of shorter
     blocks.
     """
-    kept = len(shape) == 1 or not name.endswith(".weight")
+    kept = len(shape) == 1 or not name.endswith(".weight") or is_norm(name)
     if _MIXES[mix][0] == Quant.F32 or kept or any(word in name for word in _UNROUNDED):
         return Quant.F32
     kind = _wanted(name, shape, config, mix)

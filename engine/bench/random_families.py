@@ -8,6 +8,7 @@ from typing import NamedTuple
 from gguf import GGUFWriter
 
 from engine.bench.random_kda import KDA_SIZES, add_kda_keys
+from engine.bench.random_mamba import MAMBA_SIZES, add_mamba_keys
 from engine.bench.random_qwen import CONFIGS, add_qwen_keys
 from engine.model.config import ModelConfig
 
@@ -26,5 +27,6 @@ RANDOM_FAMILIES = {
     "bailingmoe3": RandomFamily(KDA_SIZES["bailingmoe3"], add_kda_keys),
     "kimi-linear": RandomFamily(KDA_SIZES["kimi-linear"], add_kda_keys, tied=False),
     "kimi-k3": RandomFamily(KDA_SIZES["kimi-k3"], add_kda_keys, tied=False),
+    **{arch: RandomFamily(sizes, add_mamba_keys) for arch, sizes in MAMBA_SIZES.items()},
 }
 """By architecture; sizes of qwen35 with a mixture of experts are qwen35moe."""

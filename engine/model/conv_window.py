@@ -123,6 +123,12 @@ class ConvWindow(InputWindow[ConvInputs]):
     def rows(self, inputs: ConvInputs) -> torch.Tensor:
         return inputs.x
 
+    def by_index(self, inputs: ConvInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+        x, weight, bias = inputs
+        return causal_conv_slots(
+            x, weight, pool, rows.read, rows.in_order, bias, activate=self._activate
+        )
+
     def outputs(
         self, inputs: ConvInputs, window: torch.Tensor, *, invariant: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -34,7 +34,7 @@ def ssd_into(*inputs: *SsdArguments, slots: Sequence[torch.Tensor]) -> torch.Ten
         raise ValueError("the numbers of a slot's rows do not lie side by side")
     table = array("q", [slot.data_ptr() for slot in slots])
     where = table.buffer_info()[0], *strides[:3]
-    return _run(inputs[:6], _rows(inputs[6]), len(slots), where, indexed=False)
+    return _run(inputs[:6], _rows(inputs[6]), len(slots), where, indexed=False, holds=table)
 
 
 # every token goes through the same operations, whatever comes before, beside or behind it
@@ -69,8 +69,10 @@ def _run(
     *,
     indexed: bool,
     u: torch.Tensor | None = None,
+    holds: object = None,
 ) -> torch.Tensor:
-    """where: the last arguments of the program. u: memory for the rows of the log, if any."""
+    """where: the last arguments of the program; holds: what they point to beside tensors. u: memory
+    for the rows of the log, if any."""
     x, dt, g, B, C, D = inputs
     x, B, C, D = _rows(x), _rows(B), _rows(C), D.contiguous()
     n_batch, n_tokens, n_heads, p = x.shape
@@ -94,6 +96,7 @@ def _run(
         tasks=n_batch * n_heads * (p // sides.rows),
         chunk=_chunk(sides, n_tokens),
         threads=torch.get_num_threads(),
+        holds=holds,
     )
     return o
 

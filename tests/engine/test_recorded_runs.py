@@ -162,10 +162,14 @@ def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch, counts, caplog):
 
 
 @compiled
-def test_invariant_runs_are_not_recorded(monkeypatch, counts):
-    options = options_of(8, batch_invariant=True)
-    assert_same(*both(monkeypatch, MTP, [prompt_of(MTP)], options))
-    assert counts.n_recorded == 0
+@pytest.mark.parametrize("policy", ["planes", "ring", "replay"])
+def test_invariant_runs(policy, monkeypatch, counts):
+    prompts = [Prompt(prompt_of(MTP).tokens[:n]) for n in (12, 5)]
+    options = options_of(
+        20, "draft-mtp", rollback=policy, parallel=2, kv="unified", batch_invariant=True
+    )
+    assert_same(*both(monkeypatch, MTP, prompts, options))
+    assert counts.n_replayed > 10
 
 
 def counting(graphs: list[int]):

@@ -16,6 +16,7 @@ from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.layers import StepOutput
 from engine.model.loader import load_model
+from kernels.dispatch import uses_llvm
 
 DATA = Path(__file__).parents[2] / "data"
 DENSE, MIXTURE = DATA / "qwen35-c-v2x-mtp-f32.gguf", DATA / "qwen35moe-d-v2x-mtp-f32.gguf"
@@ -130,3 +131,5 @@ def test_steps_have_every_width_once(monkeypatch: pytest.MonkeyPatch, outputs: s
     for row in rows:
         assert 0 < row.min_ms <= row.median_ms
         assert row.tokens_per_second == pytest.approx(1000 * row.width / row.median_ms)
+        assert (row.kernels_ms is not None) == uses_llvm()
+        assert row.kernels_ms is None or 0 < row.kernels_ms <= row.median_ms
