@@ -134,9 +134,3 @@ class ConvWindow(InputWindow[ConvInputs]):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x, weight, bias = inputs
         return causal_conv(x, weight, window, bias, activate=self._activate, invariant=invariant)
-
-    def by_index(self, inputs: ConvInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
-        x, weight, bias = inputs
-        return causal_conv_slots(
-            x, weight, pool, rows.read, rows.in_order, bias, activate=self._activate
-        )

@@ -23,7 +23,13 @@ from kernels.dispatch import uses_llvm
 from resources import DEMO_TARGET
 from tests.support.golden_runs import DATA, decode, golden, options_of, prompt_of, tokens_of
 
-NAMES = ("qwen35-a-f32", "qwen35moe-d-v2x-mtp-f32", "qwen3next-e-v2x-f32", "qwen3-f-f32")
+NAMES = (
+    "qwen35-a-f32",
+    "qwen35moe-d-v2x-mtp-f32",
+    "qwen3next-e-v2x-f32",
+    "qwen3-f-f32",
+    "qwen4exp-b-qsa-f32",
+)
 MODES = tuple(mode for mode in COMPUTE_MODES if mode != "auto")
 N_TOKENS = 34
 CPU = torch.device("cpu")
