@@ -90,7 +90,9 @@ def _lines(info: ModelInfo, memory: dict[str, Any], metadata: dict[str, Any]) ->
         f"  vocabulary     {info.n_vocab:,} tokens",
         f"  context        {info.n_ctx_train:,} tokens as trained",
         f"  rollback       {info.rollback}",
+        f"  llama.cpp      {info.llama_cpp}",
         f"  snapshot       {readable_size(info.state_bytes)} per plane and sequence",
+        f"  replay log     {readable_size(info.log_bytes_per_token)} per token",
         f"  attention      {readable_size(info.kv_bytes_per_token)} per token",
         "",
         "quantisation",
@@ -124,7 +126,7 @@ def _layer_lines(layers: tuple[LayerInfo, ...]) -> list[str]:
         first, last = members[0].index, members[-1].index
         span = str(first) if first == last else f"{first}-{last}"
         total = readable_size(sum(layer.n_bytes for layer in members))
-        lines.append(f"  {span:<8} {kind:<10} {quant:<16} {total:>12}")
+        lines.append(f"  {span:<8} {kind:<20} {quant:<16} {total:>12}")
     return lines
 
 

@@ -11,7 +11,7 @@ import torch
 from engine.device import CPU
 from engine.gguf.mapped_rows import MappedRows
 from engine.gguf.reader import TensorReader
-from engine.model.tensors import Shapes
+from engine.model.parts import Shapes
 from kernels.dequant import dequantise
 from kernels.linear import (
     PackedWeight,

@@ -23,7 +23,13 @@ from kernels.dispatch import uses_llvm
 from resources import DEMO_TARGET
 from tests.support.golden_runs import DATA, decode, golden, options_of, prompt_of, tokens_of
 
-NAMES = ("qwen35-a-f32", "qwen35moe-d-v2x-mtp-f32", "qwen3next-e-v2x-f32", "qwen3-f-f32")
+NAMES = (
+    "qwen35-a-f32",
+    "qwen35moe-d-v2x-mtp-f32",
+    "qwen3next-e-v2x-f32",
+    "qwen3-f-f32",
+    "qwen4exp-b-qsa-f32",
+)
 MODES = tuple(mode for mode in COMPUTE_MODES if mode not in ("auto", "q8"))
 Q8_0, Q4_K_M = "qwen35-h-v2x-mtp-q8_0", "qwen35-g-v2x-q4_k_m"
 CASES = [*((name, mode) for name in NAMES for mode in MODES), (Q8_0, "q8"), (Q4_K_M, "q8")]
