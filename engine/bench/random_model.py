@@ -16,7 +16,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf.utility import model_weight_count_rounded_notation
 
-from engine.bench.quant_mixes import QUANTS, file_type, tensor_type
+from engine.bench.quant_mixes import QUANTS, file_type, is_norm, tensor_type
 from engine.bench.random_blocks import random_tensor
 from engine.bench.random_families import RANDOM_FAMILIES
 from engine.errors import OptionError
@@ -75,7 +75,9 @@ def _write(writer: GGUFWriter, config: ModelConfig, name: str, quant: str, *, ti
     writer.add_file_type(file_type(quant))
     writer.add_quantization_version(2)
     _add_vocabulary(writer, config.n_vocab)
-    kinds = {name: tensor_type(name, shape, config, quant) for name, shape in shapes.items()}
+    kinds = {
+        name: tensor_type(name, shape, config, quant, tied=tied) for name, shape in shapes.items()
+    }
     for name, shape in shapes.items():
         kind = kinds[name]
         writer.add_tensor_info(name, shape, np.dtype(np.float32), _n_bytes(shape, kind), kind)
@@ -89,11 +91,13 @@ def _write(writer: GGUFWriter, config: ModelConfig, name: str, quant: str, *, ti
 
 
 def _shapes(config: ModelConfig, *, tied: bool) -> Shapes:
-    """An MTP block has a norm of its own."""
+    """An MTP block has a norm of its own, a convolution of Mamba-2 its bias, which llama.cpp cannot
+    do without."""
     shapes = global_shapes(config, () if tied else ("output.weight",))
     for index in range(config.n_layer + config.n_mtp):
         norm = config.mtp.output_norm if config.mtp else ""
-        shapes |= block_shapes(config, index, (f"blk.{config.n_layer}.{norm}",))
+        present = f"blk.{config.n_layer}.{norm}", f"blk.{index}.ssm_conv1d.bias"
+        shapes |= block_shapes(config, index, present)
     return shapes
 
 
@@ -120,7 +124,7 @@ class _Pieces:
 
     def tofile(self, file: BinaryIO) -> None:
         """Write one piece of the rows after the other."""
-        if len(self._shape) == 1 or not self._name.endswith(".weight"):
+        if len(self._shape) == 1 or not self._name.endswith(".weight") or is_norm(self._name):
             file.write(_vector(self._rng, self._name, self._shape).tobytes())
             return
         n_in = self._shape[-1]
@@ -135,7 +139,7 @@ class _Pieces:
 
 
 def _vector(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    if name.endswith("norm.weight"):
+    if is_norm(name):
         return np.ones(shape, np.float32)
     if name.endswith("exp_probs_b.bias"):
         # a little beside scores between 0 and 1

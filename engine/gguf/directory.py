@@ -52,6 +52,14 @@ class TensorInfo:
     part: int
     offset: int
 
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether the tensor can stand for one of this shape: dimensions of 1 may be missing at
+        either end, and one that is not quantised may be without any rows, as one long row."""
+        if _core(self.shape) == _core(shape):
+            return True
+        flat = len(_core(self.shape)) == 1 and self.n_elements == prod(shape)
+        return flat and GGML_QUANT_SIZES[self.type][0] == 1
+
 
 @dataclass(frozen=True, slots=True)
 class Directory:
@@ -61,6 +69,12 @@ class Directory:
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
     n_bytes: int
+
+
+def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without its leading and trailing dimensions of size 1."""
+    long = [i for i, size in enumerate(shape) if size != 1]
+    return tuple(shape[long[0] : long[-1] + 1]) if long else ()
 
 
 def read_directory(

@@ -110,6 +110,13 @@ class GgufFile(TypedMetadata):
             )
         return np.frombuffer(data, np.uint8)[info.offset : info.offset + info.n_bytes]
 
+    def stays_whole(self, name: str) -> Callable[[], bool]:
+        """Tells whether the file still reaches to the end of a tensor, also after `close` as long
+        as there is a view of it."""
+        info = self.tensors[name]
+        data = self._maps[info.part]
+        return lambda: info.offset + info.n_bytes <= data.size()
+
     def identity(self) -> dict[str, Any]:
         """What tells the model from others (engine.trace.run_ref).
 

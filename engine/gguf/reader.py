@@ -13,6 +13,7 @@ import torch
 from engine.errors import Cancelled, ModelFileError, OutOfMemoryError, UnsupportedModelError
 from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile, TensorInfo
+from engine.gguf.mapped_rows import MappedRows
 from engine.progress import ReportProgress
 from kernels.dequant import dequantise
 
@@ -76,6 +77,20 @@ class TensorReader:
         info = self._file.tensors[name]
         self._file.lent.release(info.part, info.offset, info.n_bytes)
 
+    def mapped_rows(self, name: str, shape: tuple[int, ...]) -> MappedRows:
+        """A table that stays in the file; its first row is decoded to see that it can be.
+
+        Raises as `take`.
+        """
+        info = self._find(name, shape)
+        self._decode(info, slice(0, info.n_bytes // shape[0]), shape[1])
+        if name not in self._seen:
+            self._seen.add(name)
+            self._done += info.n_bytes
+        data, path = self._file.raw(name), self._file.parts[info.part]
+        is_whole = self._file.stays_whole(name)
+        return MappedRows(data, info.type.name, shape, is_whole, path, name)
+
     def type(self, name: str) -> str:
         """Name of the GGML type of a tensor of the file."""
         return self._file.tensors[name].type.name
@@ -108,7 +123,7 @@ class TensorReader:
                 f"missing, while the model needs it with shape {_text(shape)}",
                 "Convert the model again with a current llama.cpp, or use another file.",
             )
-        if _core(info.shape) != _core(shape):
+        if not info.fits(shape):
             raise ModelFileError(
                 self._file.parts[info.part],
                 f"tensor {name}",
@@ -157,12 +172,6 @@ def _lend(part: np.ndarray) -> torch.Tensor:
     lent = np.asarray(SimpleNamespace(__array_interface__=interface, whole=whole))
     start = part.ctypes.data - address
     return torch.from_numpy(lent)[start : start + part.size]
-
-
-def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without its leading and trailing dimensions of size 1."""
-    long = [i for i, size in enumerate(shape) if size != 1]
-    return tuple(shape[long[0] : long[-1] + 1]) if long else ()
 
 
 def _group(name: str) -> str:

@@ -87,7 +87,7 @@ class HybridMemory:
         batch_invariant: bool = False,
     ) -> HybridMemory:
         """Memory for a model's trunk; policy is a key of POLICIES."""
-        layers: dict[CellKey, CellSize] = dict(config.cells())
+        layers: dict[CellKey, CellSize] = dict(config.cells().items())
         attention = AttentionKV(
             layers,
             n_seqs,
@@ -108,7 +108,7 @@ class HybridMemory:
             POLICIES[policy](layout, n_seqs, n_rs_seq, device, faults) if layout else None,
             faults,
             batch_invariant=batch_invariant,
-            graphs=graphs_for(device),
+            graphs=graphs_for(device) if config.recordable else None,
         )
 
     @classmethod

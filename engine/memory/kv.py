@@ -69,11 +69,11 @@ class CellUse(NamedTuple):
 class AttentionKV:
     """Keys and values of all attention layers, for n_seqs sequences of n_ctx cells each.
 
-    layers: what each layer keeps of a token. unified: one pool of n_seqs * n_ctx cells that all
-    sequences use; a copied sequence then shares cells. in_order: views have a sequence's cells in
-    the order of its positions, which costs a copy wherever they are stored otherwise. rotate: per
-    layer what turns its keys by a number of positions, which only `seq_add` needs; keys of layers
-    that are not named there have none.
+    layers: what each layer keeps of a token; further rows of it are added to them. unified: one
+    pool of n_seqs * n_ctx cells that all sequences use; a copied sequence then shares cells.
+    in_order: views have a sequence's cells in the order of its positions, which costs a copy
+    wherever they are stored otherwise. rotate: per layer what turns its keys by a number of
+    positions, which only `seq_add` needs; keys of layers that are not named there have none.
     Raises OptionError above 64 sequences.
     """
 
@@ -88,7 +88,13 @@ class AttentionKV:
         in_order: bool = False,
         rotate: Mapping[CellKey, Rotate] | None = None,
     ) -> None:
-        self.layers = dict(layers)
+        further: dict[CellKey, CellSize] = {
+            CellRow(key, name): CellSize(1, dim, 0)
+            for key, size in layers.items()
+            if isinstance(key, int)
+            for name, dim in size.further
+        }
+        self.layers = layers = {**layers, **further}
         self.n_seqs, self.n_ctx, self.device = n_seqs, n_ctx, device
         self.unified = unified
         self._in_order = in_order

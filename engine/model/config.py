@@ -58,6 +58,11 @@ class ModelConfig:
         """Trunk layers that keep recurrent states."""
         return sum(self.recurrent_layers)
 
+    @property
+    def recordable(self) -> bool:
+        """Whether a pass can be recorded (engine.graphs)."""
+        return all(block.recordable for block in self.blocks)
+
     def cells(self) -> Mapping[int, CellSize]:
         """The trunk layers that attend, and what a token leaves in each."""
         sizes = ((i, block.cells()) for i, block in enumerate(self.blocks))

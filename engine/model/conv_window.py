@@ -1,13 +1,14 @@
-"""The state of a short causal convolution: the last rows of its input."""
+"""States that are the last rows of an input, such as a short causal convolution keeps."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
-from engine.model.recurrence import Recurrence, RowNumbers
+from engine.model.recurrence import InputsT, Recurrence, RowNumbers
 from kernels.conv import causal_conv, causal_conv_slots, fold_window
 
 
@@ -23,37 +24,44 @@ class ConvInputs(NamedTuple):
         return ConvInputs(self.x[rows, tokens], self.weight, self.bias)
 
 
-class ConvWindow(Recurrence[ConvInputs]):
-    """Window [d_conv - 1, n_channels], oldest row first; a token's log entry is its row.
-
-    Advancing gives silu of the convolution, or the convolution itself unless `activate`, [B, T, C].
-    """
+class InputWindow(Recurrence[InputsT]):
+    """Window [width, n_channels], oldest row first; a token's log entry is its row."""
 
     is_window = True
 
-    def __init__(self, d_conv: int, n_channels: int, *, activate: bool = True) -> None:
-        self._width, self._activate = d_conv - 1, activate
-        super().__init__((self._width, n_channels), [(n_channels,)])
+    def __init__(self, width: int, n_channels: int) -> None:
+        self._width = width
+        super().__init__((width, n_channels), [(n_channels,)])
+
+    @abstractmethod
+    def rows(self, inputs: InputsT) -> torch.Tensor:
+        """What the tokens leave in the window, [B, T, n_channels]."""
+
+    @abstractmethod
+    def outputs(
+        self, inputs: InputsT, window: torch.Tensor, *, invariant: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The layer's output [B, T, ...], and window and rows joined [B, width + T, n_channels]."""
 
     def into(
         self,
-        inputs: ConvInputs,
+        inputs: InputsT,
         start: torch.Tensor,
         slots: Sequence[torch.Tensor],
         *,
         invariant: bool = False,
     ) -> torch.Tensor:
-        y, history = self._convolve(inputs, start, invariant=invariant)
-        n = inputs.x.shape[1]
+        y, history = self.outputs(inputs, start, invariant=invariant)
+        n = history.shape[1] - self._width
         for back, slot in enumerate(slots):
             slot.copy_(history[:, n - back : n - back + self._width])
         return y
 
     def log(
-        self, inputs: ConvInputs, start: torch.Tensor, *, invariant: bool = False
+        self, inputs: InputsT, start: torch.Tensor, *, invariant: bool = False
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        y, _ = self._convolve(inputs, start, invariant=invariant)
-        return y, (inputs.x,)
+        y, _ = self.outputs(inputs, start, invariant=invariant)
+        return y, (self.rows(inputs),)
 
     def fold(
         self,
@@ -77,7 +85,7 @@ class ConvWindow(Recurrence[ConvInputs]):
 
     def in_rows(
         self,
-        inputs: ConvInputs,
+        inputs: InputsT,
         pool: torch.Tensor,
         rows: Sequence[torch.Tensor],
         read: Sequence[int | None],
@@ -88,10 +96,32 @@ class ConvWindow(Recurrence[ConvInputs]):
     ) -> torch.Tensor:
         starts = [torch.zeros_like(rows[0]) if i is None else rows[i] for i in read]
         start = starts[0] if len(starts) == 1 else torch.cat(starts)
-        y, history = self._convolve(inputs, start, invariant=invariant)
+        y, history = self.outputs(inputs, start, invariant=invariant)
+        self._keep(history, pool, in_order)
+        return y
+
+    def by_index(self, inputs: InputsT, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+        y, history = self.outputs(inputs, pool[rows.read], invariant=False)
+        self._keep(history, pool, rows.in_order)
+        return y
+
+    def _keep(self, history: torch.Tensor, pool: torch.Tensor, in_order: torch.Tensor) -> None:
         after_each = history.unfold(1, self._width, 1).transpose(2, 3)
         pool[in_order] = after_each[:, -in_order.shape[1] :]
-        return y
+
+
+class ConvWindow(InputWindow[ConvInputs]):
+    """The d_conv - 1 rows before a convolution's input.
+
+    Advancing gives silu of the convolution, or the convolution itself unless `activate`, [B, T, C].
+    """
+
+    def __init__(self, d_conv: int, n_channels: int, *, activate: bool = True) -> None:
+        self._activate = activate
+        super().__init__(d_conv - 1, n_channels)
+
+    def rows(self, inputs: ConvInputs) -> torch.Tensor:
+        return inputs.x
 
     def by_index(self, inputs: ConvInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
         x, weight, bias = inputs
@@ -99,7 +129,7 @@ class ConvWindow(Recurrence[ConvInputs]):
             x, weight, pool, rows.read, rows.in_order, bias, activate=self._activate
         )
 
-    def _convolve(
+    def outputs(
         self, inputs: ConvInputs, window: torch.Tensor, *, invariant: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x, weight, bias = inputs

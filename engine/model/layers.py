@@ -1,4 +1,4 @@
-"""What all models share: rope tables, the block, the output head."""
+"""What all models share: the block and the output head."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from typing import NamedTuple
 
 import torch
 
-from engine.device import CPU
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import FeedForward, make_feed_forward
 from engine.model.mixers import make_mixer
 from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.parts import BlockParts
-from engine.model.rope import RopeConfig
 from engine.model.weights import Projection, Weights
 from kernels.norm import layer_norm, rms_norm
+from kernels.product import multiply
 from kernels.residual import add
-from kernels.rope import rope_table
 from kernels.rows import take_rows
 
 
@@ -29,35 +27,6 @@ class StepOutput(NamedTuple):
 
     logits: torch.Tensor
     hidden: torch.Tensor
-
-
-class RopeTables:
-    """Cosines and sines of all positions so far, extended by doubling as positions grow; without
-    columns where nothing rotates."""
-
-    def __init__(self, config: RopeConfig | None, device: torch.device = CPU) -> None:
-        self._device = device
-        self._n_rot = config.n_rot if config else 0
-        self._scale = config.magnitude if config else 1.0
-        inverse = config.inverse_frequencies() if config else []
-        self._inv_freq = torch.tensor(inverse, dtype=torch.float64)
-        self._table = torch.empty(0, self._n_rot)
-
-    def reach(self, highest: int) -> int:
-        """Make the tables reach the position `highest`; how many positions they have."""
-        if highest >= self._table.shape[0]:
-            self._extend(highest)
-        return self._table.shape[0]
-
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions int64 [B, T], within reach, on the device -> cos, sin f32 [B, T, n_rot/2]."""
-        cos, sin = take_rows(self._table, positions).chunk(2, -1)
-        return cos, sin
-
-    def _extend(self, highest: int) -> None:
-        size = max(256, 1 << (highest + 1).bit_length())
-        cos, sin = rope_table(torch.arange(size), self._n_rot, self._inv_freq, self._scale)
-        self._table = torch.cat((cos, sin), -1).to(self._device)
 
 
 class ResidualBlock:
@@ -80,7 +49,8 @@ class ResidualBlock:
         self._mixer_norm = mixer_norm
         self._ffn_norm = ffn_norm
         self._eps = eps
-        self._scale = scale
+        norm = ffn_norm if mixer_norm is None else mixer_norm
+        self._scale = None if norm is None or scale == 1.0 else norm.new_full(norm.shape, scale)
 
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], not normed -> the same shape."""
@@ -93,7 +63,7 @@ class ResidualBlock:
         return x
 
     def _scaled(self, y: torch.Tensor) -> torch.Tensor:
-        return y if self._scale == 1.0 else y * self._scale
+        return y if self._scale is None else multiply(y, self._scale)
 
 
 def make_block(
@@ -105,8 +75,8 @@ def make_block(
     return ResidualBlock(
         mixer,
         ffn,
-        weights.keep(parts.mixer_norm) if mixer else None,
-        weights.keep(parts.ffn_norm) if ffn else None,
+        weights.keep(parts.mixer_norm) if mixer and parts.mixer_norm else None,
+        weights.keep(parts.ffn_norm) if ffn and parts.ffn_norm else None,
         config.eps,
         parts.residual_scale,
     )
@@ -131,7 +101,10 @@ class OutputHead:
         self.projection = projection
         self._n_vocab = n_vocab
         self._eps = eps
-        self._scale = scale
+        self._factors = None
+        if scale != 1.0:
+            device = None if norm is None else norm.device
+            self._factors = torch.full((n_vocab,), 1.0 / scale, device=device)
 
     def __call__(self, x: torch.Tensor, outputs: torch.Tensor, *, invariant: bool) -> StepOutput:
         """x [B, T, n_embd], not normed; logits only of the flat rows int64 [n] in `outputs`."""
@@ -140,4 +113,6 @@ class OutputHead:
             return StepOutput(hidden.new_empty(0, self._n_vocab), hidden)
         rows = take_rows(hidden.flatten(0, 1), outputs)
         logits = self.projection(rows, invariant=invariant)
-        return StepOutput(logits if self._scale == 1.0 else logits / self._scale, hidden)
+        if self._factors is not None:
+            logits = multiply(logits, self._factors)
+        return StepOutput(logits, hidden)

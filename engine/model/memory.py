@@ -8,11 +8,13 @@ from typing import Protocol
 import torch
 
 from engine.batch import UBatch
+from engine.model.parts import CellKey
 from engine.model.recurrence import RecurrenceInputs, StateKey
 
 
 class AttentionView(Protocol):
-    """Cells of a ubatch's sequences: k, v [B, H_kv, N, hd] f32; mask bool [B, T, N]."""
+    """Cells of a ubatch's sequences: k, v [B, H_kv, N, hd] f32; mask bool [B, T, N]; positions
+    int64 [B, N] of visible cells, where a layer keeps further rows."""
 
     @property
     def k(self) -> torch.Tensor: ...
@@ -20,12 +22,16 @@ class AttentionView(Protocol):
     def v(self) -> torch.Tensor: ...
     @property
     def mask(self) -> torch.Tensor: ...
+    @property
+    def positions(self) -> torch.Tensor | None: ...
 
 
 class AttentionMemory(Protocol):
     """Keys and values by trunk layer index."""
 
-    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor | None = None) -> AttentionView:
+    def update(
+        self, layer: CellKey, k: torch.Tensor, v: torch.Tensor | None = None
+    ) -> AttentionView:
         """Store k (roped) and v [B, T, H_kv, hd]; return everything these tokens may see. v: None
         for a layer that keeps nothing but keys, whose values are then these."""
 

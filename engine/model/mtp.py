@@ -7,9 +7,10 @@ from functools import partial
 import torch
 
 from engine.batch import UBatch
-from engine.model.layers import OutputHead, ResidualBlock, RopeTables, StepOutput
+from engine.model.layers import OutputHead, ResidualBlock, StepOutput
 from engine.model.memory import ModelMemory
 from engine.model.mixers.mixer import RopeAndMemory
+from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Weights
 from kernels.norm import rms_norm
 from kernels.rows import join

@@ -9,7 +9,7 @@ from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.limits import MAX_CONTEXT, REMEDY, count, real
 
-_M_ROPE = ("qwen35", "qwen35moe")
+_M_ROPE = ("qwen35", "qwen35moe", "qwen4exp")
 
 
 @dataclass(frozen=True, slots=True)

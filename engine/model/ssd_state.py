@@ -24,7 +24,8 @@ class SsdInputs(NamedTuple):
 
     def part(self, rows: slice, tokens: slice) -> SsdInputs:
         """See engine.model.recurrence.RecurrenceInputs."""
-        return SsdInputs(*(x[rows, tokens] for x in self[:5]), self.D)
+        x, dt, g, B, C = (part[rows, tokens] for part in self[:5])
+        return SsdInputs(x, dt, g, B, C, self.D)
 
 
 class SsdState(Recurrence[SsdInputs]):

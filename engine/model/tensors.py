@@ -1,6 +1,6 @@
 """Which tensors a model consists of, and their shapes: the file is held to this before loading.
 
-Shapes are numpy order (rows first). A shape's dimensions of size 1 may be missing in the file.
+Shapes are numpy order (rows first). What a file may have in their place: TensorInfo.fits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check_tensors(file: GgufFile, config: ModelConfig) -> None:
         remedy = "The file is damaged or incomplete; download or convert the model again."
         if info is None:
             raise ModelFileError(file.path, f"tensor {name}", "the tensor is missing", remedy)
-        if _core(info.shape) != _core(shape):
+        if not info.fits(shape):
             what = f"shape {list(info.shape)} where {list(shape)} is needed"
             raise ModelFileError(file.path, f"tensor {name}", what, remedy)
     for name in file.tensors:
@@ -70,9 +70,3 @@ class _Within:
 
     def __contains__(self, name: object) -> bool:
         return f"{self._prefix}{name}" in self._present
-
-
-def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape without leading and trailing ones, which rewriting a file may drop."""
-    long = [i for i, n in enumerate(shape) if n != 1]
-    return shape[long[0] : long[-1] + 1] if long else ()

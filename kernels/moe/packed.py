@@ -54,6 +54,4 @@ def put_together(
     n_embd, width = pairs[0][1].shape
     n_bytes = sum(packed.n_bytes for pair in pairs for packed in pair)
     shape = len(pairs), width, n_embd
-    # programs over all chosen experts know of this activation alone
-    places = layer_places(pairs) if activation == SWIGLU else None
-    return PackedExperts(mode, shape, n_bytes, pairs, activation, places)
+    return PackedExperts(mode, shape, n_bytes, pairs, activation, layer_places(pairs))

@@ -30,9 +30,9 @@ class ExpertPlaces(NamedTuple):
 
 
 class LayerPlaces(NamedTuple):
-    """Of every expert gate above up, and down."""
+    """Of every expert what opens it, perhaps gate above up, and down."""
 
-    gate_up: ExpertPlaces
+    inner: ExpertPlaces
     down: ExpertPlaces
 
 
@@ -41,8 +41,8 @@ def layer_places(pairs: Sequence[tuple[PackedWeight, PackedWeight]]) -> LayerPla
     there are programs to read them."""
     if not uses_llvm():
         return None
-    gate_up, down = (find_places(matrices) for matrices in zip(*pairs, strict=True))
-    return LayerPlaces(gate_up, down) if gate_up and down else None
+    inner, down = (find_places(matrices) for matrices in zip(*pairs, strict=True))
+    return LayerPlaces(inner, down) if inner and down else None
 
 
 def find_places(matrices: Sequence[PackedWeight]) -> ExpertPlaces | None:

@@ -9,10 +9,10 @@ from kernels.moe import with_torch
 from kernels.moe.combine_with_llvm import combine
 from kernels.moe.packed import PackedExperts
 from kernels.moe.pairs_with_llvm import multiply_pairs
+from kernels.moe.route_biased_with_llvm import route_biased
 from kernels.moe.route_with_llvm import route
-from kernels.swiglu import swiglu
 
-__all__ = ["experts", "route"]
+__all__ = ["experts", "route", "route_biased"]
 
 FEW = 16
 """More rows than this many share experts."""
@@ -27,7 +27,6 @@ def experts(
     if places is None or len(x) > FEW:
         lines = with_torch.apply_each(x, ids, packed)
     else:
-        gate, up = multiply_pairs(x, ids, places.gate_up).chunk(2, -1)
-        opened = swiglu(gate, up).flatten(0, 1)
+        opened = packed.activation.run(multiply_pairs(x, ids, places.inner).flatten(0, 1))
         lines = multiply_pairs(opened, ids.view(-1, 1), places.down).view(*ids.shape, -1)
     return combine(lines, weights)

@@ -40,7 +40,8 @@ class HeadRows(NamedTuple):
         return self.x.shape[1]
 
     def tokens(self, start: int, stop: int) -> HeadRows:
-        return HeadRows(*(x[:, start:stop] for x in self[:5]), self.D)
+        u, x, g, B, C = (part[:, start:stop] for part in self[:5])
+        return HeadRows(u, x, g, B, C, self.D)
 
 
 def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,16 @@ from kernels.integer_blocks import TYPES, integer_linear
 from kernels.linear import beside, pack_blocks
 from kernels.linear.blocks import BlockData
 from kernels.linear.packed import PackedWeight
-from kernels.moe import PackedExperts, experts, naive, put_together, route
+from kernels.moe import (
+    RELU2,
+    SWIGLU,
+    Activation,
+    PackedExperts,
+    experts,
+    naive,
+    put_together,
+    route,
+)
 from kernels.moe.places import find_places
 from tests.support.closeness import nmse
 from tests.support.random_blocks import random_blocks
@@ -72,7 +81,7 @@ def test_unlike_matrices_have_no_places() -> None:
     assert find_places([PackedWeight("f32", (8, 256), 0, torch.zeros(8, 256))]) is None
 
 
-def layer(n_experts: int) -> PackedExperts:
+def layer(n_experts: int, activation: Activation) -> PackedExperts:
     pairs = []
     for e in range(n_experts):
         gate, up, down = (
@@ -81,13 +90,14 @@ def layer(n_experts: int) -> PackedExperts:
                 (("Q4_K", (256, 512)), ("Q4_K", (256, 512)), ("Q6_K", (512, 256)))
             )
         )
-        pairs.append((beside([gate, up]), down))
-    return put_together(pairs, "q8")
+        pairs.append((beside([gate, up] if activation.gated else [up]), down))
+    return put_together(pairs, "q8", activation)
 
 
-def test_experts_have_the_same_bits_at_every_width() -> None:
+@pytest.mark.parametrize("activation", [SWIGLU, RELU2], ids=lambda kind: kind.name)
+def test_experts_have_the_same_bits_at_every_width(activation: Activation) -> None:
     """In pairs, and grouped by expert; with and without neighbours."""
-    packed = layer(4)
+    packed = layer(4, activation)
     assert packed.places is not None
     x = torch.randn(40, 512)
     weights, ids = route(torch.randn(40, 4), 2)

@@ -10,6 +10,7 @@ import torch
 from engine.batch import UBatch
 from engine.model.config import ModelConfig
 from engine.model.mixers import layout_of
+from engine.model.parts import CellKey
 from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
 
 
@@ -18,6 +19,7 @@ class View:
     k: torch.Tensor
     v: torch.Tensor
     mask: torch.Tensor
+    positions: torch.Tensor
 
 
 @dataclass
@@ -28,10 +30,12 @@ class NaiveAttention:
     """
 
     ubatch: UBatch | None = None
-    cells: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    cells: dict[tuple[CellKey, int], tuple[torch.Tensor, torch.Tensor]] = field(
+        default_factory=dict
+    )
     positions: dict[int, list[int]] = field(default_factory=dict)
 
-    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor | None = None) -> View:
+    def update(self, layer: CellKey, k: torch.Tensor, v: torch.Tensor | None = None) -> View:
         assert self.ubatch is not None
         v = k if v is None else v
         rows = []
@@ -45,17 +49,19 @@ class NaiveAttention:
         lengths = [keys.shape[1] for keys, _ in rows]
         # cells that no query may look at hold huge numbers: a wrong mask shows
         full_k, full_v = (
-            torch.full((len(rows), k.shape[2], max(lengths), k.shape[3]), 1e9) for _ in range(2)
+            torch.full((len(rows), x.shape[2], max(lengths), x.shape[3]), 1e9) for x in (k, v)
         )
         for row, (keys, values) in enumerate(rows):
             full_k[row, :, : lengths[row]] = keys
             full_v[row, :, : lengths[row]] = values
         mask = torch.zeros(len(rows), k.shape[1], max(lengths), dtype=torch.bool)
+        positions = torch.full((len(rows), max(lengths)), 1 << 40)
         for row, seq in enumerate(self.ubatch.seq_ids):
             held = torch.tensor(self.positions[seq])
             asking = torch.from_numpy(self.ubatch.positions[row]).unsqueeze(-1)
             mask[row, :, : len(held)] = held <= asking
-        return View(full_k, full_v, mask)
+            positions[row, : len(held)] = held
+        return View(full_k, full_v, mask, positions)
 
 
 @dataclass

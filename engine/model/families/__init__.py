@@ -14,6 +14,7 @@ from engine.model.families.lfm2 import read_lfm2, read_lfm2moe
 from engine.model.families.mamba import read_falcon_h1, read_granite_hybrid
 from engine.model.families.nemotron import read_nemotron_h, read_nemotron_h_moe
 from engine.model.families.qwen import read_qwen3, read_qwen3next, read_qwen35, read_qwen35moe
+from engine.model.families.qwen4exp import read_qwen4exp
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ FAMILIES = {
     "qwen35moe": Family(read_qwen35moe, peer_planes=True),
     "qwen3next": Family(read_qwen3next, peer_planes=False),
     "qwen3": Family(read_qwen3, peer_planes=None),
+    "qwen4exp": Family(read_qwen4exp, peer_planes=True),
     "nemotron_h": Family(read_nemotron_h, peer_planes=True),
     "nemotron_h_moe": Family(read_nemotron_h_moe, peer_planes=True),
     "granitehybrid": Family(read_granite_hybrid, peer_planes=False),

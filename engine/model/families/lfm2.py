@@ -51,11 +51,13 @@ def _read(file: GgufFile, window: int | None, mixture: MixturePart | None) -> Mo
     taps = count(file, f"{arch}.shortconv.l_cache", low=2, high=MAX_TAPS)
     conv = ShortConvPart(taps, sizes.n_embd)
     n_dense = count(file, f"{arch}.leading_dense_block_count", 0, low=0, high=n) if mixture else n
-    dense = SwigluPart(uniform(file, f"{arch}.feed_forward_length", n, range(n)))
+    # without a dense block the key may say anything
+    key, leading = f"{arch}.feed_forward_length", range(n_dense)
+    dense = SwigluPart(uniform(file, key, n, leading)) if n_dense else None
 
     def block(index: int) -> BlockParts:
         mixer = attention if attention and index in attending else conv
-        ffn: FeedForwardPart = mixture if mixture and index >= n_dense else dense
+        ffn: FeedForwardPart | None = dense if index < n_dense else mixture
         return BlockParts((mixer,), ffn, ffn_norm="ffn_norm.weight")
 
     return ModelConfig(

@@ -97,7 +97,7 @@ def recurrent_schedule(file: GgufFile, blocks: int) -> list[bool]:
     return [(index + 1) % interval != 0 for index in range(blocks)]
 
 
-def read_delta_net(file: GgufFile, *, legacy: bool) -> DeltaNetPart:
+def read_delta_net(file: GgufFile, *, legacy: bool, sigmoid_gate: bool = False) -> DeltaNetPart:
     """The `ssm` keys of a Gated DeltaNet. legacy: as Qwen3-Next has it."""
     arch = file.architecture
     part = DeltaNetPart(
@@ -107,6 +107,7 @@ def read_delta_net(file: GgufFile, *, legacy: bool) -> DeltaNetPart:
         n_v_heads=count(file, f"{arch}.ssm.time_step_rank", high=MAX_HEADS),
         grouped=legacy,
         joint_gates=legacy,
+        sigmoid_gate=sigmoid_gate,
     )
     if part.n_v_heads % part.n_k_heads:
         what = f"{part.n_v_heads} value heads are no multiple of {part.n_k_heads} key heads"

@@ -37,6 +37,7 @@ class DeltaNet:
         self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
         self._head_dim = part.d_state
         self._eps = config.eps
+        self._sigmoid = part.sigmoid_gate
         self._sizes = [part.conv_dim, part.value_dim, part.n_v_heads, part.n_v_heads]
         self._qkv_sizes = [2 * part.key_dim, part.value_dim]
         self._qk_heads = [part.n_k_heads, part.n_k_heads]
@@ -76,7 +77,9 @@ class DeltaNet:
         v = v.reshape(heads)
         g, beta = delta_gates(decay, self._dt, self._a, beta, invariant=invariant)
         out = memory.advance(self._state, DeltaInputs(q, k, v, g, beta))
-        out = gated_rms_norm(out, z.view(heads), self._norm, self._eps, invariant=invariant)
+        out = gated_rms_norm(
+            out, z.view(heads), self._norm, self._eps, sigmoid=self._sigmoid, invariant=invariant
+        )
         return self._output(out.flatten(2), invariant=invariant)
 
 

@@ -54,8 +54,8 @@ class Mamba2:
         bias = "ssm_conv1d.bias"
         self._bias = weights.keep(bias) if bias in weights else None
         self._dt = weights.keep("ssm_dt.bias")
-        self._a = weights.keep("ssm_a")
-        self._d = weights.keep("ssm_d")
+        self._a = weights.keep("ssm_a").flatten()
+        self._d = weights.keep("ssm_d").flatten()
         self._norm = weights.keep("ssm_norm.weight") if part.normed else None
         self._output = weights.project("ssm_out.weight")
 

@@ -43,6 +43,7 @@ class CellSize(NamedTuple):
     n_heads: heads of keys and values. k_dim, v_dim: their lengths; with v_dim 0 nothing but keys
     is kept, and values, if there are any, are the first columns of the keys (latent attention).
     window: how many of the newest positions a token sees, itself among them; None for all.
+    further: names and lengths of further rows (CellRow), which are keys of one head.
     first_turned: the first column of a key that rope turns.
     """
 
@@ -50,12 +51,14 @@ class CellSize(NamedTuple):
     k_dim: int
     v_dim: int
     window: int | None = None
+    further: tuple[tuple[str, int], ...] = ()
     first_turned: int = 0
 
     @property
     def n_bytes(self) -> int:
         """Bytes of one cell."""
-        return _N_BYTES * self.n_heads * (self.k_dim + self.v_dim)
+        own = self.n_heads * (self.k_dim + self.v_dim)
+        return _N_BYTES * (own + sum(dim for _, dim in self.further))
 
 
 class CellRow(NamedTuple):
@@ -98,30 +101,44 @@ class BlockParts:
     """One block: x += mixers(norm x), then x += ffn(norm x), each times residual_scale.
 
     mixers: side by side on the same input, their results added; empty where the block has none.
-    mixer_norm, ffn_norm: names of the norms' tensors within the block.
+    mixer_norm, ffn_norm: names of the norms' tensors within the block, None where the trunk norms.
+    before: what adds to the trunk's streams in front of the mixers; only hyper-connections have it.
     """
 
     mixers: tuple[MixerPart, ...]
     ffn: FeedForwardPart | None
-    mixer_norm: str = "attn_norm.weight"
-    ffn_norm: str = "post_attention_norm.weight"
+    mixer_norm: str | None = "attn_norm.weight"
+    ffn_norm: str | None = "post_attention_norm.weight"
     residual_scale: float = 1.0
+    before: MixerPart | None = None
+
+    @property
+    def keepers(self) -> tuple[MixerPart, ...]:
+        """All that may keep something of a sequence."""
+        return self.mixers if self.before is None else (self.before, *self.mixers)
+
+    @property
+    def recordable(self) -> bool:
+        """Whether nothing in the block has to look at numbers on the host while a pass runs."""
+        cells = self.cells()
+        return self.before is None and not (cells and cells.further)
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """Tensors of the block, named within it."""
         found: Shapes = {}
-        for mixer in self.mixers:
-            found |= mixer.shapes(n_embd, present)
-        if self.mixers:
+        for part in self.keepers:
+            found |= part.shapes(n_embd, present)
+        if self.mixers and self.mixer_norm:
             found[self.mixer_norm] = (n_embd,)
         if self.ffn is not None:
             found |= self.ffn.shapes(n_embd, present)
-            found[self.ffn_norm] = (n_embd,)
+            if self.ffn_norm:
+                found[self.ffn_norm] = (n_embd,)
         return found
 
     def states(self) -> dict[str, StateSize]:
         """All recurrent states of the block, by name."""
-        return {name: size for mixer in self.mixers for name, size in mixer.states().items()}
+        return {name: size for part in self.keepers for name, size in part.states().items()}
 
     def cells(self) -> CellSize | None:
         """The attention cells of the block; at most one of its mixers attends."""

@@ -14,7 +14,7 @@ class DeltaNetPart:
 
     grouped: value head j reads key head j // (n_v_heads / n_k_heads), else j mod n_k_heads.
     joint_gates: beta and decay are one tensor, interleaved by key head, and queries, keys, values
-    and output gates may be one too (qwen3next).
+    and output gates may be one too (qwen3next). sigmoid_gate: of the output, else silu.
     """
 
     d_conv: int
@@ -23,6 +23,7 @@ class DeltaNetPart:
     n_v_heads: int
     grouped: bool = False
     joint_gates: bool = False
+    sigmoid_gate: bool = False
 
     @property
     def kind(self) -> str:

@@ -45,13 +45,13 @@ class Mamba2Part:
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """See engine.model.parts.MixerPart."""
-        inner, heads = self.d_inner, (self.n_heads,)
+        inner = self.d_inner
         shapes: Shapes = {
             "ssm_in.weight": (inner + self.conv_dim + self.n_heads, n_embd),
             "ssm_conv1d.weight": (self.conv_dim, self.d_conv),
-            "ssm_dt.bias": heads,
-            "ssm_a": heads,
-            "ssm_d": heads,
+            "ssm_dt.bias": (self.n_heads,),
+            "ssm_a": (self.n_heads, 1),
+            "ssm_d": (self.n_heads, 1),
             "ssm_out.weight": (n_embd, inner),
         }
         if self.normed:

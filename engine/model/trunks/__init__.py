@@ -11,7 +11,9 @@ from engine.model.config import ModelConfig
 from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts import ResidualStream
 from engine.model.parts.cross_layer import CrossLayerResidual
+from engine.model.parts.hyper_connections import HyperConnections
 from engine.model.trunks.cross_layer import make_cross_layer
+from engine.model.trunks.hyper_connections import make_hyper_connected
 from engine.model.trunks.residual_stream import make_residual_stream
 from engine.model.weights import Weights
 
@@ -27,6 +29,7 @@ class Trunk(Protocol):
 
 _TRUNKS: Mapping[type, Callable[[ModelConfig, Weights, Callable[[int], Weights]], Trunk]] = {
     ResidualStream: make_residual_stream,
+    HyperConnections: make_hyper_connected,
     CrossLayerResidual: make_cross_layer,
 }
 

@@ -22,7 +22,7 @@ MODELS = [
     *second_set(),
 ]
 
-FIELDS = {"S": ["state"], "conv": ["window"]}
+FIELDS = {"S": ["state"], "conv": ["window"], "ple": ["ngrams"]}
 """Names of the states that stand side by side in an array of the golden files."""
 
 

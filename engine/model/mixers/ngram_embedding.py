@@ -1,0 +1,80 @@
+"""What the n-grams that end at a token add to the residual streams (per-layer embedding)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from engine.gguf.mapped_rows import MappedRows
+from engine.model.config import ModelConfig
+from engine.model.conv_window import ConvInputs, ConvWindow
+from engine.model.mixers.mixer import RopeAndMemory
+from engine.model.ngram_hash import ngram_rows
+from engine.model.parts.ngram_embedding import NgramEmbeddingPart
+from engine.model.recurrence import Recurrence, StateKey
+from engine.model.token_window import TokenInputs, TokenWindow
+from engine.model.weights import Weights
+from kernels.norm import l2_norm
+from kernels.pointwise import pointwise
+
+_LEAST = 1e-6
+"""Below which the magnitude of a score is not told from it."""
+
+
+def recurrences(part: NgramEmbeddingPart) -> dict[str, Recurrence[Any]]:
+    """How tokens advance the states of `part`."""
+    window = ConvWindow(part.n_taps, part.n_channels)
+    return {"tokens": TokenWindow(part.n_gram), "ngrams": window}
+
+
+class NgramEmbedding:
+    """Rows of a mapped table, gated per stream by how they agree with it, and their convolution."""
+
+    def __init__(
+        self,
+        part: NgramEmbeddingPart,
+        weights: Weights,
+        config: ModelConfig,
+        layer: int,
+        table: MappedRows,
+    ) -> None:
+        self._part, self._table = part, table
+        self._tokens, self._window = StateKey(layer, "tokens"), StateKey(layer, "ngrams")
+        self._key_value = weights.project("ple_key.weight", "ple_value.weight")
+        # x / rms(x) is sqrt(d) x / |x|
+        self._eps = config.eps * part.n_embd
+        self._norms = [
+            part.n_embd**0.5 * weights.keep(f"ple_norm_{name}.weight")
+            for name in ("key", "query", "conv")
+        ]
+        self._taps = _spread(weights.keep("ple_conv1d.weight"), part)
+
+    def __call__(
+        self, streams: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory
+    ) -> torch.Tensor:
+        """streams [B, T, n_streams, n_embd], tokens int64 [B, T] -> what the streams gain."""
+        memory, invariant = around.memory.recurrent, around.invariant
+        assert memory is not None  # a model with recurrent layers is given such a memory
+        n_embd = streams.shape[3]
+        context = memory.advance(self._tokens, TokenInputs(tokens))
+        rows = self._table.take(ngram_rows(context.cpu().numpy(), self._part)).flatten(2)
+        joined = self._key_value(rows.to(streams.device), invariant=invariant)
+        key, value = joined.split_with_sizes([self._part.n_channels, n_embd], -1)
+        of_key, of_query, of_conv = self._norms
+        key = l2_norm(key.reshape(streams.shape), self._eps) * of_key
+        query = l2_norm(streams, self._eps) * of_query
+        score = (key * query).sum(-1, keepdim=True) / n_embd**0.5
+        score = score.sign() * score.abs().clamp_min(_LEAST).sqrt()
+        gained = pointwise(torch.sigmoid, score, invariant=invariant) * value[:, :, None]
+        normed = (l2_norm(gained, self._eps) * of_conv).flatten(2)
+        convolved = memory.advance(self._window, ConvInputs(normed, self._taps))
+        return gained + convolved.view(streams.shape)
+
+
+def _spread(weight: torch.Tensor, part: NgramEmbeddingPart) -> torch.Tensor:
+    """Taps [C, d_conv] with zeros between them, n_gram apart; as rows in memory, as the convolution
+    reads them."""
+    apart = functional.pad(weight[..., None], (0, part.n_gram - 1)).flatten(1)
+    return apart[:, : part.n_taps].t().contiguous().t()

@@ -1,0 +1,39 @@
+"""Cosines and sines by position."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.device import CPU
+from engine.model.rope import RopeConfig
+from kernels.rope import rope_table
+from kernels.rows import take_rows
+
+
+class RopeTables:
+    """Cosines and sines of all positions so far, extended by doubling as positions grow; without
+    columns where nothing rotates."""
+
+    def __init__(self, config: RopeConfig | None, device: torch.device = CPU) -> None:
+        self._device = device
+        self._n_rot = config.n_rot if config else 0
+        self._scale = config.magnitude if config else 1.0
+        inverse = config.inverse_frequencies() if config else []
+        self._inv_freq = torch.tensor(inverse, dtype=torch.float64)
+        self._table = torch.empty(0, self._n_rot)
+
+    def reach(self, highest: int) -> int:
+        """Make the tables reach the position `highest`; how many positions they have."""
+        if highest >= self._table.shape[0]:
+            self._extend(highest)
+        return self._table.shape[0]
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions int64 [B, T], within reach, on the device -> cos, sin f32 [B, T, n_rot/2]."""
+        cos, sin = take_rows(self._table, positions).chunk(2, -1)
+        return cos, sin
+
+    def _extend(self, highest: int) -> None:
+        size = max(256, 1 << (highest + 1).bit_length())
+        cos, sin = rope_table(torch.arange(size), self._n_rot, self._inv_freq, self._scale)
+        self._table = torch.cat((cos, sin), -1).to(self._device)
