@@ -11,7 +11,7 @@ import torch
 from engine.device import CPU
 from engine.gguf.mapped_rows import MappedRows
 from engine.gguf.reader import TensorReader
-from engine.model.tensors import Shapes
+from engine.model.parts import Shapes
 from kernels.dequant import dequantise
 from kernels.linear import (
     PackedWeight,
@@ -92,10 +92,11 @@ class Weights:
     """Takes tensors one at a time, by their name within `prefix`, and counts what is kept.
 
     compute: the mode of large matrices; those that stay in the blocks of the file are kept as they
-    are (kernels.linear.stays_in_blocks), and "blocks" takes others as bf16 on a GPU, f32 on the
-    processor. device: where what is kept goes; tensors are read and rearranged on the processor.
-    as_llama_cpp: products round their other side for the type of the tensor in the file, as
-    llama.cpp's do (kernels.linear.as_llama_cpp); for the processor, in modes f32 and blocks.
+    are (kernels.linear.stays_in_blocks), and "blocks" and "q8" take others as f32, "blocks" on a
+    GPU as bf16. device: where what is kept goes; tensors are read and rearranged on the processor.
+    as_llama_cpp: matrices that do not stay in their blocks round the other side of a product for
+    the type in the file, as llama.cpp's do (kernels.linear.as_llama_cpp) and q8 does anyway; for
+    the processor, in modes f32 and q8.
     n_bytes: memory taken by kept and packed tensors.
     """
 
@@ -148,7 +149,7 @@ class Weights:
         type = self._reader.type(full)
         if stays_in_blocks(type, mode, self.device):
             blocks = self._reader.take_blocks(full, self._shapes[full])
-            return MatrixRows(blocks, type, self._rounding(name), full)
+            return MatrixRows(blocks, type, name=full)
         return self.numbers(name)
 
     def _rounding(self, name: str) -> str | None:
@@ -163,7 +164,7 @@ class Weights:
         width = self._shapes[self._prefix + name][1]
         if self.compute == "f32" or self.device.type != "cpu":
             return Embedding(MatrixRows(self.keep(name), rounding=self._rounding(name)), width)
-        rows = self._rows(name, "blocks")
+        rows = self._rows(name, "q8" if self.compute == "q8" else "blocks")
         self.n_bytes += rows.data.nbytes
         return Embedding(rows, width)
 
@@ -227,7 +228,7 @@ class Weights:
 
     def _without_blocks(self, mode: str) -> str:
         """The mode of what cannot stay in blocks."""
-        if mode != "blocks":
+        if mode not in ("blocks", "q8"):
             return mode
         return "f32" if self.device.type == "cpu" else "bf16"
 

@@ -9,6 +9,7 @@ from itertools import product
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from kernels import integer_blocks
 from kernels.attention import attend
 from kernels.attention import naive as attention_law
 from kernels.bench import delta_cases
@@ -22,6 +23,7 @@ from kernels.conv import naive as conv_law
 from kernels.dispatch import uses_llvm
 from kernels.gates import delta_gates
 from kernels.gates import naive as gates_law
+from kernels.integer_blocks import naive as integer_law
 from kernels.linear import MODES, linear, pack
 from kernels.linear import naive as linear_law
 from kernels.linear.integers import weight_levels
@@ -64,6 +66,8 @@ def all_cases(sizes: Sizes, device: torch.device) -> dict[str, Callable[[], Iter
     if device.type == "cuda" or uses_llvm():
         # torch would expand the whole weight on every call
         cases["block_linear"] = of(_block_linear)
+    if device.type == "cpu" and uses_llvm():
+        cases["integer_linear"] = of(_integer_linear)
     return cases
 
 
@@ -201,6 +205,23 @@ def _block_linear(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
                 count.linear_bytes(host.numel(), n, n_in, n_out),
                 2 * n * n_in * n_out,
                 rate="bf16" if rounded else "f32",
+            )
+
+
+def _integer_linear(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
+    n_in, n_out = -(-sizes.n_embd // LARGEST_BLOCK) * LARGEST_BLOCK, sizes.n_ff
+    for name in integer_blocks.TYPES:
+        elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
+        blocks = torch.full((n_out, n_in // elements * n_bytes), 0x11, dtype=torch.uint8)
+        for n in sizes.tokens:
+            x = torch.randn(n, n_in)
+            yield KernelCase(
+                "integer_linear",
+                f"{name} {n}x{n_in}x{n_out}",
+                partial(integer_blocks.integer_linear, x, blocks, name),
+                partial(integer_law.integer_linear, x, blocks, name),
+                count.linear_bytes(blocks.numel(), n, n_in, n_out),
+                2 * n * n_in * n_out,
             )
 
 

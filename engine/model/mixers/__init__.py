@@ -34,14 +34,14 @@ from kernels.residual import add
 
 
 class _Row(NamedTuple):
-    """make: (part, weights of the block, configuration, layer). recurrences: of a part, by the
-    names it gives its states."""
+    """make: (part, weights of the block, configuration, layer); None for what the trunk makes.
+    recurrences: of a part, by the names it gives its states."""
 
-    make: Callable[..., Mixer]
+    make: Callable[..., Mixer] | None
     recurrences: Callable[[Any], Mapping[str, Recurrence[Any]]] = lambda part: {}
 
 
-_MIXERS = {
+_MIXERS: Mapping[type, _Row] = {
     AttentionPart: _Row(attention.Attention),
     LatentAttentionPart: _Row(latent_attention.LatentAttention),
     KdaPart: _Row(kda.Kda, kda.recurrences),
@@ -49,7 +49,7 @@ _MIXERS = {
     Mamba2Part: _Row(mamba2.Mamba2, mamba2.recurrences),
     ShortConvPart: _Row(short_conv.ShortConv, short_conv.recurrences),
     SparseAttentionPart: _Row(sparse_attention.SparseAttention),
-    NgramEmbeddingPart: _Row(ngram_embedding.NgramEmbedding, ngram_embedding.recurrences),
+    NgramEmbeddingPart: _Row(None, ngram_embedding.recurrences),
 }
 
 
@@ -71,7 +71,8 @@ def make_mixer(
     parts: tuple[MixerPart, ...], weights: Weights, config: ModelConfig, layer: int
 ) -> Mixer | None:
     """The mixers of a block as one. layer: under which they find their states and cells."""
-    made = [_MIXERS[type(part)].make(part, weights, config, layer) for part in parts]
+    rows = ((part, _MIXERS[type(part)].make) for part in parts)
+    made = [make(part, weights, config, layer) for part, make in rows if make]
     return (made[0] if len(made) == 1 else MixersSideBySide(made)) if made else None
 
 

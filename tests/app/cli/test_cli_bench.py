@@ -77,13 +77,14 @@ def test_a_random_model_can_be_written_and_looked_at(cli: Cli, tmp_path: Path) -
     report = cli(*words, "--json").json
     assert report == {
         "path": str(path),
+        "arch": "qwen35",
         "size": "tiny",
         "quant": "q4_k",
         "bytes": path.stat().st_size,
     }
     info = cli("info", path, "--json").json
     assert info["architecture"] == "qwen35"
-    kinds = ["recurrent"] * 3 + ["attention", "mtp"]
+    kinds = ["delta net"] * 3 + ["attention", "mtp"]
     assert [layer["kind"] for layer in info["layers"]] == kinds
     assert set(info["quant_mix"]) == {"Q4_K", "Q6_K", "F32"}
 
