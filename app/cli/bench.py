@@ -239,14 +239,15 @@ def run(args: argparse.Namespace) -> int:
 def _write(args: argparse.Namespace) -> int:
     path = args.write_random_model
     check_output(path, "--write-random-model")
-    write_random_model(path, arch=args.arch, size=args.size, quant=args.quant)
+    size = args.size or next(iter(RANDOM_FAMILIES[args.arch].sizes))
+    write_random_model(path, arch=args.arch, size=size, quant=args.quant)
     n_bytes = path.stat().st_size
     if args.json:
         print_json(
             {
                 "path": str(path),
                 "arch": args.arch,
-                "size": args.size,
+                "size": size,
                 "quant": args.quant,
                 "bytes": n_bytes,
             }

@@ -12,6 +12,7 @@ from app.cli.common import add_model, positive, print_json, readable_size, targe
 from engine.gguf.file import GgufFile
 from engine.memory.policies import POLICIES, memory_sizes
 from engine.model.info import LayerInfo, ModelInfo, describe
+from engine.model.loaded_size import is_expanded
 from engine.options import COMPUTE_MODES
 
 _DEFAULT_CONTEXT = 4096
@@ -95,7 +96,10 @@ def _lines(info: ModelInfo, memory: dict[str, Any], metadata: dict[str, Any]) ->
         f"  attention      {readable_size(info.kv_bytes_per_token)} per token",
         "",
         "quantisation",
-        *(f"  {name:<8} {readable_size(n):>12}" for name, n in info.quant_mix.items()),
+        *(
+            f"  {name:<8} {readable_size(n):>12}" + "  f32 in mode q8" * is_expanded(name)
+            for name, n in info.quant_mix.items()
+        ),
         "",
         "layers",
         *_layer_lines(info.layers),

@@ -61,9 +61,10 @@ def is_norm(name: str) -> bool:
 
 
 def tensor_type(
-    name: str, shape: tuple[int, ...], config: ModelConfig, mix: str
+    name: str, shape: tuple[int, ...], config: ModelConfig, mix: str, *, tied: bool = True
 ) -> GGMLQuantizationType:
-    """Type of a tensor in a mix, one of QUANTS. shape: numpy order.
+    """Type of a tensor in a mix, one of QUANTS. shape: numpy order. tied: the file has no output
+    matrix of its own.
 
     Vectors, convolutions and routers stay f32. Rows that are no whole blocks get a type of shorter
     blocks.
@@ -71,20 +72,20 @@ def tensor_type(
     kept = len(shape) == 1 or not name.endswith(".weight") or is_norm(name)
     if _MIXES[mix][0] == Quant.F32 or kept or any(word in name for word in _UNROUNDED):
         return Quant.F32
-    kind = _wanted(name, shape, config, mix)
+    kind = _wanted(name, shape, config, mix, tied)
     return _SHORTER.get(kind, kind) if shape[-1] % GGML_QUANT_SIZES[kind][0] else kind
 
 
 def _wanted(
-    name: str, shape: tuple[int, ...], config: ModelConfig, mix: str
+    name: str, shape: tuple[int, ...], config: ModelConfig, mix: str, tied: bool
 ) -> GGMLQuantizationType:
     base = _MIXES[mix][0]
     if mix in ("bf16", "q8_0"):
         return base
-    if name in ("token_embd.weight", "output.weight"):
+    if name == "output.weight" or (name == "token_embd.weight" and tied):
         return Quant.Q8_0 if mix == "mxfp4" else Quant.Q6_K
     if mix == "mxfp4":
-        return base if len(shape) == 3 or not _n_experts(config) else Quant.Q8_0
+        return base if "_exps" in name or not _n_experts(config) else Quant.Q8_0
     if not name.startswith("blk."):
         return base
     block = int(name.split(".")[1])
@@ -108,8 +109,8 @@ def _wanted(
 
 
 def _n_experts(config: ModelConfig) -> int:
-    ffn = config.blocks[0].ffn
-    return ffn.n_experts if isinstance(ffn, MixturePart) else 0
+    mixtures = (block.ffn for block in config.blocks if isinstance(block.ffn, MixturePart))
+    return next((mixture.n_experts for mixture in mixtures), 0)
 
 
 def _value_type(mix: str, block: int, config: ModelConfig) -> GGMLQuantizationType | None:

@@ -75,7 +75,9 @@ def _write(writer: GGUFWriter, config: ModelConfig, name: str, quant: str, *, ti
     writer.add_file_type(file_type(quant))
     writer.add_quantization_version(2)
     _add_vocabulary(writer, config.n_vocab)
-    kinds = {name: tensor_type(name, shape, config, quant) for name, shape in shapes.items()}
+    kinds = {
+        name: tensor_type(name, shape, config, quant, tied=tied) for name, shape in shapes.items()
+    }
     for name, shape in shapes.items():
         kind = kinds[name]
         writer.add_tensor_info(name, shape, np.dtype(np.float32), _n_bytes(shape, kind), kind)

@@ -37,7 +37,7 @@ class DeltaState(Recurrence[DeltaInputs]):
     def __init__(
         self, n_k_heads: int, n_v_heads: int, d: int, *, grouped: bool, channels: bool = False
     ) -> None:
-        self.grouped = grouped
+        self.n_k_heads, self.n_v_heads, self.d, self.grouped = n_k_heads, n_v_heads, d, grouped
         gates = (n_v_heads, d) if channels else (n_v_heads,)
         super().__init__((n_v_heads, d, d), [(n_k_heads, d), (n_v_heads, d), gates])
 

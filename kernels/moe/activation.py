@@ -29,13 +29,18 @@ class Activation:
     run: Callable[[torch.Tensor], torch.Tensor]
 
 
+def _halves(opened: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    gate, up = opened.chunk(2, 1)
+    return gate, up
+
+
 def swiglu_within(limit: float | None) -> Activation:
     """SwiGLU with a limit, if there is one; see kernels.swiglu."""
     return Activation(
         "swiglu" if limit is None else f"swiglu within {limit}",
         True,
-        lambda opened: swiglu_law.swiglu(*opened.chunk(2, 1), limit),
-        lambda opened: swiglu(*opened.chunk(2, 1), limit, invariant=True),
+        lambda opened: swiglu_law.swiglu(*_halves(opened), limit),
+        lambda opened: swiglu(*_halves(opened), limit, invariant=True),
     )
 
 
@@ -44,8 +49,8 @@ def situ_activation(beta: float, linear_beta: float) -> Activation:
     return Activation(
         f"situ {beta} {linear_beta}",
         True,
-        lambda opened: situ_law.situ(*opened.chunk(2, 1), beta, linear_beta),
-        lambda opened: situ(*opened.chunk(2, 1), beta, linear_beta, invariant=True),
+        lambda opened: situ_law.situ(*_halves(opened), beta, linear_beta),
+        lambda opened: situ(*_halves(opened), beta, linear_beta, invariant=True),
     )
 
 

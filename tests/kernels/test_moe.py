@@ -20,7 +20,7 @@ ROUTES = pytest.mark.parametrize("ops", [naive, with_torch, moe], ids=["naive", 
 IMPLEMENTATIONS = pytest.mark.parametrize("ops", [naive, with_torch], ids=["naive", "torch"])
 F32 = 1e-12
 # measured against f32 on random matrices: 2.3e-5 and 5e-4
-BOUNDS = {"f32": F32, "bf16": 1e-4, "int8": 2e-3, "int8x2": 1e-3}
+BOUNDS = {"f32": F32, "bf16": 1e-4, "int8": 2e-3, "int8x2": 1e-3, "q8": 2e-3}
 
 
 def make(n_rows=5, n_experts=6, n_used=2, d=8, f=12):
@@ -238,7 +238,7 @@ def test_nothing_waits_for_the_gpu():
     assert torch.equal(again, expected)
 
 
-@pytest.mark.parametrize("mode", ["blocks", "bf16"])
+@pytest.mark.parametrize("mode", ["blocks", "bf16", "q8"])
 @pytest.mark.parametrize("ops", [naive, with_torch, moe], ids=["naive", "torch", "op"])
 @pytest.mark.parametrize("n_rows", [1, 40])
 def test_experts_that_stay_in_their_blocks(mode, ops, n_rows):

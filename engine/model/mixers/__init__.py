@@ -30,6 +30,7 @@ from engine.model.parts.short_conv import ShortConvPart
 from engine.model.parts.sparse_attention import SparseAttentionPart
 from engine.model.recurrence import Recurrence, RecurrentLayout, StateKey
 from engine.model.weights import Weights
+from kernels.residual import add
 
 
 class _Row(NamedTuple):
@@ -62,7 +63,7 @@ class MixersSideBySide:
         """x [B, T, n_embd], normed -> the same shape."""
         first, *others = (mixer(x, around) for mixer in self._mixers)
         for other in others:
-            first = first + other
+            first = add(first, other)
         return first
 
 

@@ -9,10 +9,11 @@ from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts.latent_attention import LatentAttentionPart
 from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend
+from kernels.gates import output_gate
 from kernels.head_linear import head_linear
 from kernels.norm import rms_norm
-from kernels.pointwise import pointwise
 from kernels.rope import apply_rope
+from kernels.rows import join
 
 
 class LatentAttention:
@@ -61,11 +62,11 @@ class LatentAttention:
         if part.pairs:
             q_rope = apply_rope(q_rope, around.cos, around.sin)
             key = apply_rope(key, around.cos, around.sin)
-        row = torch.cat((rms_norm(latent, self._norm, self._eps), key), 3)
+        row = join((rms_norm(latent, self._norm, self._eps), key))
         cells = around.memory.attention.update(self._layer, row)
         absorbed = head_linear(q_nope, self._k_b, invariant=invariant)
         context = attend(
-            torch.cat((absorbed, q_rope), 3),
+            join((absorbed, q_rope)),
             cells.k,
             cells.k[..., : part.n_latent],
             cells.mask,
@@ -74,8 +75,7 @@ class LatentAttention:
         )
         out = head_linear(context, self._v_b, invariant=invariant)
         if part.gate:
-            opened = pointwise(torch.sigmoid, gate, invariant=invariant)
-            out = out * opened.view(*out.shape[:3], -1)
+            out = output_gate(out, gate.view(*out.shape[:3], -1), invariant=invariant)
         return self._output(out.flatten(2), invariant=invariant)
 
 

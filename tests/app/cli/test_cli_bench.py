@@ -77,6 +77,7 @@ def test_a_random_model_can_be_written_and_looked_at(cli: Cli, tmp_path: Path) -
     report = cli(*words, "--json").json
     assert report == {
         "path": str(path),
+        "arch": "qwen35",
         "size": "tiny",
         "quant": "q4_k",
         "bytes": path.stat().st_size,

@@ -10,6 +10,7 @@ import gguf
 import pytest
 
 from engine.bench.quant_mixes import QUANTS, tensor_type
+from engine.bench.random_kda import KDA_SIZES
 from engine.bench.random_model import write_random_model
 from engine.bench.random_qwen import CONFIGS
 
@@ -21,20 +22,23 @@ def types_of(path: Path) -> dict[str, str]:
 
 
 @pytest.mark.peer
-@pytest.mark.parametrize("size", ["tiny", "moe-tiny"])
-def test_types_are_those_of_llama_quantize(tmp_path: Path, size: str) -> None:
+@pytest.mark.parametrize(
+    ("arch", "size"),
+    [("qwen35", "tiny"), ("qwen35", "moe-tiny"), *((arch, "tiny") for arch in KDA_SIZES)],
+)
+def test_types_are_those_of_llama_quantize(tmp_path: Path, arch: str, size: str) -> None:
     folder = os.environ.get("DRAFTSCOPE_LLAMA_CPP")
     if not folder:
         pytest.skip("DRAFTSCOPE_LLAMA_CPP names no folder with a build of llama.cpp")
     plain, theirs, ours = (tmp_path / f"{name}.gguf" for name in ("plain", "theirs", "ours"))
-    write_random_model(plain, size=size, quant="f32")
+    write_random_model(plain, arch=arch, size=size, quant="f32")
     for mix in QUANTS:
-        if mix in OURS or (mix, size) == ("mxfp4", "tiny"):
+        if mix in OURS or (mix, arch, size) == ("mxfp4", "qwen35", "tiny"):
             continue
         name = "mxfp4_moe" if mix == "mxfp4" else mix
         words = [Path(folder) / "llama-quantize", plain, theirs, name]
         subprocess.run([str(word) for word in words], check=True, capture_output=True)
-        write_random_model(ours, size=size, quant=mix)
+        write_random_model(ours, arch=arch, size=size, quant=mix)
         assert types_of(ours) == types_of(theirs), mix
         said = [gguf.GGUFReader(path).fields["general.file_type"] for path in (ours, theirs)]
         assert said[0].contents() == said[1].contents(), mix
