@@ -12,12 +12,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from kernels import torch_start
-
 VARIABLE = "DRAFTSCOPE_KERNELS"
 CHOICES = ("naive", "torch", "llvm", "triton")
-
-torch_start.put_back()
 
 F = TypeVar("F", bound=Callable[..., object])
 
