@@ -6,7 +6,8 @@ number x is x * (127 / a), rounded to the nearest, ties to even. The scale is a 
 f16 in short blocks, and 1 / (127 / a) in long ones.
 
 Integers that cannot be told are 0: all of a block with an infinity or NaN, whose scale is then no
-number either, and so is every result of the row; and all of a block below 127 / FLT_MAX.
+number either, and so is every result of the row; and all of a block below 127 / FLT_MAX. The scale
+of a short block above 8.3e6 is an infinity, so results are infinite or NaN.
 """
 
 from __future__ import annotations
