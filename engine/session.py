@@ -224,10 +224,9 @@ class Session:
         return self._again(compute, self.device)
 
     def model_as_llama_cpp(self) -> HybridModel:
-        """The target with exact weights on the processor, its products rounding their other side
-        as llama.cpp's do: loaded and shared like `model_in`, raises the same."""
-        compute = "f32" if self.compute == "f32" else "blocks"
-        return self._again(compute, CPU, as_llama_cpp=True)
+        """The target on the processor with llama.cpp's own arithmetic, but for the order of sums:
+        loaded and shared like `model_in`, raises the same."""
+        return self._again("q8", CPU, as_llama_cpp=True)
 
     def _again(
         self, compute: str, device: torch.device, *, as_llama_cpp: bool = False

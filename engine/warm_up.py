@@ -1,26 +1,49 @@
 """Forward passes ahead of the first run, so that no timing contains the compiling of kernels.
 
-Kernels are compiled when they are first called, some for every number of rows. For a model whose
-passes take a few hundredths of a second that would be seen in the first rounds of a process.
+Kernels are compiled, or read from disk, when they are first called, some for every number of rows.
+For a model whose passes take a few hundredths of a second that would be seen in the first rounds of
+a process. What the passes compute is not wanted: on the processor no kernel is started.
 """
 
 from __future__ import annotations
+
+from contextlib import nullcontext
 
 import torch
 
 from engine.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
+from engine.model.parts.attention import AttentionPart
+from engine.model.parts.delta_net import DeltaNetPart
+from engine.model.parts.feed_forward import SwigluPart
+from kernels.dispatch import uses_llvm
+from kernels.llvm.program import Launch, watched
 
 WIDTHS = (16, 1, 2, 3, 4)
 """A prompt, and what plain decoding and drafts of up to three tokens take."""
 
 _N_RS_SEQ = max(WIDTHS[1:]) - 1
 
+# parts that do the same whatever the numbers are: not so, where experts are chosen
+_STEADY = (AttentionPart, DeltaNetPart, SwigluPart)
 
-@torch.inference_mode()
+
 def warm_up(model: HybridModel) -> None:
     """Decode each of WIDTHS once, with the model and its MTP head, in memory of their own."""
+    blocks = model.config.all_blocks
+    parts = [part for block in blocks for part in (*block.mixers, block.ffn) if part is not None]
+    steady = all(isinstance(part, _STEADY) for part in parts)
+    with watched(_ignore) if steady and uses_llvm() else nullcontext():
+        _decode(model)
+
+
+def _ignore(launch: Launch) -> None:
+    """The kernel is in memory; it is not started."""
+
+
+@torch.inference_mode()
+def _decode(model: HybridModel) -> None:
     config, n_ctx = model.config, sum(WIDTHS)
     memory = HybridMemory.for_model(
         config, 1, n_ctx, model.device, policy="planes", n_rs_seq=_N_RS_SEQ

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from engine.compare.fidelity import Fidelity
 
 # those that round weights or activations; blocks keeps both
-_MODES = ("bf16", "int8", "int8x2")
+_MODES = ("bf16", "int8", "int8x2", "q8")
 _N_TOKENS = 256
 _MOST_TOKENS = 4096  # the means hardly move any more, and the logits of both modes are in memory
 _LINE = "{:<8}{:>12}{:>12}{:>12}{:>14}"

@@ -12,6 +12,7 @@ from app.cli.common import add_model, positive, print_json, readable_size, targe
 from engine.gguf.file import GgufFile
 from engine.memory.policies import POLICIES, memory_sizes
 from engine.model.info import LayerInfo, ModelInfo, describe
+from engine.model.loaded_size import is_expanded
 from engine.options import COMPUTE_MODES
 
 _DEFAULT_CONTEXT = 4096
@@ -89,11 +90,16 @@ def _lines(info: ModelInfo, memory: dict[str, Any], metadata: dict[str, Any]) ->
         f"  vocabulary     {info.n_vocab:,} tokens",
         f"  context        {info.n_ctx_train:,} tokens as trained",
         f"  rollback       {info.rollback}",
+        f"  llama.cpp      {info.llama_cpp}",
         f"  snapshot       {readable_size(info.state_bytes)} per plane and sequence",
+        f"  replay log     {readable_size(info.log_bytes_per_token)} per token",
         f"  attention      {readable_size(info.kv_bytes_per_token)} per token",
         "",
         "quantisation",
-        *(f"  {name:<8} {readable_size(n):>12}" for name, n in info.quant_mix.items()),
+        *(
+            f"  {name:<8} {readable_size(n):>12}" + "  f32 in mode q8" * is_expanded(name)
+            for name, n in info.quant_mix.items()
+        ),
         "",
         "layers",
         *_layer_lines(info.layers),
@@ -120,7 +126,7 @@ def _layer_lines(layers: tuple[LayerInfo, ...]) -> list[str]:
         first, last = members[0].index, members[-1].index
         span = str(first) if first == last else f"{first}-{last}"
         total = readable_size(sum(layer.n_bytes for layer in members))
-        lines.append(f"  {span:<8} {kind:<10} {quant:<16} {total:>12}")
+        lines.append(f"  {span:<8} {kind:<20} {quant:<16} {total:>12}")
     return lines
 
 

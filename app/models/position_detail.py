@@ -25,8 +25,8 @@ _MEASURES = (
     ("kl", "KL, nats", "KL(reference || lane) of the softmaxes"),
     ("top1_equal", "top-1", "Whether both have the same most probable token"),
     ("rank", "rank", "Rank of the chosen token among the lane's logits, from 1"),
-    ("state_error", "state S", "Worst layer's relative error of S behind this round"),
-    ("conv_error", "conv", "The same of the convolution window"),
+    ("state_error", "state", "Worst layer's relative error of its state behind this round"),
+    ("conv_error", "window", "The same of windows: last rows of inputs"),
     ("cells_differ", "cells", "Attention cells in one lane only, or beyond one per position"),
 )
 

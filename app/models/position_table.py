@@ -25,8 +25,8 @@ _COLUMNS = (
     TableColumn("top1_equal", "top-1", "Whether both have the same most probable token"),
     TableColumn("rank", "rank", "Rank of the chosen token among this lane's logits, from 1"),
     TableColumn("top2_gap", "top-2 gap", "The reference's largest logit minus its second largest"),
-    TableColumn("state_error", "state S", "Worst layer's relative error behind the round"),
-    TableColumn("conv_error", "conv", "The same of the convolution window"),
+    TableColumn("state_error", "state", "Worst layer's relative error behind the round"),
+    TableColumn("conv_error", "window", "The same of windows: last rows of inputs"),
     TableColumn(
         "cells_differ", "cells", "Attention cells in one lane only, or beyond one per position"
     ),

@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.engine_thread.events import ModelFiles, ServerConnected
+from app.looks.layer_kinds import LAYER_KINDS
 from app.looks.theme import Theme
 from app.models.memory_estimate import estimate
 from app.models.number_text import format_bytes
@@ -33,7 +34,16 @@ from engine.options import RunOptions
 if TYPE_CHECKING:
     from engine.model.info import ModelInfo
 
-_FACTS = ("target", "draft", "architecture", "parameters", "quantisation", "context", "rollback")
+_FACTS = (
+    "target",
+    "draft",
+    "architecture",
+    "parameters",
+    "quantisation",
+    "context",
+    "rollback",
+    "llama.cpp",
+)
 
 
 class ModelMapView(QStackedWidget):
@@ -50,7 +60,7 @@ class ModelMapView(QStackedWidget):
         self._options, self._n_slots = RunOptions(), 1
         self._facts = {name: _fact_label() for name in _FACTS}
         self._strip = LayerStrip(theme)
-        self._legend = _muted("G recurrent · A attention · M MTP head")
+        self._legend = _muted("")
         self._legend.setWordWrap(True)
         self._memory_title = _muted("")
         self._memory_title.setWordWrap(True)
@@ -77,6 +87,11 @@ class ModelMapView(QStackedWidget):
         """The facts on show, by name."""
         return {name: label.text() for name, label in self._facts.items()}
 
+    @property
+    def legend(self) -> str:
+        """What the letters of the layer map stand for."""
+        return self._legend.text()
+
     def set_server(self, server: ServerConnected | None) -> None:
         """Show a server in place of files, or the empty state."""
         if server is not None:
@@ -101,12 +116,14 @@ class ModelMapView(QStackedWidget):
             "quantisation": _describe_mix(info.quant_mix),
             "context": f"{info.n_ctx_train:,} tokens · vocabulary {info.n_vocab:,}",
             "rollback": info.rollback,
+            "llama.cpp": info.llama_cpp,
         }
         for name, text in texts.items():
             self._facts[name].setText(text)
         self._facts["target"].setToolTip(str(files.target))
         self._facts["draft"].setToolTip(str(files.draft or ""))
         self._strip.set_layers(info.layers)
+        self._legend.setText(_legend(info))
         self._show_memory()
 
     def set_compute(self, mode: str) -> None:
@@ -190,6 +207,12 @@ def _describe_draft(files: ModelFiles) -> str:
     if files.draft is not None:
         parts.append(files.draft.name)
     return ", ".join(parts) or "none"
+
+
+def _legend(info: ModelInfo) -> str:
+    """The kinds of layers that the model has, as its map tells them apart."""
+    kinds = dict.fromkeys(layer.kind for layer in info.layers)
+    return " · ".join(f"{LAYER_KINDS[kind].letter} {LAYER_KINDS[kind].name}" for kind in kinds)
 
 
 def _count_layers(info: ModelInfo) -> str:

@@ -78,7 +78,7 @@ class LaneCard(QAbstractButton):
                 f"worst NMSE {error_text(verdict.worst_nmse)} at position {verdict.worst_pos}",
                 f"max |Δ| {error_text(verdict.max_abs)}, KL {error_text(verdict.max_kl)} nats",
                 f"{verdict.n_forks} of {verdict.n_positions} positions with another top-1",
-                f"state S {error_text(verdict.state_error)}, conv {error_text(verdict.conv_error)}",
+                f"state {error_text(verdict.state_error)}, window {error_text(verdict.conv_error)}",
                 f"duplicate attention cells: {verdict.duplicates}",
             ]
         if verdict.error:

@@ -1,4 +1,4 @@
-"""The layers of a model as a row of letters: recurrent, attention, MTP."""
+"""The layers of a model as a row of letters, one for each kind (app.looks.layer_kinds)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from PySide6.QtCore import QEvent, QRect, QSize, Qt
 from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
+from app.looks.layer_kinds import LAYER_KINDS
 from app.looks.theme import Theme
 
 if TYPE_CHECKING:
     from engine.model.info import LayerInfo
 
-LETTERS = {"recurrent": "G", "attention": "A", "mtp": "M"}
-_NAMES = {"recurrent": "Gated DeltaNet", "attention": "attention", "mtp": "MTP head"}
 _GAP = 2
 
 
@@ -33,7 +32,7 @@ class LayerStrip(QWidget):
     def set_layers(self, layers: tuple[LayerInfo, ...]) -> None:
         """Show these layers, in order."""
         self._layers = layers
-        letters = "".join(LETTERS[layer.kind] for layer in layers)
+        letters = "".join(LAYER_KINDS[layer.kind].letter for layer in layers)
         self.setAccessibleDescription(f"{len(layers)} layers in order: {letters}")
         self.updateGeometry()
         self.update()
@@ -56,9 +55,8 @@ class LayerStrip(QWidget):
     def describe_layer(self, index: int) -> str:
         """One line about a layer."""
         layer = self._layers[index]
-        return (
-            f"blk.{layer.index}: {_NAMES[layer.kind]}, {layer.quant}, {layer.n_bytes / 1e6:.3g} MB"
-        )
+        name = LAYER_KINDS[layer.kind].name
+        return f"blk.{layer.index}: {name}, {layer.quant}, {layer.n_bytes / 1e6:.3g} MB"
 
     def hasHeightForWidth(self) -> bool:
         return True
@@ -80,9 +78,10 @@ class LayerStrip(QWidget):
         ink = self._theme.color("layer.text")
         for index, layer in enumerate(self._layers):
             cell = self.cell(index)
-            painter.fillRect(cell, self._theme.color(f"layer.{layer.kind}"))
+            kind = LAYER_KINDS[layer.kind]
+            painter.fillRect(cell, self._theme.color(f"layer.{kind.role}"))
             painter.setPen(ink)
-            painter.drawText(cell, Qt.AlignmentFlag.AlignCenter, LETTERS[layer.kind])
+            painter.drawText(cell, Qt.AlignmentFlag.AlignCenter, kind.letter)
         painter.end()
 
     def event(self, event: QEvent) -> bool:

@@ -16,7 +16,7 @@ from app.models.number_text import error_text
 from app.widgets.log_scale import HIGH, LOW, gradient
 from app.widgets.round_plot import RoundPlot
 
-PARTS = {"state_error": "state S", "conv_error": "conv window"}
+PARTS = {"state_error": "state", "conv_error": "window"}
 _NONE, _EXACT, _NOT_FINITE, _FIRST = range(4)
 """Values of the image that are no step of the gradient, and the first that is one."""
 _N_STEPS = 256 - _FIRST

@@ -57,7 +57,7 @@ def file_type(mix: str) -> LlamaFileType:
 
 def is_norm(name: str) -> bool:
     """Whether a tensor is what a norm multiplies by; norms of several groups are matrices."""
-    return name.removesuffix(".weight").endswith("norm")
+    return name.removesuffix(".weight").endswith("norm") or "ple_norm_" in name
 
 
 def tensor_type(
@@ -86,7 +86,7 @@ def _wanted(
         return Quant.Q8_0 if mix == "mxfp4" else Quant.Q6_K
     if mix == "mxfp4":
         return base if "_exps" in name or not _n_experts(config) else Quant.Q8_0
-    if name == "token_embd.weight":
+    if not name.startswith("blk."):
         return base
     block = int(name.split(".")[1])
     if mix == "q4_k":

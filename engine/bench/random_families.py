@@ -10,6 +10,7 @@ from gguf import GGUFWriter
 from engine.bench.random_kda import KDA_SIZES, add_kda_keys
 from engine.bench.random_mamba import MAMBA_SIZES, add_mamba_keys
 from engine.bench.random_qwen import CONFIGS, add_qwen_keys
+from engine.bench.random_qwen4exp import QWEN4EXP_SIZES, add_qwen4exp_keys
 from engine.model.config import ModelConfig
 
 
@@ -24,6 +25,7 @@ class RandomFamily(NamedTuple):
 
 RANDOM_FAMILIES = {
     "qwen35": RandomFamily(CONFIGS, add_qwen_keys),
+    "qwen4exp": RandomFamily(QWEN4EXP_SIZES, add_qwen4exp_keys),
     "bailingmoe3": RandomFamily(KDA_SIZES["bailingmoe3"], add_kda_keys),
     "kimi-linear": RandomFamily(KDA_SIZES["kimi-linear"], add_kda_keys, tied=False),
     "kimi-k3": RandomFamily(KDA_SIZES["kimi-k3"], add_kda_keys, tied=False),

@@ -185,11 +185,11 @@ def shape_of(config: ModelConfig) -> StateShape | None:
 class PeerNoiseLane(EngineFollower):
     """Decodes what a peer lane decodes with this engine's kernels, rounding as llama.cpp does.
 
-    Exact weights meet activations rounded for the types of the file (kernels.linear.as_llama_cpp),
-    so its differences are those that a correct peer may have. Embeddings are jittered like those
-    of a noise lane: the peer adds in another order, which tips a few roundings, and may tip a tie
-    of two experts. The lane of seed 3 is jittered by no more than sums differ: what rounding itself
-    tips, it tips as the peer does.
+    Weights meet activations rounded for the types of the file (mode q8, and for types without it
+    kernels.linear.as_llama_cpp), so its differences are those that a correct peer may have.
+    Embeddings are jittered like those of a noise lane: the peer adds in another order, which tips
+    a few roundings, and may tip a tie of two experts. The lane of seed 3 is jittered by no more
+    than sums differ: what rounding itself tips, it tips as the peer does.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class PeerNoiseLane(EngineFollower):
         session = setup.session
         rounds = set(session.info.quant_mix) != {"F32"}
         model = session.model_as_llama_cpp()
-        jitter = JITTER_ROUNDED if rounds and spec.seed != _FINE else JITTER[model.compute]
+        jitter = JITTER_ROUNDED if rounds and spec.seed != _FINE else JITTER["f32"]
         model = model.jittered(jitter, spec.seed)
         super().__init__(setup, spec, options, model, leader)
         self.facts["compute"] = f"{model.compute}, activations rounded as in llama.cpp"

@@ -87,7 +87,7 @@ class HybridMemory:
         batch_invariant: bool = False,
     ) -> HybridMemory:
         """Memory for a model's trunk; policy is a key of POLICIES."""
-        layers: dict[CellKey, CellSize] = dict(config.cells())
+        layers: dict[CellKey, CellSize] = dict(config.cells().items())
         attention = AttentionKV(
             layers,
             n_seqs,

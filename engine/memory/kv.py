@@ -88,7 +88,7 @@ class AttentionKV:
         in_order: bool = False,
         rotate: Mapping[CellKey, Rotate] | None = None,
     ) -> None:
-        further = {
+        further: dict[CellKey, CellSize] = {
             CellRow(key, name): CellSize(1, dim, 0)
             for key, size in layers.items()
             if isinstance(key, int)

@@ -17,6 +17,7 @@ from engine.model.mtp import MtpHead
 from engine.model.rope_tables import RopeTables
 from engine.model.trunks import Trunk
 from engine.model.weights import Embedding
+from kernels.product import multiply
 
 
 class HybridModel:
@@ -48,6 +49,11 @@ class HybridModel:
         self.recurrent_layers = tuple(i for i, recurrent in kinds if recurrent)
         self.trunk_attention_layers = tuple(i for i, recurrent in kinds if not recurrent)
         self._embedding: Callable[[torch.Tensor], torch.Tensor] = embedding
+        self._embedding_factors = None
+        if config.embedding_scale != 1.0:
+            self._embedding_factors = torch.full(
+                (config.n_embd,), config.embedding_scale, device=self.device
+            )
         self._trunk = trunk
         self._output = output
         self._rope = rope
@@ -88,7 +94,7 @@ class HybridModel:
     ) -> StepOutput:
         around = RopeAndMemory(*self._rope.at(positions), memory)
         x = self._embedding(tokens)
-        if self.config.embedding_scale != 1.0:
-            x = x * self.config.embedding_scale
+        if self._embedding_factors is not None:
+            x = multiply(x, self._embedding_factors)
         x = self._trunk(x, tokens, around)
         return self._output(x, outputs, invariant=around.invariant)

@@ -9,8 +9,9 @@ from typing import Any
 
 from engine.gguf.file import GgufFile, TensorInfo
 from engine.model.config import ModelConfig
-from engine.model.families import read_config
+from engine.model.families import FAMILIES, read_config
 from engine.model.loaded_size import loaded_bytes
+from engine.model.peer import llama_cpp_rollback, size_text
 from engine.model.tensors import check_tensors
 
 SMALL_MODEL = 64_000_000
@@ -19,7 +20,8 @@ SMALL_MODEL = 64_000_000
 
 @dataclass(frozen=True, slots=True)
 class LayerInfo:
-    """One block: kind is "recurrent", "attention" or "mtp"; quant names its matrices' types."""
+    """One block: kind is that of its mixers (engine.model.parts) or "mtp"; quant names its
+    matrices' types."""
 
     index: int
     kind: str
@@ -35,6 +37,7 @@ class ModelInfo:
     loaded_bytes: the weights in memory by compute mode, on a processor that has products in it.
     state_bytes: one snapshot of one sequence (recurrent states and convolution windows).
     log_bytes_per_token: what replaying one token needs instead of a snapshot (k, u, g, window).
+    llama_cpp: what llama.cpp does to undo tokens.
     kv_bytes_per_token: one attention cell over the trunk; mtp_kv_bytes_per_token: of the MTP block.
     """
 
@@ -48,6 +51,7 @@ class ModelInfo:
     quant_mix: dict[str, int]
     loaded_bytes: dict[str, int]
     rollback: str
+    llama_cpp: str
     state_bytes: int
     log_bytes_per_token: int
     kv_bytes_per_token: int
@@ -77,6 +81,7 @@ def describe(file: GgufFile) -> ModelInfo:
     recurrent = config.n_recurrent
     states = [size for block in config.blocks for size in block.states().values()]
     state = sum(size.n_bytes for size in states)
+    log = sum(size.entry_bytes for size in states)
     of_head = config.mtp.block.cells() if config.mtp else None
     return ModelInfo(
         architecture=config.architecture,
@@ -96,9 +101,10 @@ def describe(file: GgufFile) -> ModelInfo:
         ),
         quant_mix=_bytes_by_type(file.tensors.values()),
         loaded_bytes=loaded_bytes(file.tensors),
-        rollback=_rollback(recurrent, state),
+        rollback=_rollback(recurrent, state, log),
+        llama_cpp=llama_cpp_rollback(FAMILIES[config.architecture].peer_planes, state),
         state_bytes=state,
-        log_bytes_per_token=sum(size.entry_bytes for size in states),
+        log_bytes_per_token=log,
         kv_bytes_per_token=sum(size.n_bytes for size in config.cells().values()),
         mtp_kv_bytes_per_token=of_head.n_bytes if of_head else 0,
     )
@@ -107,7 +113,7 @@ def describe(file: GgufFile) -> ModelInfo:
 def _kind(config: ModelConfig, index: int) -> str:
     if index >= config.n_layer:
         return "mtp"
-    return "recurrent" if config.recurrent_layers[index] else "attention"
+    return config.blocks[index].kind
 
 
 def _bytes_by_type(tensors: Iterable[TensorInfo]) -> dict[str, int]:
@@ -125,13 +131,12 @@ def _quantisation(tensors: Iterable[TensorInfo]) -> str:
     return "+".join(shown)
 
 
-def _rollback(recurrent: int, state_bytes: int) -> str:
+def _rollback(recurrent: int, state_bytes: int, log_bytes: int) -> str:
     """How a tail of tokens can be removed again, in one sentence."""
     if not recurrent:
         return "attention only: any tail can be removed"
     layers = "layer" if recurrent == 1 else "layers"
-    small = state_bytes < 2**20 // 10
-    size = f"{state_bytes / 2**10:.1f} KiB" if small else f"{state_bytes / 2**20:.2f} MiB"
-    return (
-        f"partial seq_rm over snapshot planes ({recurrent} recurrent {layers}, {size} a snapshot)"
-    )
+    size = f"{size_text(state_bytes)} a snapshot"
+    if log_bytes >= state_bytes:
+        size += f", {size_text(log_bytes)} a token in the log of replay, which saves nothing"
+    return f"partial seq_rm over snapshot planes ({recurrent} recurrent {layers}, {size})"

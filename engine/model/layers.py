@@ -13,6 +13,7 @@ from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.parts import BlockParts
 from engine.model.weights import Projection, Weights
 from kernels.norm import layer_norm, rms_norm
+from kernels.product import multiply
 from kernels.residual import add
 from kernels.rows import take_rows
 
@@ -48,7 +49,8 @@ class ResidualBlock:
         self._mixer_norm = mixer_norm
         self._ffn_norm = ffn_norm
         self._eps = eps
-        self._scale = scale
+        norm = ffn_norm if mixer_norm is None else mixer_norm
+        self._scale = None if norm is None or scale == 1.0 else norm.new_full(norm.shape, scale)
 
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], not normed -> the same shape."""
@@ -61,7 +63,7 @@ class ResidualBlock:
         return x
 
     def _scaled(self, y: torch.Tensor) -> torch.Tensor:
-        return y if self._scale == 1.0 else y * self._scale
+        return y if self._scale is None else multiply(y, self._scale)
 
 
 def make_block(
@@ -99,7 +101,10 @@ class OutputHead:
         self.projection = projection
         self._n_vocab = n_vocab
         self._eps = eps
-        self._scale = scale
+        self._factors = None
+        if scale != 1.0:
+            device = None if norm is None else norm.device
+            self._factors = torch.full((n_vocab,), 1.0 / scale, device=device)
 
     def __call__(self, x: torch.Tensor, outputs: torch.Tensor, *, invariant: bool) -> StepOutput:
         """x [B, T, n_embd], not normed; logits only of the flat rows int64 [n] in `outputs`."""
@@ -108,4 +113,6 @@ class OutputHead:
             return StepOutput(hidden.new_empty(0, self._n_vocab), hidden)
         rows = take_rows(hidden.flatten(0, 1), outputs)
         logits = self.projection(rows, invariant=invariant)
-        return StepOutput(logits if self._scale == 1.0 else logits / self._scale, hidden)
+        if self._factors is not None:
+            logits = multiply(logits, self._factors)
+        return StepOutput(logits, hidden)

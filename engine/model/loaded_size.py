@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from engine.gguf.file import TensorInfo
 from engine.model.parts.ngram_embedding import TABLE
 
-MODES = ("f32", "bf16", "int8", "int8x2", "blocks")
+MODES = ("f32", "bf16", "int8", "int8x2", "q8", "blocks")
 """Compute modes whose memory is told."""
 
 _F32 = 4
 # types of which products with blocks exist (kernels.block_linear, which would load torch)
 _BLOCKS = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
+# and products of integers (kernels.integer_blocks)
+_INTEGER_BLOCKS = (
+    *_BLOCKS, "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "IQ4_XS"
+)  # fmt: skip
 # what engine.model keeps as f32 in every mode, by parts of names
 _KEPT = (
     "ssm_conv1d.",
@@ -34,28 +38,35 @@ def loaded_bytes(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
     in bfloat16 keeps 4. int8 may come to a little more, where a matrix is no whole number of
     sixteens long or wide.
     """
+    return {mode: _bytes_in(tensors, mode) for mode in MODES}
+
+
+def is_expanded(type: str) -> bool:
+    """Whether matrices of a GGML type are expanded to f32 for mode q8."""
+    return type not in (*_INTEGER_BLOCKS, "F32")
+
+
+def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str) -> int:
     # the experts of a layer stay in their blocks together, or not at all
-    expanded = {_block(name) for name, t in tensors.items() if "_exps." in name and not _stays(t)}
-    sizes = dict.fromkeys(MODES, 0)
+    experts = {name: t for name, t in tensors.items() if "_exps." in name}
+    expanded = {_block(name) for name, t in experts.items() if not _stays(t, mode)}
+    total = 0
     for name, tensor in tensors.items():
         if name == TABLE:  # it stays in the file
             continue
-        stays = _stays(tensor) and not ("_exps." in name and _block(name) in expanded)
-        for mode in sizes:
-            if name.endswith(_EMBEDDINGS):
-                kept = tensor.n_bytes if mode != "f32" and stays else tensor.n_elements * _F32
-            elif len(tensor.shape) > 1 and not any(part in name for part in _KEPT):
-                kept = _packed(tensor, mode, stays)
-            else:
-                kept = tensor.n_elements * _F32
-            sizes[mode] += kept
+        stays = _stays(tensor, mode) and not (name in experts and _block(name) in expanded)
+        if name.endswith(_EMBEDDINGS):
+            total += tensor.n_bytes if mode != "f32" and stays else tensor.n_elements * _F32
+        elif len(tensor.shape) > 1 and not any(part in name for part in _KEPT):
+            total += _packed(tensor, mode, stays)
+        else:
+            total += tensor.n_elements * _F32
     if "output.weight" not in tensors:
         table = tensors["token_embd.weight"]
-        for mode in MODES:
-            # unpacked, the head is the embedding itself
-            if mode.startswith("int8") or (mode == "bf16" and not _stays(table)):
-                sizes[mode] += _packed(table, mode, False)
-    return sizes
+        # unpacked, the head is the embedding itself
+        if mode.startswith("int8") or (mode == "bf16" and not _stays(table, mode)):
+            total += _packed(table, mode, False)
+    return total
 
 
 def _block(name: str) -> str:
@@ -63,13 +74,13 @@ def _block(name: str) -> str:
     return name.split(".ffn_")[0]
 
 
-def _stays(tensor: TensorInfo) -> bool:
-    return tensor.type.name in _BLOCKS
+def _stays(tensor: TensorInfo, mode: str) -> bool:
+    return tensor.type.name in (_INTEGER_BLOCKS if mode == "q8" else _BLOCKS)
 
 
 def _packed(tensor: TensorInfo, mode: str, stays: bool) -> int:
     if mode.startswith("int8"):
         return tensor.n_elements + _F32 * (tensor.n_elements // tensor.shape[-1])  # and scales
-    if mode in ("bf16", "blocks") and stays:
+    if mode in ("bf16", "q8", "blocks") and stays:
         return tensor.n_bytes
     return tensor.n_elements * (2 if mode == "bf16" else _F32)

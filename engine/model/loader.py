@@ -38,29 +38,31 @@ def resolve_compute(
 ) -> str:
     """The compute mode meant by `name` for a model of `n_params` parameters in these GGML types.
 
-    "auto" is f32 for a small model on the processor; else bf16 where the processor multiplies it
-    in hardware; else "blocks" if any of the types can stay in its blocks: exact weights of the
-    file, summed in f32; else bf16 on a CUDA device and f32 without one. Raises OptionError for an
-    unknown name and for int8 on a CUDA device.
+    "auto" is f32 for a small model on the processor; else, if any of the types can stay in its
+    blocks, "q8" on a processor that multiplies integers through LLVM and "blocks" on a CUDA device;
+    else bf16 on a CUDA device and where the processor multiplies it in hardware, and f32 elsewhere.
+    Raises OptionError for an unknown name, and for q8 and int8 on a CUDA device.
     """
     if name not in COMPUTE_MODES:
         modes = ", ".join(COMPUTE_MODES)
         raise OptionError(f"The compute mode {name!r} is unknown.", f"Choose from {modes}.")
     on_cuda = device.type == "cuda"
-    if name.startswith("int8") and on_cuda:
+    if on_cuda and name.startswith(("int8", "q8")):
         raise OptionError(
-            f"--compute int8 is for the processor; there is no such product on {device}.",
+            f"--compute {name} is for the processor; there is no such product on {device}.",
             "Use blocks, bf16 or f32, or --device cpu.",
         )
     if name != "auto":
         return name
     if not on_cuda and n_params < SMALL_MODEL:
         return "f32"
-    if not on_cuda and has_feature("avx512bf16"):
-        return "bf16"
-    if any(stays_in_blocks(type, "blocks", device) for type in types):
-        return "blocks" if on_cuda or uses_llvm() else "f32"
-    return "bf16" if on_cuda and n_params >= SMALL_MODEL else "f32"
+    if on_cuda and any(stays_in_blocks(type, "blocks", device) for type in types):
+        return "blocks"
+    integers = not on_cuda and uses_llvm() and has_feature("avx2")
+    if integers and any(stays_in_blocks(type, "q8", device) for type in types):
+        return "q8"
+    in_hardware = n_params >= SMALL_MODEL if on_cuda else has_feature("avx512bf16")
+    return "bf16" if in_hardware else "f32"
 
 
 def load_model(

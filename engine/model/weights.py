@@ -11,7 +11,7 @@ import torch
 from engine.device import CPU
 from engine.gguf.mapped_rows import MappedRows
 from engine.gguf.reader import TensorReader
-from engine.model.tensors import Shapes
+from engine.model.parts import Shapes
 from kernels.dequant import dequantise
 from kernels.linear import (
     PackedWeight,
@@ -92,10 +92,11 @@ class Weights:
     """Takes tensors one at a time, by their name within `prefix`, and counts what is kept.
 
     compute: the mode of large matrices; those that stay in the blocks of the file are kept as they
-    are (kernels.linear.stays_in_blocks), and "blocks" takes others as bf16 on a GPU, f32 on the
-    processor. device: where what is kept goes; tensors are read and rearranged on the processor.
-    as_llama_cpp: products round their other side for the type of the tensor in the file, as
-    llama.cpp's do (kernels.linear.as_llama_cpp); for the processor, in modes f32 and blocks.
+    are (kernels.linear.stays_in_blocks), and "blocks" and "q8" take others as f32, "blocks" on a
+    GPU as bf16. device: where what is kept goes; tensors are read and rearranged on the processor.
+    as_llama_cpp: matrices that do not stay in their blocks round the other side of a product for
+    the type in the file, as llama.cpp's do (kernels.linear.as_llama_cpp) and q8 does anyway; for
+    the processor, in modes f32 and q8.
     n_bytes: memory taken by kept and packed tensors.
     """
 
@@ -110,7 +111,7 @@ class Weights:
         as_llama_cpp: bool = False,
     ) -> None:
         self.compute = compute
-        self._device = device
+        self.device = device
         self._as_llama_cpp = as_llama_cpp
         self.n_bytes = 0
         self._reader = reader
@@ -131,13 +132,13 @@ class Weights:
 
     def keep(self, name: str) -> torch.Tensor:
         """The tensor as f32, to stay as it is."""
-        tensor = self.take(name).to(self._device)
+        tensor = self.take(name).to(self.device)
         self.n_bytes += tensor.nbytes
         return tensor
 
     def in_blocks(self, name: str) -> bool:
         """Whether a matrix stays in the blocks of the file."""
-        return stays_in_blocks(self._reader.type(self._prefix + name), self.compute, self._device)
+        return stays_in_blocks(self._reader.type(self._prefix + name), self.compute, self.device)
 
     def rows(self, name: str) -> MatrixRows:
         """A matrix or biases for rearranging, in blocks if they stay in them; not counted."""
@@ -146,9 +147,9 @@ class Weights:
     def _rows(self, name: str, mode: str) -> MatrixRows:
         full = self._prefix + name
         type = self._reader.type(full)
-        if stays_in_blocks(type, mode, self._device):
+        if stays_in_blocks(type, mode, self.device):
             blocks = self._reader.take_blocks(full, self._shapes[full])
-            return MatrixRows(blocks, type, self._rounding(name), full)
+            return MatrixRows(blocks, type, name=full)
         return self.numbers(name)
 
     def _rounding(self, name: str) -> str | None:
@@ -161,9 +162,9 @@ class Weights:
         the same matrix.
         """
         width = self._shapes[self._prefix + name][1]
-        if self.compute == "f32" or self._device.type != "cpu":
+        if self.compute == "f32" or self.device.type != "cpu":
             return Embedding(MatrixRows(self.keep(name), rounding=self._rounding(name)), width)
-        rows = self._rows(name, "blocks")
+        rows = self._rows(name, "q8" if self.compute == "q8" else "blocks")
         self.n_bytes += rows.data.nbytes
         return Embedding(rows, width)
 
@@ -197,7 +198,7 @@ class Weights:
     ) -> Projection:
         """Matrices [out, in] (and their biases [out]) stacked by rows; numbers in this mode."""
         packed = self._beside(parts, compute or self.compute)
-        bias = self._joined(biases).data.to(self._device) if biases else None
+        bias = self._joined(biases).data.to(self.device) if biases else None
         self.n_bytes += packed.n_bytes + (bias.nbytes if bias is not None else 0)
         return Projection(packed, bias)
 
@@ -220,16 +221,16 @@ class Weights:
 
     def _pack(self, rows: MatrixRows, mode: str) -> PackedWeight:
         if rows.type is not None:
-            packed = pack_blocks(rows.data.to(self._device), rows.type, mode)
+            packed = pack_blocks(rows.data.to(self.device), rows.type, mode)
         else:
-            packed = pack(rows.data, self._without_blocks(mode), self._device)
+            packed = pack(rows.data, self._without_blocks(mode), self.device)
         return as_llama_cpp(packed, rows.rounding) if rows.rounding else packed
 
     def _without_blocks(self, mode: str) -> str:
         """The mode of what cannot stay in blocks."""
-        if mode != "blocks":
+        if mode not in ("blocks", "q8"):
             return mode
-        return "f32" if self._device.type == "cpu" else "bf16"
+        return "f32" if self.device.type == "cpu" else "bf16"
 
     def experts(self, activation: Activation = SWIGLU) -> PackedExperts:
         """The routed experts of this block in the compute mode, read one after the other."""
@@ -241,13 +242,13 @@ class Weights:
             del names[0]
         # a GPU takes all experts of a layer in one call, which has no product with blocks
         apart = self._as_llama_cpp or all(self.in_blocks(name) for name in names)
-        if self._device.type == "cpu" and apart:
+        if self.device.type == "cpu" and apart:
             packed = put_together(self._experts_apart(names), self.compute, activation)
         else:
             *first, down = (self._each(name) for name in names)
-            gate, up = _halves(first[0]) if fused else (None, *first)[-2:]
+            gate, up = _halves(first[0]) if fused else (first[0], first[-1])
             mode = self._without_blocks(self.compute)
-            packed = pack_experts(gate, up, down, mode, activation)
+            packed = pack_experts(gate if activation.gated else None, up, down, mode, activation)
         self.n_bytes += packed.n_bytes
         return packed
 
@@ -272,7 +273,7 @@ class Weights:
         """The slices of a tensor along its first dimension as f32, each read when asked for."""
         full = self._prefix + name
         for slice_ in self._reader.take_each(full, self._shapes[full]):
-            yield slice_.to(self._device)
+            yield slice_.to(self.device)
 
 
 def _halves(both: Iterator[torch.Tensor]) -> list[Iterator[torch.Tensor]]:

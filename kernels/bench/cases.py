@@ -9,6 +9,7 @@ from itertools import product
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from kernels import integer_blocks
 from kernels.attention import attend
 from kernels.attention import naive as attention_law
 from kernels.bench import delta_cases
@@ -22,6 +23,7 @@ from kernels.conv import naive as conv_law
 from kernels.dispatch import uses_llvm
 from kernels.gates import delta_gates
 from kernels.gates import naive as gates_law
+from kernels.integer_blocks import naive as integer_law
 from kernels.linear import MODES, linear, pack
 from kernels.linear import naive as linear_law
 from kernels.linear.integers import weight_levels
@@ -64,6 +66,8 @@ def all_cases(sizes: Sizes, device: torch.device) -> dict[str, Callable[[], Iter
     if device.type == "cuda" or uses_llvm():
         # torch would expand the whole weight on every call
         cases["block_linear"] = of(_block_linear)
+    if device.type == "cpu" and uses_llvm():
+        cases["integer_linear"] = of(_integer_linear)
     return cases
 
 
@@ -204,6 +208,23 @@ def _block_linear(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
             )
 
 
+def _integer_linear(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
+    n_in, n_out = -(-sizes.n_embd // LARGEST_BLOCK) * LARGEST_BLOCK, sizes.n_ff
+    for name in integer_blocks.TYPES:
+        elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
+        blocks = torch.full((n_out, n_in // elements * n_bytes), 0x11, dtype=torch.uint8)
+        for n in sizes.tokens:
+            x = torch.randn(n, n_in)
+            yield KernelCase(
+                "integer_linear",
+                f"{name} {n}x{n_in}x{n_out}",
+                partial(integer_blocks.integer_linear, x, blocks, name),
+                partial(integer_law.integer_linear, x, blocks, name),
+                count.linear_bytes(blocks.numel(), n, n_in, n_out),
+                2 * n * n_in * n_out,
+            )
+
+
 def _attention(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     n_cells, n_heads, head_dim = sizes.n_cells, sizes.n_heads, sizes.head_dim
     k, v = (torch.randn(1, sizes.n_kv_heads, n_cells, head_dim, device=device) for _ in range(2))
@@ -246,7 +267,7 @@ def _moe(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     for mode in MODES if device.type == "cpu" else ("f32", "bf16"):
         packed, law = (
             pack_experts(gate, up, down, mode),
-            moe_law.pack(gate, pairs, mode, weight_levels()),
+            moe_law.pack(gate, pairs, mode, levels=weight_levels()),
         )
         for n in sizes.tokens:
             x = torch.randn(n, sizes.n_embd, device=device)

@@ -20,8 +20,8 @@ from kernels.llvm.code import Variable
 from kernels.llvm.functions import exp
 
 LANES = 16
-# columns of a block: whole rows of most models, as memory likes to be read
-COLUMNS = 128
+# columns of a block: with keys of 128 numbers it has room in a nearest cache of 32 KiB
+COLUMNS = 64
 # sums formed side by side, because each waits for its last addition
 CHAINS = 8
 

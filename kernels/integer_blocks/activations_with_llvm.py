@@ -10,7 +10,8 @@ A row is filled up with zeros to whole stretches of 256 numbers, K in all, and l
 rows begin on cache lines (`row_bytes` apart). What belongs to one stretch lies together in every
 section. For products of few rows, the integers of the eight short blocks of a stretch stand beside
 each other, "across": [8][block][4], fours of neighbours; as words [8][2][block][2], of each four
-the first and third number, then the second and fourth.
+the first and third number, then the second and fourth. Of 32 words of a long block the even ones
+come first then.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _PER_STRETCH = STRETCH // SHORT
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Where the parts of a row are. long: its blocks have 256 numbers, else 32. words: integers of
-    16 bits, else 8. across: those of short blocks are beside each other.
+    16 bits, else 8. across: their order is the one for few rows.
 
     Offsets are bytes from the start of a row of n_stretches stretches to a section's part of the
     first stretch; `*_step` are bytes from one stretch to the next.
@@ -160,7 +161,13 @@ def _write_nothing(
 
 def _store(layout: Layout, code: Code, integers: Value, target: Value, index: Value) -> None:
     """The integers i32 [16] from `index` on."""
-    if layout.across:
+    if layout.across and layout.long:
+        words = integers.resize(I16)
+        place = target + (index - index % SHORT) * 2 + index % SHORT
+        for parity in range(2):
+            half = words.take(range(parity, _LANES, 2))
+            code.store(half, place + SHORT * parity)
+    elif layout.across:
         _store_across(layout, code, integers, target, index)
     elif layout.words:
         code.store(integers.resize(I16), target + index * 2)

@@ -297,7 +297,8 @@ def _iq4_xs(code: Code, block: Value) -> LongBlock:
     def integers() -> Iterator[Value]:
         for i in range(PER_STRETCH):
             pairs = code.load(block + (8 + 16 * i), _I8X16)
-            yield table(code, IQ4_LEVELS, pairs.beside(_down(pairs, 4)) & 15)
+            twice = pairs.beside(pairs).bits(I32X8) >> code.constants(I32X8, [0] * 4 + [4] * 4)
+            yield table(code, IQ4_LEVELS, twice.bits(I8X32) & 15)
 
     low = code.splat(code.load(block + 4, I32), 8) >> code.constants(I32X8, range(0, 32, 4))
     high = code.splat(code.load(block + 2, I16).resize(I32), 8)

@@ -63,7 +63,8 @@ def in_words(type: str, *, vnni: bool) -> bool:
 
 def layout_for(type: str, *, vnni: bool) -> Layout:
     """How rows of x are quantised for weights of a type."""
-    return Layout(is_long(type), in_words(type, vnni=vnni), across=not is_long(type))
+    words = in_words(type, vnni=vnni)
+    return Layout(is_long(type), words, across=words or not is_long(type))
 
 
 def multiply_rows(x: torch.Tensor, blocks: torch.Tensor, type: str, y: torch.Tensor) -> None:
@@ -282,14 +283,16 @@ def _scaled_dots(
     if form.offset:
         factors = _sixteen(weights.group_scales) * -form.offset
         totals = [pair_sums(code, factors, rows.sums(r, b)) for r in range(rows.count)]
-    scales = _Scales(code, weights.group_scales)
+    scales = _Scales(code, weights.group_scales, 8 if form.most is None else 0)
     for i, part in enumerate(weights.bytes):
         scale = scales[i]
         if form.most is None:
-            for half in range(2):
-                words = part.part(16 * half, 16).extended(I16) * scale
+            # even and odd bytes times 256, as are the scales: upper halves are their products
+            halves = part.bits(I16X16)
+            for parity, above in enumerate((halves << 8, halves & -256)):
+                words = code.call("llvm.x86.avx2.pmulh.w", I16X16, above, scale)
                 for r in range(rows.count):
-                    totals[r] = add(totals[r], words, rows.integers(r, b, 2 * i + half))
+                    totals[r] = add(totals[r], words, rows.integers(r, b, 2 * i + parity))
         else:
             for r in range(rows.count):
                 pairs = byte_pair_sums(code, part, rows.integers(r, b, i))
@@ -306,12 +309,13 @@ def _sixteen(groups: Value) -> Value:
 class _Scales:
     """The scales of a long block as i16 [16] for each 32 elements, in the order of the products."""
 
-    def __init__(self, code: Code, scales: Value) -> None:
+    def __init__(self, code: Code, scales: Value, up: int) -> None:
+        """up: bits that they are moved up by, for groups of 32."""
         self._code, self._by_32 = code, scales.type.count == PER_STRETCH
         if self._by_32:
             # from memory, one fills a vector without a shuffle
             self._start = code.stack(4 * PER_STRETCH)
-            code.store(_sixteen(scales), self._start)
+            code.store(_sixteen(scales) << up, self._start)
         else:
             # each half of a vector shuffles within itself
             order = [*range(0, 16, 2), *range(1, 16, 2)]

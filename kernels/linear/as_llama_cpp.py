@@ -10,13 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from kernels.integer_blocks.rows_of_integers import is_long, quantise
 from kernels.linear.packed import PackedWeight
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_GROUP, _LONG_GROUP = 32, 256
-_TINY = torch.finfo(torch.float32).tiny
 
 
 def as_llama_cpp(packed: PackedWeight, type: str) -> PackedWeight:
@@ -31,10 +29,5 @@ def round_rows(x: torch.Tensor, type: str) -> torch.Tensor:
     """
     if type in _FLOATS:
         return x.to(_FLOATS[type]).float()
-    is_long = GGML_QUANT_SIZES[GGMLQuantizationType[type]][0] == _LONG_GROUP
-    groups = x.unflatten(-1, (-1, _LONG_GROUP if is_long else _GROUP))
-    scale = groups.abs().amax(-1, keepdim=True) / 127
-    levels = (groups / scale.clamp_min(_TINY)).round()
-    if not is_long:
-        scale = scale.half().float()
-    return (levels * scale).flatten(-2)
+    rows = quantise(x.reshape(-1, x.shape[-1]), long=is_long(type))
+    return (rows.integers * rows.scales.unsqueeze(-1)).view(x.shape)

@@ -31,7 +31,7 @@ __all__ = [
 
 _TRITON, _LLVM = "kernels.moe.with_triton", "kernels.moe.with_llvm"
 _route = pick(naive.route, with_torch.route, _TRITON, _LLVM)
-_route_biased = pick(naive.route_biased, with_torch.route_biased)
+_route_biased = pick(naive.route_biased, with_torch.route_biased, None, _LLVM)
 _pack = pick(naive.pack, with_torch.pack, _TRITON)
 _experts = pick(naive.experts, with_torch.experts, _TRITON, _LLVM)
 

@@ -39,12 +39,14 @@ def route_biased(
         sums = p if bias is None else p + bias
         groups = sums.chunk(choice.n_groups)
         best_two = [float(group.sort().values[-2:].sum()) for group in groups]
-        kept = sorted(range(len(groups)), key=lambda i, best=best_two: (-best[i], i))
+        # sorting leaves equal ones in their order
+        kept = sorted(range(len(groups)), key=best_two.__getitem__, reverse=True)
         if choice.n_groups > 1:
             kept = kept[: choice.n_groups_used]
         size = len(row) // choice.n_groups
         candidates = [e for e in range(len(row)) if e // size in kept]
-        order = sorted(candidates, key=lambda e, sums=sums: (-float(sums[e]), e))[: choice.n_used]
+        numbers = sums.tolist()
+        order = sorted(candidates, key=numbers.__getitem__, reverse=True)[: choice.n_used]
         chosen = p[order]
         if choice.normalised:
             chosen = chosen / max(float(chosen.sum()), 2.0**-14)
@@ -57,8 +59,8 @@ def pack(
     example: torch.Tensor,
     matrices: Matrices,
     mode: str,
-    levels: int = WEIGHT_LEVELS,
     activation: Activation = SWIGLU,
+    levels: int = WEIGHT_LEVELS,
 ) -> PackedExperts:
     """See kernels.moe.pack_experts. example: one of the matrices, for its device. levels: see
     kernels.linear.naive.pack."""

@@ -15,7 +15,7 @@ from kernels.moe.with_torch import MIN_SUM
 
 _I32X16 = vector(I32, LANES)
 # less than any probability: what is chosen already, and what fills up the last vector
-_GONE = -1.0
+GONE = -1.0
 _NOWHERE = -(2**31)
 
 
@@ -41,14 +41,14 @@ def _body(n: int, code: Code, args: Sequence[Value], first: Value, last: Value) 
     whole = -(-n // LANES) * LANES
     p = code.stack(4 * whole)
     with code.loop(first, last) as row:
-        _softmax(code, n, start(args[:4], row), p)
+        softmax(code, n, start(args[:4], row), p)
         total = code.variable(code.constant(F32, 0.0))
         with code.loop(0, n_used) as i:
-            largest, index = _largest(code, whole, p)
+            largest, index = largest_of(code, whole, p, GONE)
             at = row * n_used + i
             code.store(largest, weights + at * 4)
             code.store(index, ids + at * 8)
-            code.store(code.constant(F32, _GONE), p + index * 4)
+            code.store(code.constant(F32, GONE), p + index * 4)
             total.set(total.value + largest)
         divisor = code.choose(total.value.less(MIN_SUM), code.constant(F32, MIN_SUM), total.value)
         with code.loop(0, n_used) as i:
@@ -56,26 +56,27 @@ def _body(n: int, code: Code, args: Sequence[Value], first: Value, last: Value) 
             code.store(code.load(at, F32) / divisor, at)
 
 
-def _softmax(code: Code, n: int, logits: Value, p: Value) -> None:
+def softmax(code: Code, n: int, logits: Value, p: Value) -> None:
     """The probabilities of a row of n logits, filled up to whole vectors."""
     largest = code.variable(code.constant(F32X16, float("-inf")))
     for at, count in vectors(code, n):
-        values = _filled(code, code.load_first(logits + at, F32X16, count), count, float("-inf"))
+        values = filled(code, code.load_first(logits + at, F32X16, count), count, float("-inf"))
         largest.set(code.larger(values, largest.value))
     shift = code.splat(code.maximum(largest.value))
     total = code.variable(code.constant(F32X16, 0.0))
     for at, count in vectors(code, n):
         powers = exp(code, code.load_first(logits + at, F32X16, count) - shift)
         code.store(powers, p + at)
-        total.set(total.value + _filled(code, powers, count, 0.0))
+        total.set(total.value + filled(code, powers, count, 0.0))
     whole = code.splat(code.sum(total.value))
     for at, count in vectors(code, n):
-        code.store(_filled(code, code.load(p + at, F32X16) / whole, count, _GONE), p + at)
+        code.store(filled(code, code.load(p + at, F32X16) / whole, count, GONE), p + at)
 
 
-def _largest(code: Code, n: int, p: Value) -> tuple[Value, Value]:
-    """The largest of n numbers, and the lowest place it stands at; among NaN the first place."""
-    best = code.variable(code.constant(F32X16, _GONE))
+def largest_of(code: Code, n: int, p: Value, least: float) -> tuple[Value, Value]:
+    """The largest of n numbers, none below `least`, and the lowest place it stands at; among NaN
+    the first place."""
+    best = code.variable(code.constant(F32X16, least))
     for at, _ in vectors(code, n):
         best.set(code.larger(best.value, code.load(p + at, F32X16)))
     largest = code.maximum(best.value)
@@ -89,7 +90,7 @@ def _largest(code: Code, n: int, p: Value) -> tuple[Value, Value]:
     return largest, code.integer(0) - code.maximum(lowest.value).extended(I64)
 
 
-def _filled(code: Code, values: Value, count: int, filling: float) -> Value:
+def filled(code: Code, values: Value, count: int, filling: float) -> Value:
     """A vector whose first `count` elements stay."""
     if count == LANES:
         return values

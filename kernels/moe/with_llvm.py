@@ -9,9 +9,10 @@ from kernels.moe import with_torch
 from kernels.moe.combine_with_llvm import combine
 from kernels.moe.packed import PackedExperts
 from kernels.moe.pairs_with_llvm import multiply_pairs
+from kernels.moe.route_biased_with_llvm import route_biased
 from kernels.moe.route_with_llvm import route
 
-__all__ = ["experts", "route"]
+__all__ = ["experts", "route", "route_biased"]
 
 FEW = 16
 """More rows than this many share experts."""

@@ -9,7 +9,7 @@ from kernels.norm import naive, with_torch
 
 _TRITON, _LLVM = "kernels.norm.with_triton", "kernels.norm.with_llvm"
 _rms = pick(naive.rms_norm, with_torch.rms_norm, _TRITON, _LLVM)
-_layer = pick(naive.layer_norm, with_torch.layer_norm)
+_layer = pick(naive.layer_norm, with_torch.layer_norm, None, _LLVM)
 _l2 = pick(naive.l2_norm, with_torch.l2_norm, _TRITON, _LLVM)
 _head = pick(naive.head_norm, with_torch.head_norm, _TRITON, _LLVM)
 _max = pick(naive.max_norm, with_torch.max_norm, None, _LLVM)

@@ -26,6 +26,15 @@ def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     return _norm(x, eps, weight.contiguous(), mean=False)
 
 
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kernels.norm.layer_norm."""
+    d, y, weight = x.shape[-1], x.new_empty(*x.shape), weight.contiguous()
+    x, x_rows = rows(x)
+    places = y.data_ptr(), weight.data_ptr()
+    run(_layer_program(d, eps), y.numel() // d, d, *x_rows, *places)
+    return y
+
+
 def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     """See kernels.norm.l2_norm."""
     return _norm(x, eps)
@@ -191,3 +200,36 @@ def _group_body(
 def _added(code: Code, sums: Sequence[Variable]) -> Value:
     a, b, c, e = (total.value for total in sums)
     return code.sum((a + b) + (c + e))
+
+
+@functools.cache
+def _layer_program(d: int, eps: float) -> Program:
+    return Program(functools.partial(_layer_body, d, eps), 6)
+
+
+def _layer_body(
+    d: int, eps: float, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    """Arguments: x in RowPlaces, y, the weight."""
+    x, y, weight = args[:4], args[4], args[5]
+    zero = code.constant(F32X16, 0.0)
+    with code.loop(first, last) as row:
+        source, target = start(x, row), y + row * (4 * d)
+        sums = [code.variable(zero) for _ in range(SUMS)]
+        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
+            total = sums[i % SUMS]
+            total.set(total.value + code.load_first(source + at, F32X16, count))
+        mean = code.splat(_added(code, sums) / float(d))
+        squares = [code.variable(zero) for _ in range(SUMS)]
+        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
+            part, total = code.load_first(source + at, F32X16, count) - mean, squares[i % SUMS]
+            code.store_first(part, target + at, count)
+            # numbers beyond the row are zero again
+            part = code.load_first(target + at, F32X16, count)
+            total.set(code.fma(part, part, total.value))
+        square = _added(code, squares) / float(d)
+        scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
+        for at, count in vectors(code, d):
+            result = code.load_first(target + at, F32X16, count) * scale
+            result *= code.load_first(weight + at, F32X16, count)
+            code.store_first(result, target + at, count)

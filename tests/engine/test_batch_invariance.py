@@ -23,8 +23,16 @@ from kernels.dispatch import uses_llvm
 from resources import DEMO_TARGET
 from tests.support.golden_runs import DATA, decode, golden, options_of, prompt_of, tokens_of
 
-NAMES = ("qwen35-a-f32", "qwen35moe-d-v2x-mtp-f32", "qwen3next-e-v2x-f32", "qwen3-f-f32")
-MODES = tuple(mode for mode in COMPUTE_MODES if mode != "auto")
+NAMES = (
+    "qwen35-a-f32",
+    "qwen35moe-d-v2x-mtp-f32",
+    "qwen3next-e-v2x-f32",
+    "qwen3-f-f32",
+    "qwen4exp-b-qsa-f32",
+)
+MODES = tuple(mode for mode in COMPUTE_MODES if mode not in ("auto", "q8"))
+Q8_0, Q4_K_M = "qwen35-h-v2x-mtp-q8_0", "qwen35-g-v2x-q4_k_m"
+CASES = [*((name, mode) for name in NAMES for mode in MODES), (Q8_0, "q8"), (Q4_K_M, "q8")]
 N_TOKENS = 34
 CPU = torch.device("cpu")
 
@@ -38,8 +46,8 @@ def _one_thread() -> Iterator[None]:
 
 
 @cache
-def opened(name: str) -> Session:
-    return Session.open(DEMO_TARGET if name == "demo" else DATA / f"{name}.gguf", compute="f32")
+def opened(name: str, compute: str = "f32") -> Session:
+    return Session.open(DEMO_TARGET if name == "demo" else DATA / f"{name}.gguf", compute=compute)
 
 
 @cache
@@ -94,8 +102,7 @@ def alone(name: str, mode: str) -> torch.Tensor:
     return _alone(name, mode, torch.get_num_threads())
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "mode"), CASES)
 def test_every_verify_width_gives_the_same_bits(name: str, mode: str) -> None:
     for width in (2, 3, 4, 8, 16, N_TOKENS):
         cuts = range(width, N_TOKENS, width)
@@ -103,7 +110,7 @@ def test_every_verify_width_gives_the_same_bits(name: str, mode: str) -> None:
             assert torch.equal(logits_in(name, mode, cuts, n_seqs), alone(name, mode)), width
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, "q8"])
 def test_the_demo_model(mode: str) -> None:
     for cuts, n_seqs in (((16, 20, 24, 28, 32), 3), (range(3, N_TOKENS, 3), 1)):
         assert torch.equal(logits_in("demo", mode, cuts, n_seqs), alone("demo", mode))
@@ -117,8 +124,7 @@ def test_two_threads() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(
-    st.sampled_from(NAMES),
-    st.sampled_from(MODES),
+    st.sampled_from(CASES),
     st.sets(st.integers(1, N_TOKENS - 1), max_size=8),
     st.integers(1, 3),
     st.integers(3, 20),
@@ -126,8 +132,9 @@ def test_two_threads() -> None:
     st.booleans(),
 )
 def test_any_split_gives_the_same_bits(
-    name: str, mode: str, cuts: set[int], n_seqs: int, n_ubatch: int, policy: str, unified: bool
+    case: tuple[str, str], cuts: set[int], n_seqs: int, n_ubatch: int, policy: str, unified: bool
 ) -> None:
+    name, mode = case
     logits = logits_in(
         name, mode, sorted(cuts), n_seqs, n_ubatch, policy=policy, n_rs_seq=3, unified=unified
     )
@@ -159,14 +166,16 @@ def test_rollbacks_leave_no_trace(name: str, policy: str, unified: bool) -> None
 
 
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
-def test_a_speculative_run_has_the_logits_of_a_plain_one(policy: str) -> None:
-    name = "qwen35moe-d-v2x-mtp-f32"
-    prompts = [prompt_of(name), prompt_of(name)]
-    plain = decode(opened(name), prompts[:1], options_of(30, batch_invariant=True))
+@pytest.mark.parametrize(
+    ("name", "mode"), [("qwen35moe-d-v2x-mtp-f32", "f32"), (Q8_0, "q8")], ids=["f32", "q8"]
+)
+def test_a_speculative_run_has_the_logits_of_a_plain_one(name: str, mode: str, policy: str) -> None:
+    session, prompts = opened(name, mode), [prompt_of(name), prompt_of(name)]
+    plain = decode(session, prompts[:1], options_of(30, batch_invariant=True))
     options = options_of(
         30, "draft-mtp", "ngram-simple", rollback=policy, parallel=2, batch_invariant=True
     )
-    run = decode(opened(name), prompts, options)
+    run = decode(session, prompts, options)
     assert tokens_of(run) == tokens_of(plain) * 2
     for seq_id in (0, 1):
         assert emitted_p(run, seq_id) == emitted_p(plain, 0)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from engine import warm_up as warm_up_module
 from engine.model import info
 from engine.session import Session
 from engine.warm_up import WIDTHS, warm_up
+from kernels.dispatch import uses_llvm
+from kernels.llvm import program
 from tests.support.golden_runs import DATA, session
 
 NAME = "qwen35-c-v2x-mtp-f32"
@@ -26,6 +29,28 @@ def test_every_width_runs_through_trunk_and_head(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(part, "forward", spy)
     warm_up(model)
     assert seen == [(name, n, n) for n in WIDTHS for name in ("trunk", "head")]
+
+
+@pytest.mark.skipif(not uses_llvm(), reason="kernels for the processor are not in use")
+def test_it_starts_no_kernel_and_leaves_none_to_be_compiled(monkeypatch):
+    model = session(NAME).model
+    begun, later = set(), set()
+
+    def spy(seen, is_started):
+        def call(self, *args, **kwargs):
+            assert (program._watching.watch is None) == is_started
+            seen.add(id(self))
+
+        return call
+
+    for seen, is_started, decode in (
+        (begun, False, warm_up),
+        (later, True, warm_up_module._decode),
+    ):
+        for name in ("__call__", "alone"):
+            monkeypatch.setattr(program.Program, name, spy(seen, is_started))
+        decode(model)
+    assert later and later == begun
 
 
 @pytest.mark.parametrize("name", ["qwen35-a-f32", "qwen3-f-f32"])

@@ -7,10 +7,12 @@ import torch
 
 from kernels import moe
 from kernels.linear import integers
-from kernels.moe import RELU2, Choice, naive, with_torch
+from kernels.moe import RELU2, Choice, naive, with_llvm, with_torch
 from tests.support.closeness import nmse
 
-ROUTES = pytest.mark.parametrize("ops", [naive, with_torch, moe], ids=["naive", "torch", "op"])
+ROUTES = pytest.mark.parametrize(
+    "ops", [naive, with_torch, with_llvm, moe], ids=["naive", "torch", "llvm", "op"]
+)
 F32 = 1e-12
 
 
@@ -57,18 +59,19 @@ def test_nothing_is_divided_by_nothing(ops):
     assert torch.equal(weights, torch.zeros(1, 2))
 
 
+@pytest.mark.parametrize("ops", [with_torch, with_llvm], ids=["torch", "llvm"])
 @pytest.mark.parametrize("scores", ["sigmoid", "softmax"])
-@pytest.mark.parametrize("n_groups", [1, 4])
+@pytest.mark.parametrize(("n_experts", "n_groups"), [(16, 1), (16, 4), (42, 6), (5, 5), (300, 1)])
 @pytest.mark.parametrize("normalised", [False, True])
-def test_torch_is_the_law_and_rows_do_not_matter(scores, n_groups, normalised):
-    logits, bias = torch.randn(9, 16) * 3, torch.randn(16) * 0.2
-    choice = Choice(3, scores, normalised, 2.0, n_groups, 2 if n_groups > 1 else 1)
-    weights, ids = with_torch.route_biased(logits, bias, choice)
+def test_equals_the_law_and_rows_do_not_matter(ops, scores, n_experts, n_groups, normalised):
+    logits, bias = torch.randn(9, n_experts + 2)[:, 1:-1] * 3, torch.randn(n_experts) * 0.2 - 2
+    choice = Choice(3, scores, normalised, 2.0, n_groups, 3 if n_groups > 1 else 1)
+    weights, ids = ops.route_biased(logits, bias, choice)
     law_weights, law_ids = naive.route_biased(logits.double(), bias.double(), choice)
     assert torch.equal(ids, law_ids)
     assert nmse(weights, law_weights) < F32
     for width in (1, 2, 3, 8):
-        some, chosen = with_torch.route_biased(logits[9 - width :], bias, choice)
+        some, chosen = ops.route_biased(logits[9 - width :], bias, choice)
         assert torch.equal(some, weights[9 - width :])
         assert torch.equal(chosen, ids[9 - width :])
 
@@ -86,7 +89,7 @@ def test_experts_without_a_gate(mode, invariant):
     assert packed.shape == (5, 24, 16)
     assert nmse(y, truth) < (F32 if mode == "f32" else 1e-3)
     pairs = list(zip(up, down, strict=True))
-    law = naive.pack(up, pairs, mode, integers.weight_levels(), RELU2)
+    law = naive.pack(up, pairs, mode, RELU2, integers.weight_levels())
     # the fast versions hide the law's rounding here and there
     assert nmse(naive.experts(x, weights, ids, law), truth) < (F32 if mode == "f32" else 1e-3)
 

@@ -87,7 +87,7 @@ def test_any_sides(d_k, d_v, kda):
 
 
 def test_whole_rows_up_to_a_width():
-    widths = {128: 128, 256: 128, 64: 64, 96: 32, 20: 4, 7: 1}
+    widths = {128: 64, 256: 64, 64: 64, 32: 32, 96: 32, 20: 4, 7: 1}
     assert {d_v: Sides(16, d_v).width for d_v in widths} == widths
 
 

@@ -55,6 +55,21 @@ def test_more_rows_than_stay_in_the_cache(type_name):
     assert torch.equal(product(x, blocks, type_name), expected)
 
 
+def test_threads_share_the_panels():
+    blocks, x = random_blocks("Q4_K", 40 * OUTPUTS - 5, 512), torch.randn(11, 512)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(product(x, blocks, "Q4_K"))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0][:, -40:], naive.integer_linear(x, blocks[-40:], "Q4_K"))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
 def largest_rows(n_in: int) -> torch.Tensor:
     """Rows whose integers are as large as can be, of one sign and of both."""
     x = torch.full((4, n_in), 127.0)

@@ -149,7 +149,7 @@ def test_experts(mode):
     weights, ids = route(torch.randn(16, n_experts), 3)
     packed, law = (
         pack_experts(gate, up, down, mode),
-        naive_moe.pack(gate, pairs, mode, weight_levels()),
+        naive_moe.pack(gate, pairs, mode, levels=weight_levels()),
     )
     y = experts(x, weights, ids, packed, invariant=True)
     bound = {"f32": 1e-10, "bf16": 5e-5, "int8": 1e-4, "int8x2": 1e-5}[mode]

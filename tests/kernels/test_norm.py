@@ -34,7 +34,7 @@ def test_rms_norm(ops, shape, eps):
     assert nmse(ops.rms_norm(x, weight, eps), torch.from_numpy(truth)) < F32
 
 
-@pytest.mark.parametrize("ops", [naive, with_torch, norm], ids=["naive", "torch", "op"])
+@IMPLEMENTATIONS
 @SHAPES
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
 def test_layer_norm(ops, shape, eps):

@@ -26,7 +26,7 @@ from tests.support.golden_runs import DATA, MODELS, MTP_MODELS
 
 TRUE = ("concurrency-lost",)
 """Findings above info that are true of settings that are played."""
-MODES = ("f32", "bf16", "int8", "blocks")
+MODES = ("f32", "bf16", "int8", "q8", "blocks")
 TEXTS = (
     "import os",
     "class Stack:",

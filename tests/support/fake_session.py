@@ -46,11 +46,12 @@ class FakeInfo:
     n_ctx_train: int = 2048
     n_vocab: int = 4096
     layers: tuple[FakeLayer, ...] = tuple(
-        FakeLayer(i, "mtp" if i == 8 else "attention" if i % 4 == 3 else "recurrent")
+        FakeLayer(i, "mtp" if i == 8 else "attention" if i % 4 == 3 else "delta net")
         for i in range(9)
     )
     quant_mix: dict[str, int] = field(default_factory=lambda: {"Q8_0": 9_300_000, "F32": 100_000})
     rollback: str = "partial seq_rm over snapshot planes"
+    llama_cpp: str = "partial rollback"
     kv_bytes_per_token: int = 1000
     mtp_kv_bytes_per_token: int = 0
     state_bytes: int = 500_000

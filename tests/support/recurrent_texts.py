@@ -1,8 +1,9 @@
 """Texts decoded into a recurrent memory, and what their states are when computed from scratch.
 
-Five kinds of layers stand for all: the delta rule with one gate per head, with one per key channel,
-Mamba-2 and a short convolution by itself (tests.support.mamba_layers), and made-up ones of other
-shapes (tests.support.moving_average). No policy may know which it holds.
+Six kinds of layers stand for all: the delta rule with one gate per head, with one per key channel,
+Mamba-2 and a short convolution by itself (tests.support.mamba_layers), tokens and a dilated
+convolution (tests.support.ngram_layers), and made-up ones of other shapes
+(tests.support.moving_average). No policy may know which it holds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.model.conv_window import ConvInputs, ConvWindow
 from engine.model.delta_state import DeltaInputs, DeltaState
 from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
-from tests.support import mamba_layers, moving_average
+from tests.support import mamba_layers, moving_average, ngram_layers
 from tests.support.closeness import nmse
 
 CPU = torch.device("cpu")
@@ -117,12 +118,14 @@ SHORT_CONV = Layers(
     mamba_layers.short_conv_inputs,
     mamba_layers.short_conv_step,
 )
+NGRAMS = Layers(ngram_layers.LAYOUT, ngram_layers.of_token, ngram_layers.inputs, ngram_layers.step)
 LAYERS = {
     "head gates": HEAD_GATES,
     "channel gates": CHANNEL_GATES,
     "averages": AVERAGES,
     "mamba": MAMBA,
     "short convolution": SHORT_CONV,
+    "n-grams": NGRAMS,
 }
 LAYOUT = HEAD_GATES.layout
 _LAYERS_OF = {layers.layout: layers for layers in LAYERS.values()}

@@ -15,6 +15,7 @@ DROP = object()
 _TYPES = {
     bool: gguf.GGUFValueType.BOOL,
     int: gguf.GGUFValueType.INT64,
+    np.uint32: gguf.GGUFValueType.UINT32,
     float: gguf.GGUFValueType.FLOAT32,
     str: gguf.GGUFValueType.STRING,
 }

@@ -30,17 +30,18 @@ from engine.model.parts.short_conv import ShortConvPart
 from engine.model.parts.sparse_attention import SparseAttentionPart
 from engine.model.recurrence import Recurrence, RecurrentLayout, StateKey
 from engine.model.weights import Weights
+from kernels.residual import add
 
 
 class _Row(NamedTuple):
-    """make: (part, weights of the block, configuration, layer). recurrences: of a part, by the
-    names it gives its states."""
+    """make: (part, weights of the block, configuration, layer); None for what the trunk makes.
+    recurrences: of a part, by the names it gives its states."""
 
-    make: Callable[..., Mixer]
+    make: Callable[..., Mixer] | None
     recurrences: Callable[[Any], Mapping[str, Recurrence[Any]]] = lambda part: {}
 
 
-_MIXERS = {
+_MIXERS: Mapping[type, _Row] = {
     AttentionPart: _Row(attention.Attention),
     LatentAttentionPart: _Row(latent_attention.LatentAttention),
     KdaPart: _Row(kda.Kda, kda.recurrences),
@@ -48,7 +49,7 @@ _MIXERS = {
     Mamba2Part: _Row(mamba2.Mamba2, mamba2.recurrences),
     ShortConvPart: _Row(short_conv.ShortConv, short_conv.recurrences),
     SparseAttentionPart: _Row(sparse_attention.SparseAttention),
-    NgramEmbeddingPart: _Row(ngram_embedding.NgramEmbedding, ngram_embedding.recurrences),
+    NgramEmbeddingPart: _Row(None, ngram_embedding.recurrences),
 }
 
 
@@ -62,7 +63,7 @@ class MixersSideBySide:
         """x [B, T, n_embd], normed -> the same shape."""
         first, *others = (mixer(x, around) for mixer in self._mixers)
         for other in others:
-            first = first + other
+            first = add(first, other)
         return first
 
 
@@ -70,7 +71,8 @@ def make_mixer(
     parts: tuple[MixerPart, ...], weights: Weights, config: ModelConfig, layer: int
 ) -> Mixer | None:
     """The mixers of a block as one. layer: under which they find their states and cells."""
-    made = [_MIXERS[type(part)].make(part, weights, config, layer) for part in parts]
+    rows = ((part, _MIXERS[type(part)].make) for part in parts)
+    made = [make(part, weights, config, layer) for part, make in rows if make]
     return (made[0] if len(made) == 1 else MixersSideBySide(made)) if made else None
 
 

@@ -12,6 +12,7 @@ from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend
 from kernels.gates import output_gate
 from kernels.norm import head_norm
+from kernels.product import multiply
 from kernels.rope import apply_rope
 
 
@@ -36,10 +37,13 @@ class Attention:
         self._output = weights.biased("attn_output")
         self._turns = part.rope != "none"
         # attention divides by sqrt(d): another scale is a factor of the queries
-        self._scale = part.scale * part.head_dim**0.5 if part.scale else 1.0
+        scale = part.scale * part.head_dim**0.5 if part.scale else 1.0
         # x / rms(x) is sqrt(d) x / |x|: so one l2 norm serves both, each head with its weight
         self._qk_eps = config.eps * part.head_dim
-        self._qk_norm = _head_norms(weights, part, order, self._scale) if part.normed else None
+        self._qk_norm = _head_norms(weights, part, order, scale) if part.normed else None
+        self._scale = None
+        if scale != 1.0 and not part.normed:
+            self._scale = torch.full((part.head_dim,), scale, device=weights.device)
 
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], normed -> the same shape; stores the tokens' keys and values."""
@@ -52,8 +56,8 @@ class Attention:
         if self._turns:
             qk = apply_rope(qk, around.cos, around.sin)
         q, k = qk.split_with_sizes(self._heads, 2)
-        if self._qk_norm is None and self._scale != 1.0:
-            q = q * self._scale
+        if self._scale is not None:
+            q = multiply(q, self._scale)
         v = v.view(n_seqs, n_tokens, -1, self._head_dim)
         cells = around.memory.attention.update(self._layer, k, v)
         mask = self._visible(x, cells, around)

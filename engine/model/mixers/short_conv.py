@@ -12,6 +12,7 @@ from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts.short_conv import ShortConvPart
 from engine.model.recurrence import Recurrence, StateKey
 from engine.model.weights import Weights
+from kernels.product import multiply
 
 
 def recurrences(part: ShortConvPart) -> dict[str, Recurrence[Any]]:
@@ -37,5 +38,5 @@ class ShortConv:
         memory, invariant = around.memory.recurrent, around.invariant
         assert memory is not None  # a model with recurrent layers is given such a memory
         b, c, x = self._input(x, invariant=invariant).chunk(3, -1)
-        convolved = memory.advance(self._window, ConvInputs(b * x, self._conv))
-        return self._output(c * convolved, invariant=invariant)
+        convolved = memory.advance(self._window, ConvInputs(multiply(b, x), self._conv))
+        return self._output(multiply(c, convolved), invariant=invariant)

@@ -87,6 +87,8 @@ def make_cross_layer(
         mixer = make_mixer(parts.mixers, inside, config, i)
         assert mixer is not None
         assert parts.ffn is not None
+        assert parts.mixer_norm is not None
+        assert parts.ffn_norm is not None
         ffn = make_feed_forward(parts.ffn, inside, config.eps)
         blocks.append(
             _Block(

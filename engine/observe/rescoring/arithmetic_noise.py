@@ -74,6 +74,6 @@ def _models_like(session: Session, facts: Mapping[str, Any]) -> list[HybridModel
     else:
         model = session.model_as_llama_cpp()
         rounds = set(session.info.quant_mix) != {"F32"}
-        fine = JITTER[model.compute]
+        fine = JITTER["f32"]
         jitters = [JITTER_ROUNDED if rounds and seed != _FINE else fine for seed in _SEEDS]
     return [model.jittered(amount, seed) for amount, seed in zip(jitters, _SEEDS, strict=True)]

@@ -84,7 +84,7 @@ def test_a_random_model_can_be_written_and_looked_at(cli: Cli, tmp_path: Path) -
     }
     info = cli("info", path, "--json").json
     assert info["architecture"] == "qwen35"
-    kinds = ["recurrent"] * 3 + ["attention", "mtp"]
+    kinds = ["delta net"] * 3 + ["attention", "mtp"]
     assert [layer["kind"] for layer in info["layers"]] == kinds
     assert set(info["quant_mix"]) == {"Q4_K", "Q6_K", "F32"}
 

@@ -16,7 +16,7 @@ def test_the_modes_come_closer_in_their_order(cli: Cli) -> None:
     outcome = cli("fidelity", DEMO_DRAFT, "-n", 40, "-p", "import os\n", "--json")
     assert outcome.status == 0
     found = {one["compute"]: one for one in outcome.json["modes"]}
-    assert list(found) == ["bf16", "int8", "int8x2"]
+    assert list(found) == ["bf16", "int8", "int8x2", "q8"]
     assert 0 < found["int8x2"]["nmse"] < found["int8"]["nmse"] < 0.1
     assert {one["n_tokens"] for one in found.values()} == {found["int8"]["n_tokens"]}
     for one in found.values():

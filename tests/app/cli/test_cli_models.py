@@ -22,7 +22,7 @@ HYBRID = DATA / "qwen35-h-v2x-mtp-q8_0.gguf"
 def test_info_tells_layers_sizes_and_rollback(cli: Cli) -> None:
     outcome = cli("info", HYBRID)
     assert outcome.status == 0
-    assert "0-2      recurrent  Q8_0" in outcome.out
+    assert f"0-2      {'delta net':<20} Q8_0" in outcome.out
     assert "4        mtp" in outcome.out
     assert "partial seq_rm over snapshot planes (3 recurrent layers" in outcome.out
     assert "tokenizer.ggml.tokens = [384 values]" in outcome.out
@@ -40,7 +40,7 @@ def test_info_as_json_scales_memory_with_the_options(cli: Cli) -> None:
     assert large["memory"]["n_ctx"] == 100
     # 4 attention cells' worth: 2 blocks (trunk and MTP) of 2 x 2 heads x 32, float32
     assert large["memory"]["policies"]["planes"]["kv"] == 4 * 100 * 2 * (2 * 2 * 32 * 4)
-    assert [layer["kind"] for layer in small["layers"]] == [*["recurrent"] * 3, "attention", "mtp"]
+    assert [layer["kind"] for layer in small["layers"]] == [*["delta net"] * 3, "attention", "mtp"]
     assert small["metadata"]["tokenizer.ggml.tokens"]["length"] == 384
     assert small["file"]["name"] == HYBRID.name
 

@@ -139,7 +139,7 @@ def test_one_position_of_all_lanes_is_aligned_by_token() -> None:
     measures = {row.label: [cell.text for cell in row.cells] for row in rows[3:]}
     assert measures["NMSE"] == ["–", "4.0e-12", "1.0e-12", "✗ 0.25"]
     assert measures["top-1"] == ["–", "same", "same", "≠ other"]
-    assert measures["state S"] == ["–", "not recorded", "1.0e-07", "1"]
+    assert measures["state"] == ["–", "not recorded", "1.0e-07", "1"]
     assert measures["cells"] == ["–", "not recorded", "exact", "exact"]
 
 

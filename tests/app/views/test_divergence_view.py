@@ -227,7 +227,7 @@ def test_state_map_has_the_colours_of_its_scale(qtbot: QtBot, name: str) -> None
     assert "layer 2" in states.tip(15.0, 1.0) and "0.5" in states.tip(15.0, 1.0)
     view.plots.part.setCurrentIndex(1)
     assert states.error_at(0, 12) == pytest.approx(1e-3)
-    assert "conv window" in states.tip(12.0, 0.0)
+    assert "window" in states.tip(12.0, 0.0)
 
 
 def test_shades_are_a_log_scale() -> None:
@@ -360,7 +360,7 @@ def test_hidden_it_does_nothing_until_it_is_shown(view: DivergenceView) -> None:
 def test_custom_painted_parts_are_told_in_words(faulty: DivergenceView) -> None:
     delta, states = faulty.plots.delta, faulty.plots.states
     assert "ring,fault=no-conv-rollback: 0.25" in delta.accessibleDescription()
-    assert states.accessibleDescription() == "state S: 3 layers, worst relative error 1"
+    assert states.accessibleDescription() == "state: 3 layers, worst relative error 1"
     for part in (delta, states, faulty.plots.scale, faulty.plots.legend, faulty.header.cards):
         assert part.accessibleName()
 

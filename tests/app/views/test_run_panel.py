@@ -24,7 +24,7 @@ from tests.support.fake_session import FakeInfo, FakeLayer
 
 
 def files(*, mtp: bool, draft: bool) -> ModelFiles:
-    layers = (FakeLayer(0, "recurrent"), FakeLayer(1, "mtp" if mtp else "attention"))
+    layers = (FakeLayer(0, "delta net"), FakeLayer(1, "mtp" if mtp else "attention"))
     info: Any = FakeInfo(layers=layers)
     path = Path("draft.gguf") if draft else None
     return ModelFiles(Path("a.gguf"), path, info, info if draft else None, {})

@@ -31,7 +31,7 @@ def theme(request: pytest.FixtureRequest) -> Theme:
 
 
 def layers(n: int) -> Any:
-    return tuple(FakeLayer(i, "attention" if i % 4 == 3 else "recurrent") for i in range(n))
+    return tuple(FakeLayer(i, "attention" if i % 4 == 3 else "delta net") for i in range(n))
 
 
 def test_layer_strip_wraps_and_paints_each_kind(qtbot: QtBot, theme: Theme) -> None:
@@ -44,8 +44,8 @@ def test_layer_strip_wraps_and_paints_each_kind(qtbot: QtBot, theme: Theme) -> N
     for index in (0, 3, 46, 47):
         cell = strip.cell(index)
         assert strip.rect().contains(cell)
-        kind = "attention" if index % 4 == 3 else "recurrent"
-        assert image.pixelColor(cell.left() + 1, cell.top() + 1) == theme.color(f"layer.{kind}")
+        role = "attention" if index % 4 == 3 else "delta_net"
+        assert image.pixelColor(cell.left() + 1, cell.top() + 1) == theme.color(f"layer.{role}")
     assert "GGGA" in strip.accessibleDescription()
     assert strip.describe_layer(3) == "blk.3: attention, Q8_0, 1 MB"
 
@@ -173,6 +173,8 @@ def test_model_map_tells_the_facts_and_follows_the_options(qtbot: QtBot, theme: 
     assert view.facts["parameters"] == "35.1 B in 21 GB"
     view.set_files(ModelFiles(Path("/m/target.gguf"), Path("/m/d.gguf"), info, info, {}))
     assert facts["quantisation"] == "Q8_0 99 %, F32 1 %"
+    assert facts["llama.cpp"] == "partial rollback"
+    assert view.legend == "G Gated DeltaNet · A attention · M MTP head"
     bars = view.findChild(SizeBars)
     view.set_options(RunOptions(spec=SpecOptions(types=("draft-mtp",), n_max=4)))
     assert "planes 2 MB" in bars.accessibleDescription()

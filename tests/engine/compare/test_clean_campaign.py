@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.clean_campaign import play
+from tests.support.clean_campaign import MODES, play
 
 
-@pytest.mark.parametrize("mode", ["f32", "bf16", "int8", "blocks"])
+@pytest.mark.parametrize("mode", MODES)
 def test_no_clean_lane_is_accused(mode: str) -> None:
     game = play(np.random.default_rng((1, 0)), [mode])
     assert len(game.verdicts) >= 4

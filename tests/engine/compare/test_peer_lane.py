@@ -87,7 +87,7 @@ def test_lanes_that_add_in_another_order_judge_it(
     for name in CONTROLS:
         assert (found[name].verdict, found[name].bound) == ("within", found["peer"].bound)
         assert comparison.trace.runs[found[name].run_id]["lane_kind"] == "peer noise"
-        assert found[name].compute == "f32, activations rounded as in llama.cpp"
+        assert found[name].compute == "q8, activations rounded as in llama.cpp"
 
 
 class RoundingLlama(FakeLlama):

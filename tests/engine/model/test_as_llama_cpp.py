@@ -22,32 +22,35 @@ from tests.support.golden_runs import DATA, golden
 from tests.support.random_blocks import random_blocks
 
 
-def error(model: HybridModel, name: str) -> float:
-    """Mean NMSE over all positions against the logits that llama.cpp gave."""
+def errors(model: HybridModel, name: str) -> torch.Tensor:
+    """NMSE at every position against the logits that llama.cpp gave."""
     tokens = golden(name)["tokens"].tolist()
     memory = HybridMemory.for_model(model.config, 1, len(tokens), torch.device("cpu"))
     span = Span(0, 0, tokens, range(len(tokens)))
     (ubatch,) = memory.split([span], 512, "equal")
     expected = torch.from_numpy(golden(name)["logits"]).double()
     apart = model.forward(ubatch, memory).logits.double() - expected
-    return float((apart.square().mean(1) / expected.square().mean(1)).mean())
+    return apart.square().mean(1) / expected.square().mean(1)
 
 
-@pytest.mark.parametrize("mode", ["f32", "blocks"])
 @pytest.mark.parametrize("name", ["qwen35-h-v2x-mtp-q8_0", "qwen35-g-v2x-q4_k_m"])
-def test_most_of_the_distance_to_llama_cpp_is_rounding(name: str, mode: str) -> None:
+def test_only_tipped_roundings_are_between_q8_and_llama_cpp(name: str) -> None:
+    """Sums in another order round a number to another integer here and there; the states keep it.
+    Where they have not, logits agree as well as sums of f32 can."""
     with GgufFile.open(DATA / f"{name}.gguf") as file:
-        exact = error(load_model(file, compute=mode), name)
-        rounded = error(load_model(file, compute=mode, as_llama_cpp=True), name)
-    assert exact > 1e-4
-    assert rounded < exact / 10
+        exact = errors(load_model(file, compute="blocks"), name)
+        rounded = errors(load_model(file, compute="q8", as_llama_cpp=True), name)
+    assert exact.min() > 1e-5
+    assert rounded.min() < 1e-11
+    assert rounded.mean() < exact.mean() / 4
 
 
 def test_a_float_file_is_not_rounded() -> None:
     name = "qwen35-b-v2x-tied-f32"
     with GgufFile.open(DATA / f"{name}.gguf") as file:
-        exact, rounded = (load_model(file, as_llama_cpp=yes) for yes in (False, True))
-    assert error(exact, name) == error(rounded, name) < 1e-9
+        exact, rounded = (load_model(file, compute="q8", as_llama_cpp=yes) for yes in (False, True))
+    assert torch.equal(errors(exact, name), errors(rounded, name))
+    assert errors(exact, name).mean() < 1e-9
 
 
 class _Reader:
@@ -72,7 +75,7 @@ class _Reader:
             yield numbers.view(shape[1:])
 
 
-@pytest.mark.parametrize("mode", ["f32", "blocks"])
+@pytest.mark.parametrize("mode", ["f32", "q8"])
 @pytest.mark.parametrize("invariant", [False, True])
 def test_experts_round_for_the_type_of_each_matrix(mode: str, invariant: bool) -> None:
     n, width, d = 4, 32, 256
@@ -95,5 +98,5 @@ def test_experts_round_for_the_type_of_each_matrix(mode: str, invariant: bool) -
             opened = swiglu(round_rows(row, "Q4_K") @ gate[e].T, round_rows(row, "Q8_0") @ up[e].T)
             expected[i] += weight * (round_rows(opened, "Q4_0") @ down[e].T)[0]
     assert nmse(found, expected) < 1e-7
-    exact = Weights(reader, shapes, mode).experts()
+    exact = Weights(reader, shapes, "f32").experts()
     assert nmse(experts(x, share, ids, exact, invariant=invariant), expected) > 1e-6

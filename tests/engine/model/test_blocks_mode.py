@@ -114,6 +114,25 @@ def test_rows_are_rearranged_as_blocks():
     assert not torch.equal(linear(x, wanted), untouched)
 
 
+def test_rows_are_copied_only_where_they_do_not_lie_together():
+    shapes = {"a": (32, 64), "b": (32, 64)}
+    reader, x = _Reader(shapes), torch.randn(3, 64)
+    whole = torch.cat([reader.blocks["a"], reader.blocks["b"]])
+    apart = Weights(reader, shapes, "blocks").project("a", "b").packed.data.bytes
+    assert reader.released and set(reader.released) == {"a", "b"}
+    reader.blocks = dict(zip("ab", whole.split(32), strict=True))
+    reader.released.clear()
+    weights = Weights(reader, shapes, "blocks")
+    together = weights.project("a", "b").packed
+    assert together.data.bytes.data_ptr() == whole.data_ptr() and not reader.released
+    assert torch.equal(together.data.bytes, whole) and torch.equal(apart, whole)
+    turned = weights.project("b", "a").packed
+    assert turned.data.bytes.data_ptr() != whole.data_ptr()
+    assert torch.equal(linear(x, turned), linear(x, together).roll(32, 1))
+    one = weights.project("a").packed.data.bytes
+    assert one.data_ptr() == whole.data_ptr() and len(one) == 32
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_experts_stay_in_their_blocks(fused):
     n, width, d = 4, 32, 64
@@ -121,12 +140,12 @@ def test_experts_stay_in_their_blocks(fused):
     shapes = {f"ffn_{name}_exps.weight": (n, rows, d) for name, rows in openers.items()}
     shapes["ffn_down_exps.weight"] = (n, d, width)
     reader = _Reader(shapes)
-    weights = {mode: Weights(reader, shapes, mode) for mode in ("blocks", "bf16", "f32")}
+    weights = {mode: Weights(reader, shapes, mode) for mode in ("blocks", "bf16", "q8", "f32")}
     packed = {mode: each.experts() for mode, each in weights.items()}
     x, chosen = torch.randn(5, d), torch.randint(0, n, (5, 1))
     share = torch.ones(5, 1)
     exact = experts(x, share, chosen, packed["f32"])
-    for mode, bound in (("blocks", 1e-12), ("bf16", 1e-4)):
+    for mode, bound in (("blocks", 1e-12), ("bf16", 1e-4), ("q8", 1e-3)):
         assert packed[mode].mode == mode
         assert nmse(experts(x, share, chosen, packed[mode]), exact) < bound
         assert weights[mode].n_bytes == n * 3 * width * d * 34 // 32
@@ -171,21 +190,27 @@ def test_modes_on_cuda(name, n_params, types, mode):
     assert resolve_compute(name, n_params, CUDA, types) == mode
 
 
-def test_int8_is_refused_on_cuda():
-    with pytest.raises(OptionError, match=r"int8 is for the processor.*cuda:0.*Use blocks"):
-        resolve_compute("int8", 10, CUDA, {"Q8_0"})
+@pytest.mark.parametrize("mode", ["int8", "q8"])
+def test_products_of_integers_are_refused_on_cuda(mode):
+    with pytest.raises(OptionError, match=f"{mode} is for the processor.*cuda:0.*Use blocks"):
+        resolve_compute(mode, 10, CUDA, {"Q8_0"})
 
 
 @pytest.mark.parametrize(
     ("bf16", "n_params", "types", "mode"),
     [
         (True, 10, {"Q4_K"}, "f32"),
-        (True, 10**9, {"Q4_K"}, "bf16"),
-        (False, 10**9, {"F32", "Q4_K"}, "blocks"),
-        (False, 10**9, {"F32", "F16"}, "f32"),
+        (True, 10**9, {"Q4_K"}, "q8"),
+        (False, 10**9, {"F32", "IQ4_XS"}, "q8"),
+        (True, 10**9, {"F32", "F16"}, "bf16"),
+        (False, 10**9, {"F32", "F16", "IQ2_XXS"}, "f32"),
     ],
 )
-def test_auto_on_the_processor(monkeypatch, bf16, n_params, types, mode):
-    monkeypatch.setattr(loader, "has_feature", lambda name: bf16 and name == "avx512bf16")
-    monkeypatch.setattr(loader, "uses_llvm", lambda: True)
+@pytest.mark.parametrize("llvm", [True, False])
+def test_auto_on_the_processor(monkeypatch, bf16, n_params, types, mode, llvm):
+    features = {"avx2", "avx512bf16"} if bf16 else {"avx2"}
+    monkeypatch.setattr(loader, "has_feature", features.__contains__)
+    monkeypatch.setattr(loader, "uses_llvm", lambda: llvm)
+    if mode == "q8" and not llvm:
+        mode = "bf16" if bf16 else "f32"
     assert resolve_compute("auto", n_params, types=types) == mode

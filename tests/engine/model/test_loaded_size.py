@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from gguf import GGMLQuantizationType
 
 from engine.gguf.file import GgufFile
 from engine.memory.policies import memory_sizes
 from engine.model.info import describe
-from engine.model.loaded_size import MODES
+from engine.model.loaded_size import MODES, is_expanded
 from engine.model.loader import load_model
+from kernels.integer_blocks import TYPES
 from kernels.linear.with_torch import has_bf16
 from tests.support.golden_files import DATA
 
@@ -31,3 +33,8 @@ def test_memory_counts_the_mode(golden_path):
     assert stored["weights"] == info.weight_bytes == info.loaded_bytes["f32"]
     assert loaded["weights"] == info.loaded_bytes["int8"] < info.weight_bytes / 2
     assert stored["total"] - loaded["total"] == stored["weights"] - loaded["weights"]
+
+
+def test_types_without_products_of_integers_are_told():
+    names = {type.name for type in GGMLQuantizationType}
+    assert {name for name in names if not is_expanded(name)} == {*TYPES, "F32"}

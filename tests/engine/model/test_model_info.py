@@ -22,7 +22,7 @@ def _describe(path) -> ModelInfo:
 def test_a_quantised_hybrid_with_mtp(golden_path):
     info = _describe(golden_path("qwen35-h-v2x-mtp-q8_0"))
     assert (info.architecture, info.n_ctx_train, info.n_vocab) == ("qwen35", 4096, 384)
-    assert [layer.kind for layer in info.layers] == [*["recurrent"] * 3, "attention", "mtp"]
+    assert [layer.kind for layer in info.layers] == [*["delta net"] * 3, "attention", "mtp"]
     assert [layer.index for layer in info.layers] == [0, 1, 2, 3, 4]
     assert {layer.quant for layer in info.layers} == {"Q8_0"}
     assert list(info.quant_mix) == ["Q8_0", "F32"]

@@ -1,0 +1,115 @@
+"""Files of the further families that are damaged or impossible: one sentence, and cheap."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.errors import ModelFileError, UnsupportedModelError
+from engine.gguf.file import GgufFile
+from engine.model.families import read_config
+from engine.model.tensors import check_tensors
+from tests.support.gguf_refusal import flat
+from tests.support.golden_files import golden_file
+from tests.support.rewrite_gguf import DROP, rewrite
+
+NEMOTRON, LFM2 = "nemotron_h_moe-b-mtp-f32", "lfm2-a-tied-f32"
+GRANITE, FALCON, LFM2MOE = "granitehybrid-a-f32", "falcon-h1-a-f32", "lfm2moe-b-f32"
+HUGE = 1 << 40
+KEYS = [
+    *[
+        (NEMOTRON, f"ssm.{key}", value)
+        for key in ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
+        for value in (DROP, 0, -1, HUGE, "many")
+    ],
+    (NEMOTRON, "ssm.conv_kernel", 1),
+    (NEMOTRON, "ssm.inner_size", 65),
+    (NEMOTRON, "ssm.time_step_rank", 3),
+    (NEMOTRON, "ssm.group_count", 3),
+    (NEMOTRON, "attention.head_count_kv", [0, 0, 2]),
+    (NEMOTRON, "attention.head_count_kv", [0, 0, 0, -2, 0, 2]),
+    (NEMOTRON, "attention.head_count_kv", [0, 0, 0, 3, 0, 3]),
+    (NEMOTRON, "attention.head_count_kv", DROP),
+    (NEMOTRON, "feed_forward_length", [0, 24]),
+    (NEMOTRON, "feed_forward_length", [0, HUGE, 0, 0, 24, 24]),
+    (NEMOTRON, "feed_forward_length", "wide"),
+    (NEMOTRON, "attention.layer_norm_epsilon", DROP),
+    (NEMOTRON, "attention.layer_norm_epsilon", 0.0),
+    (NEMOTRON, "expert_used_count", 7),
+    (NEMOTRON, "expert_used_count", 0),
+    (NEMOTRON, "expert_count", HUGE),
+    (NEMOTRON, "expert_weights_scale", -1.0),
+    (NEMOTRON, "expert_feed_forward_length", [24, 24]),
+    (NEMOTRON, "moe_latent_size", HUGE),
+    (LFM2, "shortconv.l_cache", DROP),
+    (LFM2, "shortconv.l_cache", 1),
+    (LFM2, "shortconv.l_cache", HUGE),
+    (LFM2, "attention.sliding_window", -1),
+    (LFM2, "attention.head_count_kv", [2, 2]),
+    (GRANITE, "ssm.inner_size", 64),
+    (GRANITE, "attention.scale", float("nan")),
+    (GRANITE, "logit_scale", float("inf")),
+    (GRANITE, "residual_scale", -1.0),
+    (GRANITE, "expert_count", HUGE),
+    (FALCON, "ssm.group_count", 16),
+    (FALCON, "attention.head_count_kv", 0),
+    (LFM2MOE, "expert_gating_func", DROP),
+    (LFM2MOE, "expert_gating_func", 3),
+    (LFM2MOE, "expert_count", 0),
+    (LFM2MOE, "leading_dense_block_count", 9),
+]
+TENSORS = [
+    (NEMOTRON, "blk.0.ssm_in.weight"),
+    (NEMOTRON, "blk.0.ssm_norm.weight"),
+    (NEMOTRON, "blk.0.ssm_d"),
+    (NEMOTRON, "blk.1.exp_probs_b.bias"),
+    (NEMOTRON, "blk.3.attn_output.weight"),
+    (LFM2, "blk.0.shortconv.conv.weight"),
+    (LFM2, "token_embd_norm.weight"),
+    (LFM2, "blk.2.attn_q_norm.weight"),
+    (FALCON, "blk.0.ffn_norm"),
+]
+
+
+def refused(base: str, folder, keys=None, edit=None) -> str:
+    """The message; one sentence that names the file, and a remedy."""
+    source = golden_file(f"{base}.gguf")
+    if not source.exists():
+        pytest.skip(f"{source.name} is not here")
+    path = rewrite(source, folder / "bad.gguf", keys, edit)
+    with (
+        GgufFile.open(path) as file,
+        flat(),
+        pytest.raises((ModelFileError, UnsupportedModelError)) as caught,
+    ):
+        check_tensors(file, read_config(file))
+    for sentence in (caught.value.message, caught.value.remedy):
+        assert sentence.endswith(".") and sentence.isprintable() and len(sentence) < 400
+    assert caught.value.message.startswith("bad.gguf: ")
+    return caught.value.message
+
+
+@pytest.mark.parametrize(("base", "key", "value"), KEYS, ids=lambda part: str(part)[:24])
+def test_a_key_that_is_missing_or_impossible(base, key, value, tmp_path):
+    message = refused(base, tmp_path, {f"{{arch}}.{key}": value})
+    # of sizes that are possible by themselves, another one or the tensors tell
+    assert key in message or "ssm.time_step_rank" in message or "tensor blk." in message
+
+
+@pytest.mark.parametrize(("base", "name"), TENSORS)
+def test_a_tensor_that_is_missing_or_of_another_shape(base, name, tmp_path):
+    def without(tensors):
+        del tensors[name]
+
+    def longer(tensors):
+        tensors[name] = np.concatenate([tensors[name], tensors[name]])
+
+    for edit in (without, longer):
+        assert name in refused(base, tmp_path, edit=edit)
+
+
+def test_a_tensor_without_a_place_is_not_ignored(tmp_path):
+    def edit(tensors):
+        tensors["blk.0.ssm_dt_norm.weight"] = np.ones(4, np.float32)
+
+    assert "blk.0.ssm_dt_norm.weight" in refused(NEMOTRON, tmp_path, edit=edit)

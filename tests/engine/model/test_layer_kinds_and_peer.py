@@ -1,0 +1,72 @@
+"""What is told of a file of each family: kinds of layers, rollback in llama.cpp, replay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from app.looks.layer_kinds import LAYER_KINDS
+from engine.gguf.file import GgufFile
+from engine.model.info import ModelInfo, describe
+from engine.model.peer import llama_cpp_rollback
+from tests.support.golden_files import golden_file, second_set
+
+KINDS = {
+    "qwen4exp": "GGGB",
+    "nemotron_h": "SFSASF",
+    "nemotron_h_moe": "SFSAFM",
+    "kimi-linear": "KKKL",
+    "bailingmoe3": "KKKLM",
+    "kimi-k3": "KKKLK",
+    "lfm2": "CCACA",
+    "lfm2moe": "CCAC",
+    "granitehybrid": "SSAS",
+    "falcon-h1": "HHH",
+}
+
+
+def info_of(name: str) -> ModelInfo:
+    with GgufFile.open(golden_file(f"{name}.gguf")) as file:
+        return describe(file)
+
+
+@pytest.mark.parametrize("name", second_set())
+def test_every_kind_of_layer_has_a_letter(name):
+    info = info_of(name)
+    letters = "".join(LAYER_KINDS[layer.kind].letter for layer in info.layers)
+    assert letters == KINDS[info.architecture]
+
+
+def test_letters_are_not_shared():
+    letters = [kind.letter for kind in LAYER_KINDS.values()]
+    assert len(set(letters)) == len(letters)
+
+
+REFUSED = ("kimi-linear", "granitehybrid", "falcon-h1")
+"""Families whose tails llama.cpp refused to remove when the golden data were made."""
+
+
+@pytest.mark.parametrize("name", second_set())
+def test_what_llama_cpp_would_do(name):
+    info = info_of(name)
+    refuses = info.llama_cpp.startswith("no partial rollback")
+    assert refuses == (info.architecture in REFUSED)
+    assert "saves nothing" not in info.rollback
+
+
+def test_a_window_of_one_row_is_no_smaller_than_a_log_of_it(variant):
+    def one_row(tensors: dict[str, np.ndarray]) -> None:
+        for name in [name for name in tensors if name.endswith("shortconv.conv.weight")]:
+            tensors[name] = np.ascontiguousarray(tensors[name][:, -2:])
+
+    with GgufFile.open(variant("lfm2-a-tied-f32", {"lfm2.shortconv.l_cache": 2}, one_row)) as file:
+        told = describe(file).rollback
+    assert told.endswith(
+        "0.8 KiB a snapshot, 0.8 KiB a token in the log of replay, which saves nothing)"
+    )
+
+
+def test_its_words():
+    assert llama_cpp_rollback(None, 0) == "removes any tail (attention cells alone)"
+    assert "planes of 1.50 MiB" in llama_cpp_rollback(True, 3 << 19)
+    assert "checkpoint of 2.0 KiB" in llama_cpp_rollback(False, 2048)
