@@ -15,9 +15,6 @@ F32 = 1e-11
 FEW, CHUNK = with_triton.FEW_TOKENS, chunks.CHUNK
 
 
-GATES = pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
-
-
 @pytest.fixture(autouse=True)
 def ran(device: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The tokens of each run of chunks. The interpreter pays for each program: there one holds a
@@ -39,12 +36,11 @@ def assert_near(result: torch.Tensor, truth: torch.Tensor) -> None:
     assert nmse(result.cpu(), truth) < F32
 
 
-@GATES
 @pytest.mark.parametrize("lowest_g", [-20.0, -0.05], ids=["strong", "weak"])
 @pytest.mark.parametrize("n_tokens", [FEW + 1, 2 * CHUNK, 3 * CHUNK + 5])
-def test_equals_the_law(device, ran, n_tokens, lowest_g, kda):
+def test_equals_the_law(device, ran, n_tokens, lowest_g):
     """Gates that forget within a chunk, and gates that keep every token to the end."""
-    inputs = make(1, 32, n_tokens, 2, lowest_g=lowest_g, kda=kda)
+    inputs = make(1, 32, n_tokens, 2, lowest_g=lowest_g)
     o, kept = with_triton.gated_delta_rule(*inputs.to(device), grouped=False)
     truth = naive.gated_delta_rule(*inputs.double(), grouped=False)
     assert o.shape == inputs.v.shape and kept.shape == truth[1].shape
@@ -62,12 +58,11 @@ def test_few_tokens_stay_in_the_recurrence(device, ran):
     assert ran == []
 
 
-@GATES
 @pytest.mark.parametrize("grouped", [False, True], ids=["tiled", "grouped"])
-def test_any_strides_and_sides(device, monkeypatch, grouped, kda):
+def test_any_strides_and_sides(device, monkeypatch, grouped):
     """Heads of sides that are no powers of two, over several programs."""
     monkeypatch.setattr(chunks, "COLUMNS", 16)
-    plain = make(2, 12, 19, 2, repeat=3, d_v=20, lowest_g=-1.0, kda=kda)
+    plain = make(2, 12, 19, 2, repeat=3, d_v=20, lowest_g=-1.0)
     permuted = strided(plain.to(device))
     o, kept = with_triton.gated_delta_rule(*permuted, grouped=grouped)
     truth = naive.gated_delta_rule(*plain.double(), grouped=grouped)
@@ -76,11 +71,10 @@ def test_any_strides_and_sides(device, monkeypatch, grouped, kda):
     assert torch.equal(permuted.state.cpu(), plain.state)
 
 
-@GATES
-def test_keys_of_more_than_one_product(device, kda):
+def test_keys_of_more_than_one_product(device):
     """Also with some that fill no product of tiles."""
     for d in (128, 80):
-        inputs = make(1, d, 20, 1, lowest_g=-1.0, kda=kda)
+        inputs = make(1, d, 20, 1, lowest_g=-1.0)
         o, kept = with_triton.gated_delta_rule(*inputs.to(device), grouped=False)
         truth = naive.gated_delta_rule(*inputs.double(), grouped=False)
         assert_near(o, truth[0])
@@ -117,10 +111,9 @@ def test_more_snapshots_than_tokens(device):
     assert_near(kept, truth[1])
 
 
-@GATES
 @pytest.mark.parametrize("g", [-20.0, -1000.0, -torch.inf])
-def test_strong_decay_neither_overflows_nor_poisons(device, g, kda):
-    inputs = make(1, 16, 20, 1, kda=kda)
+def test_strong_decay_neither_overflows_nor_poisons(device, g):
+    inputs = make(1, 16, 20, 1)
     inputs = inputs._replace(g=torch.full_like(inputs.g, g))
     o, kept = with_triton.gated_delta_rule(*inputs.to(device), grouped=False)
     truth = naive.gated_delta_rule(*inputs.double(), grouped=False)
@@ -128,10 +121,9 @@ def test_strong_decay_neither_overflows_nor_poisons(device, g, kda):
     assert_near(kept, truth[1])
 
 
-@GATES
-def test_a_forgetful_token_does_not_hide_the_others(device, kda):
+def test_a_forgetful_token_does_not_hide_the_others(device):
     """After a gate of e^-5000 the differences of long sums would have lost the small gates."""
-    inputs = make(1, 16, 32, 1, lowest_g=-1e-2, kda=kda)
+    inputs = make(1, 16, 32, 1, lowest_g=-1e-2)
     inputs.g[:, [2, 18]] = -5000.0
     o, kept = with_triton.gated_delta_rule(*inputs.to(device), grouped=False)
     truth = naive.gated_delta_rule(*inputs.double(), grouped=False)
@@ -139,10 +131,39 @@ def test_a_forgetful_token_does_not_hide_the_others(device, kda):
     assert_near(kept, truth[1])
 
 
-@GATES
-def test_alike_keys_written_in_full(device, kda):
+@pytest.mark.parametrize("g", [None, -20.0, -torch.inf], ids=["weak", "strong", "all"])
+def test_gates_per_channel(device, ran, g):
+    """Any strides, keys of more than one product that fill none, a token that forgets the rest."""
+    inputs = make(1, 40, 19, 1, repeat=2, kda=True, d_v=20, lowest_g=-0.05)
+    if g is None:
+        inputs.g[:, 5] = -5000.0
+    else:
+        inputs.g[..., ::2] = g
+    permuted = strided(inputs.to(device))
+    o, kept = with_triton.gated_delta_rule(*permuted, grouped=True)
+    truth = naive.gated_delta_rule(*inputs.double(), grouped=True)
+    assert_near(o, truth[0])
+    assert_near(kept, truth[1])
+    assert ran == [19]
+
+
+def test_the_log_of_gates_per_channel(device, ran):
+    inputs = make(1, 16, 21, 1, kda=True, lowest_g=-1.0, d_v=24)
+    given = inputs.to(device)
+    o, log = with_triton.gated_delta_log(*given, grouped=False)
+    wanted, law = naive.gated_delta_log(*inputs.double(), grouped=False)
+    assert_near(o, wanted)
+    assert_near(log.u, law.u)
+    shorter, _ = with_triton.gated_delta_rule(*given.tokens(0, 18), grouped=False)
+    assert torch.equal(o[:, :18], shorter)
+    folded = with_triton.fold(given.state, log, 20, grouped=False)
+    assert_near(folded, naive.fold(inputs.state.double(), law, 20, grouped=False))
+    assert ran == [21, 18]
+
+
+def test_alike_keys_written_in_full(device):
     """The hardest system to solve: one key again and again, nothing forgotten."""
-    inputs = make(1, 16, 40, 1, lowest_g=-1e-4, kda=kda)
+    inputs = make(1, 16, 40, 1, lowest_g=-1e-4)
     inputs = inputs._replace(
         k=inputs.k[:, :1].expand(inputs.k.shape), beta=torch.ones_like(inputs.beta)
     )
@@ -152,9 +173,8 @@ def test_alike_keys_written_in_full(device, kda):
     assert_near(kept, truth[1])
 
 
-@GATES
-def test_a_sequence_has_the_same_bits_among_many_and_before_later_tokens(device, kda):
-    inputs = make(1, 8, 36, 3, repeat=2, lowest_g=-1.0, kda=kda).to(device)
+def test_a_sequence_has_the_same_bits_among_many_and_before_later_tokens(device):
+    inputs = make(1, 8, 36, 3, repeat=2, lowest_g=-1.0).to(device)
     o, kept = with_triton.gated_delta_rule(*inputs, grouped=True)
     alone = Inputs(*(x[1:2] for x in inputs))
     one = with_triton.gated_delta_rule(*alone, grouped=True)
@@ -164,10 +184,9 @@ def test_a_sequence_has_the_same_bits_among_many_and_before_later_tokens(device,
     assert torch.equal(o[:, :25], shorter[0])
 
 
-@GATES
 @pytest.mark.parametrize("grouped", [False, True], ids=["tiled", "grouped"])
-def test_the_log_rebuilds_the_states(device, ran, grouped, kda):
-    inputs = make(2, 16, 21, 1, repeat=2, lowest_g=-1.0, d_v=24, kda=kda)
+def test_the_log_rebuilds_the_states(device, ran, grouped):
+    inputs = make(2, 16, 21, 1, repeat=2, lowest_g=-1.0, d_v=24)
     given = strided(inputs.to(device))
     o, log = with_triton.gated_delta_log(*given, grouped=grouped)
     wanted, law = naive.gated_delta_log(*inputs.double(), grouped=grouped)
