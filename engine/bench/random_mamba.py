@@ -18,7 +18,8 @@ from engine.model.parts.mamba2 import Mamba2Part
 from engine.model.parts.short_conv import ShortConvPart
 from engine.model.rope import RopeConfig
 
-_N_CTX, _EPS, _SCALE = 4096, 1e-5, 2.5
+# numbers that f32 holds exactly
+_N_CTX, _EPS, _SCALE = 4096, 2.0**-17, 2.5
 PartT = TypeVar("PartT")
 
 

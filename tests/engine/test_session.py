@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from engine.errors import (
     OptionError,
     VocabularyMismatchError,
 )
-from engine.options import Prompt, SamplerOptions
+from engine.options import Prompt, RunOptions, SamplerOptions
 from engine.session import Session
 from resources import DEMO_TARGET
 from tests.support.golden_files import second_set, with_mtp
@@ -301,3 +302,18 @@ def test_the_continuation_is_plain_decoding_as_far_as_it_is_asked_for():
     tokens = session(name).continuation(prompt_of(name), options)
     assert [next(tokens) for _ in range(7)] == golden(name)["greedy"].tolist()[:7]
     assert len(list(tokens)) == 33
+
+
+def test_a_file_written_to_while_its_blocks_are_in_use_is_not_run(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes((DATA / "qwen35-g-v2x-q4_k_m.gguf").read_bytes())
+    in_blocks, expanded = (Session.open(path, compute=mode) for mode in ("blocks", "f32"))
+    prompt = Prompt((1, 2, 3), "")
+    in_blocks.start([prompt], RunOptions(n_predict=2))
+    with path.open("ab") as file:
+        file.write(b"more")
+    os.utime(path, ns=(0, 1))
+    for begin in (lambda: in_blocks.start([prompt], RunOptions()), lambda: in_blocks.logits([1])):
+        with pytest.raises(ModelFileError, match="has changed since it was opened"):
+            begin()
+    assert len(expanded.logits([1, 2])) == 2

@@ -34,6 +34,7 @@ def read_lfm2moe(file: GgufFile) -> ModelConfig:
         count(file, f"{arch}.expert_used_count", high=n_experts),
         count(file, f"{arch}.expert_feed_forward_length"),
         n_ff_shared=0,
+        shared_gate=False,
         router=RouterPart(expert_scores(file), scale=expert_scale(file)),
     )
     return _read(file, None, mixture)

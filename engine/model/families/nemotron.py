@@ -49,8 +49,11 @@ def _read(file: GgufFile, *, most_mtp: int) -> ModelConfig:
     blocks = []
     for i in range(n_layer):
         mixer = mamba if recurrent[i] else attention if not widths[i] else None
-        ffn = None if mixer else _feed_forward(file, i, n, widths)
-        blocks.append(BlockParts((mixer,) if mixer else (), ffn, ffn_norm="attn_norm.weight"))
+        if mixer:
+            blocks.append(BlockParts((mixer,), None))
+        else:
+            ffn = _feed_forward(file, i, n, widths)
+            blocks.append(BlockParts((), ffn, ffn_norm="attn_norm.weight"))
     mtp = None
     if sizes.n_mtp and attention:
         ffn = _feed_forward(file, n_layer, n, widths)

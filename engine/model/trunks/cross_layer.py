@@ -90,10 +90,18 @@ def make_cross_layer(
         assert parts.mixer_norm is not None
         assert parts.ffn_norm is not None
         ffn = make_feed_forward(parts.ffn, inside, config.eps)
-        halves = (
-            _Half(inside.keep(f"{name}_res_score.weight"), inside.keep(norm))
-            for name, norm in (("attn", parts.mixer_norm), ("ffn", parts.ffn_norm))
+        blocks.append(
+            _Block(
+                mixer,
+                ffn,
+                _half(inside, "attn_res_score.weight", parts.mixer_norm),
+                _half(inside, "ffn_res_score.weight", parts.ffn_norm),
+            )
         )
-        blocks.append(_Block(mixer, ffn, *halves))
     score = weights.keep("output_res_score.weight")
     return CrossLayerStream(blocks, config.trunk.group, score, config.eps)
+
+
+def _half(weights: Weights, score: str, norm: str | None) -> _Half:
+    assert norm is not None  # what is read is normed by the block
+    return _Half(weights.keep(score), weights.keep(norm))

@@ -17,6 +17,9 @@ from resources import DEMO_TARGET, SCENARIOS
 from tests.support.clean import PASSED
 from tests.support.comparisons import finish, specs, verdicts
 from tests.support.golden_runs import MTP_MODELS, options_of, prompt_of, session
+from tests.support.host_chosen import host_chosen  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("host_chosen")
 
 SHORT = ("carry,ubatch=2", "carry,n_rs_seq=3,ubatch=2", "carry,split=seq,ubatch=3")
 

@@ -17,6 +17,9 @@ from engine.model.recurrence import StateKey
 from engine.options import Prompt
 from tests.support.comparisons import differences_of, finish, specs
 from tests.support.golden_runs import options_of, prompt_of, session
+from tests.support.host_chosen import host_chosen  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("host_chosen")
 
 MTP = "qwen35-c-v2x-mtp-f32"
 

@@ -6,7 +6,10 @@ import pytest
 
 from engine.findings.check import RULES
 from engine.findings.rule import INFO
+from tests.support.host_chosen import host_chosen  # noqa: F401
 from tests.support.mutations import LANE, MUTATIONS, Mutation, mutate, outcome
+
+pytestmark = pytest.mark.usefixtures("host_chosen")
 
 SETTINGS = {
     (m.where, m.setting, m.n_seqs, *sorted(m.options)): m for m in reversed(MUTATIONS)

@@ -6,7 +6,8 @@ import threading
 
 import torch
 
-from kernels.llvm import Program
+from kernels.llvm import Program, kernel_clock
+from kernels.llvm.kernel_clock import KernelClock
 from kernels.llvm.launch_table import LaunchTable
 from kernels.llvm.program import Launch, watched
 from kernels.llvm.values import I64
@@ -67,8 +68,14 @@ def test_other_threads_go_on_computing():
     assert x.item() == 25
 
 
-def test_a_launch_can_be_run_by_whoever_watches():
-    program, x = times_and_plus(), torch.ones(4, dtype=torch.int64)
-    with watched(lambda launch: launch.run()):
+def test_a_clock_counts_kernels_and_nothing_between_them(monkeypatch):
+    program, x, clock = times_and_plus(), torch.ones(4, dtype=torch.int64), KernelClock()
+    ticks = iter(range(100))
+    monkeypatch.setattr(kernel_clock, "perf_counter", lambda: next(ticks))
+    with clock.running():
         program(x.data_ptr(), 6, 0, tasks=4, chunk=4, threads=1)
-    assert x.tolist() == [6] * 4
+        kernel_clock.perf_counter()
+        program.alone(4, x.data_ptr(), 2, 1)
+    program.alone(4, x.data_ptr(), 1, 0)
+    assert clock.seconds == 2
+    assert x.tolist() == [13] * 4

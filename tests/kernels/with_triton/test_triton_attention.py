@@ -49,6 +49,17 @@ def test_equals_the_law(device, small_splits, n_batch, n_tokens, n_cells, heads)
     assert_near(run(device, *inputs), *inputs)
 
 
+@pytest.mark.parametrize("n_cells", [5, 101])
+def test_values_are_columns_of_the_keys(device, small_splits, n_cells):
+    """As in latent attention: keys longer than values, one row for both, a scale of its own."""
+    q, k, _, mask = make(2, 3, (6, 1, 24), n_cells)
+    given, rows, seen = (x.to(device) for x in (q, k, mask))
+    o = with_triton.attend(given, rows, rows[..., :16], seen, 0.125)
+    wanted = naive.attend(q.double(), k.double(), k[..., :16].double(), mask, 0.125)
+    assert o.shape == (2, 3, 6, 16)
+    assert nmse(o.cpu(), wanted) < F32
+
+
 def test_splits_of_the_real_size(device):
     inputs = make(1, 1, (2, 1, 16), 300)
     assert with_triton.cells_per_split(300) == 64

@@ -76,6 +76,10 @@ def test_norms(device, shape, strides):
         (norm.rms_norm(a, c, 1e-6), norm_law.rms_norm(x, weight, 1e-6)),
         (norm.l2_norm(a, 1e-6), norm_law.l2_norm(x, 1e-6)),
         (norm.gated_rms_norm(a, b, c, 1e-6), norm_law.gated_rms_norm(x, gate, weight, 1e-6)),
+        (
+            norm.gated_rms_norm(a, b, c, 1e-6, sigmoid=True),
+            norm_law.gated_rms_norm(x, gate, weight, 1e-6, sigmoid=True),
+        ),
     ):
         assert y.dtype == torch.float32
         assert nmse(y.cpu(), wanted) < F32
@@ -134,3 +138,5 @@ def test_swiglu(device, shape, strides):
     y = swiglu.swiglu(*given)
     assert y.shape == shape and y.dtype == torch.float32
     assert nmse(y.cpu(), swiglu_law.swiglu(gate.double(), up.double())) < F32
+    within = swiglu_law.swiglu(gate.double(), up.double(), 1.5)
+    assert nmse(swiglu.swiglu(*given, 1.5).cpu(), within) < F32
