@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 COMPUTE_MODES = {
-    "auto": "f32 for small models, else what is fast there",
+    "auto": "what is fast there; for small models with exact weights",
     "f32": "the reference",
     "bf16": "weights and activations in bfloat16, summed in f32",
     "int8": "8 bits for both, with a scale per row",

@@ -38,9 +38,10 @@ def resolve_compute(
 ) -> str:
     """The compute mode meant by `name` for a model of `n_params` parameters in these GGML types.
 
-    "auto" is f32 for a small model on the processor; else, if any of the types can stay in its
-    blocks, "q8" on a processor that multiplies integers through LLVM and "blocks" on a CUDA device;
-    else bf16 on a CUDA device and where the processor multiplies it in hardware, and f32 elsewhere.
+    "auto" is, if any of the types can stay in its blocks, "q8" on a processor that multiplies
+    integers through LLVM, but for a small model "blocks", whose weights are exact, as on a CUDA
+    device; else f32 for a small model on the processor, bf16 on a CUDA device and where the
+    processor multiplies it in hardware, and f32 elsewhere.
     Raises OptionError for an unknown name, and for q8 and int8 on a CUDA device.
     """
     if name not in COMPUTE_MODES:
@@ -54,13 +55,14 @@ def resolve_compute(
         )
     if name != "auto":
         return name
-    if not on_cuda and n_params < SMALL_MODEL:
+    is_small = n_params < SMALL_MODEL
+    quick = "blocks" if on_cuda or uses_llvm() else None
+    if quick and not on_cuda and not is_small and has_feature("avx2"):
+        quick = "q8"
+    if quick and any(stays_in_blocks(type, quick, device) for type in types):
+        return quick
+    if is_small and not on_cuda:
         return "f32"
-    if on_cuda and any(stays_in_blocks(type, "blocks", device) for type in types):
-        return "blocks"
-    integers = not on_cuda and uses_llvm() and has_feature("avx2")
-    if integers and any(stays_in_blocks(type, "q8", device) for type in types):
-        return "q8"
     in_hardware = n_params >= SMALL_MODEL if on_cuda else has_feature("avx512bf16")
     return "bf16" if in_hardware else "f32"
 

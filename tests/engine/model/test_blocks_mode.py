@@ -199,7 +199,8 @@ def test_products_of_integers_are_refused_on_cuda(mode):
 @pytest.mark.parametrize(
     ("bf16", "n_params", "types", "mode"),
     [
-        (True, 10, {"Q4_K"}, "f32"),
+        (True, 10, {"F32"}, "f32"),
+        (True, 10, {"F32", "Q4_K"}, "blocks"),
         (True, 10**9, {"Q4_K"}, "q8"),
         (False, 10**9, {"F32", "IQ4_XS"}, "q8"),
         (True, 10**9, {"F32", "F16"}, "bf16"),
@@ -211,6 +212,6 @@ def test_auto_on_the_processor(monkeypatch, bf16, n_params, types, mode, llvm):
     features = {"avx2", "avx512bf16"} if bf16 else {"avx2"}
     monkeypatch.setattr(loader, "has_feature", features.__contains__)
     monkeypatch.setattr(loader, "uses_llvm", lambda: llvm)
-    if mode == "q8" and not llvm:
-        mode = "bf16" if bf16 else "f32"
+    if mode in ("q8", "blocks") and not llvm:
+        mode = "bf16" if bf16 and n_params > 10 else "f32"
     assert resolve_compute("auto", n_params, types=types) == mode
