@@ -12,7 +12,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from kernels import integer_blocks
 from kernels.attention import attend
 from kernels.attention import naive as attention_law
-from kernels.bench import delta_cases
+from kernels.bench import delta_cases, ssd_cases
 from kernels.bench import sizes as count
 from kernels.bench.measure import KernelCase
 from kernels.bench.sizes import Sizes
@@ -53,6 +53,7 @@ def all_cases(sizes: Sizes, device: torch.device) -> dict[str, Callable[[], Iter
         "delta_slots": of(delta_cases.slots),
         "delta_log": of(delta_cases.log),
         "fold": of(delta_cases.fold_log),
+        "ssd": of(ssd_cases.rule),
         "conv": of(_conv),
         "norm": of(_norm),
         "rope": of(_rope),
