@@ -11,7 +11,14 @@ import gguf
 import numpy as np
 
 Tensors = dict[str, np.ndarray]
-DROP = object()
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "missing"
+
+
+DROP = _Missing()
 _TYPES = {
     bool: gguf.GGUFValueType.BOOL,
     int: gguf.GGUFValueType.INT64,
