@@ -137,7 +137,7 @@ class TensorReader:
         raw[:: mmap.PAGESIZE].max(initial=0)  # a byte of each page
         tensor = _lend(raw)
         # files may have tensors anywhere, while products read whole words
-        return tensor if tensor.data_ptr() % _ALIGNED == 0 else tensor.clone()
+        return tensor if raw.ctypes.data % _ALIGNED == 0 else tensor.clone()
 
     def _decode(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
         try:

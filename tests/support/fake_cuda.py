@@ -96,6 +96,8 @@ def fake_cuda(
     monkeypatch.setattr(transfer, "pinned", _without_value)
     # tensors on the processor have no memory here either
     monkeypatch.setattr("kernels.dequant.uses_llvm", lambda: False)
+    # nor a place there
+    monkeypatch.setattr("engine.model.weights._in_one_piece", lambda tensors: False)
     # a replay would compute the same shapes again
     monkeypatch.setattr(graphs, "_RecordOnCuda", lambda: lambda run: (run(), lambda: None))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
