@@ -19,8 +19,12 @@ _INTEGER_BLOCKS = (
 )  # fmt: skip
 # what engine.model keeps as f32 in every mode, by parts of names
 _KEPT = (
-    "ssm_conv1d.",
-    "ssm_alpha.",
+    "ssm_conv1d",
+    "shortconv.conv.",
+    "attn_k_b.",
+    "attn_v_b.",
+    ".ssm_a",
+    ".ssm_d",
     "ssm_beta.",
     "ssm_ba.",
     "ffn_gate_inp",
@@ -58,7 +62,10 @@ def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str) -> int:
         if name.endswith(_EMBEDDINGS):
             total += tensor.n_bytes if mode != "f32" and stays else tensor.n_elements * _F32
         elif len(tensor.shape) > 1 and not any(part in name for part in _KEPT):
-            total += _packed(tensor, mode, stays)
+            steps = _steps(tensors, name) if mode != "f32" else 0
+            rows = tensor.n_elements // tensor.shape[-1]
+            total += _packed(tensor, mode, stays) * (rows - steps) // rows
+            total += steps * tensor.shape[-1] * _F32
         else:
             total += tensor.n_elements * _F32
     if "output.weight" not in tensors:
@@ -67,6 +74,12 @@ def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str) -> int:
         if mode.startswith("int8") or (mode == "bf16" and not _stays(table, mode)):
             total += _packed(table, mode, False)
     return total
+
+
+def _steps(tensors: Mapping[str, TensorInfo], name: str) -> int:
+    """Rows of a matrix that stay f32: the steps of Mamba-2, one for a head."""
+    block, _, rest = name.rpartition("ssm_in.")
+    return tensors[f"{block}ssm_dt.bias"].n_elements if rest and f"{block}ssm_d" in tensors else 0
 
 
 def _block(name: str) -> str:

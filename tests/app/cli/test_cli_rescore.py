@@ -29,7 +29,8 @@ def traces(tmp_path: Path) -> Path:
 def test_a_right_text_is_re_scored_and_written(cli: Cli, traces: Path) -> None:
     outcome = cli("rescore", traces / "right", "--demo", "--trace", traces / "out")
     assert outcome.status == 0, outcome.err
-    assert outcome.out.startswith(f"run 0: {len(IDS)} tokens re-scored, compute f32, {len(IDS)} ")
+    assert outcome.out.startswith(f"run 0: {len(IDS)} tokens re-scored, compute ")
+    assert f", {len(IDS)} of rank 1\n" in outcome.out
     assert "same as far as can be told" in outcome.out and "temperature 0" in outcome.out
     store = open_trace(traces / "out")
     assert store.runs[0]["rescored"]["sequences"][0]["n_first"] == len(IDS)
