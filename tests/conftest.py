@@ -24,6 +24,13 @@ settings.load_profile("any")
 os.environ["DRAFTSCOPE_DATA_DIR"] = _data = tempfile.mkdtemp(prefix="draftscope-tests-")
 atexit.register(shutil.rmtree, _data, ignore_errors=True)
 
+# but all processes of a run take the kernels that one of them has compiled
+if "DRAFTSCOPE_KERNEL_CACHE" not in os.environ:
+    os.environ["DRAFTSCOPE_KERNEL_CACHE"] = _kernels = tempfile.mkdtemp(
+        prefix="draftscope-kernels-"
+    )
+    atexit.register(shutil.rmtree, _kernels, ignore_errors=True)
+
 _LONG = (
     "test_triton_interpreter.py",
     "test_triton_compile.py",
