@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from engine.device import CPU
@@ -14,11 +16,17 @@ class RopeTables:
     """Cosines and sines of all positions so far, extended by doubling as positions grow; without
     columns where nothing rotates."""
 
-    def __init__(self, config: RopeConfig | None, device: torch.device = CPU) -> None:
+    def __init__(
+        self, config: RopeConfig | None, device: torch.device = CPU, slower: Sequence[float] = ()
+    ) -> None:
+        """slower: what the angle of each pair is divided by, if anything; further ones are for
+        pairs that do not turn."""
         self._device = device
         self._n_rot = config.n_rot if config else 0
         self._scale = config.magnitude if config else 1.0
         inverse = config.inverse_frequencies() if config else []
+        if slower:
+            inverse = [angle / by for angle, by in zip(inverse, slower, strict=False)]
         self._inv_freq = torch.tensor(inverse, dtype=torch.float64)
         self._table = torch.empty(0, self._n_rot)
 

@@ -41,13 +41,7 @@ def _program(d: int, group: int, n_taps: int) -> Program:
 
 
 def _body(
-    d: int,
-    group: int,
-    n_taps: int,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
+    d: int, group: int, n_taps: int, code: Code, args: Sequence[Value], first: Value, last: Value
 ) -> None:
     """Arguments: tokens, x and its strides, base, own and its strides, y. Strides in bytes."""
     n_tokens, x, x_b, x_t, base, own, own_b, own_t, own_k, y = args
