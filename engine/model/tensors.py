@@ -59,8 +59,8 @@ def check_tensors(file: GgufFile, config: ModelConfig) -> None:
     for name in file.tensors:
         if name not in expected:
             raise UnsupportedModelError(
-                f"{file.path.name}: the tensor {shorten(name)} has no place in a {config.architecture} "
-                "model as this engine runs it.",
+                f"{file.path.name}: the tensor {shorten(name)} has no place in a "
+                f"{config.architecture} model as this engine runs it.",
                 "Convert the model again with a current converter.",
             )
 
