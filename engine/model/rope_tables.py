@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from engine.device import CPU
@@ -17,17 +15,19 @@ class RopeTables:
     columns where nothing rotates."""
 
     def __init__(
-        self, config: RopeConfig | None, device: torch.device = CPU, slower: Sequence[float] = ()
+        self,
+        config: RopeConfig | None,
+        device: torch.device = CPU,
+        factors: torch.Tensor | None = None,
     ) -> None:
-        """slower: what the angle of each pair is divided by, if anything; further ones are for
-        pairs that do not turn."""
+        """factors: what each pair's angle is divided by, [n_rot/2]; None for 1."""
         self._device = device
         self._n_rot = config.n_rot if config else 0
         self._scale = config.magnitude if config else 1.0
         inverse = config.inverse_frequencies() if config else []
-        if slower:
-            inverse = [angle / by for angle, by in zip(inverse, slower, strict=False)]
         self._inv_freq = torch.tensor(inverse, dtype=torch.float64)
+        if factors is not None:
+            self._inv_freq /= factors.double()
         self._table = torch.empty(0, self._n_rot)
 
     def reach(self, highest: int) -> int:

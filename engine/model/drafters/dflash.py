@@ -178,7 +178,9 @@ def make_dflash(
     or the target's. ids: int64 [n_drafted], the target's id of each row of the head, None where
     they are the same."""
     weights = weights_of("")
-    slower = weights.take("rope_freqs.weight").tolist() if config.turned_slower else ()
+    factors = None
+    if config.turned_slower:
+        factors = weights.take("rope_freqs.weight")[: config.rope.n_rot // 2]
     blocks = [
         DFlashBlock(weights_of(f"blk.{layer}."), config, layer) for layer in range(config.n_layer)
     ]
@@ -188,7 +190,7 @@ def make_dflash(
         blocks,
         embedding,
         head,
-        RopeTables(config.rope, weights.device, slower),
+        RopeTables(config.rope, weights.device, factors),
         Selector(weights, config, ids) if config.selector else None,
         MarkovHead(weights, config, ids) if config.markov else None,
     )
