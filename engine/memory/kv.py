@@ -71,9 +71,10 @@ class AttentionKV:
 
     layers: what each layer keeps of a token; further rows of it are added to them. unified: one
     pool of n_seqs * n_ctx cells that all sequences use; a copied sequence then shares cells.
-    ahead: tokens of one ubatch see those behind them, too. in_order: views have a sequence's cells in the order of its positions, which costs a copy
-    wherever they are stored otherwise. rotate: per layer what turns its keys by a number of
-    positions, which only `seq_add` needs; keys of layers that are not named there have none.
+    ahead: tokens of one ubatch see those behind them, too. in_order: views have a sequence's cells
+    in the order of its positions, which costs a copy wherever they are stored otherwise. rotate:
+    per layer what turns its keys by a number of positions, which only `seq_add` needs; keys of
+    layers that are not named there have none.
     Raises OptionError above 64 sequences.
     """
 

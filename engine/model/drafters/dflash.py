@@ -21,6 +21,7 @@ from engine.model.feed_forward.swiglu import Swiglu
 from engine.model.memory import ModelMemory
 from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts.feed_forward import SwigluPart
+from engine.model.rope import ROPE_FACTORS
 from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Projection, Weights
 from kernels.block_conv import block_conv
@@ -90,7 +91,8 @@ class DFlashBlock:
 class DFlash:
     """The trunk, and what may stand behind it: `selector` (DFlash2), `markov` (DSpark).
 
-    head: gives logits of the ids that can be drafted.
+    head: gives logits of the ids that can be drafted. ids: int64 [n_drafted], which these are in
+    the target's vocabulary; None for all.
     """
 
     def __init__(
@@ -100,11 +102,12 @@ class DFlash:
         blocks: list[DFlashBlock],
         embedding: Embedding,
         head: Projection,
+        ids: torch.Tensor | None,
         rope: RopeTables,
         selector: Selector | None,
         markov: MarkovHead | None,
     ) -> None:
-        self.config, self.selector = config, selector
+        self.config, self.selector, self.ids = config, selector, ids
         self.device = embedding.device
         self._blocks, self._embedding, self._head = blocks, embedding, head
         self._rope, self._markov = rope, markov
@@ -122,7 +125,7 @@ class DFlash:
 
     @torch.inference_mode()
     def inject(self, ubatch: UBatch, rows: torch.Tensor, memory: ModelMemory) -> None:
-        """Leave the tokens of `ubatch` in memory. rows: as in `fused`, [n_seqs, n_seq_tokens, …]."""
+        """Leave the tokens of `ubatch` in memory. rows: [n_seqs, n_seq_tokens, …] for `fused`."""
         memory.begin(ubatch)
         reach = self._rope.reach(int(ubatch.positions.max()))
         there = ubatch.on(self.device)
@@ -179,8 +182,8 @@ def make_dflash(
     they are the same."""
     weights = weights_of("")
     factors = None
-    if config.turned_slower:
-        factors = weights.take("rope_freqs.weight")[: config.rope.n_rot // 2]
+    if config.rope.has_factors:
+        factors = weights.take(ROPE_FACTORS)[: config.rope.n_rot // 2]
     blocks = [
         DFlashBlock(weights_of(f"blk.{layer}."), config, layer) for layer in range(config.n_layer)
     ]
@@ -190,6 +193,7 @@ def make_dflash(
         blocks,
         embedding,
         head,
+        ids,
         RopeTables(config.rope, weights.device, factors),
         Selector(weights, config, ids) if config.selector else None,
         MarkovHead(weights, config, ids) if config.markov else None,

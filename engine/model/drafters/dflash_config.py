@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.families.common import heads, rms_eps
 from engine.model.limits import MAX_CONTEXT, MAX_LAYERS, MAX_TAPS, MAX_WIDTH, REMEDY, count, real
 from engine.model.parts import CellSize, Shapes, only_present
-from engine.model.rope import RopeConfig
+from engine.model.rope import ROPE_FACTORS, RopeConfig
 
 ARCHITECTURE = "dflash"
 SELECTOR, MARKOV, CONFIDENCE = "selector_hidden.weight", "markov_w1.weight", "conf_proj.weight"
 MAX_BLOCK = 1024
-_ROPE_FREQS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,8 @@ class SelectorSizes:
 class DFlashConfig:
     """Sizes of one drafter.
 
-    taps: layers of the target whose inputs are read, in order. n_vocab: ids of the target; n_head:
-    rows of the drafter's head. windows: per layer, tokens back that are looked at; None for all.
+    taps: layers of the target whose inputs are read, in order. windows: per layer, tokens back that
+    are looked at; None for all.
     causal: block rows do not see those behind them. scale: of the products of queries and keys.
     anchor: row 0 of a block drafts too, and every row the token behind its own. conv, selector: of
     DFlash2. markov: rank of DSpark's head, 0 without one.
@@ -60,7 +59,6 @@ class DFlashConfig:
     head_dim: int
     eps: float
     rope: RopeConfig
-    turned_slower: bool
     taps: tuple[int, ...]
     n_ctx_train: int
     block_size: int
@@ -75,6 +73,21 @@ class DFlashConfig:
     confident: bool
     conv: BlockConvSizes | None
     selector: SelectorSizes | None
+
+    @property
+    def drafter(self) -> str:
+        """Name of the drafter that uses it (engine.draft.registry)."""
+        return "draft-dspark" if self.markov else "draft-dflash"
+
+    @property
+    def n_target(self) -> int:
+        """Width of the target's rows, which is the drafter's own."""
+        return self.n_embd
+
+    @property
+    def n_kept(self) -> int:
+        """Numbers that it keeps of every token beside its cells."""
+        return 0
 
     @property
     def n_layer(self) -> int:
@@ -112,7 +125,7 @@ class DFlashConfig:
         optional: Shapes = {
             "token_embd.weight": (n_vocab, d),
             "output.weight": (n_drafted, d),
-            _ROPE_FREQS: (self.head_dim // 2,),
+            ROPE_FACTORS: (self.head_dim // 2,),
         }
         shapes |= only_present(optional, present)
         if self.selector:
@@ -173,8 +186,9 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
             "Convert the drafter again with a current converter.",
         )
     confident = bool(markov) and file.bool_(f"{arch}.has_confidence_head", True)
-    rope = RopeConfig.from_gguf(file, head_dim)
-    plain = not file.ints(f"{arch}.rope.dimension_sections", [])
+    # sections, as of targets with M-RoPE, name the text position alone: then factors do not count
+    divided = not file.ints(f"{arch}.rope.dimension_sections", []) and ROPE_FACTORS in present
+    rope = replace(RopeConfig.from_gguf(file, head_dim), has_factors=divided)
     return DFlashConfig(
         name=file.str_("general.name", "") or file.path.stem,
         n_embd=n_embd,
@@ -184,7 +198,6 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
         head_dim=head_dim,
         eps=rms_eps(file),
         rope=rope,
-        turned_slower=plain and _ROPE_FREQS in present,
         taps=_taps(file),
         n_ctx_train=count(file, f"{arch}.context_length", high=MAX_CONTEXT),
         block_size=block_size,
@@ -263,7 +276,7 @@ def _refuse_other_forms(file: GgufFile) -> None:
     activation = file.str_(f"{ARCHITECTURE}.hidden_activation", "silu")
     if activation != "silu":
         raise UnsupportedModelError(
-            f"{file.path.name}: its feed-forward parts use {activation!r}, and only silu runs here.",
+            f"{file.path.name}: its feed-forward part uses {activation!r}; only silu runs here.",
             "Choose a drafter of a Qwen target.",
         )
     if file.int_(f"{ARCHITECTURE}.hyper_connection.count", 0) > 1:
