@@ -90,6 +90,11 @@ class DFlashConfig:
         return 0
 
     @property
+    def ties_head(self) -> bool:
+        """Without a head of its own its embedding serves, if it has one."""
+        return True
+
+    @property
     def n_layer(self) -> int:
         """Blocks of the drafter."""
         return len(self.windows)
