@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from engine.batch import UBatch
+from engine.errors import UnsupportedModelError
 from engine.model.drafters.block_attention import BlockAttention
 from engine.model.drafters.dflash_config import DFlashConfig
 from engine.model.drafters.markov import MarkovHead
@@ -179,7 +180,14 @@ def make_dflash(
 ) -> DFlash:
     """weights_of: the tensors whose names begin with a prefix. embedding, head: the drafter's own
     or the target's. ids: int64 [n_drafted], the target's id of each row of the head, None where
-    they are the same."""
+    they are the same. Raises UnsupportedModelError for a mask token outside the vocabulary."""
+    n_vocab = len(embedding.rows.data)
+    if config.mask_token >= n_vocab:
+        raise UnsupportedModelError(
+            f"{config.name}: the mask token {config.mask_token} is outside the {n_vocab} tokens of "
+            "its target.",
+            "Choose a drafter that was made for this target.",
+        )
     weights = weights_of("")
     factors = None
     if config.rope.has_factors:

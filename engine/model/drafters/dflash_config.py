@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
+from engine.model.drafters.config import read_taps
 from engine.model.families.common import heads, rms_eps
 from engine.model.limits import MAX_CONTEXT, MAX_LAYERS, MAX_TAPS, MAX_WIDTH, REMEDY, count, real
 from engine.model.parts import CellSize, Shapes, only_present
@@ -83,6 +84,11 @@ class DFlashConfig:
     def n_target(self) -> int:
         """Width of the target's rows, which is the drafter's own."""
         return self.n_embd
+
+    @property
+    def reads_behind_norm(self) -> bool:
+        """No reference does."""
+        return False
 
     @property
     def n_kept(self) -> int:
@@ -203,7 +209,7 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
         head_dim=head_dim,
         eps=rms_eps(file),
         rope=rope,
-        taps=_taps(file),
+        taps=read_taps(file, f"{arch}.target_layers", MAX_TAPS),
         n_ctx_train=count(file, f"{arch}.context_length", high=MAX_CONTEXT),
         block_size=block_size,
         mask_token=count(file, "tokenizer.ggml.mask_token_id", low=0, high=MAX_WIDTH),
@@ -218,15 +224,6 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
         conv=_conv(file, n_embd) if selector else None,
         selector=_selector(file) if selector else None,
     )
-
-
-def _taps(file: GgufFile) -> tuple[int, ...]:
-    key = f"{ARCHITECTURE}.target_layers"
-    layers = file.ints(key)
-    if not 1 <= len(layers) <= MAX_TAPS or not all(0 <= i <= MAX_LAYERS for i in layers):
-        what = f"{layers[:8]} are not 1..{MAX_TAPS} layers of a target"
-        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
-    return tuple(layers)
 
 
 def _windows(file: GgufFile, n_layer: int) -> tuple[int | None, ...]:
