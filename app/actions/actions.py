@@ -89,6 +89,14 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Menu titles and their entries; "menu.…" stands for a submenu that the window fills."""
 
+SUBMENUS = {
+    "plot.": "Plots",
+    "view.panel_": "Panels",
+    "view.theme_": "Theme",
+    "view.layout_": "Layout",
+}
+"""What the ids of the actions in a submenu begin with, and its title."""
+
 TOOLBAR = (
     "file.open",
     SEPARATOR,
@@ -101,6 +109,12 @@ TOOLBAR = (
     "view.ghosts",
     "view.follow",
 )
+
+
+def submenu_of(action_id: str) -> str:
+    """The title of the submenu that an action is in; empty for one in a menu itself."""
+    titles = (title for prefix, title in SUBMENUS.items() if action_id.startswith(prefix))
+    return next(titles, "")
 
 
 class Actions:

@@ -9,7 +9,7 @@ from PySide6.QtGui import QCloseEvent, QGuiApplication
 from PySide6.QtWidgets import QMainWindow
 
 from app.actions import SPECS
-from app.actions.actions import Actions
+from app.actions.actions import Actions, submenu_of
 from app.dialogs.help import AboutDialog, ShortcutsDialog
 from app.dialogs.palette import Command, CommandPalette
 from app.engine_thread.bridge import Bridge
@@ -249,14 +249,18 @@ class MainWindow(QMainWindow):
         """What the palette offers: every action but the palette itself, and the scenarios."""
         actions = self.actions_by_id
         registered = [
-            Command(actions[spec.id], spec.tip, spec.needs, actions.reason(spec.id))
+            Command(
+                actions[spec.id], spec.tip, spec.needs, actions.reason(spec.id), submenu_of(spec.id)
+            )
             for spec in SPECS
             if spec.id != "view.palette"
         ]
         if not self.scenario_menu.isEnabled():
             return registered
         scenarios = [a for a in self.scenario_menu.actions() if not a.isSeparator()]
-        return registered + [Command(action, action.toolTip()) for action in scenarios]
+        return registered + [
+            Command(action, action.toolTip(), group="Scenarios") for action in scenarios
+        ]
 
     def _enable_actions(self) -> None:
         enable_actions(
