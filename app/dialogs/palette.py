@@ -145,7 +145,7 @@ class CommandPalette(QFrame):
         self._filter(self.field.text())
         if chosen is not None:
             rows = [row for row, command in enumerate(self._shown) if command.action is chosen]
-            self.list.setCurrentItem(self.list.topLevelItem(rows[0] if rows else 0))
+            self.list.setCurrentIndex(self.list.model().index(rows[0] if rows else 0, 0))
 
     def _chosen(self) -> QAction | None:
         row = self.list.indexOfTopLevelItem(self.list.currentItem())

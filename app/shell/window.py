@@ -187,6 +187,8 @@ class MainWindow(QMainWindow):
             "run.llama_library": control.ask_llama_library,
             "go.previous_round": lambda: self.inspector.step_round(-1),
             "go.next_round": lambda: self.inspector.step_round(+1),
+            "go.previous_rejection": lambda: self.tokens.step_rejection(-1),
+            "go.next_rejection": lambda: self.tokens.step_rejection(+1),
             "go.inspect": lambda: self.docks.reveal("inspector"),
             "go.find": self.tokens.open_find,
             "go.find_next": lambda: self.tokens.step_hit(+1),
@@ -308,6 +310,8 @@ class MainWindow(QMainWindow):
 
 _NEED_RUN = (
     "file.copy_step",
+    "go.previous_rejection",
+    "go.next_rejection",
     "go.previous_round",
     "go.next_round",
     "go.inspect",
