@@ -91,7 +91,7 @@ class HybridModel:
         """Decode the tokens of `ubatch` and leave them in `memory`.
 
         tokens: int64 [n_seqs, n_seq_tokens] on the device, in place of those of `ubatch`. taps:
-        layers whose rows are wanted, as engine.model.taps.check_taps allows them.
+        layers whose rows are wanted, as engine.model.drafters.config.check_taps allows them.
         """
         memory.begin(ubatch)
         reach = self._rope.reach(int(ubatch.positions.max()))

@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.errors import UnsupportedModelError
-from engine.model.config import ModelConfig
-from engine.model.parts import ResidualStream
 from kernels.rows import join
 
 
@@ -69,26 +66,3 @@ class TapCollector:
         rows = tuple(x for x in self._rows.values() if x is not None)
         assert len(rows) == len(self._rows), "a layer that the trunk does not have"
         return rows
-
-
-def check_taps(config: ModelConfig, layers: Sequence[int], who: str) -> None:
-    """Raise UnsupportedModelError where the model of `config` cannot hand these rows to `who`."""
-    remedy = "Choose a drafter that was made for this target."
-    if not isinstance(config.trunk, ResidualStream):
-        raise UnsupportedModelError(
-            f"{who} reads the row that enters a layer, and in {config.name} ({config.architecture})"
-            " several streams do.",
-            remedy,
-        )
-    outside = [i for i in layers if not 0 <= i <= config.n_layer]
-    if outside:
-        raise UnsupportedModelError(
-            f"{who} reads the input of layer {outside[0]}, and {config.name} has layers "
-            f"0..{config.n_layer - 1}, with {config.n_layer} for the row behind its final norm.",
-            remedy,
-        )
-
-
-def tap_bytes(n_embd: int, layers: Sequence[int], n_tokens: int) -> int:
-    """Bytes of the rows of a batch of n_tokens."""
-    return 4 * n_embd * len(layers) * n_tokens

@@ -6,7 +6,7 @@ target's embedding and head. What it is decides its architecture (engine.model.d
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,10 +15,12 @@ from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.limits import MAX_LAYERS, REMEDY
 from engine.model.loaded_size import loaded_bytes
-from engine.model.parts import CellSize, Shapes
+from engine.model.parts import CellSize, ResidualStream, Shapes
+from engine.model.rope import ROPE_FACTORS
 
 D2T = "d2t"
 """Tensor with the target's id of every row of the head, int64."""
+_NOT_KEPT = (D2T, ROPE_FACTORS)
 _OTHER_TARGET = "Choose a drafter that was made for this target."
 
 
@@ -100,6 +102,23 @@ def read_taps(file: GgufFile, key: str, most: int) -> tuple[int, ...]:
     return tuple(layers)
 
 
+def check_taps(config: ModelConfig, layers: Sequence[int], who: str) -> None:
+    """Raise UnsupportedModelError where the model of `config` cannot hand these rows to `who`."""
+    if not isinstance(config.trunk, ResidualStream):
+        raise UnsupportedModelError(
+            f"{who} reads the row that enters a layer, and in {config.name} ({config.architecture})"
+            " several streams do.",
+            _OTHER_TARGET,
+        )
+    outside = [i for i in layers if not 0 <= i <= config.n_layer]
+    if outside:
+        raise UnsupportedModelError(
+            f"{who} reads the input of layer {outside[0]}, and {config.name} has layers "
+            f"0..{config.n_layer - 1}, with {config.n_layer} for the row behind its final norm.",
+            _OTHER_TARGET,
+        )
+
+
 def n_drafted(file: GgufFile, n_vocab: int) -> int:
     """Ids that the drafter in `file` can draft, of n_vocab. Raises ModelFileError."""
     info = file.tensors.get(D2T)
@@ -133,6 +152,7 @@ def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) ->
             f"0..{target.n_layer - 1}.",
             _OTHER_TARGET,
         )
+    check_taps(target, config.taps, name)
     shapes = config.shapes(tensors, target.n_vocab, n_drafted(file, target.n_vocab))
     for tensor in ("token_embd.weight", "output.weight"):
         if config.n_embd != target.n_embd and tensor not in shapes:
@@ -167,7 +187,7 @@ def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) ->
 def describe_drafter(file: GgufFile, config: DrafterConfig) -> DrafterInfo:
     """Figures of a drafter, from metadata and directory alone."""
     tensors = file.tensors.values()
-    own = {name: info for name, info in file.tensors.items() if name != D2T}
+    own = {name: info for name, info in file.tensors.items() if name not in _NOT_KEPT}
     cells = sum(size.n_bytes for size in config.cells().values())
     return DrafterInfo(
         drafter=config.drafter,

@@ -13,13 +13,14 @@ from functools import partial
 import torch
 
 from engine.batch import UBatch
-from engine.model.drafters.eagle3_config import ROPE_FREQS, Eagle3Config
+from engine.model.drafters.eagle3_config import Eagle3Config
 from engine.model.feed_forward.swiglu import Swiglu
 from engine.model.layers import OutputHead, StepOutput
 from engine.model.memory import ModelMemory
 from engine.model.mixers.attention import Attention
 from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts.feed_forward import SwigluPart
+from engine.model.rope import ROPE_FACTORS
 from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Projection, Weights
 from kernels.norm import rms_norm
@@ -41,7 +42,7 @@ class Eagle3:
     ) -> None:
         self.config, self.device = config, embedding.device
         self._embedding = embedding
-        factors = weights.take(ROPE_FREQS) if ROPE_FREQS in weights else None
+        factors = weights.take(ROPE_FACTORS) if ROPE_FACTORS in weights else None
         self._rope = RopeTables(config.rope, weights.device, factors)
         self._fuse = weights.project("fc.weight")
         self._fuse_norm = weights.keep("enc.output_norm.weight") if config.norm_before_fc else None

@@ -13,11 +13,10 @@ from engine.model.families.common import heads, rms_eps
 from engine.model.limits import MAX_CONTEXT, REMEDY, count
 from engine.model.parts import CellSize, Shapes, only_present
 from engine.model.parts.attention import AttentionPart
-from engine.model.rope import RopeConfig
+from engine.model.rope import ROPE_FACTORS, RopeConfig
 
 ARCHITECTURE = "eagle3"
 N_TAPS = 3
-ROPE_FREQS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class Eagle3Config:
         optional: Shapes = {
             "output.weight": (n_drafted, d),
             "token_embd.weight": (n_vocab, d),
-            ROPE_FREQS: (self.rope.n_rot // 2,),
+            ROPE_FACTORS: (self.rope.n_rot // 2,),
         }
         return shapes | only_present(optional, present)
 

@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 
-from engine.errors import OutOfMemoryError
+from engine.errors import ModelFileError, OutOfMemoryError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
 from engine.model.drafters.config import DrafterConfig, DrafterInfo, check_drafter, describe_drafter
 from engine.model.drafters.kinds import KINDS
 from engine.model.drafters.vocabulary import DraftVocabulary, read_ids
 from engine.model.hybrid import HybridModel
+from engine.model.limits import REMEDY
 from engine.model.parts import Shapes
-from engine.model.taps import check_taps
+from engine.model.rope import ROPE_FACTORS
 from engine.model.weights import Embedding, Projection, Weights
 from engine.progress import ReportProgress
 
@@ -42,18 +43,18 @@ def load_drafter(
     """Load the drafter in `file` to the target's device, in its compute mode.
 
     What the file lacks of embedding and head is the target's, in the same memory. The tokenizers
-    are not looked at (engine.model.drafters.vocabulary). Raises UnsupportedModelError where
+    are not looked at (engine.draft.draft_files). Raises UnsupportedModelError where
     drafter and target do not fit, ModelFileError, OutOfMemoryError, and Cancelled between tensors.
     """
     kind = KINDS[file.architecture]
     config = kind.read(file)
     shapes = check_drafter(file, config, target.config)
-    check_taps(target.config, config.taps, file.path.name)
     ids = read_ids(file, target.config.n_vocab, target.device)
     reader = TensorReader(file, progress, cancelled)
     try:
         with torch.inference_mode():
             parts = _Parts(reader, shapes, target)
+            _check_rope_factors(file, parts.weights(""))
             embedding, head = parts.tables(config)
             model = kind.make()(config, parts.weights, embedding, head, ids)
     except torch.OutOfMemoryError as error:
@@ -64,6 +65,15 @@ def load_drafter(
     vocabulary = DraftVocabulary(ids, target.config.n_vocab)
     info = describe_drafter(file, config)
     return LoadedDrafter(config, info, model, vocabulary, parts.n_bytes)
+
+
+def _check_rope_factors(file: GgufFile, weights: Weights) -> None:
+    if ROPE_FACTORS not in weights:
+        return
+    factors = weights.take(ROPE_FACTORS)
+    if not (factors.isfinite() & (factors > 0)).all():
+        what = "a factor is not a positive number"
+        raise ModelFileError(file.path, f"tensor {ROPE_FACTORS}", what, REMEDY)
 
 
 class _Parts:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.errors import ModelFileError, VocabularyMismatchError
+from engine.errors import ModelFileError
 from engine.gguf.file import GgufFile
-from engine.gguf.tokenizer import Tokenizer
 from engine.model.drafters.config import D2T
 from engine.model.limits import REMEDY
 from kernels.rows import take_rows
@@ -48,20 +47,3 @@ def read_ids(file: GgufFile, n_vocab: int, device: torch.device) -> torch.Tensor
     if np.unique(ids).size < ids.size:
         raise ModelFileError(file.path, f"tensor {D2T}", "an id of the target occurs twice", REMEDY)
     return torch.from_numpy(ids.astype(np.int64)).to(device)
-
-
-def check_same_vocabulary(target: Tokenizer, drafter: Tokenizer) -> None:
-    """VocabularyMismatchError unless every id means the same text: the drafter reads the target's
-    tokens by their ids."""
-    if target.n_vocab != drafter.n_vocab:
-        _refuse(f"target {target.n_vocab} tokens, drafter {drafter.n_vocab}")
-    for token in range(target.n_vocab):
-        if (ours := target.piece(token)) != (theirs := drafter.piece(token)):
-            _refuse(f"token {token} is {ours!r} for the target and {theirs!r} for the drafter")
-
-
-def _refuse(what: str) -> None:
-    raise VocabularyMismatchError(
-        f"The drafter's vocabulary is not the target's: {what}.",
-        "Choose a drafter that was made for this target.",
-    )

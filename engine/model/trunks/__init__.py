@@ -27,8 +27,8 @@ class Trunk(Protocol):
     ) -> torch.Tensor:
         """x [B, T, n_embd], embedded tokens; tokens int64 [B, T] -> [B, T, n_embd].
 
-        taps: is shown what every block takes, where one row enters a block; engine.model.taps
-        refuses other trunks.
+        taps: is shown what every block takes, where one row enters a block; other trunks are not
+        asked (engine.model.drafters.config).
         """
 
 

@@ -11,8 +11,9 @@ from engine.batch import Span
 from engine.errors import UnsupportedModelError
 from engine.graphs import VARIABLE
 from engine.memory.hybrid import HybridMemory
+from engine.model.drafters.config import check_taps
 from engine.model.parts.hyper_connections import HyperConnections
-from engine.model.taps import TargetRows, check_taps, join_rows
+from engine.model.taps import TargetRows, join_rows
 from tests.support.golden_drafters import TARGETS, drafters, golden_drafter
 from tests.support.golden_runs import session
 

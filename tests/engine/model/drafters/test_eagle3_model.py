@@ -61,11 +61,11 @@ def test_weights_take_what_was_estimated(name):
 
 
 def _without(name):
-    return lambda tensors: {key: value for key, value in tensors.items() if key != name}
+    return lambda tensors: tensors.pop(name)
 
 
 def _with(name, array):
-    return lambda tensors: tensors | {name: array}
+    return lambda tensors: tensors.update({name: array})
 
 
 def _ids(first):
@@ -86,8 +86,8 @@ def _ids(first):
         ({}, _without("fc.weight"), "tensor fc.weight: the tensor is missing"),
         ({}, _without("token_embd.weight"), "has no token_embd.weight, and that of"),
         ({}, _without("d2t"), r"output.weight: shape \[200, 48\] where \[384, 48\]"),
-        ({}, _with("d2t", _ids(384)), "number 0 is 384, outside the target's ids 0..383"),
-        ({}, _with("d2t", _ids(-1)), "number 0 is -1, outside the target's ids"),
+        ({}, _with("d2t", _ids(384)), r"number 0 is 384, outside the target's ids 0..383"),
+        ({}, _with("d2t", _ids(-1)), r"number 0 is -1, outside the target's ids"),
         ({}, _with("d2t", _ids(5)), "an id of the target occurs twice"),
         ({}, _with("d2t", np.zeros(200, np.float32)), "F32 of shape"),
         ({}, _with("fc.bias", np.zeros(48, np.float32)), "fc.bias has no place"),
