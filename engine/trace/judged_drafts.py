@@ -84,7 +84,8 @@ class DraftReader:
         self._tokens_read = tokens.end
         n_drafted = drafted[steps]
         index = tokens.column("draft_index")
-        is_drafted = (index != MISSING) & ~tokens.is_kind("replayed")
+        is_drafted = (index >= 0) & (index < n_drafted[tokens.step])  # others were not verified
+        is_drafted &= ~tokens.is_kind("replayed")
         is_told = np.bincount(tokens.step[is_drafted], minlength=len(steps)) == n_drafted
         chosen = is_drafted & is_told[tokens.step]
         fate = np.full(len(index), NOT_JUDGED, np.int8)

@@ -29,9 +29,10 @@ def write(
     drafter: str = "draft-mtp",
     seq_id: int = 0,
     lost: int = 0,
+    unverified: int = 0,
 ) -> None:
     """A round in which the target chose `own` behind the accepted tokens; the last `lost` drafted
-    tokens are not told."""
+    tokens are not told, the last `unverified` ones were no part of the verified draft."""
     ids = {"run_id": run_id, "round": round_, "seq_id": seq_id}
     pos = 100 * round_
     for i, (confidence, candidates) in enumerate(draft[: len(draft) - lost]):
