@@ -9,7 +9,12 @@ from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.limits import MAX_CONTEXT, REMEDY, count, real
 
+ROPE_FACTORS = "rope_freqs.weight"
+"""What the angles of pairs are divided by: a number for each pair, the same in all layers."""
+
 _M_ROPE = ("qwen35", "qwen35moe", "qwen4exp")
+_WITH_FACTORS = ("granitehybrid",)
+"""Architectures whose rope divides by such a tensor if the file has it, as llama.cpp's does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +23,7 @@ class RopeConfig:
 
     sections: the four m-rope sections (time, height, width, extra), None for plain rope.
     scaling: "none", "linear" or "yarn"; factor, n_ctx_orig, beta_fast and beta_slow belong to it.
+    has_factors: angles are divided by the tensor ROPE_FACTORS as well.
     """
 
     n_rot: int
@@ -28,6 +34,7 @@ class RopeConfig:
     n_ctx_orig: int = 0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    has_factors: bool = False
 
     @classmethod
     def from_gguf(cls, file: GgufFile, head_dim: int) -> RopeConfig:
@@ -60,6 +67,7 @@ class RopeConfig:
             ),
             beta_fast=real(file, f"{arch}.rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=real(file, f"{arch}.rope.scaling.yarn_beta_slow", 1.0),
+            has_factors=arch in _WITH_FACTORS and ROPE_FACTORS in file.tensors,
         )
 
     @property

@@ -14,12 +14,20 @@ class RopeTables:
     """Cosines and sines of all positions so far, extended by doubling as positions grow; without
     columns where nothing rotates."""
 
-    def __init__(self, config: RopeConfig | None, device: torch.device = CPU) -> None:
+    def __init__(
+        self,
+        config: RopeConfig | None,
+        device: torch.device = CPU,
+        factors: torch.Tensor | None = None,
+    ) -> None:
+        """factors: what each pair's angle is divided by, [n_rot/2]; None for 1."""
         self._device = device
         self._n_rot = config.n_rot if config else 0
         self._scale = config.magnitude if config else 1.0
         inverse = config.inverse_frequencies() if config else []
         self._inv_freq = torch.tensor(inverse, dtype=torch.float64)
+        if factors is not None:
+            self._inv_freq /= factors.double()
         self._table = torch.empty(0, self._n_rot)
 
     def reach(self, highest: int) -> int:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Container
 
 from engine.errors import ModelFileError, UnsupportedModelError
+from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.parts import Shapes, only_present
+from engine.model.rope import ROPE_FACTORS
 
 
 def global_shapes(config: ModelConfig, present: Container[str]) -> Shapes:
@@ -20,6 +22,8 @@ def global_shapes(config: ModelConfig, present: Container[str]) -> Shapes:
     if config.output_norm:
         shapes[config.output_norm] = (config.n_embd,)
     shapes |= config.trunk.shapes(config.n_embd, present)
+    if config.rope and config.rope.has_factors:
+        shapes[ROPE_FACTORS] = (config.rope.n_rot // 2,)
     return shapes | only_present({"output.weight": table}, present)
 
 
@@ -38,8 +42,8 @@ def block_shapes(config: ModelConfig, index: int, present: Container[str]) -> Sh
 def check_tensors(file: GgufFile, config: ModelConfig) -> None:
     """Hold the tensor directory of `file` to `config`; no tensor data is read.
 
-    Raises ModelFileError for the first missing or misshaped tensor, UnsupportedModelError for a
-    block tensor that the model would silently be run without.
+    Raises ModelFileError for the first missing or misshaped tensor, UnsupportedModelError for one
+    that the model would silently be run without.
     """
     expected = global_shapes(config, file.tensors)
     for index in range(config.n_layer + config.n_mtp):
@@ -53,10 +57,10 @@ def check_tensors(file: GgufFile, config: ModelConfig) -> None:
             what = f"shape {list(info.shape)} where {list(shape)} is needed"
             raise ModelFileError(file.path, f"tensor {name}", what, remedy)
     for name in file.tensors:
-        if name.startswith("blk.") and name not in expected:
+        if name not in expected:
             raise UnsupportedModelError(
-                f"{file.path.name}: the tensor {name} has no place in a {config.architecture} "
-                "model as this engine runs it.",
+                f"{file.path.name}: the tensor {shorten(name)} has no place in a "
+                f"{config.architecture} model as this engine runs it.",
                 "Convert the model again with a current converter.",
             )
 

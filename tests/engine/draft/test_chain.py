@@ -128,6 +128,7 @@ def test_a_draft_from_elsewhere_has_no_winner():
 def test_the_order_is_fixed_whatever_the_options_say():
     named = (
         "draft-mtp",
+        "suffix",
         "ngram-cache",
         "ngram-map-k4v",
         "ngram-simple",

@@ -8,9 +8,11 @@ import pytest
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.families import read_config
+from engine.model.loader import load_model
 from engine.model.tensors import check_tensors
 from tests.support.gguf_refusal import flat
-from tests.support.golden_files import golden_file
+from tests.support.golden_files import golden_file, second_set
+from tests.support.golden_runs import MODELS
 from tests.support.rewrite_gguf import DROP, rewrite
 
 NEMOTRON, LFM2 = "nemotron_h_moe-b-mtp-f32", "lfm2-a-tied-f32"
@@ -108,8 +110,35 @@ def test_a_tensor_that_is_missing_or_of_another_shape(base, name, tmp_path):
         assert name in refused(base, tmp_path, edit=edit)
 
 
-def test_a_tensor_without_a_place_is_not_ignored(tmp_path):
+@pytest.mark.parametrize(
+    ("base", "name"),
+    [
+        (NEMOTRON, "blk.0.ssm_dt_norm.weight"),
+        (NEMOTRON, "blk.1.exp_probs_b.weight"),
+        (NEMOTRON, "output_norm.bias"),
+        (LFM2, "blk.0.shortconv.conv.bias"),
+        (LFM2, "output_norm.weight"),
+        (LFM2, "rope_freqs.weight"),
+        # read by llama.cpp, which makes nothing of it
+        (FALCON, "rope_freqs.weight"),
+        # its rope is off
+        (GRANITE, "rope_freqs.weight"),
+        ("kimi-k3-a-f32", "rope_factors_long.weight"),
+        ("qwen4exp-b-qsa-f32", "output_norm.weight"),
+        ("qwen4exp-b-qsa-f32", "blk.0.attn_norm.weight"),
+    ],
+)
+def test_a_tensor_without_a_place_is_not_ignored(base, name, tmp_path):
     def edit(tensors):
-        tensors["blk.0.ssm_dt_norm.weight"] = np.ones(4, np.float32)
+        tensors[name] = np.ones(4, np.float32)
 
-    assert "blk.0.ssm_dt_norm.weight" in refused(NEMOTRON, tmp_path, edit=edit)
+    assert f"the tensor {name} has no place" in refused(base, tmp_path, edit=edit)
+
+
+@pytest.mark.parametrize("name", [*MODELS, *second_set()])
+def test_every_tensor_is_read(name):
+    told = []
+    with GgufFile.open(golden_file(f"{name}.gguf")) as file:
+        load_model(file, progress=lambda done, total, phase: told.append((done, total)))
+    done, total = told[-1]
+    assert done == total > 0
