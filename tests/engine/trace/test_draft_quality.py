@@ -53,7 +53,10 @@ def write(
     kind = "bonus" if n_accepted == len(draft) else "replacement"
     store.tokens.append(**ids, pos=pos + n_accepted, kind=kind, token_id=own)
     store.rounds.append(
-        **ids, drafter=drafter, num_draft_tokens=len(draft), num_accepted_draft_tokens=n_accepted
+        **ids,
+        drafter=drafter,
+        num_draft_tokens=len(draft) - unverified,
+        num_accepted_draft_tokens=n_accepted,
     )
 
 
@@ -62,7 +65,7 @@ def scripted(store: TraceStore) -> RunRef:
     store.begin_run({})
     run_id = store.begin_run({})
     write(store, 0, 1, [(0.5, [1, 2])], 0, 2)
-    write(store, run_id, 1, [(0.95, [1, 2]), (0.95, [3, 4])], 2, 9)
+    write(store, run_id, 1, [(0.95, [1, 2]), (0.95, [3, 4]), (0.5, [5, 6])], 2, 9, unverified=1)
     write(store, run_id, 2, [(0.85, [1, 2, 3]), (0.35, [4, 5, 6]), (0.1, [7, 8])], 1, 6)
     write(store, run_id, 2, [(0.9, [1, 2])], 0, 2, seq_id=1)
     write(store, run_id, 3, [(0.9, [1, 2])], 0, 5)
