@@ -27,6 +27,7 @@ SUBCOMMANDS = {
     "memory": "scripts of memory operations over rollback policies: what is refused, what is exact",
     "check-rollback": "llama.cpp's own rollback, every depth and policy against itself, for CI",
     "bench": "the prompt suite with and without speculation; other measurements",
+    "sweep": "the jobs of a plan, one after another or on a Ray cluster; resumable",
     "match": "the same prompts one by one and side by side: is every text the same",
     "fidelity": "how far each compute mode's logits are from those of f32",
     "import": "captures, logs and records of other engines, as a trace",
