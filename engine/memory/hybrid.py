@@ -140,7 +140,7 @@ class HybridMemory:
     ) -> HybridMemory:
         """Memory for a drafter of blocks: attention layers alone, in which the rows of a block see
         each other unless `causal`."""
-        cells: dict[CellKey, CellSize] = dict(layers)
+        cells: dict[CellKey, CellSize] = dict(layers.items())
         attention = AttentionKV(
             cells, n_seqs, n_ctx, device, in_order=batch_invariant, ahead=not causal
         )

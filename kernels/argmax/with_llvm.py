@@ -35,8 +35,8 @@ def _body(d: int, code: Code, args: Sequence[Value], first: Value, last: Value) 
             with code.loop(0, code.integer(4 * whole), 4 * LANES) as at:
                 most.set(code.larger(code.load(x + at, F32X16), most.value))
             best.set(code.maximum(most.value))
-        for at in range(4 * whole, 4 * d, 4):
-            best.set(code.larger(code.load(x + at, F32), best.value))
+        for i in range(whole, d):
+            best.set(code.larger(code.load(x + 4 * i, F32), best.value))
         place, top = code.variable(code.integer(0)), best.value
 
         def is_before(place: Value) -> Value:
