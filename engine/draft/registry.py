@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.draft import ngram_cache, ngram_map, ngram_mod, ngram_simple
+from engine.draft import ngram_cache, ngram_map, ngram_mod, ngram_simple, suffix
 from engine.draft.drafter import Drafter
 from engine.draft.spec import COMMON_REASONS, DRAFT_MODEL, MTP_HEAD, DrafterInputs, DrafterSpec
 from engine.draft.with_model import ModelDraftOptions
@@ -61,6 +61,7 @@ _SPECS = (
     ngram_map.KEYS_AND_VALUES,
     ngram_mod.SPEC,
     ngram_cache.SPEC,
+    suffix.SPEC,
     _SIMPLE,
     _MTP,
 )

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from engine.draft.registry import DRAFTERS, model_drafters
 from engine.findings.rule import INFO, WARNING, Rule, RuleHit
-from engine.findings.run_rows import ExaminedRun, observed, rounds_text
+from engine.findings.run_rows import ExaminedRun, observed, round_keys, rounds_text
 from engine.options import SpecOptions
 
 _MIN_ROUNDS = 8
@@ -113,6 +114,10 @@ def _p_min_is_low(run: ExaminedRun) -> str:
     tokens = run.tokens
     right, judged = tokens.is_text("kind", "accepted"), tokens.is_text("kind", "rejected")
     drafted = (right | judged | tokens.is_text("kind", "ignored")) & ~np.isnan(tokens["draft_p"])
+    looked_up = run.rounds.is_text("drafter", *(set(DRAFTERS) - set(model_drafters())))
+    drafted &= ~np.isin(
+        round_keys(tokens), round_keys(run.rounds)[looked_up]
+    )  # p_min is not for it
     unsure = drafted & (tokens["draft_p"] < _UNSURE)
     n_drafted, n_unsure = int(drafted.sum()), int(unsure.sum())
     n_judged, n_right = int((unsure & (right | judged)).sum()), int((unsure & right).sum())

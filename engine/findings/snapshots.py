@@ -87,8 +87,16 @@ def _conv_not_rolled_back(run: ExaminedRun) -> Iterator[RuleHit]:
     undone = round_keys(run.rounds)[run.rounds["memory_rollback"] > 0]
     wrong = known & errors.conv_is_wrong & ~errors.state_is_wrong
     wrong &= np.isin(round_keys(rows), undone)
+    # in a model whose layers keep windows alone, these are wrong whatever else is
+    named = [hit for check in (_plane_off_by_one, _stale_plane) for hit in check(run)]
     for seq, chosen in rows.by_sequence(wrong):
         first = chosen[0]
+        number = rows["round"][first]
+        before = (rows["seq_id"] == seq) & (rows["round"] <= number)
+        if (rows["cells_differ"][before] > 0).any():
+            continue
+        if any(hit.seq_id == seq and (hit.round or 0) <= number for hit in named):
+            continue
         # later on everything that is computed from a wrong window is wrong as well
         if errors.first_wrong(seq) == first:
             yield RuleHit(

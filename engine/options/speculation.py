@@ -12,6 +12,7 @@ from engine.draft.ngram_cache import LookupCacheOptions
 from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.ngram_mod import NgramModOptions
 from engine.draft.registry import DRAFTERS
+from engine.draft.suffix import SuffixOptions
 from engine.draft.with_model import ModelDraftOptions
 from engine.errors import OptionError
 from engine.option_fields import FormRow, check, option, part
@@ -75,6 +76,7 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
         NgramSizes, drafter="ngram-map-k4v", hits="look-ups of a key before it drafts"
     )
     ngram_mod: NgramModOptions = part(NgramModOptions)
+    suffix: SuffixOptions = part(SuffixOptions)
     synth_rates: tuple[float, ...] = option(
         (),
         "--spec-synth-rates",

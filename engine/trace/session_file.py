@@ -260,7 +260,8 @@ _SPEC = _object(
         "p_min": _number(),
         "accept": _text,
         **dict.fromkeys(
-            ("ngram_simple", "ngram_map_k", "ngram_map_k4v", "ngram_mod"), _object(each=_plain)
+            ("ngram_simple", "ngram_map_k", "ngram_map_k4v", "ngram_mod", "suffix"),
+            _object(each=_plain),
         ),
     }
 )

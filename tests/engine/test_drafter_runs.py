@@ -75,6 +75,8 @@ CASES = [
     (("ngram-mod", "draft-mtp", "ngram-simple"), 2, 48, 16, 1, "replay", SAMPLED),
     (("ngram-simple",), 1, 1, 3, 5, "checkpoint", GREEDY),
     (("draft-mtp",), 2, 3, 48, 1, "carry", SAMPLED),
+    (("suffix",), 1, 3, 3, 5, "replay", SAMPLED),
+    (("draft-mtp", "suffix"), 1, 3, 3, 1, "planes", GREEDY),
 ]
 
 

@@ -12,6 +12,8 @@ from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.options import DRAFTERS, KV_MODES, ROLLBACK_POLICIES, SPLITS, Prompt, SamplerOptions
 from tests.support.golden_files import second_set, with_mtp
@@ -85,6 +87,31 @@ def test_wrong_drafts_are_undone(name):
         run = decode(session(name, other), [prompt_of(name)], options)
         assert tokens_of(run) == [golden(name)["greedy"][:N].tolist()]
         assert run.trace.rounds.column("rollback_depth").max() > 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_whatever_is_drawn(data):
+    """Short drafts and long ones, snapshots that reach and that do not, passes that split."""
+    name = data.draw(st.sampled_from(MODELS), "model")
+    drafters = [*NGRAMS, "draft-mtp"] if name in with_mtp(MODELS) else NGRAMS
+    sampler = data.draw(st.sampled_from(SAMPLERS), "sampler")
+    prompts = prompts_of(name)[: data.draw(st.sampled_from((1, 4)), "sequences")]
+    options = replace(
+        options_of(
+            N, data.draw(st.sampled_from(drafters), "drafter"), n_max=data.draw(st.integers(1, 6))
+        ),
+        sampler=sampler,
+        rollback=data.draw(st.sampled_from(list(ROLLBACK_POLICIES)), "policy"),
+        split=data.draw(st.sampled_from(SPLITS), "split"),
+        kv=data.draw(st.sampled_from(KV_MODES), "kv"),
+        n_rs_seq=data.draw(st.none() | st.integers(0, 4), "snapshots"),
+        n_ubatch=data.draw(st.sampled_from((3, 8, 512)), "pass"),
+        parallel=len(prompts),
+    )
+    assert (
+        tokens_of(decode(session(name), prompts, options)) == plain(name, sampler)[: len(prompts)]
+    )
 
 
 FAULTY = {

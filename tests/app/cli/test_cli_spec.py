@@ -49,6 +49,12 @@ def test_every_option_has_its_place() -> None:
             number += 1
             words += [f"--spec-{name}-{field}", number]
             expected[f"{name}.{field}".replace("-", "_")] = number
+    for field in ("max-tree-depth", "n-max", "max-cached-requests", "max-spec-factor"):
+        number += 1
+        words += [f"--spec-suffix-{field}", number]
+        expected[f"suffix.{field}".replace("-", "_")] = number
+    words += ["--spec-suffix-max-spec-offset", -1, "--spec-suffix-min-token-prob", 0.5]
+    expected |= {"suffix.max_spec_offset": -1, "suffix.min_token_prob": 0.5}
     words += ["-lcs", "a.bin", "--lookup-cache-dynamic", "b.bin"]
     spec = options(*words).spec
     for place, value in expected.items():
@@ -116,6 +122,7 @@ def test_a_short_match_of_ngram_mod_is_noted(cli: Cli) -> None:
         (["--spec-ngram-mod-n-match", 0], "--spec-ngram-mod-n-match is outside 1..1024"),
         (["--spec-ngram-mod-n-max", 1025], "--spec-ngram-mod-n-max is outside 0..1024"),
         (["--spec-ngram-mod-n-min", -1], "--spec-ngram-mod-n-min is outside 0..1024"),
+        (["--spec-suffix-min-token-prob", 2], "--spec-suffix-min-token-prob is outside [0, 1]"),
         (["--spec-synth-len", 2], "nothing to accept"),
         (["--spec-default", "--spec-synth-rates", "0.5,0.4"], "has 2 values. Give 64"),
         (["--spec-default", "--spec-synth-rates", "0.5,x"], "--spec-synth-rates"),
