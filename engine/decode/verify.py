@@ -169,7 +169,13 @@ def all_target_facts(asked: Sequence[FactsRequest]) -> list[TargetFacts]:
 
 
 TRUNK = "trunk"
-OF_DRAFTER = {"draft-mtp": "MTP head", "draft-simple": "draft model"}
+OF_DRAFTER = {
+    "draft-mtp": "MTP head",
+    "draft-simple": "draft model",
+    "draft-eagle3": "EAGLE-3 drafter",
+    "draft-dflash": "DFlash drafter",
+    "draft-dspark": "DSpark drafter",
+}
 
 
 def note_non_finite(

@@ -20,7 +20,6 @@ from engine.draft.spec import DrafterInputs
 from engine.draft.with_model import ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
-from engine.model.drafters.config import DrafterInfo
 from engine.model.drafters.dflash import BlockOutput, DFlash
 from engine.model.drafters.dflash_config import DFlashConfig
 from engine.model.drafters.loading import LoadedDrafter
@@ -188,18 +187,11 @@ def loaded_for(name: str, inputs: DrafterInputs) -> LoadedDrafter:
 
 def block_memory(config: DFlashConfig, inputs: DrafterInputs) -> HybridMemory:
     """Memory of the target's size for a drafter of blocks."""
-    return HybridMemory.for_blocks(
+    return HybridMemory.for_layers(
         config.cells(),
         inputs.n_slots,
         inputs.n_ctx,
         inputs.target.device,
-        causal=config.causal,
+        ahead=not config.causal,
         batch_invariant=inputs.batch_invariant,
     )
-
-
-def block_bytes(
-    options: ModelDraftOptions, info: DrafterInfo, n_seqs: int, n_ctx: int, compute: str
-) -> int:
-    """Weights and cells, and the target's rows that wait for a draft."""
-    return info.n_bytes(n_seqs, n_ctx, compute) + info.tap_bytes(n_seqs * (options.n_max + 1))

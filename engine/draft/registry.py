@@ -9,11 +9,21 @@ from typing import TYPE_CHECKING
 
 from engine.draft import ngram_cache, ngram_map, ngram_mod, ngram_simple, suffix
 from engine.draft.drafter import Drafter
-from engine.draft.spec import COMMON_REASONS, DRAFT_MODEL, MTP_HEAD, DrafterInputs, DrafterSpec
+from engine.draft.spec import (
+    COMMON_REASONS,
+    DFLASH_FILE,
+    DRAFT_MODEL,
+    DSPARK_FILE,
+    EAGLE3_FILE,
+    MTP_HEAD,
+    DrafterInputs,
+    DrafterSpec,
+)
 from engine.draft.with_model import ModelDraftOptions
 from engine.memory.policies import memory_sizes
 
 if TYPE_CHECKING:
+    from engine.model.drafters.config import DrafterInfo
     from engine.model.info import ModelInfo
 
 
@@ -27,6 +37,31 @@ def _mtp(inputs: DrafterInputs) -> Drafter:
     from engine.draft.draft_mtp import make
 
     return make(inputs)
+
+
+def _eagle3(inputs: DrafterInputs) -> Drafter:
+    from engine.draft.draft_eagle3 import make
+
+    return make(inputs)
+
+
+def _dflash(inputs: DrafterInputs) -> Drafter:
+    from engine.draft.draft_dflash import make
+
+    return make(inputs)
+
+
+def _dspark(inputs: DrafterInputs) -> Drafter:
+    from engine.draft.draft_dspark import make
+
+    return make(inputs)
+
+
+def _drafter_bytes(
+    options: ModelDraftOptions, info: DrafterInfo, n_seqs: int, n_ctx: int, compute: str
+) -> int:
+    """Weights, cells and rows."""
+    return info.n_bytes(n_seqs, n_ctx, compute)
 
 
 def _simple_bytes(
@@ -55,6 +90,36 @@ _MTP = DrafterSpec(
     needs=MTP_HEAD,
 )
 
+_EAGLE3 = DrafterSpec(
+    "draft-eagle3",
+    "what an EAGLE-3 drafter says that reads the model's layers",
+    _eagle3,
+    ModelDraftOptions,
+    lambda options: options.n_max,
+    needs=EAGLE3_FILE,
+    n_bytes=_drafter_bytes,
+)
+
+_DFLASH = DrafterSpec(
+    "draft-dflash",
+    "what a DFlash or DFlash2 drafter says, a block in one pass",
+    _dflash,
+    ModelDraftOptions,
+    lambda options: options.n_max,
+    needs=DFLASH_FILE,
+    n_bytes=_drafter_bytes,
+)
+_DSPARK = DrafterSpec(
+    "draft-dspark",
+    "what a DSpark drafter says, a block in one pass; p_min is for its confidence head",
+    _dspark,
+    ModelDraftOptions,
+    lambda options: options.n_max,
+    needs=DSPARK_FILE,
+    reasons={"confidence": "the confidence head gave the next token less than p_min"},
+    n_bytes=_drafter_bytes,
+)
+
 _SPECS = (
     ngram_simple.SPEC,
     ngram_map.KEYS,
@@ -63,7 +128,10 @@ _SPECS = (
     ngram_cache.SPEC,
     suffix.SPEC,
     _SIMPLE,
+    _EAGLE3,
     _MTP,
+    _DFLASH,
+    _DSPARK,
 )
 DRAFTERS: dict[str, DrafterSpec] = {spec.name: spec for spec in _SPECS}
 

@@ -48,7 +48,7 @@ def test_blocks_are_golden(name):
     rows, tokens = torch.from_numpy(golden["features"]).flatten(1), golden["tokens"].tolist()
     context = model.fused(rows)
     torch.testing.assert_close(context, torch.from_numpy(golden["g"]), rtol=0, atol=1e-4)
-    memory = HybridMemory.for_blocks(config.cells(), 1, 256, CPU, causal=config.causal)
+    memory = HybridMemory.for_layers(config.cells(), 1, 256, CPU, ahead=not config.causal)
     m, done = config.block_length(golden["draft_ids"].shape[1]), 0
     first = 0 if config.anchor else 1
     for s, start in enumerate(golden["starts"].tolist()):
