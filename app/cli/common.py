@@ -250,13 +250,3 @@ def loading_line() -> ReportProgress | None:
             print(f"\r\x1b[K{percent:3} % {phase}{end}", end="", file=sys.stderr, flush=True)
 
     return progress
-
-
-def readable_size(n_bytes: int) -> str:
-    """A number of bytes as text: "512 B", "1.50 MiB"."""
-    value = float(n_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.2f} {unit}"
-        value /= 1024
-    return f"{value:.2f} TiB"

@@ -93,7 +93,7 @@ class MainWindow(QMainWindow):
         panels.complete(self.theme, self.settings, self.plots_menu, self.show_message, self.docks)
         self.plots, self.divergence = panels.plots, panels.divergence
         self.rollback, self.ring = self.plots.rollback, self.plots.ring
-        self.feed.add((*panels.drawn_views, self.plots.what_if))
+        self.feed.add((*panels.drawn_views, *self.plots.whole.values()))
         self._connect_drawn()
 
     @property

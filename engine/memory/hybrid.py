@@ -142,6 +142,25 @@ class HybridMemory:
         )
         return cls(attention, None, batch_invariant=batch_invariant, graphs=graphs_for(device))
 
+    @classmethod
+    def for_blocks(
+        cls,
+        layers: Mapping[int, CellSize],
+        n_seqs: int,
+        n_ctx: int,
+        device: torch.device,
+        *,
+        causal: bool,
+        batch_invariant: bool = False,
+    ) -> HybridMemory:
+        """Memory for a drafter of blocks: attention layers alone, in which the rows of a block see
+        each other unless `causal`."""
+        cells: dict[CellKey, CellSize] = dict(layers.items())
+        attention = AttentionKV(
+            cells, n_seqs, n_ctx, device, in_order=batch_invariant, ahead=not causal
+        )
+        return cls(attention, None, batch_invariant=batch_invariant, graphs=graphs_for(device))
+
     def split(self, spans: Sequence[Span], n_ubatch: int, mode: str) -> list[UBatch]:
         """The ubatches of a batch. `equal` keeps as many tokens together as a rollback needs, if it
         needs that; in a pool of attention cells alone, short batches need no rectangles at all

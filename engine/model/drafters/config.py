@@ -44,6 +44,11 @@ class DrafterConfig(Protocol):
         """Layers of the target whose rows it reads side by side, in order."""
 
     @property
+    def reads_behind_norm(self) -> bool:
+        """Whether the layer behind the last one is the target's row behind its final norm; else
+        such a drafter is not known."""
+
+    @property
     def n_kept(self) -> int:
         """Numbers that it keeps of every token beside its cells, float32."""
 
@@ -135,6 +140,12 @@ def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) ->
         raise UnsupportedModelError(
             f"{name} reads rows of {config.n_target} numbers, and those of {target.name} have "
             f"{target.n_embd}.",
+            _OTHER_TARGET,
+        )
+    if target.n_layer in config.taps and not config.reads_behind_norm:
+        raise UnsupportedModelError(
+            f"{name} reads the input of layer {target.n_layer}, and {target.name} has layers "
+            f"0..{target.n_layer - 1}.",
             _OTHER_TARGET,
         )
     check_taps(target, config.taps, name)
