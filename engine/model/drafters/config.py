@@ -88,10 +88,6 @@ class DrafterInfo:
         weights = self.loaded_bytes[compute] if compute else self.weight_bytes
         return weights + n_seqs * n_ctx * self.cell_bytes
 
-    def tap_bytes(self, n_tokens: int) -> int:
-        """Of the target's rows for a batch."""
-        return 4 * self.n_target * len(self.taps) * n_tokens
-
 
 def read_taps(file: GgufFile, key: str, most: int) -> tuple[int, ...]:
     """Layers of a target, 1..most of them; the target is not known yet. Raises ModelFileError."""
