@@ -87,12 +87,12 @@ def reading(field: QWidget) -> str:
             return field.text() if field.isChecked() else ""
         case QAbstractButton():
             return field.text()
-    parts = field.findChildren(QSpinBox)
-    return " ".join(f"{part.prefix()}{part.value()}" for part in parts)
+    parts = [*field.findChildren(QSpinBox), *field.findChildren(QDoubleSpinBox)]
+    return " ".join(f"{part.prefix()}{part.value():g}" for part in parts)
 
 
-def side_by_side(fields: dict[str, QSpinBox]) -> QWidget:
-    """Whole numbers in one row, each with its name before the figure."""
+def side_by_side(fields: Mapping[str, QSpinBox | QDoubleSpinBox]) -> QWidget:
+    """Numbers in one row, each with its name before the figure."""
     row = QHBoxLayout(box := QWidget())
     row.setContentsMargins(0, 0, 0, 0)
     row.setSpacing(4)
@@ -116,8 +116,9 @@ def new_form() -> QFormLayout:
 
 def add_row(form: QFormLayout, label: str, field: QWidget, tip: str, name: str = "") -> None:
     """Append a field that says what it is; name: how it is called where the label does not."""
-    for widget in (field, *field.findChildren(QSpinBox)):
-        prefix = widget.prefix().strip() if isinstance(widget, QSpinBox) else ""
+    for widget in (field, *field.findChildren(QSpinBox), *field.findChildren(QDoubleSpinBox)):
+        numeric = isinstance(widget, QSpinBox | QDoubleSpinBox)
+        prefix = widget.prefix().strip() if numeric else ""
         widget.setToolTip(tip)
         widget.setAccessibleName(" ".join(word for word in (name or label, prefix) if word))
         widget.setAccessibleDescription(tip)
