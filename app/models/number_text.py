@@ -32,6 +32,17 @@ def whole_text(value: object) -> str:
     return NOT_OBSERVED if value is None else f"{value:,}"
 
 
+def short_count(n: int) -> str:
+    """A count in at most four characters: 999, 1.2k, 35k, 120k, 1.2M."""
+    text, value = str(n), float(n)
+    for unit in "kMG":
+        if value < 999.5:
+            break
+        value /= 1000
+        text = f"{value:.2g}{unit}" if value < 99.5 else f"{value:.0f}{unit}"
+    return text
+
+
 def error_text(value: float | None) -> str:
     """At most three significant digits; no error at all is "exact", no value a dash."""
     if value is None:
