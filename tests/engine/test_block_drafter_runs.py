@@ -22,7 +22,9 @@ from engine.options import (
     SpecOptions,
 )
 from engine.session import Session
+from tests.support.all_texts import texts, written
 from tests.support.cached_runs import OpenCache, decode_cached
+from tests.support.chi_square import chi_square
 from tests.support.golden_drafters import TARGETS, drafter_file, drafters
 from tests.support.golden_files import golden_file
 from tests.support.golden_runs import SAMPLED, decode, prompt_of, tokens_of
@@ -124,3 +126,10 @@ def test_passes_are_recorded_and_blocks_stay_as_they_are(tmp_path, kind):
     graphs = made._memory._graphs
     assert graphs._record is not None, "recording a pass failed"
     assert len(graphs._graphs) >= 2
+
+
+@HERE
+def test_texts_are_distributed_as_by_plain_sampling():
+    found, drafted, accepted = written(opened("dspark-a-anchor"), 150, "draft-dspark")
+    assert 0.05 < accepted / drafted < 0.95
+    assert chi_square(found, texts()) > 1e-2

@@ -15,9 +15,10 @@ from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.registry import meaning
 from engine.errors import OptionError
 from engine.model.taps import TargetRows
-from engine.options import Prompt, RunOptions, SpecOptions
+from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
 from engine.session import Session
+from tests.support.chi_square import chi_square
 from tests.support.golden_drafters import TARGETS, drafter_file, drafters, golden_drafter
 from tests.support.golden_files import golden_file
 from tests.support.golden_runs import decode, tokens_of
@@ -223,3 +224,23 @@ def test_several_sequences_share_a_pass():
         drafts = drafter.draft(asked)
     assert passes.call_count == 1
     assert [draft.tokens for draft in drafts] == golden["draft_ids"][:3].tolist()
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILY if name.startswith("dflash")])
+def test_tokens_are_drawn_from_what_is_told_of_them(name):
+    """Also a second token behind a certain first one: what it is drawn from depends on that."""
+    golden, session = golden_drafter(name), opened(name)
+    options = options_for(name, sampler=SamplerOptions(temp=3.0, seed=1))
+    options = replace(options, spec=replace(options.spec, accept="rejection"))
+    (drafter,) = session.make_drafters(options, 1, 128)
+    tokens, taps, start = golden["tokens"].tolist(), drafter.taps, int(golden["starts"][0])
+    features = torch.from_numpy(golden["features"][:start])
+    rows = TargetRows(features[:, 0], {tap: features[:, i] for i, tap in enumerate(taps)})
+    drafter.observe(0, 0, tokens[:start], rows)
+    drafts = [drafter.draft([DraftRequest(0, start, tokens[start], 5)])[0] for _ in range(600)]
+    first = {draft.tokens[0] for draft in drafts}
+    assert len(first) > 2
+    for at, some in ((0, drafts), (1, [d for d in drafts if d.tokens[0] == drafts[0].tokens[0]])):
+        laws = {tuple(zip(d.q[at].ids.tolist(), d.q[at].probs.tolist(), strict=True)) for d in some}
+        (law,) = laws
+        assert chi_square((d.tokens[at] for d in some), dict(law)) > 1e-3
