@@ -28,6 +28,7 @@ _TREE_HEADS = {
     "speed": "Tokens per second against the chain",
 }
 _CHART_STRETCH = 1000
+_UNLIMITED = 16_777_215
 _TWO_FROM, _THREE_FROM = 56, 110
 """Columns of the page by its width in characters."""
 
@@ -88,6 +89,9 @@ class DrafterQuality(QWidget):
         for row in range(3):
             grid.setRowStretch(row, 0)
             grid.setColumnStretch(row, 1 if row < n_columns else 0)
+        # a row is as high as may be only if all of it is
+        limited = n_columns == len(parts)
+        self.rank_part.setMaximumHeight(parts[0].maximumHeight() if limited else _UNLIMITED)
         for at, part in enumerate(parts):
             row, column = divmod(at, n_columns)
             wide = n_columns == 2 and part is self.rank_part
