@@ -101,11 +101,14 @@ def target_path(args: argparse.Namespace) -> Path:
     return Path(named[0])
 
 
-def draft_path(args: argparse.Namespace) -> Path | None:
-    """The draft model that the arguments name: -md, else with --demo the bundled one."""
-    if args.spec_draft_model is not None:
-        return Path(args.spec_draft_model)
-    return DEMO_DRAFT if args.demo else None
+def draft_paths(args: argparse.Namespace) -> dict[str, Path]:
+    """The files that draft, by the drafter that uses each: those of -md, else with --demo the
+    bundled ones. Raises what engine.draft.draft_files.drafters_of does."""
+    if args.spec_draft_model is None and args.demo:
+        return {"draft-simple": DEMO_DRAFT}
+    from engine.draft.draft_files import drafters_of
+
+    return drafters_of(args.spec_draft_model or [])
 
 
 def add_compute(group: argparse._ArgumentGroup) -> None:
@@ -247,13 +250,3 @@ def loading_line() -> ReportProgress | None:
             print(f"\r\x1b[K{percent:3} % {phase}{end}", end="", file=sys.stderr, flush=True)
 
     return progress
-
-
-def readable_size(n_bytes: int) -> str:
-    """A number of bytes as text: "512 B", "1.50 MiB"."""
-    value = float(n_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.2f} {unit}"
-        value /= 1024
-    return f"{value:.2f} TiB"
