@@ -44,13 +44,10 @@ def cell_colours(theme: Theme, share: float) -> tuple[QColor, QColor]:
     """The colours of a cell and of the text in it; the ground changes into the accent."""
     ground, full = theme.color("plot.background"), theme.color("ui.accent")
     part = _LEAST + (1 - _LEAST) * share
-    mixed = QColor(
-        *(
-            round(a + part * (b - a))
-            for a, b in zip(ground.getRgb()[:3], full.getRgb()[:3], strict=True)
-        )
+    mixed = QColor.fromRgbF(
+        *(a + part * (b - a) for a, b in zip(_parts(ground), _parts(full), strict=True))
     )
-    inks = theme.color("ui.text"), theme.color("ui.panel")
+    inks = QColor("black"), QColor("white")  # on any ground, one of them has 4.5 : 1
     return mixed, max(inks, key=lambda ink: contrast(ink, mixed))
 
 
@@ -64,5 +61,9 @@ def _luminance(colour: QColor) -> float:
     def linear(part: float) -> float:
         return part / 12.92 if part <= 0.04045 else float(((part + 0.055) / 1.055) ** 2.4)
 
-    r, g, b = (linear(part) for part in colour.getRgbF()[:3])
+    r, g, b = (linear(part) for part in _parts(colour))
     return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+
+def _parts(colour: QColor) -> tuple[float, float, float]:
+    return colour.redF(), colour.greenF(), colour.blueF()

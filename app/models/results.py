@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from app.models.number_text import NOT_OBSERVED, format_bytes, significant
+from app.models.number_text import NOT_OBSERVED, significant
+from engine.size_text import size_text
 from engine.sweep.results import SweepResults, find_results, read_results
 from engine.sweep.schema import FIGURES
 
@@ -74,7 +75,7 @@ class ResultColumn:
         if not math.isfinite(number):
             return NOT_OBSERVED
         if self.name.endswith("_bytes") and number >= 0:
-            return format_bytes(round(number))
+            return size_text(number)
         if number == round(number) and abs(number) < 1e9:
             return f"{round(number):,}" if self.is_figure else str(round(number))
         return significant(number) if self.is_figure else f"{number:g}"

@@ -96,7 +96,13 @@ class ParetoPlot(PlotSurface):
             ranges.append((low - pad, high + pad))
         self.box.setRange(xRange=ranges[0], yRange=ranges[1], padding=0)
         for side, column, limits in zip(("bottom", "left"), (x, y), ranges, strict=True):
-            self.set_ticks(side, [(at, _label(column, at)) for at in _round_ticks(*limits)])
+            self.set_ticks(
+                side,
+                [
+                    (at, _label(column, at))
+                    for at in _round_ticks(*limits, _unit(column, limits[1]))
+                ],
+            )
 
     def nearest(self, x: float, y: float) -> int | None:
         """The row nearest to a place, None where none is near."""
@@ -135,16 +141,24 @@ def _thinned(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.asarray(kept[:_MOST_DRAWN])
 
 
-def _round_ticks(low: float, high: float) -> list[float]:
-    """Two to five round numbers between two others."""
+def _unit(column: ResultColumn, most: float) -> float:
+    """What figures on an axis are told in: bytes in the largest unit below the most."""
+    if not column.name.endswith("_bytes") or most < 1024:
+        return 1.0
+    return 1024.0 ** np.floor(np.log(most) / np.log(1024.0))
+
+
+def _round_ticks(low: float, high: float, of: float = 1.0) -> list[float]:
+    """Two to five round numbers of a unit between two others."""
+    low, high = low / of, high / of
     unit = 10.0 ** np.floor(np.log10((high - low) / 2))
     step = next(s for s in (5, 2, 1) if (high - low) / (s * unit) >= 2) * unit
     first, last = np.ceil(low / step), np.floor(high / step)
-    return [float(at * step) for at in np.arange(first, last + 1)]
+    return [float(at * step * of) for at in np.arange(first, last + 1)]
 
 
 def _label(column: ResultColumn, value: float) -> str:
-    one = ResultColumn(column.name, "", "", np.array([float(f"{value:.3g}")]), is_figure=True)
+    one = ResultColumn(column.name, "", "", np.array([value]), is_figure=True)
     return one.text(0)
 
 
