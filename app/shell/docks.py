@@ -27,7 +27,6 @@ TITLES = {
     "kv": "KV cells",
     "what_if": "What if",
     "drafter": "Drafter",
-    "tune": "Tune",
     "results": "Results",
 }
 _PLOTS = ("acceptance", "timing", "verify", "kv", "what_if")
@@ -69,7 +68,6 @@ LAYOUTS = {
     "divergence": DockLayout(
         "Divergence", ("run", "model"), ("divergence",), ("divergence", "findings"), 0.68, wide=True
     ),
-    "tune": DockLayout("Tune", ("run", "model"), ("tune",), ("run", "tune"), 0.62, wide=True),
 }
 """The text keeps the centre in all of them; what a layout is named after gets the room."""
 
