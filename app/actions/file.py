@@ -27,7 +27,7 @@ FILE = (
     ),
     ActionSpec(
         "file.open_results",
-        "Open Re&sults…",
+        "Open Res&ults…",
         "Open the results of draftscope sweep or draftscope tune",
     ),
     ActionSpec(

@@ -76,8 +76,8 @@ def _axis(column: ResultColumn) -> _Axis:
     if column.is_text:
         counts = Counter(column.values.tolist())
         names = sorted(name for name, _ in counts.most_common(MOST_CELLS))
-        at = {name: i for i, name in enumerate(names)}
-        place = np.array([at.get(name, -1) for name in column.values.tolist()], np.int64)
+        places = {name: i for i, name in enumerate(names)}
+        place = np.array([places.get(name, -1) for name in column.values.tolist()], np.int64)
         return _Axis(tuple(short_text(name) or "–" for name in names), place)
     known = np.isfinite(column.values)
     found, at = np.unique(column.values[known], return_inverse=True)

@@ -103,8 +103,8 @@ class HeatGrid(QWidget):
         metrics, heat_map = self.fontMetrics(), self._map
         n_y, n_x = heat_map.values.shape if heat_map is not None else (1, 1)
         labels = heat_map.y_labels if heat_map is not None else ()
-        left = max((metrics.horizontalAdvance(text) for text in labels), default=0) + 2 * _PAD
-        left = min(left, self.width() / 3)
+        widest = max((metrics.horizontalAdvance(text) for text in labels), default=0)
+        left = min(widest + 2 * _PAD, self.width() / 3)
         top = metrics.height() + 2
         width = (self.width() - left - 2) / max(1, n_x)
         height = (self.height() - _lines_around(metrics.height())) / max(1, n_y)
