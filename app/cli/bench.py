@@ -16,7 +16,7 @@ from app.cli import (
     bench_w1,
 )
 from app.cli.bench_requests import add_requests
-from app.cli.common import add_compute, add_model, check_output, positive, print_json, readable_size
+from app.cli.common import add_compute, add_model, check_output, positive, print_json
 from app.cli.run_arguments import (
     add_cache,
     add_draft_model,
@@ -32,6 +32,7 @@ from engine.bench.random_families import RANDOM_FAMILIES
 from engine.bench.random_model import write_random_model
 from engine.errors import OptionError
 from engine.options import ROLLBACK_POLICIES
+from engine.size_text import size_text
 
 _REPEAT = 7
 _MOST_REPEATS = 1000
@@ -253,7 +254,7 @@ def _write(args: argparse.Namespace) -> int:
             }
         )
     else:
-        print(f"{path}: {readable_size(n_bytes)}, random weights, the same ones every time")
+        print(f"{path}: {size_text(n_bytes)}, random weights, the same ones every time")
     return 0
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 from PySide6.QtGui import QColor, QFont
 
-from app.models.number_text import NOT_OBSERVED, format_bytes, significant, whole_text
+from app.models.number_text import NOT_OBSERVED, significant, whole_text
 from app.models.step import Step, TraceRow
 from engine.draft.registry import meaning
+from engine.size_text import size_text
 from engine.trace.records import PHASES
 
 _PATH_TIPS = {
@@ -189,7 +190,7 @@ def _ms(value: float | None) -> str:
 
 
 def _bytes(value: int | None) -> str:
-    return NOT_OBSERVED if value is None else format_bytes(value)
+    return NOT_OBSERVED if value is None else size_text(value)
 
 
 _Index = QModelIndex | QPersistentModelIndex

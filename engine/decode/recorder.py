@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.decode.round_facts import RoundFacts
 from engine.decode.token_rows import token_rows
-from engine.decode.verify import TargetFacts, TargetRows, all_target_facts
+from engine.decode.verify import FactsRequest, TargetFacts, all_target_facts
 from engine.trace.records import PHASES
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
@@ -183,7 +183,7 @@ class Recorder:
 
     def _write(self) -> None:
         unanswered, self._unanswered = self._unanswered, []
-        asked = [(f, f.target) for f in unanswered if isinstance(f.target, TargetRows)]
+        asked = [(f, f.target) for f in unanswered if isinstance(f.target, FactsRequest)]
         targets = all_target_facts([rows for _, rows in asked])
         for (facts, _), target in zip(asked, targets, strict=True):
             facts.target = target

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.decode.verify import TargetFacts, TargetRows
+from engine.decode.verify import FactsRequest, TargetFacts
 from engine.draft.drafter import Draft
 
 _NOTHING = TargetFacts([], [], [], [], [])
@@ -34,7 +34,7 @@ class RoundFacts:
     tokens: Sequence[int]
     n_accepted: int | None
     own_kinds: Sequence[str]
-    target: TargetFacts | TargetRows
+    target: TargetFacts | FactsRequest
     rollback_depth: int = 0
     memory_rollback: int = 0
     rollback_path: str = "none"
@@ -82,10 +82,10 @@ def round_facts(
     if draft is not None and n_accepted >= len(drafted):
         first = "bonus"
     kinds = [first] + ["target" if draft is None else "bonus"] * (n_own - 1) if n_own else []
-    target: TargetFacts | TargetRows = _NOTHING
+    target: TargetFacts | FactsRequest = _NOTHING
     if logits is not None:
         asked = [*drafted[:n_judged], *tokens[n_accepted:]]
-        target = TargetRows(logits, asked, [*range(n_judged), *own])
+        target = FactsRequest(logits, asked, [*range(n_judged), *own])
     n_kept = width if n_kept is None else n_kept
     return RoundFacts(
         seq_id,

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from engine.sampling.distribution import Distribution
 
 if TYPE_CHECKING:
-    import torch
-
     from engine.batch import UBatch
+    from engine.model.taps import TargetRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,17 @@ class Draft:
 class SeesPasses(Protocol):
     """A drafter that is shown every forward pass of the target, before anything is undone."""
 
-    def decoded(self, ubatch: UBatch, hidden: torch.Tensor) -> None:
-        """hidden: float32 [n_seqs, n_seq_tokens, n_embd]."""
+    def decoded(self, ubatch: UBatch, rows: TargetRows) -> None:
+        """rows: [n_seqs, n_seq_tokens, n_embd], also of tokens that will be rejected."""
+
+
+@runtime_checkable
+class ReadsTaps(Protocol):
+    """A drafter that reads rows inside the target. taps: which (engine.model.taps); `observe` and
+    `decoded` bring these, perhaps among others."""
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...
 
 
 class Drafter(Protocol):
@@ -82,10 +90,10 @@ class Drafter(Protocol):
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
         """The prompt of a sequence has been decoded; generation starts."""
 
-    def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
+    def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         """The target has decoded `tokens` for good, from pos0 on.
 
-        hidden: float32 [len(tokens), n_embd], the target's hidden rows after its final norm.
+        rows: the target's of these tokens, [len(tokens), n_embd].
         """
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:

@@ -12,6 +12,7 @@ from engine.model.feed_forward import FeedForward, make_feed_forward
 from engine.model.mixers import make_mixer
 from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.parts.cross_layer import CrossLayerResidual
+from engine.model.taps import TapCollector
 from engine.model.weights import Weights
 from kernels.norm import rms_norm
 from kernels.residual import add
@@ -46,7 +47,7 @@ class CrossLayerStream:
         self._group, self._score, self._eps = group, score, eps
 
     def __call__(
-        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory
+        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> torch.Tensor:
         """See engine.model.trunks.Trunk."""
         # a row of inputs for each group

@@ -14,6 +14,7 @@ from engine.model.mixers.ngram_embedding import NgramEmbedding
 from engine.model.parts import BlockParts
 from engine.model.parts.hyper_connections import HyperConnections
 from engine.model.parts.ngram_embedding import TABLE
+from engine.model.taps import TapCollector
 from engine.model.weights import Weights
 from kernels.norm import head_norm
 from kernels.residual import add
@@ -113,7 +114,7 @@ class HyperConnected:
         self._blocks, self._last, self._n_streams = tuple(blocks), last, n_streams
 
     def __call__(
-        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory
+        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> torch.Tensor:
         """See engine.model.trunks.Trunk."""
         streams = join([x] * self._n_streams).view(*x.shape[:2], self._n_streams, -1)

@@ -118,7 +118,8 @@ def test_enter_on_a_token_opens_the_inspector(window: MainWindow, qtbot: QtBot) 
     show_trace(window, judged())
     window.docks["inspector"].close()
     area = window.tokens.areas[1]
-    qtbot.keyClick(area, Qt.Key.Key_N)
+    qtbot.keyClick(window, Qt.Key.Key_N)
+    assert area.current >= 0
     assert not window.docks["inspector"].isVisible()
     qtbot.keyClick(area, Qt.Key.Key_Return)
     assert window.docks["inspector"].isVisible()
