@@ -31,13 +31,14 @@ def _rows(context: list[int], hashing: NgramHash) -> list[int]:
     for back in range(1, len(tokens)):
         if tokens[back] in (-1, hashing.end_id):
             tokens[back:] = [hashing.end_id] * len(tokens[back:])
-    found, heads = [], hashing.n_heads
+    found: list[int] = []
+    heads = hashing.n_heads
     for n in range(2, len(tokens) + 1):
         mixed = 0
         for token, factor in zip(tokens[:n], hashing.multipliers, strict=False):
             mixed ^= token * factor % 2**64
-        for head in range((n - 2) * heads, (n - 1) * heads):
-            found.append(mixed % hashing.sizes[head] + hashing.offsets[head])
+        ranges = list(zip(hashing.sizes, hashing.offsets, strict=True))[(n - 2) * heads :]
+        found.extend(mixed % size + offset for size, offset in ranges[:heads])
     return found
 
 

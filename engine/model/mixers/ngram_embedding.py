@@ -48,7 +48,6 @@ class NgramEmbedding:
         ]
         self._taps = _spread(weights.keep("ple_conv1d.weight"), part)
         self._hashing = NgramHash(part.multipliers, part.sizes, part.offsets, part.end_id)
-        self.check = table.check
 
     def __call__(
         self, streams: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory

@@ -88,7 +88,7 @@ class HyperBlock:
         mixer = make_mixer(parts.mixers, weights, config, layer)
         assert mixer is not None  # such blocks have both halves
         assert parts.ffn is not None
-        self.embedding = embedding
+        self._embedding = embedding
         self._mixer: Mixer = mixer
         self._ffn: FeedForward = make_feed_forward(parts.ffn, weights, config.eps)
         self._halves = [
@@ -100,8 +100,8 @@ class HyperBlock:
     ) -> torch.Tensor:
         """streams [B, T, n_streams, n_embd] -> the same shape."""
         invariant = around.invariant
-        if self.embedding is not None:
-            streams = add(streams, self.embedding(streams, tokens, around))
+        if self._embedding is not None:
+            streams = add(streams, self._embedding(streams, tokens, around))
         mix, feed = self._halves
         streams = mix(streams, lambda x: self._mixer(x, around), invariant=invariant)
         return feed(streams, lambda x: self._ffn(x, invariant=invariant), invariant=invariant)
