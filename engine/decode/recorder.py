@@ -130,6 +130,8 @@ class Recorder:
                 num_draft_tokens=len(draft.tokens),
                 reason=draft.reason,
                 num_wrong_rows=draft.n_wrong_rows,
+                block_length=draft.block,
+                confidence=_mean(draft.sure or draft.probs),
                 draft_ms=answer.ms,
             )
 
@@ -284,6 +286,10 @@ def _look(memory: HybridMemory, seq: int, columns: dict[str, Any]) -> Sequence[S
     columns["n_rs_seq"] = recurrent.n_rs_seq
     columns["recurrent_pos_max"] = recurrent.seq_pos_max(seq)
     return recurrent.slots(seq)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _stop_kind(facts: RoundFacts) -> str:

@@ -38,6 +38,8 @@ class Draft:
     (engine.draft.registry.meaning). non_finite: how many tokens it had when the largest of its
     drafter's logits was not finite, and that logit; None if all were. n_wrong_rows: hidden rows
     that it was made from and that the target did not compute there, None where nobody looked.
+    sure: what a confidence head gave each token, empty without one. block: rows of the block that
+    it was drafted in, None where it was not drafted as a block.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -51,13 +53,16 @@ class Draft:
     reason: str = ""
     non_finite: tuple[int, float] | None = None
     n_wrong_rows: int | None = None
+    sure: list[float] = field(default_factory=list)
+    block: int | None = None
 
     def cut(self, n_max: int, reason: str) -> None:
         """Keep at most n_max tokens; the reason is noted if any are lost."""
         self.n_raw = max(self.n_raw, len(self.tokens))
         if len(self.tokens) > n_max:
             self.reason = reason
-            for values in (self.tokens, self.probs, self.top_ids, self.top_probs, self.q):
+            kept = self.tokens, self.probs, self.top_ids, self.top_probs, self.q, self.sure
+            for values in kept:
                 del values[n_max:]
 
 

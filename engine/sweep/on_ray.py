@@ -7,10 +7,11 @@ run on the processor, so that a measurement shares the machine with nothing that
 
 from __future__ import annotations
 
-import tempfile
+import shutil
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,7 @@ from engine.errors import OptionError
 from engine.sweep.plan import SweepJob
 from engine.sweep.settings import DEVICE
 from engine.sweep.sweep import TraceOf
-from engine.sweep.trace_files import pack_trace
+from engine.sweep.trace_files import own_folder, pack_trace
 from engine.sweep.writer import JobResult
 from engine.version import version
 
@@ -57,7 +58,11 @@ class OnRay:
                 "Start one with `ray start --head`, or correct --ray.",
             ) from error
         try:
-            yield from _Cluster(ray, jobs, trace_of, self._ship).results()
+            cluster = _Cluster(ray, jobs, trace_of, self._ship)
+            try:
+                yield from cluster.results()
+            finally:
+                cluster.close()
         finally:
             ray.shutdown()  # our workers go with it, whatever they do
 
@@ -99,6 +104,12 @@ class _Cluster:
                 result = self._result(call, node, job)
                 if result is not None:
                     yield job, result
+
+    def close(self) -> None:
+        """Have idle workers remove their files; those of busy ones go when the next come."""
+        idle = [node.actor.close.remote() for node in self._nodes.values() if node.job is None]
+        if idle:
+            self._ray.wait(idle, num_returns=len(idle), timeout=_LOOK_S)
 
     def _result(self, call: Any, node: _Node, job: SweepJob) -> JobResult | None:
         """What came of a job; None if it is to be begun again."""
@@ -152,8 +163,12 @@ class _RayWorker:
 
     def __init__(self) -> None:
         self._worker: Any = None
-        self._folder = tempfile.TemporaryDirectory(prefix="draftscope-sweep-")
         self._kept: dict[str, Path] = {}
+
+    @cached_property
+    def _folder(self) -> Path:
+        """For shipped files and a trace on its way, made when it is first needed."""
+        return own_folder()
 
     def run(
         self,
@@ -172,7 +187,7 @@ class _RayWorker:
             from engine.sweep.worker import SweepWorker
 
             self._worker = SweepWorker()
-        folder = Path(self._folder.name) / "trace" if with_trace else None
+        folder = self._folder / "trace" if with_trace else None
         here = [self._fetched(name, parts) for name, parts in files]
         result: JobResult = self._worker.run(job, folder, here)
         if folder is not None and result.has_trace:
@@ -185,13 +200,17 @@ class _RayWorker:
 
         key = parts[0].hex() if parts else name
         if key not in self._kept:
-            folder = Path(self._folder.name) / str(len(self._kept))
+            folder = self._folder / str(len(self._kept))
             folder.mkdir()
             with (folder / name).open("wb") as file:
                 for part in parts:
                     file.write(ray.get(part))
             self._kept[key] = folder / name
         return self._kept[key]
+
+    def close(self) -> None:
+        """Remove what was written."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _import_ray() -> ModuleType:

@@ -44,6 +44,11 @@ class DrafterConfig(Protocol):
         """Layers of the target whose rows it reads side by side, in order."""
 
     @property
+    def reads_behind_norm(self) -> bool:
+        """Whether the layer behind the last one is the target's row behind its final norm; else
+        such a drafter is not known."""
+
+    @property
     def n_kept(self) -> int:
         """Numbers that it keeps of every token beside its cells, float32."""
 
@@ -82,10 +87,6 @@ class DrafterInfo:
         for their size in the file."""
         weights = self.loaded_bytes[compute] if compute else self.weight_bytes
         return weights + n_seqs * n_ctx * self.cell_bytes
-
-    def tap_bytes(self, n_tokens: int) -> int:
-        """Of the target's rows for a batch."""
-        return 4 * self.n_target * len(self.taps) * n_tokens
 
 
 def read_taps(file: GgufFile, key: str, most: int) -> tuple[int, ...]:
@@ -139,6 +140,12 @@ def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) ->
         raise UnsupportedModelError(
             f"{name} reads rows of {config.n_target} numbers, and those of {target.name} have "
             f"{target.n_embd}.",
+            _OTHER_TARGET,
+        )
+    if target.n_layer in config.taps and not config.reads_behind_norm:
+        raise UnsupportedModelError(
+            f"{name} reads the input of layer {target.n_layer}, and {target.name} has layers "
+            f"0..{target.n_layer - 1}.",
             _OTHER_TARGET,
         )
     check_taps(target, config.taps, name)

@@ -46,6 +46,11 @@ class Eagle3Config:
         return "draft-eagle3"
 
     @property
+    def reads_behind_norm(self) -> bool:
+        """As the reference reads it."""
+        return True
+
+    @property
     def n_kept(self) -> int:
         """A feature row, fused."""
         return self.n_embd

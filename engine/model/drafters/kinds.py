@@ -9,6 +9,7 @@ from typing import Any
 from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.drafters.config import DrafterConfig, DrafterInfo, describe_drafter
+from engine.model.drafters.dflash_config import read_dflash
 from engine.model.drafters.eagle3_config import read_eagle3
 from engine.model.families import FAMILIES
 from engine.model.info import ModelInfo, describe
@@ -32,7 +33,16 @@ def _eagle3() -> Callable[..., Any]:
     return make_eagle3
 
 
-KINDS: dict[str, DrafterKind] = {"eagle3": DrafterKind(read_eagle3, _eagle3)}
+def _dflash() -> Callable[..., Any]:
+    from engine.model.drafters.dflash import make_dflash
+
+    return make_dflash
+
+
+KINDS: dict[str, DrafterKind] = {
+    "eagle3": DrafterKind(read_eagle3, _eagle3),
+    "dflash": DrafterKind(read_dflash, _dflash),
+}
 
 
 def drafter_of(file: GgufFile) -> str:

@@ -54,7 +54,7 @@ def look():
     print(window.isVisible(), "torch" in sys.modules, round(time.monotonic() - started, 2))
     window.close()
 QTimer.singleShot(0, look)
-print(run_window([], None, False))
+print(run_window([], [], False))
 """
 
 
