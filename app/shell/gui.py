@@ -92,6 +92,7 @@ def run_window(
         signal.signal(signal.SIGINT, interrupt)
 
         def begin() -> None:
+            window.docks.fit_screen()
             window.complete()
             if demo:
                 window.open_demo()
