@@ -34,7 +34,7 @@ from engine.gguf.lent import LentFiles
 from engine.gguf.tokenizer import Tokenizer
 from engine.memory.hybrid import HybridMemory
 from engine.model.config import ModelConfig
-from engine.model.drafters.config import DrafterInfo
+from engine.model.drafters.info import DrafterInfo
 from engine.model.drafters.kinds import DRAFT_SIMPLE, describe_draft
 from engine.model.drafters.loading import LoadedDrafter, load_drafter
 from engine.model.hybrid import HybridModel
