@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -10,6 +10,9 @@ import torch
 
 from engine.batch import UBatch
 from engine.draft.drafter import Draft, Drafter, DraftRequest, SeesPasses
+
+TrimDraft = Callable[[int, Draft], None]
+"""Shortens the draft of a sequence to what the sequence may say."""
 
 Statistics = dict[str, float]
 """What one drafter did, llama.cpp's counters: see DrafterChain.statistics."""
@@ -78,8 +81,13 @@ class DrafterChain:
             if isinstance(drafter, SeesPasses):
                 drafter.decoded(ubatch, hidden)
 
-    def draft(self, requests: Sequence[DraftRequest]) -> dict[int, Draft]:
-        """Drafts by sequence, cut to the limit of the request; one without a draft is absent."""
+    def draft(
+        self, requests: Sequence[DraftRequest], trim: TrimDraft | None = None
+    ) -> dict[int, Draft]:
+        """Drafts by sequence, cut to the limit of the request; one without a draft is absent.
+
+        trim: a draft that it leaves nothing of counts as none, and the next drafter is asked.
+        """
         drafts: dict[int, Draft] = {}
         self.asked = []
         for drafter in self._drafters:
@@ -91,6 +99,8 @@ class DrafterChain:
             ms = self._book(drafter, "draft", start) / len(waiting)
             for request, draft in zip(waiting, answers, strict=True):
                 draft.cut(request.n_max, "limit")
+                if trim and draft.tokens:
+                    trim(request.seq, draft)
                 self.asked.append(DrafterAnswer(request.seq, draft, ms))
                 if draft.tokens:
                     self._count(drafter, "gen", len(draft.tokens))
