@@ -96,6 +96,7 @@ class Comparison:
             ],
             setup.n_seqs,
         )
+        self._chain.trim = partial(cut_draft, self._slots) if grammar else None
         lead = replace(common, rollback="checkpoint", n_rs_seq=None, split="equal", kv="per-seq")
         lane_options = [spec.options(common) for spec in specs]
         planes = [
@@ -367,14 +368,9 @@ class Comparison:
         ]
         if not requests:
             return {}
-        by_index = {sequence.index: sequence for sequence in sequences}
-
-        def trim(index: int, draft: Draft) -> None:
-            if grammar := by_index[index].sampler.grammar:
-                cut_draft(draft, grammar)
-
-        drafts = self._chain.draft(requests, trim)
+        drafts = self._chain.draft(requests)
         self._reference.record_drafts(self._round, self._chain.asked)
+        by_index = {sequence.index: sequence for sequence in sequences}
         for answer in self._chain.asked:
             if found := answer.draft.non_finite:
                 sequence, (n, largest) = by_index[answer.seq], found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.decode.sequences import SlotAssignment
 from engine.draft.drafter import Draft
 from engine.sampling.distribution import Distribution
 from engine.sampling.grammar import GrammarState
@@ -12,7 +13,14 @@ REASON = "grammar"
 """Why a draft ends, of engine.draft.spec.COMMON_REASONS, and why a sequence does."""
 
 
-def cut_draft(draft: Draft, grammar: GrammarState) -> None:
+def cut_draft(slots: SlotAssignment, index: int, draft: Draft) -> None:
+    """End the draft of the sequence in a slot before the first token that its grammar forbids."""
+    grammar = slots.sequences[slots.holders[index]].sampler.grammar
+    if grammar:
+        cut_at_forbidden(draft, grammar)
+
+
+def cut_at_forbidden(draft: Draft, grammar: GrammarState) -> None:
     """End a draft before the first token that the grammar forbids.
 
     Where tokens were drawn, a forbidden one is no draft at all, so what is drafted is distributed

@@ -70,6 +70,7 @@ class Scheduler:
         ]
         choose = held.best if held else None
         self._slots = SlotAssignment(self.sequences, memory.attention.n_seqs, choose)
+        chain.trim = partial(cut_draft, self._slots) if grammar else None
         holder = self._slots.holders.__getitem__
         self._forward = Forward(model, memory, options, recorder, holder, chain.decoded)
         self._loop = VerifyLoop(self._forward, options)
@@ -251,14 +252,9 @@ class Scheduler:
         ]
         if not self._chain or not requests:
             return {}
-        by_index = {sequence.index: sequence for sequence in sequences}
-
-        def trim(index: int, draft: Draft) -> None:
-            if grammar := by_index[index].sampler.grammar:
-                cut_draft(draft, grammar)
-
-        drafts = self._chain.draft(requests, trim)
+        drafts = self._chain.draft(requests)
         self._recorder.drafts(self._round, self._chain.asked, self._slots.holders)
+        by_index = {sequence.index: sequence for sequence in sequences}
         for answer in self._chain.asked:
             if found := answer.draft.non_finite:
                 sequence, name = by_index[answer.seq], answer.draft.drafter

@@ -43,13 +43,15 @@ class DrafterChain:
 
     statistics: per drafter calls, n_gen_* drafts that were not empty and their tokens after
     trimming, n_acc_* drafts with at least one accepted token and these tokens, milliseconds per
-    phase. asked: who answered what to the latest `draft`.
+    phase. asked: who answered what to the latest `draft`. trim: a draft that it leaves nothing of
+    counts as none, and the next drafter is asked.
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
         self._winners: dict[int, Drafter] = {}
         self.asked: list[DrafterAnswer] = []
+        self.trim: TrimDraft | None = None
         self.statistics: dict[str, Statistics] = {
             drafter.name: {**dict.fromkeys(_COUNTERS, 0), **dict.fromkeys(_TIMES, 0.0)}
             for drafter in drafters
@@ -81,13 +83,8 @@ class DrafterChain:
             if isinstance(drafter, SeesPasses):
                 drafter.decoded(ubatch, hidden)
 
-    def draft(
-        self, requests: Sequence[DraftRequest], trim: TrimDraft | None = None
-    ) -> dict[int, Draft]:
-        """Drafts by sequence, cut to the limit of the request; one without a draft is absent.
-
-        trim: a draft that it leaves nothing of counts as none, and the next drafter is asked.
-        """
+    def draft(self, requests: Sequence[DraftRequest]) -> dict[int, Draft]:
+        """Drafts by sequence, cut to the limit of the request; one without a draft is absent."""
         drafts: dict[int, Draft] = {}
         self.asked = []
         for drafter in self._drafters:
@@ -99,8 +96,8 @@ class DrafterChain:
             ms = self._book(drafter, "draft", start) / len(waiting)
             for request, draft in zip(waiting, answers, strict=True):
                 draft.cut(request.n_max, "limit")
-                if trim and draft.tokens:
-                    trim(request.seq, draft)
+                if self.trim and draft.tokens:
+                    self.trim(request.seq, draft)
                 self.asked.append(DrafterAnswer(request.seq, draft, ms))
                 if draft.tokens:
                     self._count(drafter, "gen", len(draft.tokens))

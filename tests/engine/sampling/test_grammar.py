@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.decode.acceptance_rules import reject
-from engine.decode.grammar_limits import cut_draft
+from engine.decode.grammar_limits import cut_at_forbidden
 from engine.draft.drafter import Draft
 from engine.options import SamplerOptions
 from engine.sampling.distribution import Distribution
@@ -129,7 +129,7 @@ def test_a_draft_ends_before_what_is_forbidden(text, kept, end, drawn):
     q = [Distribution.of_weights(np.arange(TOKENS.n_vocab), np.ones(TOKENS.n_vocab))] * len(drafted)
     draft = Draft(drafted, q=list(q) if drawn else [])
     n = len(drafted)
-    cut_draft(draft, state)
+    cut_at_forbidden(draft, state)
     assert draft.tokens == drafted[:kept]
     assert draft.reason == ("grammar" if kept < n else "")
     assert kept == n or draft.n_raw == n
@@ -142,7 +142,7 @@ def test_a_draft_ends_before_what_is_forbidden(text, kept, end, drawn):
 
 
 @pytest.mark.parametrize("q", [(0.1, 0.2, 0.7), (0.5, 0.4, 0.1), (0.0, 0.9, 0.1)], ids=str)
-def test_a_cut_draft_keeps_the_target_distribution(q):
+def test_a_cut_at_forbidden_keeps_the_target_distribution(q):
     """Where a forbidden token was drawn the target draws freely; else p/q over the allowed."""
     state = sums("start: /[abc]/\n").start()
     a, b, c, x = ids("abcx")
@@ -152,7 +152,7 @@ def test_a_cut_draft_keeps_the_target_distribution(q):
 
     def first() -> int:
         draft = Draft([drawn_from.at(drafter.random())], q=[drawn_from])
-        cut_draft(draft, state)
+        cut_at_forbidden(draft, state)
         return reject(draft, lambda _: p, sampler, ()).tokens[0]
 
     outcomes = [first() for _ in range(4000)]
