@@ -29,6 +29,8 @@ _ITS_FEATURES = (
     "64bit avx avx2 bmi bmi2 cmov crc32 cx16 cx8 f16c fma fsgsbase fxsr invpcid lzcnt mmx movbe "
     "pclmul popcnt rdrnd sahf sse sse2 sse3 sse4.1 sse4.2 ssse3 xsave xsaveopt"
 )
+# LLVM would join words with its insertq, which waits until AVX's instructions are through
+_SLOW = ("sse4a",)
 _NEEDED = ("avx2", "bmi2", "f16c", "fma")
 # Each library asks the processor itself, when it is loaded or first used
 _LIBRARIES = {
@@ -64,6 +66,14 @@ def has_feature(name: str) -> bool:
     return target().features.get(name, False)
 
 
+def vnni_bits() -> int:
+    """Bits of the vectors whose products of bytes this processor adds to 32 bits: 512, 256, or 0
+    where it has no such instruction."""
+    if all(has_feature(name) for name in ("avx512vnni", "avx512bw", "avx512vl")):
+        return 512
+    return 256 if has_feature("avxvnni") else 0
+
+
 def processor_name() -> str:
     """The processor as its maker calls it, else its architecture."""
     try:
@@ -92,7 +102,8 @@ def _target(limit: str) -> ProcessorTarget:
         from llvmlite import binding
     except ImportError:
         return ProcessorTarget("", {})
-    here = ProcessorTarget(binding.get_host_cpu_name(), dict(binding.get_host_cpu_features()))
+    features = {**binding.get_host_cpu_features(), **dict.fromkeys(_SLOW, False)}
+    here = ProcessorTarget(binding.get_host_cpu_name(), features)
     if not limit:
         return here
     if missing := [name for name in _NEEDED if not here.features.get(name)]:

@@ -13,6 +13,7 @@ DEMO = ROOT / "demo"
 PROMPTS = ROOT / "prompts"
 SCENARIOS = ROOT / "scenarios"
 MEMORY_SCRIPTS = ROOT / "memory_scripts"
+DEMO_SWEEP = ROOT / "sweeps" / "demo.toml"
 
 
 @dataclass(frozen=True, slots=True)

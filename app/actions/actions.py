@@ -61,6 +61,8 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "go.previous_round",
             "go.next_round",
+            "go.previous_rejection",
+            "go.next_rejection",
             "go.inspect",
             SEPARATOR,
             "go.find",
@@ -77,6 +79,10 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "view.follow",
             "view.tabs",
             SEPARATOR,
+            "view.zoom_in",
+            "view.zoom_out",
+            "view.zoom_reset",
+            SEPARATOR,
             "menu.panels",
             "menu.plots",
             "menu.layout",
@@ -88,6 +94,14 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("&Help", ("help.shortcuts", "help.copy_environment", "help.copy_report", "help.about")),
 )
 """Menu titles and their entries; "menu.…" stands for a submenu that the window fills."""
+
+SUBMENUS = {
+    "plot.": "Plots",
+    "view.panel_": "Panels",
+    "view.theme_": "Theme",
+    "view.layout_": "Layout",
+}
+"""What the ids of the actions in a submenu begin with, and its title."""
 
 TOOLBAR = (
     "file.open",
@@ -101,6 +115,12 @@ TOOLBAR = (
     "view.ghosts",
     "view.follow",
 )
+
+
+def submenu_of(action_id: str) -> str:
+    """The title of the submenu that an action is in; empty for one in a menu itself."""
+    titles = (title for prefix, title in SUBMENUS.items() if action_id.startswith(prefix))
+    return next(titles, "")
 
 
 class Actions:

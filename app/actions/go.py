@@ -52,6 +52,20 @@ GO = (
         needs=_RUN,
     ),
     ActionSpec(
+        "go.next_rejection",
+        "Next Re&jection",
+        "Go to the next drafted token that was rejected, or to what replaced it",
+        "N",
+        needs=_RUN,
+    ),
+    ActionSpec(
+        "go.previous_rejection",
+        "Previous Rej&ection",
+        "Go to the drafted token before this one that was rejected",
+        "Shift+N",
+        needs=_RUN,
+    ),
+    ActionSpec(
         "go.inspect",
         "&Inspect Round",
         "Show the round under the cursor in full",

@@ -91,4 +91,10 @@ PANELS = (
         "Show or hide estimates for shorter drafts",
         checkable=True,
     ),
+    ActionSpec(
+        "view.panel_drafter",
+        "Dra&fter",
+        "Show or hide whether the drafter's confidence can be trusted and how far its drafts come",
+        checkable=True,
+    ),
 )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from PySide6.QtGui import QKeySequence
+
 from app.actions.spec import ActionSpec
+
+_Key = QKeySequence.StandardKey
 
 VIEW = (
     ActionSpec(
@@ -26,6 +30,11 @@ VIEW = (
         "Ctrl+L",
         "follow",
         checkable=True,
+    ),
+    ActionSpec("view.zoom_in", "Larger Te&xt", "Write the tokens larger", _Key.ZoomIn),
+    ActionSpec("view.zoom_out", "S&maller Text", "Write the tokens smaller", _Key.ZoomOut),
+    ActionSpec(
+        "view.zoom_reset", "Text at First Si&ze", "Write the tokens as large as the rest", "Ctrl+0"
     ),
     ActionSpec(
         "view.theme_system",

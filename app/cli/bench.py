@@ -16,7 +16,7 @@ from app.cli import (
     bench_w1,
 )
 from app.cli.bench_requests import add_requests
-from app.cli.common import add_compute, add_model, check_output, positive, print_json, readable_size
+from app.cli.common import add_compute, add_model, check_output, positive, print_json
 from app.cli.run_arguments import (
     add_cache,
     add_draft_model,
@@ -28,10 +28,12 @@ from app.cli.run_arguments import (
     refuse_cache,
 )
 from engine.bench.quant_mixes import QUANTS
+from engine.bench.random_drafters import RANDOM_DRAFTERS
 from engine.bench.random_families import RANDOM_FAMILIES
-from engine.bench.random_model import write_random_model
+from engine.bench.random_model import write_random_drafter, write_random_model
 from engine.errors import OptionError
 from engine.options import ROLLBACK_POLICIES
+from engine.size_text import size_text
 
 _REPEAT = 7
 _MOST_REPEATS = 1000
@@ -51,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  draftscope bench --demo --recording -n 60 --spec-type draft-mtp\n"
         "  draftscope bench --rollback all\n"
         "  draftscope bench --write-random-model random.gguf\n"
+        "  draftscope bench --write-random-model dflash.gguf --drafter dflash\n"
         "  draftscope bench random.gguf --against ~/llama.cpp/build/bin\n"
         "  draftscope bench random.gguf --splits\n"
         "  draftscope bench random.gguf --steps 1,2,4,8,16,128,512"
@@ -179,6 +182,11 @@ def _add_details(parser: argparse.ArgumentParser) -> None:
     sizes = "; ".join(f"{arch}: {', '.join(f.sizes)}" for arch, f in RANDOM_FAMILIES.items())
     group.add_argument("--size", metavar="NAME", help=f"parameters, by default the first ({sizes})")
     group.add_argument(
+        "--drafter",
+        choices=tuple(RANDOM_DRAFTERS),
+        help="write a drafter for a model of this architecture and size instead, for -md",
+    )
+    group.add_argument(
         "--quant",
         choices=QUANTS,
         default="q8_0",
@@ -240,7 +248,12 @@ def _write(args: argparse.Namespace) -> int:
     path = args.write_random_model
     check_output(path, "--write-random-model")
     size = args.size or next(iter(RANDOM_FAMILIES[args.arch].sizes))
-    write_random_model(path, arch=args.arch, size=size, quant=args.quant)
+    if args.drafter is None:
+        write_random_model(path, arch=args.arch, size=size, quant=args.quant)
+    else:
+        write_random_drafter(
+            path, drafter=args.drafter, arch=args.arch, size=size, quant=args.quant
+        )
     n_bytes = path.stat().st_size
     if args.json:
         print_json(
@@ -248,12 +261,13 @@ def _write(args: argparse.Namespace) -> int:
                 "path": str(path),
                 "arch": args.arch,
                 "size": size,
+                "drafter": args.drafter,
                 "quant": args.quant,
                 "bytes": n_bytes,
             }
         )
     else:
-        print(f"{path}: {readable_size(n_bytes)}, random weights, the same ones every time")
+        print(f"{path}: {size_text(n_bytes)}, random weights, the same ones every time")
     return 0
 
 

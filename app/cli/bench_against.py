@@ -10,13 +10,14 @@ from statistics import median
 from typing import Any
 
 from app.cli.bench_requests import progress, prompt_set
-from app.cli.common import positive, print_json, readable_size, target_path
+from app.cli.common import positive, print_json, target_path
 from app.cli.files import open_session
 from app.cli.run_arguments import run_options
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
 from engine.model.info import describe
 from engine.options import RunOptions
+from engine.size_text import size_text
 from resources import SUITES
 
 _N_PAIRS = 5
@@ -143,7 +144,7 @@ def _lines(report: dict[str, Any], *, markdown: bool) -> Iterator[str]:
     machine = report["environment"]
     gigabytes = report["memory_copy_bytes_per_second"] / 1e9
     yield (
-        f"{report['model']['name']} ({readable_size(report['model']['size'])}), compute "
+        f"{report['model']['name']} ({size_text(report['model']['size'])}), compute "
         f"{report['compute']}, threads of each side: {machine['threads']}"
     )
     yield f"{machine['processor']}, whose memory copies {gigabytes:.1f} GB/s (read and written)"

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import print_json, readable_size
+from app.cli.common import print_json
 from engine.errors import OptionError
+from engine.size_text import size_text
 
 if TYPE_CHECKING:
     from engine.bench.rollback import RollbackRow
@@ -73,7 +74,7 @@ def _lines(facts: dict[str, Any], rows: Iterable[RollbackRow]) -> Iterator[str]:
     """A heading, then one line per row as soon as it is there, a blank one between widths."""
     yield (
         "{layers} layers of {heads} heads x {dim} x {dim} and a convolution of {conv_dim} channels"
-    ).format(**facts) + f": {readable_size(facts['state_bytes'])} a state, float32"
+    ).format(**facts) + f": {size_text(facts['state_bytes'])} a state, float32"
     yield (
         "medians of {repeat} rounds, {threads} threads; times in ms, sizes in MiB per round"
     ).format(**facts)

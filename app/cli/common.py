@@ -27,6 +27,7 @@ SUBCOMMANDS = {
     "memory": "scripts of memory operations over rollback policies: what is refused, what is exact",
     "check-rollback": "llama.cpp's own rollback, every depth and policy against itself, for CI",
     "bench": "the prompt suite with and without speculation; other measurements",
+    "sweep": "the jobs of a plan, one after another or on a Ray cluster; resumable",
     "match": "the same prompts one by one and side by side: is every text the same",
     "fidelity": "how far each compute mode's logits are from those of f32",
     "import": "captures, logs and records of other engines, as a trace",
@@ -246,13 +247,3 @@ def loading_line() -> ReportProgress | None:
             print(f"\r\x1b[K{percent:3} % {phase}{end}", end="", file=sys.stderr, flush=True)
 
     return progress
-
-
-def readable_size(n_bytes: int) -> str:
-    """A number of bytes as text: "512 B", "1.50 MiB"."""
-    value = float(n_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.2f} {unit}"
-        value /= 1024
-    return f"{value:.2f} TiB"

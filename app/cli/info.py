@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from app.cli.common import add_model, positive, print_json, readable_size, target_path
+from app.cli.common import add_model, positive, print_json, target_path
 from engine.gguf.file import GgufFile
 from engine.memory.policies import POLICIES, memory_sizes
 from engine.model.info import LayerInfo, ModelInfo, describe
 from engine.model.loaded_size import is_expanded
 from engine.options import COMPUTE_MODES
+from engine.size_text import size_text
 
 _DEFAULT_CONTEXT = 4096
 _SHOWN = 60  # characters of a metadata value
@@ -84,20 +85,20 @@ def _lines(info: ModelInfo, memory: dict[str, Any], metadata: dict[str, Any]) ->
     lines = [
         f"{info.name or 'unnamed'} ({info.architecture})",
         f"  parameters     {info.n_params:,}",
-        f"  weights        {readable_size(info.weight_bytes)}",
+        f"  weights        {size_text(info.weight_bytes)}",
         "  loaded         "
-        + ", ".join(f"{m} {readable_size(n)}" for m, n in info.loaded_bytes.items()),
+        + ", ".join(f"{m} {size_text(n)}" for m, n in info.loaded_bytes.items()),
         f"  vocabulary     {info.n_vocab:,} tokens",
         f"  context        {info.n_ctx_train:,} tokens as trained",
         f"  rollback       {info.rollback}",
         f"  llama.cpp      {info.llama_cpp}",
-        f"  snapshot       {readable_size(info.state_bytes)} per plane and sequence",
-        f"  replay log     {readable_size(info.log_bytes_per_token)} per token",
-        f"  attention      {readable_size(info.kv_bytes_per_token)} per token",
+        f"  snapshot       {size_text(info.state_bytes)} per plane and sequence",
+        f"  replay log     {size_text(info.log_bytes_per_token)} per token",
+        f"  attention      {size_text(info.kv_bytes_per_token)} per token",
         "",
         "quantisation",
         *(
-            f"  {name:<8} {readable_size(n):>12}" + "  f32 in mode q8" * is_expanded(name)
+            f"  {name:<8} {size_text(n):>12}" + "  f32 in mode q8" * is_expanded(name)
             for name, n in info.quant_mix.items()
         ),
         "",
@@ -108,7 +109,7 @@ def _lines(info: ModelInfo, memory: dict[str, Any], metadata: dict[str, Any]) ->
         f"  {'--rollback':<12}" + "".join(f" {policy:>12}" for policy in policies),
         *(
             f"  {part:<12}"
-            + "".join(f" {readable_size(parts[part]):>12}" for parts in policies.values())
+            + "".join(f" {size_text(parts[part]):>12}" for parts in policies.values())
             for part in policies["planes"]
         ),
         "",
@@ -125,7 +126,7 @@ def _layer_lines(layers: tuple[LayerInfo, ...]) -> list[str]:
         members = list(group)
         first, last = members[0].index, members[-1].index
         span = str(first) if first == last else f"{first}-{last}"
-        total = readable_size(sum(layer.n_bytes for layer in members))
+        total = size_text(sum(layer.n_bytes for layer in members))
         lines.append(f"  {span:<8} {kind:<20} {quant:<16} {total:>12}")
     return lines
 

@@ -49,6 +49,7 @@ class ExportDialog(QDialog):
         label.setBuddy(self.folder)
         browse = QPushButton("&Browse…")
         browse.setToolTip("Choose the folder")
+        browse.setAutoDefault(False)  # Return in the field exports
         browse.clicked.connect(self._browse)
         row = QHBoxLayout()
         for widget in (label, self.folder, browse):
@@ -58,7 +59,6 @@ class ExportDialog(QDialog):
         self.excel.setChecked(settings.excel_safe)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         export = buttons.addButton("&Export", QDialogButtonBox.ButtonRole.AcceptRole)
-        export.setDefault(True)
         self.folder.textChanged.connect(lambda text: export.setEnabled(Path(text).is_dir()))
         buttons.accepted.connect(self.accept)
         buttons.rejected.connect(self.reject)
@@ -67,6 +67,7 @@ class ExportDialog(QDialog):
         column.addLayout(row)
         column.addWidget(self.excel)
         column.addWidget(buttons)
+        export.setDefault(True)  # in the dialog by now: before, Return would cancel
 
     def accept(self) -> None:
         parent = Path(self.folder.text()).absolute()

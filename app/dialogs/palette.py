@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QEvent, QObject, QSize, Qt
-from PySide6.QtGui import QAction, QBrush, QKeyEvent, QKeySequence, QPainter, QPaintEvent
+from PySide6.QtGui import (
+    QAction,
+    QBrush,
+    QHideEvent,
+    QKeyEvent,
+    QKeySequence,
+    QPainter,
+    QPaintEvent,
+)
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
@@ -29,20 +37,31 @@ _LIST_KEYS = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_Page
 @dataclass(frozen=True, slots=True)
 class Command:
     """One line of the palette. needs: what is missing while the action is disabled. reason: why it
-    is, where that is not it."""
+    is, where that is not it. group: the submenu that the action is in, found by its name too."""
 
     action: QAction
     tip: str
     needs: str = ""
     reason: str = ""
+    group: str = ""
 
     @property
     def text(self) -> str:
         return self.action.text().replace("&", "")
 
+    @property
+    def line(self) -> str:
+        """The name with its group before it."""
+        return f"{self.group}: {self.text}" if self.group else self.text
+
+    def fits(self, query: str) -> int | None:
+        """How well the letters typed fit the name, alone or behind its group; None: not."""
+        found = [score(query, text) for text in {self.text, self.line}]
+        return max((points for points in found if points is not None), default=None)
+
 
 class CommandPalette(QFrame):
-    """A box over the window. `commands()` is asked each time it opens.
+    """A box over the window. `commands()` is asked when it opens and when an action changes.
 
     Return triggers the line that is chosen, Escape closes; what is disabled is greyed, says what
     it needs, and cannot be triggered.
@@ -52,6 +71,7 @@ class CommandPalette(QFrame):
         super().__init__(window)
         self._commands = commands
         self._shown: list[Command] = []
+        self._watched: list[QAction] = []
         self._back: QWidget | None = None
         self.setAutoFillBackground(True)
         self.setAccessibleName("Command palette")
@@ -81,13 +101,14 @@ class CommandPalette(QFrame):
     @property
     def lines(self) -> list[str]:
         """The commands on show, the best first."""
-        return [command.text for command in self._shown]
+        return [command.line for command in self._shown]
 
     def open(self) -> None:
         """Show every command, with the field empty and focused."""
         self._back = self.window().focusWidget()
         self.field.clear()
         self._filter("")
+        self._watch()
         self._place()
         self.show()
         self.raise_()
@@ -102,13 +123,36 @@ class CommandPalette(QFrame):
 
     def trigger(self) -> None:
         """Do what the chosen line says, if it can be done now."""
-        row = self.list.indexOfTopLevelItem(self.list.currentItem())
-        if row >= 0 and self._shown[row].action.isEnabled():
+        action = self._chosen()
+        if action is not None and action.isEnabled():
             self.close_palette()
-            self._shown[row].action.trigger()
+            action.trigger()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        for action in self._watched:
+            action.enabledChanged.disconnect(self._refresh)
+        self._watched = []
+        super().hideEvent(event)
+
+    def _watch(self) -> None:
+        self._watched = [command.action for command in self._shown]
+        for action in self._watched:
+            action.enabledChanged.connect(self._refresh)
+
+    def _refresh(self) -> None:
+        """What can be done has changed: show the same lines as they are now."""
+        chosen = self._chosen()
+        self._filter(self.field.text())
+        if chosen is not None:
+            rows = [row for row, command in enumerate(self._shown) if command.action is chosen]
+            self.list.setCurrentIndex(self.list.model().index(rows[0] if rows else 0, 0))
+
+    def _chosen(self) -> QAction | None:
+        row = self.list.indexOfTopLevelItem(self.list.currentItem())
+        return self._shown[row].action if row >= 0 else None
 
     def _filter(self, query: str) -> None:
-        found = [(score(query, command.text), command) for command in self._commands()]
+        found = [(command.fits(query), command) for command in self._commands()]
         fitting = [(points, command) for points, command in found if points is not None]
         if query.strip():
             fitting.sort(key=lambda pair: (not pair[1].action.isEnabled(), -pair[0]))
@@ -164,7 +208,7 @@ def _item(command: Command, muted: QBrush) -> QTreeWidgetItem:
     if not enabled and (command.reason or command.needs):
         tip = command.reason or f"needs {command.needs}"
     mark = "✓ " if action.isCheckable() and action.isChecked() else ""
-    item = QTreeWidgetItem([mark + command.text, tip, keys])
+    item = QTreeWidgetItem([mark + command.line, tip, keys])
     item.setToolTip(0, command.tip)
     item.setToolTip(1, tip)
     item.setTextAlignment(2, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)

@@ -74,12 +74,13 @@ def icon(name: str, theme: Theme, role: str = "ui.icon") -> QIcon:
     return made
 
 
-def fixed_font() -> QFont:
-    """The system's monospace font at the size of the application font."""
+def fixed_font(zoom: int = 0) -> QFont:
+    """The system's monospace font at the size of the application font, and a tenth of it larger
+    (or smaller) for each step of the zoom."""
     font = QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont)
     size = QApplication.font().pointSizeF()
     if size > 0:
-        font.setPointSizeF(size)
+        font.setPointSizeF(size * (1 + zoom / 10))
     return font
 
 

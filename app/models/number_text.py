@@ -17,9 +17,30 @@ def significant(value: float | None) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{float(f'{value:.3g}'):,.0f}"
 
 
+def probability_text(value: float | None) -> str:
+    """Three decimals; what they would round away as 1.2e-4; a dash for one not observed."""
+    if value is None:
+        return NOT_OBSERVED
+    if 0 < value < 0.001:
+        digits, exponent = f"{value:.1e}".split("e")
+        return f"{digits.removesuffix('.0')}e{int(exponent)}"
+    return f"{value:.3f}"
+
+
 def whole_text(value: object) -> str:
     """A whole number, or the mark of one not observed (None)."""
     return NOT_OBSERVED if value is None else f"{value:,}"
+
+
+def short_count(n: int) -> str:
+    """A count in at most four characters: 999, 1.2k, 35k, 120k, 1.2M."""
+    text, value = str(n), float(n)
+    for unit in "kMG":
+        if value < 999.5:
+            break
+        value /= 1000
+        text = f"{value:.2g}{unit}" if value < 99.5 else f"{value:.0f}{unit}"
+    return text
 
 
 def error_text(value: float | None) -> str:
@@ -31,13 +52,3 @@ def error_text(value: float | None) -> str:
     if value == 0:
         return EXACT
     return f"{value:.1e}" if value < 0.001 or value >= 1000 else f"{value:.3g}"
-
-
-def format_bytes(n: int) -> str:
-    """Three significant digits with a decimal unit: 0 B, 512 kB, 9.41 MB."""
-    value = float(n)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 999.5:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from app.models.number_text import NOT_OBSERVED, format_bytes, significant
+from app.models.number_text import NOT_OBSERVED, significant
 from app.models.run_facts import run_names
 from app.models.token_text import line_text, pieces_at
+from engine.size_text import size_text
 from engine.trace.baseline import find_baseline, speed
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
 from engine.trace.run_ref import RunRef
@@ -42,7 +43,7 @@ class FigurePair:
         if value is None:
             return NOT_OBSERVED
         if self.unit == "bytes":
-            return format_bytes(round(value))
+            return size_text(round(value))
         if self.unit == "count":
             return f"{value:,.0f}"
         return f"{significant(value)} ms" if self.unit == "ms" else significant(value)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from app.models.number_text import format_bytes
+from engine.size_text import size_text
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def known_facts(
             part
             for part in (
                 f"{n_params / 1e6:,.1f} M" if n_params else "",
-                f"in {format_bytes(size)}" if size else "",
+                f"in {size_text(size)}" if size else "",
                 mix,
             )
             if part

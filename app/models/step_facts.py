@@ -10,9 +10,10 @@ from typing import Any
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 from PySide6.QtGui import QColor, QFont
 
-from app.models.number_text import NOT_OBSERVED, format_bytes, significant, whole_text
+from app.models.number_text import NOT_OBSERVED, significant, whole_text
 from app.models.step import Step, TraceRow
 from engine.draft.registry import meaning
+from engine.size_text import size_text
 from engine.trace.records import PHASES
 
 _PATH_TIPS = {
@@ -29,6 +30,7 @@ _BYTES = (
     ("checkpoint", "checkpoint_bytes", "Size of the checkpoint taken in this round"),
     ("held", "memory_bytes_held", "Storage of attention cells and recurrent states"),
 )
+_DRAWN_ROWS = 17
 _OF_MEMORY = (
     *(name for _, name, _ in _BYTES),
     "kv_cells_used",
@@ -101,7 +103,26 @@ def _draft(step: Step) -> list[FactLine]:
             parts.append(one["reason"])
         tip = f"{meaning(one['reason']) or 'A full draft'}; {_ms(one['draft_ms'])}"
         lines.append(FactLine(one["drafter"], ", ".join(parts), tip))
+        if one["block_length"] is not None:
+            lines.append(_block(step, one["block_length"]))
+        if one["confidence"] is not None:
+            head = any(token["draft_conf"] is not None for token in step.tokens)
+            of = "of its confidence head" if head else "q"
+            lines.append(
+                FactLine("confidence", f"{one['confidence']:.3f}", f"Mean {of} over the draft")
+            )
     return lines
+
+
+def _block(step: Step, n: int) -> FactLine:
+    """The rows of a block: the newest token at its place, and a mask for each behind it."""
+    first = step.facts["pos0"]
+    where = "" if first is None else f" at {first:,}–{first + n - 1:,}"
+    return FactLine(
+        "block",
+        f"● {'□' * (n - 1)}{where}" if n <= _DRAWN_ROWS else f"● and {n - 1:,} □{where}",
+        f"{n:,} rows in one pass: ● the newest token, □ mask tokens that the drafter filled",
+    )
 
 
 def _verification(step: Step) -> list[FactLine]:
@@ -189,7 +210,7 @@ def _ms(value: float | None) -> str:
 
 
 def _bytes(value: int | None) -> str:
-    return NOT_OBSERVED if value is None else format_bytes(value)
+    return NOT_OBSERVED if value is None else size_text(value)
 
 
 _Index = QModelIndex | QPersistentModelIndex

@@ -17,6 +17,7 @@ COLUMNS = (
     TableColumn("token", "token", "Token that was drafted, or that the target chose itself", True),
     TableColumn("decision", "decision", "What became of it", True),
     TableColumn("draft_p", "q", "Drafter's confidence in the drafted token"),
+    TableColumn("draft_conf", "conf", "What the drafter's confidence head gave the token"),
     TableColumn("target_p", "p", "The target's probability of the token in this row"),
     TableColumn("target_rank", "rank", "Rank of the token among the target's logits, from 1"),
     TableColumn("target", "argmax", "The target's most probable token here", True),
@@ -27,6 +28,8 @@ COLUMNS = (
     ),
     TableColumn("rule_q", "rule q", "Drafter's probability as rejection used it; match uses none"),
 )
+SELDOM = ("draft_conf",)
+"""Columns of few drafters: not shown where no token of a round has the figure."""
 SIGNS = {
     "accepted": "✓",
     "rejected": "✗",
@@ -56,7 +59,7 @@ def cell_text(step: Step, token: TraceRow, name: str) -> str:
     value = figure(token, name)
     if value is None:
         is_own = token["draft_index"] is None and name in ("draft_p", "rule_q")
-        return "" if is_own else NOT_OBSERVED
+        return "" if is_own or name in SELDOM else NOT_OBSERVED
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.{_DIGITS.get(name, 3)}f}"
@@ -104,6 +107,15 @@ class StepTable(ColumnTable):
         if self.step is None or not 0 <= row < len(self.step.tokens):
             return False
         return bool(self.step.tokens[row]["pos"] == pos)
+
+    def empty_columns(self) -> list[int]:
+        """Columns of SELDOM in which there is nothing."""
+        tokens = self.step.tokens if self.step else ()
+        return [
+            i
+            for i, column in enumerate(COLUMNS)
+            if column.name in SELDOM and all(one[column.name] is None for one in tokens)
+        ]
 
     def n_rows(self) -> int:
         return 0 if self.step is None else len(self.step.tokens)

@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QColor, QFont
 
 from app.models.column_table import ColumnTable, TableColumn
-from app.models.number_text import NOT_OBSERVED
+from app.models.number_text import probability_text
 from app.models.position_detail import BAR_ROLE, DIFFERS_ROLE
 from app.models.step import Step, TraceRow
 from app.models.step_table import FORBIDDEN
@@ -87,7 +87,7 @@ class TopTable(ColumnTable):
             return self._token_cell(self._step, one, role)
         value = one.q if name == "q" else one.p
         if role == Qt.ItemDataRole.DisplayRole:
-            return NOT_OBSERVED if value is None else f"{value:.3f}"
+            return probability_text(value)
         if role == BAR_ROLE:
             return value
         if role == DIFFERS_ROLE:

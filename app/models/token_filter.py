@@ -29,6 +29,7 @@ FIELDS = {
     "index": ("tokens", "draft_index"),
     "p": ("tokens", "target_p"),
     "q": ("tokens", "draft_p"),
+    "conf": ("tokens", "draft_conf"),
     "rank": ("tokens", "target_rank"),
     "entropy": ("tokens", "target_entropy"),
     "rule_p": ("tokens", "rule_p"),

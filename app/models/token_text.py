@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Mapping
 from typing import Any
@@ -11,10 +12,11 @@ import numpy as np
 from engine.trace.store import TraceStore
 
 NEWLINE_MARK = "⏎"
-SPACE_MARK = "␣"
 HIDDEN = "⟨?⟩"
 """A token of which the engine told neither id nor text."""
 _TAB = " " * 4
+_SPACE_RUNS = re.compile(r" +|\t+|(?:\r?\n)+|\r+")
+_SPACES = {" ": "space", "\t": "tab", "\n": "newline", "\r": "return"}
 _JOINERS = ("\u200c", "\u200d")
 _UNSEEN = ("Cc", "Zl", "Zp")
 
@@ -78,9 +80,15 @@ def inline_newlines(text: str) -> str:
 
 
 def line_text(piece: bytes, token_id: int) -> str:
-    """The token in one line for a table; spaces alone have a mark each."""
-    text = inline_newlines(display_text(piece, token_id))
-    return text if text.strip(" ") else SPACE_MARK * len(text)
+    """The token in one line for a table; white space alone is named: ⟨newline, 4 spaces⟩."""
+    if piece and not piece.strip(b" \t\r\n"):
+        return f"⟨{', '.join(_named_space(run) for run in _SPACE_RUNS.findall(piece.decode()))}⟩"
+    return inline_newlines(display_text(piece, token_id))
+
+
+def _named_space(run: str) -> str:
+    name, n = _SPACES[run[-1]], len(run.replace("\r\n", "\n"))
+    return name if n == 1 else f"{n} {name}s"
 
 
 def _visible(char: str, *, first: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from PySide6.QtCore import QByteArray, QSettings
@@ -10,6 +11,7 @@ from app.saved.settings_steps import bring_up_to_date
 
 N_RECENT = 10
 THEME_CHOICES = ("system", "light", "dark")
+TEXT_ZOOMS = range(-4, 21)
 
 
 class Settings:
@@ -56,6 +58,17 @@ class Settings:
     @tabs.setter
     def tabs(self, value: bool) -> None:
         self._store.setValue("view/tabs", value)
+
+    @property
+    def text_zoom(self) -> int:
+        """Tenths by which the tokens are written larger, smaller below 0; one of TEXT_ZOOMS."""
+        value = self._text("view/text_zoom")
+        zoom = int(value) if re.fullmatch(r"-?\d{1,3}", value) else 0
+        return zoom if zoom in TEXT_ZOOMS else 0
+
+    @text_zoom.setter
+    def text_zoom(self, value: int) -> None:
+        self._store.setValue("view/text_zoom", str(value))
 
     @property
     def open_groups(self) -> list[str]:

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QApplication
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme, apply_theme, load_theme
-from app.saved.settings import THEME_CHOICES, Settings
+from app.saved.settings import TEXT_ZOOMS, THEME_CHOICES, Settings
 from app.shell.docks import LAYOUTS, Docks
 from app.shell.panels import Panels
 
@@ -58,9 +58,20 @@ class Appearance(QObject):
         ghosts.setChecked(settings.ghosts)
         tokens.toggle_ghosts(ghosts.isChecked())
         follow.setChecked(True)
+        tokens.set_zoom(settings.text_zoom)
+        for name, step in (("in", 1), ("out", -1), ("reset", 0)):
+            self._actions[f"view.zoom_{name}"].triggered.connect(
+                lambda _=False, by=step: self._zoom_text(by)
+            )
         tabs = self._actions["view.tabs"]
         tabs.toggled.connect(self._show_tabs)
         tabs.setChecked(settings.tabs)
+
+    def _zoom_text(self, step: int) -> None:
+        zoom = self._settings.text_zoom + step if step else 0
+        if zoom in TEXT_ZOOMS:
+            self._settings.text_zoom = zoom
+            self._panels.tokens.set_zoom(zoom)
 
     def _show_ghosts(self, shown: bool) -> None:
         self._settings.ghosts = shown

@@ -26,6 +26,7 @@ TITLES = {
     "verify": "Verify width",
     "kv": "KV cells",
     "what_if": "What if",
+    "drafter": "Drafter",
 }
 _PLOTS = ("acceptance", "timing", "verify", "kv", "what_if")
 

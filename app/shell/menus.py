@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QPaintEvent
-from PySide6.QtWidgets import QMainWindow, QMenu, QToolBar
+from PySide6.QtGui import QAction, QPaintEvent
+from PySide6.QtWidgets import QMainWindow, QMenu, QSizePolicy, QToolBar, QToolButton, QWidget
 
 from app.actions import PANELS
 from app.actions.actions import MENUS, SEPARATOR, TOOLBAR, Actions
@@ -159,4 +159,30 @@ def make_toolbar(window: QMainWindow, actions: Actions) -> None:
             bar.addSeparator()
         else:
             bar.addAction(actions[entry])
+    space = QWidget()
+    space.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+    bar.addWidget(space)
+    bar.addWidget(_layout_button([actions[f"view.layout_{name}"] for name in LAYOUTS]))
     window.addToolBar(bar)
+
+
+def _layout_button(layouts: Sequence[QAction]) -> QToolButton:
+    """A button that says which layout is in use and opens a menu of them."""
+    button = QToolButton()
+    button.setObjectName("toolbar.layout")
+    button.setAccessibleName("Layout")
+    button.setToolTip("Lay the panels out for another purpose (Alt+1, Alt+2, Alt+3)")
+    button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+    menu = QMenu(button)
+    menu.addActions(layouts)
+    button.setMenu(menu)
+    menu.setToolTipsVisible(True)
+
+    def name_it() -> None:
+        for action in layouts:
+            if action.isChecked():
+                button.setText(action.text().replace("&", ""))
+
+    for action in layouts:
+        action.toggled.connect(name_it)
+    return button

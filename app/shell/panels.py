@@ -84,7 +84,7 @@ class Panels:
             *self.plots.views.values(),
             self.divergence,
         )
-        self._offer_run((*self.drawn_views, self.plots.what_if))
+        self._offer_run((*self.drawn_views, *self.plots.whole.values()))
         for name, view in {**self.plots.widgets, "divergence": self.divergence}.items():
             docks.fill(name, view)
         for name, plot in self.plots.targets.items():

@@ -14,6 +14,7 @@ from app.models.run_axis import UNITS, RunOverlay
 from app.saved.settings import Settings
 from app.shell.plot_export import SUFFIXES, picture, write_plot
 from app.views.acceptance import AcceptanceView
+from app.views.drafter import DrafterView
 from app.views.kv_cells import KvCellsView
 from app.views.ring import RingView
 from app.views.rollback import RollbackView
@@ -28,7 +29,7 @@ _FILTERS = ("PNG picture (*.png)", "SVG drawing (*.svg)", "CSV of what is in sig
 
 
 class PlotGroup:
-    """Makes the plots. `views` and `what_if` by the names of their docks.
+    """Makes the plots. `views`, and `whole` about the run as a whole, by the names of their docks.
 
     menu: what a right click in a plot opens.
     report: takes severity, message and remedy of what a user should know.
@@ -54,7 +55,11 @@ class PlotGroup:
             "verify": VerifyWidthView(theme),
             "kv": KvCellsView(theme),
         }
-        self.what_if = WhatIfView(theme)
+        self.what_if, self.drafter = WhatIfView(theme), DrafterView(theme)
+        self.whole: dict[str, WhatIfView | DrafterView] = {
+            "what_if": self.what_if,
+            "drafter": self.drafter,
+        }
         for view in self.views.values():
             view.plot.menu = self.menu
             if view is not self.rollback:
@@ -76,7 +81,7 @@ class PlotGroup:
     @property
     def widgets(self) -> dict[str, QWidget]:
         """Every view with the name of its dock."""
-        return {**self.views, "what_if": self.what_if}
+        return {**self.views, **self.whole}
 
     def set_overlay(self, overlay: RunOverlay | None) -> None:
         """Draw a second run over the one on show, or none. Slots and estimates stay those of the
@@ -89,18 +94,21 @@ class PlotGroup:
     @property
     def targets(self) -> dict[str, QWidget]:
         """The widget of each view that takes the keyboard focus; the plot menu acts on its view."""
-        return {**{name: v.plot for name, v in self.views.items()}, "what_if": self.what_if.plot}
+        return {
+            **{name: view.plot for name, view in self.views.items()},
+            "what_if": self.what_if.plot,
+            "drafter": self.drafter.quality.reliability,
+        }
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
         self._theme = theme
-        for view in self.views.values():
+        for view in (*self.views.values(), *self.whole.values()):
             view.retheme(theme)
-        self.what_if.retheme(theme)
 
-    def chosen(self) -> RoundView | WhatIfView | None:
+    def chosen(self) -> RoundView | WhatIfView | DrafterView | None:
         """The plot that has the focus, else the first in sight that shows anything."""
-        every: list[RoundView | WhatIfView] = [*self.views.values(), self.what_if]
+        every = [*self.views.values(), *self.whole.values()]
         views = [view for view in every if view.has_rounds]
         focus = QApplication.focusWidget()
         for view in views:
@@ -142,7 +150,7 @@ class PlotGroup:
         if view is not None:
             QGuiApplication.clipboard().setImage(picture(view, load_theme("light"), self._theme))
 
-    def _chosen_or_told(self) -> RoundView | WhatIfView | None:
+    def _chosen_or_told(self) -> RoundView | WhatIfView | DrafterView | None:
         view = self.chosen()
         if view is None:
             self._report("info", "There is no plot with data in sight.", "Open one and press Run.")

@@ -9,7 +9,7 @@ from PySide6.QtGui import QCloseEvent, QGuiApplication
 from PySide6.QtWidgets import QMainWindow
 
 from app.actions import SPECS
-from app.actions.actions import Actions
+from app.actions.actions import Actions, submenu_of
 from app.dialogs.help import AboutDialog, ShortcutsDialog
 from app.dialogs.palette import Command, CommandPalette
 from app.engine_thread.bridge import Bridge
@@ -93,7 +93,7 @@ class MainWindow(QMainWindow):
         panels.complete(self.theme, self.settings, self.plots_menu, self.show_message, self.docks)
         self.plots, self.divergence = panels.plots, panels.divergence
         self.rollback, self.ring = self.plots.rollback, self.plots.ring
-        self.feed.add((*panels.drawn_views, self.plots.what_if))
+        self.feed.add((*panels.drawn_views, *self.plots.whole.values()))
         self._connect_drawn()
 
     @property
@@ -187,6 +187,8 @@ class MainWindow(QMainWindow):
             "run.llama_library": control.ask_llama_library,
             "go.previous_round": lambda: self.inspector.step_round(-1),
             "go.next_round": lambda: self.inspector.step_round(+1),
+            "go.previous_rejection": lambda: self.tokens.step_rejection(-1),
+            "go.next_rejection": lambda: self.tokens.step_rejection(+1),
             "go.inspect": lambda: self.docks.reveal("inspector"),
             "go.find": self.tokens.open_find,
             "go.find_next": lambda: self.tokens.step_hit(+1),
@@ -249,14 +251,18 @@ class MainWindow(QMainWindow):
         """What the palette offers: every action but the palette itself, and the scenarios."""
         actions = self.actions_by_id
         registered = [
-            Command(actions[spec.id], spec.tip, spec.needs, actions.reason(spec.id))
+            Command(
+                actions[spec.id], spec.tip, spec.needs, actions.reason(spec.id), submenu_of(spec.id)
+            )
             for spec in SPECS
             if spec.id != "view.palette"
         ]
         if not self.scenario_menu.isEnabled():
             return registered
         scenarios = [a for a in self.scenario_menu.actions() if not a.isSeparator()]
-        return registered + [Command(action, action.toolTip()) for action in scenarios]
+        return registered + [
+            Command(action, action.toolTip(), group="Scenarios") for action in scenarios
+        ]
 
     def _enable_actions(self) -> None:
         enable_actions(
@@ -304,6 +310,8 @@ class MainWindow(QMainWindow):
 
 _NEED_RUN = (
     "file.copy_step",
+    "go.previous_rejection",
+    "go.next_rejection",
     "go.previous_round",
     "go.next_round",
     "go.inspect",

@@ -226,6 +226,7 @@ class InspectorView(QStackedWidget):
         self._placing = True
         self.tokens_model.show_step(step)
         self._placing = False
+        self._columns.hide_empty(self.tokens_model.empty_columns())
         self.facts_model.show_facts([] if step is None else step_facts(step))
         self.facts.clearSpans()
         for row, fact in enumerate(self.facts_model.facts):

@@ -23,13 +23,13 @@ from app.engine_thread.events import ModelFiles, ServerConnected
 from app.looks.layer_kinds import LAYER_KINDS
 from app.looks.theme import Theme
 from app.models.memory_estimate import estimate
-from app.models.number_text import format_bytes
 from app.widgets.empty_state import EmptyState
 from app.widgets.layer_strip import LayerStrip
 from app.widgets.policy_costs import PolicyCosts
 from app.widgets.server_page import ServerPage
 from app.widgets.size_bars import SizeBars
 from engine.options import RunOptions
+from engine.size_text import size_text
 
 if TYPE_CHECKING:
     from engine.model.info import ModelInfo
@@ -112,7 +112,7 @@ class ModelMapView(QStackedWidget):
             "target": files.target.name,
             "draft": _describe_draft(files),
             "architecture": f"{info.architecture} · {_count_layers(info)}",
-            "parameters": f"{_count(info.n_params)} in {format_bytes(info.weight_bytes)}",
+            "parameters": f"{_count(info.n_params)} in {size_text(info.weight_bytes)}",
             "quantisation": _describe_mix(info.quant_mix),
             "context": f"{info.n_ctx_train:,} tokens · vocabulary {info.n_vocab:,}",
             "rollback": info.rollback,
@@ -154,7 +154,7 @@ class ModelMapView(QStackedWidget):
         if found.n_rs_seq:
             kept = f"{options.rollback} of {found.n_rs_seq}"
         sequences = "1 sequence" if found.n_seqs == 1 else f"{found.n_seqs} sequences"
-        total = format_bytes(sum(found.sizes.values()))
+        total = size_text(sum(found.sizes.values()))
         self._memory_title.setText(
             f"Memory for {sequences}, {found.n_ctx:,} cells, {kept}: {total}"
         )

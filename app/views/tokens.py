@@ -42,6 +42,7 @@ class TokensView(QStackedWidget):
         self._panels: dict[int, _Panel] = {}
         self._ghosts = True
         self._follow = True
+        self._zoom = 0
         self._cursor: Position | None = None
         self._cancellable: RunRef | None = None
         self._hits: dict[int, np.ndarray] = {}
@@ -148,6 +149,25 @@ class TokensView(QStackedWidget):
         for area in self.areas.values():
             area.set_ghosts(shown)
 
+    def set_zoom(self, zoom: int) -> None:
+        """Write all tokens in letters larger by so many tenths, smaller below 0."""
+        self._zoom = zoom
+        for area in self.areas.values():
+            area.set_zoom(zoom)
+
+    def step_rejection(self, step: int) -> None:
+        """Select the next (+1) or previous (-1) rejected token, behind the last one of a sequence
+        the first one of the sequence after it."""
+        seq_ids = sorted(self.areas)[::step]
+        place = self._place()
+        if place is not None:
+            seq_ids = seq_ids[seq_ids.index(place[0]) :]
+        self._stepping = True
+        found = next((one for one in seq_ids if self.areas[one].step_rejection(step)), None)
+        self._stepping = False
+        if found is not None:
+            self._places.reveal(found)
+
     def set_follow(self, follow: bool) -> None:
         """Keep the newest tokens of every sequence in sight, or leave them where they are."""
         if follow != self._follow:
@@ -218,6 +238,7 @@ class TokensView(QStackedWidget):
     def _panel(self, stream: TokenStream) -> _Panel:
         panel = _Panel(self._theme, stream)
         area = panel.area
+        area.set_zoom(self._zoom)
         area.set_ghosts(self._ghosts)
         area.set_follow(self._follow)
         area.set_cursor(self._cursor)

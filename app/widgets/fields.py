@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtWidgets import (
     QAbstractButton,
+    QAbstractSpinBox,
     QCheckBox,
     QComboBox,
     QDoubleSpinBox,
@@ -87,12 +88,17 @@ def reading(field: QWidget) -> str:
             return field.text() if field.isChecked() else ""
         case QAbstractButton():
             return field.text()
-    parts = field.findChildren(QSpinBox)
-    return " ".join(f"{part.prefix()}{part.value()}" for part in parts)
+    return " ".join(f"{part.prefix()}{part.cleanText()}" for part in _numbers(field))
+
+
+def _numbers(field: QWidget) -> list[QSpinBox | QDoubleSpinBox]:
+    """The numbers in a row of fields side by side."""
+    parts = field.findChildren(QAbstractSpinBox)
+    return [part for part in parts if isinstance(part, QSpinBox | QDoubleSpinBox)]
 
 
 def side_by_side(fields: dict[str, QSpinBox]) -> QWidget:
-    """Whole numbers in one row, each with its name before the figure."""
+    """Numbers in one row, each with its name before the figure."""
     row = QHBoxLayout(box := QWidget())
     row.setContentsMargins(0, 0, 0, 0)
     row.setSpacing(4)
@@ -116,8 +122,8 @@ def new_form() -> QFormLayout:
 
 def add_row(form: QFormLayout, label: str, field: QWidget, tip: str, name: str = "") -> None:
     """Append a field that says what it is; name: how it is called where the label does not."""
-    for widget in (field, *field.findChildren(QSpinBox)):
-        prefix = widget.prefix().strip() if isinstance(widget, QSpinBox) else ""
+    numbers = _numbers(field)
+    for widget, prefix in ((field, ""), *((part, part.prefix().strip()) for part in numbers)):
         widget.setToolTip(tip)
         widget.setAccessibleName(" ".join(word for word in (name or label, prefix) if word))
         widget.setAccessibleDescription(tip)

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app.looks.layer_kinds import LAYER_KINDS
 from app.looks.theme import Theme
+from engine.size_text import size_text
 
 if TYPE_CHECKING:
     from engine.model.info import LayerInfo
@@ -56,7 +57,7 @@ class LayerStrip(QWidget):
         """One line about a layer."""
         layer = self._layers[index]
         name = LAYER_KINDS[layer.kind].name
-        return f"blk.{layer.index}: {name}, {layer.quant}, {layer.n_bytes / 1e6:.3g} MB"
+        return f"blk.{layer.index}: {name}, {layer.quant}, {size_text(layer.n_bytes)}"
 
     def hasHeightForWidth(self) -> bool:
         return True

@@ -4,7 +4,7 @@ cells that draw a probability as a bar.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from PySide6.QtCore import (
     QAbstractItemModel,
@@ -78,10 +78,18 @@ class FittedColumns(QObject):
         self._table, self._samples = table, samples
         self.left_out: tuple[int, ...] = ()
         """The columns that have no room, from the right."""
+        self._empty: frozenset[int] = frozenset()
+        self._hidden: frozenset[int] = frozenset()
         table.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         table.installEventFilter(self)
         table.viewport().installEventFilter(self)
         self._size()
+
+    def hide_empty(self, columns: Iterable[int]) -> None:
+        """Leave no room for these columns, in which there is nothing now."""
+        if (empty := frozenset(columns)) != self._empty:
+            self._empty = empty
+            self._fit()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() == QEvent.Type.Resize and watched is self._table.viewport():
@@ -101,17 +109,19 @@ class FittedColumns(QObject):
         self._fit()
 
     def _fit(self) -> None:
-        room, n_shown = self._table.viewport().width(), 0
-        for width in self._widths:
+        room = self._table.viewport().width()
+        left_out: list[int] = []
+        for column, width in enumerate(self._widths):
+            if column in self._empty:
+                continue
             room -= width
-            if room < 0:
-                break
-            n_shown += 1
-        left_out = tuple(range(max(1, n_shown), len(self._widths)))
-        if left_out != self.left_out:
-            self.left_out = left_out
+            if left_out or (room < 0 and column):
+                left_out.append(column)
+        hidden = self._empty.union(left_out)
+        if hidden != self._hidden:
+            self._hidden, self.left_out = hidden, tuple(left_out)
             for column in range(len(self._widths)):
-                self._table.setColumnHidden(column, column in left_out)
+                self._table.setColumnHidden(column, column in hidden)
             self.changed.emit()
 
 

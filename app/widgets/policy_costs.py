@@ -10,8 +10,8 @@ from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
 
 from app.looks.theme import figures_font
 from app.models.memory_estimate import PolicyCost
-from app.models.number_text import format_bytes
 from engine.memory.policies import POLICIES
+from engine.size_text import size_text
 
 _NAME, _PRODUCT, _TOTAL = range(3)
 
@@ -49,9 +49,9 @@ class PolicyCosts(QWidget):
         for cost in costs:
             name, product, total = self._labels[cost.policy]
             what = "log entries" if POLICIES[cost.policy].is_log else "snapshots"
-            product.setText(f"{format_bytes(cost.unit_bytes)} × {cost.n_units} × {cost.n_seqs}")
+            product.setText(f"{size_text(cost.unit_bytes)} × {cost.n_units} × {cost.n_seqs}")
             product.setToolTip(f"Bytes × {what} for each sequence × sequences")
-            total.setText(format_bytes(cost.total))
+            total.setText(size_text(cost.total))
             role = QPalette.ColorRole
             for label in (name, product, total):
                 font = label.font()

@@ -9,7 +9,7 @@ from PySide6.QtGui import QPainter, QPaintEvent, QPalette
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.looks.theme import Theme
-from app.models.number_text import format_bytes
+from engine.size_text import size_text
 
 _BAR_HEIGHT = 6
 _ROW_GAP = 4
@@ -28,7 +28,7 @@ class SizeBars(QWidget):
     def set_sizes(self, sizes: Mapping[str, int]) -> None:
         """Show these byte counts in this order."""
         self._sizes = dict(sizes)
-        text = ", ".join(f"{name} {format_bytes(n)}" for name, n in sizes.items())
+        text = ", ".join(f"{name} {size_text(n)}" for name, n in sizes.items())
         self.setAccessibleDescription(text)
         self.updateGeometry()
         self.update()
@@ -47,7 +47,7 @@ class SizeBars(QWidget):
         painter = QPainter(self)
         metrics = self.fontMetrics()
         label = max((metrics.horizontalAdvance(f"{n}  ") for n in self._sizes), default=0)
-        figure = metrics.horizontalAdvance("888.8 MB ")
+        figure = metrics.horizontalAdvance("8,888 MiB ")
         room = max(0, self.width() - label - figure)
         most = max(self._sizes.values(), default=0)
         muted = self.palette().color(QPalette.ColorRole.PlaceholderText)
@@ -57,7 +57,7 @@ class SizeBars(QWidget):
             painter.drawText(row, Qt.AlignmentFlag.AlignVCenter, name)
             painter.setPen(self.palette().color(QPalette.ColorRole.WindowText))
             painter.drawText(
-                row, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight, format_bytes(n)
+                row, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight, size_text(n)
             )
             width = max(2, round(room * n / most)) if n and most else 0
             top = row.center().y() - _BAR_HEIGHT // 2

@@ -8,8 +8,9 @@ from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QS
 
 from app.engine_thread.events import ProgressMade
 from app.models.live_numbers import LiveNumbers
-from app.models.number_text import NOT_OBSERVED, format_bytes, significant
+from app.models.number_text import NOT_OBSERVED, significant
 from app.models.run_axis import RunOverlay
+from engine.size_text import size_text
 
 _CHIPS = {
     "acceptance": ("acceptance", "0.888", "Accepted of all drafted tokens"),
@@ -105,7 +106,7 @@ class StatusLine(QStatusBar):
         self._phase.setText(progress.phase)
         self._bar.setValue(round(share * _STEPS))
         self._bar.setRange(0, _STEPS if progress.total else 0)  # without a total it only moves
-        of = f"{format_bytes(progress.done)} of {format_bytes(progress.total)}"
+        of = f"{size_text(progress.done)} of {size_text(progress.total)}"
         self._bar.setToolTip(of if progress.total else progress.phase)
         self._show_progress(True)
 

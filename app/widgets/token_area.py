@@ -52,6 +52,7 @@ class TokenArea(TokenScroll):
         self._selection = (0, 0)
         self._hits = np.zeros(0, np.int64)
         self._pressed_at = NOWHERE
+        self._zoom = 0
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.viewport().setCursor(Qt.CursorShape.IBeamCursor)
         self.setAccessibleName("Token stream")
@@ -121,13 +122,21 @@ class TokenArea(TokenScroll):
         """Select a token, or the next one in sight if it is hidden."""
         self._walk(token_walk.next_shown, token, +1)
 
+    def set_zoom(self, zoom: int) -> None:
+        """Write in letters larger by so many tenths (smaller below 0), keeping the place."""
+        self._zoom = zoom
+        self._metrics = TokenMetrics(fixed_font(zoom))
+        self._painter = TokenPainter(self._theme, self._metrics)
+        self._start_layout()
+
     def step_token(self, step: int) -> None:
         """Select the next (+1) or previous (-1) token in sight."""
         self._walk(token_walk.next_shown, self._current + step, step)
 
-    def step_rejection(self, step: int) -> None:
-        """Select the next (+1) or previous (-1) rejected token, or what replaced it."""
-        self._walk(token_walk.next_rejection, self._current, step)
+    def step_rejection(self, step: int) -> bool:
+        """Select the next (+1) or previous (-1) rejected token, or what replaced it, if there is
+        one; returns whether there is."""
+        return self._walk(token_walk.next_rejection, self._current, step)
 
     def step_row(self, step: int) -> None:
         """Select the token above (-1) or below (+1)."""
@@ -146,9 +155,12 @@ class TokenArea(TokenScroll):
                 return
             row += step
 
-    def _walk(self, find: token_walk.FindToken, token: int, step: int) -> None:
-        if self._stream is not None:
-            self._select(find(self._stream, token, step, self._hidden))
+    def _walk(self, find: token_walk.FindToken, token: int, step: int) -> bool:
+        if self._stream is None:
+            return False
+        found = find(self._stream, token, step, self._hidden)
+        self._select(found)
+        return found != NOWHERE
 
     def _select(self, token: int) -> None:
         if token == NOWHERE or self._stream is None:
@@ -240,13 +252,11 @@ class TokenArea(TokenScroll):
         if event.matches(QKeySequence.StandardKey.Copy):
             QGuiApplication.clipboard().setText(self.copy_text())
             return
-        shift = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
-        actions: dict[int, Callable[[], None]] = {
+        actions: dict[int, Callable[[], object]] = {
             Qt.Key.Key_Left: lambda: self.step_token(-1),
             Qt.Key.Key_Right: lambda: self.step_token(+1),
             Qt.Key.Key_Up: lambda: self.step_row(-1),
             Qt.Key.Key_Down: lambda: self.step_row(+1),
-            Qt.Key.Key_N: lambda: self.step_rejection(-1 if shift else +1),
             Qt.Key.Key_Home: lambda: self._walk(token_walk.next_shown, 0, +1),
             Qt.Key.Key_End: self._go_to_end,
             Qt.Key.Key_Return: self._inspect,
@@ -287,9 +297,7 @@ class TokenArea(TokenScroll):
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
         if event.type() in (QEvent.Type.FontChange, QEvent.Type.ApplicationFontChange):
-            self._metrics = TokenMetrics(fixed_font())
-            self._painter = TokenPainter(self._theme, self._metrics)
-            self._start_layout()
+            self.set_zoom(self._zoom)
 
     def focusInEvent(self, event: QFocusEvent) -> None:
         super().focusInEvent(event)

@@ -31,6 +31,7 @@ def token_tip(stream: TokenStream, index: int) -> str:
         ("target rank", _whole(facts["target_rank"])),
         ("target entropy", _real(facts["target_entropy"], " nats")),
         ("draft q", _real(facts["draft_p"])),
+        ("draft confidence", _real(facts["draft_conf"])),
     ]
     rows = "".join(
         f"<tr><td style='padding-right:10px'>{name}</td><td>{value}</td></tr>"

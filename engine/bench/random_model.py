@@ -18,6 +18,7 @@ from gguf.utility import model_weight_count_rounded_notation
 
 from engine.bench.quant_mixes import QUANTS, file_type, is_norm, tensor_type
 from engine.bench.random_blocks import random_tensor
+from engine.bench.random_drafters import RANDOM_DRAFTERS
 from engine.bench.random_families import RANDOM_FAMILIES
 from engine.errors import OptionError
 from engine.files import written_whole
@@ -56,7 +57,36 @@ def write_random_model(
         writer = GGUFWriter(part, config.architecture)
         try:
             family.add_keys(writer, config)
-            _write(writer, config, f"Random {size} {quant}", quant, tied=family.tied)
+            shapes = _shapes(config, tied=family.tied)
+            _write(writer, config, f"Random {size} {quant}", quant, shapes, tied=family.tied)
+        finally:
+            writer.close()
+
+
+def write_random_drafter(
+    path: Path, *, drafter: str, arch: str = "qwen35", size: str | None = None, quant: str = "q8_0"
+) -> None:
+    """Write a drafter for the model that `write_random_model` writes with this architecture and
+    size; it shares that one's embedding and head.
+
+    drafter: one of RANDOM_DRAFTERS. Raises as `write_random_model`.
+    """
+    _choose("drafter", drafter, RANDOM_DRAFTERS)
+    _choose("architecture", arch, RANDOM_FAMILIES)
+    sizes = RANDOM_FAMILIES[arch].sizes
+    size = size or next(iter(sizes))
+    _choose("size", size, sizes)
+    _choose("quantisation", quant, QUANTS)
+    kind, target = RANDOM_DRAFTERS[drafter], sizes[size]
+    config = kind.config_for(target)
+    with written_whole(path) as part:
+        writer = GGUFWriter(part, kind.architecture)
+        try:
+            kind.add_keys(writer, config)
+            writer.add_mask_token_id(target.n_vocab - len(CONTROL_TOKENS))
+            shapes = config.shapes((), target.n_vocab, target.n_vocab) | kind.further(config)
+            name = f"Random {drafter} for {size} {quant}"
+            _write(writer, target, name, quant, shapes, tied=True)
         finally:
             writer.close()
 
@@ -66,8 +96,10 @@ def _choose(what: str, value: str, choices: Collection[str]) -> None:
         raise OptionError(f"The {what} {value!r} is unknown.", f"Choose from {', '.join(choices)}.")
 
 
-def _write(writer: GGUFWriter, config: ModelConfig, name: str, quant: str, *, tied: bool) -> None:
-    shapes = _shapes(config, tied=tied)
+def _write(
+    writer: GGUFWriter, config: ModelConfig, name: str, quant: str, shapes: Shapes, *, tied: bool
+) -> None:
+    """config: of the model, or of the target that a drafter is for."""
     n_params = sum(math.prod(shape) for shape in shapes.values())
     writer.add_type("model")
     writer.add_name(name)

@@ -27,6 +27,7 @@ from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.scripted import ScriptedDrafter
 from engine.errors import OptionError
 from engine.findings.check import record_findings
+from engine.model.taps import TargetRows, join_rows
 from engine.options import Prompt, RunOptions
 from engine.sampling.distribution import Distribution
 from engine.sampling.sampler import Sampler
@@ -109,7 +110,11 @@ class Comparison:
         n_before = len(self.trace.runs)
         try:
             self._reference = ReferenceLane(
-                setup, LaneSpec(REFERENCE, kind=REFERENCE), lead, session.model
+                setup,
+                LaneSpec(REFERENCE, kind=REFERENCE),
+                lead,
+                session.model,
+                taps=self._chain.taps,
             )
             self._reference.facts["drafters"] = self._chain.statistics
             leaders: dict[str, Leader] = {session.compute: self._reference}
@@ -255,15 +260,15 @@ class Comparison:
         drafts = {} if admitted else self._draft(running)
         self._reference.begin()
         decode = self._prompt if admitted else self._decode
-        parts, hidden = [], []
+        parts, of_tokens = [], []
         for sequence in running:
             part, rows = decode(sequence, drafts.get(sequence.index))
             parts.append(part)
-            hidden.append(rows)
+            of_tokens.append(rows)
         self._reference.close(ReferenceRound(self._round, parts, self._reference.memory))
         for lane in self._followers:
             lane.follow()
-        for sequence, part, rows in zip(running, parts, hidden, strict=True):
+        for sequence, part, rows in zip(running, parts, of_tokens, strict=True):
             if part.draft is not None:
                 self._chain.accept(sequence.index, len(part.chosen) - 1)
             self._chain.observe(sequence.index, part.pos0, part.decoded, rows)
@@ -277,34 +282,36 @@ class Comparison:
 
     def _prompt(
         self, sequence: DecodingSequence, _: Draft | None
-    ) -> tuple[SequenceRound, torch.Tensor]:
+    ) -> tuple[SequenceRound, TargetRows]:
         tokens = sequence.prompt.tokens
         span = Span(sequence.index, 0, tokens, [len(tokens) - 1])
         before = sequence.sampler.clone()
-        logits, hidden = self._reference.decode(self._round, sequence.seq_id, span, is_prompt=True)
+        logits, of_tokens = self._reference.decode(
+            self._round, sequence.seq_id, span, is_prompt=True
+        )
         rows = partial(self._row, sequence, len(tokens), logits)
         chosen = match(Draft(), rows, sequence.sampler, ()).tokens
-        return self._chosen(sequence, tokens, None, chosen, logits, before, is_prompt=True), hidden
+        part = self._chosen(sequence, tokens, None, chosen, logits, before, is_prompt=True)
+        return part, of_tokens
 
     def _decode(
         self, sequence: DecodingSequence, draft: Draft | None
-    ) -> tuple[SequenceRound, torch.Tensor]:
+    ) -> tuple[SequenceRound, TargetRows]:
         tokens = [sequence.last, *(draft.tokens if draft else ())]
         before = sequence.sampler.clone()
         rows: list[torch.Tensor] = []
-        hidden: list[torch.Tensor] = []
+        of_tokens: list[TargetRows] = []
 
         def decode(i: int) -> Distribution:
             span = Span(sequence.index, sequence.n_tokens + i, [tokens[i]], [0])
             logits, row = self._reference.decode(self._round, sequence.seq_id, span)
             rows.append(logits)
-            hidden.append(row)
+            of_tokens.append(row)
             return self._row(sequence, span.pos0 + 1, logits, 0)
 
         chosen = self._rule(draft or Draft(), decode, sequence.sampler, self._end_tokens).tokens
-        return self._chosen(sequence, tokens, draft, chosen, torch.cat(rows), before), torch.cat(
-            hidden
-        )
+        part = self._chosen(sequence, tokens, draft, chosen, torch.cat(rows), before)
+        return part, join_rows(of_tokens)
 
     def _row(
         self, sequence: DecodingSequence, pos: int, logits: torch.Tensor, row: int

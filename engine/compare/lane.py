@@ -18,7 +18,7 @@ from engine.batch import Span
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import ReferenceRound, SequenceRound
 from engine.compare.rows import DivergenceRows
-from engine.decode.forward import Forward, RowsBySequence
+from engine.decode.forward import Forward, RowsBySequence, TargetRowsBySequence
 from engine.decode.recorder import PhaseClock, Recorder
 from engine.decode.round_facts import round_facts
 from engine.decode.verify_loop import valid_depth
@@ -114,7 +114,10 @@ class Lane:
 
 
 class EngineLane(Lane):
-    """A lane with a memory, decoding with the session's model in some compute mode."""
+    """A lane with a memory, decoding with the session's model in some compute mode.
+
+    taps: layers whose rows are wanted beside the hidden ones.
+    """
 
     def __init__(
         self,
@@ -123,6 +126,7 @@ class EngineLane(Lane):
         options: RunOptions,
         model: HybridModel,
         n_rs_seq: int = 0,
+        taps: Sequence[int] = (),
     ) -> None:
         session = setup.session
         self.options = options
@@ -132,9 +136,8 @@ class EngineLane(Lane):
         run_id = session.begin_run(setup.trace, options, self.memory, n_rs_seq, model)
         super().__init__(setup, spec, run_id)
         self._holders: dict[int, int] = {}
-        self._forward = Forward(
-            model, self.memory, options, self._recorder, self._holders.__getitem__
-        )
+        holder = self._holders.__getitem__
+        self._forward = Forward(model, self.memory, options, self._recorder, holder, taps=taps)
 
     def forget(self, seq: int) -> None:
         """A sequence has ended."""
@@ -142,7 +145,7 @@ class EngineLane(Lane):
 
     def _run(
         self, number: int, spans: Sequence[Span], *, is_prompt: bool
-    ) -> tuple[RowsBySequence, RowsBySequence]:
+    ) -> tuple[RowsBySequence, TargetRowsBySequence]:
         purpose = "prompt" if is_prompt else "verify"
         return self._forward.run(self._forward.split(spans), number, purpose, self._clock)
 

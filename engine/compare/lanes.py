@@ -15,6 +15,7 @@ from engine.decode.batching import verify_batches
 from engine.decode.forward import Forward, RowsBySequence
 from engine.draft.chain import DrafterAnswer
 from engine.model.hybrid import HybridModel
+from engine.model.taps import TargetRows
 from engine.options import RunOptions
 
 JITTER = {"f32": 2.0**-20, "blocks": 2.0**-20}
@@ -35,11 +36,11 @@ class ReferenceLane(EngineLane):
 
     def decode(
         self, number: int, seq_id: int, span: Span, *, is_prompt: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [1, n_vocab] behind the last of the tokens, hidden rows of all."""
+    ) -> tuple[torch.Tensor, TargetRows]:
+        """Logits [1, n_vocab] behind the last of the tokens, and the rows of all."""
         self._holders[span.seq] = seq_id
-        logits, hidden = self._run(number, [span], is_prompt=is_prompt)
-        return logits[span.seq], hidden[span.seq]
+        logits, of_tokens = self._run(number, [span], is_prompt=is_prompt)
+        return logits[span.seq], of_tokens[span.seq]
 
     def record_drafts(self, number: int, asked: Sequence[DrafterAnswer]) -> None:
         """Every drafter that was asked on behalf of all lanes."""

@@ -11,15 +11,19 @@ from engine.decode.recorder import PhaseClock, Recorder
 from engine.device import wait_for
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
+from engine.model.taps import TargetRows, join_rows
 from engine.options import RunOptions
 
 RowsBySequence = dict[int, torch.Tensor]
-"""Per memory sequence: logits [n_outputs, n_vocab] or hidden rows [n_tokens, n_embd]."""
+"""Per memory sequence: logits [n_outputs, n_vocab]."""
+
+TargetRowsBySequence = dict[int, TargetRows]
+"""Per memory sequence: rows of all its tokens, [n_tokens, n_embd]."""
 
 
 class Forward:
     """Runs batches through the target. `seq_id_of` names a memory sequence in the trace.
-    `watch` is shown every pass and its hidden rows.
+    `watch` is shown every pass and its rows. taps: layers whose rows drafters want.
 
     n_ubatch: most tokens in one pass, never more than a batch may have.
     """
@@ -31,12 +35,13 @@ class Forward:
         options: RunOptions,
         recorder: Recorder,
         seq_id_of: Callable[[int], int],
-        watch: Callable[[UBatch, torch.Tensor], None] | None = None,
+        watch: Callable[[UBatch, TargetRows], None] | None = None,
+        taps: Sequence[int] = (),
     ) -> None:
         self.memory = memory
         self.n_ubatch = min(options.n_ubatch, options.n_batch)
         self._model, self._options, self._recorder = model, options, recorder
-        self._seq_id_of, self._watch = seq_id_of, watch
+        self._seq_id_of, self._watch, self._taps = seq_id_of, watch, taps
 
     def split(self, spans: Sequence[Span]) -> list[UBatch]:
         """The ubatches of a batch."""
@@ -44,20 +49,20 @@ class Forward:
 
     def run(
         self, ubatches: Sequence[UBatch], round_: int, purpose: str, clock: PhaseClock
-    ) -> tuple[RowsBySequence, RowsBySequence]:
-        """Decode: the wanted logits and all hidden rows of every sequence. The time of a pass is
-        booked to the sequences in it, in parts of their tokens."""
+    ) -> tuple[RowsBySequence, TargetRowsBySequence]:
+        """Decode: the wanted logits and the rows of all tokens of every sequence. The time of a
+        pass is booked to the sequences in it, in parts of their tokens."""
         phase = "replay" if purpose == "replay" else "verify"
         logits: dict[int, list[torch.Tensor]] = {}
-        hidden: dict[int, list[torch.Tensor]] = {}
+        of_tokens: dict[int, list[TargetRows]] = {}
         for ubatch in ubatches:
             gap = self._gap(ubatch)
-            out = self._model.forward(ubatch, self.memory)
+            out = self._model.forward(ubatch, self.memory, taps=self._taps)
             if self._watch:
-                self._watch(ubatch, out.hidden)
+                self._watch(ubatch, out.rows)
             rows = [row // ubatch.n_seq_tokens for row in ubatch.outputs.tolist()]
             for i, seq in enumerate(ubatch.seq_ids):
-                hidden.setdefault(seq, []).append(out.hidden[i])
+                of_tokens.setdefault(seq, []).append(out.rows[i])
                 if count := rows.count(i):
                     first = rows.index(i)
                     logits.setdefault(seq, []).append(out.logits[first : first + count])
@@ -65,7 +70,7 @@ class Forward:
             ms = clock.stop(phase, ubatch.seq_ids)
             seq_ids = [self._seq_id_of(seq) for seq in ubatch.seq_ids]
             self._recorder.ubatch(round_, ubatch, seq_ids, purpose, ms, gap)
-        return _joined(logits), _joined(hidden)
+        return _joined(logits), {seq: join_rows(parts) for seq, parts in of_tokens.items()}
 
     def _gap(self, ubatch: UBatch) -> int:
         """Positions between what memory holds of a sequence and its first one here, the furthest

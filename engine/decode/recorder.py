@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.decode.round_facts import RoundFacts
 from engine.decode.token_rows import token_rows
-from engine.decode.verify import TargetFacts, TargetRows, all_target_facts
+from engine.decode.verify import FactsRequest, TargetFacts, all_target_facts
 from engine.trace.records import PHASES
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
@@ -130,6 +130,8 @@ class Recorder:
                 num_draft_tokens=len(draft.tokens),
                 reason=draft.reason,
                 num_wrong_rows=draft.n_wrong_rows,
+                block_length=draft.block,
+                confidence=_mean(draft.sure or draft.probs),
                 draft_ms=answer.ms,
             )
 
@@ -183,7 +185,7 @@ class Recorder:
 
     def _write(self) -> None:
         unanswered, self._unanswered = self._unanswered, []
-        asked = [(f, f.target) for f in unanswered if isinstance(f.target, TargetRows)]
+        asked = [(f, f.target) for f in unanswered if isinstance(f.target, FactsRequest)]
         targets = all_target_facts([rows for _, rows in asked])
         for (facts, _), target in zip(asked, targets, strict=True):
             facts.target = target
@@ -286,6 +288,10 @@ def _look(memory: HybridMemory, seq: int, columns: dict[str, Any]) -> Sequence[S
     columns["n_rs_seq"] = recurrent.n_rs_seq
     columns["recurrent_pos_max"] = recurrent.seq_pos_max(seq)
     return recurrent.slots(seq)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _stop_kind(facts: RoundFacts) -> str:

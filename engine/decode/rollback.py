@@ -22,6 +22,7 @@ from engine.decode.verify import Acceptance
 from engine.errors import RollbackRefusedError
 from engine.memory.hybrid import SequenceCheckpoint
 from engine.memory.policies import POLICIES
+from engine.model.taps import TargetRows
 from engine.options import MAX_REPLAYS, RunOptions
 
 VerifyAgain = Callable[[list[int], torch.Tensor], Acceptance]
@@ -35,13 +36,13 @@ class RollbackOutcome:
 
     acceptance: the verification that counted, the last one; behind a replay that agreed its list
     is longer by one. logits: float32 [>= len(accepted), n_vocab], what it chose from, row by row.
-    hidden: float32 [len(accepted), n_embd], rows of `last` and all accepted tokens but the newest.
+    of_tokens: rows of `last` and all accepted tokens but the newest, [len(accepted), n_embd].
     n_replays: restores done, more than MAX_REPLAYS when replays never agreed.
     """
 
     acceptance: Acceptance
     logits: torch.Tensor
-    hidden: torch.Tensor
+    of_tokens: TargetRows
     path: str = "none"
     n_replays: int = 0
 
@@ -135,8 +136,8 @@ class Rollback:
         self._restore(outcome, span, save, clock)
         tokens = [span.tokens[0], *outcome.accepted[:-1]]
         ubatches = self._forward.split([Span(span.seq, span.pos0, tokens, [])])
-        _, hidden = self._forward.run(ubatches, round_, "replay", clock)
-        outcome.hidden = hidden[span.seq]
+        _, of_tokens = self._forward.run(ubatches, round_, "replay", clock)
+        outcome.of_tokens = of_tokens[span.seq]
 
     def _replay_verified(
         self,
@@ -153,11 +154,13 @@ class Rollback:
             expected = outcome.accepted
             tokens = [span.tokens[0], *expected]
             batch = [Span(span.seq, span.pos0, tokens, range(len(tokens)))]
-            logits, hidden = self._forward.run(self._forward.split(batch), round_, "replay", clock)
+            logits, of_tokens = self._forward.run(
+                self._forward.split(batch), round_, "replay", clock
+            )
             outcome.logits = logits[span.seq]
             outcome.acceptance = found = again(expected, outcome.logits)
             clock.stop("sample", [span.seq])
-            outcome.hidden = hidden[span.seq][: len(found.tokens)]
+            outcome.of_tokens = of_tokens[span.seq][: len(found.tokens)]
             if len(found.tokens) == len(tokens):
                 return True
             if self._memory.seq_rm(span.seq, span.pos0 + len(found.tokens)):

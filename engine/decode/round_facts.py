@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.decode.verify import TargetFacts, TargetRows
+from engine.decode.verify import FactsRequest, TargetFacts
 from engine.draft.drafter import Draft
 from engine.sampling.grammar import AllowedTokens
 
@@ -36,7 +36,7 @@ class RoundFacts:
     tokens: Sequence[int]
     n_accepted: int | None
     own_kinds: Sequence[str]
-    target: TargetFacts | TargetRows
+    target: TargetFacts | FactsRequest
     rollback_depth: int = 0
     memory_rollback: int = 0
     rollback_path: str = "none"
@@ -90,10 +90,10 @@ def round_facts(
         first = "bonus"
     kinds = [first] + ["target" if draft is None else "bonus"] * (n_own - 1) if n_own else []
     rows = [*range(n_judged), *own]
-    target: TargetFacts | TargetRows = _NOTHING
+    target: TargetFacts | FactsRequest = _NOTHING
     if logits is not None:
         asked = [*drafted[:n_judged], *tokens[n_accepted:]]
-        target = TargetRows(logits, asked, rows)
+        target = FactsRequest(logits, asked, rows)
     n_kept = width if n_kept is None else n_kept
     may = allowed or {}
     return RoundFacts(

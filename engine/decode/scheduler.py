@@ -27,6 +27,7 @@ from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
+from engine.model.taps import TargetRows
 from engine.options import Prompt, RunOptions
 from engine.sampling.grammar import Grammar
 from engine.sampling.sampler import Sampler
@@ -72,7 +73,7 @@ class Scheduler:
         self._slots = SlotAssignment(self.sequences, memory.attention.n_seqs, choose)
         chain.trim = partial(cut_draft, self._slots) if grammar else None
         holder = self._slots.holders.__getitem__
-        self._forward = Forward(model, memory, options, recorder, holder, chain.decoded)
+        self._forward = Forward(model, memory, options, recorder, holder, chain.decoded, chain.taps)
         self._loop = VerifyLoop(self._forward, options)
         rates = options.spec.synthetic
         self._synthetic = SyntheticAcceptance(rates, options.sampler.seed) if rates else None
@@ -146,7 +147,7 @@ class Scheduler:
         if not parts:
             return []
         ubatches = self._forward.split([span for _, span in parts])
-        logits, hidden = self._forward.run(ubatches, self._round, "prompt", clock)
+        logits, of_tokens = self._forward.run(ubatches, self._round, "prompt", clock)
         rounds = []
         for sequence, span in parts:
             seq, first = sequence.index, None
@@ -180,7 +181,7 @@ class Scheduler:
                     self._round, sequence.seq_id, sequence.n_tokens, first.tokens, logits[seq]
                 )
             clock.stop("sample", [seq])
-            self._observe(seq, span.pos0, span.tokens, hidden[seq])
+            self._observe(seq, span.pos0, span.tokens, of_tokens[seq])
             if not sequence.in_prompt:
                 self._chain.begin(seq, sequence.prompt.tokens)
             clock.stop("draft", [seq])
@@ -203,10 +204,10 @@ class Scheduler:
         clock.stop("save", [seq])
         return n_restored, n_saved
 
-    def _observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
+    def _observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         if self._held:
             self._held.observe(seq, tokens)
-        self._chain.observe(seq, pos0, tokens, hidden)
+        self._chain.observe(seq, pos0, tokens, rows)
 
     def _decode_round(
         self, sequences: list[DecodingSequence], clock: PhaseClock
@@ -307,5 +308,5 @@ class Scheduler:
         clock.stop("sample", [seq])
         if attempt.draft is not None:
             self._chain.accept(seq, facts.n_accepted or 0)
-        self._observe(seq, attempt.pos0, [attempt.last, *final[:-1]], verified.outcome.hidden)
+        self._observe(seq, attempt.pos0, [attempt.last, *final[:-1]], verified.outcome.of_tokens)
         clock.stop("draft", [seq])

@@ -57,6 +57,8 @@ def _add_drafted(row: dict[str, Any], draft: Draft, i: int) -> None:
         row["draft_p"] = draft.probs[i]
         row["draft_top_id"] = draft.top_ids[i]
         row["draft_top_p"] = draft.top_probs[i]
+    if draft.sure:
+        row["draft_conf"] = draft.sure[i]
 
 
 def _add_target(row: dict[str, Any], facts: RoundFacts, target: TargetFacts, i: int) -> None:

@@ -105,7 +105,7 @@ class TargetFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class TargetRows:
+class FactsRequest:
     """The arguments of a `target_facts` call that is still to be made."""
 
     logits: torch.Tensor
@@ -156,7 +156,7 @@ def target_facts(
     return facts
 
 
-def all_target_facts(asked: Sequence[TargetRows]) -> list[TargetFacts]:
+def all_target_facts(asked: Sequence[FactsRequest]) -> list[TargetFacts]:
     """`target_facts` of each, for all rows at once: the same values."""
     if not asked:
         return []

@@ -22,6 +22,7 @@ from engine.decode.round_facts import RoundFacts, round_facts
 from engine.decode.verify import Acceptance
 from engine.draft.drafter import Draft
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
+from engine.model.taps import TargetRows
 from engine.options import RunOptions
 
 
@@ -94,11 +95,11 @@ class VerifyLoop:
             pending = {seq: pending_of(self._forward.memory, seq) for seq in seqs}
             saves = self._rollback.checkpoints(batch.spans, batch.ubatches)
             clock.stop("save", seqs)
-            logits, hidden = self._forward.run(batch.ubatches, number, "verify", clock)
+            logits, of_tokens = self._forward.run(batch.ubatches, number, "verify", clock)
             for span in batch.spans:
                 seq = span.seq
                 found = self._judged(
-                    number, by_seq[seq], span, logits[seq], hidden[seq], saves.get(seq), clock
+                    number, by_seq[seq], span, logits[seq], of_tokens[seq], saves.get(seq), clock
                 )
                 found.facts.rs_idx_before = pending[seq]
                 yield found
@@ -109,7 +110,7 @@ class VerifyLoop:
         attempt: VerifyAttempt,
         span: Span,
         logits: torch.Tensor,
-        hidden: torch.Tensor,
+        of_tokens: TargetRows,
         save: SequenceCheckpoint | None,
         clock: PhaseClock,
     ) -> VerifiedSequence:
@@ -118,7 +119,7 @@ class VerifyLoop:
         accepted = judge.accept(draft or Draft(), logits)
         depth = valid_depth(memory, span.seq)
         clock.stop("sample", [span.seq])
-        outcome = RollbackOutcome(accepted, logits, hidden[: len(accepted.tokens)])
+        outcome = RollbackOutcome(accepted, logits, of_tokens[: len(accepted.tokens)])
         self._rollback.undo(span, outcome, save, judge.again, number, clock)
         n_emitted = judge.emit(outcome.accepted)
         counted = outcome.acceptance

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-import torch
-
 from engine.batch import UBatch
-from engine.draft.drafter import Draft, Drafter, DraftRequest, SeesPasses
+from engine.draft.drafter import Draft, Drafter, DraftRequest, ReadsTaps, SeesPasses
+from engine.model.taps import TargetRows
 
 TrimDraft = Callable[[int, Draft], None]
 """Shortens the draft of a sequence to what the sequence may say."""
@@ -65,6 +64,12 @@ class DrafterChain:
         """Most tokens that any of the drafters may draft."""
         return max((drafter.n_max for drafter in self._drafters), default=0)
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers whose rows any of the drafters reads, ascending."""
+        readers = [drafter for drafter in self._drafters if isinstance(drafter, ReadsTaps)]
+        return tuple(sorted({layer for drafter in readers for layer in drafter.taps}))
+
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
         """The prompt of a sequence is decoded."""
         for drafter in self._drafters:
@@ -72,16 +77,16 @@ class DrafterChain:
             drafter.begin(seq, prompt)
             self._book(drafter, "begin", start)
 
-    def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
+    def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         """Pass on what the target decoded for good."""
         for drafter in self._drafters:
-            drafter.observe(seq, pos0, tokens, hidden)
+            drafter.observe(seq, pos0, tokens, rows)
 
-    def decoded(self, ubatch: UBatch, hidden: torch.Tensor) -> None:
+    def decoded(self, ubatch: UBatch, rows: TargetRows) -> None:
         """Show a pass of the target to the drafters that implement SeesPasses."""
         for drafter in self._drafters:
             if isinstance(drafter, SeesPasses):
-                drafter.decoded(ubatch, hidden)
+                drafter.decoded(ubatch, rows)
 
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, Draft]:
         """Drafts by sequence, cut to the limit of the request; one without a draft is absent."""

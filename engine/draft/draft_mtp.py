@@ -21,6 +21,7 @@ from engine.draft.with_model import ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.mtp import MtpHead
+from engine.model.taps import TargetRows
 from engine.transfer import upload
 
 _N_MARKS = 4
@@ -72,13 +73,13 @@ class DraftMtp(ModelDrafter):
         self._marks: dict[int, torch.Tensor] = {}
         self._hidden = torch.empty(0)
 
-    def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
+    def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         """Keep the pairs; cells of drafted tokens are removed."""
         observed = self._of(seq)
         self._memory.seq_rm(seq, observed.n_decoded)
-        observed.write(pos0, tokens, hidden)
+        observed.write(pos0, tokens, rows.hidden)
 
-    def decoded(self, ubatch: UBatch, hidden: torch.Tensor) -> None:
+    def decoded(self, ubatch: UBatch, rows: TargetRows) -> None:
         """Remember each row by its first numbers where the target computed it. The pairs come
         another way, through acceptance and `observe`: a row of a rejected token shows."""
         for i, seq in enumerate(ubatch.seq_ids):
@@ -89,7 +90,7 @@ class DraftMtp(ModelDrafter):
             if (lack := first + 1 + n - len(marks)) > 0:
                 more = marks.new_full((max(lack, len(marks)), _N_MARKS), math.nan)
                 self._marks[seq] = marks = torch.cat((marks, more))
-            marks[first + 1 : first + 1 + n] = hidden[i, :, :_N_MARKS]
+            marks[first + 1 : first + 1 + n] = rows.hidden[i, :, :_N_MARKS]
 
     def resume(self, seq: int, n_tokens: int) -> None:
         """Remove the cells behind these tokens."""

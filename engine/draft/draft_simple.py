@@ -23,6 +23,7 @@ from engine.draft.with_model import ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
+from engine.model.taps import TargetRows
 
 STAND_IN = 0
 """Read by the draft model for ids that it lacks; `<unk>` in vocabularies that have one."""
@@ -73,7 +74,7 @@ class DraftSimple(ModelDrafter):
             for request in requests
         ]
 
-    def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
+    def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         """Keep the guesses that came true, rewind the others, queue what is missing."""
         progress = self._progress.setdefault(seq, _DecodedSoFar())
         n_true = 0

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from engine.sampling.distribution import Distribution
 
 if TYPE_CHECKING:
-    import torch
-
     from engine.batch import UBatch
+    from engine.model.taps import TargetRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,8 @@ class Draft:
     (engine.draft.registry.meaning). non_finite: how many tokens it had when the largest of its
     drafter's logits was not finite, and that logit; None if all were. n_wrong_rows: hidden rows
     that it was made from and that the target did not compute there, None where nobody looked.
+    sure: what a confidence head gave each token, empty without one. block: rows of the block that
+    it was drafted in, None where it was not drafted as a block.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -52,13 +53,16 @@ class Draft:
     reason: str = ""
     non_finite: tuple[int, float] | None = None
     n_wrong_rows: int | None = None
+    sure: list[float] = field(default_factory=list)
+    block: int | None = None
 
     def cut(self, n_max: int, reason: str) -> None:
         """Keep at most n_max tokens; the reason is noted if any are lost."""
         self.n_raw = max(self.n_raw, len(self.tokens))
         if len(self.tokens) > n_max:
             self.reason = reason
-            for values in (self.tokens, self.probs, self.top_ids, self.top_probs, self.q):
+            kept = self.tokens, self.probs, self.top_ids, self.top_probs, self.q, self.sure
+            for values in kept:
                 del values[n_max:]
 
 
@@ -66,8 +70,17 @@ class Draft:
 class SeesPasses(Protocol):
     """A drafter that is shown every forward pass of the target, before anything is undone."""
 
-    def decoded(self, ubatch: UBatch, hidden: torch.Tensor) -> None:
-        """hidden: float32 [n_seqs, n_seq_tokens, n_embd]."""
+    def decoded(self, ubatch: UBatch, rows: TargetRows) -> None:
+        """rows: [n_seqs, n_seq_tokens, n_embd], also of tokens that will be rejected."""
+
+
+@runtime_checkable
+class ReadsTaps(Protocol):
+    """A drafter that reads rows inside the target. taps: which (engine.model.taps); `observe` and
+    `decoded` bring these, perhaps among others."""
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...
 
 
 class Drafter(Protocol):
@@ -82,10 +95,10 @@ class Drafter(Protocol):
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
         """The prompt of a sequence has been decoded; generation starts."""
 
-    def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
+    def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         """The target has decoded `tokens` for good, from pos0 on.
 
-        hidden: float32 [len(tokens), n_embd], the target's hidden rows after its final norm.
+        rows: the target's of these tokens, [len(tokens), n_embd].
         """
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:

@@ -12,7 +12,7 @@ from engine.draft.history import History
 from engine.option_fields import FormRow, NumberRange, option
 
 if TYPE_CHECKING:
-    import torch
+    from engine.model.taps import TargetRows
 
 GROUP = "ngram"
 """Of the command line: speculation without a draft model."""
@@ -51,7 +51,7 @@ class NgramDrafter(ABC):
         """Start from the prompt."""
         self._histories[seq] = History(prompt)
 
-    def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
+    def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         """Append what was decoded."""
         self._histories.setdefault(seq, History()).write(pos0, tokens)
 

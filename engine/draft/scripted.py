@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from engine.draft.drafter import Draft, DraftRequest
 from engine.errors import OptionError
+from engine.model.taps import TargetRows
 
 
 @dataclass(slots=True)
@@ -63,7 +62,7 @@ class ScriptedDrafter:
         """A prompt starts a script."""
         self._scripts[seq] = _Script(len(prompt), self._continue(prompt))
 
-    def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
+    def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         """The script knows these tokens already."""
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:

@@ -19,7 +19,7 @@ from engine.option_fields import FormRow, NumberRange, option
 from engine.trace.records import N_TOP
 
 if TYPE_CHECKING:
-    import torch
+    from engine.model.taps import TargetRows
 
 _SHARE = NumberRange(0.0, 1.0, "Use 0 to switch it off.")
 
@@ -196,7 +196,7 @@ class SuffixDrafter:
         self._texts.start(self._n_started, prompt)
         self._n_started += 1
 
-    def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
+    def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         """Take over what was decoded behind the prompt."""
         if seq in self._requests:
             self._take(seq, pos0, tokens)

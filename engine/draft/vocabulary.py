@@ -1,6 +1,8 @@
-"""Whether a draft model's vocabulary serves a target (llama.cpp's rules for draft-simple).
+"""Whether the vocabulary of a draft model or of a drafter serves a target.
 
-The sizes may differ a little: drafters propose only ids that both models have.
+For draft-simple by llama.cpp's rules: the sizes may differ a little, and only ids that both models
+have are drafted. Drafters that go with one target read its tokens by their ids, which all have to
+mean the same.
 """
 
 from __future__ import annotations
@@ -35,6 +37,18 @@ def check_vocabularies(target: Tokenizer, draft: Tokenizer) -> None:
             _refuse(
                 f"token {token_id} differs: target {target.piece(token_id)!r}, "
                 f"draft {draft.piece(token_id)!r}"
+            )
+
+
+def check_same_vocabulary(target: Tokenizer, drafter: Tokenizer) -> None:
+    """VocabularyMismatchError unless every id means the same text."""
+    if target.n_vocab != drafter.n_vocab:
+        _refuse(f"the sizes differ: target {target.n_vocab}, drafter {drafter.n_vocab}")
+    for token_id in range(target.n_vocab):
+        if target.piece(token_id) != drafter.piece(token_id):
+            _refuse(
+                f"token {token_id} differs: target {target.piece(token_id)!r}, "
+                f"drafter {drafter.piece(token_id)!r}"
             )
 
 

@@ -4,7 +4,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -125,6 +125,25 @@ class HybridMemory:
         size = config.mtp.block.cells() if config.mtp else None
         assert size is not None  # a head attends
         attention = AttentionKV({0: size}, n_seqs, n_ctx, device, in_order=batch_invariant)
+        return cls(attention, None, batch_invariant=batch_invariant, graphs=graphs_for(device))
+
+    @classmethod
+    def for_blocks(
+        cls,
+        layers: Mapping[int, CellSize],
+        n_seqs: int,
+        n_ctx: int,
+        device: torch.device,
+        *,
+        causal: bool,
+        batch_invariant: bool = False,
+    ) -> HybridMemory:
+        """Memory for a drafter of blocks: attention layers alone, in which the rows of a block see
+        each other unless `causal`."""
+        cells: dict[CellKey, CellSize] = dict(layers.items())
+        attention = AttentionKV(
+            cells, n_seqs, n_ctx, device, in_order=batch_invariant, ahead=not causal
+        )
         return cls(attention, None, batch_invariant=batch_invariant, graphs=graphs_for(device))
 
     def split(self, spans: Sequence[Span], n_ubatch: int, mode: str) -> list[UBatch]:

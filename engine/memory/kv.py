@@ -71,9 +71,10 @@ class AttentionKV:
 
     layers: what each layer keeps of a token; further rows of it are added to them. unified: one
     pool of n_seqs * n_ctx cells that all sequences use; a copied sequence then shares cells.
-    in_order: views have a sequence's cells in the order of its positions, which costs a copy
-    wherever they are stored otherwise. rotate: per layer what turns its keys by a number of
-    positions, which only `seq_add` needs; keys of layers that are not named there have none.
+    ahead: tokens of one ubatch see those behind them, too. in_order: views have a sequence's cells
+    in the order of its positions, which costs a copy wherever they are stored otherwise. rotate:
+    per layer what turns its keys by a number of positions, which only `seq_add` needs; keys of
+    layers that are not named there have none.
     Raises OptionError above 64 sequences.
     """
 
@@ -86,6 +87,7 @@ class AttentionKV:
         *,
         unified: bool = False,
         in_order: bool = False,
+        ahead: bool = False,
         rotate: Mapping[CellKey, Rotate] | None = None,
     ) -> None:
         further: dict[CellKey, CellSize] = {
@@ -97,7 +99,7 @@ class AttentionKV:
         self.layers = layers = {**layers, **further}
         self.n_seqs, self.n_ctx, self.device = n_seqs, n_ctx, device
         self.unified = unified
-        self._in_order = in_order
+        self._in_order, self._ahead = in_order, ahead
         self._gathered: torch.Tensor | None = None
         self._rotate = rotate
         self._windows = tuple(dict.fromkeys(size.window for size in layers.values()))
@@ -341,7 +343,10 @@ class AttentionKV:
     def _looks(self, seqs: Sequence[int], positions: np.ndarray, n_view: int) -> list[np.ndarray]:
         """What the ubatch sees of cells: a mask per window, and behind them positions if told."""
         table = self._table
-        looks = [table.visible(seqs, positions, n_view, window) for window in self._windows]
+        looks = [
+            table.visible(seqs, positions, n_view, window, ahead=self._ahead)
+            for window in self._windows
+        ]
         where = table.cell_positions(seqs, n_view) if self._tells_positions else None
         order = self._order(seqs) if self._in_order else None
         if order:

@@ -78,17 +78,24 @@ class CellTable:
             self.end[stream] = max(self.end[stream], int(row[-1]) + 1)
 
     def visible(
-        self, seqs: Sequence[int], positions: np.ndarray, n: int, window: int | None = None
+        self,
+        seqs: Sequence[int],
+        positions: np.ndarray,
+        n: int,
+        window: int | None = None,
+        *,
+        ahead: bool = False,
     ) -> np.ndarray:
         """Which of the first n cells every token may see: its sequence's, up to its position, and
         with a window less than that many positions before it.
 
-        positions: int64 [len(seqs), T]. Returns bool [len(seqs), T, n].
+        positions: int64 [len(seqs), T]. ahead: those behind its position too. Returns bool
+        [len(seqs), T, n].
         """
         rows = self._rows(seqs)
         own = (self._owners[rows, :n] & _BITS[list(seqs), None]) != _NOBODY
         held, seen_from = self._pos[rows, None, :n], positions[:, :, None]
-        seen = own[:, None] & (held <= seen_from)
+        seen = own[:, None] & (ahead | (held <= seen_from))
         return seen if window is None else seen & (held > seen_from - window)
 
     def cell_positions(self, seqs: Sequence[int], n: int) -> np.ndarray:

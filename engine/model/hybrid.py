@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from engine.batch import UBatch
 from engine.model.config import ModelConfig
-from engine.model.layers import OutputHead, StepOutput
+from engine.model.layers import OutputHead
 from engine.model.memory import ModelMemory
 from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.mtp import MtpHead
 from engine.model.rope_tables import RopeTables
+from engine.model.taps import TapCollector, TargetRows
 from engine.model.trunks import Trunk
-from engine.model.weights import Embedding
+from engine.model.weights import Embedding, Projection
 from kernels.product import multiply
+
+
+class TrunkOutput(NamedTuple):
+    """Result of one forward pass over a ubatch. logits: f32 [n_outputs, n_vocab]. rows: of all
+    tokens, [n_seqs, n_seq_tokens, n_embd]."""
+
+    logits: torch.Tensor
+    rows: TargetRows
+
+    @property
+    def hidden(self) -> torch.Tensor:
+        """f32 [n_seqs, n_seq_tokens, n_embd], after the final norm."""
+        return self.rows.hidden
 
 
 class HybridModel:
     """The trunk; attention-only models are the case without recurrent layers.
 
     compute: mode of the large matrices, resolved. device: where the weights are, and the memory
-    has to be. head: the MTP head, if the file has one. weight_bytes: memory the weights take in
-    this mode. recurrent_layers and trunk_attention_layers: indices of the trunk layers that keep
-    states and those that keep cells.
+    has to be. embedding: its table, not scaled. head: the MTP head, if the file has one.
+    weight_bytes: memory the weights take in this mode. recurrent_layers and
+    trunk_attention_layers: indices of the trunk layers that keep states and those that keep
+    cells.
     """
 
     def __init__(
@@ -48,6 +64,7 @@ class HybridModel:
         kinds = tuple(enumerate(config.recurrent_layers))
         self.recurrent_layers = tuple(i for i, recurrent in kinds if recurrent)
         self.trunk_attention_layers = tuple(i for i, recurrent in kinds if not recurrent)
+        self.embedding = embedding
         self._embedding: Callable[[torch.Tensor], torch.Tensor] = embedding
         self._embedding_factors = None
         if config.embedding_scale != 1.0:
@@ -58,22 +75,38 @@ class HybridModel:
         self._output = output
         self._rope = rope
 
+    @property
+    def projection(self) -> Projection:
+        """The matrix from hidden rows to logits."""
+        return self._output.projection
+
     @torch.inference_mode()
     def forward(
-        self, ubatch: UBatch, memory: ModelMemory, tokens: torch.Tensor | None = None
-    ) -> StepOutput:
+        self,
+        ubatch: UBatch,
+        memory: ModelMemory,
+        tokens: torch.Tensor | None = None,
+        taps: Sequence[int] = (),
+    ) -> TrunkOutput:
         """Decode the tokens of `ubatch` and leave them in `memory`.
 
-        tokens: int64 [n_seqs, n_seq_tokens] on the device, in place of those of `ubatch`.
+        tokens: int64 [n_seqs, n_seq_tokens] on the device, in place of those of `ubatch`. taps:
+        layers whose rows are wanted, as engine.model.drafters.config.check_taps allows them.
         """
         memory.begin(ubatch)
         reach = self._rope.reach(int(ubatch.positions.max()))
         there = ubatch.on(self.device)
         if tokens is not None:
             there = there._replace(tokens=tokens)
-        logits, hidden = memory.run((self, reach), there, partial(self._layers, memory))
+        n_layer = self.config.n_layer
+        inside = tuple(i for i in taps if i < n_layer)
+        compute = partial(self._layers, memory, inside)
+        logits, hidden, *rows = memory.run((self, reach, inside), there, compute)
         memory.commit()
-        return StepOutput(logits, hidden)
+        found = dict(zip(inside, rows, strict=True))
+        if len(inside) < len(taps):
+            found[n_layer] = hidden
+        return TrunkOutput(logits, TargetRows(hidden, found))
 
     def jittered(self, amount: float, seed: int = 0) -> HybridModel:
         """The same weights behind embeddings whose values are all off by up to `amount` of
@@ -88,13 +121,15 @@ class HybridModel:
     def _layers(
         self,
         memory: ModelMemory,
+        inside: Sequence[int],
         tokens: torch.Tensor,
         positions: torch.Tensor,
         outputs: torch.Tensor,
-    ) -> StepOutput:
+    ) -> tuple[torch.Tensor, ...]:
         around = RopeAndMemory(*self._rope.at(positions), memory)
         x = self._embedding(tokens)
         if self._embedding_factors is not None:
             x = multiply(x, self._embedding_factors)
-        x = self._trunk(x, tokens, around)
-        return self._output(x, outputs, invariant=around.invariant)
+        taps = TapCollector(inside)
+        x = self._trunk(x, tokens, around, taps)
+        return *self._output(x, outputs, invariant=around.invariant), *taps.found()

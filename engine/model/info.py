@@ -11,8 +11,9 @@ from engine.gguf.file import GgufFile, TensorInfo
 from engine.model.config import ModelConfig
 from engine.model.families import FAMILIES, read_config
 from engine.model.loaded_size import loaded_bytes
-from engine.model.peer import llama_cpp_rollback, size_text
+from engine.model.peer import llama_cpp_rollback
 from engine.model.tensors import check_tensors
+from engine.size_text import size_text
 
 SMALL_MODEL = 64_000_000
 """Parameters below which the fixed cost of an operation, not its arithmetic, decides the speed."""

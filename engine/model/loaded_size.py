@@ -35,14 +35,17 @@ _KEPT = (
 _EMBEDDINGS = ("token_embd.weight", "nextn.embed_tokens.weight")
 
 
-def loaded_bytes(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
+def loaded_bytes(tensors: Mapping[str, TensorInfo], *, shares_head: bool = False) -> dict[str, int]:
     """Bytes by compute mode for a whole model on a processor.
+
+    shares_head: without a head of its own it uses another model's, which is not counted.
 
     bf16 counts 2 bytes for a number that does not stay in its block: a processor without products
     in bfloat16 keeps 4. int8 may come to a little more, where a matrix is no whole number of
     sixteens long or wide.
     """
-    return {mode: _bytes_in(tensors, mode) for mode in MODES}
+    has_head = shares_head or "output.weight" in tensors
+    return {mode: _bytes_in(tensors, mode, has_head) for mode in MODES}
 
 
 def is_expanded(type: str) -> bool:
@@ -50,7 +53,7 @@ def is_expanded(type: str) -> bool:
     return type not in (*_INTEGER_BLOCKS, "F32")
 
 
-def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str) -> int:
+def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str, has_head: bool) -> int:
     # the experts of a layer stay in their blocks together, or not at all
     experts = {name: t for name, t in tensors.items() if "_exps." in name}
     expanded = {_block(name) for name, t in experts.items() if not _stays(t, mode)}
@@ -68,7 +71,7 @@ def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str) -> int:
             total += steps * tensor.shape[-1] * _F32
         else:
             total += tensor.n_elements * _F32
-    if "output.weight" not in tensors:
+    if not has_head:
         table = tensors["token_embd.weight"]
         # unpacked, the head is the embedding itself
         if mode.startswith("int8") or (mode == "bf16" and not _stays(table, mode)):

@@ -220,6 +220,14 @@ TOKENS = (
     Column("text", "text", "text of a token without an id, or that its id does not tell", since=3),
     _count("draft_index", "index inside the draft, from 0", _LONGEST_DRAFT),
     _probability("draft_p", "drafter's confidence in the drafted token"),
+    Column(
+        "draft_conf",
+        "real",
+        "what the drafter's confidence head gave the drafted token; empty without such a head",
+        0.0,
+        1.001,
+        since=4,
+    ),
     _probability("target_p", "target's raw softmax probability of this token here"),
     _probability(
         "rule_p", "target's probability of it after bias, penalties, filters, temperature"
@@ -251,6 +259,22 @@ DRAFTS = (
         0,
         _COUNT,
         since=2,
+    ),
+    Column(
+        "block_length",
+        "int",
+        "rows of the block that was drafted in one pass, the newest token and masks",
+        1,
+        _LONGEST_DRAFT + 1,
+        since=4,
+    ),
+    Column(
+        "confidence",
+        "real",
+        "mean of draft_conf over the drafted tokens, of draft_p where there is no confidence head",
+        0.0,
+        1.001,
+        since=4,
     ),
     _ms("draft_ms", "drafting, a part of the call for all sequences"),
 )

@@ -36,6 +36,7 @@ def attend_chunks(
     v_dim: int,
     repeat: int,
     scale: float,
+    sunk: bool,
     code: Code,
     args: Sequence[Value],
     first: Value,
@@ -45,7 +46,7 @@ def attend_chunks(
 
     Writes weighted values, not yet divided, to o f32 [n_chunks, B, T, H, hd_v], and (largest score,
     sum of weights) to sums f32 [n_chunks, B, T, H, 2]. A single chunk is divided at once and has
-    no sums. Strides are in bytes.
+    no sums. Strides are in bytes. sunk: query heads have sinks.
     """
     (
         q,
@@ -71,6 +72,7 @@ def attend_chunks(
         v_n,
         m_b,
         m_t,
+        sinks,
     ) = args
     block = block_tokens(repeat)
     n_blocks = (n_tokens + (block - 1)) // block
@@ -116,6 +118,8 @@ def attend_chunks(
             with code.when(code.integer(1).less(n_chunks)):
                 code.store(best, sums + (place + to) * 8)
                 code.store(total, sums + (place + to) * 8 + 4)
+            if sunk:
+                total = _with_sink(code, total, best, sinks + (head * repeat + h) * 4)
             # behind the row's weights, for the division
             code.store(total, row + 4 * CHUNK)
             for d, lanes in steps.columns(v_dim):
@@ -144,9 +148,11 @@ def attend_chunks(
                 code.store(code.load(to, lanes) / code.splat(divisor, lanes.count), to)
 
 
-def add_up(v_dim: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+def add_up(
+    v_dim: int, sunk: bool, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
     """A task is one row of y: its chunks on the scale of the largest score, in their order."""
-    o, sums, y, n_rows, n_chunks = args
+    o, sums, y, n_rows, n_chunks, sinks, n_heads = args
     with code.loop(first, last) as row:
         best = code.variable(code.constant(F32, -float("inf")))
         with code.loop(0, n_chunks) as chunk:
@@ -166,6 +172,14 @@ def add_up(v_dim: int, code: Code, args: Sequence[Value], first: Value, last: Va
                 for (d, lanes), x in zip(group, out, strict=True):
                     values = code.load(o + place * (4 * v_dim) + 4 * d, lanes)
                     x.set(code.fma(values, code.splat(scale, lanes.count), x.value))
+            whole = total.value
+            if sunk:
+                whole = _with_sink(code, whole, best.value, sinks + row % n_heads * 4)
             for (d, lanes), x in zip(group, out, strict=True):
-                divisor = code.splat(steps.divisor(code, total.value), lanes.count)
+                divisor = code.splat(steps.divisor(code, whole), lanes.count)
                 code.store(x.value / divisor, y + row * (4 * v_dim) + 4 * d)
+
+
+def _with_sink(code: Code, total: Value, best: Value, sink: Value) -> Value:
+    """The sum of the weights and of a sink's; infinity if that one is all there is."""
+    return total + exp(code, code.load(sink, F32) - best)

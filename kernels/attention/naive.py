@@ -11,6 +11,7 @@ def attend(
     v: torch.Tensor,
     mask: torch.Tensor,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See kernels.attention.attend. Unlike the fast version it never reads a hidden cell."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
@@ -23,6 +24,8 @@ def attend(
             for h in range(n_heads):
                 keys, values = k[b, h // repeat, cells], v[b, h // repeat, cells]
                 scores = keys @ q[b, t, h] * scale
-                weights = torch.exp(scores - scores.max())
-                rows.append((weights / weights.sum()) @ values)
+                most = scores.max() if sinks is None else torch.maximum(scores.max(), sinks[h])
+                weights = torch.exp(scores - most)
+                sink = 0.0 if sinks is None else torch.exp(sinks[h] - most)
+                rows.append((weights / (weights.sum() + sink)) @ values)
     return torch.stack(rows).reshape(n_batch, n_tokens, n_heads, v.shape[3])

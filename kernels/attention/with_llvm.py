@@ -32,11 +32,12 @@ def attend(
     v: torch.Tensor,
     mask: torch.Tensor,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See kernels.attention.attend. A query that sees no cell gives zeros."""
     if _is_wide(q, k):
-        return with_torch.attend(q, k, v, mask, scale)
-    return attend_invariant(q, k, v, mask, scale)
+        return with_torch.attend(q, k, v, mask, scale, sinks)
+    return attend_invariant(q, k, v, mask, scale, sinks)
 
 
 def attend_invariant(
@@ -45,15 +46,16 @@ def attend_invariant(
     v: torch.Tensor,
     mask: torch.Tensor,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """attend, with bits that depend on the query and its visible cells alone."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if _is_wide(q, k):
-        return with_torch.attend_invariant(q, k, v, mask, scale)
+        return with_torch.attend_invariant(q, k, v, mask, scale, sinks)
     if q.shape[1] <= TOKENS:
-        return _some(q, k, v, mask, scale)
+        return _some(q, k, v, mask, scale, sinks)
     parts = zip(q.split(TOKENS, 1), mask.split(TOKENS, 1), strict=True)
-    return torch.cat([_some(some, k, v, seen, scale) for some, seen in parts], 1)
+    return torch.cat([_some(some, k, v, seen, scale, sinks) for some, seen in parts], 1)
 
 
 def _is_wide(q: torch.Tensor, k: torch.Tensor) -> bool:
@@ -62,7 +64,12 @@ def _is_wide(q: torch.Tensor, k: torch.Tensor) -> bool:
 
 
 def _some(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     q_b, q_t, q_h, q_d = q.stride()
     k_b, k_h, k_n, k_d = k.stride()
@@ -70,7 +77,7 @@ def _some(
     m_b, m_t, m_n = mask.stride()
     if not q_d == k_d == v_d == m_n == 1:
         q, k, v, mask = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v, mask))
-        return _some(q, k, v, mask, scale)
+        return _some(q, k, v, mask, scale, sinks)
     n_batch, n_tokens, n_heads, head_dim = q.shape
     _, n_kv_heads, n_cells, v_dim = v.shape
     repeat, n_rows = n_heads // n_kv_heads, n_batch * n_tokens * n_heads
@@ -81,7 +88,8 @@ def _some(
         o, sums = torch.empty(n_chunks, n_rows, v_dim), torch.empty(n_chunks, n_rows, 2)
     starts = torch.empty(n_batch, n_tokens, n_chunks + 1, 2, dtype=torch.int64)
     n_blocks = -(-n_tokens // block_tokens(repeat))
-    _chunks(head_dim, v_dim, repeat, scale)(
+    sunk = 0 if sinks is None else sinks.data_ptr()
+    _chunks(head_dim, v_dim, repeat, scale, sunk > 0)(
         q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
@@ -105,17 +113,20 @@ def _some(
         4 * v_n,
         m_b,
         m_t,
+        sunk,
         tasks=n_batch * n_kv_heads * n_blocks * n_chunks,
         chunk=1,
         threads=threads,
     )
     if n_chunks > 1:
-        _total(v_dim)(
+        _total(v_dim, sunk > 0)(
             o.data_ptr(),
             sums.data_ptr(),
             y.data_ptr(),
             n_rows,
             n_chunks,
+            sunk,
+            n_heads,
             tasks=n_rows,
             chunk=max(1, n_rows // 16),
             threads=threads,
@@ -124,11 +135,11 @@ def _some(
 
 
 @functools.cache
-def _chunks(head_dim: int, v_dim: int, repeat: int, scale: float) -> Program:
-    body = functools.partial(attend_chunks, head_dim, v_dim, repeat, scale)
-    return Program(body, 23, find_starts)
+def _chunks(head_dim: int, v_dim: int, repeat: int, scale: float, sunk: bool) -> Program:
+    body = functools.partial(attend_chunks, head_dim, v_dim, repeat, scale, sunk)
+    return Program(body, 24, find_starts)
 
 
 @functools.cache
-def _total(v_dim: int) -> Program:
-    return Program(functools.partial(add_up, v_dim), 5)
+def _total(v_dim: int, sunk: bool) -> Program:
+    return Program(functools.partial(add_up, v_dim, sunk), 7)

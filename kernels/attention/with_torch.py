@@ -17,10 +17,13 @@ def attend(
     v: torch.Tensor,
     mask: torch.Tensor,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See kernels.attention.attend."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
     n_cells, head_dim = k.shape[2:]
+    if sinks is not None:
+        return _grouped(q, k, v, mask, scale, sinks)
     if q.shape[1] <= FEW_TOKENS and n_cells * head_dim >= MANY_VALUES:
         return _grouped(q, k, v, mask, scale)
     o = functional.scaled_dot_product_attention(
@@ -35,6 +38,7 @@ def attend_invariant(
     v: torch.Tensor,
     mask: torch.Tensor,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """attend one query at a time, over as many cells as it sees."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
@@ -49,13 +53,15 @@ def attend_invariant(
             cells = slice(0, n) if in_front[b][t] else mask[b, t].nonzero().squeeze(1)
             # in memory of its own: sums may depend on alignment
             one = q[b : b + 1, t : t + 1].clone(memory_format=torch.contiguous_format)
-            outputs.append(_one(one, k[b : b + 1, :, cells], v[b : b + 1, :, cells], scale))
+            outputs.append(_one(one, k[b : b + 1, :, cells], v[b : b + 1, :, cells], scale, sinks))
     return torch.cat(outputs, 1).view(n_batch, n_tokens, q.shape[2], v.shape[3])
 
 
-def _one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    if k.shape[2] * k.shape[3] >= MANY_VALUES:
-        return _grouped(q, k, v, None, scale)
+def _one(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    if sinks is not None or k.shape[2] * k.shape[3] >= MANY_VALUES:
+        return _grouped(q, k, v, None, scale, sinks)
     o = functional.scaled_dot_product_attention(
         q.transpose(1, 2), k, v, scale=scale, enable_gqa=True
     )
@@ -63,7 +69,12 @@ def _one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tor
 
 
 def _grouped(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     n_batch, n_tokens, n_heads, head_dim = q.shape
     n_kv_heads, n_cells = k.shape[1:3]
@@ -74,7 +85,12 @@ def _grouped(
     scores = torch.matmul(rows, k.transpose(2, 3)).unflatten(2, (repeat, n_tokens))
     if mask is not None:
         scores = torch.where(mask[:, None, None], scores, -torch.inf)
-    weights = scores.softmax(-1)
-    o = torch.matmul(weights.view(n_batch, n_kv_heads, repeat * n_tokens, n_cells), v)
+    if sinks is not None:
+        one_more = sinks.view(1, n_kv_heads, repeat, 1).expand(n_batch, -1, -1, n_tokens)
+        one_more = one_more.reshape(*scores.shape[:-1], 1)
+        weights = torch.cat((scores, one_more), -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    o = torch.matmul(weights.reshape(n_batch, n_kv_heads, repeat * n_tokens, n_cells), v)
     o = o.view(n_batch, n_kv_heads, repeat, n_tokens, v.shape[3]).permute(0, 3, 1, 2, 4)
     return o.reshape(n_batch, n_tokens, n_heads, v.shape[3])

@@ -118,12 +118,14 @@ def attend(
     v: torch.Tensor,
     mask: torch.Tensor,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See kernels.attention.attend. Many queries, as of a prompt, and long keys run in torch."""
+    """See kernels.attention.attend. Many queries, as of a prompt, long keys and sinks run in
+    torch."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
     n_batch, n_tokens, n_heads, d = q.shape
-    if n_tokens > with_torch.FEW_TOKENS or d > WIDEST:
-        return with_torch.attend(q, k, v, mask, scale)
+    if n_tokens > with_torch.FEW_TOKENS or d > WIDEST or sinks is not None:
+        return with_torch.attend(q, k, v, mask, scale, sinks)
     n_kv_heads, n_cells, d_v = v.shape[1:]
     size = cells_per_split(n_cells)
     n_splits = cdiv(n_cells, size)

@@ -8,7 +8,9 @@ from kernels.channel_gates import naive, with_torch
 from kernels.dispatch import pick
 
 _LLVM = "kernels.channel_gates.with_llvm"
-_run = pick(naive.channel_gates, with_torch.channel_gates, None, _LLVM)
+_run = pick(
+    naive.channel_gates, with_torch.channel_gates, "kernels.channel_gates.with_triton", _LLVM
+)
 _invariant = pick(
     with_torch.channel_gates_invariant, with_torch.channel_gates_invariant, None, _LLVM
 )

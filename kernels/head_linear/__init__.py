@@ -8,7 +8,7 @@ from kernels.dispatch import pick
 from kernels.head_linear import naive, with_torch
 
 _LLVM = "kernels.head_linear.with_llvm"
-_run = pick(naive.head_linear, with_torch.head_linear, None, _LLVM)
+_run = pick(naive.head_linear, with_torch.head_linear, "kernels.head_linear.with_triton", _LLVM)
 _invariant = pick(with_torch.head_linear_invariant, with_torch.head_linear_invariant, None, _LLVM)
 
 

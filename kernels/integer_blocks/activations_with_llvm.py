@@ -1,17 +1,17 @@
 """Rows of x quantised for the kernels: kernels.integer_blocks.rows_of_integers, in one buffer.
 
-A row is filled up with zeros to whole stretches of 256 numbers, K in all, and lies in memory as
+A row is filled up with zeros to whole stretches of 256 numbers. Some rows stand together: what
+their products with a stretch of weights need is a record, one after the other of it
 
- * integers, int8 [K], or int16 [K] where the product wants words;
- * in short blocks: scales f32 [K / 32], sums of integers i32 [K / 32], and ggml's sums of q8_1, f32
-   [K / 32];
- * in long blocks: sums of integers i16 [K / 16], and scales f32 [K / 256];
+ * lines of 32 bytes: eight lanes of four integers int8, or two lines for them of two int16, the
+   first and third of four, then the second and fourth; see `Layout.lanes`;
+ * in short blocks, for weights that are stored with an offset: less the sums of integers times
+   that offset, i32 [8];
+ * in short blocks, for weights with minimums: ggml's sums of q8_1, f32 [8];
+ * in long blocks, for both: sums of integers i16 [16];
+ * scales f32, 8 of short blocks and one of a long one.
 
-rows begin on cache lines (`row_bytes` apart). What belongs to one stretch lies together in every
-section. For products of few rows, the integers of the eight short blocks of a stretch stand beside
-each other, "across": [8][block][4], fours of neighbours; as words [8][2][block][2], of each four
-the first and third number, then the second and fourth. Of 32 words of a long block the even ones
-come first then.
+Of each part all the rows are side by side; records begin on cache lines.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ from kernels.llvm.values import I8, I16, I32
 STRETCH = LONG
 """Numbers of a row whose products come to one number; see kernels.integer_blocks.naive."""
 LINE = 64
+PART = 32
+"""Bytes of a line of integers."""
+PER_STRETCH = STRETCH // SHORT
+"""Short blocks in a stretch, and lanes of a line."""
 
 Length = TypeVar("Length", int, Value)
 
@@ -39,58 +43,74 @@ _LANES = 16
 _MAGNITUDE = 0x7FFFFFFF
 # added to a number of up to 127, it leaves the nearest integer in the last bits of the sum
 _ROUND, _ROUND_BITS = 1.5 * 2.0**23, 0x4B400000
-_PER_STRETCH = STRETCH // SHORT
+_WORD = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the parts of a row are. long: its blocks have 256 numbers, else 32. words: integers of
-    16 bits, else 8. across: their order is the one for few rows.
+    """What the record of a stretch holds, and where: offsets are bytes from its start.
 
-    Offsets are bytes from the start of a row of n_stretches stretches to a section's part of the
-    first stretch; `*_step` are bytes from one stretch to the next.
+    long: blocks of x have 256 numbers, else 32. lanes: of a stretch's neighbours by 32, or by 16
+    where there are 16 of them, which of them stands in each lane; its fours come in its line after
+    line, behind the last one of the first 8 those of the second. Short blocks are in their order.
+    words: integers have 16 bits, else 8. together: rows in a record. offset, minimums: of weights.
     """
 
     long: bool
+    lanes: tuple[int, ...]
     words: bool = False
-    across: bool = False
+    together: int = 1
+    offset: int = 0
+    minimums: bool = False
 
     @property
-    def integers_step(self) -> int:
-        return STRETCH * (2 if self.words else 1)
+    def line_step(self) -> int:
+        """Bytes from a line of a row to its next one."""
+        return PART * self.together
 
     @property
-    def scales_step(self) -> int:
-        return 4 if self.long else 4 * _PER_STRETCH
+    def sums(self) -> int:
+        """i32 [8] of short blocks, i16 [16] of a long one, for every row."""
+        return self.line_step * STRETCH * (2 if self.words else 1) // PART
 
     @property
-    def sums_step(self) -> int:
-        """i16 [16] of a long stretch, i32 [8] of a short one."""
-        return 2 * (STRETCH // GROUP) if self.long else 4 * _PER_STRETCH
+    def scaled_sums(self) -> int:
+        """f32 [8] of short blocks for every row."""
+        has_sums = bool(self.offset) or (self.long and self.minimums)
+        return self.sums + self.line_step * has_sums
 
-    def sums(self, n_stretches: Length) -> Length:
-        return n_stretches * self.integers_step
+    @property
+    def scales(self) -> int:
+        """f32 for every row, 8 of them for short blocks."""
+        return self.scaled_sums + self.line_step * (self.minimums and not self.long)
 
-    def scales(self, n_stretches: Length) -> Length:
-        return n_stretches * (self.integers_step + self.sums_step)
+    @property
+    def record_bytes(self) -> int:
+        scale_bytes = self.together * 4 * (1 if self.long else PER_STRETCH)
+        return (self.scales + scale_bytes + (LINE - 1)) // LINE * LINE
 
-    def scaled_sums(self, n_stretches: Length) -> Length:
-        """Of short blocks: f32, as far apart as the scales, which they stand behind."""
-        return n_stretches * (self.integers_step + self.sums_step + self.scales_step)
+    def tile_bytes(self, n_stretches: Length) -> Length:
+        """Bytes of all the records of rows that stand together."""
+        return n_stretches * self.record_bytes
 
-    def row_bytes(self, n_stretches: Length) -> Length:
-        scaled = 0 if self.long else self.scales_step
-        used = n_stretches * (self.integers_step + self.sums_step + self.scales_step + scaled)
-        return (used + (LINE - 1)) // LINE * LINE
+    def place(self, sixteen: int) -> tuple[int, int]:
+        """The first four lines, from 0, and the lane of 16 neighbours."""
+        if len(self.lanes) == PER_STRETCH:
+            return sixteen % 2, self.lanes.index(sixteen // 2)
+        return divmod(self.lanes.index(sixteen), PER_STRETCH)
 
 
 def quantise(x: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """The n rows of x f32 [..., in] in this layout, uint8 [n, row_bytes]; in has whole blocks."""
+    """The n rows of x f32 [..., in] in this layout, uint8 [tiles, tile_bytes]; in has whole blocks.
+
+    Rows that are missing in the last tile are not written.
+    """
     n_in = x.shape[-1]
     n_stretches = -(-n_in // STRETCH)
     x, places = rows(x)
     n_rows = x.numel() // n_in if n_in else 0
-    out = torch.empty(n_rows, layout.row_bytes(n_stretches), dtype=torch.uint8)
+    n_tiles = -(-n_rows // layout.together)
+    out = torch.empty(n_tiles, layout.tile_bytes(n_stretches), dtype=torch.uint8)
     run(_program(layout), n_rows, n_in, *places, n_in, out.data_ptr())
     return out
 
@@ -107,77 +127,71 @@ def write_rows(
     *x, n_in, out = args
     n_stretches = (n_in + (STRETCH - 1)) // STRETCH
     with code.loop(first, last) as row:
-        source, target = start(x, row), out + row * layout.row_bytes(n_stretches)
+        source = start(x, row)
+        if layout.together == 1:
+            r, tile = code.integer(0), row
+        else:
+            r, tile = row % layout.together, row // layout.together
+        target = out + tile * layout.tile_bytes(n_stretches)
         if layout.long:
             with code.loop(0, n_stretches) as block:
-                _write_long(layout, code, source, target, n_stretches, block)
+                _write_long(layout, code, source, target + block * layout.record_bytes, r, block)
         else:
             n_blocks = n_in // SHORT
             with code.loop(0, n_blocks) as block:
-                _write_short(layout, code, source, target, n_stretches, block)
-            with code.loop(n_blocks, n_stretches * _PER_STRETCH) as block:
-                _write_nothing(layout, code, target, n_stretches, block)
+                record = target + block // PER_STRETCH * layout.record_bytes
+                _write_short(layout, code, source, record, r, block)
+            with code.loop(n_blocks, n_stretches * PER_STRETCH) as block:
+                record = target + block // PER_STRETCH * layout.record_bytes
+                _write_nothing(layout, code, record, r, block)
 
 
 def _write_long(
-    layout: Layout, code: Code, source: Value, target: Value, n_stretches: Value, block: Value
+    layout: Layout, code: Code, source: Value, record: Value, r: Value, block: Value
 ) -> None:
     numbers = source + block * (4 * LONG)
     largest = _largest(code, [numbers + at for at in range(0, 4 * LONG, LINE)])
     factor = code.constant(F32, MOST) / largest
-    many, sums = code.splat(factor), target + layout.sums(n_stretches) + block * layout.sums_step
-    for i in range(LONG // _LANES):
+    many, lines = code.splat(factor), record + r * PART
+    for i in range(LONG // GROUP):
         integers = _integers(code, code.load(numbers + LINE * i, F32X16), many)
-        _store(layout, code, integers, target, block * LONG + _LANES * i)
-        code.store(code.sum(integers).resize(I16), sums + 2 * i)
-    scale = target + layout.scales(n_stretches) + block * layout.scales_step
-    code.store(code.constant(F32, 1.0) / factor, scale)
+        four_lines, lane = layout.place(i)
+        _store(layout, code, integers, lines + _WORD * lane, four_lines)
+        if layout.offset or layout.minimums:
+            code.store(code.sum(integers).resize(I16), lines + (layout.sums + 2 * i))
+    code.store(code.constant(F32, 1.0) / factor, record + layout.scales + r * 4)
 
 
 def _write_short(
-    layout: Layout, code: Code, source: Value, target: Value, n_stretches: Value, block: Value
+    layout: Layout, code: Code, source: Value, record: Value, r: Value, block: Value
 ) -> None:
     halves = [source + block * (4 * SHORT) + at for at in (0, LINE)]
     largest = _largest(code, halves)
     factor = code.splat(code.constant(F32, MOST) / largest)
     integers = [_integers(code, code.load(half, F32X16), factor) for half in halves]
+    lane = record + r * PART + block % PER_STRETCH * _WORD
     for i, part in enumerate(integers):
-        _store(layout, code, part, target, block * SHORT + _LANES * i)
+        _store(layout, code, part, lane, i)
     scale, total = largest / float(MOST), code.sum(integers[0] + integers[1])
-    code.store(total, target + layout.sums(n_stretches) + block * 4)
-    code.store(scale.rounded_to_f16(), target + layout.scales(n_stretches) + block * 4)
-    scaled = (scale * total.to_float(signed=True)).rounded_to_f16()
-    code.store(scaled, target + layout.scaled_sums(n_stretches) + block * 4)
+    if layout.offset:
+        code.store(total * -layout.offset, lane + layout.sums)
+    if layout.minimums:
+        scaled = (scale * total.to_float(signed=True)).rounded_to_f16()
+        code.store(scaled, lane + layout.scaled_sums)
+    code.store(scale.rounded_to_f16(), lane + layout.scales)
 
 
-def _write_nothing(
-    layout: Layout, code: Code, target: Value, n_stretches: Value, block: Value
-) -> None:
-    for at in range(0, SHORT, _LANES):
-        _store(layout, code, code.constant(_I32X16, 0), target, block * SHORT + at)
-    for section in (layout.sums, layout.scales, layout.scaled_sums):
-        code.store(code.constant(I32, 0), target + section(n_stretches) + block * 4)
+def _write_nothing(layout: Layout, code: Code, record: Value, r: Value, block: Value) -> None:
+    lane = record + r * PART + block % PER_STRETCH * _WORD
+    for i in range(SHORT // GROUP):
+        _store(layout, code, code.constant(_I32X16, 0), lane, i)
+    for at in range(layout.sums, layout.scales + 1, layout.line_step):
+        code.store(code.constant(I32, 0), lane + at)
 
 
-def _store(layout: Layout, code: Code, integers: Value, target: Value, index: Value) -> None:
-    """The integers i32 [16] from `index` on."""
-    if layout.across and layout.long:
-        words = integers.resize(I16)
-        place = target + (index - index % SHORT) * 2 + index % SHORT
-        for parity in range(2):
-            half = words.take(range(parity, _LANES, 2))
-            code.store(half, place + SHORT * parity)
-    elif layout.across:
-        _store_across(layout, code, integers, target, index)
-    elif layout.words:
-        code.store(integers.resize(I16), target + index * 2)
-    else:
-        code.store(integers.resize(I8), target + index)
-
-
-def _store_across(layout: Layout, code: Code, integers: Value, target: Value, index: Value) -> None:
-    block, half = index // SHORT, index % SHORT // _LANES
-    place = target + block // _PER_STRETCH * layout.integers_step + block % _PER_STRETCH * 4
+def _store(layout: Layout, code: Code, integers: Value, lane: Value, four_lines: int) -> None:
+    """Integers i32 [16]. lane: its address in the first line; four_lines: how many fours of lines
+    of bytes are in front."""
     if layout.words:
         in_order = [4 * four + i for four in range(4) for i in (0, 2, 1, 3)]
         parts = integers.resize(I16).take(in_order).bits(vector(I32, 8))
@@ -185,7 +199,7 @@ def _store_across(layout: Layout, code: Code, integers: Value, target: Value, in
         parts = integers.resize(I8).bits(vector(I32, 4))
     count = parts.type.count
     for i in range(count):
-        code.store(parts.part(i, 1), place + (half * count + i) * (4 * _PER_STRETCH))
+        code.store(parts.part(i, 1), lane + (four_lines * count + i) * layout.line_step)
 
 
 def _largest(code: Code, addresses: Sequence[Value]) -> Value:

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kernels.integer_blocks.activations_with_llvm import STRETCH
 from kernels.integer_blocks.integers_with_llvm import FORMS, PER_STRETCH
 from kernels.integer_blocks.rows_of_integers import MOST, is_long
+from kernels.llvm import Value
+
+Length = TypeVar("Length", int, Value)
 
 OUTPUTS = 16
 """Weight rows in a panel."""
@@ -38,19 +42,21 @@ class Panel:
     """Records of one GGML type; offsets count words.
 
     A record of a weight row has integers, four bytes in a word, or in one word the first and the
-    third of four as 16 bits, and in the word PER_STRETCH behind it the others; in long blocks
+    third of four as 16 bits, and in the word PER_STRETCH behind it the others, in lines of
+    PER_STRETCH lanes (kernels.integer_blocks.activations_with_llvm.Layout); in long blocks
     scales of groups, each as a pair of 16 bits or, with vnni, as 32 bits, and minimums of groups
     in such pairs; scales and minimums f32, one of a long block, PER_STRETCH of short ones.
     A record of a row of x has integers; scales f32; and what minimums are multiplied with, sums of
     16 bits, or f32 in short blocks.
 
-    groups: parts of a stretch with a scale of their own. signed: weights have a sign. together:
-    pairs of products of bytes that are summed in 16 bits; 0 where these do not hold even one, so
-    that integers have 16 bits, those of weights multiplied with their group's scale. vnni: bytes
-    are summed in 32 bits.
+    lanes: of Layout. groups: parts of a stretch with a scale of their own. signed: weights have a
+    sign. together: pairs of products of bytes that are summed in 16 bits; 0 where these do not hold
+    even one, so that integers have 16 bits, those of weights multiplied with their group's scale.
+    vnni: bytes are summed in 32 bits.
     """
 
     long: bool
+    lanes: tuple[int, ...]
     groups: int
     minimums: bool
     signed: bool
@@ -74,6 +80,24 @@ class Panel:
     def group_words(self) -> int:
         """Words of integers in a group."""
         return self.integers // self.groups
+
+    @property
+    def group_order(self) -> list[int]:
+        """Groups as their first lanes come."""
+        n_sides = len(self.lanes) // PER_STRETCH
+        per_side = self.groups // n_sides
+        starts = range(0, len(self.lanes), PER_STRETCH)
+        first = [lane for start in starts for lane in self.lanes[start : start + per_side]]
+        return [lane * self.groups // len(self.lanes) for lane in first]
+
+    def words_of_group(self, place: Length) -> list[Length]:
+        """The words of integers of the group at a place of group_order."""
+        n_sides = len(self.lanes) // PER_STRETCH
+        per_side, side_words = self.groups // n_sides, self.integers // n_sides
+        first = place % per_side + place // per_side * side_words
+        lines = range(0, side_words, PER_STRETCH)
+        lanes = range(0, PER_STRETCH, per_side)
+        return [first + (line + lane) for line in lines for lane in lanes]
 
     @property
     def group_scales(self) -> int:
@@ -119,7 +143,9 @@ def panel(type: str, *, vnni: bool) -> Panel:
     signed = form.most is None or form.offset > 0
     most = 2**7 if form.most is None else max(form.offset, form.most - form.offset)
     together = _MOST_SUM // (_PAIR * most * (MOST + (BYTE_ZERO if signed else 0)))
-    return Panel(is_long(type), groups, form.minimum, signed, _power_of_2(together), vnni)
+    return Panel(
+        is_long(type), form.lanes, groups, form.minimum, signed, _power_of_2(together), vnni
+    )
 
 
 def _power_of_2(n: int) -> int:

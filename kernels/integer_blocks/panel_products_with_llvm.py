@@ -150,15 +150,15 @@ def _begin(code: Code, operands: Operands, first: Sequence[Value]) -> Sums:
 
 def _add_group(code: Code, panel: Panel, sums: Sums, operands: Operands, group: Value) -> None:
     """Adds the products of a group, times its scale where the block is long."""
-    words = [group * panel.group_words + i for i in range(panel.group_words)]
+    words = panel.words_of_group(group)
     if panel.words:
         _add_products(code, panel, sums, operands, words, _add_pairs)
     elif not panel.vnni:
         factors = [code.constant(I16X16, 1) for _ in HALVES]
         if panel.long:
             factors = operands.weight(code, group + panel.group_scales, I16X16)
-        together = min(panel.together, panel.group_words)
-        for start in range(0, panel.group_words, together):
+        together = min(panel.together, len(words))
+        for start in range(0, len(words), together):
             parts = _begin(code, operands, [code.constant(I16X16, 0) for _ in HALVES])
             _add_products(code, panel, parts, operands, words[start : start + together], _add_bytes)
             _add_scaled(sums, parts, factors, functools.partial(pair_sums, code))

@@ -22,7 +22,7 @@ def pack(x: torch.Tensor, panel: Panel) -> torch.Tensor:
 
     Where rows are missing in the last tile, the last row stands.
     """
-    rows = quantise(x, Layout(panel.long))
+    rows = quantise(x, Layout(panel.long, panel.lanes, minimums=panel.minimums))
     n_rows, n_stretches = len(rows), -(-x.shape[1] // STRETCH)
     n_tiles, threads = -(-n_rows // TALL), torch.get_num_threads()
     packed = torch.empty(n_stretches, n_tiles, WORD * TALL * panel.row_words, dtype=torch.uint8)
@@ -45,36 +45,34 @@ def _program(panel: Panel) -> Program:
 
 def _pack(panel: Panel, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
     rows, n_rows, n_stretches, packed = args
-    layout = Layout(panel.long)
+    layout = Layout(panel.long, panel.lanes, minimums=panel.minimums)
     n_tiles = (n_rows + (TALL - 1)) // TALL
     with code.loop(first, last) as tile, code.loop(0, n_stretches) as stretch:
         indices = [code.smaller(tile * TALL + r, n_rows - 1) for r in range(TALL)]
-        sources = [rows + index * layout.row_bytes(n_stretches) for index in indices]
+        there = rows + stretch * layout.record_bytes
+        sources = [there + index * layout.tile_bytes(n_stretches) for index in indices]
         to = packed + (stretch * n_tiles + tile) * (_LINE * panel.row_words)
-        integers = stretch * layout.integers_step
-        for i, column in _columns(code, sources, integers, STRETCH // WORD):
+        for i, column in _columns(code, sources, 0, STRETCH // WORD):
             _store_integers(panel, code, column, i, to)
-        scales = layout.scales(n_stretches) + stretch * layout.scales_step
         if panel.long:
             for r, source in enumerate(sources):
                 at = to + (_LINE * panel.row_scales + WORD * r)
-                code.store(code.load(source + scales, I32), at)
-            sums = layout.sums(n_stretches) + stretch * layout.sums_step
+                code.store(code.load(source + layout.scales, I32), at)
         else:
-            for i, column in _columns(code, sources, scales, PER_STRETCH):
+            for i, column in _columns(code, sources, layout.scales, PER_STRETCH):
                 code.store(column, to + _LINE * (panel.row_scales + i))
-            sums = layout.scaled_sums(n_stretches) + stretch * layout.scales_step
         if panel.minimums:
+            sums = layout.sums if panel.long else layout.scaled_sums
             for i, column in _columns(code, sources, sums, PER_STRETCH):
                 code.store(column, to + _LINE * (panel.row_sums + i))
 
 
 def _columns(
-    code: Code, sources: Sequence[Value], at: Value, n_words: int
+    code: Code, sources: Sequence[Value], at: int, n_words: int
 ) -> Iterator[tuple[int, Value]]:
     """Words of the rows beside each other, i32 [TALL], from `at` on."""
     for i in range(0, n_words, _I32X4.count):
-        words = [code.load(source + at + WORD * i, _I32X4) for source in sources]
+        words = [code.load(source + (at + WORD * i), _I32X4) for source in sources]
         yield from enumerate(transposed(words), i)
 
 

@@ -9,11 +9,10 @@ from kernels.dequant.decode_with_llvm import sizes
 from kernels.integer_blocks.integers_with_llvm import (
     F32X8,
     FORMS,
-    I16X16,
     I32X8,
     PER_STRETCH,
     fours,
-    long_block,
+    long_blocks,
     short_blocks,
 )
 from kernels.integer_blocks.panel_layout import HALVES, LANES, LINE, OUTPUTS, VECTOR, WORD, Panel
@@ -76,9 +75,10 @@ def _write_short(
     for block in blocks:
         code.prefetch(block + n_bytes * PER_STRETCH)
     parts = short_blocks(code, type, blocks)
+    places, per_part = panel.words_of_group(i), panel.group_words // len(parts.bytes)
     for k, integers in enumerate(parts.bytes):
         for j, words in enumerate(_words(panel, type, integers)):
-            code.store(words, to + (i * panel.group_words + (PER_STRETCH * j + k)) * LINE)
+            code.store(words, to + places[per_part * k + j] * LINE)
     exists, nothing = index.less(weights.row_blocks), code.constant(F32X8, 0.0)
     code.store(code.choose(exists, parts.scales, nothing), to + (i + panel.scales) * LINE)
     if parts.minimums is not None:
@@ -120,31 +120,25 @@ def _write_record(code: Code, type: str, panel: Panel, block: Value, record: Val
     n_bytes = sizes(type)[1]
     for at in range(0, n_bytes, CACHE_LINE):
         code.prefetch(block + (n_bytes + at))
-    parts = long_block(code, type, block)
-    scales = parts.group_scales.extended(I16)
+    parts = long_blocks(code, type, [block])
+    scales = parts.group_scales.take(panel.group_order).extended(I16)
     for i, integers in enumerate(parts.bytes):
         for j, words in enumerate(_words(panel, type, integers)):
             if panel.words:
-                words *= scales.spread(i, I16X16.count)
+                words *= scales.repeated(2)
             n_words = panel.integers // PER_STRETCH
             code.store(words, record + (n_words * i + PER_STRETCH * j) * WORD)
     if panel.vnni:
         code.store(scales.extended(I32), record + WORD * panel.group_scales)
     elif not panel.words:
-        code.store(_twice(scales), record + WORD * panel.group_scales)
-    code.store(parts.scale, record + WORD * panel.scales)
-    if parts.minimum is not None and parts.group_minimums is not None:
+        code.store(scales.repeated(2), record + WORD * panel.group_scales)
+    code.store(parts.scales, record + WORD * panel.scales)
+    if parts.minimums is not None and parts.group_minimums is not None:
         minimums = parts.group_minimums.resize(I16)
         # for two sums of 16 integers each, where a group has 32
-        pairs = minimums if panel.groups > PER_STRETCH else _twice(minimums)
+        pairs = minimums if panel.groups > PER_STRETCH else minimums.repeated(2)
         code.store(pairs, record + WORD * panel.group_minimums)
-        code.store(parts.minimum, record + WORD * panel.scale_minimums)
-
-
-def _twice(numbers: Value) -> Value:
-    """Each number and the same beside it."""
-    low, high = numbers.interleaved(numbers)
-    return low.beside(high)
+        code.store(parts.minimums, record + WORD * panel.scale_minimums)
 
 
 def _transpose(code: Code, records: Value, record_bytes: int, n_words: int, to: Value) -> None:

@@ -23,9 +23,9 @@ from kernels.integer_blocks.panel_layout import (
 from kernels.integer_blocks.panel_products_with_llvm import KEPT, Operands, products, write_starts
 from kernels.integer_blocks.panel_rows_with_llvm import pack
 from kernels.integer_blocks.panel_weights_with_llvm import WeightRows, write_panel
-from kernels.integer_blocks.rows_with_llvm import has_vnni
 from kernels.llvm import F32, Code, Program, Value, vector
 from kernels.llvm.values import I8
+from kernels.processor import vnni_bits
 
 # tiles of rows whose results stay in the cache while the stretches of a panel go by
 TILES = 64
@@ -35,7 +35,7 @@ def multiply_panels(x: torch.Tensor, blocks: torch.Tensor, type: str, y: torch.T
     """y f32 [n, out] = x f32 [n, in] times the weight; all contiguous."""
     n_out, row_bytes = blocks.shape
     n_rows, n_in = x.shape
-    threads, vnni = torch.get_num_threads(), has_vnni()
+    threads, vnni = torch.get_num_threads(), vnni_bits() > 0
     packed = pack(x, panel(type, vnni=vnni))
     n_panels = -(-n_out // OUTPUTS)
     program(type, vnni=vnni)(

@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.integer_blocks.panels_with_llvm import multiply_panels
-from kernels.integer_blocks.rows_with_llvm import multiply_rows
-
-FEW = 7
-"""Up to so many rows it is faster to keep each weight in registers for all of them; one more where
-a weight is a byte, which needs no taking apart."""
+from kernels.integer_blocks.rows_with_llvm import ROWS, multiply_rows
 
 
 def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tensor:
@@ -19,6 +15,6 @@ def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Te
     n_rows = rows.shape[0]
     y = torch.empty(*x.shape[:-1], n_out)
     if n_rows:
-        multiply = multiply_rows if n_rows <= FEW + (type == "Q8_0") else multiply_panels
+        multiply = multiply_rows if n_rows <= ROWS else multiply_panels
         multiply(rows, blocks, type, y.view(n_rows, n_out))
     return y

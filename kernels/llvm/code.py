@@ -98,9 +98,7 @@ class Code:
 
     def splat(self, value: Value, count: int = 16) -> Value:
         """A vector full of one number."""
-        one = ir.Constant(vector(value.type, 1), ir.Undefined)
-        single = self.builder.insert_element(one, value.ir, ir.Constant(I32, 0))
-        return Value(self.builder, single).spread(0, count)
+        return value.alone().spread(0, count)
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """a * b + c, rounded once."""

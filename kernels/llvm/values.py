@@ -104,6 +104,16 @@ class Value:
         chosen = ir.Constant(vector(I32, len(lanes)), list(lanes))
         return Value(self._builder, self._builder.shuffle_vector(self.ir, rest, chosen))
 
+    def take_in_fours(self, lanes: Sequence[int], other: Value | None = None) -> Value:
+        """`take` of four elements within each four of both vectors: 0 to 3 are this one's."""
+        count = self.type.count
+        every = [
+            first + lane if lane < 4 else count + first + lane - 4
+            for first in range(0, count, 4)
+            for lane in lanes
+        ]
+        return self.take(every, other)
+
     def part(self, start: int, count: int) -> Value:
         """`count` neighbours out of a vector."""
         return self.take(range(start, start + count))
@@ -115,6 +125,11 @@ class Value:
     def beside(self, other: Value) -> Value:
         """This vector and another of its length, joined."""
         return self.take(range(2 * self.type.count), other)
+
+    def alone(self) -> Value:
+        """A number as a vector of one."""
+        one = ir.Constant(vector(self.type, 1), ir.Undefined)
+        return Value(self._builder, self._builder.insert_element(one, self.ir, ir.Constant(I32, 0)))
 
     def interleaved(self, other: Value) -> tuple[Value, Value]:
         """First elements, second elements, … of two vectors of a length, as two of that length."""
@@ -133,6 +148,14 @@ class Value:
         wider = element.width > getattr(self.type, "element", self.type).width
         convert = self._builder.zext if wider else self._builder.trunc
         return Value(self._builder, convert(self.ir, to))
+
+    def times(self, count: int) -> Value:
+        """The vector so many times in a row."""
+        return self.take([*range(self.type.count)] * count)
+
+    def repeated(self, count: int) -> Value:
+        """Every element so many times in a row."""
+        return self.take([i for i in range(self.type.count) for _ in range(count)])
 
     def extended(self, element: ir.Type) -> Value:
         """Integers of more bits, with their sign."""

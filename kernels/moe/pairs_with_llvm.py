@@ -14,9 +14,11 @@ import torch
 
 from kernels.integer_blocks import rows_with_llvm as one_matrix
 from kernels.integer_blocks.activations_with_llvm import STRETCH, Layout, write_rows
+from kernels.integer_blocks.row_vectors_with_llvm import layout_for
 from kernels.llvm import Code, Program, Value
 from kernels.llvm.values import I64
 from kernels.moe.places import ExpertPlaces
+from kernels.processor import vnni_bits
 
 # weight rows of a task
 CHUNK = 64
@@ -29,10 +31,10 @@ def multiply_pairs(x: torch.Tensor, ids: torch.Tensor, places: ExpertPlaces) -> 
     """
     n_rows, n_used = ids.shape
     n_in, n_pairs = x.shape[1], n_rows * n_used
-    vnni = one_matrix.has_vnni()
-    layout = one_matrix.layout_for(places.type, vnni=vnni)
+    vnni = vnni_bits()
+    layout = layout_for(places.type, 1, vnni=vnni)
     x = x.contiguous()
-    rows = torch.empty(n_rows * layout.row_bytes(-(-n_in // STRETCH)), dtype=torch.uint8)
+    rows = torch.empty(n_rows * layout.tile_bytes(-(-n_in // STRETCH)), dtype=torch.uint8)
     y = torch.empty(n_rows, n_used, places.n_parts * places.n_rows)
     _program(places.type, vnni=vnni)(
         x.data_ptr(),
@@ -55,8 +57,8 @@ def multiply_pairs(x: torch.Tensor, ids: torch.Tensor, places: ExpertPlaces) -> 
 
 
 @functools.cache
-def _program(type: str, *, vnni: bool) -> Program:
-    layout = one_matrix.layout_for(type, vnni=vnni)
+def _program(type: str, *, vnni: int) -> Program:
+    layout = layout_for(type, 1, vnni=vnni)
     body = functools.partial(_body, type, vnni, layout)
     return Program(body, 12, functools.partial(_quantise, layout))
 
@@ -69,7 +71,7 @@ def _quantise(layout: Layout, code: Code, args: Sequence[Value]) -> None:
 
 def _body(
     type: str,
-    vnni: bool,
+    vnni: int,
     layout: Layout,
     code: Code,
     args: Sequence[Value],
@@ -79,7 +81,7 @@ def _body(
     """Arguments: x, how long its rows are and how many, room for them quantised; ids and how many
     of a row; y; addresses, how many experts, their parts, rows of a part and their bytes."""
     x, n_in, n_rows, rows, ids, n_used, y, addresses, n_experts, n_parts, height, row_bytes = args
-    x_bytes = layout.row_bytes((n_in + (STRETCH - 1)) // STRETCH)
+    x_bytes = layout.tile_bytes((n_in + (STRETCH - 1)) // STRETCH)
     n_pairs, n_out = n_rows * n_used, n_parts * height
     n_chunks = (height + (CHUNK - 1)) // CHUNK
     with code.loop(first, last) as task:

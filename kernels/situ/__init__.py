@@ -8,7 +8,7 @@ from kernels.dispatch import pick
 from kernels.situ import naive, with_torch
 
 _LLVM = "kernels.situ.with_llvm"
-_run = pick(naive.situ, with_torch.situ, None, _LLVM)
+_run = pick(naive.situ, with_torch.situ, "kernels.situ.with_triton", _LLVM)
 _invariant = pick(with_torch.situ_invariant, with_torch.situ_invariant, None, _LLVM)
 
 

@@ -192,8 +192,8 @@ def test_a_replay_that_disagrees_with_itself_is_bounded(monkeypatch):
     opened = session(MTP)
     forward = type(opened._model).forward
 
-    def width_dependent(self, ubatch, memory):
-        out = forward(self, ubatch, memory)
+    def width_dependent(self, ubatch, memory, **wanted):
+        out = forward(self, ubatch, memory, **wanted)
         noise = torch.Generator().manual_seed(ubatch.n_seq_tokens)
         return out._replace(logits=out.logits + 8 * torch.randn(out.logits.shape, generator=noise))
 
@@ -209,8 +209,8 @@ def test_a_replay_that_never_agrees_is_a_finding(monkeypatch):
     opened, noise = session(MTP), torch.Generator().manual_seed(0)
     forward = type(opened._model).forward
 
-    def never_the_same(self, ubatch, memory):
-        out = forward(self, ubatch, memory)
+    def never_the_same(self, ubatch, memory, **wanted):
+        out = forward(self, ubatch, memory, **wanted)
         return out._replace(logits=torch.randn(out.logits.shape, generator=noise))
 
     monkeypatch.setattr(type(opened._model), "forward", never_the_same)

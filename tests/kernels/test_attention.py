@@ -224,3 +224,21 @@ def test_values_are_columns_of_the_keys(fast, heads, n_tokens, n_cells):
     assert nmse(o, law) < F32
     for invariant in (with_llvm.attend_invariant, with_torch.attend_invariant):
         assert nmse(invariant(q, k, v, mask, 0.125), law) < F32
+
+
+@pytest.mark.parametrize("heads", [(4, 2, 16), (3, 1, 20)])
+@pytest.mark.parametrize(("n_tokens", "n_cells"), [(1, 1), (3, 40), (2, 1100)])
+def test_sinks_take_weight(fast, n_tokens, n_cells, heads):
+    q, k, v, mask = make(2, n_tokens, heads, n_cells)
+    mask[0, 0] = False
+    mask[0, 0, 0] = True
+    sinks = torch.randn(heads[0]) + 3
+    sinks[0] = 200.0  # takes all, and overflows nothing
+    law = naive.attend(q.double(), k.double(), v.double(), mask, None, sinks.double())
+    # a single cell keeps what the sink leaves of its value
+    scores = (q[0, 0, -1] @ k[0, -1, 0] * heads[2] ** -0.5).double()
+    kept = 1 / (1 + (sinks[-1].double() - scores).exp())
+    torch.testing.assert_close(law[0, 0, -1], kept * v[0, -1, 0].double())
+    assert nmse(fast(q, k, v, mask, sinks=sinks), law) < F32
+    for invariant in (with_llvm.attend_invariant, with_torch.attend_invariant):
+        assert nmse(invariant(q, k, v, mask, None, sinks), law) < F32

@@ -6,8 +6,21 @@ import pytest
 import torch
 
 from kernels.integer_blocks.activations_with_llvm import STRETCH, Layout, quantise
+from kernels.integer_blocks.integers_with_llvm import FORMS
 from kernels.integer_blocks.rows_of_integers import LONG, SHORT
 from kernels.integer_blocks.rows_of_integers import quantise as quantise_in_torch
+
+IN_ORDER = FORMS["Q8_0"].lanes
+SHORT_LAYOUTS = [
+    Layout(False, IN_ORDER),
+    Layout(False, IN_ORDER, minimums=True, together=3),
+    Layout(False, IN_ORDER, words=True, together=4, offset=8),
+]
+LONG_LAYOUTS = [
+    Layout(True, FORMS["Q6_K"].lanes, offset=32),
+    Layout(True, FORMS["Q4_K"].lanes, together=4, minimums=True),
+    Layout(True, FORMS["IQ4_XS"].lanes, words=True, together=2),
+]
 
 
 def hard_rows(n_in: int) -> torch.Tensor:
@@ -28,49 +41,81 @@ def hard_rows(n_in: int) -> torch.Tensor:
     return x
 
 
-def section(rows: torch.Tensor, start: int, n_bytes: int, dtype: torch.dtype) -> torch.Tensor:
-    return rows[:, start : start + n_bytes].clone().view(dtype)
-
-
 def equal(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.equal(found.nan_to_num(12345.0, 1e30), expected.nan_to_num(12345.0, 1e30))
 
 
-@pytest.mark.parametrize("words", [False, True])
-@pytest.mark.parametrize("n_in", [32, 224, 256, 288, 1024])
-def test_short_rows(n_in: int, words: bool) -> None:
-    layout, x, n = Layout(False, words), hard_rows(n_in), -(-n_in // STRETCH)
-    rows, law = quantise(x, layout), quantise_in_torch(x, long=False)
-    assert rows.shape == (12, layout.row_bytes(n))
+class Records:
+    """Rows read from a buffer, as the layout says in words and not by its offsets: its parts one
+    behind the other, in each of them the rows that stand together."""
+
+    def __init__(self, buffer: torch.Tensor, layout: Layout, n_stretches: int) -> None:
+        self.layout, self.together = layout, layout.together
+        self._rest = buffer.view(len(buffer), n_stretches, layout.record_bytes)
+
+    def lines(self, n: int, dtype: torch.dtype) -> torch.Tensor:
+        """[rows, stretches, n, numbers of 32 bytes]"""
+        return self._taken(n, 32, dtype)
+
+    def numbers(self) -> torch.Tensor:
+        """f32 [rows, stretches]"""
+        return self._taken(1, 4, torch.float32)[..., 0, 0]
+
+    def integers(self) -> torch.Tensor:
+        """[rows, stretches, 256], in their order."""
+        if self.layout.words:
+            pairs = self.lines(16, torch.int16).unflatten(-1, (8, 2)).unflatten(-3, (8, 2))
+            fours = pairs.movedim(-3, -1).flatten(-2)
+        else:
+            fours = self.lines(8, torch.int8).unflatten(-1, (8, 4))
+        lanes, n_sides = torch.tensor(self.layout.lanes), len(self.layout.lanes) // 8
+        by_lane = fours.unflatten(-3, (n_sides, -1)).movedim(-3, -2).flatten(-2).flatten(-3, -2)
+        return by_lane[..., lanes.argsort(), :].flatten(-2).long()
+
+    def _taken(self, n: int, n_bytes: int, dtype: torch.dtype) -> torch.Tensor:
+        size = n * self.together * n_bytes
+        part, self._rest = self._rest[..., :size], self._rest[..., size:]
+        part = part.unflatten(-1, (n, self.together, n_bytes)).movedim(-2, 1)
+        return part.flatten(0, 1).contiguous().view(dtype)
+
+
+@pytest.mark.parametrize("layout", SHORT_LAYOUTS)
+@pytest.mark.parametrize("n_in", [32, 288, 1024])
+def test_short_rows(n_in: int, layout: Layout) -> None:
+    x, n = hard_rows(n_in), -(-n_in // STRETCH)
+    rows, law = Records(quantise(x, layout), layout, n), quantise_in_torch(x, long=False)
     filling = (0, n * STRETCH // SHORT - n_in // SHORT)
     pad = torch.nn.functional.pad
-    integers = section(rows, 0, layout.integers_step * n, torch.int16 if words else torch.int8)
-    assert torch.equal(integers.view(12, -1, SHORT).long(), pad(law.integers, (0, 0, *filling)))
-    step = n * layout.sums_step
-    sums = section(rows, layout.sums(n), step, torch.int32)
-    assert torch.equal(sums.long(), pad(law.integers.sum(-1), filling))
-    assert equal(section(rows, layout.scales(n), step, torch.float32), pad(law.scales, filling))
-    scaled = section(rows, layout.scaled_sums(n), step, torch.float32)
-    assert law.sums is not None and equal(scaled, pad(law.sums, filling))
+    integers = pad(law.integers, (0, 0, *filling))
+    assert torch.equal(rows.integers().view(integers.shape), integers)
+    if layout.offset:
+        sums = rows.lines(1, torch.int32).flatten(1)
+        assert torch.equal(sums, -layout.offset * integers.sum(-1))
+    if layout.minimums:
+        assert law.sums is not None
+        assert equal(rows.lines(1, torch.float32).flatten(1), pad(law.sums, filling))
+    assert equal(rows.lines(1, torch.float32).flatten(1), pad(law.scales, filling))
 
 
-@pytest.mark.parametrize("words", [False, True])
+@pytest.mark.parametrize("layout", LONG_LAYOUTS)
 @pytest.mark.parametrize("n_in", [256, 1024])
-def test_long_rows(n_in: int, words: bool) -> None:
-    layout, x, n = Layout(True, words), hard_rows(n_in), n_in // LONG
-    rows, law = quantise(x, layout), quantise_in_torch(x, long=True)
-    assert rows.shape == (12, layout.row_bytes(n))
-    integers = section(rows, 0, layout.integers_step * n, torch.int16 if words else torch.int8)
-    assert torch.equal(integers.view(12, n, LONG).long(), law.integers)
-    sums = section(rows, layout.sums(n), n * layout.sums_step, torch.int16)
-    assert torch.equal(sums.view(12, n, 16).long(), law.integers.unflatten(-1, (16, -1)).sum(-1))
-    scales = section(rows, layout.scales(n), n * layout.scales_step, torch.float32)
-    assert equal(scales, law.scales)
+def test_long_rows(n_in: int, layout: Layout) -> None:
+    x, n = hard_rows(n_in), n_in // LONG
+    rows, law = Records(quantise(x, layout), layout, n), quantise_in_torch(x, long=True)
+    assert torch.equal(rows.integers(), law.integers)
+    if layout.offset or layout.minimums:
+        sums = rows.lines(1, torch.int16).view(12, n, 16)
+        assert torch.equal(sums.long(), law.integers.unflatten(-1, (16, -1)).sum(-1))
+    assert equal(rows.numbers(), law.scales)
 
 
 def test_rows_need_not_be_neighbours() -> None:
     x = torch.randn(3, 7, 2, 320)
-    layout = Layout(False)
+    layout = SHORT_LAYOUTS[0]
     for view in (x[:, 1:, 0], x.transpose(0, 1)[..., :288], x[1, 2, 1]):
-        found = quantise(view, layout)
-        assert torch.equal(found, quantise(view.contiguous(), layout))
+        n = -(-view.shape[-1] // STRETCH)
+        found, expected = (
+            Records(quantise(rows, layout), layout, n).integers()
+            for rows in (view, view.contiguous())
+        )
+        assert torch.equal(found, expected)

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from kernels.integer_blocks import TYPES, naive, panel_products_with_llvm, panels_with_llvm
-from kernels.integer_blocks.integers_with_llvm import FORMS, I32X8
+from kernels.integer_blocks.integers_with_llvm import FORMS
 from kernels.integer_blocks.panel_layout import OUTPUTS, TALL, panel
 from kernels.integer_blocks.panels_with_llvm import TILES, multiply_panels
 from kernels.integer_blocks.rows_of_integers import is_long
-from kernels.llvm import Code, Value
-from kernels.llvm.values import I32
+from tests.support.byte_sums import added_fours
 from tests.support.llvm_assembly import assembly
 from tests.support.random_blocks import random_blocks
 
@@ -120,20 +119,10 @@ def test_sums_of_16_bits_hold_their_products(type_name):
     assert how.words or how.together * pair < 2**15 <= 2 * how.together * pair
 
 
-def added_fours(code: Code, total: Value, one: Value, other: Value) -> Value:
-    """What VNNI does in one instruction."""
-    products = one.resize(I32) * other.extended(I32)
-    for _ in range(2):
-        lanes = range(0, products.type.count, 2)
-        products = products.take(lanes) + products.take([lane + 1 for lane in lanes])
-    assert products.type == I32X8
-    return total + products
-
-
 @pytest.mark.parametrize("type_name", TYPES)
 def test_products_that_are_summed_in_32_bits(type_name, monkeypatch):
     monkeypatch.setattr(panel_products_with_llvm, "add_byte_sums", added_fours)
-    monkeypatch.setattr(panels_with_llvm, "has_vnni", lambda: True)
+    monkeypatch.setattr(panels_with_llvm, "vnni_bits", lambda: 256)
     monkeypatch.setattr(panels_with_llvm, "program", panels_with_llvm.program.__wrapped__)
     blocks = random_blocks(type_name, OUTPUTS + 1, 512)
     x = torch.cat([torch.randn(5, 512), largest_rows(512)])

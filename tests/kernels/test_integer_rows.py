@@ -7,13 +7,15 @@ import functools
 import pytest
 import torch
 
-from kernels.integer_blocks import TYPES, naive, with_llvm
+from kernels.integer_blocks import TYPES, naive, row_products_with_llvm, rows_with_llvm, with_llvm
 from kernels.integer_blocks.rows_of_integers import is_long
 from kernels.integer_blocks.rows_with_llvm import write
+from kernels.processor import has_feature
+from tests.support.byte_sums import added_fours
 from tests.support.llvm_assembly import assembly
 from tests.support.random_blocks import random_blocks
 
-LONG = ["vpdpwssd", "vpmaddwd"]
+REGISTER = {256: "ymm", 512: "zmm"}
 
 
 def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -28,7 +30,7 @@ def test_every_number_of_rows(type_name):
     blocks = random_blocks(type_name, 13, 512)
     x = torch.randn(9, 512) * torch.logspace(-3, 3, 9).unsqueeze(1)
     expected = naive.integer_linear(x, blocks, type_name)
-    for n_rows in (1, 2, 3, 4, 5, 8, 9):
+    for n_rows in range(1, 10):
         found = with_llvm.integer_linear(x[:n_rows], blocks, type_name)
         assert torch.equal(found, expected[:n_rows])
     nested = with_llvm.integer_linear(x.view(3, 3, 512).transpose(0, 1), blocks, type_name)
@@ -70,10 +72,26 @@ def test_numbers_that_are_none_or_overflow(type_name):
 
 
 @pytest.mark.parametrize("type_name", TYPES)
+@pytest.mark.parametrize("bits", [256, 512])
+def test_products_that_are_summed_in_32_bits(type_name, bits, monkeypatch):
+    if bits == 512 and not has_feature("avx512bw"):
+        pytest.skip("this processor has no vectors of 512 bits")
+    monkeypatch.setattr(row_products_with_llvm, "add_byte_sums", added_fours)
+    monkeypatch.setattr(rows_with_llvm, "vnni_bits", lambda: bits)
+    for cached in ("program", "_prepared"):
+        monkeypatch.setattr(rows_with_llvm, cached, getattr(rows_with_llvm, cached).__wrapped__)
+    blocks, x = random_blocks(type_name, 5, 512), torch.randn(8, 512)
+    expected = naive.integer_linear(x, blocks, type_name)
+    for n_rows in (1, 3, 8):
+        y = torch.full((n_rows, 5), torch.nan)
+        rows_with_llvm.multiply_rows(x[:n_rows], blocks, type_name, y)
+        assert torch.equal(y, expected[:n_rows])
+
+
+@pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K"])
 def test_code_for_processors_that_add_products_of_bytes(type_name):
-    """Of both kinds; it cannot run everywhere."""
-    for feature in ("avxvnni", "avx512vnni,+avx512vl"):
-        features = f"+avx2,+fma,+f16c,+{feature}"
-        text = assembly(functools.partial(write, type_name, 2, True), 7, features)
-        # LLVM takes two instructions for one where it thinks they are faster
-        assert any(name in text for name in (LONG if is_long(type_name) else ["vpdpbusd"]))
+    """Of each kind; it cannot run everywhere."""
+    for bits, feature in ((256, "avxvnni"), (512, "avx512vnni,+avx512vl,+avx512bw")):
+        body = functools.partial(write, type_name, 2, bits)
+        text = assembly(body, 7, f"+avx2,+fma,+f16c,+{feature}")
+        assert any("vpdpbusd" in line and REGISTER[bits] in line for line in text.splitlines())

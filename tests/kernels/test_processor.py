@@ -45,16 +45,31 @@ def assembly() -> str:
 
 def test_unlimited_it_is_the_processor_itself(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
-    here = llvm.get_host_cpu_features()
-    assert target() == (llvm.get_host_cpu_name(), here)
+    here = dict(llvm.get_host_cpu_features())
+    assert target() == (llvm.get_host_cpu_name(), {**here, "sse4a": False})
     assert [has_feature(name) for name in NEWER] == [here.get(name, False) for name in NEWER]
     assert ("zmm" in assembly()) == here.get("avx512f", False)
+
+
+@pytest.mark.parametrize(
+    ("has", "bits"),
+    [
+        ({"avx2"}, 0),
+        ({"avx512vnni", "avx512vl"}, 0),
+        ({"avxvnni"}, 256),
+        ({"avx512vnni", "avx512vl", "avx512bw", "avxvnni"}, 512),
+    ],
+)
+def test_products_of_bytes_in_the_longest_vectors_that_have_them(has, bits, monkeypatch):
+    monkeypatch.setattr(processor, "has_feature", has.__contains__)
+    assert processor.vnni_bits() == bits
 
 
 def test_limited_it_has_nothing_newer_than_avx2(limited):
     assert target().name == "haswell"
     assert has_feature("avx2") and has_feature("fma")
     assert not any(has_feature(name) for name in NEWER)
+    assert processor.vnni_bits() == 0
     code = assembly()
     assert "vfmadd" in code and "ymm" in code and "zmm" not in code
 

@@ -36,6 +36,7 @@ from engine.memory.replay import ReplayMemory
 from engine.memory.ring import RingMemory
 from engine.model.delta_state import DeltaState
 from engine.model.recurrence import StateKey
+from engine.model.taps import join_rows
 from engine.options import CacheOptions, Prompt, RunOptions, SpecOptions
 from tests.support.golden_runs import SAMPLED, decode, options_of, prompt_of, session, tokens_of
 
@@ -429,9 +430,10 @@ def _hidden_row_not_rewound(patch: Patch) -> None:
     def make(original: Any) -> Any:
         def judged(self: VerifyLoop, *args: Any) -> Any:
             found = original(self, *args)
-            span, hidden = args[2], args[4]
+            span, of_tokens = args[2], args[4]
             if len(found.outcome.accepted) < len(span.tokens):
-                found.outcome.hidden = torch.cat((found.outcome.hidden[:-1], hidden[-1:]))
+                kept = found.outcome.of_tokens
+                found.outcome.of_tokens = join_rows([kept[: len(kept) - 1], of_tokens[-1:]])
             return found
 
         return judged

@@ -76,4 +76,8 @@ def _read(source: Path) -> tuple[dict[str, tuple[Any, list[gguf.GGUFValueType]]]
         for field in reader.fields.values()
         if not field.name.startswith("GGUF.")
     }
-    return fields, {t.name: np.array(t.data, np.float32) for t in reader.tensors}
+    return fields, {t.name: _numbers(t.data) for t in reader.tensors}
+
+
+def _numbers(data: np.ndarray) -> np.ndarray:
+    return np.array(data, data.dtype if data.dtype.kind == "i" else np.float32)

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
-from engine.model.config import ModelConfig
 from engine.model.memory import AttentionView
 from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts.attention import AttentionPart
+from engine.model.rope import RopeConfig
 from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend
 from kernels.gates import output_gate
 from kernels.norm import head_norm
 from kernels.product import multiply
 from kernels.rope import apply_rope
+
+
+class Rotation(Protocol):
+    """What attention takes from a configuration: rope, and the eps of norms."""
+
+    @property
+    def rope(self) -> RopeConfig | None: ...
+    @property
+    def eps(self) -> float: ...
 
 
 class Attention:
@@ -23,9 +34,7 @@ class Attention:
     the gate: queries and keys lie side by side, so their norm and rotation are one call each.
     """
 
-    def __init__(
-        self, part: AttentionPart, weights: Weights, config: ModelConfig, layer: int
-    ) -> None:
+    def __init__(self, part: AttentionPart, weights: Weights, config: Rotation, layer: int) -> None:
         self._layer = layer
         self._heads = [part.n_head, part.n_head_kv]
         self._head_dim = part.head_dim

@@ -12,6 +12,7 @@ from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts import ResidualStream
 from engine.model.parts.cross_layer import CrossLayerResidual
 from engine.model.parts.hyper_connections import HyperConnections
+from engine.model.taps import TapCollector
 from engine.model.trunks.cross_layer import make_cross_layer
 from engine.model.trunks.hyper_connections import make_hyper_connected
 from engine.model.trunks.residual_stream import make_residual_stream
@@ -22,9 +23,13 @@ class Trunk(Protocol):
     """All blocks, from the embedding to what the output norm takes."""
 
     def __call__(
-        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory
+        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> torch.Tensor:
-        """x [B, T, n_embd], embedded tokens; tokens int64 [B, T] -> [B, T, n_embd]."""
+        """x [B, T, n_embd], embedded tokens; tokens int64 [B, T] -> [B, T, n_embd].
+
+        taps: is shown what every block takes, where one row enters a block; other trunks are not
+        asked (engine.model.drafters.config).
+        """
 
 
 _TRUNKS: Mapping[type, Callable[[ModelConfig, Weights, Callable[[int], Weights]], Trunk]] = {

@@ -12,9 +12,12 @@ from engine.model.feed_forward import FeedForward, make_feed_forward
 from engine.model.mixers import make_mixer
 from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.parts.cross_layer import CrossLayerResidual
+from engine.model.taps import TapCollector
 from engine.model.weights import Weights
 from kernels.norm import rms_norm
-from kernels.pointwise import pointwise
+from kernels.residual import add
+from kernels.row_mixture import mix_rows
+from kernels.rows import copy_rows
 
 
 class _Half(NamedTuple):
@@ -44,36 +47,34 @@ class CrossLayerStream:
         self._group, self._score, self._eps = group, score, eps
 
     def __call__(
-        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory
+        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> torch.Tensor:
         """See engine.model.trunks.Trunk."""
-        left: list[torch.Tensor] = []
-        invariant = around.invariant
+        # a row of inputs for each group
+        left = x.new_empty(-(-len(self._blocks) // self._group), *x.shape)
+        n_left, invariant = 0, around.invariant
         for i, block in enumerate(self._blocks):
-            added = block.mixer(self._read(x, left, block.before_mixer, invariant), around)
+            read = self._read(x, left[:n_left], block.before_mixer, invariant)
+            added = block.mixer(read, around)
             if i % self._group == 0:
-                left.append(x)
+                copy_rows(left[n_left], x)
+                n_left += 1
                 x = added
             else:
-                x = x + added
-            normed = self._read(x, left, block.before_ffn, invariant)
-            x = x + block.ffn(normed, invariant=invariant)
+                x = add(x, added)
+            normed = self._read(x, left[:n_left], block.before_ffn, invariant)
+            x = add(x, block.ffn(normed, invariant=invariant))
         return self._mix(x, left, self._score, invariant)
 
     def _read(
-        self, x: torch.Tensor, left: list[torch.Tensor], half: _Half, invariant: bool
+        self, x: torch.Tensor, left: torch.Tensor, half: _Half, invariant: bool
     ) -> torch.Tensor:
         return rms_norm(self._mix(x, left, half.score, invariant), half.norm, self._eps)
 
     def _mix(
-        self, x: torch.Tensor, left: list[torch.Tensor], score: torch.Tensor, invariant: bool
+        self, x: torch.Tensor, left: torch.Tensor, score: torch.Tensor, invariant: bool
     ) -> torch.Tensor:
-        if not left:
-            return x
-        rows = torch.stack([*left, x])
-        scores = rms_norm(rows, score, self._eps).sum(-1, keepdim=True)
-        weights = pointwise(torch.exp, scores - scores.amax(0), invariant=invariant)
-        return (weights / weights.sum(0) * rows).sum(0)
+        return mix_rows(x, left, score, self._eps, invariant=invariant) if len(left) else x
 
 
 def make_cross_layer(

@@ -15,6 +15,7 @@ from engine.model.mixers.ngram_embedding import NgramEmbedding
 from engine.model.parts import BlockParts
 from engine.model.parts.hyper_connections import HyperConnections
 from engine.model.parts.ngram_embedding import TABLE
+from engine.model.taps import TapCollector
 from engine.model.weights import Weights
 from kernels.norm import l2_norm
 from kernels.pointwise import pointwise
@@ -115,7 +116,7 @@ class HyperConnected:
         self._blocks, self._last, self._n_streams = tuple(blocks), last, n_streams
 
     def __call__(
-        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory
+        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> torch.Tensor:
         """See engine.model.trunks.Trunk."""
         streams = x[:, :, None].expand(-1, -1, self._n_streams, -1).contiguous()

@@ -9,6 +9,7 @@ import torch
 from engine.model.config import ModelConfig
 from engine.model.layers import ResidualBlock, make_block
 from engine.model.mixers.mixer import RopeAndMemory
+from engine.model.taps import TapCollector
 from engine.model.weights import Weights
 
 
@@ -19,10 +20,11 @@ class BlockAfterBlock:
         self._blocks = tuple(blocks)
 
     def __call__(
-        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory
+        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> torch.Tensor:
         """See engine.model.trunks.Trunk."""
-        for block in self._blocks:
+        for i, block in enumerate(self._blocks):
+            taps.enters(i, x)
             x = block(x, around)
         return x
 

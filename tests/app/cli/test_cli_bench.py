@@ -79,6 +79,7 @@ def test_a_random_model_can_be_written_and_looked_at(cli: Cli, tmp_path: Path) -
         "path": str(path),
         "arch": "qwen35",
         "size": "tiny",
+        "drafter": None,
         "quant": "q4_k",
         "bytes": path.stat().st_size,
     }
@@ -87,6 +88,9 @@ def test_a_random_model_can_be_written_and_looked_at(cli: Cli, tmp_path: Path) -
     kinds = ["delta net"] * 3 + ["attention", "mtp"]
     assert [layer["kind"] for layer in info["layers"]] == kinds
     assert set(info["quant_mix"]) == {"Q4_K", "Q6_K", "F32"}
+    report = cli(*words, "--drafter", "dflash2", "--json").json
+    assert report["drafter"] == "dflash2"
+    assert b"selector_hidden.weight" in path.read_bytes()
 
 
 @pytest.mark.parametrize(

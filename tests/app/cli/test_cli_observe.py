@@ -275,6 +275,8 @@ def test_ctrl_c_ends_the_request_at_the_server_and_keeps_what_came(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # a suite started in the background has its children ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert held.reached.wait(60)
     command.send_signal(signal.SIGINT)

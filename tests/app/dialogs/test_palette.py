@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QTableWidgetItem
 from pytestqt.qtbot import QtBot
 
 from app.actions import SPECS
+from app.actions.actions import submenu_of
 from app.dialogs.help import ShortcutsDialog
 from app.dialogs.palette import CommandPalette
 from app.shell.window import MainWindow
@@ -32,8 +33,12 @@ def text(palette: CommandPalette, column: int) -> str:
 
 
 def test_lists_every_action_but_itself(palette: CommandPalette, window: MainWindow) -> None:
-    names = {a.text().replace("&", "") for a in window.actions_by_id}
-    assert set(palette.lines) == names - {"Command Palette…"}
+    ids = {a.objectName(): a.text().replace("&", "") for a in window.actions_by_id}
+    assert set(palette.lines) == {
+        f"{submenu_of(name)}: {text}" if submenu_of(name) else text
+        for name, text in ids.items()
+        if name != "view.palette"
+    }
     assert len(palette.lines) == len(SPECS) - 1
     assert palette.field.hasFocus()
     widest = max(palette.fontMetrics().horizontalAdvance(line) for line in palette.lines)
@@ -51,6 +56,23 @@ def test_letters_filter_and_return_does_it(
     assert not palette.isVisible()
     assert window.actions_by_id["view.ghosts"].isChecked() is not ghosts
     assert window.run_panel.prompt.hasFocus(), "the focus goes back to where it was"
+
+
+def test_the_name_of_a_submenu_finds_what_is_in_it(palette: CommandPalette, qtbot: QtBot) -> None:
+    qtbot.keyClicks(palette.field, "them")
+    assert set(palette.lines[:3]) == {"Theme: System", "Theme: Light", "Theme: Dark"}
+
+
+def test_what_can_be_done_is_shown_as_it_changes(
+    palette: CommandPalette, window: MainWindow, qtbot: QtBot
+) -> None:
+    qtbot.keyClicks(palette.field, "one round")
+    window.actions_by_id["run.step"].setEnabled(True)
+    assert text(palette, 0) == "One Round"
+    assert text(palette, 1).startswith("Draft, verify and roll back once")
+    palette.close_palette()
+    window.actions_by_id["run.step"].setEnabled(False)
+    assert text(palette, 1).startswith("Draft"), "a palette that is closed is left alone"
 
 
 def test_arrows_choose_and_escape_leaves(

@@ -123,15 +123,15 @@ def test_values_of_one_position() -> None:
     assert lanes.tops(0, 15) == [(5, 0.5), (6, 0.25)]
     assert lanes.tops(0, 99) is None
     assert lanes.token_at(15) == 5
-    assert lanes.text(5) == "⏎"
+    assert lanes.text(5) == "⟨newline⟩"
 
 
 def test_one_position_of_all_lanes_is_aligned_by_token() -> None:
     rows = detail_rows(ComparedLanes(faulty_comparison().store, (0, 1, 2, 3)), 15)
     tokens = {row.label: row for row in rows[:3]}
-    assert list(tokens) == ["⏎", " return", " y"], "by the reference's probability"
-    assert tokens["⏎"].chosen and not tokens[" y"].chosen
-    cells = tokens["⏎"].cells
+    assert list(tokens) == ["⟨newline⟩", " return", " y"], "by the reference's probability"
+    assert tokens["⟨newline⟩"].chosen and not tokens[" y"].chosen
+    cells = tokens["⟨newline⟩"].cells
     assert [cell.text for cell in cells] == ["0.500", "0.500", "0.500", "▼ 0.220"]
     assert [cell.differs for cell in cells] == [False, False, False, True]
     assert [cell.best for cell in cells] == [True, True, True, False]
@@ -149,7 +149,7 @@ def test_what_a_lane_does_not_have_is_said() -> None:
     builder.lane("planes", CLEAN[:4], record=False)
     builder.lane("ring", [math.nan] * 8)
     rows = {row.label: row for row in detail_rows(ComparedLanes(builder.store, (0, 1, 2, 3)), 15)}
-    assert rows["⏎"].cells[2].text == "not recorded"
+    assert rows["⟨newline⟩"].cells[2].text == "not recorded"
     assert rows["NMSE"].cells[2].text == "not recorded"
     assert rows["NMSE"].cells[3].text == "✗ not finite"
     assert rows["NMSE"].cells[3].differs

@@ -75,7 +75,7 @@ def test_bytes_moved_are_copies_restores_and_checkpoints() -> None:
             )
     moved = values(builder.store, 1, 0)["bytes moved"]
     assert moved.values == (4860, 2430)
-    assert (moved.text(0), moved.text(1), moved.ratio) == ("4.86 kB", "2.43 kB", 2.0)
+    assert (moved.text(0), moved.text(1), moved.ratio) == ("4.75 KiB", "2.37 KiB", 2.0)
 
 
 def test_a_ratio_to_nothing_is_not_told() -> None:

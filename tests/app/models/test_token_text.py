@@ -57,8 +57,9 @@ def test_line_feeds_of_styled_and_of_ghost_tokens() -> None:
 
 
 def test_spaces_alone_can_be_seen_in_a_table() -> None:
-    assert line_text(b"   ", 7) == "␣␣␣"
+    assert line_text(b"   ", 7) == "⟨3 spaces⟩"
     assert line_text(b" a ", 7) == " a "
-    assert line_text(b"\t", 7) == "␣␣␣␣"
-    assert line_text(b"\n", 7) == "⏎"
+    assert line_text(b"\t", 7) == "⟨tab⟩"
+    assert line_text(b"\r\n\n    ", 7) == "⟨2 newlines, 4 spaces⟩"
+    assert line_text(b"\n", 7) == "⟨newline⟩"
     assert line_text(b"", 7) == "⟨#7⟩"

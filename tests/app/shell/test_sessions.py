@@ -154,6 +154,19 @@ def test_export_for_spreadsheets_is_remembered(
     assert Settings().excel_safe is True
 
 
+def test_return_in_the_folder_exports(
+    window: MainWindow, qtbot: QtBot, folder: Path, tmp_path: Path
+) -> None:
+    from app.dialogs.files import ExportDialog
+
+    shown(window, qtbot, folder)
+    window.actions_by_id["file.export"].trigger()
+    (dialog,) = window.findChildren(ExportDialog)
+    dialog.folder.setText(str(tmp_path))
+    with qtbot.waitSignal(window.bridge.exported, timeout=5000):
+        qtbot.keyClick(dialog.folder, Qt.Key.Key_Return)
+
+
 # -- copy as issue -------------------------------------------------------------------------
 
 

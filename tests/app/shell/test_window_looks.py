@@ -9,11 +9,12 @@ from collections.abc import Callable
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QApplication, QDialog, QLabel
+from PySide6.QtWidgets import QApplication, QDialog, QLabel, QMenu, QToolButton
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
+from app.saved.settings import TEXT_ZOOMS, Settings
 from app.shell.docks import LAYOUTS, TITLES
 from app.shell.window import MainWindow
 from tests.support.fake_session import FakeEngine
@@ -32,6 +33,31 @@ def test_g_toggles_ghosts_but_types_in_the_prompt(window: MainWindow, qtbot: QtB
     qtbot.keyClick(window, Qt.Key.Key_G)
     assert ghosts.isChecked() is not before
     assert window.settings.ghosts is not before
+
+
+def test_text_grows_up_to_a_limit_and_stays_so(window: MainWindow) -> None:
+    for _ in range(30):
+        trigger(window, "view.zoom_in")
+    assert window.settings.text_zoom == max(TEXT_ZOOMS)
+    trigger(window, "view.zoom_out")
+    assert Settings().text_zoom == max(TEXT_ZOOMS) - 1
+    trigger(window, "view.zoom_reset")
+    assert window.settings.text_zoom == 0
+
+
+def test_the_layout_is_chosen_in_the_toolbar(window: MainWindow) -> None:
+    (button,) = window.findChildren(QToolButton, "toolbar.layout")
+    assert button.text() == "Stream"
+    menu = button.menu()
+    assert isinstance(menu, QMenu)
+    assert [action.text().replace("&", "") for action in menu.actions()][:3] == [
+        "Stream",
+        "Rollback",
+        "Divergence",
+    ]
+    menu.actions()[2].trigger()
+    assert button.text() == "Divergence"
+    assert window.docks.layout_name == "divergence"
 
 
 def test_follow_action_and_view_agree(loaded: MainWindow, qtbot: QtBot) -> None:

@@ -319,7 +319,7 @@ def test_top_k_side_by_side(faulty: DivergenceView) -> None:
         "checkpoint",
         "ring\nfault=no-conv-rollback",
     ]
-    assert model.headerData(0, Qt.Orientation.Vertical) == "› ⏎"
+    assert model.headerData(0, Qt.Orientation.Vertical) == "› ⟨newline⟩"
     assert model.index(0, 3).data() == "▼ 0.220"
     assert model.index(0, 3).data(BAR_ROLE) == pytest.approx(0.22)
     theme = load_theme("dark")

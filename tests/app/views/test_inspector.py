@@ -60,6 +60,7 @@ def test_the_round_under_the_cursor(shown: MainWindow) -> None:
         "token": " middle",
         "decision": "✗ rejected",
         "draft_p": "0.600",
+        "draft_conf": "",
         "target_p": "0.250",
         "target_rank": "2",
         "target": " right",
@@ -118,7 +119,8 @@ def test_enter_on_a_token_opens_the_inspector(window: MainWindow, qtbot: QtBot) 
     show_trace(window, judged())
     window.docks["inspector"].close()
     area = window.tokens.areas[1]
-    qtbot.keyClick(area, Qt.Key.Key_N)
+    qtbot.keyClick(window, Qt.Key.Key_N)
+    assert area.current >= 0
     assert not window.docks["inspector"].isVisible()
     qtbot.keyClick(area, Qt.Key.Key_Return)
     assert window.docks["inspector"].isVisible()
@@ -169,13 +171,14 @@ def test_what_the_table_has_no_room_for_is_told_below(
     shown.feed.move_cursor(Position(shown.feed.run, 1, 1, 1))
     qtbot.wait(20)
     table = view.tokens
+    filled = [i for i, name in enumerate(NAMES) if name != "draft_conf"]
     seen = [i for i in range(len(NAMES)) if not table.isColumnHidden(i)]
-    assert seen == list(range(len(seen)))
+    assert seen == filled[: len(seen)]
     assert NAMES.index("decision") in seen
     right = max(table.columnViewportPosition(i) + table.columnWidth(i) for i in seen)
     assert right <= table.viewport().width()
     assert not table.horizontalScrollBar().isVisible()
-    assert (len(seen) == len(NAMES)) is (width == 1100)
+    assert (seen == filled) is (width == 1100)
     assert view.rest.isHidden() is (width == 1100)
     if width == 330:
         assert breakable(view.rest.text()).endswith(
@@ -197,3 +200,26 @@ def test_facts_stay_together_in_a_wide_panel(shown: MainWindow, qtbot: QtBot) ->
     dock.resize(330, 700)
     qtbot.wait(20)
     assert view.facts.width() > 250, "a narrow panel is used up"
+
+
+def test_a_block_and_the_confidences_of_its_drafter(window: MainWindow) -> None:
+    store = judged()
+    base = {"run_id": 0, "round": 2, "seq_id": 1}
+    for i, sure in enumerate((0.9, 0.25)):
+        drafted = {"token_id": 50, "draft_index": i, "draft_p": 0.5, "draft_conf": sure}
+        store.tokens.append(**base, pos=9 + i, kind="accepted", **drafted)
+    store.drafts.append(
+        **base, drafter="draft-dspark", num_draft_tokens=2, block_length=5, confidence=0.575
+    )
+    store.rounds.append(**base, pos0=8, num_draft_tokens=2, num_accepted_draft_tokens=2)
+    show_trace(window, store)
+    view, conf = window.inspector, NAMES.index("draft_conf")
+    window.feed.move_cursor(Position(window.feed.run, 1, 2, None))
+    assert not view.tokens.isColumnHidden(conf)
+    assert [cells(view, row)["draft_conf"] for row in (0, 1)] == ["0.900", "0.250"]
+    facts = {fact.label: fact for fact in view.facts_model.facts}
+    assert facts["block"].value == "● □□□□ at 8–12"
+    assert facts["confidence"].value == "0.575"
+    assert "confidence head" in facts["confidence"].tip
+    window.feed.move_cursor(Position(window.feed.run, 1, 1, None))
+    assert view.tokens.isColumnHidden(conf), "another round has none"

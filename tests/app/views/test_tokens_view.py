@@ -134,6 +134,22 @@ def test_positions_pass_through(view: TokensView, qtbot: QtBot) -> None:
     assert view.areas[1].current >= 0
 
 
+def test_rejections_of_all_sequences_are_walked(view: TokensView) -> None:
+    builder = sample_trace(rounds=10, n_seqs=2)
+    view.show_run(builder.run)
+    view.position_selected.connect(view.set_cursor)
+    walked = []
+    for step in (+1, -1):
+        places = []
+        while (place := view._place()) not in places:
+            places.append(place)
+            view.step_rejection(step)
+        walked.append([place for place in places if place is not None])
+    forth, back = walked
+    assert {seq_id for seq_id, _ in forth} == {0, 1}
+    assert back == forth[::-1] and len(forth) == len(set(forth)) > 3
+
+
 @pytest.mark.parametrize("width", [240, 900])
 def test_the_legend_takes_the_room_it_needs(view: TokensView, qtbot: QtBot, width: int) -> None:
     builder = sample_trace(rounds=5)

@@ -210,17 +210,21 @@ def test_a_click_beside_the_text_selects_nothing(show: Callable[..., Shown], qtb
 def test_keys_walk(show: Callable[..., Shown], qtbot: QtBot) -> None:
     area, run = show(every_kind(), width=200)
     stream = run.by_seq[0]
-    key, shift = Qt.Key, Qt.KeyboardModifier.ShiftModifier
+    key = Qt.Key
 
-    def press(which: Qt.Key, modifier: Qt.KeyboardModifier | None = None) -> str:
-        qtbot.keyClick(area, which, modifier or Qt.KeyboardModifier.NoModifier)
+    def press(which: Qt.Key) -> str:
+        qtbot.keyClick(area, which)
+        return stream.texts[area.current]
+
+    def rejection(step: int) -> str:
+        area.step_rejection(step)
         return stream.texts[area.current]
 
     assert press(key.Key_Home) == "prompt"
     assert press(key.Key_Right) == " target"
-    assert press(key.Key_N) == " rejected"
-    assert press(key.Key_N) == " wrong"
-    assert press(key.Key_N, shift) == " rejected"
+    assert rejection(+1) == " rejected"
+    assert rejection(+1) == " wrong"
+    assert rejection(-1) == " rejected"
     assert press(key.Key_Left) == " accepted"
     assert press(key.Key_End) == " more"
     above = press(key.Key_Up)
@@ -404,8 +408,9 @@ def test_focus_is_visible(show: Callable[..., Shown], qtbot: QtBot) -> None:
 def test_an_empty_area_takes_every_key(show: Callable[..., Shown], qtbot: QtBot) -> None:
     area = TokenArea(load_theme("dark"))
     qtbot.addWidget(area)
-    for key in (Qt.Key.Key_N, Qt.Key.Key_End, Qt.Key.Key_Up, Qt.Key.Key_Return):
+    for key in (Qt.Key.Key_End, Qt.Key.Key_Up, Qt.Key.Key_Return):
         qtbot.keyClick(area, key)
+    area.step_rejection(+1)
     assert area.copy_text() == ""
     assert area.current == -1
 
@@ -465,3 +470,14 @@ def test_one_more_token_paints_no_old_row(show: Callable[..., Shown]) -> None:
     area.grow()
     QApplication.processEvents()
     assert rects and max(rect.height() for rect in rects) < 4 * area._metrics.row_height
+
+
+def test_larger_letters_take_more_room_and_keep_the_token(show: Callable[..., Shown]) -> None:
+    area, _ = show(every_kind(), width=200)
+    area.go_to(3)
+    chosen, rows = area.current, [area._metrics.row_height]
+    for zoom in (10, -4, 0):
+        area.set_zoom(zoom)
+        rows.append(area._metrics.row_height)
+        assert area.current == chosen
+    assert rows[2] < rows[0] == rows[3] < rows[1]

@@ -16,6 +16,7 @@ from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import DEFAULT_LANES
 from engine.draft.drafter import Draft, DraftRequest
 from engine.errors import ContextFullError, OptionError
+from engine.model.taps import TargetRows
 from engine.options import FAULTS, ROLLBACK_POLICIES, Prompt
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
@@ -65,9 +66,9 @@ class Scripted:
         self._tokens, self._n_vocab, self._p_wrong = tokens, n_vocab, p_wrong
         self._random = np.random.default_rng(5)
 
-    def observe(self, seq: int, pos0: int, tokens: Sequence[int], hidden: torch.Tensor) -> None:
+    def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         assert list(tokens) == list(self._tokens[pos0 : pos0 + len(tokens)])
-        assert hidden.shape[0] == len(tokens)
+        assert len(rows) == len(tokens)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         (request,) = requests
@@ -255,8 +256,8 @@ def test_noise_of_the_width_is_not_a_wrong_state(monkeypatch: pytest.MonkeyPatch
     opened = session(MTP)
     forward = type(opened.model).forward
 
-    def width_dependent(self, ubatch, memory):
-        out = forward(self, ubatch, memory)
+    def width_dependent(self, ubatch, memory, **wanted):
+        out = forward(self, ubatch, memory, **wanted)
         noise = torch.Generator().manual_seed(ubatch.n_seq_tokens)
         row = torch.randn(out.logits.shape[1], generator=noise)
         return out._replace(logits=out.logits + 1e-2 * row)

@@ -80,8 +80,8 @@ def test_noise_that_tips_a_choice_is_a_fork_and_no_fault(
 ) -> None:
     forward = type(session(MTP).model).forward
 
-    def width_dependent(self, ubatch, memory):
-        out = forward(self, ubatch, memory)
+    def width_dependent(self, ubatch, memory, **wanted):
+        out = forward(self, ubatch, memory, **wanted)
         rows = []
         positions = ubatch.positions.reshape(-1)[ubatch.outputs].tolist()
         for pos, row in zip(positions, out.logits, strict=True):

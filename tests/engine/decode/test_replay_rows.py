@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,8 +29,8 @@ class WidthNoise:
         self.logits: dict[int, torch.Tensor] = {}
         forward = type(session(MTP).model).forward
 
-        def noisy(model, ubatch: UBatch, memory: HybridMemory):
-            out = forward(model, ubatch, memory)
+        def noisy(model, ubatch: UBatch, memory: HybridMemory, **wanted: Any):
+            out = forward(model, ubatch, memory, **wanted)
             positions = ubatch.positions.reshape(-1)[ubatch.outputs].tolist()
             rows = []
             for pos, row in zip(positions, out.logits, strict=True):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.decode.verify import TargetRows, all_target_facts, match, target_facts
+from engine.decode.verify import FactsRequest, all_target_facts, match, target_facts
 from engine.draft.drafter import Draft
 from engine.options import SamplerOptions
 from engine.sampling.distribution import Distribution
@@ -92,6 +92,6 @@ def test_many_questions_are_answered_like_single_ones(n):
         logits[width] = torch.nan
         rows = [*range(width), width - 1]
         tokens = [*logits[:width].argmax(1).tolist(), 17 * width]
-        asked.append(TargetRows(logits, tokens, rows))
+        asked.append(FactsRequest(logits, tokens, rows))
     assert all_target_facts(asked) == [target_facts(a.logits, a.tokens, a.rows) for a in asked]
     assert all_target_facts([]) == []

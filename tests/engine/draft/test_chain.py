@@ -7,6 +7,7 @@ import torch
 
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
+from engine.model.taps import TargetRows
 from engine.options import DRAFTERS, SpecOptions
 from tests.support.golden_runs import options_of, session
 
@@ -91,7 +92,7 @@ def test_the_winner_and_the_others_learn_of_the_verification():
 def test_everyone_hears_what_happens_to_a_sequence():
     drafters = [Fixed("a", {}), Fixed("b", {})]
     chain = DrafterChain(drafters)
-    chain.observe(4, 0, [7, 8], torch.zeros(2, 1))
+    chain.observe(4, 0, [7, 8], TargetRows(torch.zeros(2, 1)))
     chain.begin(4, [7, 8])
     chain.forget(4)
     for drafter in drafters:

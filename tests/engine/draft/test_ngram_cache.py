@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.lookup_tables import LAX, STRICT, LookupCache, learn, most_frequent, most_likely
 from engine.draft.ngram_cache import NgramCache
+from engine.model.taps import TargetRows
 
 
 def cache(**tables: dict) -> NgramCache:
@@ -30,7 +31,7 @@ def packed(table: dict | None) -> LookupCache | None:
 
 
 def ask(drafter: NgramCache, history: list[int], last: int) -> Draft:
-    drafter.observe(0, 0, history, torch.empty(0))
+    drafter.observe(0, 0, history, TargetRows(torch.empty(0)))
     (draft,) = drafter.draft([DraftRequest(0, len(history), last, 99)])
     return draft
 
@@ -81,7 +82,7 @@ def test_a_round_in_which_it_was_not_asked_is_caught_up_with():
 def test_sequences_learn_apart_and_are_forgotten():
     drafter = cache()
     ask(drafter, [1, 2, 3, 4, 1, 2], 3)
-    drafter.observe(1, 0, [1, 2], torch.empty(0))
+    drafter.observe(1, 0, [1, 2], TargetRows(torch.empty(0)))
     (other,) = drafter.draft([DraftRequest(1, 2, 3, 9)])
     assert other.reason == "no-match"
     drafter.forget(0)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.ngram_map import MOST_HITS, N_SLOTS, NgramMap, slot_of
+from engine.model.taps import TargetRows
 
 A, B, X, Y, Z = 1, 2, 7, 8, 9
 
@@ -30,7 +31,7 @@ class Spoken:
         return draft
 
     def say(self, *tokens: int) -> None:
-        self.drafter.observe(0, len(self.tokens), list(tokens), torch.empty(0))
+        self.drafter.observe(0, len(self.tokens), list(tokens), TargetRows(torch.empty(0)))
         self.tokens += tokens
 
     def accept(self, n: int, *, is_other: bool = False) -> None:

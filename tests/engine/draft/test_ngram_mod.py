@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.draft import ngram_mod
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.ngram_mod import EMPTY, N_ENTRIES, NgramMod, NgramModOptions, NgramPool, entry_of
+from engine.model.taps import TargetRows
 
 
 def entry(ngram: list[int]) -> int:
@@ -26,7 +27,7 @@ def mod(n_match: int = 2, n_min: int = 0, n_max: int = 4) -> NgramMod:
 
 
 def ask(drafter: NgramMod, history: list[int], last: int, seq: int = 0) -> Draft:
-    drafter.observe(seq, 0, history, torch.empty(0))
+    drafter.observe(seq, 0, history, TargetRows(torch.empty(0)))
     (draft,) = drafter.draft([DraftRequest(seq, len(history), last, 99)])
     return draft
 

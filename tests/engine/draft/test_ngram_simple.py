@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.ngram_simple import NgramSimple
+from engine.model.taps import TargetRows
 
 
 def draft_of(history: list[int], last: int, n: int, m: int) -> Draft:
     drafter = NgramSimple(NgramSizes(n, m))
     drafter.begin(0, history[:2])
-    drafter.observe(0, 2, history[2:], torch.empty(0))
+    drafter.observe(0, 2, history[2:], TargetRows(torch.empty(0)))
     (draft,) = drafter.draft([DraftRequest(0, len(history), last, 99)])
     assert draft.drafter == "ngram-simple"
     assert not draft.probs
@@ -66,7 +67,7 @@ def test_a_sequence_that_ended_is_forgotten():
     drafter = NgramSimple(NgramSizes(1, 1))
     drafter.begin(0, [9, 5, 6, 7])
     drafter.forget(0)
-    drafter.observe(0, 0, [1, 2, 3, 4], torch.empty(0))
+    drafter.observe(0, 0, [1, 2, 3, 4], TargetRows(torch.empty(0)))
     (draft,) = drafter.draft([DraftRequest(0, 4, 5, 9)])
     assert draft.reason == "no-match"
 

@@ -453,3 +453,14 @@ def test_garbage_in_storage_never_reaches_attention(unified, value, monkeypatch)
     kv.poison(value)
     check([2], 3)
     check([2, 1], 1)
+
+
+def test_rows_of_a_block_see_each_other_and_windows_end_behind_them():
+    layers = {0: CellSize(1, 4, 4), 1: CellSize(1, 4, 4, window=3)}
+    kv = AttentionKV(layers, 1, 16, CPU, ahead=True)
+    rows = torch.randn(1, 5, 1, 4)
+    kv.begin(ubatch_of(Span(0, 0, [0] * 5, [])))
+    assert kv.update(0, rows, rows).mask.all()
+    # from row a of the block on, and from two positions before it
+    seen = kv.update(1, rows, rows).mask[0]
+    assert seen.tolist() == [[p > a - 3 for p in range(5)] for a in range(5)]

@@ -62,11 +62,11 @@ def test_a_window_of_one_row_is_no_smaller_than_a_log_of_it(variant):
     with GgufFile.open(variant("lfm2-a-tied-f32", {"lfm2.shortconv.l_cache": 2}, one_row)) as file:
         told = describe(file).rollback
     assert told.endswith(
-        "0.8 KiB a snapshot, 0.8 KiB a token in the log of replay, which saves nothing)"
+        "768 B a snapshot, 768 B a token in the log of replay, which saves nothing)"
     )
 
 
 def test_its_words():
     assert llama_cpp_rollback(None, 0) == "removes any tail (attention cells alone)"
-    assert "planes of 1.50 MiB" in llama_cpp_rollback(True, 3 << 19)
-    assert "checkpoint of 2.0 KiB" in llama_cpp_rollback(False, 2048)
+    assert "planes of 1.5 MiB" in llama_cpp_rollback(True, 3 << 19)
+    assert "checkpoint of 2 KiB" in llama_cpp_rollback(False, 2048)

@@ -34,7 +34,7 @@ def test_a_quantised_hybrid_with_mtp(golden_path):
     assert info.state_bytes == 4 * 3 * (4 * 32 * 32 + 3 * 256)
     assert info.kv_bytes_per_token == info.mtp_kv_bytes_per_token == 4 * 2 * 2 * 32
     assert info.rollback == (
-        "partial seq_rm over snapshot planes (3 recurrent layers, 57.0 KiB a snapshot)"
+        "partial seq_rm over snapshot planes (3 recurrent layers, 57 KiB a snapshot)"
     )
 
 
@@ -79,7 +79,7 @@ def test_one_recurrent_layer(variant):
 
     keys = {"{arch}.block_count": 1, "{arch}.attention.recurrent_layers": [True]}
     info = _describe(variant("qwen35-a-f32", keys, edit))
-    assert "(1 recurrent layer, 6.2 KiB a snapshot)" in info.rollback
+    assert "(1 recurrent layer, 6.25 KiB a snapshot)" in info.rollback
     assert info.kv_bytes_per_token == 0
 
 

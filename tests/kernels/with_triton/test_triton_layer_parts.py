@@ -1,17 +1,23 @@
-"""Convolution, norms, rope, SwiGLU and squared ReLU in Triton, against the law in f64."""
+"""Convolution, norms, rope, gates and products of heads in Triton, against the law in f64."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from kernels.channel_gates import naive as gates_law
+from kernels.channel_gates import with_triton as gates
 from kernels.conv import naive as conv_law
 from kernels.conv import with_triton as conv
+from kernels.head_linear import naive as heads_law
+from kernels.head_linear import with_triton as heads
 from kernels.norm import naive as norm_law
 from kernels.norm import with_triton as norm
 from kernels.relu2 import with_triton as relu2
 from kernels.rope import naive as rope_law
 from kernels.rope import with_triton as rope
+from kernels.situ import naive as situ_law
+from kernels.situ import with_triton as situ
 from kernels.swiglu import naive as swiglu_law
 from kernels.swiglu import with_triton as swiglu
 from tests.support.closeness import nmse
@@ -140,3 +146,39 @@ def test_swiglu(device, shape, strides):
     assert nmse(y.cpu(), swiglu_law.swiglu(gate.double(), up.double())) < F32
     within = swiglu_law.swiglu(gate.double(), up.double(), 1.5)
     assert nmse(swiglu.swiglu(*given, 1.5).cpu(), within) < F32
+
+
+@pytest.mark.parametrize("linear", [25.0, 0.0], ids=["both", "gate"])
+@pytest.mark.parametrize("strides", ["plain", "halves"])
+def test_situ(device, strides, linear):
+    joined = torch.randn(2, 3, 140) * 8
+    joined[..., 0], joined[..., 1], joined[..., 70], joined[..., 2] = -80.0, 80.0, 80.0, 1e-6
+    gate, up = (part if strides == "halves" else part.clone() for part in joined.split(70, -1))
+    y = situ.situ(gate.to(device), up.to(device), 4.0, linear)
+    wanted = situ_law.situ(gate.double(), up.double(), 4.0, linear)
+    torch.testing.assert_close(y.cpu().double(), wanted, rtol=2e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("bound", [None, -5.0])
+@pytest.mark.parametrize("strides", ["plain", "columns"])
+def test_channel_gates(device, strides, bound):
+    joined = torch.randn(2, 3, 37) * 9
+    joined[..., 3], joined[..., 4], joined[..., 5] = -60.0, 60.0, -80.0
+    decay, beta = joined[..., 1:33], joined[..., 33:]
+    if strides == "plain":
+        decay, beta = decay.clone(), beta.clone()
+    dt, a = torch.randn(32), -torch.rand(32) / 2
+    done = gates.channel_gates(*(x.to(device) for x in (decay, dt, a, beta)), bound)
+    law = gates_law.channel_gates(*(x.double() for x in (decay, dt, a, beta)), bound)
+    for ours, wanted in zip(done, law, strict=True):
+        torch.testing.assert_close(ours.cpu().double(), wanted, rtol=2e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 3, 9, 40])
+@pytest.mark.parametrize(("n", "m"), [(5, 3), (40, 70)])
+def test_products_of_heads(device, n_tokens, n, m):
+    x = torch.full((2, n_tokens, 3, n + 5), torch.nan)[..., 2 : n + 2].normal_()
+    weight = torch.randn(3, n, m)
+    y = heads.head_linear(x.to(device), weight.to(device))
+    assert y.shape == (2, n_tokens, 3, m)
+    assert nmse(y.cpu(), heads_law.head_linear(x.double(), weight.double())) < F32

@@ -35,8 +35,8 @@ def passes(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int,
     seen: list[tuple[int, int]] = []
     forward = HybridModel.forward
 
-    def spy(self: HybridModel, ubatch, memory):
-        out = forward(self, ubatch, memory)
+    def spy(self: HybridModel, ubatch, memory, **wanted):
+        out = forward(self, ubatch, memory, **wanted)
         seen.append((ubatch.tokens.size, len(out.logits)))
         return out
 

@@ -1,0 +1,187 @@
+"""`draftscope sweep`: the jobs of a plan, one after another or on a Ray cluster."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from app.cli.common import print_json
+from engine.errors import OptionError
+from engine.sweep.on_ray import OnRay
+from engine.sweep.one_by_one import one_by_one
+from engine.sweep.plan import Bundled, SweepPlan, read_plan
+from engine.sweep.results import SweepResults, read_results
+from engine.sweep.settings import JOB_KEYS
+from engine.sweep.sweep import Executor, Sweep, SweepProgress
+from engine.sweep.table import number, result_table
+from engine.trace.export import strict_json
+from resources import DEMO_DRAFT, DEMO_SWEEP, DEMO_TARGET, SUITES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.usage = "draftscope sweep (PLAN | --demo) [--out DIR] [options]"
+    about = "\n".join(f"  {key:<17} {one.about}" for key, one in JOB_KEYS.items())
+    parser.epilog = (
+        "A plan is a TOML file: [settings] for every job, [[grid]] for every combination of the\n"
+        "values in lists, [[jobs]] for single ones. Keys are the long options of `draftscope run`\n"
+        "without dashes, and these:\n"
+        f"{about}\n\n"
+        "The same command goes on where an earlier one stopped: finished jobs are rows of\n"
+        "results.sqlite in the folder of --out, their traces lie beside it.\n\n"
+        "examples:\n"
+        "  draftscope sweep --demo\n"
+        "  draftscope sweep lengths.toml --out lengths\n"
+        "  draftscope sweep lengths.toml --ray auto"
+    )
+    parser.add_argument("plan", metavar="PLAN", nargs="?", type=Path, help="TOML file")
+    parser.add_argument(
+        "--demo",
+        action="store_true",
+        help="jobs without a model take the demo models; without PLAN, a bundled plan",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder of the results (default: PLAN-sweep)"
+    )
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="run jobs again that failed before"
+    )
+    parser.add_argument("--no-traces", action="store_true", help="keep the figures alone")
+    parser.add_argument(
+        "--list", action="store_true", help="run nothing: list the jobs, and which have results"
+    )
+    ray = parser.add_argument_group("on an existing Ray cluster (needs draftscope[sweep])")
+    ray.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="address of the cluster, or auto: one job at a time on each of its nodes",
+    )
+    ray.add_argument(
+        "--ship",
+        action="store_true",
+        help="send model files through Ray; without it every node finds them at the same path",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what is left to do; exit status 1 when a job failed."""
+    plan = _plan(args)
+    if args.ship and args.ray is None:
+        raise OptionError("--ship goes with --ray only.", "Leave it out.")
+    if plan.n_equal:
+        _tell(f"{plan.n_equal} jobs equal another one and are left out")
+    folder = args.out or Path(f"{plan.path.stem}-sweep")
+    execute: Executor = OnRay(args.ray, ship=args.ship) if args.ray is not None else one_by_one
+    with Sweep(plan, folder, traces=not args.no_traces, retry_failed=args.retry_failed) as sweep:
+        if args.list:
+            return _list(args, plan, sweep)
+        if sweep.n_done:
+            _tell(f"{sweep.n_done} of {sweep.total} jobs have results already")
+        try:
+            for done in sweep.run(execute):
+                _show(done, sweep.varying)
+        except KeyboardInterrupt:
+            _tell(f"{sweep.n_done} of {sweep.total} jobs are done; the same command goes on")
+            raise
+    results = read_results(sweep.path)
+    if args.json:
+        print_json(results_json(results))
+    else:
+        print("\n".join(_lines(results)))
+    _tell(f"results written to {sweep.path}")
+    return int(not results.done.all())
+
+
+def results_json(results: SweepResults) -> dict[str, Any]:
+    """The results as one object: a list of jobs with settings and figures."""
+    figures = {
+        name: column.tolist()
+        for name, column in results.columns.items()
+        if name not in results.setting_names
+    }
+    return {
+        "kind": "draftscope sweep",
+        "version": 1,
+        "title": results.title,
+        "planned": results.planned,
+        "axes": list(results.axes),
+        "jobs": [
+            {
+                "settings": results.settings(i),
+                **strict_json({name: values[i] for name, values in figures.items()}),
+                "machine": results.machine(i),
+                "model": results.model(i),
+            }
+            for i in range(results.n)
+        ],
+    }
+
+
+def _plan(args: argparse.Namespace) -> SweepPlan:
+    path = args.plan or (DEMO_SWEEP if args.demo else None)
+    if path is None:
+        raise OptionError("No plan is given.", "Name a TOML file, or use --demo.")
+    bundled = Bundled((DEMO_TARGET, DEMO_DRAFT), SUITES)
+    return read_plan(path, bundled, on_demo=args.demo, elsewhere=args.ray is not None)
+
+
+def _list(args: argparse.Namespace, plan: SweepPlan, sweep: Sweep) -> int:
+    pending = {job.key for job in sweep.pending}
+    if args.json:
+        jobs = [
+            {"number": j.number, "has_result": j.key not in pending, "settings": dict(j.settings)}
+            for j in plan.jobs
+        ]
+        print_json({"title": plan.title, "jobs": jobs})
+        return 0
+    for job in plan.jobs:
+        state = "to do" if job.key in pending else "has a result"
+        said = ", ".join(f"{key} {value}" for key, value in job.settings.items())
+        print(f"{job.number:>5}  {state:<12}  {said}")
+    return 0
+
+
+def _lines(results: SweepResults) -> Iterator[str]:
+    heads, rows = result_table(results)
+    yield f"{results.title}: {results.n} of {results.planned} jobs"
+    yield ""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    n_left = 1 + len(results.axes)
+    for row in (heads, *rows):
+        yield "  ".join(_aligned(row, widths, n_left)).rstrip()
+    n_failed = int((~results.done).sum())
+    if n_failed:
+        yield ""
+        yield f"{n_failed} failed; --retry-failed runs them again"
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int], n_left: int) -> Iterator[str]:
+    last = len(row) - 1
+    for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        yield cell.ljust(width) if 0 < i < n_left or i == last else cell.rjust(width)
+
+
+def _show(progress: SweepProgress, varying: Collection[str]) -> None:
+    width, result = len(str(progress.total)), progress.result
+    settings = progress.job.settings
+    said = ", ".join(f"{key} {value}" for key, value in settings.items() if key in varying)
+    came = result.error or f"{number(float(result.figures['predicted_per_second'] or 0), 1)} tok/s"
+    left = f" ({_duration(progress.left_s)} left)" if progress.left_s is not None else ""
+    _tell(f"[{progress.done:>{width}}/{progress.total}] {said}: {came}{left}", name="")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _tell(line: str, name: str = "draftscope: ") -> None:
+    with suppress(OSError):  # the terminal may be gone
+        print(f"{name}{line}", file=sys.stderr, flush=True)

@@ -1,0 +1,112 @@
+"""A drafter's confidence against how often it was right, with the tokens behind each bar."""
+
+from __future__ import annotations
+
+import numpy as np
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QBrush, QPainter, QPen
+from PySide6.QtWidgets import QWidget
+
+from app.looks.theme import Theme
+from app.models.number_text import short_count, significant
+from app.widgets.line_styles import plot_pen
+from app.widgets.rate_chart import RateChart
+from engine.trace.calibration import Calibration
+
+_FEW = 10
+"""A bar over fewer tokens is drawn hollow: its rate says little."""
+_GAP = 1.5
+_DOT = 2.5
+
+
+class ReliabilityChart(RateChart):
+    """A bar for each bin of confidence, as high as the part accepted, with its count and its 95 %
+    interval; a line through the bins' own means; dashed, where the two would be equal."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(theme, "Confidence against acceptance", "confidence", parent)
+        self._shown: Calibration | None = None
+
+    def set_calibration(self, found: Calibration | None) -> None:
+        """Show these bins, or none."""
+        self._shown = found
+        self.setAccessibleDescription("" if found is None else _words(found))
+        self.update()
+
+    def ticks(self) -> list[tuple[float, str]]:
+        return [(0.0, "0"), (0.5, "0.5"), (1.0, "1")]
+
+    def tip(self, x: float) -> str:
+        found = self._shown
+        if found is None:
+            return ""
+        at = min(int(x * len(found.n)), len(found.n) - 1)
+        n, (low, high) = int(found.n[at]), found.interval
+        bounds = f"confidence {at / len(found.n):.1f} to {(at + 1) / len(found.n):.1f}"
+        if not n:
+            return f"{bounds}: no token was judged"
+        return (
+            f"{bounds}: {int(found.accepted[at]):,} of {n:,} tokens accepted, {found.rate[at]:.3f} "
+            f"(95 %: {low[at]:.3f} to {high[at]:.3f}); mean confidence "
+            f"{found.mean_confidence[at]:.3f}"
+        )
+
+    def paint_rates(self, painter: QPainter) -> None:
+        theme, found = self.theme, self._shown
+        painter.setPen(plot_pen(theme.color("plot.text"), style=Qt.PenStyle.DashLine))
+        painter.drawLine(self.place(0, 0), self.place(1, 1))
+        if found is None:
+            return
+        n_bins, rate = len(found.n), found.rate
+        low, high = found.interval
+        filled = np.flatnonzero(found.n).tolist()
+        for at in filled:
+            box = QRectF(self.place(at / n_bins, rate[at]), self.place((at + 1) / n_bins, 0))
+            box.adjust(_GAP, 0, -_GAP, 0)
+            is_few = found.n[at] < _FEW
+            painter.setPen(plot_pen(theme.color("accepted.line")) if is_few else Qt.PenStyle.NoPen)
+            painter.setBrush(Qt.BrushStyle.NoBrush if is_few else theme.color("accepted.tint"))
+            painter.drawRect(box)
+            painter.setPen(QPen(theme.color("plot.axis")))
+            middle = (at + 0.5) / n_bins
+            painter.drawLine(self.place(middle, low[at]), self.place(middle, high[at]))
+        points = [self.place(found.mean_confidence[at], rate[at]) for at in filled]
+        painter.setPen(plot_pen(theme.color("accepted.line"), 1.5))
+        painter.drawPolyline(points)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(QBrush(theme.color("accepted.line")))
+        for point in points:
+            painter.drawEllipse(point, _DOT, _DOT)
+        self._paint_counts(painter, found, filled)
+
+    def _paint_counts(self, painter: QPainter, found: Calibration, filled: list[int]) -> None:
+        """The tokens of each bin at the foot of its bar, turned where they have no room."""
+        metrics, area = self.fontMetrics(), self.area
+        width = area.width() / len(found.n)
+        texts = {at: short_count(int(found.n[at])) for at in filled}
+        widest = max(map(metrics.horizontalAdvance, texts.values()), default=0)
+        painter.setPen(self.theme.color("ui.text"))
+        for at, text in texts.items():
+            foot = self.place((at + 0.5) / len(found.n), 0)
+            if widest + 2 <= width:
+                box = QRectF(
+                    foot.x() - width / 2, foot.y() - metrics.height(), width, metrics.height()
+                )
+                painter.drawText(box, Qt.AlignmentFlag.AlignCenter, text)
+            elif metrics.height() <= width + 4:
+                painter.save()
+                painter.translate(QPointF(foot.x() - metrics.height() / 2, foot.y() - 3))
+                painter.rotate(-90)
+                box = QRectF(0, 0, area.height(), metrics.height())
+                left = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+                painter.drawText(box, left, text)
+                painter.restore()
+
+
+def _words(found: Calibration) -> str:
+    bins = [
+        f"{at / len(found.n):.1f} to {(at + 1) / len(found.n):.1f}: {significant(rate)} of {n:,}"
+        for at, (n, rate) in enumerate(zip(found.n.tolist(), found.rate.tolist(), strict=True))
+        if n
+    ]
+    return f"ECE {significant(found.ece)}; accepted by confidence {'; '.join(bins)}"

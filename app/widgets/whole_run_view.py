@@ -1,0 +1,104 @@
+"""What views about a run as a whole have in common: an empty state, and reading in sight alone."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from PySide6.QtGui import QPaintEvent
+from PySide6.QtWidgets import QStackedWidget, QWidget
+
+from app.looks.pacer import Pacer
+from app.models.position import Position
+from app.models.run_facts import engine_name, is_ours
+from app.widgets.empty_state import EmptyState
+from engine.trace.run_ref import RunRef
+
+_EMPTY, _PAGE = range(2)
+
+
+class WholeRunView(QStackedWidget):
+    """Neither reads nor draws while it is out of sight. Subclasses fill `page`, which pictures
+    show. `untold`: what a run of another engine lacks then, in words behind "does not tell"."""
+
+    untold: ClassVar[str]
+    period_ms: ClassVar[int] = 400
+
+    def __init__(
+        self, name: str, empty_title: str, empty_text: str, parent: QWidget | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._run: RunRef | None = None
+        self._is_behind = False
+        self._pacer = Pacer(self._read_and_show, self.period_ms, self)
+        self.page = QWidget()
+        self.empty = EmptyState(empty_title, empty_text, waits_for_run=True)
+        self.addWidget(self.empty)
+        self.addWidget(self.page)
+        self.setAccessibleName(name)
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether there is anything to see."""
+        return self.currentIndex() == _PAGE
+
+    @property
+    def in_sight(self) -> bool:
+        """Whether any of it is neither hidden nor behind a tab."""
+        return not self.visibleRegion().isEmpty()
+
+    def show_run(self, run: RunRef | None) -> None:
+        """Show a run, or nothing."""
+        self._run = run
+        self._pacer.stop()
+        self._begin(run)
+        self.setCurrentIndex(_EMPTY)
+        self.empty.say()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take in what has joined the trace since the last call, now or a little later; out of
+        sight, when it comes into sight."""
+        self._is_behind = self._run is not None
+        if self._is_behind and self.in_sight:
+            self._pacer.ask()
+
+    def set_cursor(self, position: Position | None) -> None:
+        """Does nothing: this is about the whole run."""
+
+    @abstractmethod
+    def table(self) -> tuple[list[str], list[list[object]]]:
+        """What is on show as numbers: column names and rows; None is not observed."""
+
+    @abstractmethod
+    def _begin(self, run: RunRef | None) -> None:
+        """Forget everything read, and read this run from now on."""
+
+    @abstractmethod
+    def _read(self) -> bool:
+        """Take in new rows; whether there is anything to show."""
+
+    @abstractmethod
+    def _show(self) -> None:
+        """Show what has been read."""
+
+    def _read_and_show(self) -> None:
+        if self._run is None or not self.in_sight:
+            return
+        self._is_behind = False
+        if self._read():
+            self.setCurrentIndex(_PAGE)
+            self._show()
+        else:
+            self._say_what_is_untold(self._run)
+
+    def _say_what_is_untold(self, run: RunRef) -> None:
+        if is_ours(run.facts) or not run.ended:
+            self.empty.say()
+        else:
+            self.empty.say("Not observed", f"{engine_name(run.facts)} does not tell {self.untold}.")
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        if self._is_behind:  # it has come into sight
+            self._pacer.ask()

@@ -1,0 +1,173 @@
+"""What drafters of blocks have in common: the context in their memory, and a block in one pass.
+
+The rows of what the target has decoded for good are put into memory; the rows of a block are there
+only while it is drafted. So a rollback of the target costs nothing here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.batch import Span, UBatch
+from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.memory.hybrid import HybridMemory
+from engine.model.drafters.dflash import BlockOutput, DFlash
+from engine.model.taps import TargetRows
+from engine.transfer import read
+from kernels.top_k import top_k
+
+N_CANDIDATES = 10
+"""Over so many logits a confidence is a softmax, as p_min of draft-dflash is measured."""
+
+
+@dataclass(slots=True)
+class _Context:
+    """What the target has decoded. n_injected: positions in memory. tokens, rows: those behind,
+    float32 [n, n_taps * n_embd] a part."""
+
+    n_injected: int = 0
+    tokens: list[int] = field(default_factory=list)
+    rows: list[torch.Tensor] = field(default_factory=list)
+
+    def joined(self) -> torch.Tensor:
+        """All waiting rows."""
+        if len(self.rows) > 1:
+            self.rows = [torch.cat(self.rows)]
+        return self.rows[0]
+
+
+class BlockDrafter(ABC):
+    """One pass drafts a block for every sequence; which tokens of it, each kind says.
+
+    A block has as many rows as n_max asks for, whatever limit a request has: drafts depend on the
+    length of their block. No draft where a whole block no longer fits into the context.
+    """
+
+    name: str
+
+    def __init__(
+        self,
+        model: DFlash,
+        memory: HybridMemory,
+        n_ubatch: int,
+        options: ModelDraftOptions,
+        draws: TokenDraws | None = None,
+    ) -> None:
+        config = model.config
+        self.n_max = min(options.n_max, config.longest)
+        self._n_min, self._p_min = min(options.n_min, config.longest), options.p_min
+        self._model, self._memory, self._n_ubatch = model, memory, n_ubatch
+        self._block_length = config.block_length(self.n_max)
+        self._draws = draws
+        self._contexts: dict[int, _Context] = {}
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """See engine.draft.drafter.ReadsTaps."""
+        return self._model.config.taps
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of attention cells held."""
+        return self._memory.n_bytes()
+
+    def begin(self, seq: int, prompt: Sequence[int]) -> None:  # noqa: B027 - a hook
+        """Does nothing: `observe` has seen the prompt already."""
+
+    def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:  # noqa: B027 - a hook
+        """Does nothing: `observe` will see the accepted tokens."""
+
+    def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
+        """Keep the rows; they go into memory with the next draft, many at once before."""
+        context = self._contexts.setdefault(seq, _Context())
+        context.tokens.extend(tokens)
+        context.rows.append(rows.side_by_side(self.taps))
+        if len(context.tokens) >= self._n_ubatch:
+            self._inject([seq])
+
+    def resume(self, seq: int, n_tokens: int) -> None:
+        """Cut memory to these tokens."""
+        context = self._contexts.setdefault(seq, _Context())
+        n_waiting = max(0, n_tokens - context.n_injected)
+        if context.tokens:
+            context.rows = [context.joined()[:n_waiting]]
+            del context.tokens[n_waiting:]
+        context.n_injected = min(context.n_injected, n_tokens)
+        self._memory.seq_rm(seq, context.n_injected)
+        if self._draws:
+            self._draws.forget(seq)
+
+    def forget(self, seq: int) -> None:
+        """Drop the sequence."""
+        self._contexts.pop(seq, None)
+        self._memory.clear(seq)
+        if self._draws:
+            self._draws.forget(seq)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One draft per request."""
+        m, n_ctx = self._block_length, self._memory.attention.n_ctx
+        able = [request for request in requests if request.pos0 + m <= n_ctx]
+        drafts = {request.seq: Draft(drafter=self.name, reason="limit") for request in requests}
+        self._inject([request.seq for request in able])
+        at_once = max(1, self._n_ubatch // m)
+        for some in (able[i : i + at_once] for i in range(0, len(able), at_once)):
+            out = self._model.block(self._blocks(some), self._memory)
+            for request in some:
+                self._memory.seq_rm(request.seq, request.pos0)
+            for request, draft in zip(some, self._choose(some, out), strict=True):
+                draft.block = m
+                drafts[request.seq] = draft
+        for draft in drafts.values():
+            if len(draft.tokens) < self._n_min:
+                draft.cut(0, "n_min")
+        return [drafts[request.seq] for request in requests]
+
+    @abstractmethod
+    def _choose(self, requests: Sequence[DraftRequest], out: BlockOutput) -> list[Draft]:
+        """Drafts from a pass over blocks, one per request; n_max tokens, or less by p_min."""
+
+    def _best(self, logits: torch.Tensor) -> tuple[list[Any], list[Any], list[Any]]:
+        """The best candidates of rows f32 [B, n, n_drafted], best first, on the host: the target's
+        ids, logits and softmax over these, [B][n][k]."""
+        values, ids = top_k(logits, min(N_CANDIDATES, logits.shape[-1]))
+        if self._model.ids is not None:
+            ids = self._model.ids[ids]
+        found = read(ids, values, torch.softmax(values, -1))
+        return found[0].tolist(), found[1].tolist(), found[2].tolist()
+
+    def _inject(self, seqs: Sequence[int]) -> None:
+        spans, rows = [], {}
+        for seq in seqs:
+            context = self._contexts[seq]
+            if context.tokens:
+                spans.append(Span(seq, context.n_injected, context.tokens, []))
+                rows[seq] = context.joined()
+        for ubatch in self._memory.split(spans, self._n_ubatch, "equal") if spans else ():
+            parts = [
+                rows[seq][first : first + ubatch.n_seq_tokens]
+                for seq, position in zip(ubatch.seq_ids, ubatch.positions[:, 0], strict=True)
+                for first in [int(position) - self._contexts[seq].n_injected]
+            ]
+            self._model.inject(ubatch, torch.stack(parts), self._memory)
+        for seq in rows:
+            context = self._contexts[seq]
+            self._contexts[seq] = _Context(context.n_injected + len(context.tokens))
+
+    def _blocks(self, requests: Sequence[DraftRequest]) -> UBatch:
+        tokens = np.full((len(requests), self._block_length), self._model.config.mask_token)
+        tokens[:, 0] = [request.last for request in requests]
+        first = np.array([[request.pos0] for request in requests])
+        return UBatch(
+            tokens.astype(np.int64),
+            first + np.arange(self._block_length),
+            tuple(request.seq for request in requests),
+            np.zeros(0, np.int64),
+        )

@@ -1,0 +1,86 @@
+"""draft-dflash: a block of mask tokens, filled in one pass; DFlash and DFlash2.
+
+DFlash takes the best token of every row by itself. DFlash2 walks through the candidates: the next
+one is the best behind the one just taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.draft.block_drafter import BlockDrafter
+from engine.draft.drafter import Draft, DraftRequest
+from engine.model.drafters.dflash import BlockOutput
+from engine.sampling.distribution import softmax
+from engine.trace.records import N_TOP
+from engine.transfer import read, upload
+
+
+class DraftDflash(BlockDrafter):
+    """p_min is a floor on a token's probability: among the ten best of its row, or with DFlash2
+    among the candidates behind the token before it."""
+
+    name = "draft-dflash"
+
+    def _choose(self, requests: Sequence[DraftRequest], out: BlockOutput) -> list[Draft]:
+        if self._model.selector is not None:
+            return self._walk_all(requests, out)
+        ids, values, probs = self._best(out.columns[:, 1:])
+        drafts = []
+        for i, request in enumerate(requests):
+            draft = Draft(drafter=self.name)
+            for row in zip(ids[i], values[i], probs[i], strict=True):
+                if not self._take(draft, request.seq, *row):
+                    break
+            drafts.append(draft)
+        return drafts
+
+    def _walk_all(self, requests: Sequence[DraftRequest], out: BlockOutput) -> list[Draft]:
+        selector = self._model.selector
+        assert selector is not None
+        last = upload([request.last for request in requests], out.logits.device)
+        invariant = self._memory.batch_invariant
+        lattice = selector.lattice(out.logits, out.hidden, last, invariant=invariant)
+        ids, scores = read(*lattice)
+        pairs = zip(requests, ids, scores, strict=True)
+        return [self._walk(request.seq, *found) for request, *found in pairs]
+
+    def _walk(self, seq: int, ids: np.ndarray, scores: np.ndarray) -> Draft:
+        """ids: [n, T]; scores: [n, T, T], by predecessor and candidate."""
+        draft, before = Draft(drafter=self.name), 0
+        for candidates, by_predecessor in zip(ids, scores, strict=True):
+            found = by_predecessor[before]
+            order = np.argsort(-found, kind="stable")
+            row = candidates[order].tolist(), found[order].tolist(), softmax(found[order], 1.0)
+            if not self._take(draft, seq, *row):
+                break
+            before = int(np.flatnonzero(candidates == draft.tokens[-1])[0])
+        return draft
+
+    def _take(
+        self,
+        draft: Draft,
+        seq: int,
+        ids: Sequence[int],
+        values: Sequence[float],
+        probs: Sequence[float] | np.ndarray,
+    ) -> bool:
+        """Add one of a row's candidates, best first; False where the draft ends before it."""
+        if not math.isfinite(values[0]):
+            draft.non_finite, draft.reason = (len(draft.tokens), values[0]), "non-finite"
+            return False
+        rank = self._draws.rank(seq, values) if self._draws else 0
+        if probs[rank] < self._p_min:
+            draft.reason = "p_min"
+            return False
+        if self._draws:
+            passed = np.asarray(probs) >= self._p_min
+            draft.q.append(self._draws.q(ids, values, passed))
+        draft.tokens.append(ids[rank])
+        draft.probs.append(float(probs[rank]))
+        draft.top_ids.append(list(ids[:N_TOP]))
+        draft.top_probs.append([float(p) for p in probs[:N_TOP]])
+        return True

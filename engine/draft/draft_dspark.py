@@ -1,0 +1,49 @@
+"""draft-dspark: a block drafted in one pass, with a Markov chain over its rows.
+
+The chain is greedy, whatever the temperature: a draft has no distribution of its own, as if the
+drafter were certain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from engine.draft.block_drafter import BlockDrafter
+from engine.draft.drafter import Draft, DraftRequest
+from engine.model.drafters.dflash import BlockOutput
+from engine.trace.records import N_TOP
+from engine.transfer import read
+
+
+class DraftDspark(BlockDrafter):
+    """p_min is a floor on what the confidence head says: a draft ends before the first token below
+    it. The probabilities beside it are those of the ten best of a row."""
+
+    name = "draft-dspark"
+
+    def _choose(self, requests: Sequence[DraftRequest], out: BlockOutput) -> list[Draft]:
+        first = self._block_length - self.n_max
+        ids, values, probs = self._best(out.columns[:, first:])
+        sure = read(torch.sigmoid(out.confidence[:, first:]))[0].tolist()
+        drafts = []
+        for i in range(len(requests)):
+            draft = Draft(drafter=self.name)
+            for row in range(self.n_max):
+                if not math.isfinite(values[i][row][0]):
+                    draft.non_finite = len(draft.tokens), values[i][row][0]
+                    draft.reason = "non-finite"
+                    break
+                if sure[i]:
+                    if sure[i][row] < self._p_min:
+                        draft.reason = "confidence"
+                        break
+                    draft.sure.append(sure[i][row])
+                draft.tokens.append(ids[i][row][0])
+                draft.probs.append(probs[i][row][0])
+                draft.top_ids.append(ids[i][row][:N_TOP])
+                draft.top_probs.append(probs[i][row][:N_TOP])
+            drafts.append(draft)
+        return drafts

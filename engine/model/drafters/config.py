@@ -1,0 +1,201 @@
+"""What every drafter file has in common that goes with a target, and its figures. No torch.
+
+Such a file holds a drafter alone: it reads rows of the target (engine.model.taps) and may share the
+target's embedding and head. What it is decides its architecture (engine.model.drafters.kinds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.errors import ModelFileError, UnsupportedModelError
+from engine.gguf.file import GgufFile
+from engine.model.config import ModelConfig
+from engine.model.limits import MAX_LAYERS, REMEDY
+from engine.model.loaded_size import loaded_bytes
+from engine.model.parts import CellSize, ResidualStream, Shapes
+from engine.model.rope import ROPE_FACTORS
+
+D2T = "d2t"
+"""Tensor with the target's id of every row of the head, int64."""
+_NOT_KEPT = (D2T, ROPE_FACTORS)
+_OTHER_TARGET = "Choose a drafter that was made for this target."
+
+
+class DrafterConfig(Protocol):
+    """Sizes of one drafter, read from its file."""
+
+    @property
+    def drafter(self) -> str:
+        """Name of the drafter that uses it (engine.draft.registry)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def n_embd(self) -> int: ...
+    @property
+    def n_target(self) -> int:
+        """Width of the target's rows."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers of the target whose rows it reads side by side, in order."""
+
+    @property
+    def reads_behind_norm(self) -> bool:
+        """Whether the layer behind the last one is the target's row behind its final norm; else
+        such a drafter is not known."""
+
+    @property
+    def n_kept(self) -> int:
+        """Numbers that it keeps of every token beside its cells, float32."""
+
+    @property
+    def ties_head(self) -> bool:
+        """Whether without a head of its own it uses its own embedding, if it has one, rather than
+        the target's head."""
+
+    def cells(self) -> dict[int, CellSize]:
+        """What a token leaves in each of its layers."""
+
+    def shapes(self, present: Container[str], n_vocab: int, n_drafted: int) -> Shapes:
+        """All tensors under their full names, in the variant the file holds, beside D2T. n_vocab:
+        ids of the target. n_drafted: ids that can be drafted."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterInfo:
+    """A drafter as described by its file; sizes in bytes.
+
+    loaded_bytes: its own weights in memory by compute mode. cell_bytes: of what it keeps of every
+    token. taps: as DrafterConfig has them.
+    """
+
+    drafter: str
+    name: str
+    n_params: int
+    weight_bytes: int
+    loaded_bytes: dict[str, int]
+    cell_bytes: int
+    n_target: int
+    taps: tuple[int, ...]
+
+    def n_bytes(self, n_seqs: int, n_ctx: int, compute: str) -> int:
+        """What it takes for so many sequences of so many cells. compute: mode of the weights, empty
+        for their size in the file."""
+        weights = self.loaded_bytes[compute] if compute else self.weight_bytes
+        return weights + n_seqs * n_ctx * self.cell_bytes
+
+    def tap_bytes(self, n_tokens: int) -> int:
+        """Of the target's rows for a batch."""
+        return 4 * self.n_target * len(self.taps) * n_tokens
+
+
+def read_taps(file: GgufFile, key: str, most: int) -> tuple[int, ...]:
+    """Layers of a target, 1..most of them; the target is not known yet. Raises ModelFileError."""
+    layers = file.ints(key)
+    if not 1 <= len(layers) <= most or not all(0 <= i <= MAX_LAYERS for i in layers):
+        what = f"{layers[:8]} are not {most} layers of a target"
+        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+    return tuple(layers)
+
+
+def check_taps(config: ModelConfig, layers: Sequence[int], who: str) -> None:
+    """Raise UnsupportedModelError where the model of `config` cannot hand these rows to `who`."""
+    if not isinstance(config.trunk, ResidualStream):
+        raise UnsupportedModelError(
+            f"{who} reads the row that enters a layer, and in {config.name} ({config.architecture})"
+            " several streams do.",
+            _OTHER_TARGET,
+        )
+    outside = [i for i in layers if not 0 <= i <= config.n_layer]
+    if outside:
+        raise UnsupportedModelError(
+            f"{who} reads the input of layer {outside[0]}, and {config.name} has layers "
+            f"0..{config.n_layer - 1}, with {config.n_layer} for the row behind its final norm.",
+            _OTHER_TARGET,
+        )
+
+
+def n_drafted(file: GgufFile, n_vocab: int) -> int:
+    """Ids that the drafter in `file` can draft, of n_vocab. Raises ModelFileError."""
+    info = file.tensors.get(D2T)
+    if info is None:
+        return n_vocab
+    if info.type.name != "I64" or len(info.shape) != 1 or not 1 <= info.shape[0] <= n_vocab:
+        what = (
+            f"{info.type.name} of shape {list(info.shape)} where up to {n_vocab} numbers of type "
+            "I64 are needed"
+        )
+        raise ModelFileError(file.path, f"tensor {D2T}", what, REMEDY)
+    return info.shape[0]
+
+
+def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) -> Shapes:
+    """Hold a drafter to its target and to its own tensors; their shapes. No data is read.
+
+    Raises UnsupportedModelError for a drafter of another target or a tensor without a place,
+    ModelFileError for a missing or misshaped one.
+    """
+    name, tensors = file.path.name, file.tensors
+    if config.n_target != target.n_embd:
+        raise UnsupportedModelError(
+            f"{name} reads rows of {config.n_target} numbers, and those of {target.name} have "
+            f"{target.n_embd}.",
+            _OTHER_TARGET,
+        )
+    if target.n_layer in config.taps and not config.reads_behind_norm:
+        raise UnsupportedModelError(
+            f"{name} reads the input of layer {target.n_layer}, and {target.name} has layers "
+            f"0..{target.n_layer - 1}.",
+            _OTHER_TARGET,
+        )
+    check_taps(target, config.taps, name)
+    shapes = config.shapes(tensors, target.n_vocab, n_drafted(file, target.n_vocab))
+    for tensor in ("token_embd.weight", "output.weight"):
+        if config.n_embd != target.n_embd and tensor not in shapes:
+            raise UnsupportedModelError(
+                f"{name} has no {tensor}, and that of {target.name} is {target.n_embd} numbers "
+                f"wide where {config.n_embd} are needed.",
+                _OTHER_TARGET,
+            )
+    if D2T in tensors and "output.weight" not in shapes:
+        raise ModelFileError(
+            file.path,
+            f"tensor {D2T}",
+            "there is no head of the drafter's own to go with it",
+            REMEDY,
+        )
+    for tensor, shape in shapes.items():
+        info = tensors.get(tensor)
+        if info is None:
+            raise ModelFileError(file.path, f"tensor {tensor}", "the tensor is missing", REMEDY)
+        if not info.fits(shape):
+            what = f"shape {list(info.shape)} where {list(shape)} is needed"
+            raise ModelFileError(file.path, f"tensor {tensor}", what, REMEDY)
+    for tensor in tensors:
+        if tensor != D2T and tensor not in shapes:
+            raise UnsupportedModelError(
+                f"{name}: the tensor {tensor} has no place in this drafter as it runs here.",
+                "Convert the drafter again with a current converter.",
+            )
+    return shapes
+
+
+def describe_drafter(file: GgufFile, config: DrafterConfig) -> DrafterInfo:
+    """Figures of a drafter, from metadata and directory alone."""
+    tensors = file.tensors.values()
+    own = {name: info for name, info in file.tensors.items() if name not in _NOT_KEPT}
+    cells = sum(size.n_bytes for size in config.cells().values())
+    return DrafterInfo(
+        drafter=config.drafter,
+        name=config.name,
+        n_params=sum(info.n_elements for info in own.values()),
+        weight_bytes=sum(info.n_bytes for info in tensors),
+        loaded_bytes=loaded_bytes(own, shares_head=True),
+        cell_bytes=cells + 4 * config.n_kept,
+        n_target=config.n_target,
+        taps=config.taps,
+    )

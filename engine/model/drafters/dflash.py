@@ -1,0 +1,208 @@
+"""The DFlash family's trunk: context rows put into memory, and a block drafted in one pass.
+
+A block is the last chosen token and mask tokens behind it. Its rows see the whole context and each
+other; each gives logits of the token at its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from engine.batch import UBatch
+from engine.errors import UnsupportedModelError
+from engine.model.drafters.block_attention import BlockAttention
+from engine.model.drafters.dflash_config import DFlashConfig
+from engine.model.drafters.markov import MarkovHead
+from engine.model.drafters.selector import Selector
+from engine.model.feed_forward.swiglu import Swiglu
+from engine.model.memory import ModelMemory
+from engine.model.mixers.mixer import RopeAndMemory
+from engine.model.parts.feed_forward import SwigluPart
+from engine.model.rope import ROPE_FACTORS
+from engine.model.rope_tables import RopeTables
+from engine.model.weights import Embedding, Projection, Weights
+from kernels.block_conv import block_conv
+from kernels.norm import rms_norm
+from kernels.product import multiply
+from kernels.residual import add
+
+Sublayer = Callable[[torch.Tensor], torch.Tensor]
+
+
+class BlockOutput(NamedTuple):
+    """What one pass gives for blocks of m rows.
+
+    hidden: f32 [B, m, n_embd], after the final norm. logits: f32 [B, m, n_drafted], of the ids that
+    can be drafted, before a scale or a Markov head. columns: the same with the Markov head's part;
+    the logits themselves without one. confidence: f32 [B, m], before the sigmoid; [B, 0] without a
+    head for it.
+    """
+
+    hidden: torch.Tensor
+    logits: torch.Tensor
+    columns: torch.Tensor
+    confidence: torch.Tensor
+
+
+class DynamicConv:
+    """The two convolutions around a sublayer (DFlash2); both take their weights from its input."""
+
+    def __init__(self, weights: Weights, config: DFlashConfig, name: str) -> None:
+        assert config.conv is not None
+        self._base = weights.keep(f"{name}_conv_base")
+        self._own = weights.project(f"{name}_conv_proj.weight")
+        self._shape = (2, config.conv.n_taps, config.conv.n_groups)
+
+    def __call__(self, y: torch.Tensor, sublayer: Sublayer, *, invariant: bool) -> torch.Tensor:
+        """y [B, T, n_embd], normed -> sublayer(y), convolved before and behind."""
+        own = self._own(y, invariant=invariant).view(*y.shape[:2], *self._shape)
+        inside = sublayer(block_conv(y, self._base[0], own[:, :, 0]))
+        return block_conv(inside, self._base[1], own[:, :, 1])
+
+
+class DFlashBlock:
+    """One layer: a Qwen3 block, with DFlash2's convolutions where the file has them."""
+
+    def __init__(self, weights: Weights, config: DFlashConfig, layer: int) -> None:
+        self.attention = BlockAttention(weights, config, layer)
+        self._norms = [weights.keep(f"{name}_norm.weight") for name in ("attn", "ffn")]
+        self._ffn = Swiglu(SwigluPart(config.n_ff), weights)
+        self._convs = [
+            DynamicConv(weights, config, name) if config.conv else None for name in ("attn", "ffn")
+        ]
+        self._eps = config.eps
+
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+        """x [B, T, n_embd] -> the same shape."""
+        sublayers = (
+            partial(self.attention, around=around),
+            partial(self._ffn, invariant=around.invariant),
+        )
+        for norm, conv, sublayer in zip(self._norms, self._convs, sublayers, strict=True):
+            y = rms_norm(x, norm, self._eps)
+            y = conv(y, sublayer, invariant=around.invariant) if conv else sublayer(y)
+            x = add(x, y)
+        return x
+
+
+class DFlash:
+    """The trunk, and what may stand behind it: `selector` (DFlash2), `markov` (DSpark).
+
+    head: gives logits of the ids that can be drafted. ids: int64 [n_drafted], which these are in
+    the target's vocabulary; None for all.
+    """
+
+    def __init__(
+        self,
+        config: DFlashConfig,
+        weights: Weights,
+        blocks: list[DFlashBlock],
+        embedding: Embedding,
+        head: Projection,
+        ids: torch.Tensor | None,
+        rope: RopeTables,
+        selector: Selector | None,
+        markov: MarkovHead | None,
+    ) -> None:
+        self.config, self.selector, self.ids = config, selector, ids
+        self.device = embedding.device
+        self._blocks, self._embedding, self._head = blocks, embedding, head
+        self._rope, self._markov = rope, markov
+        self._fuse = weights.project("fc.weight")
+        self._context_norm = weights.keep("enc.output_norm.weight")
+        self._norm = weights.keep("output_norm.weight")
+        self._factors = None
+        if config.embedding_scale != 1.0:
+            factors = torch.full((config.n_embd,), config.embedding_scale)
+            self._factors = factors.to(self.device)
+
+    def fused(self, rows: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+        """The target's rows side by side f32 [..., n_taps * n_embd] as context [..., n_embd]."""
+        return rms_norm(self._fuse(rows, invariant=invariant), self._context_norm, self.config.eps)
+
+    @torch.inference_mode()
+    def inject(self, ubatch: UBatch, rows: torch.Tensor, memory: ModelMemory) -> None:
+        """Leave the tokens of `ubatch` in memory. rows: [n_seqs, n_seq_tokens, …] for `fused`."""
+        memory.begin(ubatch)
+        reach = self._rope.reach(int(ubatch.positions.max()))
+        there = ubatch.on(self.device)
+        compute = partial(self._inject, memory)
+        memory.run((self, reach, "inject"), (there.positions, rows), compute)
+        memory.commit()
+
+    @torch.inference_mode()
+    def block(self, ubatch: UBatch, memory: ModelMemory) -> BlockOutput:
+        """Run the blocks of `ubatch`, a row of it each; they stay in memory until removed."""
+        memory.begin(ubatch)
+        reach = self._rope.reach(int(ubatch.positions.max()))
+        there = ubatch.on(self.device)
+        compute = partial(self._layers, memory)
+        out = memory.run((self, reach, "block"), (there.tokens, there.positions), compute)
+        memory.commit()
+        return BlockOutput(*out)
+
+    def _inject(
+        self, memory: ModelMemory, positions: torch.Tensor, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        around = RopeAndMemory(*self._rope.at(positions), memory)
+        context = self.fused(rows, invariant=around.invariant)
+        for block in self._blocks:
+            block.attention.inject(context, around)
+        return ()
+
+    def _layers(
+        self, memory: ModelMemory, tokens: torch.Tensor, positions: torch.Tensor
+    ) -> BlockOutput:
+        around = RopeAndMemory(*self._rope.at(positions), memory)
+        x = self._embedding(tokens)
+        if self._factors is not None:
+            x = multiply(x, self._factors)
+        for block in self._blocks:
+            x = block(x, around)
+        hidden = rms_norm(x, self._norm, self.config.eps)
+        logits = self._head(hidden, invariant=around.invariant)
+        if self._markov is None:
+            return BlockOutput(hidden, logits, logits, hidden.new_empty(len(hidden), 0))
+        found = self._markov(logits, hidden, tokens[:, 0], invariant=around.invariant)
+        return BlockOutput(hidden, logits, *found)
+
+
+def make_dflash(
+    config: DFlashConfig,
+    weights_of: Callable[[str], Weights],
+    embedding: Embedding,
+    head: Projection,
+    ids: torch.Tensor | None,
+) -> DFlash:
+    """weights_of: the tensors whose names begin with a prefix. embedding, head: the drafter's own
+    or the target's. ids: int64 [n_drafted], the target's id of each row of the head, None where
+    they are the same. Raises UnsupportedModelError for a mask token outside the vocabulary."""
+    n_vocab = len(embedding.rows.data)
+    if config.mask_token >= n_vocab:
+        raise UnsupportedModelError(
+            f"{config.name}: the mask token {config.mask_token} is outside the {n_vocab} tokens of "
+            "its target.",
+            "Choose a drafter that was made for this target.",
+        )
+    weights = weights_of("")
+    factors = None
+    if config.rope.has_factors:
+        factors = weights.take(ROPE_FACTORS)[: config.rope.n_rot // 2]
+    blocks = [
+        DFlashBlock(weights_of(f"blk.{layer}."), config, layer) for layer in range(config.n_layer)
+    ]
+    return DFlash(
+        config,
+        weights,
+        blocks,
+        embedding,
+        head,
+        ids,
+        RopeTables(config.rope, weights.device, factors),
+        Selector(weights, config, ids) if config.selector else None,
+        MarkovHead(weights, config, ids) if config.markov else None,
+    )

@@ -1,0 +1,288 @@
+"""The sizes of a drafter of the DFlash family, read and checked before anything is allocated.
+
+One architecture, `dflash`, holds three drafters: DFlash itself, DFlash2 (a convolution in the block
+and a selector of candidates) and DSpark (a Markov head behind the block).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from dataclasses import dataclass, replace
+
+from engine.errors import ModelFileError, UnsupportedModelError
+from engine.gguf.file import GgufFile
+from engine.model.drafters.config import read_taps
+from engine.model.families.common import heads, rms_eps
+from engine.model.limits import MAX_CONTEXT, MAX_LAYERS, MAX_TAPS, MAX_WIDTH, REMEDY, count, real
+from engine.model.parts import CellSize, Shapes, only_present
+from engine.model.rope import ROPE_FACTORS, RopeConfig
+
+ARCHITECTURE = "dflash"
+SELECTOR, MARKOV, CONFIDENCE = "selector_hidden.weight", "markov_w1.weight", "conf_proj.weight"
+MAX_BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BlockConvSizes:
+    """n_taps: rows of the block that are met. n_groups: parts of a row that share a weight."""
+
+    n_taps: int
+    n_groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorSizes:
+    """rank: of the score of two neighbours. top_k: candidates of a row. softcap: 0 for none."""
+
+    rank: int
+    top_k: int
+    logit_scale: float
+    softcap: float
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashConfig:
+    """Sizes of one drafter.
+
+    taps: layers of the target whose inputs are read, in order. windows: per layer, tokens back that
+    are looked at; None for all.
+    causal: block rows do not see those behind them. scale: of the products of queries and keys.
+    anchor: row 0 of a block drafts too, and every row the token behind its own. conv, selector: of
+    DFlash2. markov: rank of DSpark's head, 0 without one.
+    """
+
+    name: str
+    n_embd: int
+    n_ff: int
+    n_heads: int
+    n_heads_kv: int
+    head_dim: int
+    eps: float
+    rope: RopeConfig
+    taps: tuple[int, ...]
+    n_ctx_train: int
+    block_size: int
+    mask_token: int
+    causal: bool
+    windows: tuple[int | None, ...]
+    scale: float
+    value_scale: float
+    embedding_scale: float
+    anchor: bool
+    markov: int
+    confident: bool
+    conv: BlockConvSizes | None
+    selector: SelectorSizes | None
+
+    @property
+    def drafter(self) -> str:
+        """Name of the drafter that uses it (engine.draft.registry)."""
+        return "draft-dspark" if self.markov else "draft-dflash"
+
+    @property
+    def n_target(self) -> int:
+        """Width of the target's rows, which is the drafter's own."""
+        return self.n_embd
+
+    @property
+    def reads_behind_norm(self) -> bool:
+        """No reference does."""
+        return False
+
+    @property
+    def n_kept(self) -> int:
+        """Numbers that it keeps of every token beside its cells."""
+        return 0
+
+    @property
+    def ties_head(self) -> bool:
+        """Without a head of its own its embedding serves, if it has one."""
+        return True
+
+    @property
+    def n_layer(self) -> int:
+        """Blocks of the drafter."""
+        return len(self.windows)
+
+    @property
+    def longest(self) -> int:
+        """Most tokens that a block drafts."""
+        return self.block_size if self.anchor else self.block_size - 1
+
+    def block_length(self, n_max: int) -> int:
+        """Rows of a block that drafts n_max tokens."""
+        return n_max if self.anchor else n_max + 1
+
+    def cells(self) -> dict[int, CellSize]:
+        """What a token leaves in each layer."""
+        d = self.head_dim
+        sizes = (CellSize(self.n_heads_kv, d, d, window) for window in self.windows)
+        return dict(enumerate(sizes))
+
+    def shapes(self, present: Container[str], n_vocab: int, n_drafted: int) -> Shapes:
+        """All tensors under their full names, in the variant the file holds, beside d2t. n_vocab:
+        ids of the target. n_drafted: ids that can be drafted."""
+        d, r = self.n_embd, self.markov
+        shapes: Shapes = {
+            "fc.weight": (d, len(self.taps) * d),
+            "enc.output_norm.weight": (d,),
+            "output_norm.weight": (d,),
+        }
+        for layer in range(self.n_layer):
+            prefix = f"blk.{layer}."
+            inside = {prefix + name: shape for name, shape in self._of_block().items()}
+            shapes |= inside | only_present(self._optional_of_block(prefix), present)
+        optional: Shapes = {
+            "token_embd.weight": (n_vocab, d),
+            "output.weight": (n_drafted, d),
+            ROPE_FACTORS: (self.head_dim // 2,),
+        }
+        shapes |= only_present(optional, present)
+        if self.selector:
+            rank = self.selector.rank
+            shapes["selector_predecessor.weight"] = (n_vocab, rank)
+            shapes["selector_successor.weight"] = (n_vocab, rank)
+            shapes[SELECTOR] = (rank, d)
+        if r:
+            shapes |= {MARKOV: (n_vocab, r), "markov_w2.weight": (n_drafted, r)}
+        if self.confident:
+            shapes |= {CONFIDENCE: (1, d + r)}
+            shapes |= only_present({"conf_proj.bias": (1,)}, present)
+        return shapes
+
+    def _optional_of_block(self, prefix: str) -> Shapes:
+        n_kv = self.n_heads_kv * self.head_dim
+        return {
+            f"{prefix}attn_v.weight": (n_kv, self.n_embd),
+            f"{prefix}attn_sinks.weight": (self.n_heads,),
+        }
+
+    def _of_block(self) -> Shapes:
+        d, n_q, n_kv = self.n_embd, self.n_heads * self.head_dim, self.n_heads_kv * self.head_dim
+        shapes: Shapes = {
+            "attn_norm.weight": (d,),
+            "attn_q.weight": (n_q, d),
+            "attn_k.weight": (n_kv, d),
+            "attn_q_norm.weight": (self.head_dim,),
+            "attn_k_norm.weight": (self.head_dim,),
+            "attn_output.weight": (d, n_q),
+            "ffn_norm.weight": (d,),
+            "ffn_gate.weight": (self.n_ff, d),
+            "ffn_up.weight": (self.n_ff, d),
+            "ffn_down.weight": (d, self.n_ff),
+        }
+        if self.conv:
+            n_taps, n_groups = self.conv.n_taps, self.conv.n_groups
+            for name in ("attn", "ffn"):
+                shapes[f"{name}_conv_base"] = (2, n_taps, d)
+                shapes[f"{name}_conv_proj.weight"] = (2 * n_taps * n_groups, d)
+        return shapes
+
+
+def read_dflash(file: GgufFile) -> DFlashConfig:
+    """Raises UnsupportedModelError for forms that do not run here, ModelFileError for missing,
+    mistyped or impossible values."""
+    arch, present = ARCHITECTURE, file.tensors
+    n_layer = count(file, f"{arch}.block_count", high=MAX_LAYERS)
+    n_embd = count(file, f"{arch}.embedding_length")
+    n_heads, n_heads_kv, head_dim = heads(file, n_embd, n_layer, range(n_layer))
+    _refuse_other_forms(file)
+    block_size = count(file, f"{arch}.block_size", 16, low=2, high=MAX_BLOCK)
+    markov = _columns(file, MARKOV) if MARKOV in present else 0
+    selector = SELECTOR in present
+    if selector and markov:
+        raise UnsupportedModelError(
+            f"{file.path.name}: a selector and a Markov head in one file are not known.",
+            "Convert the drafter again with a current converter.",
+        )
+    confident = bool(markov) and file.bool_(f"{arch}.has_confidence_head", True)
+    # sections, as of targets with M-RoPE, name the text position alone: then factors do not count
+    divided = not file.ints(f"{arch}.rope.dimension_sections", []) and ROPE_FACTORS in present
+    rope = replace(RopeConfig.from_gguf(file, head_dim), has_factors=divided)
+    return DFlashConfig(
+        name=file.str_("general.name", "") or file.path.stem,
+        n_embd=n_embd,
+        n_ff=count(file, f"{arch}.feed_forward_length"),
+        n_heads=n_heads,
+        n_heads_kv=n_heads_kv,
+        head_dim=head_dim,
+        eps=rms_eps(file),
+        rope=rope,
+        taps=read_taps(file, f"{arch}.target_layers", MAX_TAPS),
+        n_ctx_train=count(file, f"{arch}.context_length", high=MAX_CONTEXT),
+        block_size=block_size,
+        mask_token=count(file, "tokenizer.ggml.mask_token_id", low=0, high=MAX_WIDTH),
+        causal=file.bool_(f"{arch}.attention.causal", False),
+        windows=_windows(file, n_layer),
+        scale=real(file, f"{arch}.attention.scale", head_dim**-0.5),
+        value_scale=real(file, f"{arch}.attention.value_scale", 1.0),
+        embedding_scale=real(file, f"{arch}.embedding_scale", 1.0),
+        anchor=bool(markov) and file.bool_(f"{arch}.sample_from_anchor", True),
+        markov=markov,
+        confident=confident,
+        conv=_conv(file, n_embd) if selector else None,
+        selector=_selector(file) if selector else None,
+    )
+
+
+def _windows(file: GgufFile, n_layer: int) -> tuple[int | None, ...]:
+    key = f"{ARCHITECTURE}.attention.sliding_window"
+    if key not in file.metadata:
+        return (None,) * n_layer
+    window = count(file, key, high=MAX_CONTEXT)
+    which = file.ints(f"{key}_pattern", [])
+    if len(which) != n_layer:
+        what = f"{len(which)} values for {n_layer} layers"
+        raise ModelFileError(file.path, f"key {key}_pattern", what, REMEDY)
+    return tuple(window if windowed else None for windowed in which)
+
+
+def _conv(file: GgufFile, n_embd: int) -> BlockConvSizes:
+    key = f"{ARCHITECTURE}.conv_group_size"
+    group = count(file, key, high=n_embd)
+    if n_embd % group:
+        what = f"{group} channels of {n_embd} are no whole number of groups"
+        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+    return BlockConvSizes(
+        count(file, f"{ARCHITECTURE}.conv_kernel_size", high=MAX_TAPS), n_embd // group
+    )
+
+
+def _selector(file: GgufFile) -> SelectorSizes:
+    return SelectorSizes(
+        count(file, f"{ARCHITECTURE}.selector_rank"),
+        count(file, f"{ARCHITECTURE}.selector_top_k", high=256),
+        real(file, f"{ARCHITECTURE}.logit_scale", 1.0),
+        _softcap(file),
+    )
+
+
+def _softcap(file: GgufFile) -> float:
+    key = f"{ARCHITECTURE}.final_logit_softcapping"
+    value = file.float_(key, 0.0)
+    if not (math.isfinite(value) and value >= 0):
+        raise ModelFileError(file.path, f"key {key}", f"{value} is no bound", REMEDY)
+    return value
+
+
+def _columns(file: GgufFile, name: str) -> int:
+    shape = file.tensors[name].shape
+    if len(shape) != 2 or not 1 <= shape[1] <= MAX_WIDTH:
+        what = f"shape {list(shape)} is no table"
+        raise ModelFileError(file.path, f"tensor {name}", what, REMEDY)
+    return shape[1]
+
+
+def _refuse_other_forms(file: GgufFile) -> None:
+    activation = file.str_(f"{ARCHITECTURE}.hidden_activation", "silu")
+    if activation != "silu":
+        raise UnsupportedModelError(
+            f"{file.path.name}: its feed-forward part uses {activation!r}; only silu runs here.",
+            "Choose a drafter of a Qwen target.",
+        )
+    if file.int_(f"{ARCHITECTURE}.hyper_connection.count", 0) > 1:
+        raise UnsupportedModelError(
+            f"{file.path.name}: drafters with hyper connections do not run here.",
+            "Choose a drafter of a Qwen target.",
+        )

@@ -1,0 +1,115 @@
+"""EAGLE-3 (Li et al. 2025, arXiv 2503.01840): one block over a token and a feature row.
+
+Rows of three layers of the target are fused to a feature row g. At position p of its own memory
+the block takes the token at p + 1 beside g of p; what it gives is the next feature row of a chain,
+and its logits are of the token at p + 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from engine.batch import UBatch
+from engine.model.drafters.eagle3_config import Eagle3Config
+from engine.model.feed_forward.swiglu import Swiglu
+from engine.model.layers import OutputHead, StepOutput
+from engine.model.memory import ModelMemory
+from engine.model.mixers.attention import Attention
+from engine.model.mixers.mixer import RopeAndMemory
+from engine.model.parts.feed_forward import SwigluPart
+from engine.model.rope import ROPE_FACTORS
+from engine.model.rope_tables import RopeTables
+from engine.model.weights import Embedding, Projection, Weights
+from kernels.norm import rms_norm
+from kernels.residual import add
+from kernels.rows import join
+
+
+class Eagle3:
+    """The drafter's block between an embedding and a head, both perhaps the target's."""
+
+    def __init__(
+        self,
+        config: Eagle3Config,
+        weights: Weights,
+        block: Weights,
+        embedding: Embedding,
+        head: Projection,
+        n_drafted: int,
+    ) -> None:
+        self.config, self.device = config, embedding.device
+        self._embedding = embedding
+        factors = weights.take(ROPE_FACTORS) if ROPE_FACTORS in weights else None
+        self._rope = RopeTables(config.rope, weights.device, factors)
+        self._fuse = weights.project("fc.weight")
+        self._fuse_norm = weights.keep("enc.output_norm.weight") if config.norm_before_fc else None
+        self._token_norm = block.keep("attn_norm.weight")
+        self._feature_norm = block.keep("attn_norm_2.weight")
+        self._attention = Attention(config.attention, block, config, 0)
+        self._ffn_norm = block.keep("ffn_norm.weight")
+        self._ffn = Swiglu(SwigluPart(config.n_ff), block)
+        norm = weights.keep("output_norm.weight")
+        self._output = OutputHead(norm, head, n_drafted, config.eps)
+
+    @torch.inference_mode()
+    def fused(self, rows: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+        """Feature rows f32 [..., n_embd] of the target's rows side by side [..., 3 * n_target]."""
+        if self._fuse_norm is not None:
+            rows = rms_norm(rows, self._fuse_norm, self.config.eps)
+        return self._fuse(rows, invariant=invariant)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        ubatch: UBatch,
+        features: torch.Tensor,
+        memory: ModelMemory,
+        tokens: torch.Tensor | None = None,
+    ) -> StepOutput:
+        """Run the block over the pairs of `ubatch`, at whose positions the features are.
+
+        features: f32 [n_seqs, n_seq_tokens, n_embd]. tokens: int64 [n_seqs, n_seq_tokens] on the
+        device, in place of those of `ubatch`. logits [n_outputs, n_drafted] of the result are rows
+        of the head; its hidden rows are the block's before the final norm.
+        """
+        memory.begin(ubatch)
+        reach = self._rope.reach(int(ubatch.positions.max()))
+        there = ubatch.on(self.device)
+        if tokens is not None:
+            there = there._replace(tokens=tokens)
+        compute = partial(self._layers, memory)
+        logits, rows = memory.run((self, reach), (*there, features), compute)
+        memory.commit()
+        return StepOutput(logits, rows)
+
+    def _layers(
+        self,
+        memory: ModelMemory,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        outputs: torch.Tensor,
+        features: torch.Tensor,
+    ) -> StepOutput:
+        eps = self.config.eps
+        around = RopeAndMemory(*self._rope.at(positions), memory)
+        token = rms_norm(self._embedding(tokens), self._token_norm, eps)
+        normed = rms_norm(features, self._feature_norm, eps)
+        residual = normed if self.config.norm_before_residual else features
+        x = add(residual, self._attention(join((token, normed)), around))
+        x = add(x, self._ffn(rms_norm(x, self._ffn_norm, eps), invariant=around.invariant))
+        return StepOutput(self._output(x, outputs, invariant=around.invariant).logits, x)
+
+
+def make_eagle3(
+    config: Eagle3Config,
+    weights_of: Callable[[str], Weights],
+    embedding: Embedding,
+    head: Projection,
+    ids: torch.Tensor | None,
+) -> Eagle3:
+    """See engine.model.drafters.loading. ids: int64 [n_drafted], or None."""
+    n_drafted = len(embedding.rows.data if ids is None else ids)
+    return Eagle3(config, weights_of(""), weights_of("blk.0."), embedding, head, n_drafted)

@@ -1,0 +1,67 @@
+"""The drafter files that can be opened beside a target, by architecture: a row each. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import UnsupportedModelError
+from engine.gguf.file import GgufFile
+from engine.model.drafters.config import DrafterConfig, DrafterInfo, describe_drafter
+from engine.model.drafters.dflash_config import read_dflash
+from engine.model.drafters.eagle3_config import read_eagle3
+from engine.model.families import FAMILIES
+from engine.model.info import ModelInfo, describe
+
+DRAFT_SIMPLE = "draft-simple"
+"""The drafter that uses a model which can be run by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterKind:
+    """read: its configuration from a file; raises as engine.model.families.read_config does.
+    make: what makes it of its weights, as engine.model.drafters.loading calls that."""
+
+    read: Callable[[GgufFile], DrafterConfig]
+    make: Callable[[], Callable[..., Any]]
+
+
+def _eagle3() -> Callable[..., Any]:
+    from engine.model.drafters.eagle3 import make_eagle3
+
+    return make_eagle3
+
+
+def _dflash() -> Callable[..., Any]:
+    from engine.model.drafters.dflash import make_dflash
+
+    return make_dflash
+
+
+KINDS: dict[str, DrafterKind] = {
+    "eagle3": DrafterKind(read_eagle3, _eagle3),
+    "dflash": DrafterKind(read_dflash, _dflash),
+}
+
+
+def drafter_of(file: GgufFile) -> str:
+    """Name of the drafter that the model in `file` is for. Raises UnsupportedModelError, and what
+    reading its configuration raises."""
+    arch = file.architecture
+    if arch in KINDS:
+        return KINDS[arch].read(file).drafter
+    if arch in FAMILIES:
+        return DRAFT_SIMPLE
+    raise UnsupportedModelError(
+        f"{file.path.name}: nothing of the architecture {arch or '(none)'!r} drafts here.",
+        f"Use a model of the target's vocabulary or one of these: {', '.join(KINDS)}.",
+    )
+
+
+def describe_draft(file: GgufFile) -> tuple[str, ModelInfo | DrafterInfo]:
+    """The drafter that uses `file`, and its figures. Raises as `drafter_of`."""
+    drafter = drafter_of(file)
+    if drafter == DRAFT_SIMPLE:
+        return drafter, describe(file)
+    return drafter, describe_drafter(file, KINDS[file.architecture].read(file))

@@ -1,0 +1,107 @@
+"""From a drafter's file to a drafter in memory, beside the target that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.errors import ModelFileError, OutOfMemoryError
+from engine.gguf.file import GgufFile
+from engine.gguf.reader import TensorReader
+from engine.model.drafters.config import DrafterConfig, DrafterInfo, check_drafter, describe_drafter
+from engine.model.drafters.kinds import KINDS
+from engine.model.drafters.vocabulary import DraftVocabulary, read_ids
+from engine.model.hybrid import HybridModel
+from engine.model.limits import REMEDY
+from engine.model.parts import Shapes
+from engine.model.rope import ROPE_FACTORS
+from engine.model.weights import Embedding, Projection, Weights
+from engine.progress import ReportProgress
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDrafter:
+    """model: what the row of KINDS makes. weight_bytes: memory that its own weights take."""
+
+    config: DrafterConfig
+    info: DrafterInfo
+    model: Any
+    vocabulary: DraftVocabulary
+    weight_bytes: int
+
+
+def load_drafter(
+    file: GgufFile,
+    target: HybridModel,
+    *,
+    progress: ReportProgress | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> LoadedDrafter:
+    """Load the drafter in `file` to the target's device, in its compute mode.
+
+    What the file lacks of embedding and head is the target's, in the same memory. The tokenizers
+    are not looked at (engine.draft.draft_files). Raises UnsupportedModelError where
+    drafter and target do not fit, ModelFileError, OutOfMemoryError, and Cancelled between tensors.
+    """
+    kind = KINDS[file.architecture]
+    config = kind.read(file)
+    shapes = check_drafter(file, config, target.config)
+    ids = read_ids(file, target.config.n_vocab, target.device)
+    reader = TensorReader(file, progress, cancelled)
+    try:
+        with torch.inference_mode():
+            parts = _Parts(reader, shapes, target)
+            _check_rope_factors(file, parts.weights(""))
+            embedding, head = parts.tables(config)
+            model = kind.make()(config, parts.weights, embedding, head, ids)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"The weights of {file.path.name} do not fit on {target.device} beside the target's.",
+            "Close other programs on it, use a smaller drafter, or --device cpu.",
+        ) from error
+    vocabulary = DraftVocabulary(ids, target.config.n_vocab)
+    info = describe_drafter(file, config)
+    return LoadedDrafter(config, info, model, vocabulary, parts.n_bytes)
+
+
+def _check_rope_factors(file: GgufFile, weights: Weights) -> None:
+    if ROPE_FACTORS not in weights:
+        return
+    factors = weights.take(ROPE_FACTORS)
+    if not (factors.isfinite() & (factors > 0)).all():
+        what = "a factor is not a positive number"
+        raise ModelFileError(file.path, f"tensor {ROPE_FACTORS}", what, REMEDY)
+
+
+class _Parts:
+    """Hands out the tensors of one file and adds up their memory."""
+
+    def __init__(self, reader: TensorReader, shapes: Shapes, target: HybridModel) -> None:
+        self._reader, self._shapes, self._target = reader, shapes, target
+        self._taken: list[Weights] = []
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(weights.n_bytes for weights in self._taken)
+
+    def weights(self, prefix: str) -> Weights:
+        """The tensors whose names begin with `prefix`, named without it."""
+        target = self._target
+        self._taken.append(
+            Weights(self._reader, self._shapes, target.compute, prefix, target.device)
+        )
+        return self._taken[-1]
+
+    def tables(self, config: DrafterConfig) -> tuple[Embedding, Projection]:
+        """Embedding and head, the file's own where it has them."""
+        weights, target = self.weights(""), self._target
+        own = "token_embd.weight" in weights
+        embedding = weights.table("token_embd.weight") if own else target.embedding
+        if "output.weight" in weights:
+            return embedding, weights.project("output.weight")
+        if own and config.ties_head:
+            return embedding, weights.project("token_embd.weight")
+        return embedding, target.projection

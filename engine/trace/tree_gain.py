@@ -1,0 +1,76 @@
+"""What trees of drafts would have gained, estimated from the candidates of a recorded chain.
+
+The tree has the recorded chain and beside it single tokens: at a place (index in the draft, rank
+among the drafter's candidates) it holds that candidate as well. Where the chain was rejected at
+this index and the target chose that candidate, the tree's step emits one token more: the
+candidate is accepted and the target's token behind it follows. What is assumed beyond that is
+told in words by `ASSUMPTIONS`. Trees of this program's drafters are not drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.trace.records import N_TOP
+
+LEAVES = (2, 4, 8)
+ASSUMPTIONS = (
+    "the chain and beside it single candidates, at the same places in every step",
+    "the places that would have helped most in this run",
+    "nothing is drafted behind such a candidate",
+    f"candidates beyond the first {N_TOP} are not recorded and count as missed",
+    "every branch of a recurrent layer keeps a state of its own, which costs nothing here",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeGain:
+    """A tree of n_leaves. tokens_per_step: with the tree. places: (index in the draft, rank) of
+    the candidates beside the chain; fewer where no other would ever have helped."""
+
+    n_leaves: int
+    tokens_per_step: float
+    places: tuple[tuple[int, int], ...]
+
+    @property
+    def n_more(self) -> int:
+        """Tokens that a step verifies beyond those of the chain."""
+        return len(self.places)
+
+
+def tree_gains(
+    ranks: np.ndarray, n_steps: int, n_accepted: int, leaves: Sequence[int] = LEAVES
+) -> list[TreeGain]:
+    """Estimates for trees of so many leaves.
+
+    ranks[i, r - 1]: steps rejected at index i in which the target chose the candidate of rank r,
+    int64 [K, N_TOP]; n_steps: steps that could be counted so, accepted or not; n_accepted: tokens
+    accepted in them. No steps, no estimates.
+    """
+    if not n_steps:
+        return []
+    chain = 1 + n_accepted / n_steps
+    order = np.argsort(-ranks, axis=None, kind="stable")
+    order = order[ranks.flat[order] > 0]
+    found = []
+    for n in leaves:
+        best = order[: n - 1]
+        index, rank = np.unravel_index(best, ranks.shape)
+        places = tuple(zip(index.tolist(), (rank + 1).tolist(), strict=True))
+        found.append(TreeGain(n, chain + int(ranks.flat[best].sum()) / n_steps, places))
+    return found
+
+
+def width_cost(widths: np.ndarray, ms: np.ndarray, width: float, n_more: int) -> float | None:
+    """How many times as long a pass over width + n_more tokens takes as one over width.
+
+    widths, ascending, and ms: what passes took, [n] each; between them a straight line. None where
+    either width lies outside of them.
+    """
+    if not len(widths) or not widths[0] <= width <= width + n_more <= widths[-1]:
+        return None
+    now, then = np.interp([width, width + n_more], widths, ms)
+    return float(then / now) if now > 0 else None

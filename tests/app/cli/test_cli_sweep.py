@@ -1,0 +1,79 @@
+"""`draftscope sweep`: real jobs on the demo model, going on, and wrong usage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.sweep.results import read_results
+from engine.trace.reopen import open_trace
+from engine.trace.timings import timings
+from tests.app.cli.conftest import Outcome
+
+Cli = Callable[..., Outcome]
+
+PLAN = """
+title = "two ways"
+[settings]
+prompts = "python"
+limit = 2
+n-predict = 6
+ignore-eos = true
+threads = 1
+[[jobs]]
+spec-type = "none"
+[[grid]]
+spec-type = "draft-mtp"
+spec-draft-n-max = [1, 2]
+n-rs-seq = [2]
+[[jobs]]
+spec-type = "none"
+ctx-size = 8
+"""
+
+
+def test_jobs_of_the_demo_model(cli: Cli, tmp_path: Path) -> None:
+    plan, out = tmp_path / "plan.toml", tmp_path / "out"
+    plan.write_text(PLAN)
+    outcome = cli("sweep", plan, "--demo", "--out", out)
+    assert outcome.status == 1  # one job cannot be done
+    assert outcome.err.count("tok/s") == 3
+    assert "[4/4]" in outcome.err
+    assert "tokens, the context 8" in outcome.out
+    assert "1 failed; --retry-failed" in outcome.out
+    results = read_results(out)
+    assert results.axes == ("spec-type", "ctx-size", "spec-draft-n-max", "n-rs-seq")
+    assert results.done.tolist() == [True, False, True, True]
+    assert results.columns["predicted_n"][results.done].tolist() == [12.0] * 3
+    assert len(set(results.columns["output"][results.done])) == 1  # the texts are plain decoding's
+    assert results.columns["weight_bytes"][0] > 1e6
+    assert results.machine(0)["threads"] == 1
+    assert results.model(0)["name"] == "demo-target.gguf"
+    assert results.trace(1) is None
+    folder = results.trace(2)
+    assert folder is not None
+    found = timings(open_trace(folder))
+    assert found["predicted_per_second"] == pytest.approx(
+        results.columns["predicted_per_second"][2], rel=1e-6
+    )
+    again = cli("sweep", plan, "--demo", "--out", out, "--json")
+    assert "4 of 4 jobs have results already" in again.err
+    assert [job["status"] for job in again.json["jobs"]] == ["done", "failed", "done", "done"]
+    listed = cli("sweep", plan, "--demo", "--out", out, "--list", "--json").json
+    assert [job["has_result"] for job in listed["jobs"]] == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "No plan is given"),
+        (["none.toml"], "none.toml cannot be read"),
+        (["--demo", "--ship"], "--ship goes with --ray only"),
+    ],
+)
+def test_wrong_usage(cli: Cli, words: list[str], message: str) -> None:
+    outcome = cli("sweep", *words)
+    assert (outcome.status, message in outcome.err) == (2, True)
+    assert outcome.err.count("\n") == 1

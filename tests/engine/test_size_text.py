@@ -1,0 +1,26 @@
+"""Sizes in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.size_text import size_text
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1000, "1,000 B"),
+        (1023, "1,023 B"),
+        (1024, "1 KiB"),
+        (1020 * 1024, "1,020 KiB"),
+        (1024 * 1024 - 1, "1 MiB"),
+        (9_412_000, "8.98 MiB"),
+        (3 << 29, "1.5 GiB"),
+        (2 << 40, "2 TiB"),
+        (5000 << 40, "5,000 TiB"),
+    ],
+)
+def test_three_digits_and_a_binary_unit(n_bytes: int, text: str) -> None:
+    assert size_text(n_bytes) == text

@@ -1,0 +1,99 @@
+"""Plans and results of sweeps without a model: a worker that only counts, and results by number.
+
+As a program it runs a plan with that worker in a process of its own, so that a test can kill it:
+`python -m tests.support.sweeps PLAN FOLDER LOG`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Generator, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from engine.gguf.file import GgufFile
+from engine.sweep.one_by_one import one_by_one
+from engine.sweep.plan import Bundled, SweepJob, SweepPlan, read_plan
+from engine.sweep.sweep import Sweep, TraceOf
+from engine.sweep.writer import JobResult
+from resources import DEMO_DRAFT, DEMO_TARGET, SUITES
+
+BUNDLED = Bundled((DEMO_TARGET, DEMO_DRAFT), SUITES)
+JOB_S = 0.02
+
+
+def write_plan(folder: Path, text: str) -> Path:
+    path = folder / "plan.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def plan_of(folder: Path, n_lengths: int, n_seeds: int) -> SweepPlan:
+    """A plan of n_lengths * n_seeds jobs on the demo model."""
+    lengths, seeds = list(range(1, n_lengths + 1)), list(range(n_seeds))
+    text = (
+        f'title = "lengths"\n[settings]\nmodel = "demo"\nprompt = "def f"\n'
+        f'spec-type = "draft-mtp"\n'
+        f"[grid]\nspec-draft-n-max = {lengths}\nseed = {seeds}\n"
+    )
+    return read_plan(write_plan(folder, text), BUNDLED)
+
+
+@cache
+def demo_identity() -> dict[str, Any]:
+    with GgufFile.open(DEMO_TARGET) as file:
+        return file.identity()
+
+
+def result_of(job: SweepJob) -> JobResult:
+    """Figures that tell the job they are of; every seventh job fails."""
+    if job.number % 7 == 0:
+        return JobResult(f"Job {job.number} failed.", machine={"node": "a"})
+    speed = float(job.number)
+    return JobResult(
+        figures={"predicted_per_second": speed, "predicted_n": 10},
+        machine={"processor": "a"},
+        model=demo_identity(),
+        output="0" * 16,
+    )
+
+
+def instantly(
+    jobs: Sequence[SweepJob], trace_of: TraceOf
+) -> Generator[tuple[SweepJob, JobResult], None, None]:
+    """An executor that computes nothing."""
+    yield from ((job, result_of(job)) for job in jobs)
+
+
+def write_results(folder: Path, n_lengths: int, n_seeds: int) -> Path:
+    """The results file of a finished sweep."""
+    with Sweep(plan_of(folder, n_lengths, n_seeds), folder / "out") as sweep:
+        for _ in sweep.run(instantly):
+            pass
+    return sweep.path
+
+
+class CountingWorker:
+    """Notes every job that it begins in a file."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def run(self, job: SweepJob, trace: Path | None) -> JobResult:
+        with self._log.open("a") as log:
+            log.write(f"{job.number}\n")
+        time.sleep(JOB_S)
+        return result_of(job)
+
+
+def main(plan: str, folder: str, log: str) -> None:
+    execute = partial(one_by_one, make_worker=partial(CountingWorker, Path(log)))
+    with Sweep(read_plan(Path(plan), BUNDLED), Path(folder)) as sweep:
+        for _ in sweep.run(execute):
+            pass
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
