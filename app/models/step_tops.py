@@ -57,8 +57,8 @@ def _forbidden(token: TraceRow, side: str) -> set[int]:
 
 
 class TopTable(ColumnTable):
-    """`alternatives` of one token; the token of the row chosen is bold, what the grammar forbids is
-    marked and struck out."""
+    """`alternatives` of one token; the token of the row chosen is bold, what the grammar forbids
+    has a mark and is muted."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(_COLUMNS, parent)
@@ -107,9 +107,8 @@ class TopTable(ColumnTable):
             return f"token {one.token_id}{why}"
         if role == Qt.ItemDataRole.ForegroundRole and one.is_forbidden:
             return self.muted_colour
-        if role == Qt.ItemDataRole.FontRole:
+        if role == Qt.ItemDataRole.FontRole and one.token_id == self._token_id:
             font = QFont()
-            font.setBold(one.token_id == self._token_id)
-            font.setStrikeOut(one.is_forbidden)
+            font.setBold(True)
             return font
         return None
