@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from app.cli.common import print_json
+from app.cli.reports import add_report, check_report, deliver_report
 from engine.errors import OptionError
+from engine.report.sweep import sweep_report
 from engine.sweep.on_ray import OnRay
 from engine.sweep.one_by_one import one_by_one
 from engine.sweep.plan import Bundled, SweepPlan, read_plan
@@ -67,10 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object")
+    add_report(output)
 
 
 def run(args: argparse.Namespace) -> int:
     """Do what is left to do; exit status 1 when a job failed."""
+    check_report(args)
     plan = _plan(args)
     if args.ship and args.ray is None:
         raise OptionError("--ship goes with --ray only.", "Leave it out.")
@@ -90,7 +94,9 @@ def run(args: argparse.Namespace) -> int:
             _tell(f"{sweep.n_done} of {sweep.total} jobs are done; the same command goes on")
             raise
     results = read_results(sweep.path)
-    if args.json:
+    if deliver_report(args, lambda words: sweep_report(results, words)):
+        pass
+    elif args.json:
         print_json(results_json(results))
     else:
         print("\n".join(_lines(results)))
