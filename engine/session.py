@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -18,10 +20,10 @@ from engine.decode.recorder import Recorder
 from engine.decode.scheduler import Scheduler
 from engine.device import CPU, resolve_device
 from engine.draft.chain import DrafterChain
+from engine.draft.draft_files import check_draft
 from engine.draft.drafter import Drafter
 from engine.draft.registry import DRAFTERS
-from engine.draft.spec import DRAFT_MODEL, MTP_HEAD, DrafterInputs
-from engine.draft.vocabulary import check_vocabularies
+from engine.draft.spec import DrafterInputs
 from engine.draft.with_model import TokenDraws
 from engine.errors import ContextFullError, ModelFileError, OptionError
 from engine.gguf.binary import never
@@ -32,6 +34,9 @@ from engine.gguf.lent import LentFiles
 from engine.gguf.tokenizer import Tokenizer
 from engine.memory.hybrid import HybridMemory
 from engine.model.config import ModelConfig
+from engine.model.drafters.info import DrafterInfo
+from engine.model.drafters.kinds import DRAFT_SIMPLE, describe_draft
+from engine.model.drafters.loading import LoadedDrafter, load_drafter
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model
@@ -47,8 +52,17 @@ from engine.warm_up import warm_up
 _DEFAULT_CONTEXT = 4096
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedDraft:
+    """What drafts for a target, and the figures of its file. Loaded in memory: a HybridModel for
+    draft-simple, else a LoadedDrafter."""
+
+    model: HybridModel | LoadedDrafter
+    info: ModelInfo | DrafterInfo
+
+
 class Session:
-    """A target model, perhaps a draft model, and their tokenizer, ready to run."""
+    """A target model, perhaps what drafts for it, and their tokenizer, ready to run."""
 
     def __init__(
         self,
@@ -57,12 +71,13 @@ class Session:
         tokenizer: Tokenizer,
         chat: ChatTemplate | None,
         identity: dict[str, Any],
-        draft: tuple[HybridModel, ModelInfo] | None = None,
+        drafts: Mapping[str, OpenedDraft] | None = None,
         path: Path | None = None,
         content: ContentHash | None = None,
         lent: Sequence[LentFiles] = (),
     ) -> None:
-        """lent: files that the models may still read."""
+        """drafts: what was opened beside the model, by the drafter that uses it. lent: files that
+        the models may still read."""
         self._model, self.info, self.path = model, info, path
         self._lent = lent
         self._loaded_again: WeakValueDictionary[tuple[str, bool], HybridModel] = (
@@ -71,50 +86,65 @@ class Session:
         self.tokenizer, self.chat, self.identity = tokenizer, chat, identity
         self.content = content
         """Finds what `identity` does not tell yet, once it is started."""
-        self._draft_model = draft[0] if draft else None
-        self.draft_info = draft[1] if draft else None
+        self.drafts = dict(drafts or {})
 
     @classmethod
     def open(
         cls,
         target: Path | str,
-        draft: Path | str | None = None,
+        draft: Path | str | Sequence[Path | str] | None = None,
         *,
         compute: str = "auto",
         device: str = "cpu",
         progress: ReportProgress | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Session:
-        """Load one or two GGUF files to a device (engine.device.resolve_device).
+        """Load a GGUF file, and files that draft for it, one for each drafter that needs one, to a
+        device (engine.device.resolve_device).
 
-        progress is called with bytes done, bytes in all, and what is being read, over both
+        progress is called with bytes done, bytes in all, and what is being read, over all
         files. Raises OptionError, ModelFileError, UnsupportedModelError, OutOfMemoryError,
         VocabularyMismatchError, or Cancelled once `cancelled` returns True.
         """
         there, cancelled = resolve_device(device), cancelled or never
-        load = partial(_loaded, compute=compute, device=there, cancelled=cancelled)
-        with GgufFile.open(target, cancelled) as file:
+        paths = [draft] if isinstance(draft, str | Path) else list(draft or ())
+        with ExitStack() as opened:
+            file, *others = (
+                opened.enter_context(GgufFile.open(path, cancelled)) for path in (target, *paths)
+            )
             tokenizer = Tokenizer.from_gguf(file, cancelled)
-            chat = ChatTemplate.from_gguf(file)
-            info, identity = describe(file), file.identity()
-            if draft is None:
-                model = load(file, progress=progress)
-                content = ContentHash([(identity, file.contents)])
-                return cls(
-                    model, info, tokenizer, chat, identity, None, file.path, content, [file.lent]
+            chat, info = ChatTemplate.from_gguf(file), describe(file)
+            for other in others:
+                check_draft(file, tokenizer, other, cancelled)
+            total = sum(one.n_bytes for one in (file, *others))
+            report = report_part(progress, 0, total) if others else progress
+            load = partial(_loaded, compute=compute, device=there, cancelled=cancelled)
+            model, start = load(file, progress=report), file.n_bytes
+            drafts = {}
+            for other in others:
+                report = report_part(progress, start, total)
+                drafter, its_info = describe_draft(other)
+                if drafter in drafts:
+                    raise OptionError(f"Two files are for {drafter}.", "Give one of them.")
+                drafts[drafter] = OpenedDraft(
+                    load(other, progress=report)
+                    if drafter == DRAFT_SIMPLE
+                    else load_drafter(other, model, progress=report, cancelled=cancelled),
+                    its_info,
                 )
-            with GgufFile.open(draft, cancelled) as second:
-                check_vocabularies(tokenizer, Tokenizer.from_gguf(second, cancelled))
-                total = file.n_bytes + second.n_bytes
-                model = load(file, progress=report_part(progress, 0, total))
-                helper = load(second, progress=report_part(progress, file.n_bytes, total))
-                identity["draft"] = second.identity()
-                content = ContentHash(
-                    [(identity, file.contents), (identity["draft"], second.contents)]
-                )
-                both = (helper, describe(second))
-                lent = [file.lent, second.lent]
-                return cls(model, info, tokenizer, chat, identity, both, file.path, content, lent)
+                start += other.n_bytes
+            identities = [one.identity() for one in (file, *others)]
+            for one, behind in pairwise(identities):
+                one["draft"] = behind
+            content = ContentHash(
+                [
+                    (identity, one.contents)
+                    for identity, one in zip(identities, (file, *others), strict=True)
+                ]
+            )
+            lent = [one.lent for one in (file, *others)]
+            identity = identities[0]
+            return cls(model, info, tokenizer, chat, identity, drafts, file.path, content, lent)
 
     @property
     def config(self) -> ModelConfig:
@@ -134,9 +164,11 @@ class Session:
     @property
     def drafters(self) -> tuple[str, ...]:
         """Drafters with a model that the loaded files make possible; the others always are."""
-        there = {DRAFT_MODEL: self._draft_model is not None, MTP_HEAD: self._model.head is not None}
+        has_head = self._model.head is not None
         return tuple(
-            name for name, spec in DRAFTERS.items() if spec.needs is not None and there[spec.needs]
+            name
+            for name, spec in DRAFTERS.items()
+            if spec.needs and (name in self.drafts if spec.needs.has_file else has_head)
         )
 
     def prompt(self, text: str, *, parse_special: bool = True) -> Prompt:
@@ -202,7 +234,8 @@ class Session:
         """A key that is equal for runs that may use each other's memory."""
         draws = options.spec.accept == "rejection"
         sampler = options.sampler if draws else SamplerOptions()
-        return self._model, self._draft_model, replace(options, n_predict=-1, sampler=sampler)
+        models = tuple(draft.model for draft in self.drafts.values())
+        return self._model, models, replace(options, n_predict=-1, sampler=sampler)
 
     @property
     def model(self) -> HybridModel:
@@ -355,15 +388,17 @@ class Session:
         for name, spec in DRAFTERS.items():
             if name not in options.spec.types:
                 continue
+            opened = self.drafts.get(name)
             inputs = DrafterInputs(
                 self._model,
-                self._draft_model,
+                opened.model if opened else None,
                 spec.options_of(options.spec),
                 n_slots,
                 n_ctx,
                 options.n_ubatch,
                 options.batch_invariant,
                 draws,
+                options.faults,
             )
             drafters.append(there.get(name) or spec.make(inputs))
         return drafters

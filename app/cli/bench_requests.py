@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_output, draft_path, print_json, target_path
+from app.cli.common import check_output, draft_paths, print_json, target_path
 from app.cli.files import open_session
-from app.cli.run import draft_model
+from app.cli.run import draft_files
 from app.cli.run_arguments import add_chat, run_options
 from engine.bench.prompts import NamedPrompt, read_prompts
 from engine.bench.request import Configuration
@@ -72,15 +72,19 @@ def open_bench(args: argparse.Namespace) -> BenchSession:
     drafter alone is measured, unless --spec-type says otherwise.
     """
     target = target_path(args)
-    chosen: Sequence[tuple[str, ...]] = [(name,) for name in DEFAULT_DRAFTERS]
+    names = dict.fromkeys([*DEFAULT_DRAFTERS, *draft_paths(args)])
+    chosen: Sequence[tuple[str, ...]] = [(name,) for name in names]
     if args.spec_type is not None:
         chosen = list(dict.fromkeys(types for types in args.spec_type if types))
     all_options = _options(args, tuple(dict.fromkeys(name for types in chosen for name in types)))
-    # without --spec-type, a draft model that is there is used
-    draft = draft_path(args) if args.spec_type is None else draft_model(args, all_options)
+    # without --spec-type, files that draft are used if they are there
+    if args.spec_type is None:
+        drafts = list(draft_paths(args).values())
+    else:
+        drafts = draft_files(args, all_options)
     if args.out is not None:
         check_output(args.out, "--out")
-    session = open_session(args, target, draft)
+    session = open_session(args, target, drafts)
     policies = args.rollback or (RunOptions().rollback,)
     if args.spec_type is None:
         chosen = [

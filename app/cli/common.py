@@ -101,11 +101,14 @@ def target_path(args: argparse.Namespace) -> Path:
     return Path(named[0])
 
 
-def draft_path(args: argparse.Namespace) -> Path | None:
-    """The draft model that the arguments name: -md, else with --demo the bundled one."""
-    if args.spec_draft_model is not None:
-        return Path(args.spec_draft_model)
-    return DEMO_DRAFT if args.demo else None
+def draft_paths(args: argparse.Namespace) -> dict[str, Path]:
+    """The files that draft, by the drafter that uses each: those of -md, else with --demo the
+    bundled ones. Raises what engine.draft.draft_files.drafters_of does."""
+    if args.spec_draft_model is None and args.demo:
+        return {"draft-simple": DEMO_DRAFT}
+    from engine.draft.draft_files import drafters_of
+
+    return drafters_of(args.spec_draft_model or [])
 
 
 def add_compute(group: argparse._ArgumentGroup) -> None:

@@ -13,6 +13,7 @@ from app.cli.common import (
     add_lane_output,
     add_llama_library,
     add_model,
+    draft_paths,
     finite_number,
     positive,
     print_json,
@@ -22,7 +23,7 @@ from app.cli.files import open_session
 from app.cli.findings import finding_lines, findings_json
 from app.cli.recorded import check_trace_folder, decode
 from app.cli.reports import add_report, check_report, deliver_report
-from app.cli.run import draft_model, make_prompt
+from app.cli.run import draft_files, make_prompt
 from app.cli.run_arguments import (
     add_batch_invariant,
     add_draft_model,
@@ -130,9 +131,9 @@ def run(args: argparse.Namespace) -> int:
     if scenario is None and not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     if args.spec_type is None and not args.spec_default and args.draft_accept is None:
-        args.spec_type = ("draft-mtp",) if args.spec_draft_model is None else ("draft-simple",)
+        args.spec_type = tuple(draft_paths(args)) if args.spec_draft_model else ("draft-mtp",)
     options = scenario.options if scenario else run_options(args)
-    draft = draft_model(args, options)
+    drafts = draft_files(args, options)
     lanes: tuple[LaneSpec, ...] = DEFAULT_LANES
     if args.lanes:
         lanes = (NOISE_LANE, *map(LaneSpec.parse, args.lanes))
@@ -144,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError("--bound is negative.", "Use 0 to accept equal logits only.")
     check_trace_folder(args.trace)
     check_report(args)
-    session = open_session(args, target, draft)
+    session = open_session(args, target, drafts)
     from engine.bench.environment import environment
     from engine.compare.comparison import Comparison
     from engine.compare.scenario_job import start_comparison

@@ -4,11 +4,12 @@ loaded."""
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.common import loading_line
-from engine.draft.vocabulary import check_vocabularies
+from engine.draft.draft_files import check_draft
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
 from engine.model.info import describe
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from engine.session import Session
 
 
-def check_files(target: Path, draft: Path | None = None) -> None:
+def check_files(target: Path, drafts: Sequence[Path] = ()) -> None:
     """Refuse files that cannot be used at once, before torch takes its time to be imported.
 
     Raises what Session.open would: ModelFileError, UnsupportedModelError,
@@ -25,23 +26,24 @@ def check_files(target: Path, draft: Path | None = None) -> None:
     """
     with GgufFile.open(target) as file:
         describe(file)
-        if draft is not None:
-            with GgufFile.open(draft) as second:
-                describe(second)
-                check_vocabularies(Tokenizer.from_gguf(file), Tokenizer.from_gguf(second))
+        tokenizer = Tokenizer.from_gguf(file) if drafts else None
+        for path in drafts:
+            with GgufFile.open(path) as draft:
+                assert tokenizer is not None
+                check_draft(file, tokenizer, draft)
 
 
-def open_session(args: argparse.Namespace, target: Path, draft: Path | None = None) -> Session:
+def open_session(args: argparse.Namespace, target: Path, drafts: Sequence[Path] = ()) -> Session:
     """Load model files as --compute, --device and --threads say, a terminal told how far it is.
 
     Raises what Session.open does.
     """
-    check_files(target, draft)
+    check_files(target, drafts)
     from engine.model.threads import use_threads
     from engine.session import Session
 
     session = Session.open(
-        target, draft, compute=args.compute, device=args.device, progress=loading_line()
+        target, drafts, compute=args.compute, device=args.device, progress=loading_line()
     )
     use_threads(args.threads, session.info)
     return session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from app.cli.common import SUBCOMMANDS, draft_path
+from app.cli.common import SUBCOMMANDS
 from app.cli.display import check_display
 from engine.errors import OptionError
 from engine.trace.export import SESSION_FILE
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Watch speculative decoding on hybrid recurrent models. Without a subcommand: the window."
     )
     parser.usage = (
-        "draftscope [MODEL.gguf] [-md DRAFT.gguf] [--demo]\n"
+        "draftscope [MODEL.gguf] [-md DRAFT.gguf …] [--demo]\n"
         "       draftscope TRACE_DIR\n       draftscope SUBCOMMAND …"
     )
     parser.epilog = "\n".join(
@@ -44,7 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the same as MODEL.gguf",
     )
     parser.add_argument(
-        "-md", "--spec-draft-model", metavar="FILE", type=Path, help="draft model for draft-simple"
+        "-md",
+        "--spec-draft-model",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        help="model that drafts for it, or a drafter that reads its layers; repeatable",
     )
     parser.add_argument(
         "--demo", action="store_true", help="open the bundled models with a prompt ready"
@@ -59,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         models = []
         if args.demo or args.spec_draft_model:
             raise OptionError("Both a trace and a model are given.", "Use one of them.")
-    for path in (*models, *([args.spec_draft_model] if args.spec_draft_model else [])):
+    for path in (*models, *(args.spec_draft_model or [])):
         if not path.is_file():
             raise OptionError(
                 f"{path} is neither a file nor a subcommand.",
@@ -70,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     check_display()
     from app.shell.gui import run_window
 
-    return run_window(models, draft_path(args), args.demo, trace)
+    return run_window(models, args.spec_draft_model or [], args.demo, trace)
 
 
 def _trace(paths: list[Path]) -> Path | None:

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from app.cli.bench_requests import add_prompt_set, facts, prompt_set
-from app.cli.common import add_compute, add_model, print_json, target_path
+from app.cli.common import add_compute, add_model, draft_paths, print_json, target_path
 from app.cli.files import open_session
-from app.cli.run import draft_model, make_prompt
+from app.cli.run import draft_files, make_prompt
 from app.cli.run_arguments import (
     add_chat,
     add_draft_model,
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     test.add_argument("--exact", action="store_true", help="fail at near ties too")
     test.add_argument("--json", action="store_true", help="print one JSON object")
     add_sampling(parser)
-    add_speculation(parser, default="draft-mtp, with -md draft-simple")
+    add_speculation(parser, default="what -md is for, else draft-mtp")
     add_memory(parser)
     parser.set_defaults(n_predict=_N_PREDICT, parallel=_SLOTS)
 
@@ -68,11 +68,11 @@ def run(args: argparse.Namespace) -> int:
     target = target_path(args)
     set_name, named = prompt_set(args, MATCHES)
     if args.spec_type is None:
-        args.spec_type = ("draft-mtp",) if args.spec_draft_model is None else ("draft-simple",)
+        args.spec_type = tuple(draft_paths(args)) if args.spec_draft_model else ("draft-mtp",)
     options = run_options(args)
-    draft = draft_model(args, options)
+    drafts = draft_files(args, options)
     kinds = [kind.strip() for kind in args.steps.split(",")]
-    session = open_session(args, target, draft)
+    session = open_session(args, target, drafts)
     from engine.bench.match import MatchTest
 
     prompts = [(prompt.name, make_prompt(session, args, prompt.text)) for prompt in named]

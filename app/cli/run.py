@@ -9,14 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import draft_path, print_json, target_path
+from app.cli.common import draft_paths, print_json, target_path
 from app.cli.files import open_session
 from app.cli.findings import finding_lines, findings_json
 from app.cli.recorded import check_trace_folder, decode
 from app.cli.reports import check_report, deliver_report
 from app.cli.run_arguments import PromptSource, add_arguments, run_options
 from engine.draft.registry import DRAFTERS
-from engine.draft.spec import DRAFT_MODEL
 from engine.errors import OptionError
 from engine.gguf.tokenizer import StreamDecoder
 from engine.options import Prompt, RunOptions
@@ -36,14 +35,16 @@ __all__ = ["add_arguments", "run"]
 def run(args: argparse.Namespace) -> int:
     """Decode all prompts; whatever was recorded is exported, also after an error or a signal."""
     target = target_path(args)
+    if args.spec_draft_model and args.spec_type is None and not args.spec_default:
+        args.spec_type = tuple(draft_paths(args))
     options = run_options(args)
-    draft = draft_model(args, options)
+    drafts = draft_files(args, options)
     check_trace_folder(args.trace)
     check_report(args)
     if not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     _print_notes(options)
-    session = open_session(args, target, draft)
+    session = open_session(args, target, drafts)
     prompts = [make_prompt(session, args, source) for source in args.sources]
     from engine.bench.environment import environment
     from engine.report.run import run_report
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     ):
         return 0
     if args.json:
-        print_json(_report(job, session, options, target, draft))
+        print_json(_report(job, session, options, target, drafts))
         return 0
     if not streaming:
         _print_sequences(job, prompts, echo=not args.chat)
@@ -74,19 +75,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def draft_model(args: argparse.Namespace, options: RunOptions) -> Path | None:
-    """The draft model to load: none unless a drafter uses it."""
-    users = [name for name in options.spec.types if DRAFTERS[name].needs is DRAFT_MODEL]
-    if users:
-        draft = draft_path(args)
-        if draft is None:
-            raise OptionError(f"{users[0]} needs a draft model.", "Give one with -md.")
-        return draft
-    if args.spec_draft_model is not None and args.spec_type is None:
-        raise OptionError(
-            "A draft model is given but no drafter uses it.", "Add --spec-type draft-simple."
-        )
-    return None
+def draft_files(args: argparse.Namespace, options: RunOptions) -> list[Path]:
+    """The files that draft, of those drafters that are in use. Raises OptionError for one without
+    its file."""
+    needs = {name: DRAFTERS[name].needs for name in options.spec.types}
+    wanted = [name for name, need in needs.items() if need and need.has_file]
+    if not wanted:
+        return []
+    there = draft_paths(args)
+    for name in wanted:
+        if name not in there:
+            need = needs[name]
+            what = need.name if need else ""
+            article = "an" if what[:1] in "AEIOU" else "a"
+            raise OptionError(f"{name} needs {article} {what}.", "Give one with -md.")
+    return [there[name] for name in wanted]
 
 
 def _print_notes(options: RunOptions) -> None:
@@ -150,7 +153,7 @@ def _print_sequences(job: Run, prompts: list[Prompt], *, echo: bool) -> None:
 
 
 def _report(
-    job: Run, session: Session, options: RunOptions, target: Path, draft: Path | None
+    job: Run, session: Session, options: RunOptions, target: Path, drafts: list[Path]
 ) -> dict[str, Any]:
     """The object that --json prints."""
     facts = job.trace.runs[job.run_id]
@@ -163,7 +166,8 @@ def _report(
             "compute": session.compute,
             "device": str(session.device),
             "model": str(target),
-            "draft_model": str(draft) if draft else None,
+            "draft_model": str(drafts[0]) if drafts else None,
+            "draft_models": [str(draft) for draft in drafts],
         },
         "totals": job.summary(),
         "findings": findings_json(job.trace),

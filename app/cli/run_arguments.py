@@ -59,7 +59,10 @@ def add_draft_model(group: argparse._ArgumentGroup) -> None:
         "--spec-draft-model",
         metavar="FILE",
         type=Path,
-        help="draft model for draft-simple (with --demo: the bundled one)",
+        action="append",
+        help="model for draft-simple, or a drafter that reads the target's layers (EAGLE-3); what "
+        "it is for is in the file, and repeated, each may be for another drafter (with --demo: the "
+        "bundled one)",
     )
 
 

@@ -55,8 +55,8 @@ def report(files: ModelFiles | None, compute: str, log_lines: Sequence[str]) -> 
     if files is not None:
         lines.append(f"- model: {files.target.name}, {files.info.architecture}, {compute or '-'}")
         lines.append(f"- model identity: {files.identity}")
-    if files is not None and files.draft is not None:
-        lines.append(f"- draft: {files.draft.name}")
+    drafts = files.drafts if files is not None else ()
+    lines += [f"- draft: {draft.path.name}, {draft.drafter}" for draft in drafts]
     return "\n".join([*lines, "", "```", *(log_lines or ("log is empty",)), "```", ""])
 
 

@@ -128,10 +128,10 @@ class Bridge(QObject):
 
     # -- models ----------------------------------------------------------------------------
 
-    def open(self, target: Path, draft: Path | None = None, compute: str = "auto") -> None:
+    def open(self, target: Path, drafts: Sequence[Path] = (), compute: str = "auto") -> None:
         """Show the files' metadata, then load them. A load in hand is cancelled, a run ended."""
         self._give_up()
-        request = OpenRequest(target, draft, compute)
+        request = OpenRequest(target, tuple(drafts), compute)
         self._cancelled = request.cancelled
         self._worker.open(request)
 

@@ -18,6 +18,7 @@ from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from engine.compare.fidelity import Fidelity
+    from engine.model.drafters.info import DrafterInfo
     from engine.model.info import ModelInfo
     from engine.observe.rescoring.triage import Triage
     from engine.observe.rounds.observed_run import ServerFacts
@@ -43,13 +44,21 @@ class State(enum.Enum):
 
 
 @dataclass(frozen=True)
+class DraftFile:
+    """A file that drafts for the model. drafter: which one uses it."""
+
+    path: Path
+    drafter: str
+    info: ModelInfo | DrafterInfo
+
+
+@dataclass(frozen=True)
 class ModelFiles:
     """What the heads of the model files say, known before their weights are loaded."""
 
     target: Path
-    draft: Path | None
+    drafts: tuple[DraftFile, ...]
     info: ModelInfo
-    draft_info: ModelInfo | None
     identity: dict[str, Any]
 
 

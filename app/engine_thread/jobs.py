@@ -26,7 +26,7 @@ class OpenRequest:
     """Files to load, and the way out."""
 
     target: Path
-    draft: Path | None
+    drafts: tuple[Path, ...]
     compute: str
     cancelled: threading.Event = field(default_factory=threading.Event)
 

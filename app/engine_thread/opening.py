@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.engine_thread.events import ModelFiles, RunRescored
+from app.engine_thread.events import DraftFile, ModelFiles, RunRescored
 from app.engine_thread.jobs import (
     ChatWrap,
     CompareRequest,
@@ -36,23 +36,26 @@ if TYPE_CHECKING:
 
 
 def inspect_files(request: OpenRequest) -> ModelFiles:
-    """Read the metadata of the files; no tensor data is touched and torch is not imported."""
+    """Read the metadata of the files; no tensor data is touched and torch is not imported. Of
+    files for one drafter the last counts."""
     from engine.gguf.file import GgufFile
+    from engine.model.drafters.kinds import describe_draft
     from engine.model.info import describe
 
     cancelled = request.cancelled.is_set
     with GgufFile.open(request.target, cancelled) as file:
         info, identity = describe(file), file.identity()
-    draft_info = None
-    if request.draft is not None:
-        with GgufFile.open(request.draft, cancelled) as file:
-            draft_info = describe(file)
-    return ModelFiles(request.target, request.draft, info, draft_info, identity)
+    drafts: dict[str, DraftFile] = {}
+    for path in request.drafts:
+        with GgufFile.open(path, cancelled) as file:
+            drafter, draft_info = describe_draft(file)
+        drafts[drafter] = DraftFile(path, drafter, draft_info)
+    return ModelFiles(request.target, tuple(drafts.values()), info, identity)
 
 
 def open_engine(
     target: Path,
-    draft: Path | None,
+    drafts: Sequence[Path] = (),
     *,
     compute: str,
     progress: ReportProgress,
@@ -70,7 +73,7 @@ def open_engine(
         gc.freeze()  # 170,000 objects that stay: a full collection takes 5 instead of 130 ms
     with all_threads():
         session = Session.open(
-            target, draft, compute=compute, device="auto", progress=progress, cancelled=cancelled
+            target, drafts, compute=compute, device="auto", progress=progress, cancelled=cancelled
         )
     use_threads(None, session.info)
     return session
@@ -81,18 +84,19 @@ class LocalEngine:
 
     def __init__(self) -> None:
         self._identity: dict[str, Any] = {}
+        self._drafts: list[Path] = []
 
     def inspect(self, request: OpenRequest) -> ModelFiles:
         """See `inspect_files`."""
         found = inspect_files(request)
-        self._identity = found.identity
+        self._identity, self._drafts = found.identity, [draft.path for draft in found.drafts]
         return found
 
     def open(self, request: OpenRequest, progress: ReportProgress) -> LocalSession:
         """See `open_engine`."""
         session = open_engine(
             request.target,
-            request.draft,
+            self._drafts,
             compute=request.compute,
             progress=progress,
             cancelled=request.cancelled.is_set,
@@ -113,11 +117,7 @@ class LocalEngine:
             opened = session.engine_session
         else:
             opened = open_engine(
-                request.target,
-                None,
-                compute=request.compute,
-                progress=progress,
-                cancelled=cancelled,
+                request.target, compute=request.compute, progress=progress, cancelled=cancelled
             )
         try:
             found = rescore(
@@ -206,7 +206,7 @@ class LocalSession:
         tokens = greedy_text(session, text, N_TOKENS, cancelled)
         if session.compute != "f32":
             reference = open_engine(
-                self.target, None, compute="f32", progress=progress, cancelled=cancelled
+                self.target, compute="f32", progress=progress, cancelled=cancelled
             )
         progress(0, 1, "comparing logits with f32")
         return measure_fidelity(session, reference, tokens)

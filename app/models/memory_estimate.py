@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.draft.registry import DRAFTERS
 from engine.memory.policies import POLICIES, PolicySpec, memory_sizes
+from engine.model.drafters.info import DrafterInfo
 from engine.options import RunOptions
 
 if TYPE_CHECKING:
@@ -47,14 +49,14 @@ class MemoryEstimate:
 
 def estimate(
     info: ModelInfo,
-    draft_info: ModelInfo | None,
+    drafts: Mapping[str, ModelInfo | DrafterInfo],
     options: RunOptions,
     n_seqs: int,
     compute: str = "",
 ) -> MemoryEstimate:
-    """Estimate for n_seqs sequences side by side. draft_info: of the draft model, if one is open
-    (it counts where a drafter uses it). compute: the mode in which the weights are loaded, empty
-    for their size in the file."""
+    """Estimate for n_seqs sequences side by side. drafts: figures of the files that draft, by the
+    drafter that uses each (they count where it is in use). compute: the mode in which the weights
+    are loaded, empty for their size in the file."""
     n_ctx = options.n_ctx or min(info.n_ctx_train, LONGEST_CONTEXT)
     types, n_rs_seq = options.spec.types, options.snapshots
     parts = memory_sizes(info, n_seqs, n_rs_seq, n_ctx, options.rollback, compute)
@@ -65,10 +67,23 @@ def estimate(
         mine = next(cost for cost in policies if cost.policy == options.rollback)
         sizes[options.rollback if n_rs_seq else "checkpoint"] = mine.total
     for drafter in (DRAFTERS[name] for name in types):
-        if drafter.needs and drafter.n_bytes and draft_info is not None:
-            own = drafter.options_of(options.spec)
-            sizes[drafter.needs.name] = drafter.n_bytes(own, draft_info, n_seqs, n_ctx, compute)
+        if drafter.needs and drafter.n_bytes and drafter.name in drafts:
+            own, figures = drafter.options_of(options.spec), drafts[drafter.name]
+            sizes[drafter.needs.name] = drafter.n_bytes(own, figures, n_seqs, n_ctx, compute)
+    if tapped := _tap_bytes([drafts[name] for name in types if name in drafts]):
+        sizes["layer rows"] = tapped * min(options.n_batch, n_seqs * n_ctx)
     return MemoryEstimate(n_seqs, n_ctx, n_rs_seq, sizes, policies)
+
+
+def _tap_bytes(drafts: Sequence[ModelInfo | DrafterInfo]) -> int:
+    """Bytes of a token's rows that the target hands to these, each row once."""
+    rows = {
+        (i, draft.n_target)
+        for draft in drafts
+        if isinstance(draft, DrafterInfo)
+        for i in draft.taps
+    }
+    return sum(4 * width for _, width in rows)
 
 
 def policy_cost(

@@ -218,6 +218,21 @@ class Docks:
             window.resize(*_FIRST_SIZE)
         self.apply(name, layout)
 
+    def fit_screen(self) -> None:
+        """Take back what of the window, frame and all, would be beyond its screen: the frame is
+        known once the window is in sight."""
+        window = self._window
+        room = window.screen().availableGeometry()
+        frame = window.frameGeometry()
+        if room.contains(frame) or window.isMaximized() or window.isFullScreen():
+            return
+        beside = frame.size() - window.size()
+        window.resize(window.size().boundedTo(room.size() - beside))
+        frame.setSize(window.size() + beside)
+        frame.moveRight(min(frame.right(), room.right()))
+        frame.moveBottom(min(frame.bottom(), room.bottom()))
+        window.move(max(frame.left(), room.left()), max(frame.top(), room.top()))
+
     def save(self) -> QByteArray:
         """The docks' places for `apply`."""
         return self._window.saveState(LAYOUT_VERSION)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QTimer, Signal
@@ -59,10 +60,10 @@ class _Relay(QObject):
 
 
 def run_window(
-    models: list[Path], draft: Path | None, demo: bool, trace: Path | None = None
+    models: list[Path], drafts: Sequence[Path], demo: bool, trace: Path | None = None
 ) -> int:
-    """Show the window until it is closed, with the first of `models`, the demo, or the exported
-    trace in the folder `trace` opened.
+    """Show the window until it is closed, with the first of `models` and `drafts` beside it, the
+    demo, or the exported trace in the folder `trace` opened.
 
     Returns the exit status. torch is not imported before the window is visible.
     """
@@ -91,13 +92,14 @@ def run_window(
         signal.signal(signal.SIGINT, interrupt)
 
         def begin() -> None:
+            window.docks.fit_screen()
             window.complete()
             if demo:
                 window.open_demo()
             elif trace is not None:
                 window.sessions.open(trace)
             elif models:
-                window.open_model(models[0], draft)
+                window.open_model(models[0], *drafts)
             window.sessions.offer_restore()
 
         if catcher.last_crash:

@@ -36,10 +36,10 @@ class RunControl:
 
     # -- models ----------------------------------------------------------------------------
 
-    def open_model(self, target: Path, draft: Path | None = None) -> None:
+    def open_model(self, target: Path, *drafts: Path) -> None:
         """Inspect and load a model; the session in use stays until the new one is complete."""
         self._panels.banners.clear()
-        self._bridge.open(target, draft, self._panels.run_panel.compute.currentText())
+        self._bridge.open(target, drafts, self._panels.run_panel.compute.currentText())
 
     def open_demo(self) -> None:
         """The bundled models, with a prompt ready."""
@@ -53,10 +53,11 @@ class RunControl:
             self.open_model(path)
 
     def ask_draft(self) -> None:
-        """Let the user choose a model that drafts for the one in use."""
+        """Let the user choose a file that drafts for the model in use, beside those that do."""
         path = ask_model(self._window, self._settings, "Open draft model")
-        if path is not None and self._bridge.files is not None:
-            self.open_model(self._bridge.files.target, path)
+        files = self._bridge.files
+        if path is not None and files is not None:
+            self.open_model(files.target, *(draft.path for draft in files.drafts), path)
 
     def ask_server(self) -> None:
         """Let the user name a server, without blocking the window."""
@@ -109,7 +110,7 @@ class RunControl:
         """Load the files in use again, in the compute mode chosen in the Run panel."""
         files = self._bridge.files
         if files is not None:
-            self.open_model(files.target, files.draft)
+            self.open_model(files.target, *(draft.path for draft in files.drafts))
 
     # -- runs ------------------------------------------------------------------------------
 

@@ -105,9 +105,9 @@ class MainWindow(QMainWindow):
         """system, light or dark."""
         self.appearance.set_theme(choice)
 
-    def open_model(self, target: Path, draft: Path | None = None) -> None:
+    def open_model(self, target: Path, *drafts: Path) -> None:
         """Inspect and load a model; the session in use stays until the new one is complete."""
-        self.control.open_model(target, draft)
+        self.control.open_model(target, *drafts)
 
     def open_demo(self) -> None:
         """The bundled models, with a prompt ready."""

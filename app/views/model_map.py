@@ -121,7 +121,7 @@ class ModelMapView(QStackedWidget):
         for name, text in texts.items():
             self._facts[name].setText(text)
         self._facts["target"].setToolTip(str(files.target))
-        self._facts["draft"].setToolTip(str(files.draft or ""))
+        self._facts["draft"].setToolTip("\n".join(str(draft.path) for draft in files.drafts))
         self._strip.set_layers(info.layers)
         self._legend.setText(_legend(info))
         self._show_memory()
@@ -149,7 +149,8 @@ class ModelMapView(QStackedWidget):
         if self._files is None:
             return
         files, options = self._files, self._options
-        found = estimate(files.info, files.draft_info, options, self._n_slots, self._compute)
+        drafts = {draft.drafter: draft.info for draft in files.drafts}
+        found = estimate(files.info, drafts, options, self._n_slots, self._compute)
         kept = "no snapshots"
         if found.n_rs_seq:
             kept = f"{options.rollback} of {found.n_rs_seq}"
@@ -204,8 +205,7 @@ def _describe_draft(files: ModelFiles) -> str:
     parts = []
     if any(layer.kind == "mtp" for layer in files.info.layers):
         parts.append("MTP head")
-    if files.draft is not None:
-        parts.append(files.draft.name)
+    parts += [draft.path.name for draft in files.drafts]
     return ", ".join(parts) or "none"
 
 

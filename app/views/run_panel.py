@@ -26,7 +26,7 @@ from app.widgets.option_groups import (
 from app.widgets.prompt_box import PromptBox
 from app.widgets.scroll_page import ScrollPage
 from engine.draft.registry import DRAFTERS, model_drafters
-from engine.draft.spec import DRAFT_MODEL, MTP_HEAD
+from engine.draft.spec import MTP_HEAD
 from engine.errors import OptionError
 from engine.memory.policies import POLICIES
 from engine.option_fields import PlacedOption, build, options_in
@@ -88,15 +88,15 @@ class RunPanel(QWidget):
 
     def set_files(self, files: ModelFiles | None) -> None:
         """Offer the drafters that these files have; a choice that is gone becomes the best left."""
-        there = set()
-        if files is not None and any(layer.kind == "mtp" for layer in files.info.layers):
-            there.add(MTP_HEAD)
-        if files is not None and files.draft is not None:
-            there.add(DRAFT_MODEL)
+        there: set[str] = set()
+        if files is not None:
+            there = {draft.drafter for draft in files.drafts}
+            if any(layer.kind == "mtp" for layer in files.info.layers):
+                there |= {name for name, one in DRAFTERS.items() if one.needs is MTP_HEAD}
         refused = {
             name: drafter.needs.missing
             for name, drafter in DRAFTERS.items()
-            if drafter.needs and drafter.needs not in there
+            if drafter.needs and name not in there
         }
         self.drafter.set_refused(refused)
         if files is not None:

@@ -68,6 +68,8 @@ class TitleButton(QToolButton):
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.clicked.connect(self._open)
         dock.installEventFilter(self)
+        self._place()
+        self.show()  # Qt keeps what is made in a dock that is in sight already hidden
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() in (QEvent.Type.Resize, QEvent.Type.LayoutRequest, QEvent.Type.Show):

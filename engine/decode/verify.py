@@ -169,7 +169,11 @@ def all_target_facts(asked: Sequence[FactsRequest]) -> list[TargetFacts]:
 
 
 TRUNK = "trunk"
-OF_DRAFTER = {"draft-mtp": "MTP head", "draft-simple": "draft model"}
+OF_DRAFTER = {
+    "draft-mtp": "MTP head",
+    "draft-simple": "draft model",
+    "draft-eagle3": "EAGLE-3 drafter",
+}
 
 
 def note_non_finite(

@@ -143,8 +143,8 @@ class DraftSimple(ModelDrafter):
 
 def make(inputs: DrafterInputs) -> DraftSimple:
     """A drafter with a memory of its own for the draft model. Raises OptionError without one."""
-    model, target = inputs.draft_model, inputs.target
-    if model is None:
+    model, target = inputs.draft, inputs.target
+    if not isinstance(model, HybridModel):
         raise OptionError("draft-simple needs a draft model.", "Give one with -md or open one.")
     memory = HybridMemory.for_model(
         model.config,

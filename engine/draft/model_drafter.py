@@ -94,7 +94,7 @@ class ModelDrafter(ABC):
         n_wrong, self._n_wrong = self._n_wrong, None
         if n_wrong is None:
             n_wrong = ids.new_empty(0)
-        return _Step(requests, ids, values, torch.softmax(values, -1), n_wrong)
+        return _Step(requests, self._ids(ids), values, torch.softmax(values, -1), n_wrong)
 
     def _take(
         self,
@@ -131,6 +131,10 @@ class ModelDrafter(ABC):
                 rows.append(row)
             elif len(draft.tokens) < self.n_max:
                 draft.reason = "limit"
+        return rows
+
+    def _ids(self, rows: torch.Tensor) -> torch.Tensor:
+        """The target's ids of rows of the logits, int64 of any shape."""
         return rows
 
     def _limit(self, request: DraftRequest) -> int:

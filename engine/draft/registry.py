@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING
 
 from engine.draft import ngram_cache, ngram_map, ngram_mod, ngram_simple, suffix
 from engine.draft.drafter import Drafter
-from engine.draft.spec import COMMON_REASONS, DRAFT_MODEL, MTP_HEAD, DrafterInputs, DrafterSpec
+from engine.draft.spec import (
+    COMMON_REASONS,
+    DRAFT_MODEL,
+    EAGLE3_FILE,
+    MTP_HEAD,
+    DrafterInputs,
+    DrafterSpec,
+)
 from engine.draft.with_model import ModelDraftOptions
 from engine.memory.policies import memory_sizes
 
 if TYPE_CHECKING:
+    from engine.model.drafters.info import DrafterInfo
     from engine.model.info import ModelInfo
 
 
@@ -27,6 +35,19 @@ def _mtp(inputs: DrafterInputs) -> Drafter:
     from engine.draft.draft_mtp import make
 
     return make(inputs)
+
+
+def _eagle3(inputs: DrafterInputs) -> Drafter:
+    from engine.draft.draft_eagle3 import make
+
+    return make(inputs)
+
+
+def _drafter_bytes(
+    options: ModelDraftOptions, info: DrafterInfo, n_seqs: int, n_ctx: int, compute: str
+) -> int:
+    """Weights, cells and rows."""
+    return info.n_bytes(n_seqs, n_ctx, compute)
 
 
 def _simple_bytes(
@@ -55,6 +76,16 @@ _MTP = DrafterSpec(
     needs=MTP_HEAD,
 )
 
+_EAGLE3 = DrafterSpec(
+    "draft-eagle3",
+    "what an EAGLE-3 drafter says that reads the model's layers",
+    _eagle3,
+    ModelDraftOptions,
+    lambda options: options.n_max,
+    needs=EAGLE3_FILE,
+    n_bytes=_drafter_bytes,
+)
+
 _SPECS = (
     ngram_simple.SPEC,
     ngram_map.KEYS,
@@ -63,6 +94,7 @@ _SPECS = (
     ngram_cache.SPEC,
     suffix.SPEC,
     _SIMPLE,
+    _EAGLE3,
     _MTP,
 )
 DRAFTERS: dict[str, DrafterSpec] = {spec.name: spec for spec in _SPECS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,34 +13,38 @@ if TYPE_CHECKING:
     from engine.draft.drafter import Drafter
     from engine.draft.with_model import TokenDraws
     from engine.model.hybrid import HybridModel
-    from engine.model.info import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
 class ModelNeed:
-    """What a drafter takes from the model files. missing: what to say where they lack it."""
+    """What a drafter takes from the model files. missing: what to say where they lack it. has_file:
+    it is a file of its own."""
 
     name: str
     missing: str
+    has_file: bool = True
 
 
 DRAFT_MODEL = ModelNeed("draft model", "Open a draft model first")
-MTP_HEAD = ModelNeed("MTP head", "The model file has no MTP head")
+MTP_HEAD = ModelNeed("MTP head", "The model file has no MTP head", has_file=False)
+EAGLE3_FILE = ModelNeed("EAGLE-3 drafter", "Open an EAGLE-3 drafter as draft model first")
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterInputs:
-    """What a drafter is made from. options: its part of SpecOptions. n_ctx: cells per sequence.
-    draws: how tokens are drawn, None for the most probable one."""
+    """What a drafter is made from. draft: what its own file holds, a HybridModel or a
+    LoadedDrafter; None without one. options: its part of SpecOptions. n_ctx: cells per sequence.
+    draws: how tokens are drawn, None for the most probable one. faults: those of the run."""
 
     target: HybridModel
-    draft_model: HybridModel | None
+    draft: Any
     options: Any
     n_slots: int
     n_ctx: int
     n_ubatch: int
     batch_invariant: bool
     draws: TokenDraws | None
+    faults: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class DrafterSpec:
     holds that, empty where it is a part of SpecOptions itself. longest: tokens of its longest
     draft, from its options. needs: None for drafters that look tokens up. reasons: why a draft of
     it is empty or short, beside COMMON_REASONS. n_bytes: what it takes beside the target's own
-    memory, from its options, the draft model's info, sequences, cells of each, and the compute
+    memory, from its options, the figures of its file, sequences, cells of each, and the compute
     mode. note: what deserves to be said about its options, or empty.
     """
 
@@ -64,7 +68,7 @@ class DrafterSpec:
     field: str = ""
     needs: ModelNeed | None = None
     reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    n_bytes: Callable[[Any, ModelInfo, int, int, str], int] | None = None
+    n_bytes: Callable[[Any, Any, int, int, str], int] | None = None
     note: Callable[[Any], str] = lambda options: ""
 
     def options_of(self, spec_options: Any) -> Any:

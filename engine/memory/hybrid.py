@@ -124,7 +124,22 @@ class HybridMemory:
         """Memory for the MTP block: one attention layer of its own."""
         size = config.mtp.block.cells() if config.mtp else None
         assert size is not None  # a head attends
-        attention = AttentionKV({0: size}, n_seqs, n_ctx, device, in_order=batch_invariant)
+        return cls.for_layers({0: size}, n_seqs, n_ctx, device, batch_invariant=batch_invariant)
+
+    @classmethod
+    def for_layers(
+        cls,
+        layers: Mapping[int, CellSize],
+        n_seqs: int,
+        n_ctx: int,
+        device: torch.device,
+        *,
+        batch_invariant: bool = False,
+    ) -> HybridMemory:
+        """Memory for attention layers alone, as drafters have them."""
+        attention = AttentionKV(
+            dict(layers.items()), n_seqs, n_ctx, device, in_order=batch_invariant
+        )
         return cls(attention, None, batch_invariant=batch_invariant, graphs=graphs_for(device))
 
     @classmethod

@@ -9,7 +9,7 @@ import unicodedata
 
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|~])")
-_AUTOMATIC = re.compile(r"([@#])(?=\w)|(?<=\w)(://)")
+_AUTOMATIC = re.compile(r"([@#])(?=\w)|(?<=\w):(?=//)")
 _LIST = re.compile(r"^(\d*)([-+.)])(?= )")
 _LONGEST_CELL = 200
 

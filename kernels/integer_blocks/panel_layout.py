@@ -1,7 +1,7 @@
 """How weights and rows of x lie before many are multiplied with many.
 
 A stretch of 256 neighbouring numbers of a row, with all that its products need, is a record of
-words of 4 bytes. Records of OUTPUTS weight rows, or of TALL rows of x, are transposed: word after
+words of 4 bytes. Records of some weight rows, or of some rows of x, are transposed: word after
 word, each of all the rows side by side.
 """
 
@@ -18,21 +18,14 @@ from kernels.llvm import Value
 
 Length = TypeVar("Length", int, Value)
 
-OUTPUTS = 16
-"""Weight rows in a panel."""
-TALL = 4
-"""Rows of x that are multiplied together: with two vectors of outputs each, their sums and the
-factors fill the 16 registers of AVX2."""
 WORD = 4
-LANES = 8
-"""Words in a vector."""
-VECTOR, LINE = WORD * LANES, WORD * OUTPUTS
-"""Bytes of a vector, and of a word of all the weight rows."""
-HALVES = range(OUTPUTS // LANES)
+HALVES = range(2)
 """The vectors of a word of all the weight rows."""
 BYTE_ZERO = 128
 """What an integer of x is more as a byte where those of weights have a sign: of two bytes that are
 multiplied, one has none."""
+# width and height by the bits of vnni: of AVX2's registers there are 16, of AVX512's 32
+_SHAPES = {0: (8, 4), 256: (8, 4), 512: (16, 8)}
 # of products of bytes pairs are added in 16 bits
 _MOST_SUM, _PAIR = 2**15 - 1, 2
 
@@ -52,7 +45,8 @@ class Panel:
     lanes: of Layout. groups: parts of a stretch with a scale of their own. signed: weights have a
     sign. together: pairs of products of bytes that are summed in 16 bits; 0 where these do not hold
     even one, so that integers have 16 bits, those of weights multiplied with their group's scale.
-    vnni: bytes are summed in 32 bits.
+    vnni: bytes are summed in 32 bits. width: words in a vector. tall: rows of x that are multiplied
+    together; with two vectors of weight rows each, their sums fill the registers.
     """
 
     long: bool
@@ -62,6 +56,32 @@ class Panel:
     signed: bool
     together: int
     vnni: bool
+    width: int
+    tall: int
+
+    @property
+    def outputs(self) -> int:
+        """Weight rows in a panel."""
+        return self.width * len(HALVES)
+
+    @property
+    def vector_bytes(self) -> int:
+        return WORD * self.width
+
+    @property
+    def line(self) -> int:
+        """Bytes of a word of all the weight rows."""
+        return WORD * self.outputs
+
+    @property
+    def row_line(self) -> int:
+        """Bytes of a word of all the rows of x that are together."""
+        return WORD * self.tall
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a record of rows of x."""
+        return self.row_line * self.row_words
 
     @property
     def words(self) -> bool:
@@ -136,15 +156,24 @@ class Panel:
 
 
 @functools.cache
-def panel(type: str, *, vnni: bool) -> Panel:
-    """vnni: the processor sums products of bytes in 32 bits."""
+def panel(type: str, *, vnni: int) -> Panel:
+    """vnni: see kernels.processor.vnni_bits."""
     form = FORMS[type]
     groups = STRETCH // form.group if form.group else PER_STRETCH
     signed = form.most is None or form.offset > 0
     most = 2**7 if form.most is None else max(form.offset, form.most - form.offset)
     together = _MOST_SUM // (_PAIR * most * (MOST + (BYTE_ZERO if signed else 0)))
+    width, tall = _SHAPES[vnni]
     return Panel(
-        is_long(type), form.lanes, groups, form.minimum, signed, _power_of_2(together), vnni
+        is_long(type),
+        form.lanes,
+        groups,
+        form.minimum,
+        signed,
+        _power_of_2(together),
+        vnni > 0,
+        width,
+        tall,
     )
 
 

@@ -9,23 +9,21 @@ import torch
 
 from kernels.integer_blocks.activations_with_llvm import STRETCH, Layout, quantise
 from kernels.integer_blocks.integers_with_llvm import PER_STRETCH
-from kernels.integer_blocks.panel_layout import BYTE_ZERO, TALL, WORD, Panel
+from kernels.integer_blocks.panel_layout import BYTE_ZERO, WORD, Panel
 from kernels.integer_blocks.panel_weights_with_llvm import halves_of_words
 from kernels.llvm import Code, Program, Value, transposed, vector
 from kernels.llvm.values import I32
 
-_I32X4, _LINE = vector(I32, 4), WORD * TALL
-
 
 def pack(x: torch.Tensor, panel: Panel) -> torch.Tensor:
-    """The n rows of x f32 [n, in] in tiles of TALL: uint8 [stretches, tiles, bytes of a tile].
+    """The n rows of x f32 [n, in] in tiles: uint8 [stretches, tiles, bytes of a tile].
 
     Where rows are missing in the last tile, the last row stands.
     """
     rows = quantise(x, Layout(panel.long, panel.lanes, minimums=panel.minimums))
     n_rows, n_stretches = len(rows), -(-x.shape[1] // STRETCH)
-    n_tiles, threads = -(-n_rows // TALL), torch.get_num_threads()
-    packed = torch.empty(n_stretches, n_tiles, WORD * TALL * panel.row_words, dtype=torch.uint8)
+    n_tiles, threads = -(-n_rows // panel.tall), torch.get_num_threads()
+    packed = torch.empty(n_stretches, n_tiles, panel.tile_bytes, dtype=torch.uint8)
     _program(panel)(
         rows.data_ptr(),
         n_rows,
@@ -46,33 +44,34 @@ def _program(panel: Panel) -> Program:
 def _pack(panel: Panel, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
     rows, n_rows, n_stretches, packed = args
     layout = Layout(panel.long, panel.lanes, minimums=panel.minimums)
-    n_tiles = (n_rows + (TALL - 1)) // TALL
+    n_tiles = (n_rows + (panel.tall - 1)) // panel.tall
     with code.loop(first, last) as tile, code.loop(0, n_stretches) as stretch:
-        indices = [code.smaller(tile * TALL + r, n_rows - 1) for r in range(TALL)]
+        indices = [code.smaller(tile * panel.tall + r, n_rows - 1) for r in range(panel.tall)]
         there = rows + stretch * layout.record_bytes
         sources = [there + index * layout.tile_bytes(n_stretches) for index in indices]
-        to = packed + (stretch * n_tiles + tile) * (_LINE * panel.row_words)
+        to = packed + (stretch * n_tiles + tile) * panel.tile_bytes
         for i, column in _columns(code, sources, 0, STRETCH // WORD):
             _store_integers(panel, code, column, i, to)
         if panel.long:
             for r, source in enumerate(sources):
-                at = to + (_LINE * panel.row_scales + WORD * r)
+                at = to + (panel.row_line * panel.row_scales + WORD * r)
                 code.store(code.load(source + layout.scales, I32), at)
         else:
             for i, column in _columns(code, sources, layout.scales, PER_STRETCH):
-                code.store(column, to + _LINE * (panel.row_scales + i))
+                code.store(column, to + panel.row_line * (panel.row_scales + i))
         if panel.minimums:
             sums = layout.sums if panel.long else layout.scaled_sums
             for i, column in _columns(code, sources, sums, PER_STRETCH):
-                code.store(column, to + _LINE * (panel.row_sums + i))
+                code.store(column, to + panel.row_line * (panel.row_sums + i))
 
 
 def _columns(
     code: Code, sources: Sequence[Value], at: int, n_words: int
 ) -> Iterator[tuple[int, Value]]:
-    """Words of the rows beside each other, i32 [TALL], from `at` on."""
-    for i in range(0, n_words, _I32X4.count):
-        words = [code.load(source + (at + WORD * i), _I32X4) for source in sources]
+    """Words of the rows beside each other, i32, from `at` on."""
+    together = vector(I32, len(sources))
+    for i in range(0, n_words, together.count):
+        words = [code.load(source + (at + WORD * i), together) for source in sources]
         yield from enumerate(transposed(words), i)
 
 
@@ -81,6 +80,7 @@ def _store_integers(panel: Panel, code: Code, column: Value, i: int, to: Value) 
     if panel.words:
         group, k = divmod(i, PER_STRETCH)
         for j, words in enumerate(halves_of_words(column)):
-            code.store(words, to + _LINE * ((2 * group + j) * PER_STRETCH + k))
+            code.store(words, to + panel.row_line * ((2 * group + j) * PER_STRETCH + k))
     else:
-        code.store(column ^ (BYTE_ZERO * 0x01010101 if panel.starts else 0), to + _LINE * i)
+        more = BYTE_ZERO * 0x01010101 if panel.starts else 0
+        code.store(column ^ more, to + panel.row_line * i)

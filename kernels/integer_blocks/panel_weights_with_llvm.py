@@ -7,15 +7,13 @@ from typing import NamedTuple
 
 from kernels.dequant.decode_with_llvm import sizes
 from kernels.integer_blocks.integers_with_llvm import (
-    F32X8,
     FORMS,
-    I32X8,
     PER_STRETCH,
     fours,
     long_blocks,
     short_blocks,
 )
-from kernels.integer_blocks.panel_layout import HALVES, LANES, LINE, OUTPUTS, VECTOR, WORD, Panel
+from kernels.integer_blocks.panel_layout import HALVES, WORD, Panel
 from kernels.llvm import Code, Value, vector
 from kernels.llvm.values import I16, I32
 
@@ -46,15 +44,16 @@ def write_panel(
     stretch: Value,
     to: Value,
 ) -> None:
-    """A stretch of OUTPUTS rows from `first` on. to: the address of weight_words lines."""
+    """A stretch of a panel's rows from `first` on. to: the address of weight_words lines."""
     if panel.long:
         _write_long(code, type, panel, weights, first, stretch, to)
     else:
         for half in HALVES:
-            rows = [weights.row(code, first + r) for r in range(LANES * half, LANES * (half + 1))]
+            start = panel.width * half
+            rows = [weights.row(code, first + (start + r)) for r in range(panel.width)]
             with code.loop(0, code.integer(PER_STRETCH)) as i:
                 index = stretch * PER_STRETCH + i
-                _write_short(code, type, panel, weights, rows, index, i, to + VECTOR * half)
+                _write_short(code, type, panel, weights, rows, index, i, to + WORD * start)
 
 
 def _write_short(
@@ -78,23 +77,23 @@ def _write_short(
     places, per_part = panel.words_of_group(i), panel.group_words // len(parts.bytes)
     for k, integers in enumerate(parts.bytes):
         for j, words in enumerate(_words(panel, type, integers)):
-            code.store(words, to + places[per_part * k + j] * LINE)
-    exists, nothing = index.less(weights.row_blocks), code.constant(F32X8, 0.0)
-    code.store(code.choose(exists, parts.scales, nothing), to + (i + panel.scales) * LINE)
+            code.store(words, to + places[per_part * k + j] * panel.line)
+    exists, nothing = index.less(weights.row_blocks), code.constant(parts.scales.type, 0.0)
+    code.store(code.choose(exists, parts.scales, nothing), to + (i + panel.scales) * panel.line)
     if parts.minimums is not None:
         minimums = code.choose(exists, parts.minimums, nothing)
-        code.store(minimums, to + (i + panel.scale_minimums) * LINE)
+        code.store(minimums, to + (i + panel.scale_minimums) * panel.line)
 
 
 def _words(panel: Panel, type: str, integers: Value) -> list[Value]:
     """Words of integers as they are multiplied, of the bytes i8 [32] of a type."""
     if panel.words:
-        return halves_of_words(integers.bits(I32X8))
+        return halves_of_words(integers.bits(vector(I32, integers.type.count // 4)))
     return [integers - FORMS[type].offset]
 
 
 def halves_of_words(words: Value) -> list[Value]:
-    """Of each word of four i8 the first and the third as i16, then the others."""
+    """Of each word i32 of four i8 the first and the third as i16, then the others."""
     pairs = words.bits(vector(I16, 2 * words.type.count))
     return [(pairs << 8).down_signed(8), pairs.down_signed(8)]
 
@@ -109,11 +108,11 @@ def _write_long(
     to: Value,
 ) -> None:
     record_bytes = WORD * panel.weight_words + GAP
-    records = code.stack(OUTPUTS * record_bytes)
-    with code.loop(0, code.integer(OUTPUTS)) as r:
+    records = code.stack(panel.outputs * record_bytes)
+    with code.loop(0, code.integer(panel.outputs)) as r:
         block = weights.row(code, first + r) + stretch * sizes(type)[1]
         _write_record(code, type, panel, block, records + r * record_bytes)
-    _transpose(code, records, record_bytes, panel.weight_words, to)
+    _transpose(code, panel, records, record_bytes, to)
 
 
 def _write_record(code: Code, type: str, panel: Panel, block: Value, record: Value) -> None:
@@ -141,11 +140,10 @@ def _write_record(code: Code, type: str, panel: Panel, block: Value, record: Val
         code.store(parts.minimums, record + WORD * panel.scale_minimums)
 
 
-def _transpose(code: Code, records: Value, record_bytes: int, n_words: int, to: Value) -> None:
-    """n_words: a multiple of 4."""
-    with code.loop(0, code.integer(n_words), 4) as word:
+def _transpose(code: Code, panel: Panel, records: Value, record_bytes: int, to: Value) -> None:
+    with code.loop(0, code.integer(panel.weight_words), 4) as word:
         for half in HALVES:
-            rows = [LANES * half + r for r in range(LANES)]
+            rows = [panel.width * half + r for r in range(panel.width)]
             found = fours(code, [records + word * WORD + record_bytes * row for row in rows])
             for i, column in enumerate(found):
-                code.store(column, to + (word + i) * LINE + VECTOR * half)
+                code.store(column, to + (word + i) * panel.line + panel.vector_bytes * half)

@@ -9,12 +9,16 @@ import torch
 
 from kernels.integer_blocks import TYPES, naive, panel_products_with_llvm, panels_with_llvm
 from kernels.integer_blocks.integers_with_llvm import FORMS
-from kernels.integer_blocks.panel_layout import OUTPUTS, TALL, panel
-from kernels.integer_blocks.panels_with_llvm import TILES, multiply_panels
+from kernels.integer_blocks.panel_layout import panel
+from kernels.integer_blocks.panels_with_llvm import CACHED, multiply_panels
 from kernels.integer_blocks.rows_of_integers import is_long
+from kernels.processor import has_feature, vnni_bits
 from tests.support.byte_sums import added_fours
 from tests.support.llvm_assembly import assembly
 from tests.support.random_blocks import random_blocks
+
+HERE = panel("Q4_0", vnni=vnni_bits())
+OUTPUTS, TALL = HERE.outputs, HERE.tall
 
 
 def product(x: torch.Tensor, blocks: torch.Tensor, type_name: str) -> torch.Tensor:
@@ -48,7 +52,7 @@ def test_rows_that_end_within_a_stretch(type_name, n_in):
 
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q6_K"])
 def test_more_rows_than_stay_in_the_cache(type_name):
-    n_rows = TALL * TILES + 2
+    n_rows = CACHED + 2
     blocks, x = random_blocks(type_name, 17, 512), torch.randn(n_rows, 512)
     expected = naive.integer_linear(x, blocks, type_name)
     assert torch.equal(product(x, blocks, type_name), expected)
@@ -112,7 +116,7 @@ def test_weights_behind_the_end_do_not_count():
 @pytest.mark.parametrize("type_name", TYPES)
 def test_sums_of_16_bits_hold_their_products(type_name):
     """And as many of them as a power of two can be."""
-    form, how = FORMS[type_name], panel(type_name, vnni=False)
+    form, how = FORMS[type_name], panel(type_name, vnni=0)
     most = 128 if form.most is None else max(form.offset, form.most - form.offset)
     pair = 2 * most * (255 if how.signed else 127)
     assert how.words == (pair >= 2**15)
@@ -120,20 +124,24 @@ def test_sums_of_16_bits_hold_their_products(type_name):
 
 
 @pytest.mark.parametrize("type_name", TYPES)
-def test_products_that_are_summed_in_32_bits(type_name, monkeypatch):
+@pytest.mark.parametrize("bits", [256, 512])
+def test_products_that_are_summed_in_32_bits(type_name, bits, monkeypatch):
+    if bits == 512 and not has_feature("avx512bw"):
+        pytest.skip("this processor has no vectors of 512 bits")
     monkeypatch.setattr(panel_products_with_llvm, "add_byte_sums", added_fours)
-    monkeypatch.setattr(panels_with_llvm, "vnni_bits", lambda: 256)
+    monkeypatch.setattr(panels_with_llvm, "vnni_bits", lambda: bits)
     monkeypatch.setattr(panels_with_llvm, "program", panels_with_llvm.program.__wrapped__)
-    blocks = random_blocks(type_name, OUTPUTS + 1, 512)
+    blocks = random_blocks(type_name, 33, 512)
     x = torch.cat([torch.randn(5, 512), largest_rows(512)])
     expected = naive.integer_linear(x, blocks, type_name)
     assert torch.equal(product(x, blocks, type_name), expected)
 
 
-@pytest.mark.parametrize("feature", ["avxvnni", "avx512vnni,+avx512vl"])
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K"])
-def test_code_for_processors_that_add_products_of_bytes(type_name, feature):
+def test_code_for_processors_that_add_products_of_bytes(type_name):
     """It cannot run everywhere."""
-    body = functools.partial(panels_with_llvm.body, type_name, True)
-    text = assembly(body, 7, f"+avx2,+fma,+f16c,+{feature}")
-    assert "vpdpbusd" in text and "vpmaddubsw" not in text
+    for bits, feature in ((256, "avxvnni"), (512, "avx512vnni,+avx512vl,+avx512bw")):
+        body = functools.partial(panels_with_llvm.body, type_name, bits)
+        text = assembly(body, 7, f"+avx2,+fma,+f16c,+{feature}")
+        assert "vpdpbusd" in text and "vpmaddubsw" not in text
+        assert ("zmm" in text) == (bits == 512)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.engine_thread.events import ModelFiles, RunRescored
+from app.engine_thread.events import DraftFile, ModelFiles, RunRescored
 from app.engine_thread.jobs import (
     CompareRequest,
     EngineSession,
@@ -76,7 +76,7 @@ class FakeEngine:
     fail_load: Exception | None = None
     fail_round: int | None = None
     fail_at: dict[str, BaseException] = field(default_factory=dict)
-    opened: list[tuple[Path, Path | None, str]] = field(default_factory=list)
+    opened: list[tuple[Path, tuple[Path, ...], str]] = field(default_factory=list)
     closed: list[Path] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
     compared: list[CompareRequest | ScriptRequest] = field(default_factory=list)
@@ -97,10 +97,10 @@ class FakeEngine:
         self.raise_at("inspect")
         if request.target.suffix != ".gguf":
             raise ModelFileError(request.target, "byte 0", "no GGUF file", "Choose another.")
-        draft_info: Any = FakeInfo() if request.draft else None
         info: Any = FakeInfo()
+        drafts = tuple(DraftFile(path, "draft-simple", info) for path in request.drafts)
         identity = {"name": request.target.name}
-        return ModelFiles(request.target, request.draft, info, draft_info, identity)
+        return ModelFiles(request.target, drafts, info, identity)
 
     def open(self, request: OpenRequest, progress: ReportProgress) -> EngineSession:
         """A session, tensor by tensor."""
@@ -115,7 +115,7 @@ class FakeEngine:
                 raise Cancelled
         if self.fail_load is not None:
             raise self.fail_load
-        self.opened.append((request.target, request.draft, request.compute))
+        self.opened.append((request.target, request.drafts, request.compute))
         self.identity = {"name": request.target.name}
         compute = "f32" if request.compute == "auto" else request.compute
         return FakeSession(self, request.target, compute)

@@ -7,12 +7,12 @@ target's embedding and head. What it is decides its architecture (engine.model.d
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
+from engine.model.drafters.info import DrafterInfo
 from engine.model.limits import MAX_LAYERS, REMEDY
 from engine.model.loaded_size import loaded_bytes
 from engine.model.parts import CellSize, ResidualStream, Shapes
@@ -63,34 +63,6 @@ class DrafterConfig(Protocol):
     def shapes(self, present: Container[str], n_vocab: int, n_drafted: int) -> Shapes:
         """All tensors under their full names, in the variant the file holds, beside D2T. n_vocab:
         ids of the target. n_drafted: ids that can be drafted."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterInfo:
-    """A drafter as described by its file; sizes in bytes.
-
-    loaded_bytes: its own weights in memory by compute mode. cell_bytes: of what it keeps of every
-    token. taps: as DrafterConfig has them.
-    """
-
-    drafter: str
-    name: str
-    n_params: int
-    weight_bytes: int
-    loaded_bytes: dict[str, int]
-    cell_bytes: int
-    n_target: int
-    taps: tuple[int, ...]
-
-    def n_bytes(self, n_seqs: int, n_ctx: int, compute: str) -> int:
-        """What it takes for so many sequences of so many cells. compute: mode of the weights, empty
-        for their size in the file."""
-        weights = self.loaded_bytes[compute] if compute else self.weight_bytes
-        return weights + n_seqs * n_ctx * self.cell_bytes
-
-    def tap_bytes(self, n_tokens: int) -> int:
-        """Of the target's rows for a batch."""
-        return 4 * self.n_target * len(self.taps) * n_tokens
 
 
 def read_taps(file: GgufFile, key: str, most: int) -> tuple[int, ...]:

@@ -8,9 +8,10 @@ from typing import Any
 
 from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
-from engine.model.drafters.config import DrafterConfig, DrafterInfo, describe_drafter
+from engine.model.drafters.config import DrafterConfig, describe_drafter
 from engine.model.drafters.dflash_config import read_dflash
 from engine.model.drafters.eagle3_config import read_eagle3
+from engine.model.drafters.info import DrafterInfo
 from engine.model.families import FAMILIES
 from engine.model.info import ModelInfo, describe
 

@@ -11,7 +11,8 @@ import torch
 from engine.errors import ModelFileError, OutOfMemoryError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
-from engine.model.drafters.config import DrafterConfig, DrafterInfo, check_drafter, describe_drafter
+from engine.model.drafters.config import DrafterConfig, check_drafter, describe_drafter
+from engine.model.drafters.info import DrafterInfo
 from engine.model.drafters.kinds import KINDS
 from engine.model.drafters.vocabulary import DraftVocabulary, read_ids
 from engine.model.hybrid import HybridModel

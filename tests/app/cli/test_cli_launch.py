@@ -24,8 +24,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Calls of run_window, with a stand-in for the window."""
     calls: list[object] = []
 
-    def run_window(models: list[Path], draft: Path | None, demo: bool, trace: Path | None) -> int:
-        calls.append((models, draft, demo) if trace is None else trace)
+    def run_window(models: list[Path], drafts: list[Path], demo: bool, trace: Path | None) -> int:
+        calls.append((models, drafts, demo) if trace is None else trace)
         return 0
 
     gui = types.ModuleType("app.shell.gui")
@@ -39,14 +39,14 @@ def test_what_the_window_is_given(cli: Cli, opened: list[object]) -> None:
     assert cli().status == 0
     assert cli("--demo").status == 0
     assert cli(DEMO_TARGET).status == 0
-    assert cli(DEMO_TARGET, "-md", DEMO_DRAFT).status == 0
+    assert cli(DEMO_TARGET, "-md", DEMO_DRAFT, "-md", DEMO_DRAFT).status == 0
     assert cli("-m", DEMO_TARGET).status == 0
     assert opened == [
-        ([], None, False),
-        ([], DEMO_DRAFT, True),
-        ([DEMO_TARGET], None, False),
-        ([DEMO_TARGET], DEMO_DRAFT, False),
-        ([DEMO_TARGET], None, False),
+        ([], [], False),
+        ([], [], True),
+        ([DEMO_TARGET], [], False),
+        ([DEMO_TARGET], [DEMO_DRAFT, DEMO_DRAFT], False),
+        ([DEMO_TARGET], [], False),
     ]
 
 
@@ -56,7 +56,7 @@ def test_a_file_named_like_a_subcommand_opens_by_its_path(
     (tmp_path / "info").touch()
     monkeypatch.chdir(tmp_path)
     assert cli("./info").status == 0
-    assert opened == [([Path("info")], None, False)]
+    assert opened == [([Path("info")], [], False)]
 
 
 def test_a_folder_is_an_exported_trace(cli: Cli, opened: list[object], tmp_path: Path) -> None:

@@ -282,7 +282,6 @@ def test_chat_without_a_template_is_refused(cli: Cli, monkeypatch: pytest.Monkey
         (["-p", "a", "--n-rs-seq", "-1"], "--n-rs-seq is outside"),
         (["-p", "a", "--chat-template-kwargs", "[1]"], "'[1]' is not a JSON object"),
         (["-f", "no-such-file"], "no-such-file cannot be read"),
-        (["-p", "a", "-md", "x.gguf"], "no drafter uses it"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(cli: Cli, words: list[str], message: str) -> None:
@@ -291,6 +290,16 @@ def test_what_cannot_be_is_refused_in_a_sentence(cli: Cli, words: list[str], mes
     assert message in outcome.err
     assert outcome.out == ""
     assert "Traceback" not in outcome.err
+
+
+def test_a_file_that_drafts_says_what_drafts(cli: Cli) -> None:
+    words = ["-p", "a", "-n", 2, "--json", *QUICK]
+    report = cli("run", DEMO_TARGET, "-md", DEMO_DRAFT, *words).json
+    assert report["options"]["spec"]["types"] == ["draft-simple"]
+    assert report["options"]["draft_models"] == [str(DEMO_DRAFT)]
+    twice = cli("run", DEMO_TARGET, "-md", DEMO_DRAFT, "-md", DEMO_DRAFT, *words)
+    assert twice.status == 2
+    assert "are for draft-simple" in twice.err
 
 
 def test_draft_simple_without_a_draft_model_is_refused(cli: Cli) -> None:

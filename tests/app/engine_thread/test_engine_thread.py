@@ -357,7 +357,7 @@ STUCK = """
             self.close()
     gui.MainWindow = Window
     print(json.dumps("open"), flush=True)
-    sys.exit(gui.run_window([], None, False))
+    sys.exit(gui.run_window([], [], False))
 """
 
 
@@ -385,7 +385,7 @@ def test_a_late_stop_says_nothing(engine: FakeEngine, model_file: Path) -> None:
     """Stop pressed twice: when the second one is served, the next run may have been asked for."""
     told: list[events.Event] = []
     worker = EngineWorker(told.append, engine, ServerEngine())
-    worker.open(OpenRequest(model_file, None, "auto"))
+    worker.open(OpenRequest(model_file, (), "auto"))
     worker.start(RunRequest(("p",), OPTIONS), RunFlags(), 1)
     for _ in range(2):
         last = worker.finish()

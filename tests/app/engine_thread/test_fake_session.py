@@ -21,7 +21,7 @@ Columns = dict[tuple[str, str], set[str]]
 def played(engine: Engine, target: Path, options: RunOptions) -> TraceStore:
     """A whole run behind the protocols that the window's thread uses."""
     trace = TraceStore()
-    session = engine.open(OpenRequest(target, None, "f32"), lambda *_: None)
+    session = engine.open(OpenRequest(target, (), "f32"), lambda *_: None)
     run = session.start(RunRequest((demo_prompts()[0].text,), options), trace)
     while run.advance():
         pass
@@ -85,7 +85,7 @@ def test_the_same_facts_are_known(
 
 def test_a_stopped_run_has_its_end(tmp_path: Path) -> None:
     trace = TraceStore()
-    session = FakeEngine().open(OpenRequest(tmp_path / "x.gguf", None, "f32"), lambda *_: None)
+    session = FakeEngine().open(OpenRequest(tmp_path / "x.gguf", (), "f32"), lambda *_: None)
     run = session.start(RunRequest(("a b",), OPTIONS), trace)
     run.step()
     run.stop()

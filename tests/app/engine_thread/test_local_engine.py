@@ -18,7 +18,7 @@ def test_tensors_are_hashed_behind_the_first_token(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     data = bytearray(MODEL.read_bytes())
     path.write_bytes(data)
-    engine, request = LocalEngine(), OpenRequest(path, None, "f32")
+    engine, request = LocalEngine(), OpenRequest(path, (), "f32")
     found = engine.inspect(request)
     session = engine.open(request, lambda *_: None)
     trace = TraceStore()

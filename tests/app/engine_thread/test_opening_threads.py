@@ -29,7 +29,7 @@ def _four(monkeypatch) -> Iterator[None]:
 
 def opened(path) -> int:
     """Threads in use once the window has opened a file."""
-    open_engine(path, None, compute="f32", progress=lambda *_: None, cancelled=lambda: False)
+    open_engine(path, compute="f32", progress=lambda *_: None, cancelled=lambda: False)
     return torch.get_num_threads()
 
 

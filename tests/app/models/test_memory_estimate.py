@@ -28,7 +28,7 @@ def info() -> ModelInfo:
 
 
 def test_every_policy_is_a_product(info: ModelInfo) -> None:
-    found = estimate(info, None, MTP, n_seqs=2)
+    found = estimate(info, {}, MTP, n_seqs=2)
     costs = {cost.policy: cost for cost in found.policies}
     assert list(costs) == list(ROLLBACK_POLICIES)
     for name in ("planes", "carry", "ring"):
@@ -46,14 +46,14 @@ def test_every_policy_is_a_product(info: ModelInfo) -> None:
 
 
 def test_without_snapshots_checkpoints_are_taken(info: ModelInfo) -> None:
-    found = estimate(info, None, replace(MTP, n_rs_seq=0), n_seqs=1)
+    found = estimate(info, {}, replace(MTP, n_rs_seq=0), n_seqs=1)
     assert {cost.total for cost in found.policies} == {info.state_bytes}
     assert found.sizes["checkpoint"] == info.state_bytes
     assert "planes" not in found.sizes
 
 
 def test_without_a_drafter_nothing_is_kept(info: ModelInfo) -> None:
-    found = estimate(info, None, RunOptions(), n_seqs=1)
+    found = estimate(info, {}, RunOptions(), n_seqs=1)
     assert found.policies == ()
     assert set(found.sizes) == {"weights", "KV", "state"}
     assert found.n_ctx == min(info.n_ctx_train, 4096)
@@ -62,26 +62,26 @@ def test_without_a_drafter_nothing_is_kept(info: ModelInfo) -> None:
 def test_a_draft_model_counts_where_it_is_used(info: ModelInfo) -> None:
     with GgufFile.open(DEMO_DRAFT) as file:
         draft = describe(file)
-    assert "draft model" not in estimate(info, draft, MTP, 1).sizes
+    assert "draft model" not in estimate(info, {"draft-simple": draft}, MTP, 1).sizes
     options = replace(MTP, spec=SpecOptions(types=("draft-simple",)))
-    needed = estimate(info, draft, options, 1).sizes["draft model"]
+    needed = estimate(info, {"draft-simple": draft}, options, 1).sizes["draft model"]
     cells = 100 * (draft.kv_bytes_per_token + draft.mtp_kv_bytes_per_token)
     assert needed == draft.weight_bytes + cells + 4 * draft.state_bytes
 
 
 def test_weights_are_counted_as_they_are_loaded(info: ModelInfo) -> None:
     for mode in ("f32", "bf16", "int8"):
-        assert estimate(info, None, MTP, 1, mode).sizes["weights"] == info.loaded_bytes[mode]
+        assert estimate(info, {}, MTP, 1, mode).sizes["weights"] == info.loaded_bytes[mode]
     options = replace(MTP, spec=SpecOptions(types=("draft-simple",)))
-    stored = estimate(info, info, options, 1).sizes["draft model"]
-    loaded = estimate(info, info, options, 1, "f32").sizes["draft model"]
+    stored = estimate(info, {"draft-simple": info}, options, 1).sizes["draft model"]
+    loaded = estimate(info, {"draft-simple": info}, options, 1, "f32").sizes["draft model"]
     assert loaded - stored == info.loaded_bytes["f32"] - info.weight_bytes
 
 
 def test_the_panel_counts_loaded_weights(info: ModelInfo, qtbot: QtBot) -> None:
     view = ModelMapView(load_theme("dark"), [])
     qtbot.addWidget(view)
-    files: Any = ModelFiles(Path("a.gguf"), None, info, None, {})
+    files: Any = ModelFiles(Path("a.gguf"), (), info, {})
     view.set_files(files)
     stored = view._memory_title.text()
     view.set_compute("f32")
@@ -93,7 +93,7 @@ def test_the_panel_counts_loaded_weights(info: ModelInfo, qtbot: QtBot) -> None:
 def test_the_panel_follows_the_options(info: ModelInfo, qtbot: QtBot) -> None:
     view = ModelMapView(load_theme("dark"), [])
     qtbot.addWidget(view)
-    files: Any = ModelFiles(Path("a.gguf"), None, info, None, {})
+    files: Any = ModelFiles(Path("a.gguf"), (), info, {})
     view.set_files(files)
     view.set_options(MTP, 1)
     one = dict(view.costs.lines)

@@ -135,7 +135,7 @@ START = """
             print(json.dumps([banner.message for banner in self.banners.banners]))
             self.close()
     gui.MainWindow = Window
-    sys.exit(gui.run_window([], None, False))
+    sys.exit(gui.run_window([], [], False))
 """
 
 

@@ -30,12 +30,14 @@ from app.engine_thread.bridge import Bridge
 from app.shell.gui import FirstPaint
 from app.saved.settings import Settings
 from app.shell.window import MainWindow
+from app.widgets.buttons import TitleButton
 window = MainWindow(Bridge(), Settings(), whole=False)
 def painted():
     heavy = [name for name in ("pyqtgraph", "torch", "gguf") if name in sys.modules]
     window.complete()
     empty = [name for name in window.panels.plots.widgets if window.docks[name].widget() is None]
-    print(json.dumps([heavy, empty, "pyqtgraph" in sys.modules]))
+    buttons = [button.isVisible() for button in window.docks["rollback"].findChildren(TitleButton)]
+    print(json.dumps([heavy, empty, "pyqtgraph" in sys.modules, buttons]))
     window.close()
 FirstPaint(window).done.connect(painted)
 window.show()
@@ -54,7 +56,7 @@ def look():
     print(window.isVisible(), "torch" in sys.modules, round(time.monotonic() - started, 2))
     window.close()
 QTimer.singleShot(0, look)
-print(run_window([], None, False))
+print(run_window([], [], False))
 """
 
 
@@ -84,7 +86,7 @@ def test_the_first_painting_waits_for_no_plot(tmp_path: Path) -> None:
         timeout=120,
         check=True,
     )
-    assert json.loads(done.stdout) == [[], [], True]
+    assert json.loads(done.stdout) == [[], [], True, [True]]
 
 
 def places(window: MainWindow) -> dict[str, QRect]:

@@ -126,3 +126,15 @@ def test_every_empty_dock_offers_what_fills_it(window: MainWindow) -> None:
     assert [(b.text(), b.isEnabled()) for b in start] == [("Run", False), ("Open Demo", True)]
     window.actions_by_id["run.start"].setEnabled(True)
     assert start[0].isEnabled()
+
+
+def test_a_window_beyond_the_screen_comes_back_onto_it(window: MainWindow) -> None:
+    room = window.screen().availableGeometry()
+    window.setGeometry(room.adjusted(-50, -50, 200, 200))
+    window.docks.fit_screen()
+    assert room.contains(window.frameGeometry())
+    assert window.frameGeometry().size() == room.size()
+    window.setGeometry(room.adjusted(2, 2, -10, -40))
+    before = window.geometry()
+    window.docks.fit_screen()
+    assert window.geometry() == before, "what fits stays where it is"

@@ -100,7 +100,7 @@ def test_draft_model_joins_the_target(
     monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *a, **k: (str(draft), ""))
     with qtbot.waitSignal(loaded.bridge.loaded, timeout=5000):
         trigger(loaded, "file.open_draft")
-    assert engine.opened[-1] == (model_file, draft, "auto")
+    assert engine.opened[-1] == (model_file, (draft,), "auto")
     assert loaded.model_map.facts["draft"] == "MTP head, draft.gguf"
 
 
@@ -111,7 +111,7 @@ def test_drop_opens_the_larger_as_target(
     small.write_bytes(b"x")
     assert drop(window, small, model_file)
     wait(qtbot, window, State.READY)
-    assert engine.opened == [(model_file, small, "auto")]
+    assert engine.opened == [(model_file, (small,), "auto")]
 
 
 def test_drop_of_something_else_is_refused(window: MainWindow, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from PySide6.QtGui import QPalette, QWheelEvent
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import ModelFiles
+from app.engine_thread.events import DraftFile, ModelFiles
 from app.engine_thread.jobs import ChatWrap
 from app.looks.theme import apply_theme, load_theme
 from app.views.run_panel import RunPanel
@@ -26,8 +26,8 @@ from tests.support.fake_session import FakeInfo, FakeLayer
 def files(*, mtp: bool, draft: bool) -> ModelFiles:
     layers = (FakeLayer(0, "delta net"), FakeLayer(1, "mtp" if mtp else "attention"))
     info: Any = FakeInfo(layers=layers)
-    path = Path("draft.gguf") if draft else None
-    return ModelFiles(Path("a.gguf"), path, info, info if draft else None, {})
+    drafts = (DraftFile(Path("draft.gguf"), "draft-simple", info),) if draft else ()
+    return ModelFiles(Path("a.gguf"), drafts, info, {})
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QColor
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import ModelFiles, ProgressMade
+from app.engine_thread.events import DraftFile, ModelFiles, ProgressMade
 from app.looks.theme import Theme, load_theme
 from app.models.live_numbers import LiveNumbers
 from app.models.number_text import significant
@@ -146,7 +146,8 @@ def test_model_map_tells_the_facts_and_follows_the_options(qtbot: QtBot, theme: 
     qtbot.addWidget(view)
     assert view.currentIndex() == 0
     info: Any = FakeInfo()
-    view.set_files(ModelFiles(Path("/m/target.gguf"), Path("/m/d.gguf"), info, info, {}))
+    drafts = (DraftFile(Path("/m/d.gguf"), "draft-simple", info),)
+    view.set_files(ModelFiles(Path("/m/target.gguf"), drafts, info, {}))
     assert view.currentIndex() == 1
     facts = view.facts
     assert facts["target"] == "target.gguf"
@@ -154,9 +155,9 @@ def test_model_map_tells_the_facts_and_follows_the_options(qtbot: QtBot, theme: 
     assert facts["architecture"] == "qwen35 · 8 layers + MTP"
     assert facts["parameters"] == "9 M in 8.96 MiB"
     large: Any = FakeInfo(n_params=35_100_000_000, weight_bytes=21 * 10**9)
-    view.set_files(ModelFiles(Path("/m/large.gguf"), None, large, None, {}))
+    view.set_files(ModelFiles(Path("/m/large.gguf"), (), large, {}))
     assert view.facts["parameters"] == "35.1 B in 19.6 GiB"
-    view.set_files(ModelFiles(Path("/m/target.gguf"), Path("/m/d.gguf"), info, info, {}))
+    view.set_files(ModelFiles(Path("/m/target.gguf"), drafts, info, {}))
     assert facts["quantisation"] == "Q8_0 99 %, F32 1 %"
     assert facts["llama.cpp"] == "partial rollback"
     assert view.legend == "G Gated DeltaNet · A attention · M MTP head"

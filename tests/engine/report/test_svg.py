@@ -67,7 +67,7 @@ def test_any_values_stay_inside_the_picture(
     for element in svg.iter("rect"):
         x, width = float(element.attrib["x"]), float(element.attrib["width"])
         y, tall = float(element.attrib["y"]), float(element.attrib["height"])
-        assert -60 <= x and x + width <= WIDTH + 1  # legends of long names may begin outside
+        assert x >= -60 and x + width <= WIDTH + 1  # legends of long names may begin outside
         assert y >= -1 and y + tall <= height + 1
 
 

@@ -1,0 +1,191 @@
+"""What drafting from the target's rows has in common: pairs of a token and a row, in a memory of
+the drafter's own.
+
+A pair joins a token with the row behind the token before it. While drafting, the drafter feeds on
+rows of its own; its cells for accepted positions are made again from the target's rows, together
+with the first step of the next draft. So rejected tokens never come into it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from engine.batch import Span, UBatch
+from engine.draft.drafter import DraftRequest
+from engine.draft.model_drafter import ModelDrafter, single_tokens
+from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.memory.hybrid import HybridMemory
+from engine.model.layers import StepOutput
+from engine.model.taps import TargetRows
+from engine.transfer import upload
+
+_N_MARKS = 4
+"""Numbers by which a row of the target is known again; rows are only copied, so they stay equal."""
+
+
+@dataclass(slots=True)
+class PairedRows:
+    """What the target has decoded, by position of the drafter's memory.
+
+    ahead: the token of the pair at position p is that of the text at p + ahead, its row the one
+    behind the token before. rows: float32 [capacity, n_embd], as the drafter takes them; marks:
+    [capacity, _N_MARKS] of the target's. n_decoded: positions below this are in the drafter's
+    memory with true pairs.
+    """
+
+    ahead: int
+    rows: torch.Tensor
+    marks: torch.Tensor
+    tokens: list[int] = field(default_factory=list)
+    n_decoded: int = 0
+
+    @classmethod
+    def empty(cls, ahead: int, n_embd: int, device: torch.device) -> PairedRows:
+        """The first token of a text has no row before it: zeros, where it has a pair at all."""
+        rows, marks = (torch.zeros(1, n, device=device) for n in (n_embd, _N_MARKS))
+        return cls(ahead, rows, marks)
+
+    def write(
+        self, pos0: int, tokens: Sequence[int], rows: torch.Tensor, hidden: torch.Tensor
+    ) -> None:
+        """Put tokens at pos0 of the text, and their rows where the pairs behind them have them."""
+        self.tokens[pos0:] = tokens
+        start, stop = pos0 + 1 - self.ahead, len(self.tokens) + 1 - self.ahead
+        capacity = len(self.rows)
+        if stop > capacity:
+            n_more = max(stop, 2 * capacity) - capacity
+            self.rows, self.marks = (
+                torch.cat((known, known.new_empty(n_more, known.shape[1])))
+                for known in (self.rows, self.marks)
+            )
+        self.rows[start:stop] = rows
+        self.marks[start:stop] = hidden[:, :_N_MARKS]
+
+    def waiting(self, last: int) -> list[int]:
+        """Tokens of the pairs from n_decoded on, up to that of the newest token."""
+        return [*self.tokens[self.n_decoded + self.ahead :], last]
+
+
+class RowDrafter(ModelDrafter):
+    """Drafts with one layer of attention of its own. AHEAD: see PairedRows.ahead."""
+
+    AHEAD: ClassVar[int]
+
+    def __init__(
+        self,
+        memory: HybridMemory,
+        n_embd: int,
+        n_ubatch: int,
+        options: ModelDraftOptions,
+        draws: TokenDraws | None = None,
+    ) -> None:
+        super().__init__(options, draws)
+        self._memory, self._n_embd, self._n_ubatch = memory, n_embd, n_ubatch
+        self._device = memory.attention.device
+        self._paired: dict[int, PairedRows] = {}
+        self._seen: dict[int, torch.Tensor] = {}
+        self._own = torch.empty(0)
+
+    @abstractmethod
+    def _taken(self, rows: TargetRows) -> torch.Tensor:
+        """The target's rows [n, n_embd] as the drafter takes them."""
+
+    @abstractmethod
+    def _forward(
+        self, ubatch: UBatch, rows: torch.Tensor, tokens: torch.Tensor | None = None
+    ) -> StepOutput:
+        """A pass over pairs. rows: [n_seqs, n_seq_tokens, n_embd]. tokens: in place of those of
+        `ubatch`. The hidden rows of the result are what a draft goes on with."""
+
+    def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
+        """Keep the pairs; cells of drafted tokens are removed."""
+        paired = self._of(seq)
+        self._memory.seq_rm(seq, paired.n_decoded)
+        paired.write(pos0, tokens, self._taken(rows), rows.hidden)
+
+    def decoded(self, ubatch: UBatch, rows: TargetRows) -> None:
+        """Remember each row by its first numbers where the target computed it. The pairs come
+        another way, through acceptance and `observe`: a row of a rejected token shows."""
+        for i, seq in enumerate(ubatch.seq_ids):
+            first, n = int(ubatch.positions[i, 0]) + 1 - self.AHEAD, ubatch.n_seq_tokens
+            seen = self._seen.get(seq)
+            if seen is None:
+                seen = torch.zeros(1, _N_MARKS, device=self._device)  # before the first token
+            if (lack := first + n - len(seen)) > 0:
+                more = seen.new_full((max(lack, len(seen)), _N_MARKS), math.nan)
+                self._seen[seq] = seen = torch.cat((seen, more))
+            seen[first : first + n] = rows.hidden[i, :, :_N_MARKS]
+
+    def resume(self, seq: int, n_tokens: int) -> None:
+        """Remove the cells behind these tokens."""
+        super().resume(seq, n_tokens)
+        paired = self._of(seq)
+        paired.n_decoded = min(paired.n_decoded, max(0, n_tokens - self.AHEAD))
+        self._memory.seq_rm(seq, paired.n_decoded)
+        del paired.tokens[n_tokens:]
+
+    def forget(self, seq: int) -> None:
+        """Drop the sequence."""
+        super().forget(seq)
+        self._paired.pop(seq, None)
+        self._seen.pop(seq, None)
+        self._memory.clear(seq)
+
+    def _first(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
+        spans = []
+        for request in requests:
+            paired = self._paired[request.seq]
+            tokens = paired.waiting(request.last)
+            spans.append(Span(request.seq, paired.n_decoded, tokens, [len(tokens) - 1]))
+            paired.n_decoded += len(tokens)
+        logits, own = {}, {}
+        none = torch.zeros((), dtype=torch.int64, device=self._device)
+        wrong = {request.seq: none for request in requests}
+        for ubatch in self._memory.split(spans, self._n_ubatch, "equal"):
+            rows = []
+            for i, seq in enumerate(ubatch.seq_ids):
+                paired, part = self._paired[seq], _part(ubatch, i)
+                rows.append(paired.rows[part])
+                if seq in self._seen:
+                    differ = (paired.marks[part] != self._seen[seq][part]).any(1)
+                    wrong[seq] = wrong[seq] + differ.sum()
+            out = self._forward(ubatch, torch.stack(rows))
+            flat = out.hidden.flatten(0, 1)
+            for i, row in enumerate(ubatch.outputs.tolist()):
+                seq = ubatch.seq_ids[row // ubatch.n_seq_tokens]
+                logits[seq], own[seq] = out.logits[i], flat[row]
+        if self._seen:
+            self._n_wrong = torch.stack([wrong[request.seq] for request in requests])
+        self._own = torch.stack([own[request.seq] for request in requests])
+        return torch.stack([logits[request.seq] for request in requests])
+
+    def _next(
+        self,
+        requests: Sequence[DraftRequest],
+        n_drafted: int,
+        tokens: torch.Tensor,
+        rows: Sequence[int],
+    ) -> torch.Tensor:
+        if len(rows) < self._own.shape[0]:
+            self._own = self._own[upload(rows, self._device)]
+        ubatch = single_tokens(requests, n_drafted - self.AHEAD)
+        out = self._forward(ubatch, self._own.unsqueeze(1), tokens.unsqueeze(1))
+        self._own = out.hidden.squeeze(1)
+        return out.logits
+
+    def _of(self, seq: int) -> PairedRows:
+        if seq not in self._paired:
+            self._paired[seq] = PairedRows.empty(self.AHEAD, self._n_embd, self._device)
+        return self._paired[seq]
+
+
+def _part(ubatch: UBatch, row: int) -> slice:
+    """Positions of a row of a ubatch."""
+    first = int(ubatch.positions[row, 0])
+    return slice(first, first + ubatch.n_seq_tokens)
