@@ -27,6 +27,7 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "file.open_trace",
             "file.close_trace",
             "file.export",
+            "file.report",
             SEPARATOR,
             "file.copy_text",
             "file.copy_step",

@@ -7,7 +7,7 @@ Tokens do not pass through here: the views read them from the trace store.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +36,7 @@ from app.engine_thread.trace_jobs import (
     TraceRead,
     start_export,
     start_reading,
+    start_report,
     start_triage,
 )
 from app.engine_thread.worker import EngineWorker
@@ -77,6 +78,7 @@ class Bridge(QObject):
     disconnected = Signal()
     rescored = Signal(object)  # events.RunRescored
     rescore_unsure = Signal(object)  # events.RescoreUnsure
+    reported = Signal(object)  # the Path of a report
     triaged = Signal(object)  # events.RunsTriaged
 
     _posted = Signal(object)
@@ -118,6 +120,7 @@ class Bridge(QObject):
         self._export: TraceJob | None = None
         self._reading: TraceJob | None = None
         self._triages: list[TraceJob] = []
+        self._reports: list[TraceJob] = []
         self._n_shown = self._n_shown_before = 0
         """How often something came on show, by now and when reading began."""
         # queued even from this thread, so that handlers never run inside a request
@@ -275,6 +278,12 @@ class Bridge(QObject):
         if self._export is None:
             self._export = start_export(store, folder, excel_safe, self._posted.emit)
 
+    def report(self, runs: Sequence[RunRef], path: Path, environment: Mapping[str, str]) -> None:
+        """Write the report on a run, or on the lanes of a comparison, beside whatever else is
+        going on; `reported` tells."""
+        self._reports = [job for job in self._reports if not job.join(0)]
+        self._reports.append(start_report(runs, path, environment, self._posted.emit))
+
     @property
     def reading(self) -> bool:
         return self._reading is not None
@@ -337,7 +346,7 @@ class Bridge(QObject):
         self._closed = True
         self._give_up()
         self.cancel()
-        for job in (self._export, self._reading, *self._triages):
+        for job in (self._export, self._reading, *self._triages, *self._reports):
             if job is not None:
                 job.join(timeout)
         return self._worker.close(timeout)
@@ -407,6 +416,8 @@ class Bridge(QObject):
                 self.measured.emit(fidelity)
             case events.BreakRuleHeld(hit):
                 self.broke.emit(hit)
+            case events.ReportWritten(path):
+                self.reported.emit(path)
             case events.TraceExported():
                 self._export = None
                 if event.folder is not None:

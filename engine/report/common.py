@@ -38,6 +38,12 @@ def decimals(value: Any, digits: int) -> str:
     return f"{value:.{digits}f}" if is_number else "n/a"
 
 
+def name_of(facts: Mapping[str, Any]) -> str:
+    """What a run is called: its model's name, else the engine that made it."""
+    model, source = _mapping(facts.get("model")), _mapping(facts.get("source"))
+    return str(model.get("name") or source.get("engine") or "run")
+
+
 def model_section(model: Any, more: Mapping[str, Any] | None = None) -> Section:
     """Which model: name, size and hashes of its files, not when they were changed."""
     parts: dict[str, str] = {}
@@ -101,10 +107,17 @@ def run_command(model: Any, options: Any, prompts: Sequence[str]) -> list[str]:
         if one.kind is bool:
             words.append(flag)
         elif one.option.repeats:
-            words += [word for part in value for word in (flag, _word(part))]
+            words += [word for part in value for word in (flag, _repeated(part))]
         else:
             words += [flag, _word(value)]
     return words
+
+
+def _repeated(part: Any) -> str:
+    """One value of an option that is repeated; a bias is written as its token and a signed number."""
+    if isinstance(part, (list, tuple)) and len(part) == 2 and isinstance(part[1], (int, float)):
+        return f"{part[0]}{part[1]:+g}"
+    return _word(part)
 
 
 def _word(value: Any) -> str:

@@ -11,6 +11,7 @@ from engine.report.common import (
     findings_section,
     machine_section,
     model_section,
+    name_of,
     repeat_section,
     settings_section,
     shown,
@@ -50,13 +51,12 @@ def compare_report(
     if verdicts is None:
         verdicts = judge_lanes(store, [lane.run_id for lane in lanes])
     beyond = [verdict.lane for verdict in verdicts if verdict.is_beyond]
-    name = (facts.get("model") or {}).get("name") or "run"
     ids = {lane.run_id for lane in lanes}
     mine = [one for one in recorded(store) if one.run_id in ids]
     n_tokens = (facts.get("summary") or {}).get("predicted_n")
     about = f"{len(verdicts)} lanes over {shown(n_tokens)} tokens against plain decoding; "
     return Report(
-        f"Rollback compared: {name}",
+        f"Rollback compared: {name_of(facts)}",
         about + (f"beyond their bounds: {', '.join(beyond)}" if beyond else "all within bounds"),
         [
             Section("Lanes", list(_lanes(verdicts))),

@@ -13,6 +13,7 @@ from engine.report.common import (
     findings_section,
     machine_section,
     model_section,
+    name_of,
     repeat_section,
     run_command,
     settings_section,
@@ -42,12 +43,10 @@ def run_report(run: RunRef, environment: Mapping[str, Any], command: Sequence[st
     options = facts.get("options")
     if not command and options:
         command = run_command(facts.get("model"), options, [text for text, _ in texts])
-    source = facts.get("source") or {}
-    name = (facts.get("model") or {}).get("name") or source.get("engine") or "run"
     known = {key: shown(facts[key]) for key in ("error", "chat", "stops") if facts.get(key)}
     mine = [one for one in recorded(store) if one.run_id == run.run_id]
     return Report(
-        f"Speculative decoding of {name}",
+        f"Speculative decoding of {name_of(facts)}",
         headline(figures),
         [
             Section("Figures", [Facts(_figures(figures) | known)]),
