@@ -416,8 +416,8 @@ class Bridge(QObject):
                 self.measured.emit(fidelity)
             case events.BreakRuleHeld(hit):
                 self.broke.emit(hit)
-            case events.ReportWritten(path):
-                self.reported.emit(path)
+            case events.ReportWritten():
+                self.reported.emit(event.path)
             case events.TraceExported():
                 self._export = None
                 if event.folder is not None:

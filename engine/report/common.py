@@ -114,7 +114,7 @@ def run_command(model: Any, options: Any, prompts: Sequence[str]) -> list[str]:
 
 
 def _repeated(part: Any) -> str:
-    """One value of an option that is repeated; a bias is written as its token and a signed number."""
+    """One value of a repeated option; a bias is its token and a signed number."""
     if isinstance(part, (list, tuple)) and len(part) == 2 and isinstance(part[1], (int, float)):
         return f"{part[0]}{part[1]:+g}"
     return _word(part)
