@@ -74,11 +74,14 @@ def settings_section(options: Any, more: Mapping[str, Any] | None = None) -> Sec
     return Section("Settings", [*parts, Note("All other options have their defaults.")])
 
 
-def findings_section(findings: Sequence[Finding]) -> Section:
-    """What the rules found, the gravest first."""
+def findings_section(
+    findings: Sequence[Finding], lanes: Mapping[int, str] | None = None
+) -> Section:
+    """What the rules found, the gravest first. lanes: names of runs that are lanes."""
     parts = [
         Note(
-            f"{one.rule}{_where(one)}: {one.message} ({one.evidence}) {one.suggestion}",
+            f"{one.rule}{_where(one, lanes or {})}: {one.message} ({one.evidence}) "
+            f"{one.suggestion}",
             one.severity,
         )
         for one in findings[:_MOST_FINDINGS]
@@ -153,10 +156,11 @@ def _each_shown(values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _where(finding: Finding) -> str:
+def _where(finding: Finding, lanes: Mapping[int, str]) -> str:
+    lane = f", lane {lanes[finding.run_id]}" if finding.run_id in lanes else ""
     round_ = f", round {finding.round}" if finding.round is not None else ""
     sequence = f", sequence {finding.seq_id}" if finding.seq_id else ""
-    return round_ + sequence
+    return lane + round_ + sequence
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -60,7 +60,7 @@ def compare_report(
         about + (f"beyond their bounds: {', '.join(beyond)}" if beyond else "all within bounds"),
         [
             Section("Lanes", list(_lanes(verdicts))),
-            findings_section(mine),
+            findings_section(mine, {v.run_id: v.lane for v in verdicts}),
             settings_section(facts.get("options")),
             model_section(facts.get("model"), {"architecture": facts.get("architecture")}),
             machine_section(

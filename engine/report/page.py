@@ -20,11 +20,12 @@ _DARK = (
     "--accept:#325265;--reject:#644b14;--bad:#ff7b72;--warn:#e6c15c"
 )
 _N_COLOURS = 6
+_SHORT = 24
+"""Cells of so many characters stay on one line."""
 _STYLE = (
     f":root{{color-scheme:light dark;{_LIGHT}}}"
     f"@media (prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
-    f"@media print{{:root{{color-scheme:light;{_LIGHT}}}body{{max-width:none;padding:0}}"
-    "section,figure,tr{break-inside:avoid}h2{break-after:avoid}pre{white-space:pre-wrap}"
+    f"@media print{{:root{{color-scheme:light;{_LIGHT}}}"
     "*{print-color-adjust:exact;-webkit-print-color-adjust:exact}}"
     "body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);"
     "max-width:60rem;margin:0 auto;padding:1.5rem}"
@@ -36,8 +37,7 @@ _STYLE = (
     "font-variant-numeric:tabular-nums}"
     "th,td{padding:.2rem .6rem;text-align:left;vertical-align:top;"
     "border-bottom:1px solid var(--edge);overflow-wrap:break-word;max-width:40rem}"
-    "th{color:var(--muted);font-weight:600}.n{text-align:right;white-space:nowrap}"
-    "td:first-child{min-width:5rem}"
+    "th{color:var(--muted);font-weight:600}.n{text-align:right}.n,.k{white-space:nowrap}"
     "pre{background:var(--raised);border:1px solid var(--edge);border-radius:4px;padding:.6rem;"
     "overflow-x:auto;font:13px/1.45 ui-monospace,monospace;white-space:pre-wrap;"
     "overflow-wrap:anywhere}"
@@ -56,6 +56,10 @@ _STYLE = (
     ".replacement{border-bottom:3px double var(--s1)}.bonus{border-bottom:2px dotted var(--ink)}"
     ".prompt{color:var(--muted)}"
     ".error b{color:var(--bad)}.warning b{color:var(--warn)}"
+    # behind what it changes
+    "@media print{body{max-width:none;padding:0;font-size:12px}table{font-size:10px}"
+    ".wide{overflow:visible}th,td{padding:.1rem .4rem}.n,.k{white-space:normal}"
+    "figure,tr{break-inside:avoid}h2,h3{break-after:avoid}}"
 )
 
 
@@ -113,7 +117,7 @@ def _table(table: Table) -> str:
 
 
 def _cell(tag: str, text: str, is_number: bool) -> str:
-    kind = ' class="n"' if is_number else ""
+    kind = ' class="n"' if is_number else ' class="k"' if len(text) <= _SHORT else ""
     return f"<{tag}{kind}>{escape(text)}</{tag}>"
 
 

@@ -217,7 +217,7 @@ def _heat(plot: Plot) -> str:
                 strength = (value - low) / (high - low) if high > low else 1.0
                 best = " best" if value == high else ""
                 yield (
-                    f'<rect class="heat{best}" style="fill-opacity:{0.12 + 0.68 * strength:.2f}" '
+                    f'<rect class="heat{best}" style="fill-opacity:{0.1 + 0.45 * strength:.2f}" '
                     f'x="{left + i * step + 1:.1f}" y="{top + 1}" width="{max(step - 2, 1):.1f}" '
                     f'height="{_ROW - 2}"/>'
                 )
