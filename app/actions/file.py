@@ -58,7 +58,7 @@ FILE = (
     ),
     ActionSpec(
         "file.report",
-        "&Report…",
+        "Re&port…",
         "Write the run or comparison on show as one HTML page to share",
         "Ctrl+Shift+E",
         needs=_RUN,
