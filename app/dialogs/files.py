@@ -104,6 +104,9 @@ TRACE_FILTER = (
 )
 
 
+RESULTS_FILTER = "Results (*.sqlite *.json);;All files (*)"
+
+
 def ask_model(parent: QWidget, settings: Settings, title: str) -> Path | None:
     """A GGUF file chosen by the user, None when there was no choice."""
     return _ask(parent, settings, "model", title, MODEL_FILTER)
@@ -130,6 +133,11 @@ def ask_report(parent: QWidget, settings: Settings) -> Path | None:
     path = Path(name)
     settings.set_folder("report", path.parent)
     return path if path.suffix.lower() in (".html", ".htm") else path.with_name(f"{path.name}.html")
+
+
+def ask_results(parent: QWidget, settings: Settings) -> Path | None:
+    """A result file chosen by the user, None without a choice."""
+    return _ask(parent, settings, "results", "Open results", RESULTS_FILTER)
 
 
 def _ask(

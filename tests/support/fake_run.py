@@ -124,6 +124,7 @@ class FakeRun:
             reason="n-max",
             draft_ms=_LENGTH_MS,
             num_wrong_rows=0,
+            confidence=0.9,
         )
         self._ubatch("verify", 1 + N_DRAFT)
         self._end(
