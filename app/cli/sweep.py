@@ -16,7 +16,7 @@ from engine.report.sweep import sweep_report
 from engine.sweep.on_ray import OnRay
 from engine.sweep.one_by_one import one_by_one
 from engine.sweep.plan import Bundled, SweepPlan, read_plan
-from engine.sweep.results import SweepResults, read_results
+from engine.sweep.results import SweepResults, read_results, setting_text
 from engine.sweep.settings import JOB_KEYS
 from engine.sweep.sweep import Executor, Sweep, SweepProgress
 from engine.sweep.table import number, result_table
@@ -148,7 +148,7 @@ def _list(args: argparse.Namespace, plan: SweepPlan, sweep: Sweep) -> int:
         return 0
     for job in plan.jobs:
         state = "to do" if job.key in pending else "has a result"
-        said = ", ".join(f"{key} {value}" for key, value in job.settings.items())
+        said = ", ".join(f"{key} {setting_text(value)}" for key, value in job.settings.items())
         print(f"{job.number:>5}  {state:<12}  {said}")
     return 0
 
@@ -176,7 +176,9 @@ def _aligned(row: Sequence[str], widths: Sequence[int], n_left: int) -> Iterator
 def _show(progress: SweepProgress, varying: Collection[str]) -> None:
     width, result = len(str(progress.total)), progress.result
     settings = progress.job.settings
-    said = ", ".join(f"{key} {value}" for key, value in settings.items() if key in varying)
+    said = ", ".join(
+        f"{key} {setting_text(value)}" for key, value in settings.items() if key in varying
+    )
     came = result.error or f"{number(float(result.figures['predicted_per_second'] or 0), 1)} tok/s"
     left = f" ({_duration(progress.left_s)} left)" if progress.left_s is not None else ""
     _tell(f"[{progress.done:>{width}}/{progress.total}] {said}: {came}{left}", name="")
