@@ -89,6 +89,7 @@ COMMON_REASONS = {
     "p_min": "the next token was less probable than p_min",
     "n_min": "shorter than n_min, thrown away",
     "non-finite": "the drafter's logits are not finite",
+    "grammar": "the grammar does not allow the next token",
     "n_max": "drafts of no token were asked for",
     "limit": "context or token limit leave no more room",
 }
