@@ -31,8 +31,8 @@ class Draft:
     """Drafted tokens, the drafter's confidence in each, and its best alternatives.
 
     probs come from a softmax over the ten largest raw logits, as p_min is measured, or are shares
-    of counts (suffix); probs, top_ids and top_probs are empty where a drafter has neither. q: the distribution that each token
-    was drawn from, empty where the drafter took the token that it held for the best, with
+    of counts (suffix); probs, top_ids and top_probs are empty where a drafter has neither. q: the
+    distribution that each token was drawn from, empty where the drafter took the token that it held for the best, with
     certainty. match_pos: position in the history where the looked-up n-gram starts. n_raw: tokens
     found before trimming. reason: why the draft is shorter than the drafter's longest, or empty
     (engine.draft.registry.meaning). non_finite: how many tokens it had when the largest of its
