@@ -149,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
         lanes = (NOISE_LANE, *map(LaneSpec.parse, args.lanes))
     n_draft = None if options.spec.types else options.spec.n_max
     for lane in scenario.lanes if scenario else lanes:
-        for note in notes_on(lane.options(options), n_draft):
+        for note in notes_on(lane.options(options), n_draft, is_led=not lane.free):
             print(f"draftscope: note: {lane.name}: {note}", file=sys.stderr)
     if args.bound is not None and args.bound < 0:
         raise OptionError("--bound is negative.", "Use 0 to accept equal logits only.")

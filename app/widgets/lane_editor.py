@@ -133,7 +133,7 @@ class LaneEditor(QWidget):
         return " ".join(
             f"{lane.name}: {note}"
             for lane in lanes
-            for note in notes_on(lane.options(self._options), n_draft)
+            for note in notes_on(lane.options(self._options), n_draft, is_led=not lane.free)
         )
 
     def _make_menu(self) -> QMenu:

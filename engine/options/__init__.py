@@ -183,6 +183,10 @@ class RunOptions:
         check(self)
         if self.n_predict != -1 and self.n_predict < 1:
             raise OptionError("-n is 0 or below -1.", "Use -1 for no limit.")
+        if self.ignore_eos and self.sampler.has_grammar:
+            raise OptionError(
+                "--ignore-eos bans the tokens that a grammar ends with.", "Leave one of them out."
+            )
 
     @property
     def snapshots(self) -> int:

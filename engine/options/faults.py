@@ -8,11 +8,13 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class FaultSpec:
     """about: what goes wrong. policies: those that have the step that goes wrong, empty for all.
-    shown_by: a comparison's lane on which it shows; the fault itself is added to it."""
+    shown_by: a comparison's lane on which it shows; the fault itself is added to it. in_sampler:
+    it acts where tokens are chosen, and not in lanes that are given theirs."""
 
     about: str
     policies: tuple[str, ...] = ()
     shown_by: str = "planes"
+    in_sampler: bool = False
 
 
 FAULTS = {
@@ -33,4 +35,10 @@ FAULTS = {
         "ring",
     ),
     "plane-off-by-one": FaultSpec("a rollback reads the plane beside its own", ("planes", "carry")),
+    "sampler-not-restored": FaultSpec(
+        "behind a rejection the sampler goes on behind the whole draft: grammar, penalties and "
+        "random numbers",
+        shown_by="planes,free",
+        in_sampler=True,
+    ),
 }

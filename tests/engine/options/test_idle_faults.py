@@ -57,7 +57,7 @@ def test_a_fault_acts_where_nothing_says_that_it_cannot(fault: str) -> None:
             for c in columns
         )
         options = LaneSpec.parse(lane).options(options_of(22, n_max=N_MAX))
-        why = why_idle(fault, options, N_MAX)
+        why = why_idle(fault, options, N_MAX, is_led=True)
         assert bool(why) == same, (lane, why)
 
 
@@ -74,5 +74,9 @@ def test_a_note_says_what_to_change() -> None:
     assert notes_on(replace(options, faults=("keep-stale-kv",), n_rs_seq=2)) == []
     nothing = replace(options, spec=SpecOptions())
     assert len(notes_on(nothing)) == 2 and "--spec-type" in notes_on(nothing)[0]
+    of_sampler = replace(options, faults=("sampler-not-restored",))
+    assert notes_on(of_sampler) == []
+    (note,) = notes_on(of_sampler, 3, is_led=True)
+    assert "`free`" in note
     looked_up = replace(options, spec=SpecOptions(types=("ngram-simple",)))
     assert "--n-rs-seq" in notes_on(replace(looked_up, faults=("plane-off-by-one",)))[0]
