@@ -72,8 +72,9 @@ class MemoryDifference:
     """One sequence in two memories that stand behind the same token.
 
     state, conv: relative error |a - b| / |a| of the states and of the convolution windows, one per
-    recurrent layer, its largest; infinite where one is not finite, NaN where a layer has none. n_cells: attention cells that only one of them has, or beyond one
-    per position; cells are the same in all attention layers.
+    recurrent layer, its largest; infinite where one is not finite, NaN where a layer has none.
+    n_cells: attention cells that only one of them has, or beyond one per position; cells are the
+    same in all attention layers.
     """
 
     layers: tuple[int, ...]
