@@ -12,7 +12,7 @@ from engine.memory.cache_options import CacheOptions
 from engine.memory.policies import POLICIES as ROLLBACK_POLICIES
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.option_fields import FormRow, NumberRange, check, option, part
-from engine.options.faults import FAULTS
+from engine.options.faults import FAULTS, MEMORY_FAULTS
 from engine.options.speculation import ACCEPT_RULES, SpecOptions
 from engine.sampling.options import SamplerOptions
 
@@ -24,6 +24,7 @@ __all__ = [
     "FAULTS",
     "KV_MODES",
     "MAX_REPLAYS",
+    "MEMORY_FAULTS",
     "REPLAY_MODES",
     "ROLLBACK_POLICIES",
     "SPLITS",

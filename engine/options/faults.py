@@ -8,11 +8,13 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class FaultSpec:
     """about: what goes wrong. policies: those that have the step that goes wrong, empty for all.
-    shown_by: a comparison's lane on which it shows; the fault itself is added to it."""
+    shown_by: a comparison's lane on which it shows; the fault itself is added to it. drafter: the
+    one that has the step; such a fault spoils drafts alone, and shows in runs."""
 
     about: str
     policies: tuple[str, ...] = ()
     shown_by: str = "planes"
+    drafter: str = ""
 
 
 FAULTS = {
@@ -33,4 +35,14 @@ FAULTS = {
         "ring",
     ),
     "plane-off-by-one": FaultSpec("a rollback reads the plane beside its own", ("planes", "carry")),
+    "eagle3-boundary": FaultSpec(
+        "the pair between two batches gets the row of the newer one's end", drafter="draft-eagle3"
+    ),
+    "eagle3-stale-row": FaultSpec(
+        "a rejected token stays in the drafter's memory if another drafts next",
+        drafter="draft-eagle3",
+    ),
 }
+
+MEMORY_FAULTS = {name: fault for name, fault in FAULTS.items() if not fault.drafter}
+"""Those that spoil the target's memory or what is chosen from it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.options import FAULTS, RunOptions
+from engine.options import DRAFTERS, FAULTS, RunOptions
 
 
 def why_idle(fault: str, options: RunOptions, n_draft: int | None = None) -> str:
@@ -19,6 +19,8 @@ def why_idle(fault: str, options: RunOptions, n_draft: int | None = None) -> str
         n_snapshots = options.snapshots if options.spec.types else options.snapshots_for(n_draft)
     if not n_draft:
         return "nothing is drafted, so nothing is undone; choose a drafter (--spec-type)"
+    if drafter := FAULTS[fault].drafter:
+        return _why_drafts_are_right(fault, drafter, options.spec.types)
     n_pass = min(options.n_ubatch, options.n_batch)
     if fault == "stale-logits":
         return ""
@@ -44,6 +46,18 @@ def notes_on(options: RunOptions, n_draft: int | None = None) -> list[str]:
     """A sentence for each fault of these options that cannot act; see `why_idle`."""
     found = ((fault, why_idle(fault, options, n_draft)) for fault in options.faults)
     return [f"Fault {fault} cannot act: {why}." for fault, why in found if why]
+
+
+def _why_drafts_are_right(fault: str, drafter: str, types: Sequence[str]) -> str:
+    if drafter not in types:
+        return f"{drafter} does not draft; add it to --spec-type"
+    before = list(DRAFTERS)[: list(DRAFTERS).index(drafter)]
+    if fault == "eagle3-stale-row" and not set(before) & set(types):
+        return (
+            f"{drafter} drafts in every round and removes the token itself; add a drafter that is "
+            "asked before it, such as ngram-mod"
+        )
+    return ""
 
 
 def _choose(policies: Sequence[str]) -> str:
