@@ -56,6 +56,13 @@ class Eagle3Net(nn.Module):
         self.output_norm = Weight(d)
         self._table = [table]  # no parameter
 
+    @property
+    def block(self) -> _Block:
+        """The one block."""
+        block = self.blk[0]
+        assert isinstance(block, _Block)
+        return block
+
     def chain(self, rows: Tensor, ids: Tensor, n_steps: int) -> list[Tensor]:
         """Logits of a draft of n_steps tokens from every position, as drafting makes them.
 
@@ -63,7 +70,7 @@ class Eagle3Net(nn.Module):
         with T = L - n_steps - 1: from position a, given the text up to a + 1 + j, the token behind
         it. A step sees the pairs up to a as the target's rows make them, and its own steps since.
         """
-        block, table = self.blk[0], self._table[0]
+        block, table = self.block, self._table[0]
         n_rows = rows.shape[1] - n_steps - 1
         feature = self.fc(rows[:, :n_rows])
         visible = torch.ones(n_rows, n_rows, dtype=torch.bool).tril()
@@ -87,7 +94,7 @@ class Eagle3Net(nn.Module):
 
     def _turned(self, x: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [B, n_head, T, head_dim] of a step."""
-        block, (n_seqs, n_rows, _) = self.blk[0], x.shape
+        block, (n_seqs, n_rows, _) = self.block, x.shape
         q, k, v = (
             project(x).view(n_seqs, n_rows, -1, HEAD_DIM)
             for project in (block.attn_q, block.attn_k, block.attn_v)

@@ -166,8 +166,9 @@ class Training:
             if i not in self._known:
                 rows, hidden = rows_of(self._session, self._own[i : i + 1])
                 self._known[i] = rows[0].bfloat16(), hidden[0].bfloat16()
-        rows, hidden = zip(*(self._known[i] for i in chosen.tolist()), strict=True)
-        return self._own[chosen], torch.stack(rows).float(), torch.stack(hidden).float()
+        found = [self._known[i] for i in chosen.tolist()]
+        rows, hidden = (torch.stack([pair[side] for pair in found]).float() for side in (0, 1))
+        return self._own[chosen], rows, hidden
 
     def _gradients(
         self, batch: tuple[Tensor, Tensor, Tensor], parameters: Sequence[Tensor]
