@@ -25,6 +25,7 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "file.disconnect",
             SEPARATOR,
             "file.open_trace",
+            "file.open_results",
             "file.close_trace",
             "file.export",
             SEPARATOR,

@@ -26,6 +26,11 @@ FILE = (
         "Ctrl+Shift+T",
     ),
     ActionSpec(
+        "file.open_results",
+        "Open Res&ults…",
+        "Open the results of draftscope sweep or draftscope tune",
+    ),
+    ActionSpec(
         "file.connect",
         "Connect to &Server…",
         "Observe a llama-server: its drafts, what it accepts and how it rolls back",

@@ -97,4 +97,10 @@ PANELS = (
         "Show or hide whether the drafter's confidence can be trusted and how far its drafts come",
         checkable=True,
     ),
+    ActionSpec(
+        "view.panel_results",
+        "Resu&lts",
+        "Show or hide the results of a sweep or of draftscope tune",
+        checkable=True,
+    ),
 )

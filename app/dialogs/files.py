@@ -103,6 +103,9 @@ TRACE_FILTER = (
 )
 
 
+RESULTS_FILTER = "Results (*.sqlite *.json);;All files (*)"
+
+
 def ask_model(parent: QWidget, settings: Settings, title: str) -> Path | None:
     """A GGUF file chosen by the user, None when there was no choice."""
     return _ask(parent, settings, "model", title, MODEL_FILTER)
@@ -113,6 +116,11 @@ def ask_trace(parent: QWidget, settings: Settings) -> Path | None:
     None without a choice."""
     path = _ask(parent, settings, "trace", "Open trace", TRACE_FILTER)
     return path.parent if path is not None and path.name == SESSION_FILE else path
+
+
+def ask_results(parent: QWidget, settings: Settings) -> Path | None:
+    """A result file chosen by the user, None without a choice."""
+    return _ask(parent, settings, "results", "Open results", RESULTS_FILTER)
 
 
 def _ask(

@@ -32,10 +32,12 @@ from app.engine_thread.opening import LocalEngine
 from app.engine_thread.serving import ServerEngine
 from app.engine_thread.trace_jobs import (
     ReadingEnded,
+    ResultsRead,
     TraceJob,
     TraceRead,
     start_export,
     start_reading,
+    start_reading_results,
     start_triage,
 )
 from app.engine_thread.worker import EngineWorker
@@ -78,6 +80,7 @@ class Bridge(QObject):
     rescored = Signal(object)  # events.RunRescored
     rescore_unsure = Signal(object)  # events.RescoreUnsure
     triaged = Signal(object)  # events.RunsTriaged
+    results_read = Signal(object)  # Results | None
 
     _posted = Signal(object)
 
@@ -117,7 +120,9 @@ class Bridge(QObject):
         self._flags = RunFlags()
         self._export: TraceJob | None = None
         self._reading: TraceJob | None = None
-        self._triages: list[TraceJob] = []
+        self._beside: list[TraceJob] = []
+        """Jobs that only read."""
+        self._reads_results = False
         self._n_shown = self._n_shown_before = 0
         """How often something came on show, by now and when reading began."""
         # queued even from this thread, so that handlers never run inside a request
@@ -315,8 +320,16 @@ class Bridge(QObject):
 
     def triage(self, shown: RunRef, overlaid: RunRef) -> None:
         """Compare two runs that have ended, beside whatever else is going on; `triaged` tells."""
-        self._triages = [job for job in self._triages if not job.join(0)]
-        self._triages.append(start_triage(shown, overlaid, self._posted.emit))
+        self._do_beside(start_triage(shown, overlaid, self._posted.emit))
+
+    def open_results(self, path: Path) -> None:
+        """Read the results of a sweep or of `draftscope tune`; `results_read` tells."""
+        if not self._reads_results:
+            self._reads_results = True
+            self._do_beside(start_reading_results(path, self._posted.emit))
+
+    def _do_beside(self, job: TraceJob) -> None:
+        self._beside = [job for job in self._beside if not job.join(0)] + [job]
 
     def drop(self, store: TraceStore) -> None:
         """Forget the runs of a model that is not in use, or an opened trace."""
@@ -337,7 +350,7 @@ class Bridge(QObject):
         self._closed = True
         self._give_up()
         self.cancel()
-        for job in (self._export, self._reading, *self._triages):
+        for job in (self._export, self._reading, *self._beside):
             if job is not None:
                 job.join(timeout)
         return self._worker.close(timeout)
@@ -353,7 +366,7 @@ class Bridge(QObject):
             self.state = state
             self.state_changed.emit(state)
 
-    def _receive(self, event: events.Event | TraceRead | ReadingEnded) -> None:
+    def _receive(self, event: events.Event | TraceRead | ReadingEnded | ResultsRead) -> None:
         if self._closed:
             return
         match event:
@@ -391,6 +404,9 @@ class Bridge(QObject):
                 self.rescored.emit(event)
             case events.RunsTriaged():
                 self.triaged.emit(event)
+            case ResultsRead():
+                self._reads_results = False
+                self.results_read.emit(event.results)
             case events.RescoreUnsure():
                 self.rescore_unsure.emit(event)
             case events.ProgressMade():

@@ -16,6 +16,7 @@ from app.engine_thread.events import (
     mark_of,
     throttled,
 )
+from app.models.results import Results, read
 from engine.errors import Cancelled
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
@@ -33,6 +34,13 @@ class TraceRead:
 
 class ReadingEnded:
     """Nothing is read any more; TraceRead came before unless it was cancelled or failed."""
+
+
+@dataclass(frozen=True)
+class ResultsRead:
+    """What a result file holds; None where it failed."""
+
+    results: Results | None
 
 
 class TraceJob:
@@ -124,3 +132,17 @@ def start_triage(shown: RunRef, overlaid: RunRef, post: Post) -> TraceJob:
             post(failure(error))
 
     return TraceJob("triage", work)
+
+
+def start_reading_results(path: Path, post: Post) -> TraceJob:
+    """Read a result file, or the one in a folder; posts ResultsRead, perhaps CommandFailed."""
+
+    def work(_cancelled: Callable[[], bool]) -> None:
+        found: Results | None = None
+        try:
+            found = read(path)
+        except Exception as error:
+            post(failure(error))
+        post(ResultsRead(found))
+
+    return TraceJob("read results", work)

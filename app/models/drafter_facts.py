@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from app.models.run_rows import RunRows
 from engine.trace.draft_quality import DraftQuality, by_drafter
 from engine.trace.judged_drafts import DraftReader
 from engine.trace.run_ref import RunRef
 from engine.trace.step_sums import StepSums
-from engine.trace.tree_gain import width_cost
+from engine.trace.tree_gain import WidthCost, width_cost
 
 UNNAMED = "unnamed"
 """A drafter that another engine did not tell the name of."""
@@ -19,13 +17,12 @@ UNNAMED = "unnamed"
 
 @dataclass(frozen=True, slots=True)
 class TreeEstimate:
-    """A tree of n_leaves against the recorded chain. pass_cost: how many times as long its verify
-    pass takes; speed: tokens per second over those of the chain. Both None where no pass as wide
-    was measured."""
+    """A tree of n_leaves against the recorded chain. pass_cost: of its verify pass; speed: tokens
+    per second over those of the chain. Both None where the passes of the run do not tell."""
 
     n_leaves: int
     tokens_per_step: float
-    pass_cost: float | None
+    pass_cost: WidthCost | None
     speed: float | None
 
 
@@ -37,15 +34,13 @@ class DrafterFacts:
         self._drafts = DraftReader(run)
         self._rounds = RunRows(run, "rounds")
         self._sums = StepSums()
-        self._prompt_ms: dict[int, list[float]] = {}
         self.by_name: dict[str, DraftQuality] = {}
 
     def read(self) -> bool:
         """Take in what has joined the trace; whether any draft has."""
         start, stop = self._rounds.read()
         if start < stop:
-            steps = self._rounds.add_to(self._sums, start, stop)
-            self._add_prompts(start, stop, steps)
+            self._rounds.add_to(self._sums, start, stop)
         new = self._drafts.read()
         if new is None:
             return False
@@ -53,21 +48,6 @@ class DrafterFacts:
             name = self._pool.text(code) or UNNAMED
             self.by_name[name] = self.by_name.get(name, DraftQuality()) + quality
         return True
-
-    def _add_prompts(self, start: int, stop: int, steps: np.ndarray) -> None:
-        """Passes over prompts are the only ones that are wider than a draft."""
-        width = self._rounds.column("verify_width", start, stop)
-        ms = self._rounds.column("verify_ms", start, stop)
-        for row in np.flatnonzero(~steps & (width > 1) & np.isfinite(ms)).tolist():
-            self._prompt_ms.setdefault(int(width[row]), []).append(float(ms[row]))
-
-    def _passes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Widths of passes, ascending, and the milliseconds that they took on average."""
-        sums = self._sums
-        widest = int(sums.widths[-1]) if len(sums.widths) else 0
-        wider = sorted(width for width in self._prompt_ms if width > widest)
-        prompt_ms = [float(np.mean(self._prompt_ms[width])) for width in wider]
-        return np.append(sums.widths, wider), np.append(sums.width_ms / sums.width_n, prompt_ms)
 
     def quality(self, name: str = "") -> DraftQuality:
         """Of one drafter, or without a name of all together."""
@@ -85,9 +65,10 @@ class DrafterFacts:
         for tree in quality.tree_gains:
             cost = speed = None
             if step_ms and not sums.n_untimed:
-                cost = width_cost(*self._passes(), mean_width, tree.n_more)
+                ms = sums.width_ms / sums.width_n
+                cost = width_cost(sums.widths, ms, sums.width_n, mean_width, tree.n_more)
             if cost is not None:
-                longer = 1 + (cost - 1) * verify_ms / step_ms
+                longer = 1 + (cost.ratio - 1) * verify_ms / step_ms
                 speed = tree.tokens_per_step / now / longer
             estimates.append(TreeEstimate(tree.n_leaves, tree.tokens_per_step, cost, speed))
         return estimates

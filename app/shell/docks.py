@@ -27,6 +27,7 @@ TITLES = {
     "kv": "KV cells",
     "what_if": "What if",
     "drafter": "Drafter",
+    "results": "Results",
 }
 _PLOTS = ("acceptance", "timing", "verify", "kv", "what_if")
 

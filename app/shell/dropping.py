@@ -9,6 +9,7 @@ from PySide6.QtCore import QEvent, QMimeData, QObject, Signal
 from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QWidget
 
+from app.models.results import find
 from engine.trace.reopen import find_trace
 
 _MOST_LOOKED_AT = 8
@@ -17,14 +18,17 @@ _MOST_LOOKED_AT = 8
 @dataclass(frozen=True, slots=True)
 class DroppedFiles:
     """Up to two models, the larger (the target) first; or the folder of a trace, or what another
-    engine wrote."""
+    engine wrote; or results of a sweep."""
 
     models: tuple[Path, ...] = ()
     trace: Path | None = None
+    results: Path | None = None
 
     @property
     def names(self) -> str:
         """What would be opened, in words."""
+        if self.results is not None:
+            return f"the results {self.results.name}"
         if self.trace is not None:
             return f"the trace {self.trace.name}"
         return " and ".join(path.name for path in self.models)
@@ -37,6 +41,9 @@ def what_is(data: QMimeData) -> DroppedFiles | None:
     if models:
         by_size = sorted(models, key=lambda path: path.stat().st_size, reverse=True)
         return DroppedFiles(tuple(by_size[:2]))
+    results = [file for path in paths[:_MOST_LOOKED_AT] if (file := find(path)) is not None]
+    if results:
+        return DroppedFiles(results=results[0])
     traces = [folder for path in paths if (folder := find_trace(path)) is not None]
     if not traces:
         from engine.observe.files.importing import recognise_file

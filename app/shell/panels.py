@@ -77,15 +77,18 @@ class Panels:
         """
         from app.shell.plot_group import PlotGroup
         from app.views.divergence import DivergenceView
+        from app.views.results import ResultsView
 
         self.plots = PlotGroup(theme, self._actions, settings, menu, report)
         self.divergence = DivergenceView(theme, self._actions)
+        self.results = ResultsView(theme, self._actions)
         self.drawn_views: tuple[RoundView | DivergenceView, ...] = (
             *self.plots.views.values(),
             self.divergence,
         )
         self._offer_run((*self.drawn_views, *self.plots.whole.values()))
-        for name, view in {**self.plots.widgets, "divergence": self.divergence}.items():
+        others = {"divergence": self.divergence, "results": self.results}
+        for name, view in {**self.plots.widgets, **others}.items():
             docks.fill(name, view)
         for name, plot in self.plots.targets.items():
             TitleButton(docks[name], "Plot", menu, plot)
@@ -144,6 +147,7 @@ class Panels:
         if self._is_complete:
             self.plots.retheme(theme)
             self.divergence.retheme(theme)
+            self.results.retheme(theme)
 
     def _offer_run(self, views: Iterable[QWidget]) -> None:
         for view in views:

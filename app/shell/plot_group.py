@@ -23,6 +23,7 @@ from app.views.verify_width import VerifyWidthView
 from app.views.what_if import WhatIfView
 from app.widgets.overlaid_view import OverlaidView
 from app.widgets.round_view import RoundView
+from app.widgets.whole_run_view import WholeRunView
 from engine.errors import TraceFileError
 
 _FILTERS = ("PNG picture (*.png)", "SVG drawing (*.svg)", "CSV of what is in sight (*.csv)")
@@ -56,7 +57,7 @@ class PlotGroup:
             "kv": KvCellsView(theme),
         }
         self.what_if, self.drafter = WhatIfView(theme), DrafterView(theme)
-        self.whole: dict[str, WhatIfView | DrafterView] = {
+        self.whole: dict[str, WhatIfView | WholeRunView] = {
             "what_if": self.what_if,
             "drafter": self.drafter,
         }
@@ -106,7 +107,7 @@ class PlotGroup:
         for view in (*self.views.values(), *self.whole.values()):
             view.retheme(theme)
 
-    def chosen(self) -> RoundView | WhatIfView | DrafterView | None:
+    def chosen(self) -> RoundView | WhatIfView | WholeRunView | None:
         """The plot that has the focus, else the first in sight that shows anything."""
         every = [*self.views.values(), *self.whole.values()]
         views = [view for view in every if view.has_rounds]
@@ -150,7 +151,7 @@ class PlotGroup:
         if view is not None:
             QGuiApplication.clipboard().setImage(picture(view, load_theme("light"), self._theme))
 
-    def _chosen_or_told(self) -> RoundView | WhatIfView | DrafterView | None:
+    def _chosen_or_told(self) -> RoundView | WhatIfView | WholeRunView | None:
         view = self.chosen()
         if view is None:
             self._report("info", "There is no plot with data in sight.", "Open one and press Run.")

@@ -25,6 +25,7 @@ from app.shell.docks import TITLES, Docks, known_layout
 from app.shell.dropping import DroppedFiles, DropTarget
 from app.shell.engine_news import EngineNews
 from app.shell.menus import PlotsMenu, RecentMenu, ScenarioMenu, make_menus, make_toolbar
+from app.shell.opened_results import OpenedResults
 from app.shell.panels import Panels
 from app.shell.run_control import RunControl
 from app.shell.run_pairs import RunPairs
@@ -69,6 +70,9 @@ class MainWindow(QMainWindow):
         self.palette_box = CommandPalette(self._commands, self)
         self.appearance = Appearance(settings, self.actions_by_id, self.docks, self.panels, self)
         self.news = EngineNews(bridge, self.panels, self.feed, settings, self)
+        self.opened_results = OpenedResults(
+            bridge, self.panels, self.docks, self.sessions, settings, self
+        )
         self.run_pairs = RunPairs(bridge, self.panels, self.feed, self)
         self._connect_actions()
         self._connect_panels()
@@ -166,6 +170,7 @@ class MainWindow(QMainWindow):
             "file.open_draft": control.ask_draft,
             "file.open_demo": self.open_demo,
             "file.open_trace": self.sessions.ask,
+            "file.open_results": self.opened_results.ask,
             "file.connect": control.ask_server,
             "file.disconnect": bridge.disconnect_server,
             "file.close_trace": bridge.close_trace,
@@ -237,6 +242,7 @@ class MainWindow(QMainWindow):
         for view in self.panels.drawn_views:
             view.position_selected.connect(feed.move_cursor)
         feed.overlay_changed.connect(self.plots.set_overlay)
+        self.opened_results.connect()
         divergence.lane_selected.connect(feed.select_run)
         divergence.divergences_changed.connect(self._enable_actions)
         self._connect(
@@ -286,7 +292,9 @@ class MainWindow(QMainWindow):
             self.control.ask_rescore(self.feed.run)
 
     def _open_dropped(self, found: DroppedFiles) -> None:
-        if found.trace is not None:
+        if found.results is not None:
+            self.opened_results.open(found.results)
+        elif found.trace is not None:
             self.sessions.open(found.trace)
         else:
             self.open_model(*found.models)

@@ -24,10 +24,12 @@ from engine.trace.tree_gain import ASSUMPTIONS, LEAVES
 _TREE_HEADS = {
     "tree": "Leaves of the tree: the drafted chain and single candidates beside it",
     "tok/step": "Tokens per step, 1 + accepted",
-    "pass": "Time of its verify pass over that of the chain, by what passes of this run took",
+    "pass": "Time of its verify pass over that of the chain, by what passes of this run took; "
+    "≈: none was as wide",
     "speed": "Tokens per second against the chain",
 }
 _CHART_STRETCH = 1000
+_UNLIMITED = 16_777_215
 _TWO_FROM, _THREE_FROM = 56, 110
 """Columns of the page by its width in characters."""
 
@@ -88,6 +90,9 @@ class DrafterQuality(QWidget):
         for row in range(3):
             grid.setRowStretch(row, 0)
             grid.setColumnStretch(row, 1 if row < n_columns else 0)
+        # a row is as high as may be only if all of it is
+        limited = n_columns == len(parts)
+        self.rank_part.setMaximumHeight(parts[0].maximumHeight() if limited else _UNLIMITED)
         for at, part in enumerate(parts):
             row, column = divmod(at, n_columns)
             wide = n_columns == 2 and part is self.rank_part
@@ -161,9 +166,7 @@ class _TreeTable(QWidget):
         """Show these, as many as LEAVES, or nothing."""
         self.setVisible(bool(trees))
         for cells, tree in zip(self._cells[1:], trees, strict=False):
-            speed = NOT_OBSERVED if tree.speed is None else f"{100 * (tree.speed - 1):+.1f} %"
-            cost = NOT_OBSERVED if tree.pass_cost is None else f"{tree.pass_cost:.2f}×"
-            texts = (f"{tree.n_leaves} leaves", f"{tree.tokens_per_step:.2f}", cost, speed)
+            texts = (f"{tree.n_leaves} leaves", f"{tree.tokens_per_step:.2f}", *_cost_texts(tree))
             for cell, text in zip(cells, texts, strict=True):
                 cell.setText(text)
         self.setAccessibleDescription("; ".join(", ".join(row) for row in self.rows()))
@@ -171,6 +174,15 @@ class _TreeTable(QWidget):
     def rows(self) -> list[list[str]]:
         """The table as text, without its head."""
         return [[cell.text() for cell in cells] for cells in self._cells[1:]]
+
+
+def _cost_texts(tree: TreeEstimate) -> tuple[str, str]:
+    """The cost of its pass and its speed; "≈" where the cost is a guess."""
+    cost, speed = tree.pass_cost, tree.speed
+    if cost is None or speed is None:
+        return NOT_OBSERVED, NOT_OBSERVED
+    sign = "" if cost.is_measured else "≈ "
+    return f"{sign}{cost.ratio:.2f}×", f"{sign}{100 * (speed - 1):+.1f} %"
 
 
 def _trust(quality: DraftQuality) -> str:

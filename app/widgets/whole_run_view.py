@@ -9,6 +9,7 @@ from PySide6.QtGui import QPaintEvent
 from PySide6.QtWidgets import QStackedWidget, QWidget
 
 from app.looks.pacer import Pacer
+from app.looks.theme import Theme
 from app.models.position import Position
 from app.models.run_facts import engine_name, is_ours
 from app.widgets.empty_state import EmptyState
@@ -65,6 +66,10 @@ class WholeRunView(QStackedWidget):
 
     def set_cursor(self, position: Position | None) -> None:
         """Does nothing: this is about the whole run."""
+
+    @abstractmethod
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
 
     @abstractmethod
     def table(self) -> tuple[list[str], list[list[object]]]:

@@ -29,8 +29,9 @@ class JudgedDrafts:
 
     By step, [s]: drafter (code of the store's texts), n_drafted, n_accepted, is_told (whether its
     tokens are among the following). By drafted token, [n]: step, index in the draft, confidence
-    (NaN of a token that was looked up), fate. By rejection, [m]: rejected_step, rejected_index,
-    rank of the token that the target chose instead among the drafter's candidates, from 1.
+    (of the drafter's confidence head if it has one; NaN of a token that was looked up), fate. By
+    rejection, [m]: rejected_step, rejected_index, rank of the token that the target chose instead
+    among the drafter's candidates, from 1.
     """
 
     drafter: np.ndarray
@@ -99,7 +100,7 @@ class DraftReader:
             is_told=is_told,
             step=tokens.step[chosen],
             index=index[chosen],
-            confidence=tokens.column("draft_p")[chosen],
+            confidence=tokens.confidence()[chosen],
             fate=fate[chosen],
             rejected_step=tokens.step[rejected],
             rejected_index=index[rejected],
@@ -134,6 +135,11 @@ class _Tokens:
     def column(self, name: str) -> np.ndarray:
         values: np.ndarray = self._table.column(name, 0, self._stop)[self._rows]
         return values
+
+    def confidence(self) -> np.ndarray:
+        """What the drafter's confidence head said, where it has one, else its probability."""
+        head = self.column("draft_conf")
+        return np.where(np.isnan(head), self.column("draft_p"), head)
 
     def is_kind(self, *kinds: str) -> np.ndarray:
         codes = [self._pool.find(kind) for kind in kinds]

@@ -64,13 +64,33 @@ def tree_gains(
     return found
 
 
-def width_cost(widths: np.ndarray, ms: np.ndarray, width: float, n_more: int) -> float | None:
-    """How many times as long a pass over width + n_more tokens takes as one over width.
+@dataclass(frozen=True, slots=True)
+class WidthCost:
+    """How many times as long a wider pass takes. is_measured: passes as wide were recorded, or some
+    on both sides of it; else it is a guess from how the cost grew with the width so far."""
 
-    widths, ascending, and ms: what passes took, [n] each; between them a straight line. None where
-    either width lies outside of them.
+    ratio: float
+    is_measured: bool
+
+
+def width_cost(
+    widths: np.ndarray, ms: np.ndarray, n: np.ndarray, width: float, n_more: int
+) -> WidthCost | None:
+    """A pass over width + n_more tokens against one over width.
+
+    widths, ascending, ms and n, [k] each: the mean time of n passes. Between widths a straight
+    line, beyond the last one the slope of all of them (least squares, not falling). None where that
+    needs two widths and there are fewer, or the narrower pass was not measured.
     """
-    if not len(widths) or not widths[0] <= width <= width + n_more <= widths[-1]:
+    if not len(widths) or not widths[0] <= width <= widths[-1]:
         return None
-    now, then = np.interp([width, width + n_more], widths, ms)
-    return float(then / now) if now > 0 else None
+    wider = width + n_more
+    now, then = np.interp([width, wider], widths, ms).tolist()
+    is_measured = bool(wider <= widths[-1])
+    if not is_measured:
+        off = widths - np.average(widths, weights=n)
+        if len(widths) < 2:
+            return None
+        slope = float((n * off * ms).sum() / (n * off * off).sum())
+        then += max(slope, 0.0) * float(wider - widths[-1])
+    return WidthCost(then / now, is_measured) if now > 0 else None

@@ -124,8 +124,8 @@ class FakeRun:
             reason="n-max",
             draft_ms=_LENGTH_MS,
             num_wrong_rows=0,
+            confidence=0.9,
             num_wrong_tokens=0,
-            confidence=0.5,
         )
         self._ubatch("verify", 1 + N_DRAFT)
         self._end(

@@ -190,7 +190,7 @@ def make_dflash(
         )
     weights = weights_of("")
     factors = None
-    if config.rope.has_factors:
+    if config.divided:
         factors = weights.take(ROPE_FACTORS)[: config.rope.n_rot // 2]
     blocks = [
         DFlashBlock(weights_of(f"blk.{layer}."), config, layer) for layer in range(config.n_layer)

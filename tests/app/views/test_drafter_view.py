@@ -48,13 +48,26 @@ def add_drafts(
         )
 
 
+def add_plain(store: TraceStore, run_id: int) -> None:
+    store.rounds.append(
+        run_id=run_id,
+        round=0,
+        seq_id=0,
+        num_draft_tokens=0,
+        num_emitted=1,
+        verify_width=1,
+        verify_ms=7.0,
+    )
+
+
 def begun() -> tuple[TraceStore, RunRef]:
-    """A run with a prompt of nine tokens, whose pass took 12 ms."""
+    """A run with a prompt, and a round without a draft that took 7 ms."""
     store = TraceStore()
     run = RunRef(store, store.begin_run({}))
     store.rounds.append(
-        run_id=run.run_id, round=0, seq_id=0, num_emitted=1, verify_width=9, verify_ms=12.0
+        run_id=run.run_id, round=0, seq_id=0, num_emitted=1, verify_width=9, verify_ms=90.0
     )
+    add_plain(store, run.run_id)
     return store, run
 
 
@@ -85,10 +98,10 @@ def test_what_is_shown_is_what_was_drafted(view: DrafterView, qtbot: QtBot) -> N
     # 40 tokens of .95 accepted, 20 of 40 of .45: |.05| and |.05| apart
     assert view.quality.reliability_part.figure == "ECE 0.050 · 80 tokens · too unsure by 0.050"
     assert view.quality.ranks.accessibleDescription().startswith("2nd: 0, 3rd: 20, 4th: 0")
-    # 20 of 40 steps would have emitted one token more; 3 + 1 tokens take 9.5 ms
+    # 20 of 40 steps would have emitted one token more; 1 token takes 7 ms, 3 take 9: 4 take 10
     row = view.quality.trees.rows()[0]
-    assert row[:3] == ["2 leaves", "3.00", "1.06×"]
-    assert row[3] == f"{100 * (3 / 2.5 / (1 + 0.5 / 10) - 1):+.1f} %"
+    assert row[:3] == ["2 leaves", "3.00", "≈ 1.11×"]
+    assert row[3] == f"≈ {100 * (3 / 2.5 / (1 + 1 / 10) - 1):+.1f} %"
     names, rows = view.table()
     assert rows[9] == pytest.approx([0.9, 1.0, 40, 40, 0.95])
     assert rows[0][names.index("mean_confidence")] is None
