@@ -244,6 +244,8 @@ class Recorder:
             state_bytes_restored=facts.restored_bytes,
             checkpoint_bytes=facts.checkpoint_bytes,
             cache_wrong=facts.cache_wrong,
+            sampler_wrong=facts.sampler_wrong,
+            sampler_draws=facts.sampler_draws,
             ubatch_ids=" ".join(map(str, ubatch_ids)),
             **columns,
             **clock.columns(facts.seq, n),

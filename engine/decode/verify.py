@@ -5,7 +5,7 @@ are no numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 
 from engine.draft.drafter import Draft
 from engine.errors import NonFiniteError
+from engine.sampling.grammar import AllowedTokens
 from engine.sampling.sampler import RowDistribution, Sampler
 from engine.trace.records import N_TOP
 from engine.transfer import read, upload
@@ -32,7 +33,7 @@ class Acceptance:
     target's and the drafter's (NaN where the rule does not look at it). own_p: the target's
     probabilities of its own tokens, the last of tokens; behind a replay that agreed these are two.
     own_row: row of the batch that the last of tokens was chosen from, None = the one at its
-    position.
+    position. allowed: what a grammar allowed, by row of the batch, as far as rows were looked at.
     """
 
     tokens: list[int]
@@ -40,6 +41,7 @@ class Acceptance:
     judged_q: list[float] = field(default_factory=list)
     own_p: list[float] = field(default_factory=lambda: [math.nan])
     own_row: int | None = None
+    allowed: Mapping[int, AllowedTokens] = field(default_factory=dict)
 
 
 def match(
@@ -173,6 +175,8 @@ OF_DRAFTER = {
     "draft-mtp": "MTP head",
     "draft-simple": "draft model",
     "draft-eagle3": "EAGLE-3 drafter",
+    "draft-dflash": "DFlash drafter",
+    "draft-dspark": "DSpark drafter",
 }
 
 

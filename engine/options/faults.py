@@ -8,13 +8,15 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class FaultSpec:
     """about: what goes wrong. policies: those that have the step that goes wrong, empty for all.
-    shown_by: a comparison's lane on which it shows; the fault itself is added to it. drafter: the
-    one that has the step; such a fault spoils drafts alone, and shows in runs."""
+    shown_by: a comparison's lane on which it shows; the fault itself is added to it. in_sampler:
+    it acts where tokens are chosen, and not in lanes that are given theirs. drafter: the one that
+    has the step; such a fault spoils drafts alone, and shows in runs."""
 
     about: str
     policies: tuple[str, ...] = ()
     shown_by: str = "planes"
     drafter: str = ""
+    in_sampler: bool = False
 
 
 FAULTS = {
@@ -35,6 +37,12 @@ FAULTS = {
         "ring",
     ),
     "plane-off-by-one": FaultSpec("a rollback reads the plane beside its own", ("planes", "carry")),
+    "sampler-not-restored": FaultSpec(
+        "behind a rejection the sampler goes on behind the whole draft: grammar, penalties and "
+        "random numbers",
+        shown_by="planes,free",
+        in_sampler=True,
+    ),
     "eagle3-boundary": FaultSpec(
         "the pair between two batches gets the row of the newer one's end", drafter="draft-eagle3"
     ),
@@ -44,5 +52,8 @@ FAULTS = {
     ),
 }
 
-MEMORY_FAULTS = {name: fault for name, fault in FAULTS.items() if not fault.drafter}
-"""Those that spoil the target's memory or what is chosen from it."""
+LANE_FAULTS = {name: fault for name, fault in FAULTS.items() if not fault.drafter}
+"""Those that show in a comparison."""
+
+MEMORY_FAULTS = {name: fault for name, fault in LANE_FAULTS.items() if not fault.in_sampler}
+"""Those of them that act in lanes which are given their tokens, too."""

@@ -79,8 +79,9 @@ def width_cost(
     """A pass over width + n_more tokens against one over width.
 
     widths, ascending, ms and n, [k] each: the mean time of n passes. Between widths a straight
-    line, beyond the last one the slope of all of them (least squares, not falling). None where that
-    needs two widths and there are fewer, or the narrower pass was not measured.
+    line, beyond the last one the slope of all of them (least squares), and never less than the
+    narrower one. None where that needs two widths and there are fewer, or the narrower pass was not
+    measured.
     """
     if not len(widths) or not widths[0] <= width <= widths[-1]:
         return None
@@ -92,5 +93,5 @@ def width_cost(
         if len(widths) < 2:
             return None
         slope = float((n * off * ms).sum() / (n * off * off).sum())
-        then += max(slope, 0.0) * float(wider - widths[-1])
+        then = max(then, now) + max(slope, 0.0) * float(wider - widths[-1])
     return WidthCost(then / now, is_measured) if now > 0 else None
