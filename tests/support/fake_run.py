@@ -135,6 +135,8 @@ class FakeRun:
             drafter="draft-mtp",
             accept_rule="match",
             num_draft_tokens=N_DRAFT,
+            sampler_draws=accepted + 1,
+            sampler_wrong=0,
             num_accepted_draft_tokens=accepted,
         )
 
