@@ -103,7 +103,8 @@ class FakeRun:
     def _plain(self) -> None:
         self._token("target", f" t{self._round}", target=True)
         self._ubatch("verify", 1)
-        self._end(0, 1, "target", num_draft_tokens=0, num_accepted_draft_tokens=0)
+        none = dict.fromkeys(("num_draft_tokens", "num_accepted_draft_tokens"), 0)
+        self._end(0, 1, "target", sampler_draws=1, sampler_wrong=0, **none)
 
     def _draft(self, accepted: int) -> None:
         drafted = [f" a{self._round}.{i}" for i in range(N_DRAFT)]
@@ -135,9 +136,9 @@ class FakeRun:
             drafter="draft-mtp",
             accept_rule="match",
             num_draft_tokens=N_DRAFT,
+            num_accepted_draft_tokens=accepted,
             sampler_draws=accepted + 1,
             sampler_wrong=0,
-            num_accepted_draft_tokens=accepted,
         )
 
     def _token(
