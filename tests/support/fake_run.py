@@ -103,8 +103,15 @@ class FakeRun:
     def _plain(self) -> None:
         self._token("target", f" t{self._round}", target=True)
         self._ubatch("verify", 1)
-        none = dict.fromkeys(("num_draft_tokens", "num_accepted_draft_tokens"), 0)
-        self._end(0, 1, "target", sampler_draws=1, sampler_wrong=0, **none)
+        self._end(
+            0,
+            1,
+            "target",
+            num_draft_tokens=0,
+            num_accepted_draft_tokens=0,
+            sampler_draws=1,
+            sampler_wrong=0,
+        )
 
     def _draft(self, accepted: int) -> None:
         drafted = [f" a{self._round}.{i}" for i in range(N_DRAFT)]
