@@ -114,12 +114,17 @@ def _n_max_is_short(run: ExaminedRun) -> str:
 def _p_min_is_low(run: ExaminedRun) -> str:
     tokens = run.tokens
     right, judged = tokens.is_text("kind", "accepted"), tokens.is_text("kind", "rejected")
-    drafted = (right | judged | tokens.is_text("kind", "ignored")) & ~np.isnan(tokens["draft_p"])
+    # a confidence head's word is what p_min is compared with, where there is one
+    head = tokens["draft_conf"]
+    sure = np.where(np.isnan(head), tokens["draft_p"], head)
+    drafted = (right | judged | tokens.is_text("kind", "ignored")) & ~np.isnan(sure)
     looked_up = run.rounds.is_text("drafter", *(set(DRAFTERS) - set(model_drafters())))
     drafted &= ~np.isin(
         round_keys(tokens), round_keys(run.rounds)[looked_up]
     )  # p_min is not for it
-    unsure = drafted & (tokens["draft_p"] < _UNSURE)
+    headless = run.rounds.is_text("drafter", "draft-dspark")
+    drafted &= ~(np.isnan(head) & np.isin(round_keys(tokens), round_keys(run.rounds)[headless]))
+    unsure = drafted & (sure < _UNSURE)
     n_drafted, n_unsure = int(drafted.sum()), int(unsure.sum())
     n_judged, n_right = int((unsure & (right | judged)).sum()), int((unsure & right).sum())
     if (
