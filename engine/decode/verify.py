@@ -18,10 +18,8 @@ from engine.sampling.grammar import AllowedTokens
 from engine.sampling.sampler import RowDistribution, Sampler
 from engine.trace.records import N_TOP
 from engine.transfer import read, upload
+from kernels.softmax_sums import LEAST, softmax_sums
 from kernels.top_k import top_k
-
-_UNLIKELY = -1e4
-"""Least logit below the largest; e to the power of it is 0."""
 
 
 @dataclass(slots=True)
@@ -121,16 +119,12 @@ def target_facts(
     rows = range(len(tokens)) if rows is None else rows
     top, ids = top_k(logits, min(N_TOP, logits.shape[1]))
     # relative to the largest; a banned or infinitely unlikely token stays finite and adds nothing
-    shifted = (logits - top[:, :1]).clamp_min_(_UNLIKELY)
-    weights = shifted.exp()
-    total = weights.sum(1, keepdim=True)
-    on_host = read(
-        ids, top, weights.gather(1, ids), total, total.log(), torch.linalg.vecdot(weights, shifted)
-    )
+    sums = softmax_sums(logits, top[:, 0])
+    on_host = read(ids, top, (top - top[:, :1]).clamp_min_(LEAST).exp_(), sums, sums[:, :1].log())
     top_ids, largest = on_host[0].tolist(), on_host[1].tolist()
-    totals = on_host[3]
+    totals, dots = on_host[3][:, :1], on_host[3][:, 1]
     top_probs = (on_host[2] / totals).tolist()
-    entropy = (on_host[4][:, 0] - on_host[5] / totals[:, 0]).tolist()
+    entropy = (on_host[4][:, 0] - dots / totals[:, 0]).tolist()
     facts = TargetFacts([], [], [], [], [])
     beyond = []  # only there a row is looked through again
     for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
@@ -147,8 +141,9 @@ def target_facts(
         facts.top_probs.append(top_probs[row])
     if beyond:
         at, wanted = upload([[rows[i] for i in beyond], [tokens[i] for i in beyond]], logits.device)
+        asked = logits[at, wanted]
         n_larger, weight = read(
-            (logits[at] > logits[at, wanted].unsqueeze(1)).sum(1), weights[at, wanted]
+            (logits[at] > asked.unsqueeze(1)).sum(1), (asked - top[at, 0]).clamp_min_(LEAST).exp_()
         )
         for i, n, w in zip(beyond, n_larger.tolist(), weight, strict=True):
             facts.rank[i] = 1 + n
