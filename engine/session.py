@@ -49,7 +49,7 @@ from engine.trace.run_ref import same_model
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
 from engine.transfer import read
-from engine.warm_up import warm_up
+from engine.warm_up import warm_up, warm_up_drafter
 
 _DEFAULT_CONTEXT = 4096
 
@@ -132,7 +132,7 @@ class Session:
                 drafts[drafter] = OpenedDraft(
                     load(other, progress=report)
                     if drafter == DRAFT_SIMPLE
-                    else load_drafter(other, model, progress=report, cancelled=cancelled),
+                    else _loaded_beside(other, model, info, report, cancelled),
                     its_info,
                 )
                 start += other.n_bytes
@@ -432,6 +432,20 @@ class Session:
                     f"Token id {token} is outside the vocabulary of {self.config.n_vocab}.",
                     "Use ids of this model; `draftscope tokenize` prints them.",
                 )
+
+
+def _loaded_beside(
+    file: GgufFile,
+    target: HybridModel,
+    info: ModelInfo,
+    progress: ReportProgress | None,
+    cancelled: Callable[[], bool],
+) -> LoadedDrafter:
+    """See load_drafter; beside a large target it is then ready to be measured."""
+    drafter = load_drafter(file, target, progress=progress, cancelled=cancelled)
+    if not info.is_small:
+        warm_up_drafter(drafter)
+    return drafter
 
 
 def _loaded(file: GgufFile, progress: ReportProgress | None = None, **options: Any) -> HybridModel:
