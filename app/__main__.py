@@ -53,6 +53,7 @@ def _dispatch(argv: list[str]) -> int:
     module.add_arguments(parser)
     # intermixed: options may stand between the positionals, some of which may be left out
     args = parser.parse_intermixed_args(argv[1:] if name else argv)
+    args.words = argv
     if not name:  # the window has its own way to end
         return int(module.run(args))
     with on_signal(interrupt):

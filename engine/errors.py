@@ -34,6 +34,15 @@ class LookupCacheError(DraftscopeError):
     """A lookup cache file that cannot be read or does not fit the model."""
 
 
+class GrammarFileError(DraftscopeError):
+    """A grammar or JSON schema that cannot be read or used. `place` names the line or the part."""
+
+    def __init__(self, path: Path | str, place: str, what: str, remedy: str) -> None:
+        super().__init__(f"{Path(path).name}: {place}: {what}.", remedy)
+        self.path = Path(path)
+        self.place = place
+
+
 class VocabularyMismatchError(DraftscopeError):
     """A draft model whose vocabulary differs from the target's; the message names the rule."""
 

@@ -50,6 +50,11 @@ class RecordOnProcessor:
 class _NothingButViews(TorchDispatchMode):
     """Refuses every operation of torch but new tensors, which lie in an arena, and views."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled by torch here; told to skip that, it would import its compiler."""
+        return False
+
     def __init__(self, regions: Regions) -> None:
         super().__init__()
         self._regions = regions

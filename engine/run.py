@@ -18,7 +18,8 @@ from engine.trace.writer import TraceWriter
 
 @dataclass(frozen=True, slots=True)
 class SequenceResult:
-    """One sequence. stop: end, limit, context, stopped, error, or "" if it goes on. timings,
+    """One sequence. stop: end, limit, context, grammar (which could not go on), stopped, error, or
+    "" if it goes on. timings,
     acceptance: its figures by engine.trace.timings."""
 
     seq_id: int

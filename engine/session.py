@@ -43,11 +43,13 @@ from engine.model.loader import load_model
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.progress import ReportProgress, report_part
 from engine.run import Run
+from engine.sampling.grammar import Grammar, GrammarTokens
+from engine.sampling.grammar_file import read_grammar
 from engine.trace.run_ref import same_model
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
 from engine.transfer import read
-from engine.warm_up import warm_up
+from engine.warm_up import warm_up, warm_up_drafter
 
 _DEFAULT_CONTEXT = 4096
 
@@ -86,6 +88,7 @@ class Session:
         self.tokenizer, self.chat, self.identity = tokenizer, chat, identity
         self.content = content
         """Finds what `identity` does not tell yet, once it is started."""
+        self._grammar_tokens: GrammarTokens | None = None
         self.drafts = dict(drafts or {})
 
     @classmethod
@@ -129,7 +132,7 @@ class Session:
                 drafts[drafter] = OpenedDraft(
                     load(other, progress=report)
                     if drafter == DRAFT_SIMPLE
-                    else load_drafter(other, model, progress=report, cancelled=cancelled),
+                    else _loaded_beside(other, model, info, report, cancelled),
                     its_info,
                 )
                 start += other.n_bytes
@@ -197,8 +200,8 @@ class Session:
         trace: TraceStore | None = None,
         cache: PromptCache | None = None,
     ) -> Run:
-        """Prepare a run; the first `step` decodes the prompts. Raises OptionError, and
-        ModelFileError where the model reads a file that has been written to.
+        """Prepare a run; the first `step` decodes the prompts. Raises OptionError,
+        GrammarFileError, and ModelFileError where the model reads a file that has been written to.
 
         cache: what earlier runs with it left is used where a prompt begins like a text of theirs,
         as long as models and options are the same but for n_predict and, unless drafts are drawn
@@ -227,8 +230,25 @@ class Session:
             self.tokenizer.eog_ids,
             recorder,
             held=kept.held if kept else None,
+            grammar=self.grammar(options),
         )
         return Run(run_id, trace, scheduler, self.tokenizer, cache, kept)
+
+    def grammar(self, options: RunOptions) -> Grammar | None:
+        """The grammar that the options name, None if they name none.
+
+        Raises GrammarFileError, and OptionError where no token can end the text.
+        """
+        if not options.sampler.has_grammar:
+            return None
+        if self._grammar_tokens is None:
+            if not self.tokenizer.eog_ids:
+                raise OptionError(
+                    "The vocabulary has no token that ends a text, which a grammar needs.",
+                    "Leave out --json-schema and --grammar-file.",
+                )
+            self._grammar_tokens = GrammarTokens(self.tokenizer)
+        return read_grammar(options.sampler, self._grammar_tokens)
 
     def _cache_key(self, options: RunOptions) -> tuple[object, ...]:
         """A key that is equal for runs that may use each other's memory."""
@@ -412,6 +432,20 @@ class Session:
                     f"Token id {token} is outside the vocabulary of {self.config.n_vocab}.",
                     "Use ids of this model; `draftscope tokenize` prints them.",
                 )
+
+
+def _loaded_beside(
+    file: GgufFile,
+    target: HybridModel,
+    info: ModelInfo,
+    progress: ReportProgress | None,
+    cancelled: Callable[[], bool],
+) -> LoadedDrafter:
+    """See load_drafter; beside a large target it is then ready to be measured."""
+    drafter = load_drafter(file, target, progress=progress, cancelled=cancelled)
+    if not info.is_small:
+        warm_up_drafter(drafter)
+    return drafter
 
 
 def _loaded(file: GgufFile, progress: ReportProgress | None = None, **options: Any) -> HybridModel:

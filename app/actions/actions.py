@@ -28,6 +28,7 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "file.open_results",
             "file.close_trace",
             "file.export",
+            "file.report",
             SEPARATOR,
             "file.copy_text",
             "file.copy_step",

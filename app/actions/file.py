@@ -62,6 +62,13 @@ FILE = (
         needs="a recorded run",
     ),
     ActionSpec(
+        "file.report",
+        "Re&port…",
+        "Write the run or comparison on show as one HTML page to share",
+        "Ctrl+Shift+E",
+        needs=_RUN,
+    ),
+    ActionSpec(
         "file.copy_text", "&Copy Text", "Copy the generated text", _Key.Copy, "copy", needs=_RUN
     ),
     ActionSpec(

@@ -17,6 +17,7 @@ from app.cli import (
 )
 from app.cli.bench_requests import add_requests
 from app.cli.common import add_compute, add_model, check_output, positive, print_json
+from app.cli.reports import add_report, check_report
 from app.cli.run_arguments import (
     add_cache,
     add_draft_model,
@@ -141,6 +142,7 @@ def _add_kinds(parser: argparse.ArgumentParser) -> None:
         help=f"repetitions; medians count (default {_REPEAT}, 1 for the suite)",
     )
     what.add_argument("--json", action="store_true", help="print one JSON object")
+    add_report(what)
 
 
 def _add_details(parser: argparse.ArgumentParser) -> None:
@@ -213,6 +215,14 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.out is not None and (args.recording or not on_requests):
         raise OptionError("--out goes with the suite or --w1.", "Use --json and redirect it.")
+    is_suite = on_requests and has_model and not (args.w1 or args.slots or args.recording)
+    if args.report is not None and not is_suite:
+        raise OptionError("--report goes with the suite only.", "Use --json and redirect it.")
+    if args.markdown and not is_suite and args.against is None:
+        raise OptionError(
+            "--markdown goes with the suite and with --against only.", "Leave it out."
+        )
+    check_report(args)
     if not args.w1:
         refuse_cache(args)
     if args.against is None:

@@ -17,6 +17,8 @@ from engine.errors import OptionError
 from engine.gguf.file import GgufFile
 from engine.model.info import describe
 from engine.options import RunOptions
+from engine.report.markdown import table_lines
+from engine.report.parts import Table
 from engine.size_text import size_text
 from resources import SUITES
 
@@ -29,7 +31,7 @@ _BUSY = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--pairs, --depth and --markdown."""
+    """--pairs and --depth."""
     group = parser.add_argument_group("--against")
     group.add_argument(
         "--pairs",
@@ -43,15 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens in front of every forward pass (default: one here, none there)",
     )
-    group.add_argument("--markdown", action="store_true", help="print the table as Markdown")
 
 
 def refuse(args: argparse.Namespace) -> None:
     """Raises OptionError if any of the options is given."""
-    if args.pairs is not None or args.depth is not None or args.markdown:
-        raise OptionError(
-            "--pairs, --depth and --markdown go with --against only.", "Leave them out."
-        )
+    if args.pairs is not None or args.depth is not None:
+        raise OptionError("--pairs and --depth go with --against only.", "Leave them out.")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,8 +58,6 @@ def run(args: argparse.Namespace) -> int:
     target = target_path(args)
     if args.device not in ("auto", "cpu"):
         raise OptionError("--against compares on the processor.", "Leave --device out.")
-    if args.markdown and args.json:
-        raise OptionError("--markdown and --json are both given.", "Leave one of them out.")
     if args.n_predict < 1:
         raise OptionError(f"-n {args.n_predict} is no number of tokens.", "Choose one from 1.")
     args.device = "cpu"
@@ -152,9 +149,7 @@ def _lines(report: dict[str, Any], *, markdown: bool) -> Iterator[str]:
     yield ""
     cells = [_HEADS, *(_cells(row) for row in report["rows"])]
     if markdown:
-        yield f"| {' | '.join(cells[0])} |"
-        yield "|---" + "|---:" * (len(_HEADS) - 1) + "|"
-        yield from (f"| {' | '.join(line)} |" for line in cells[1:])
+        yield from table_lines(Table(_HEADS, cells[1:]))
     else:
         yield from (_LINE.format(*line) for line in cells)
     yield ""

@@ -122,14 +122,15 @@ def progress(done: int, total: int, what: str) -> None:
     print(f"[{done:>{len(str(total))}}/{total}] {what}", file=sys.stderr, flush=True)
 
 
-def deliver(args: argparse.Namespace, report: dict[str, Any], lines: Iterable[str]) -> None:
-    """Print a report, as JSON or as a headline and lines, and write it where --out says.
+def deliver(args: argparse.Namespace, report: dict[str, Any], lines: Iterable[str] | None) -> None:
+    """Print a report, as JSON or as a headline and lines, and write it where --out says. lines:
+    None prints nothing.
 
     Raises OptionError where it cannot be written.
     """
     if args.json:
         print_json(report)
-    else:
+    elif lines is not None:
         print("\n".join([_headline(args, report), *lines]))
     if args.out is None:
         return

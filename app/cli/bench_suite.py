@@ -10,6 +10,7 @@ from typing import Any
 
 from app.cli.bench_requests import deliver, facts, open_bench, progress, prompt_set
 from app.cli.common import print_json
+from app.cli.reports import deliver_report
 from app.cli.run import make_prompt
 from engine.bench.request import PLAIN
 from engine.bench.suite_compare import (
@@ -19,6 +20,7 @@ from engine.bench.suite_compare import (
     compare_results,
     read_result,
 )
+from engine.report.suite import OVERVIEW_HEADS, overview_cells, suite_page
 from resources import SUITES
 
 N_PREDICT = 192
@@ -59,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
                 **facts(args, session, set_name),
                 "configurations": suite_report(suite.configurations, suite.done),
             }
-            deliver(args, report, suite_lines(report))
+            printed = deliver_report(args, lambda words: suite_page(report, words))
+            deliver(args, report, None if printed else suite_lines(report))
     return 0
 
 
@@ -88,21 +91,9 @@ def suite_lines(report: dict[str, Any]) -> Iterator[str]:
             yield from split_lines(one)
     yield ""
     width = max(len("configuration"), *(len(one["name"]) for one in configurations))
-    yield _OVERVIEW.format(
-        "configuration", "tok/s", "speed-up", "rate", "tokens/round", "wall s", "same", width=width
-    )
+    yield _OVERVIEW.format(*OVERVIEW_HEADS, width=width)
     for one in configurations:
-        split, total = one["split"] or {}, one["aggregate"]
-        yield _OVERVIEW.format(
-            one["name"],
-            _number(one["tokens_per_second"], 1),
-            _number(one["speed_up"], 2),
-            _number(total["aggregate_accept_rate"], 3),
-            _number(split.get("tokens_per_round"), 2),
-            _number(total["wall_s_total"], 2),
-            f"{one['num_same']}/{len(one['rows'])}",
-            width=width,
-        )
+        yield _OVERVIEW.format(*overview_cells(one), width=width)
     if not report["complete"]:
         yield ""
         yield "not complete: the suite was stopped"

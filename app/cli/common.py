@@ -153,8 +153,9 @@ def add_llama_library(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_lane_output(parser: argparse.ArgumentParser, what: str) -> None:
-    """--json and --trace of a command that makes lanes. what: the trace that is written."""
+def add_lane_output(parser: argparse.ArgumentParser, what: str) -> argparse._ArgumentGroup:
+    """--json and --trace of a command that makes lanes. what: the trace that is written. Returns
+    their group for further options."""
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument(
@@ -163,6 +164,7 @@ def add_lane_output(parser: argparse.ArgumentParser, what: str) -> None:
         metavar="DIR",
         help=f"write {what} as CSV files; replaces an earlier export",
     )
+    return output
 
 
 def positive(text: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -23,7 +22,8 @@ from app.cli.common import (
 from app.cli.files import open_session
 from app.cli.findings import finding_lines, findings_json
 from app.cli.recorded import check_trace_folder, decode
-from app.cli.run import draft_files, headline, make_prompt
+from app.cli.reports import add_report, check_report, deliver_report
+from app.cli.run import draft_files, make_prompt
 from app.cli.run_arguments import (
     add_batch_invariant,
     add_draft_model,
@@ -37,7 +37,11 @@ from app.cli.scenarios import add_scenarios, chosen_scenario, heading, list_scen
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
 from engine.options.idle_faults import notes_on
+from engine.report.compare import LANE_HEADS, LANE_NOTE, compare_report, lane_cells, lane_notes
+from engine.report.headline import headline
+from engine.report.run import run_report
 from engine.trace.export import strict_json
+from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
@@ -46,20 +50,6 @@ if TYPE_CHECKING:
     from engine.trace.verdict import LaneVerdict
 
 _LINE = "{:<{width}}  {:<9} {:<10} {:>9} {:>9} {:>9} {:>4} {:>6} {:>6} {:>6} {:>6} {:>6}"
-_HEADS = (
-    "lane",
-    "verdict",
-    "band",
-    "max NMSE",
-    "max |Δ|",
-    "max KL",
-    "seq",
-    "pos",
-    "round",
-    "after",
-    "forks",
-    "dupl.",
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_sizes(memory)
     add_batch_invariant(memory)
-    add_lane_output(parser, "the trace of all lanes")
+    add_report(add_lane_output(parser, "the trace of all lanes"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -149,12 +139,14 @@ def run(args: argparse.Namespace) -> int:
         lanes = (NOISE_LANE, *map(LaneSpec.parse, args.lanes))
     n_draft = None if options.spec.types else options.spec.n_max
     for lane in scenario.lanes if scenario else lanes:
-        for note in notes_on(lane.options(options), n_draft):
+        for note in notes_on(lane.options(options), n_draft, is_led=not lane.free):
             print(f"draftscope: note: {lane.name}: {note}", file=sys.stderr)
     if args.bound is not None and args.bound < 0:
         raise OptionError("--bound is negative.", "Use 0 to accept equal logits only.")
     check_trace_folder(args.trace)
+    check_report(args)
     session = open_session(args, target, drafts)
+    from engine.bench.environment import environment
     from engine.compare.comparison import Comparison
     from engine.compare.scenario_job import start_comparison
 
@@ -178,6 +170,11 @@ def run(args: argparse.Namespace) -> int:
         )
     decode(job, job.step, args.trace, session.content)
     verdicts = job.results()
+    lanes_shown = [RunRef(job.trace, verdict.run_id) for verdict in verdicts]
+    if deliver_report(
+        args, lambda words: compare_report(lanes_shown, environment(), words, verdicts)
+    ):
+        return int(any(verdict.is_beyond for verdict in verdicts))
     if args.json:
         print_json(
             {
@@ -201,10 +198,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_scenario(args: argparse.Namespace, session: Session, scenario: Scenario) -> int:
     """A scenario without lanes: its sequences and what was found."""
+    from engine.bench.environment import environment
     from engine.compare.scenario_job import start_run
 
     job = start_run(session, scenario)
     decode(job, job.step, args.trace, session.content)
+    run = RunRef(job.trace, job.run_id)
+    if deliver_report(args, lambda words: run_report(run, environment(), words)):
+        return 0
     if args.json:
         print_json(
             {
@@ -229,29 +230,12 @@ def _lines(job: Comparison, verdicts: list[LaneVerdict]) -> Iterator[str]:
     yield f"{n} tokens, bound on the NMSE of the logits {job.bound:.1e}"
     yield ""
     width = max(len(verdict.lane) for verdict in verdicts)
-    yield _LINE.format(*_HEADS, width=width)
-    for v in verdicts:
-        measured = (f"{v.worst_nmse:.1e}", f"{v.max_abs:.1e}", f"{v.max_kl:.1e}")
-        numbers = (v.first_seq, v.first_pos, v.first_round, v.after_round, v.n_forks, v.duplicates)
-        cells = (v.band, *measured, *("-" if n is None else n for n in numbers))
-        if not v.n_positions:
-            cells = ("-",) * len(cells)
-        yield _LINE.format(v.lane, v.verdict, *cells, width=width)
+    yield _LINE.format(*LANE_HEADS, width=width)
+    for verdict in verdicts:
+        yield _LINE.format(*lane_cells(verdict), width=width)
     yield ""
-    yield "seq, pos, round: first divergence; after: the round whose rollback came before it"
-    for v in verdicts:
-        if math.isfinite(v.bound) and v.bound != job.bound:
-            yield f"{v.lane}: bound {v.bound:.1e}"
-        if f := v.fork:
-            before = (
-                "" if f.after_round is None else f", after the rollback of round {f.after_round}"
-            )
-            yield (
-                f"{v.lane} forked: sequence {f.seq_id}, position {f.pos}, round {f.round}{before}; "
-                f"token {f.token_id} for {f.reference_id}, top-2 gap {f.top2_gap:.1e}"
-            )
-        if v.error:
-            yield f"{v.lane} stopped: {v.error}"
+    yield LANE_NOTE
+    yield from lane_notes(verdicts, job.bound)
     if found := list(finding_lines(job.trace)):
         yield from ("", *found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 from app.cli.common import add_model, positive, print_json, target_path
 from engine.gguf.file import GgufFile
 from engine.memory.policies import POLICIES, memory_sizes
+from engine.model.drafters.config import describe_drafter
+from engine.model.drafters.kinds import KINDS
 from engine.model.info import LayerInfo, ModelInfo, describe
 from engine.model.loaded_size import is_expanded
 from engine.options import COMPUTE_MODES
@@ -57,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what the metadata and the tensor directory tell; no tensor is read."""
     with GgufFile.open(target_path(args)) as file:
+        if file.architecture in KINDS:
+            return _tell_drafter(args, file)
         info = describe(file)
         metadata = {key: _plain(value) for key, value in file.metadata.items()}
         identity = file.identity()
@@ -77,6 +82,36 @@ def run(args: argparse.Namespace) -> int:
         print_json({**info.to_dict(), "file": identity, "memory": memory, "metadata": metadata})
     else:
         print("\n".join(_lines(info, memory, metadata)))
+    return 0
+
+
+def _tell_drafter(args: argparse.Namespace, file: GgufFile) -> int:
+    """The same of a file that drafts for a target, which is not known here."""
+    config = KINDS[file.architecture].read(file)
+    info = describe_drafter(file, config)
+    n_ctx = args.ctx_size or _DEFAULT_CONTEXT
+    n_bytes = info.n_bytes(args.parallel, n_ctx, args.compute)
+    metadata = {key: _plain(value) for key, value in file.metadata.items()}
+    if args.json:
+        memory = {"n_seqs": args.parallel, "n_ctx": n_ctx, "compute": args.compute}
+        own = {**asdict(info), "file": file.identity()}
+        print_json({**own, "memory": {**memory, "total": n_bytes}, "metadata": metadata})
+        return 0
+    layers = ", ".join(map(str, info.taps))
+    lines = [
+        f"{info.name or 'unnamed'}, for {info.drafter}",
+        f"  parameters     {info.n_params:,}",
+        f"  weights        {size_text(info.weight_bytes)}",
+        "  loaded         "
+        + ", ".join(f"{m} {size_text(n)}" for m, n in info.loaded_bytes.items()),
+        f"  reads          the inputs of layers {layers} of a target {info.n_target:,} wide",
+        f"  attention      {size_text(info.cell_bytes)} per token",
+        f"  memory         {size_text(n_bytes)} for {args.parallel} x {n_ctx} cells",
+        "",
+        "metadata",
+        *(f"  {key} = {_short(value)}" for key, value in metadata.items()),
+    ]
+    print("\n".join(lines))
     return 0
 
 

@@ -20,13 +20,13 @@ from app.cli.observe_listen import listen
 from app.cli.option_arguments import add_options, options_from
 from app.cli.recorded import check_trace_folder, export, keep_capture, record
 from app.cli.rescore import finite, lines
-from app.cli.run import headline
 from app.cli.run_arguments import add_prompts
 from app.cli.server import add_key, connect, note
 from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError
 from engine.observe.server.request_options import PER_REQUEST, RequestOptions, why_not_sent
 from engine.option_fields import options_in
 from engine.options import RunOptions
+from engine.report.headline import headline
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import TraceStore
 

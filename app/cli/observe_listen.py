@@ -12,7 +12,7 @@ from app.cli.common import print_json
 from app.cli.findings import finding_lines, findings_json
 from app.cli.interruption import Interrupted
 from app.cli.recorded import keep_capture, record
-from app.cli.run import headline
+from engine.report.headline import headline
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
 

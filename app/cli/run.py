@@ -13,13 +13,16 @@ from app.cli.common import draft_paths, print_json, target_path
 from app.cli.files import open_session
 from app.cli.findings import finding_lines, findings_json
 from app.cli.recorded import check_trace_folder, decode
+from app.cli.reports import check_report, deliver_report
 from app.cli.run_arguments import PromptSource, add_arguments, run_options
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.gguf.tokenizer import StreamDecoder
 from engine.options import Prompt, RunOptions
 from engine.options.idle_faults import notes_on
+from engine.report.headline import headline
 from engine.trace.records import EMITTED_KINDS
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -37,20 +40,28 @@ def run(args: argparse.Namespace) -> int:
     options = run_options(args)
     drafts = draft_files(args, options)
     check_trace_folder(args.trace)
+    check_report(args)
     if not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     _print_notes(options)
     session = open_session(args, target, drafts)
     prompts = [make_prompt(session, args, source) for source in args.sources]
+    from engine.bench.environment import environment
+    from engine.report.run import run_report
+
     trace = TraceStore()
     job = session.start(prompts, options, trace)
-    streaming = not args.json and len(prompts) == 1
+    streaming = not (args.json or args.markdown) and len(prompts) == 1
     if streaming:
         stream = _Stream(trace, session, "" if args.chat else prompts[0].text)
         decode(job, job.advance, args.trace, session.content, stream.show)
         stream.end()
     else:
         decode(job, job.advance, args.trace, session.content)
+    if deliver_report(
+        args, lambda words: run_report(RunRef(trace, job.run_id), environment(), words)
+    ):
+        return 0
     if args.json:
         print_json(_report(job, session, options, target, drafts))
         return 0
@@ -139,20 +150,6 @@ def _print_sequences(job: Run, prompts: list[Prompt], *, echo: bool) -> None:
     for result, prompt in zip(job.results(), prompts, strict=True):
         print(f"--- sequence {result.seq_id}")
         print((prompt.text if echo else "") + result.text + "\n")
-
-
-def headline(totals: dict[str, Any]) -> str:
-    """Figures of a run in one line, as far as they are known."""
-    line = f"{totals['predicted_n']} tokens"
-    if totals["predicted_per_second"]:
-        line += f", {totals['predicted_per_second']:.1f} tokens/s"
-    if totals.get("draft_n"):
-        line += f"; {totals['draft_n_accepted']} of {totals['draft_n']} drafted tokens accepted"
-        if totals["draft_acceptance_rate"] is not None:
-            line += f" ({totals['draft_acceptance_rate']:.3f})"
-        if totals["mean_acceptance_length"] is not None:
-            line += f", mean length {totals['mean_acceptance_length']:.2f}"
-    return line
 
 
 def _report(

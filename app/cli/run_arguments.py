@@ -13,6 +13,7 @@ from typing import Any
 
 from app.cli.common import add_compute, add_model, read_text, token_ids
 from app.cli.option_arguments import add_options, options_from, reader
+from app.cli.reports import add_report
 from engine.errors import OptionError
 from engine.option_fields import grouped, options_in
 from engine.options import CacheOptions, RunOptions
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write the trace as CSV files; replaces an earlier export",
     )
+    add_report(output)
 
 
 def add_draft_model(group: argparse._ArgumentGroup) -> None:

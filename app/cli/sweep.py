@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from app.cli.common import print_json
+from app.cli.reports import add_report, check_report, deliver_report
 from engine.errors import OptionError
+from engine.report.sweep import sweep_report
 from engine.sweep.on_ray import OnRay
 from engine.sweep.one_by_one import one_by_one
 from engine.sweep.plan import Bundled, SweepPlan, read_plan
-from engine.sweep.results import SweepResults, read_results
+from engine.sweep.results import SweepResults, read_results, setting_text
 from engine.sweep.settings import JOB_KEYS
 from engine.sweep.sweep import Executor, Sweep, SweepProgress
 from engine.sweep.table import number, result_table
@@ -67,10 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object")
+    add_report(output)
 
 
 def run(args: argparse.Namespace) -> int:
     """Do what is left to do; exit status 1 when a job failed."""
+    check_report(args)
     plan = _plan(args)
     if args.ship and args.ray is None:
         raise OptionError("--ship goes with --ray only.", "Leave it out.")
@@ -90,7 +94,9 @@ def run(args: argparse.Namespace) -> int:
             _tell(f"{sweep.n_done} of {sweep.total} jobs are done; the same command goes on")
             raise
     results = read_results(sweep.path)
-    if args.json:
+    if deliver_report(args, lambda words: sweep_report(results, words)):
+        pass
+    elif args.json:
         print_json(results_json(results))
     else:
         print("\n".join(_lines(results)))
@@ -142,7 +148,7 @@ def _list(args: argparse.Namespace, plan: SweepPlan, sweep: Sweep) -> int:
         return 0
     for job in plan.jobs:
         state = "to do" if job.key in pending else "has a result"
-        said = ", ".join(f"{key} {value}" for key, value in job.settings.items())
+        said = ", ".join(f"{key} {setting_text(value)}" for key, value in job.settings.items())
         print(f"{job.number:>5}  {state:<12}  {said}")
     return 0
 
@@ -170,7 +176,9 @@ def _aligned(row: Sequence[str], widths: Sequence[int], n_left: int) -> Iterator
 def _show(progress: SweepProgress, varying: Collection[str]) -> None:
     width, result = len(str(progress.total)), progress.result
     settings = progress.job.settings
-    said = ", ".join(f"{key} {value}" for key, value in settings.items() if key in varying)
+    said = ", ".join(
+        f"{key} {setting_text(value)}" for key, value in settings.items() if key in varying
+    )
     came = result.error or f"{number(float(result.figures['predicted_per_second'] or 0), 1)} tok/s"
     left = f" ({_duration(progress.left_s)} left)" if progress.left_s is not None else ""
     _tell(f"[{progress.done:>{width}}/{progress.total}] {said}: {came}{left}", name="")

@@ -97,6 +97,7 @@ def new_folder(parent: Path, now: time.struct_time) -> Path:
 
 
 MODEL_FILTER = "GGUF models (*.gguf);;All files (*)"
+REPORT_FILTER = "HTML pages (*.html);;All files (*)"
 TRACE_FILTER = (
     f"Traces, captures, logs and records ({SESSION_FILE} *.json *.jsonl *.json.gz *.log *.txt "
     "*.sse *.prom);;All files (*)"
@@ -116,6 +117,22 @@ def ask_trace(parent: QWidget, settings: Settings) -> Path | None:
     None without a choice."""
     path = _ask(parent, settings, "trace", "Open trace", TRACE_FILTER)
     return path.parent if path is not None and path.name == SESSION_FILE else path
+
+
+def ask_report(parent: QWidget, settings: Settings) -> Path | None:
+    """The HTML file that a report is written to; None without a choice."""
+    name, _ = QFileDialog.getSaveFileName(
+        parent,
+        "Write report",
+        str(settings.folder("report") / time.strftime("draftscope-report-%Y%m%d-%H%M%S.html")),
+        REPORT_FILTER,
+        options=QFileDialog.Option.DontUseNativeDialog,
+    )
+    if not name:
+        return None
+    path = Path(name)
+    settings.set_folder("report", path.parent)
+    return path if path.suffix.lower() in (".html", ".htm") else path.with_name(f"{path.name}.html")
 
 
 def ask_results(parent: QWidget, settings: Settings) -> Path | None:

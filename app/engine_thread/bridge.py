@@ -7,7 +7,7 @@ Tokens do not pass through here: the views read them from the trace store.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +40,7 @@ from app.engine_thread.trace_jobs import (
     start_export,
     start_reading,
     start_reading_results,
+    start_report,
     start_triage,
 )
 from app.engine_thread.worker import EngineWorker
@@ -82,6 +83,7 @@ class Bridge(QObject):
     disconnected = Signal()
     rescored = Signal(object)  # events.RunRescored
     rescore_unsure = Signal(object)  # events.RescoreUnsure
+    reported = Signal(object)  # the Path of a report
     triaged = Signal(object)  # events.RunsTriaged
     estimated = Signal(object)  # SpeedsEstimated
     results_read = Signal(object)  # Results | None
@@ -125,7 +127,7 @@ class Bridge(QObject):
         self._export: TraceJob | None = None
         self._reading: TraceJob | None = None
         self._beside: list[TraceJob] = []
-        """Jobs that only read."""
+        """Jobs that only read traces and results."""
         self._reads_results = False
         self._n_shown = self._n_shown_before = 0
         """How often something came on show, by now and when reading began."""
@@ -284,6 +286,11 @@ class Bridge(QObject):
         if self._export is None:
             self._export = start_export(store, folder, excel_safe, self._posted.emit)
 
+    def report(self, runs: Sequence[RunRef], path: Path, environment: Mapping[str, str]) -> None:
+        """Write the report on a run, or on the lanes of a comparison, beside whatever else is
+        going on; `reported` tells."""
+        self._do_beside(start_report(runs, path, environment, self._posted.emit))
+
     @property
     def reading(self) -> bool:
         return self._reading is not None
@@ -436,6 +443,8 @@ class Bridge(QObject):
                 self.measured.emit(fidelity)
             case events.BreakRuleHeld(hit):
                 self.broke.emit(hit)
+            case events.ReportWritten():
+                self.reported.emit(event.path)
             case events.TraceExported():
                 self._export = None
                 if event.folder is not None:

@@ -188,6 +188,13 @@ class TraceExported:
 
 
 @dataclass(frozen=True)
+class ReportWritten:
+    """A report is there."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
 class BreakRuleHeld:
     """A break rule held; the run pauses."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from app.engine_thread.events import (
     ProgressMade,
+    ReportWritten,
     RunsTriaged,
     TraceExported,
     failure,
@@ -155,6 +156,32 @@ def start_estimate(request: SurfaceRequest, post: Post) -> TraceJob:
         post(SpeedsEstimated(request, found))
 
     return TraceJob("estimate", work)
+
+
+def start_report(
+    runs: Sequence[RunRef], path: Path, environment: Mapping[str, str], post: Post
+) -> TraceJob:
+    """Write the report on a run, or on the lanes of a comparison; posts ReportWritten or
+    CommandFailed."""
+
+    def work(cancelled: Callable[[], bool]) -> None:
+        try:
+            from engine.report.compare import compare_report
+            from engine.report.run import run_report
+            from engine.report.write import write_report
+
+            is_comparison = bool(runs[0].facts.get("lane"))
+            report = (
+                compare_report(runs, environment)
+                if is_comparison
+                else run_report(runs[0], environment)
+            )
+            write_report(report, path)
+            post(ReportWritten(path))
+        except Exception as error:
+            post(failure(error))
+
+    return TraceJob("report", work)
 
 
 def start_reading_results(path: Path, post: Post) -> TraceJob:

@@ -8,6 +8,7 @@ import numpy as np
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 from PySide6.QtGui import QColor
 
+from app.models.plain_tip import plain_tip
 from app.models.results import Results
 
 _Index = QModelIndex | QPersistentModelIndex
@@ -55,7 +56,7 @@ class ResultTable(QAbstractTableModel):
         if role == Qt.ItemDataRole.DisplayRole:
             return column.title
         if role == Qt.ItemDataRole.ToolTipRole:
-            return column.tip
+            return plain_tip(column.tip)
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return _LEFT if column.is_text else _RIGHT
         return None
@@ -68,7 +69,7 @@ class ResultTable(QAbstractTableModel):
         if role == Qt.ItemDataRole.DisplayRole:
             return column.text(row)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return results.error(row) or results.about(row)
+            return plain_tip(results.error(row) or results.about(row))
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return _LEFT if column.is_text else _RIGHT
         if role == Qt.ItemDataRole.ForegroundRole and results.error(row):

@@ -159,14 +159,16 @@ def of_sweep(found: SweepResults) -> Results:
         )
     return Results(
         found.path,
-        found.title or found.path.parent.name,
+        short_text(found.title) or found.path.parent.name,
         found.n,
         tuple(columns),
         found.axes,
         " · ".join(parts),
         found.trace,
         lambda row: "" if found.done[row] else str(values["error"][row]),
-        lambda row: ", ".join(f"{name} {value}" for name, value in found.settings(row).items()),
+        lambda row: ", ".join(
+            f"{name} {short_text(str(value))}" for name, value in found.settings(row).items()
+        ),
     )
 
 

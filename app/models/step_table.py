@@ -39,6 +39,8 @@ SIGNS = {
     "target": "→",
     "unknown": "?",
 }
+FORBIDDEN = "⊘"
+"""Before a token that the grammar does not allow at its place."""
 _DIGITS = {"target_entropy": 2}
 
 
@@ -50,7 +52,10 @@ def cell_text(step: Step, token: TraceRow, name: str) -> str:
         return f"{SIGNS.get(token['kind'], '')} {token['kind']}".strip()
     if name == "target":
         best = token["target_top_id"][0]
-        return NOT_OBSERVED if best is None else step.text(best)
+        if best is None:
+            return NOT_OBSERVED
+        mark = f"{FORBIDDEN} " if token["target_top_forbidden"][0] else ""
+        return f"{mark}{step.text(best)}"
     value = figure(token, name)
     if value is None:
         is_own = token["draft_index"] is None and name in ("draft_p", "rule_q")
@@ -126,6 +131,8 @@ class StepTable(ColumnTable):
         if role == Qt.ItemDataRole.ToolTipRole:
             if name == "decision":
                 return MEANING[token["kind"]]
+            if name == "target" and token["target_top_forbidden"][0]:
+                return "The grammar does not allow it here"
             value = figure(token, name)
             return f"{value:.9g}" if isinstance(value, float) else None
         return None

@@ -12,6 +12,7 @@ from app.models.column_table import ColumnTable, TableColumn
 from app.models.number_text import probability_text
 from app.models.position_detail import BAR_ROLE, DIFFERS_ROLE
 from app.models.step import Step, TraceRow
+from app.models.step_table import FORBIDDEN
 
 _COLUMNS = (
     TableColumn("token", "token", "The target's order first", True),
@@ -24,11 +25,13 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A token and what each side gave it; None: not among its most probable ones."""
+    """A token and what each side gave it; None: not among its most probable ones. is_forbidden:
+    the grammar does not allow it here."""
 
     token_id: int
     q: float | None
     p: float | None
+    is_forbidden: bool = False
 
 
 def alternatives(token: TraceRow) -> list[Alternative]:
@@ -36,7 +39,11 @@ def alternatives(token: TraceRow) -> list[Alternative]:
     p = _tops(token, "target")
     q = _tops(token, "draft")
     others = sorted((i for i in q if i not in p), key=lambda i: -q[i])
-    return [Alternative(i, q.get(i), p.get(i)) for i in (*sorted(p, key=lambda i: -p[i]), *others)]
+    forbidden = _forbidden(token, "target") | _forbidden(token, "draft")
+    return [
+        Alternative(i, q.get(i), p.get(i), i in forbidden)
+        for i in (*sorted(p, key=lambda i: -p[i]), *others)
+    ]
 
 
 def _tops(token: TraceRow, side: str) -> dict[int, float]:
@@ -44,8 +51,14 @@ def _tops(token: TraceRow, side: str) -> dict[int, float]:
     return {i: p for i, p in pairs if i is not None and p is not None}
 
 
+def _forbidden(token: TraceRow, side: str) -> set[int]:
+    pairs = zip(token[f"{side}_top_id"], token[f"{side}_top_forbidden"], strict=True)
+    return {i for i, flag in pairs if flag}
+
+
 class TopTable(ColumnTable):
-    """`alternatives` of one token; the token of the row chosen is bold."""
+    """`alternatives` of one token; the token of the row chosen is bold, what the grammar forbids
+    has a mark and is muted."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(_COLUMNS, parent)
@@ -87,9 +100,13 @@ class TopTable(ColumnTable):
 
     def _token_cell(self, step: Step, one: Alternative, role: int) -> Any:
         if role == Qt.ItemDataRole.DisplayRole:
-            return step.text(one.token_id)
+            text = step.text(one.token_id)
+            return f"{FORBIDDEN} {text}" if one.is_forbidden else text
         if role == Qt.ItemDataRole.ToolTipRole:
-            return f"token {one.token_id}"
+            why = ": the grammar does not allow it here" if one.is_forbidden else ""
+            return f"token {one.token_id}{why}"
+        if role == Qt.ItemDataRole.ForegroundRole and one.is_forbidden:
+            return self.muted_colour
         if role == Qt.ItemDataRole.FontRole and one.token_id == self._token_id:
             font = QFont()
             font.setBold(True)

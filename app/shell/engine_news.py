@@ -56,6 +56,7 @@ class EngineNews(QObject):
         bridge.measured.connect(self._show_fidelity)
         bridge.broke.connect(self._show_break)
         bridge.exported.connect(self._show_exported)
+        bridge.reported.connect(self._show_reported)
         bridge.export_ended.connect(self._end_progress)
         bridge.trace_shown.connect(self._show_trace)
         bridge.trace_read.connect(self._offer_trace)
@@ -204,6 +205,9 @@ class EngineNews(QObject):
             options = panel.options()
             self._panels.model_map.set_options(options, len(panel.texts()))
             self._panels.divergence.header.editor.set_options(options)
+
+    def _show_reported(self, path: Path) -> None:
+        self._panels.banners.add("info", f"Report written to {path}.")
 
     def _show_exported(self, event: events.TraceExported) -> None:
         self._panels.banners.add("info", f"Trace exported to {event.folder}.")

@@ -10,16 +10,19 @@ from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QWidget
 
-from app.dialogs.files import ExportDialog, ask_trace
+from app.dialogs.files import ExportDialog, ask_report, ask_trace
+from app.dialogs.help import environment
 from app.dialogs.unexported import QuitChoice, ask_before_quitting, may_drop
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import CommandFailed
+from app.models.compared_lanes import lanes_of
 from app.models.run_facts import ModelRuns
 from app.saved.autosave import Autosave, adopt, discard, leftovers, model_in
 from app.saved.folders import unwritable
 from app.saved.settings import Settings
 from app.widgets.banner import Banner, BannerArea
 from engine.trace.export import SESSION_FILE
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 _AUTOSAVES, _RESTORED = "autosave", "restored"
@@ -75,6 +78,12 @@ class Sessions(QObject):
             lambda folder, excel: self._bridge.export(store, folder, excel_safe=excel)
         )
         dialog.show()
+
+    def report(self, run: RunRef) -> None:
+        """Ask for a file and write the report on a run, or on the comparison it is a lane of."""
+        path = ask_report(self._window, self._settings)
+        if path is not None:
+            self._bridge.report(lanes_of(run) or (run,), path, environment())
 
     def drop(self, runs: ModelRuns) -> None:
         """Forget the runs of a model, and ask before if they were not exported."""

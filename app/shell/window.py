@@ -176,6 +176,7 @@ class MainWindow(QMainWindow):
             "file.close_trace": bridge.close_trace,
             "file.clear_recent": self.settings.clear_recent,
             "file.export": self._export_shown,
+            "file.report": self._report_shown,
             "file.copy_text": copies.text,
             "file.copy_step": copies.step,
             "file.copy_issue": copies.issue,
@@ -292,6 +293,10 @@ class MainWindow(QMainWindow):
         if self.feed.run is not None:
             self.sessions.export(self.feed.run.store)
 
+    def _report_shown(self) -> None:
+        if self.feed.run is not None:
+            self.sessions.report(self.feed.run)
+
     def _rescore_shown(self) -> None:
         if self.feed.run is not None:
             self.control.ask_rescore(self.feed.run)
@@ -368,6 +373,7 @@ def enable_actions(
         ("go.previous_divergence", diverges),
         ("file.open_draft", bridge.files is not None),
         ("file.export", shown is not None and not bridge.exporting),
+        ("file.report", shown is not None),
         ("file.copy_text", shown is not None),
         *((name, shown is not None) for name in _NEED_RUN),
         ("file.copy_issue", shown is not None),

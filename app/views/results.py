@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme
+from app.models.plain_tip import plain_tip
 from app.models.result_plots import ResultMap, result_map
 from app.models.result_table import ResultTable
 from app.models.results import MEMORY, SPEED, ResultColumn, Results
@@ -118,7 +119,7 @@ class ResultsView(QStackedWidget):
         """Show a result file; axes and figures stay chosen where it has them too."""
         self._results = results
         self.headline.setText(results.title)
-        self.headline.setToolTip(str(results.path))
+        self.headline.setToolTip(plain_tip(str(results.path)))
         self.note.setText(results.note)
         self.table.horizontalHeader().setSortIndicator(-1, Qt.SortOrder.AscendingOrder)
         self.model.set_results(results)

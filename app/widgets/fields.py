@@ -97,7 +97,7 @@ def _numbers(field: QWidget) -> list[QSpinBox | QDoubleSpinBox]:
     return [part for part in parts if isinstance(part, QSpinBox | QDoubleSpinBox)]
 
 
-def side_by_side(fields: dict[str, QSpinBox]) -> QWidget:
+def side_by_side(fields: dict[str, QSpinBox | QDoubleSpinBox]) -> QWidget:
     """Numbers in one row, each with its name before the figure."""
     row = QHBoxLayout(box := QWidget())
     row.setContentsMargins(0, 0, 0, 0)

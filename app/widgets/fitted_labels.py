@@ -6,13 +6,20 @@ from PySide6.QtCore import QPointF, QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent, QTextLayout, QTextOption
 from PySide6.QtWidgets import QLabel, QSizePolicy, QWidget
 
+from app.models.plain_tip import plain_tip
+
 
 class ElidedLabel(QLabel):
-    """A label that asks for no width."""
+    """A label that asks for no width and shows its text as it is written."""
+
+    def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setText(text)
 
     def setText(self, text: str) -> None:
         super().setText(text)
-        self.setToolTip(text)
+        self.setToolTip(plain_tip(text))
 
     def minimumSizeHint(self) -> QSize:
         return QSize(0, super().minimumSizeHint().height())
@@ -84,7 +91,7 @@ class ClampedLabel(QLabel):
             end = self.fontMetrics().elidedText(rest, Qt.TextElideMode.ElideRight, self.width())
             lines = [*lines[: MOST_LINES - 1], end]
         self.setText("\n".join(lines))
-        self.setToolTip(self._full if cut and not self._open else "")
+        self.setToolTip(plain_tip(self._full) if cut and not self._open else "")
         if cut is not self._cut:
             self._cut = cut
             self.cut_changed.emit(cut)

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app.looks.theme import Theme, figures_font
 from app.models.heat_map import BEST, CURRENT, HeatMap, cell_colours
+from app.models.plain_tip import plain_tip
 
 _GAP = 1.0
 _FRAME = 2.0
@@ -204,7 +205,8 @@ class HeatGrid(QWidget):
     def event(self, event: QEvent) -> bool:
         if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
             cell = self.cell_at(event.pos().toPointF())
-            QToolTip.showText(event.globalPos(), "" if cell is None else self.tip(*cell), self)
+            text = "" if cell is None else plain_tip(self.tip(*cell))
+            QToolTip.showText(event.globalPos(), text, self)
             return True
         if event.type() == QEvent.Type.Leave and not self.hasFocus():
             self._point(None)

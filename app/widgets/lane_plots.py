@@ -15,6 +15,7 @@ from app.widgets.state_map import PARTS, StateMap
 _DELTA_LINES, _STATES_LINES = 8, 6
 """Least heights of the plots in lines of text, the x-axis included."""
 _NO_STATES = "No states are recorded for this lane: choose one that rolls back."
+_NO_PART = "The layers of this model have no such part: choose the other one."
 
 
 class LanePlots(QSplitter):
@@ -37,7 +38,7 @@ class LanePlots(QSplitter):
         self.part = QComboBox()
         self.part.setAccessibleName("Part of the state that is compared")
         self.part.addItems(list(PARTS.values()))
-        self.part.currentIndexChanged.connect(lambda i: self.states.set_part(list(PARTS)[i]))
+        self.part.currentIndexChanged.connect(self._show_part)
         self.legend = SwatchLegend("Error over positions: signs", SWATCHES, theme)
         self.scale = LogScale(theme)
         self.head = QHBoxLayout()
@@ -97,12 +98,17 @@ class LanePlots(QSplitter):
         for part in (self.delta, self.states, self.legend, self.scale):
             part.retheme(theme)
 
+    def _show_part(self, index: int) -> None:
+        self.states.set_part(list(PARTS)[index])
+        self._show_extent()
+
     def _show_extent(self) -> None:
         positions = self._lanes.positions().tolist() if self._lanes is not None else []
         if positions:
             for plot in (self.delta, self.states):
                 plot.show_rounds(positions[-1] + 1, positions[0] - 1)
         empty = self.states.is_empty
+        self._note.setText(_NO_PART if self.states.lacks_part else _NO_STATES)
         self.states.setHidden(empty)
         self.scale.setHidden(empty)
         self._note.setVisible(empty)

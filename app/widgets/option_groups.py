@@ -29,6 +29,8 @@ ABOVE: tuple[tuple[str, ...], ...] = (
     ("n_predict",),
 )
 """Options that are always on show, above the groups."""
+_PER_ROW = 3
+"""A drafter's own numbers in one row; more would make the panel wider."""
 _COMMON = (("n_min",), ("p_min",), ("accept",))
 
 
@@ -221,20 +223,21 @@ class FaultsGroup(OptionGroup):
 
 
 class DraftGroup(OptionGroup):
-    """What the drafters are set by, but for their longest draft; a row for each one's own sizes."""
+    """What the drafters are set by, but for their longest draft; rows for each one's own sizes."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         self._types: tuple[str, ...] = ()
-        self._rows: dict[str, QWidget] = {}
+        self._rows: dict[str, list[QWidget]] = {}
         options = shown("speculation", "ngram", "synthetic")
         common = [one for one in options if one.path[1:] in _COMMON]
         super().__init__("Drafter options", common, parent)
         for name, drafter in DRAFTERS.items():
             own = [one for one in options if one.path[1:-1] == (drafter.field,)]
-            if own:
-                fields = {one.row.short: self.make(one) for one in own}
-                self._rows[name] = side_by_side(fields)
-                self.add(name.removeprefix("ngram-"), self._rows[name], tip(*own), name)
+            for start in range(0, len(own), _PER_ROW):
+                part = own[start : start + _PER_ROW]
+                row = side_by_side({one.row.short: self.make(one) for one in part})
+                self._rows.setdefault(name, []).append(row)
+                self.add("" if start else name.removeprefix("ngram-"), row, tip(*part), name)
         for one in options:
             if len(one.path) == 2 and one not in common:
                 self.append(one)
@@ -261,7 +264,8 @@ class DraftGroup(OptionGroup):
                 used = set(self._types) & set(users) if users else self._types
                 matches = one.field != "n_min" or self["accept"].currentText() == "match"
                 self.set_relevant(field, bool(used) and matches)
-        for name, row in self._rows.items():
-            self.set_relevant(row, name in self._types)
+        for name, rows in self._rows.items():
+            for row in rows:
+                self.set_relevant(row, name in self._types)
         is_synthetic = self["synth_rates"].text().strip() or self["synth_len"].value() > 0
         self.summarise("output invalid" if self._types and is_synthetic else "")

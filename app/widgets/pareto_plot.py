@@ -149,12 +149,12 @@ def _unit(column: ResultColumn, most: float) -> float:
 
 
 def _round_ticks(low: float, high: float, of: float = 1.0) -> list[float]:
-    """Two to five round numbers of a unit between two others."""
+    """Two to five round numbers of a unit between two others; 0 is never -0."""
     low, high = low / of, high / of
     unit = 10.0 ** np.floor(np.log10((high - low) / 2))
     step = next(s for s in (5, 2, 1) if (high - low) / (s * unit) >= 2) * unit
     first, last = np.ceil(low / step), np.floor(high / step)
-    return [float(at * step * of) for at in np.arange(first, last + 1)]
+    return [float(at * step * of) + 0.0 for at in np.arange(first, last + 1)]
 
 
 def _label(column: ResultColumn, value: float) -> str:

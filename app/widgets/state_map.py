@@ -27,9 +27,11 @@ _ROW_LABEL_PIXELS = 11
 
 
 def shades(errors: np.ndarray) -> np.ndarray:
-    """Relative errors as values of the image, uint8 of the same shape: log scale, clipped."""
+    """Relative errors as values of the image, uint8 of the same shape: log scale, clipped. NaN is
+    none at all, of a layer without such a part."""
     finite = np.isfinite(errors)
     shade = np.full(errors.shape, _NOT_FINITE, np.uint8)
+    shade[np.isnan(errors)] = _NONE
     shade[finite & (errors == 0)] = _EXACT
     at = finite & (errors > 0)
     share = (np.log10(errors[at]) - LOW) / (HIGH - LOW)
@@ -62,8 +64,13 @@ class StateMap(RoundPlot):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the lane has no states to show."""
-        return not self._layers
+        """Whether the lane has nothing to show: no states, or none with the part."""
+        return bool(np.isnan(self._errors).all())
+
+    @property
+    def lacks_part(self) -> bool:
+        """Whether its layers have no such part."""
+        return bool(self._layers) and self.is_empty
 
     def set_part(self, part: str) -> None:
         """Show state_error or conv_error."""
@@ -86,7 +93,7 @@ class StateMap(RoundPlot):
         self._paint()
         self.box.setYRange(-0.5, n_layers - 0.5, padding=0)
         self._label_rows()
-        worst = float(np.max(self._errors, initial=0.0))
+        worst = max((error for error in self._errors.tolist() if error == error), default=None)
         self.setAccessibleDescription(
             f"{PARTS[self._part]}: {n_layers} layers, worst relative error {error_text(worst)}"
         )
@@ -109,7 +116,8 @@ class StateMap(RoundPlot):
             return None
         mine = (self._at_end == at) & (self._at_layer == self._layers.index(layer))
         found = np.flatnonzero(mine)
-        return float(self._errors[found[-1]]) if len(found) else None
+        error = float(self._errors[found[-1]]) if len(found) else math.nan
+        return None if math.isnan(error) else error
 
     def _clear(self) -> None:
         """Errors, float64 [n], each with its layer and its end as indices into those."""

@@ -15,6 +15,11 @@ from kernels.processor import processor_name
 
 def environment() -> dict[str, Any]:
     """Versions, machine, threads in use, and the time now (UTC, ISO 8601)."""
+    return {**machine(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def machine() -> dict[str, Any]:
+    """Versions, machine, and threads in use."""
     return {
         "draftscope": version(),
         "python": platform.python_version(),
@@ -24,5 +29,4 @@ def environment() -> dict[str, Any]:
         "processor": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -19,6 +19,7 @@ from engine.compare.peer_lane import PeerLane, PeerNoiseLane
 from engine.compare.policy_lane import PolicyLane
 from engine.compare.rounds import ReferenceRound, SequenceRound
 from engine.decode.acceptance_rules import RULES
+from engine.decode.grammar_limits import cut_draft, note_grammar_error
 from engine.decode.sequences import DecodingSequence, SlotAssignment
 from engine.decode.verify import OF_DRAFTER, TRUNK, match, note_non_finite
 from engine.draft.chain import DrafterChain
@@ -73,7 +74,8 @@ class Comparison:
         common = replace(options, faults=())
         n_ctx = session.context(prompts, common)
         n_seqs = min(common.parallel, len(prompts))
-        setup = ComparisonSetup(session, self.trace, prompts, n_seqs, n_ctx, llama_library)
+        grammar = session.grammar(common)
+        setup = ComparisonSetup(session, self.trace, prompts, n_seqs, n_ctx, llama_library, grammar)
         self._setup, self._options, self._bound = setup, common, bound
         self._drafter, self._draft_accept = drafter, draft_accept
         self._chain = DrafterChain(self._drafters())
@@ -83,11 +85,19 @@ class Comparison:
         self._rule = RULES[common.spec.accept]
         self._slots = SlotAssignment(
             [
-                DecodingSequence(i, -1, each, Sampler(common.sampler, banned, each.tokens))
+                DecodingSequence(
+                    i,
+                    -1,
+                    each,
+                    Sampler(
+                        common.sampler, banned, each.tokens, grammar.start() if grammar else None
+                    ),
+                )
                 for i, each in enumerate(prompts)
             ],
             setup.n_seqs,
         )
+        self._chain.trim = partial(cut_draft, self._slots) if grammar else None
         lead = replace(common, rollback="checkpoint", n_rs_seq=None, split="equal", kv="per-seq")
         lane_options = [spec.options(common) for spec in specs]
         planes = [
@@ -336,6 +346,12 @@ class Comparison:
         pos0 = sequence.n_tokens
         n_decoded = pos0 + (len(tokens) if is_prompt else 1)
         n = sequence.emit(chosen, n_decoded, self._options, self._setup.n_ctx, self._end_tokens)
+        state = sequence.sampler.grammar
+        if state and state.error:
+            pos = len(sequence.prompt.tokens) + len(sequence.emitted)
+            note_grammar_error(
+                self._reference.facts, self._round, sequence.seq_id, pos, state.error
+            )
         sequence.n_tokens, sequence.last = n_decoded + len(chosen) - 1, chosen[-1]
         return SequenceRound(
             sequence.seq_id,

@@ -5,6 +5,7 @@ Several lanes are measured against one reference, so that its side of every meas
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
@@ -71,8 +72,9 @@ class MemoryDifference:
     """One sequence in two memories that stand behind the same token.
 
     state, conv: relative error |a - b| / |a| of the states and of the convolution windows, one per
-    recurrent layer, its largest. n_cells: attention cells that only one of them has, or beyond one
-    per position; cells are the same in all attention layers.
+    recurrent layer, its largest; infinite where one is not finite, NaN where a layer has none.
+    n_cells: attention cells that only one of them has, or beyond one per position; cells are the
+    same in all attention layers.
     """
 
     layers: tuple[int, ...]
@@ -108,7 +110,8 @@ class ReferenceMemory:
             return MemoryDifference((), [], [], n_cells)
         theirs = lane.inputs(seqs)[seqs.index(seq)]
         apart = _norms(theirs[key] - mine for key, mine in self._states.items())
-        errors = dict(zip(self._states, _ratio(apart, self._sizes).tolist(), strict=True))
+        ratios = _ratio(apart, self._sizes).nan_to_num(math.inf, math.inf)
+        errors = dict(zip(self._states, ratios.tolist(), strict=True))
         state, conv = (self._layout.worst(errors, windows=windows) for windows in (False, True))
         return MemoryDifference(self.layers, state, conv, n_cells)
 

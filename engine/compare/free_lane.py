@@ -70,6 +70,7 @@ class FreeLane(EngineFollower):
             end_tokens,
             self._recorder,
             self._watch,
+            grammar=setup.grammar,
         )
         self._mine: dict[int, dict[int, _TokenChoice]] = {}
         self._theirs: dict[int, dict[int, _LeaderChoice]] = {}

@@ -26,6 +26,7 @@ from engine.errors import ContextFullError, PeerLibraryError, RollbackRefusedErr
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
+from engine.sampling.grammar import Grammar
 from engine.session import Session
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
@@ -34,7 +35,8 @@ from engine.trace.writer import TraceWriter
 @dataclass(frozen=True, slots=True)
 class ComparisonSetup:
     """What all lanes of a comparison have in common. n_seqs: sequences side by side.
-    llama_library: of the lanes of llama.cpp, None = that of its Python binding."""
+    llama_library: of the lanes of llama.cpp, None = that of its Python binding. grammar: what
+    every text keeps to."""
 
     session: Session
     trace: TraceStore
@@ -42,6 +44,7 @@ class ComparisonSetup:
     n_seqs: int
     n_ctx: int
     llama_library: Path | None = None
+    grammar: Grammar | None = None
 
 
 _STOPS = (ContextFullError, RollbackRefusedError, PeerLibraryError, StateBlobError)

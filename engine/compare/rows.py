@@ -36,7 +36,7 @@ class DivergenceRows:
         if memories:
             cells = memories.n_cells
             if memories.layers:
-                state, conv = max(memories.state), max(memories.conv)
+                state, conv = _largest(memories.state), _largest(memories.conv)
                 self.states(number, seq_id, first_pos + n - 2, memories)
         no_state = [math.nan] * (n - 1)
         columns: dict[str, list[Any]] = {
@@ -75,3 +75,8 @@ class DivergenceRows:
             "round": [number] * n,
             "seq_id": [seq_id] * n,
         }
+
+
+def _largest(errors: Sequence[float]) -> float:
+    """The largest, NaN if there is none."""
+    return max((error for error in errors if not math.isnan(error)), default=math.nan)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine.decode.verify import FactsRequest, TargetFacts
 from engine.draft.drafter import Draft
+from engine.sampling.grammar import AllowedTokens
 
 _NOTHING = TargetFacts([], [], [], [], [])
 
@@ -23,6 +24,7 @@ class RoundFacts:
     target, rule_p: facts about each judged draft token, then about each of the target's own;
     target may still be what they are worked out from.
     rule_q: of each judged draft token. accept_rule: the rule that judged, empty without a draft.
+    allowed: what a grammar allowed at the same places as target and rule_p.
     """
 
     seq_id: int
@@ -48,6 +50,9 @@ class RoundFacts:
     accept_rule: str = ""
     rule_p: Sequence[float] = ()
     rule_q: Sequence[float] = ()
+    allowed: Sequence[AllowedTokens | None] = ()
+    sampler_wrong: int | None = None
+    sampler_draws: int | None = None
 
 
 def round_facts(
@@ -67,13 +72,15 @@ def round_facts(
     rule_p: Sequence[float] = (),
     rule_q: Sequence[float] = (),
     valid_depth: int | None = None,
+    allowed: Mapping[int, AllowedTokens] | None = None,
 ) -> RoundFacts:
     """The facts of a round in which nothing was restored.
 
     width: tokens decoded at pos0, pos0 + 1, … without filler. tokens: the accepted list in full,
     of which the last n_own are the target's own and the first n_emitted (None: all) are output.
     logits: row i chose tokens[i] and judged the drafted token i; None if nothing was chosen.
-    n_kept: tokens of the batch that stay in memory, None = all but the filler.
+    n_kept: tokens of the batch that stay in memory, None = all but the filler. allowed: what a
+    grammar allowed, by row of the logits.
     """
     n_accepted, drafted = len(tokens) - n_own, draft.tokens if draft else ()
     n_judged = min(len(drafted), n_accepted + 1)
@@ -82,11 +89,13 @@ def round_facts(
     if draft is not None and n_accepted >= len(drafted):
         first = "bonus"
     kinds = [first] + ["target" if draft is None else "bonus"] * (n_own - 1) if n_own else []
+    rows = [*range(n_judged), *own]
     target: TargetFacts | FactsRequest = _NOTHING
     if logits is not None:
         asked = [*drafted[:n_judged], *tokens[n_accepted:]]
-        target = FactsRequest(logits, asked, [*range(n_judged), *own])
+        target = FactsRequest(logits, asked, rows)
     n_kept = width if n_kept is None else n_kept
+    may = allowed or {}
     return RoundFacts(
         seq_id,
         seq,
@@ -103,4 +112,5 @@ def round_facts(
         valid_depth=valid_depth,
         rule_p=rule_p,
         rule_q=rule_q,
+        allowed=[may.get(row) for row in rows] if may else (),
     )

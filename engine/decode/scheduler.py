@@ -15,6 +15,7 @@ import torch
 from engine.batch import Span
 from engine.decode.acceptance_rules import SyntheticAcceptance
 from engine.decode.forward import Forward
+from engine.decode.grammar_limits import cut_draft, note_grammar_error
 from engine.decode.held_sequences import HeldSequences
 from engine.decode.recorder import PhaseClock, Recorder
 from engine.decode.round_facts import RoundFacts, round_facts
@@ -28,6 +29,7 @@ from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.taps import TargetRows
 from engine.options import Prompt, RunOptions
+from engine.sampling.grammar import Grammar
 from engine.sampling.sampler import Sampler
 
 WatchLogits = Callable[[int, int, int, Sequence[int], torch.Tensor], None]
@@ -49,6 +51,7 @@ class Scheduler:
         recorder: Recorder,
         watch: WatchLogits | None = None,
         held: HeldSequences | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
         self._memory, self._chain, self._watch, self._held = memory, chain, watch, held
         self._options, self._recorder = options, recorder
@@ -56,11 +59,19 @@ class Scheduler:
         banned = end_tokens if options.ignore_eos else ()
         self._end_tokens = frozenset() if options.ignore_eos else frozenset(end_tokens)
         self.sequences = [
-            DecodingSequence(seq_id, -1, prompt, Sampler(options.sampler, banned, prompt.tokens))
+            DecodingSequence(
+                seq_id,
+                -1,
+                prompt,
+                Sampler(
+                    options.sampler, banned, prompt.tokens, grammar.start() if grammar else None
+                ),
+            )
             for seq_id, prompt in enumerate(prompts)
         ]
         choose = held.best if held else None
         self._slots = SlotAssignment(self.sequences, memory.attention.n_seqs, choose)
+        chain.trim = partial(cut_draft, self._slots) if grammar else None
         holder = self._slots.holders.__getitem__
         self._forward = Forward(model, memory, options, recorder, holder, chain.decoded, chain.taps)
         self._loop = VerifyLoop(self._forward, options)
@@ -159,10 +170,12 @@ class Scheduler:
                 logits=logits[seq] if first else None,
                 rule_p=first.own_p if first else (),
                 valid_depth=valid_depth(self._memory, seq),
+                allowed=sequence.sampler.allowed if first else {},
             )
             facts.restored_bytes, facts.checkpoint_bytes = restored[seq], saved[seq]
             facts.cache_wrong = wrong.get(seq)
             rounds.append(facts)
+            self._note_grammar(sequence)
             if self._watch and first:
                 self._watch(
                     self._round, sequence.seq_id, sequence.n_tokens, first.tokens, logits[seq]
@@ -255,6 +268,14 @@ class Scheduler:
         if found := sequence.sampler.non_finite:
             self._note_non_finite(sequence, first_pos, TRUNK, found)
 
+    def _note_grammar(self, sequence: DecodingSequence) -> None:
+        grammar = sequence.sampler.grammar
+        if grammar and grammar.error:
+            pos = len(sequence.prompt.tokens) + len(sequence.emitted)
+            note_grammar_error(
+                self._recorder.facts, self._round, sequence.seq_id, pos, grammar.error
+            )
+
     def _note_non_finite(
         self, sequence: DecodingSequence, first_pos: int, where: str, found: tuple[int, float]
     ) -> None:
@@ -272,6 +293,12 @@ class Scheduler:
         """Tell everybody what became of a sequence's tokens."""
         seq, attempt, facts = sequence.index, verified.attempt, verified.facts
         final = verified.outcome.accepted
+        self._note_grammar(sequence)
+        if not sequence.stop:
+            sampler = sequence.sampler
+            facts.sampler_wrong = sampler.n_astray(sequence.emitted)
+            if self._options.spec.accept == "match" and not self._synthetic:
+                facts.sampler_draws = sampler.n_draws - len(sampler.accepted)
         if self._watch:
             n = len(facts.tokens)
             rows = verified.outcome.rows[:n]

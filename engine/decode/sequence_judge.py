@@ -39,6 +39,7 @@ class SequenceJudge:
         self._end_tokens, self._synthetic = end_tokens, synthetic
         self._check = check
         self._before, self._draft = sequence.sampler.clone(), Draft()
+        self._forgets = "sampler-not-restored" in options.faults
 
     @property
     def again(self) -> VerifyAgain | None:
@@ -62,6 +63,12 @@ class SequenceJudge:
             stale = match(Draft(), lambda _: rows(n_drafted), sampler, ())
             accepted.tokens[-1:], accepted.own_p = stale.tokens, stale.own_p
             accepted.own_row = n_drafted
+        if self._forgets and len(accepted.tokens) <= n_drafted:
+            sampler.retract()
+            for token in draft.tokens[len(accepted.tokens) - 1 :]:
+                sampler.uniform()
+                sampler.accept(token)
+        accepted.allowed = sampler.allowed
         return accepted
 
     def emit(self, tokens: list[int]) -> int:
@@ -75,7 +82,8 @@ class SequenceJudge:
 
     def _verify_again(self, tokens: list[int], logits: torch.Tensor) -> Acceptance:
         sampler, drafted = self._sequence.sampler, self._draft.tokens
-        sampler.copy_from(self._before)
+        if not self._forgets:
+            sampler.copy_from(self._before)
         rows = sampler.rows(logits)
         seen: dict[int, Distribution] = {}
 
@@ -96,4 +104,5 @@ class SequenceJudge:
         found.judged_p = [p(i, token) for i, token in enumerate(drafted[: own + 1])]
         found.judged_q = [math.nan] * len(found.judged_p)
         found.own_p = [p(i, found.tokens[i]) for i in range(own, len(found.tokens))]
+        found.allowed = sampler.allowed
         return found

@@ -16,7 +16,7 @@ class DecodingSequence:
 
     seq_id: number of the prompt, as the trace shows it. index: sequence in memory.
     n_tokens: tokens in memory. last: the newest token, chosen but not decoded. stop: why the
-    sequence ended ("" while it goes on; end, limit, context, stopped or error).
+    sequence ended ("" while it goes on; end, limit, context, grammar, stopped or error).
     """
 
     seq_id: int
@@ -50,8 +50,12 @@ class DecodingSequence:
     ) -> int:
         """Append tokens until a stop condition holds; returns how many were emitted.
 
-        n_decoded: tokens that the target had decoded when it chose the first of them.
+        n_decoded: tokens that the target had decoded when it chose the first of them. What was
+        chosen behind an error of the grammar is not emitted.
         """
+        grammar = self.sampler.grammar
+        if grammar and grammar.error:
+            tokens = tokens[: max(0, grammar.n_good - len(self.emitted))]
         for count, token in enumerate(tokens):
             self.emitted.append(token)
             if token in end_tokens:
@@ -62,6 +66,8 @@ class DecodingSequence:
                 self.stop = "context"
             if self.stop:
                 return count + 1
+        if grammar and grammar.error:
+            self.stop = "grammar"
         return len(tokens)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ def token_rows(facts: RoundFacts, target: TargetFacts) -> Iterator[dict[str, Any
         _add_drafted(row, draft, i)
         if i < n_judged:
             _add_target(row, facts, target, i)
+            if draft.probs:
+                row["draft_top_forbidden"] = _forbidden(facts, i, draft.top_ids[i])
         yield row
     if facts.n_replays:
         for i in range(n_kept):
@@ -68,3 +70,10 @@ def _add_target(row: dict[str, Any], facts: RoundFacts, target: TargetFacts, i: 
     row["target_entropy"] = target.entropy[i]
     row["target_top_id"] = target.top_ids[i]
     row["target_top_p"] = target.top_probs[i]
+    row["target_top_forbidden"] = _forbidden(facts, i, target.top_ids[i])
+
+
+def _forbidden(facts: RoundFacts, i: int, ids: Sequence[int]) -> list[int] | None:
+    """1 for each token that a grammar forbids at a judged place; None if nobody asked it."""
+    allowed = facts.allowed[i] if i < len(facts.allowed) else None
+    return None if allowed is None else [int(not allowed.holds(token)) for token in ids]

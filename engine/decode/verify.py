@@ -5,7 +5,7 @@ are no numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -14,13 +14,12 @@ import torch
 
 from engine.draft.drafter import Draft
 from engine.errors import NonFiniteError
+from engine.sampling.grammar import AllowedTokens
 from engine.sampling.sampler import RowDistribution, Sampler
 from engine.trace.records import N_TOP
 from engine.transfer import read, upload
+from kernels.softmax_sums import LEAST, softmax_sums
 from kernels.top_k import top_k
-
-_UNLIKELY = -1e4
-"""Least logit below the largest; e to the power of it is 0."""
 
 
 @dataclass(slots=True)
@@ -32,7 +31,7 @@ class Acceptance:
     target's and the drafter's (NaN where the rule does not look at it). own_p: the target's
     probabilities of its own tokens, the last of tokens; behind a replay that agreed these are two.
     own_row: row of the batch that the last of tokens was chosen from, None = the one at its
-    position.
+    position. allowed: what a grammar allowed, by row of the batch, as far as rows were looked at.
     """
 
     tokens: list[int]
@@ -40,6 +39,7 @@ class Acceptance:
     judged_q: list[float] = field(default_factory=list)
     own_p: list[float] = field(default_factory=lambda: [math.nan])
     own_row: int | None = None
+    allowed: Mapping[int, AllowedTokens] = field(default_factory=dict)
 
 
 def match(
@@ -119,16 +119,12 @@ def target_facts(
     rows = range(len(tokens)) if rows is None else rows
     top, ids = top_k(logits, min(N_TOP, logits.shape[1]))
     # relative to the largest; a banned or infinitely unlikely token stays finite and adds nothing
-    shifted = (logits - top[:, :1]).clamp_min_(_UNLIKELY)
-    weights = shifted.exp()
-    total = weights.sum(1, keepdim=True)
-    on_host = read(
-        ids, top, weights.gather(1, ids), total, total.log(), torch.linalg.vecdot(weights, shifted)
-    )
+    sums = softmax_sums(logits, top[:, 0])
+    on_host = read(ids, top, (top - top[:, :1]).clamp_min_(LEAST).exp_(), sums, sums[:, :1].log())
     top_ids, largest = on_host[0].tolist(), on_host[1].tolist()
-    totals = on_host[3]
+    totals, dots = on_host[3][:, :1], on_host[3][:, 1]
     top_probs = (on_host[2] / totals).tolist()
-    entropy = (on_host[4][:, 0] - on_host[5] / totals[:, 0]).tolist()
+    entropy = (on_host[4][:, 0] - dots / totals[:, 0]).tolist()
     facts = TargetFacts([], [], [], [], [])
     beyond = []  # only there a row is looked through again
     for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
@@ -145,8 +141,9 @@ def target_facts(
         facts.top_probs.append(top_probs[row])
     if beyond:
         at, wanted = upload([[rows[i] for i in beyond], [tokens[i] for i in beyond]], logits.device)
+        asked = logits[at, wanted]
         n_larger, weight = read(
-            (logits[at] > logits[at, wanted].unsqueeze(1)).sum(1), weights[at, wanted]
+            (logits[at] > asked.unsqueeze(1)).sum(1), (asked - top[at, 0]).clamp_min_(LEAST).exp_()
         )
         for i, n, w in zip(beyond, n_larger.tolist(), weight, strict=True):
             facts.rank[i] = 1 + n
@@ -173,6 +170,8 @@ OF_DRAFTER = {
     "draft-mtp": "MTP head",
     "draft-simple": "draft model",
     "draft-eagle3": "EAGLE-3 drafter",
+    "draft-dflash": "DFlash drafter",
+    "draft-dspark": "DSpark drafter",
 }
 
 

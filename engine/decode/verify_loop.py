@@ -138,6 +138,7 @@ class VerifyLoop:
             rule_p=[*counted.judged_p, *counted.own_p],
             rule_q=counted.judged_q,
             valid_depth=depth,
+            allowed=counted.allowed,
         )
         facts.rollback_path, facts.n_replays = outcome.path, outcome.n_replays
         facts.rs_idx_after = pending_of(memory, span.seq)

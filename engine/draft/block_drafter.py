@@ -16,9 +16,13 @@ import torch
 
 from engine.batch import Span, UBatch
 from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.spec import DrafterInputs
 from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.drafters.dflash import BlockOutput, DFlash
+from engine.model.drafters.dflash_config import DFlashConfig
+from engine.model.drafters.loading import LoadedDrafter
 from engine.model.taps import TargetRows
 from engine.transfer import read
 from kernels.top_k import top_k
@@ -171,3 +175,23 @@ class BlockDrafter(ABC):
             tuple(request.seq for request in requests),
             np.zeros(0, np.int64),
         )
+
+
+def loaded_for(name: str, inputs: DrafterInputs) -> LoadedDrafter:
+    """The drafter that a run was given a file of. Raises OptionError without one."""
+    if inputs.draft is None:
+        raise OptionError(f"{name} needs the file of a drafter.", "Give it with -md or open it.")
+    loaded: LoadedDrafter = inputs.draft
+    return loaded
+
+
+def block_memory(config: DFlashConfig, inputs: DrafterInputs) -> HybridMemory:
+    """Memory of the target's size for a drafter of blocks."""
+    return HybridMemory.for_layers(
+        config.cells(),
+        inputs.n_slots,
+        inputs.n_ctx,
+        inputs.target.device,
+        ahead=not config.causal,
+        batch_invariant=inputs.batch_invariant,
+    )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 from engine.batch import UBatch
 from engine.draft.drafter import Draft, Drafter, DraftRequest, ReadsTaps, SeesPasses
 from engine.model.taps import TargetRows
+
+TrimDraft = Callable[[int, Draft], None]
+"""Shortens the draft of a sequence to what the sequence may say."""
 
 Statistics = dict[str, float]
 """What one drafter did, llama.cpp's counters: see DrafterChain.statistics."""
@@ -39,13 +42,15 @@ class DrafterChain:
 
     statistics: per drafter calls, n_gen_* drafts that were not empty and their tokens after
     trimming, n_acc_* drafts with at least one accepted token and these tokens, milliseconds per
-    phase. asked: who answered what to the latest `draft`.
+    phase. asked: who answered what to the latest `draft`. trim: a draft that it leaves nothing of
+    counts as none, and the next drafter is asked.
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
         self._winners: dict[int, Drafter] = {}
         self.asked: list[DrafterAnswer] = []
+        self.trim: TrimDraft | None = None
         self.statistics: dict[str, Statistics] = {
             drafter.name: {**dict.fromkeys(_COUNTERS, 0), **dict.fromkeys(_TIMES, 0.0)}
             for drafter in drafters
@@ -96,6 +101,8 @@ class DrafterChain:
             ms = self._book(drafter, "draft", start) / len(waiting)
             for request, draft in zip(waiting, answers, strict=True):
                 draft.cut(request.n_max, "limit")
+                if self.trim and draft.tokens:
+                    self.trim(request.seq, draft)
                 self.asked.append(DrafterAnswer(request.seq, draft, ms))
                 if draft.tokens:
                     self._count(drafter, "gen", len(draft.tokens))

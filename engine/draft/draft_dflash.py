@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.draft.block_drafter import BlockDrafter
+from engine.draft.block_drafter import BlockDrafter, block_memory, loaded_for
 from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.spec import DrafterInputs
 from engine.model.drafters.dflash import BlockOutput
 from engine.sampling.distribution import softmax
 from engine.trace.records import N_TOP
@@ -28,7 +29,7 @@ class DraftDflash(BlockDrafter):
     def _choose(self, requests: Sequence[DraftRequest], out: BlockOutput) -> list[Draft]:
         if self._model.selector is not None:
             return self._walk_all(requests, out)
-        ids, values, probs = self._best(out.columns[:, 1:])
+        ids, values, probs = self._best(out.logits[:, 1:])
         drafts = []
         for i, request in enumerate(requests):
             draft = Draft(drafter=self.name)
@@ -84,3 +85,10 @@ class DraftDflash(BlockDrafter):
         draft.top_ids.append(list(ids[:N_TOP]))
         draft.top_probs.append([float(p) for p in probs[:N_TOP]])
         return True
+
+
+def make(inputs: DrafterInputs) -> DraftDflash:
+    """A drafter with a memory of its own. Raises OptionError without its file."""
+    loaded = loaded_for(DraftDflash.name, inputs)
+    memory = block_memory(loaded.model.config, inputs)
+    return DraftDflash(loaded.model, memory, inputs.n_ubatch, inputs.options, inputs.draws)

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.draft.block_drafter import BlockDrafter
+from engine.draft.block_drafter import BlockDrafter, block_memory, loaded_for
 from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.spec import DrafterInputs
+from engine.errors import OptionError
 from engine.model.drafters.dflash import BlockOutput
 from engine.trace.records import N_TOP
 from engine.transfer import read
@@ -26,7 +28,7 @@ class DraftDspark(BlockDrafter):
 
     def _choose(self, requests: Sequence[DraftRequest], out: BlockOutput) -> list[Draft]:
         first = self._block_length - self.n_max
-        ids, values, probs = self._best(out.columns[:, first:])
+        ids, values, probs = self._best(out.logits[:, first:])
         sure = read(torch.sigmoid(out.confidence[:, first:]))[0].tolist()
         drafts = []
         for i in range(len(requests)):
@@ -47,3 +49,19 @@ class DraftDspark(BlockDrafter):
                 draft.top_probs.append(probs[i][row][:N_TOP])
             drafts.append(draft)
         return drafts
+
+
+def make(inputs: DrafterInputs) -> DraftDspark:
+    """A drafter with a memory of its own.
+
+    Raises OptionError without its file, and for a p_min where that has no confidence head.
+    """
+    loaded = loaded_for(DraftDspark.name, inputs)
+    config = loaded.model.config
+    if inputs.options.p_min > 0 and not config.confident:
+        raise OptionError(
+            f"p_min is a floor on what a confidence head says, and {config.name} has none.",
+            "Leave --spec-draft-p-min at 0.",
+        )
+    memory = block_memory(config, inputs)
+    return DraftDspark(loaded.model, memory, inputs.n_ubatch, inputs.options, inputs.draws)

@@ -30,16 +30,17 @@ class DraftRequest:
 class Draft:
     """Drafted tokens, the drafter's confidence in each, and its best alternatives.
 
-    probs come from a softmax over the ten largest raw logits, as p_min is measured; probs, top_ids
-    and top_probs are empty where the drafter looks tokens up. q: the distribution that each token
-    was drawn from, empty where the drafter took the token that it held for the best, with
-    certainty. match_pos: position in the history where the looked-up n-gram starts. n_raw: tokens
-    found before trimming. reason: why the draft is shorter than the drafter's longest, or empty
-    (engine.draft.registry.meaning). non_finite: how many tokens it had when the largest of its
-    drafter's logits was not finite, and that logit; None if all were. n_wrong_rows: hidden rows
-    that it was made from and that the target did not compute there, None where nobody looked.
-    sure: what a confidence head gave each token, empty without one. block: rows of the block that
-    it was drafted in, None where it was not drafted as a block.
+    probs come from a softmax over the ten largest raw logits, as p_min is measured, or are shares
+    of counts (suffix); probs, top_ids and top_probs are empty where a drafter has neither. q: the
+    distribution that each token was drawn from, empty where the drafter took the token that it held
+    for the best, with certainty. match_pos: position in the history where the looked-up n-gram
+    starts. n_raw: tokens found before trimming. reason: why the draft is shorter than the drafter's
+    longest, or empty (engine.draft.registry.meaning). non_finite: how many tokens it had when the
+    largest of its drafter's logits was not finite, and that logit; None if all were. n_wrong_rows:
+    hidden rows that it was made from and that the target did not compute there, None where nobody
+    looked; n_wrong_tokens: tokens paired with rows that do not stand there in the text. sure: what
+    a confidence head gave each token, empty without one. block: rows of the block that it was
+    drafted in, None where it was not drafted as a block.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -53,6 +54,7 @@ class Draft:
     reason: str = ""
     non_finite: tuple[int, float] | None = None
     n_wrong_rows: int | None = None
+    n_wrong_tokens: int | None = None
     sure: list[float] = field(default_factory=list)
     block: int | None = None
 

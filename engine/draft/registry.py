@@ -11,7 +11,9 @@ from engine.draft import ngram_cache, ngram_map, ngram_mod, ngram_simple, suffix
 from engine.draft.drafter import Drafter
 from engine.draft.spec import (
     COMMON_REASONS,
+    DFLASH_FILE,
     DRAFT_MODEL,
+    DSPARK_FILE,
     EAGLE3_FILE,
     MTP_HEAD,
     DrafterInputs,
@@ -39,6 +41,18 @@ def _mtp(inputs: DrafterInputs) -> Drafter:
 
 def _eagle3(inputs: DrafterInputs) -> Drafter:
     from engine.draft.draft_eagle3 import make
+
+    return make(inputs)
+
+
+def _dflash(inputs: DrafterInputs) -> Drafter:
+    from engine.draft.draft_dflash import make
+
+    return make(inputs)
+
+
+def _dspark(inputs: DrafterInputs) -> Drafter:
+    from engine.draft.draft_dspark import make
 
     return make(inputs)
 
@@ -86,6 +100,26 @@ _EAGLE3 = DrafterSpec(
     n_bytes=_drafter_bytes,
 )
 
+_DFLASH = DrafterSpec(
+    "draft-dflash",
+    "what a DFlash or DFlash2 drafter says, a block in one pass",
+    _dflash,
+    ModelDraftOptions,
+    lambda options: options.n_max,
+    needs=DFLASH_FILE,
+    n_bytes=_drafter_bytes,
+)
+_DSPARK = DrafterSpec(
+    "draft-dspark",
+    "what a DSpark drafter says, a block in one pass; p_min is for its confidence head",
+    _dspark,
+    ModelDraftOptions,
+    lambda options: options.n_max,
+    needs=DSPARK_FILE,
+    reasons={"confidence": "the confidence head gave the next token less than p_min"},
+    n_bytes=_drafter_bytes,
+)
+
 _SPECS = (
     ngram_simple.SPEC,
     ngram_map.KEYS,
@@ -96,6 +130,8 @@ _SPECS = (
     _SIMPLE,
     _EAGLE3,
     _MTP,
+    _DFLASH,
+    _DSPARK,
 )
 DRAFTERS: dict[str, DrafterSpec] = {spec.name: spec for spec in _SPECS}
 

@@ -27,6 +27,8 @@ class ModelNeed:
 
 DRAFT_MODEL = ModelNeed("draft model", "Open a draft model first")
 MTP_HEAD = ModelNeed("MTP head", "The model file has no MTP head", has_file=False)
+DFLASH_FILE = ModelNeed("DFlash drafter", "Open a DFlash drafter as draft model first")
+DSPARK_FILE = ModelNeed("DSpark drafter", "Open a DSpark drafter as draft model first")
 EAGLE3_FILE = ModelNeed("EAGLE-3 drafter", "Open an EAGLE-3 drafter as draft model first")
 
 
@@ -87,6 +89,7 @@ COMMON_REASONS = {
     "p_min": "the next token was less probable than p_min",
     "n_min": "shorter than n_min, thrown away",
     "non-finite": "the drafter's logits are not finite",
+    "grammar": "the grammar does not allow the next token",
     "n_max": "drafts of no token were asked for",
     "limit": "context or token limit leave no more room",
 }

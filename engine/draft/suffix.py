@@ -47,10 +47,10 @@ class SuffixOptions:
     max_cached_requests: int = option(
         10_000,
         "--spec-suffix-max-cached-requests",
-        "outputs that all sequences look things up in, the oldest are forgotten; 0 = none, -1 = "
-        "no limit",
+        "outputs of the run that every sequence is looked up in, the oldest are forgotten; 0 = "
+        "none, -1 = no limit",
         NumberRange(-1, 1_000_000, "Use -1 for no limit."),
-        FormRow("", -1, 1_000_000, short="outputs"),
+        FormRow("", -1, 1_000_000, short="keep"),
     )
     max_spec_factor: float = option(
         1.0,

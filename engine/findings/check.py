@@ -14,6 +14,7 @@ from engine.findings import (
     observed,
     positions,
     rescored,
+    sampling,
     snapshots,
     states,
 )
@@ -30,6 +31,7 @@ RULES: dict[str, Rule] = {
         states,
         logits,
         crosstalk,
+        sampling,
         drafting,
         cost,
         observed,

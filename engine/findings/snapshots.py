@@ -97,14 +97,17 @@ def _conv_not_rolled_back(run: ExaminedRun) -> Iterator[RuleHit]:
             continue
         if any(hit.seq_id == seq and (hit.round or 0) <= number for hit in named):
             continue
+        has_state = not np.isnan(rows["state_error"][first])
         # later on everything that is computed from a wrong window is wrong as well
         if errors.first_wrong(seq) == first:
             yield RuleHit(
                 int(rows["round"][first]),
                 seq,
-                "The convolution window is wrong behind a rollback that left the state right.",
-                f"relative error {rows['conv_error'][first]:.1e} of the window, "
-                f"{rows['state_error'][first]:.1e} of the state; "
+                "The convolution window is wrong behind a rollback that left the state right."
+                if has_state
+                else "The window is wrong behind a rollback.",
+                f"relative error {rows['conv_error'][first]:.1e} of the window"
+                + (f", {rows['state_error'][first]:.1e} of the state; " if has_state else "; ")
                 + rounds_text(rows["round"][chosen]),
             )
 

@@ -25,7 +25,8 @@ def _state_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
     named = [(hit.seq_id, hit.round or 0) for rule in _NAMED for hit in rule.check(run)]
     rows = run.divergence
     for seq, chosen in rows.by_sequence(wrong):
-        number = int(rows["round"][chosen[0]])
+        row = chosen[0]
+        number = int(rows["round"][row])
         if any(whose in (seq, None) and since <= number for whose, since in named):
             continue
         what, where = _first_layer(errors, seq, number)
@@ -37,11 +38,17 @@ def _state_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
             seq,
             f"{what} wrong behind the {'rollback' if depth else 'batch'} of round {number}: "
             f"{where}, policy {policy}.",
-            f"{behind}; error of the state {rows['state_error'][chosen[0]]:.1e}, of the window "
-            f"{rows['conv_error'][chosen[0]]:.1e}, noise up to {errors.limit:.1e}; "
+            f"{behind}; {_errors_text(rows['state_error'][row], rows['conv_error'][row])}, "
+            f"noise up to {errors.limit:.1e}; "
             f"{rounds_text(rows['round'][chosen])}; logits "
             + (f"wrong from round {logits[0]} on" if logits.size else "right"),
         )
+
+
+def _errors_text(state: float, window: float) -> str:
+    """Those of the two that a model has."""
+    named = ("the state", state), ("the window", window)
+    return ", ".join(f"error of {name} {x:.1e}" for name, x in named if not np.isnan(x))
 
 
 def _first_layer(errors: LaneErrors, seq: int, number: int) -> tuple[str, str]:

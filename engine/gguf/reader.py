@@ -87,7 +87,7 @@ class TensorReader:
         if name not in self._seen:
             self._seen.add(name)
             self._done += info.n_bytes
-        data, path = self._file.raw(name), self._file.parts[info.part]
+        data, path = _lend(self._file.raw(name)), self._file.parts[info.part]
         is_whole = self._file.stays_whole(name)
         return MappedRows(data, info.type.name, shape, is_whole, path, name)
 

@@ -108,7 +108,7 @@ class HybridMemory:
             POLICIES[policy](layout, n_seqs, n_rs_seq, device, faults) if layout else None,
             faults,
             batch_invariant=batch_invariant,
-            graphs=graphs_for(device) if config.recordable else None,
+            graphs=graphs_for(device) if config.records_on(device.type) else None,
         )
 
     @classmethod
@@ -134,31 +134,12 @@ class HybridMemory:
         n_ctx: int,
         device: torch.device,
         *,
+        ahead: bool = False,
         batch_invariant: bool = False,
     ) -> HybridMemory:
-        """Memory for attention layers alone, as drafters have them."""
-        attention = AttentionKV(
-            dict(layers.items()), n_seqs, n_ctx, device, in_order=batch_invariant
-        )
-        return cls(attention, None, batch_invariant=batch_invariant, graphs=graphs_for(device))
-
-    @classmethod
-    def for_blocks(
-        cls,
-        layers: Mapping[int, CellSize],
-        n_seqs: int,
-        n_ctx: int,
-        device: torch.device,
-        *,
-        causal: bool,
-        batch_invariant: bool = False,
-    ) -> HybridMemory:
-        """Memory for a drafter of blocks: attention layers alone, in which the rows of a block see
-        each other unless `causal`."""
+        """Memory for attention layers alone, as drafters have them. ahead: see AttentionKV."""
         cells: dict[CellKey, CellSize] = dict(layers.items())
-        attention = AttentionKV(
-            cells, n_seqs, n_ctx, device, in_order=batch_invariant, ahead=not causal
-        )
+        attention = AttentionKV(cells, n_seqs, n_ctx, device, in_order=batch_invariant, ahead=ahead)
         return cls(attention, None, batch_invariant=batch_invariant, graphs=graphs_for(device))
 
     def split(self, spans: Sequence[Span], n_ubatch: int, mode: str) -> list[UBatch]:

@@ -58,10 +58,9 @@ class ModelConfig:
         """Trunk layers that keep recurrent states."""
         return sum(self.recurrent_layers)
 
-    @property
-    def recordable(self) -> bool:
-        """Whether a pass can be recorded (engine.graphs)."""
-        return all(block.recordable for block in self.blocks)
+    def records_on(self, device_type: str) -> bool:
+        """Whether a pass can be recorded (engine.graphs). On the processor all can be."""
+        return device_type == "cpu" or not any(block.asks_host for block in self.blocks)
 
     def cells(self) -> Mapping[int, CellSize]:
         """The trunk layers that attend, and what a token leaves in each."""

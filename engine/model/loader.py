@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from engine.device import CPU
-from engine.errors import ModelFileError, OptionError, OutOfMemoryError
+from engine.errors import OptionError, OutOfMemoryError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
 from engine.huge_pages import use_huge_pages_soon
@@ -18,10 +18,8 @@ from engine.model.families import read_config
 from engine.model.hybrid import HybridModel
 from engine.model.info import SMALL_MODEL
 from engine.model.layers import OutputHead, make_block
-from engine.model.limits import REMEDY
 from engine.model.mtp import MtpHead
 from engine.model.parts import MtpParts
-from engine.model.rope import ROPE_FACTORS
 from engine.model.rope_tables import RopeTables
 from engine.model.tensors import block_shapes, check_tensors, global_shapes
 from engine.model.trunks import make_trunk
@@ -127,23 +125,15 @@ class _Loading:
         config = self._config
         weights = self._weights(global_shapes(config, self._file.tensors), self._mode)
         embedding = weights.table("token_embd.weight")
-        rope = RopeTables(config.rope, self._device, self._rope_factors(weights))
+        rope = RopeTables(config.rope, self._device)
         trunk = make_trunk(config, weights, self._of_block)
         projection = self._head_table(weights, embedding)
         norm = weights.keep(config.output_norm) if config.output_norm else None
         output = OutputHead(norm, projection, config.n_vocab, config.eps, config.logit_scale)
         head = self._head(config.mtp, embedding, output, rope) if config.mtp else None
         n_bytes = weights.n_bytes + sum(inside.n_bytes for inside in self._inside)
-        return HybridModel(config, self._mode, embedding, trunk, output, rope, head, n_bytes)
-
-    def _rope_factors(self, weights: Weights) -> torch.Tensor | None:
-        if ROPE_FACTORS not in weights:
-            return None
-        factors = weights.take(ROPE_FACTORS)
-        if not (factors.isfinite() & (factors > 0)).all():
-            what = "a pair's angle cannot be divided by every one of its numbers"
-            raise ModelFileError(self._file.path, f"tensor {ROPE_FACTORS}", what, REMEDY)
-        return factors
+        parts = embedding, trunk, output, rope, head
+        return HybridModel(config, self._mode, *parts, n_bytes, weights.tables)
 
     def _of_block(self, index: int) -> Weights:
         shapes = block_shapes(self._config, index, self._file.tensors)

@@ -168,7 +168,7 @@ class RecurrentLayout:
         )
 
     def worst(self, errors: Mapping[StateKey, float], *, windows: bool) -> list[float]:
-        """Per layer the largest of its states' or of its windows' errors, 0 where it has none."""
+        """Per layer the largest of its states' or of its windows' errors, NaN where it has none."""
         return [
             max(
                 (
@@ -176,7 +176,7 @@ class RecurrentLayout:
                     for key, recurrence in self.states.items()
                     if key.layer == layer and recurrence.is_window == windows
                 ),
-                default=0.0,
+                default=math.nan,
             )
             for layer in self.layers
         ]

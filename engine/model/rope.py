@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.limits import MAX_CONTEXT, REMEDY, count, real
@@ -23,7 +25,7 @@ class RopeConfig:
 
     sections: the four m-rope sections (time, height, width, extra), None for plain rope.
     scaling: "none", "linear" or "yarn"; factor, n_ctx_orig, beta_fast and beta_slow belong to it.
-    has_factors: angles are divided by the tensor ROPE_FACTORS as well.
+    factors: what the angle of each pair is divided by as well, none for 1.
     """
 
     n_rot: int
@@ -34,7 +36,7 @@ class RopeConfig:
     n_ctx_orig: int = 0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    has_factors: bool = False
+    factors: tuple[float, ...] = ()
 
     @classmethod
     def from_gguf(cls, file: GgufFile, head_dim: int) -> RopeConfig:
@@ -67,7 +69,7 @@ class RopeConfig:
             ),
             beta_fast=real(file, f"{arch}.rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=real(file, f"{arch}.rope.scaling.yarn_beta_slow", 1.0),
-            has_factors=arch in _WITH_FACTORS and ROPE_FACTORS in file.tensors,
+            factors=_factors(file, n_rot // 2) if arch in _WITH_FACTORS else (),
         )
 
     @property
@@ -91,6 +93,8 @@ class RopeConfig:
             scaled = [f / self.factor * (1.0 - r) + f * r for f, r in zip(plain, keep, strict=True)]
         else:
             scaled = plain
+        if self.factors:
+            scaled = [f / factor for f, factor in zip(scaled, self.factors, strict=True)]
         return [f if self._turns(j) else 0.0 for j, f in zip(pairs, scaled, strict=True)]
 
     def _yarn_ramp(self) -> list[float]:
@@ -124,6 +128,22 @@ def _scaling(file: GgufFile, arch: str) -> tuple[str, float]:
             "Open a model with scaling none, linear or yarn.",
         )
     return (kind, factor) if kind != "none" and factor != 1.0 else ("none", 1.0)
+
+
+def _factors(file: GgufFile, n_pairs: int) -> tuple[float, ...]:
+    """The numbers of the tensor ROPE_FACTORS; none where the file lacks it."""
+    info = file.tensors.get(ROPE_FACTORS)
+    if info is None:
+        return ()
+    place = f"tensor {ROPE_FACTORS}"
+    if info.type.name != "F32" or info.n_elements != n_pairs:
+        what = f"{info.n_elements} numbers of type {info.type.name} where {n_pairs} F32 are needed"
+        raise ModelFileError(file.path, place, what, REMEDY)
+    factors = np.frombuffer(file.raw(ROPE_FACTORS).tobytes(), np.float32)
+    if not (np.isfinite(factors) & (factors > 0)).all():
+        what = "a pair's angle cannot be divided by every one of its numbers"
+        raise ModelFileError(file.path, place, what, REMEDY)
+    return tuple(factors.tolist())
 
 
 def _sections(file: GgufFile, arch: str, head_dim: int) -> tuple[int, int, int, int]:

@@ -36,6 +36,11 @@ class RopeTables:
             self._extend(highest)
         return self._table.shape[0]
 
+    @property
+    def table(self) -> torch.Tensor:
+        """Of every position so far cosines, then sines, f32 [n_positions, n_rot]."""
+        return self._table
+
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """positions int64 [B, T], within reach, on the device -> cos, sin f32 [B, T, n_rot/2]."""
         cos, sin = take_rows(self._table, positions).chunk(2, -1)

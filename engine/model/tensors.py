@@ -22,7 +22,7 @@ def global_shapes(config: ModelConfig, present: Container[str]) -> Shapes:
     if config.output_norm:
         shapes[config.output_norm] = (config.n_embd,)
     shapes |= config.trunk.shapes(config.n_embd, present)
-    if config.rope and config.rope.has_factors:
+    if config.rope and config.rope.factors:
         shapes[ROPE_FACTORS] = (config.rope.n_rot // 2,)
     return shapes | only_present({"output.weight": table}, present)
 

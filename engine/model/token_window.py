@@ -7,6 +7,10 @@ from typing import NamedTuple
 import torch
 
 from engine.model.conv_window import InputWindow
+from engine.model.recurrence import RowNumbers
+from kernels.conv import causal_conv_slots
+from kernels.ngrams import recent_tokens
+from kernels.rows import take_rows
 
 
 class TokenInputs(NamedTuple):
@@ -30,7 +34,8 @@ class TokenWindow(InputWindow[TokenInputs]):
     """
 
     def __init__(self, n_gram: int) -> None:
-        self._n_gram = n_gram
+        # the convolution that keeps windows in rows of a pool; what it computes is the newest row
+        self._newest = torch.tensor([[*[0.0] * (n_gram - 1), 1.0]])
         super().__init__(n_gram - 1, 1)
 
     def rows(self, inputs: TokenInputs) -> torch.Tensor:
@@ -39,6 +44,16 @@ class TokenWindow(InputWindow[TokenInputs]):
     def outputs(
         self, inputs: TokenInputs, window: torch.Tensor, *, invariant: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        history = torch.cat((window, self.rows(inputs)), 1)
-        newest_last = history[..., 0].unfold(1, self._n_gram, 1)
-        return newest_last.flip(-1).to(torch.int64) - 1, history
+        return recent_tokens(inputs.x, window)
+
+    def log(
+        self, inputs: TokenInputs, start: torch.Tensor, *, invariant: bool = False
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        context, history = recent_tokens(inputs.x, start)
+        return context, (history[:, self.shape[0] :],)
+
+    def by_index(self, inputs: TokenInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+        context, history = recent_tokens(inputs.x, take_rows(pool, rows.read))
+        new, taps = history[:, self.shape[0] :], self._newest.to(pool.device)
+        causal_conv_slots(new, taps, pool, rows.read, rows.in_order, activate=False)
+        return context

@@ -97,7 +97,7 @@ class Weights:
     as_llama_cpp: matrices that do not stay in their blocks round the other side of a product for
     the type in the file, as llama.cpp's do (kernels.linear.as_llama_cpp) and q8 does anyway; for
     the processor, in modes f32 and q8.
-    n_bytes: memory taken by kept and packed tensors.
+    n_bytes: memory taken by kept and packed tensors. tables: those that stay in the file.
     """
 
     def __init__(
@@ -114,6 +114,7 @@ class Weights:
         self.device = device
         self._as_llama_cpp = as_llama_cpp
         self.n_bytes = 0
+        self.tables: list[MappedRows] = []
         self._reader = reader
         self._shapes = shapes
         self._prefix = prefix
@@ -171,7 +172,8 @@ class Weights:
     def mapped(self, name: str) -> MappedRows:
         """A table too large to be held, whose rows are read from the file; not counted."""
         full = self._prefix + name
-        return self._reader.mapped_rows(full, self._shapes[full])
+        self.tables.append(self._reader.mapped_rows(full, self._shapes[full]))
+        return self.tables[-1]
 
     def project(self, *names: str) -> Projection:
         """The matrices under `names`, stacked by rows, in the compute mode."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.options import FAULTS, RunOptions
+from engine.options import DRAFTERS, FAULTS, RunOptions
 
 
-def why_idle(fault: str, options: RunOptions, n_draft: int | None = None) -> str:
+def why_idle(
+    fault: str, options: RunOptions, n_draft: int | None = None, *, is_led: bool = False
+) -> str:
     """Why a fault cannot act in a run of a hybrid model with these options, and what to change;
     empty if it can.
 
     n_draft: tokens of the longest draft; None = what the drafters of the options may make.
+    is_led: its tokens are those of another lane.
     """
     if n_draft is None:
         n_draft, n_snapshots = options.spec.longest, options.snapshots
@@ -19,8 +22,12 @@ def why_idle(fault: str, options: RunOptions, n_draft: int | None = None) -> str
         n_snapshots = options.snapshots if options.spec.types else options.snapshots_for(n_draft)
     if not n_draft:
         return "nothing is drafted, so nothing is undone; choose a drafter (--spec-type)"
+    if drafter := FAULTS[fault].drafter:
+        return _why_drafts_are_right(fault, drafter, options.spec.types)
     n_pass = min(options.n_ubatch, options.n_batch)
-    if fault == "stale-logits":
+    if FAULTS[fault].in_sampler and is_led:
+        return "a lane that is given its tokens has no sampler; let it choose (`free`)"
+    if fault in ("stale-logits", "sampler-not-restored"):
         return ""
     if fault == "keep-stale-kv":
         return _why_nothing_is_restored(options, n_draft, n_snapshots, n_pass)
@@ -40,10 +47,22 @@ def why_idle(fault: str, options: RunOptions, n_draft: int | None = None) -> str
     return ""
 
 
-def notes_on(options: RunOptions, n_draft: int | None = None) -> list[str]:
+def notes_on(options: RunOptions, n_draft: int | None = None, *, is_led: bool = False) -> list[str]:
     """A sentence for each fault of these options that cannot act; see `why_idle`."""
-    found = ((fault, why_idle(fault, options, n_draft)) for fault in options.faults)
+    found = ((f, why_idle(f, options, n_draft, is_led=is_led)) for f in options.faults)
     return [f"Fault {fault} cannot act: {why}." for fault, why in found if why]
+
+
+def _why_drafts_are_right(fault: str, drafter: str, types: Sequence[str]) -> str:
+    if drafter not in types:
+        return f"{drafter} does not draft; add it to --spec-type"
+    before = list(DRAFTERS)[: list(DRAFTERS).index(drafter)]
+    if fault == "eagle3-stale-row" and not set(before) & set(types):
+        return (
+            f"{drafter} drafts in every round and removes the token itself; add a drafter that is "
+            "asked before it, such as ngram-mod"
+        )
+    return ""
 
 
 def _choose(policies: Sequence[str]) -> str:

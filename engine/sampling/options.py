@@ -35,7 +35,8 @@ class SamplerOptions:
     """The sampler chain, in the order of engine.sampling.sampler; temp <= 0 is greedy.
 
     repeat_last_n: newest tokens, of the prompt too, that the three penalties look at; 0 = none,
-    -1 = all. logit_bias: token ids and what is added to their logits.
+    -1 = all. logit_bias: token ids and what is added to their logits. json_schema, grammar_file:
+    paths of a file, at most one of them, that the output keeps to (engine.sampling.grammar).
     """
 
     GROUP: ClassVar[str] = "decoding"
@@ -123,5 +124,29 @@ class SamplerOptions:
         repeats=True,
     )
 
+    json_schema: str | None = option(
+        None,
+        "--json-schema",
+        "a file: the output is JSON that fits this schema",
+        FormRow("JSON schema", text="file"),
+        metavar="FILE",
+    )
+    grammar_file: str | None = option(
+        None,
+        "--grammar-file",
+        "a file: the output follows this grammar, in Lark's notation as llguidance reads it",
+        FormRow("grammar", text="file"),
+        metavar="FILE",
+    )
+
     def __post_init__(self) -> None:
         check(self)
+        if self.json_schema and self.grammar_file:
+            raise OptionError(
+                "--json-schema and --grammar-file are both given.", "Leave one of them out."
+            )
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether the output follows a grammar."""
+        return bool(self.json_schema or self.grammar_file)

@@ -1,6 +1,7 @@
 """The sampler chain and the random numbers of one sequence.
 
-The order is llama.cpp's: logit bias, penalties, top-k, typical, top-p, min-p, temperature.
+The order is llama.cpp's: logit bias, penalties, top-k, typical, top-p, min-p, temperature. What a
+grammar forbids gets -inf before top-k.
 Speculation examines positions one by one with the same sampler, so a run draws as many random
 numbers as plain decoding does, in the same order. A temperature of 0 or less takes the most
 probable token after bias and penalties; the filters then have no say.
@@ -10,36 +11,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
 from engine.sampling import filters
 from engine.sampling.distribution import Distribution, softmax
+from engine.sampling.grammar import BANNED, AllowedTokens, GrammarState
 from engine.sampling.options import SamplerOptions
 from engine.sampling.penalties import LogitBias, Penalties
 from engine.transfer import read
 from kernels.top_k import top_k
 
 RowDistribution = Callable[[int], Distribution]
-"""The target's distribution at a row of a batch. Where penalties are in force it depends on the
-tokens accepted so far: rows must be asked for in order, each before its token is accepted."""
+"""The target's distribution at a row of a batch. Where penalties or a grammar are in force it
+depends on the tokens accepted so far: rows must be asked for in order, each before its token is
+accepted."""
 
 
 class Sampler:
     """Samples one sequence. The generator is seeded per sequence, as a server does per request.
 
     banned: token ids that are never chosen (--ignore-eos bans the end-of-generation tokens).
-    history: tokens that the penalties already look at, a prompt.
+    history: tokens that the penalties already look at, a prompt. grammar: what the text keeps to.
+
+    accepted: tokens chosen so far. n_draws: random numbers that were used for them.
     """
 
     def __init__(
-        self, options: SamplerOptions, banned: Collection[int] = (), history: Sequence[int] = ()
+        self,
+        options: SamplerOptions,
+        banned: Collection[int] = (),
+        history: Sequence[int] = (),
+        grammar: GrammarState | None = None,
     ) -> None:
         self._options = options
         self._bias = LogitBias(options.logit_bias, banned)
         self._penalties = Penalties(options, history)
         self._random = np.random.Generator(np.random.PCG64(options.seed))
+        self.grammar = grammar
+        self.accepted: list[int] = []
+        self.n_draws = 0
+        self.allowed: dict[int, AllowedTokens] = {}
+        """What the grammar allowed at the rows looked at since the latest `rows`."""
         self.non_finite: tuple[int, float] | None = None
         """Of the latest `rows`, the first row looked at whose largest logit is not finite, and that
         logit: NaN if any of the row is."""
@@ -55,14 +70,18 @@ class Sampler:
         """Draw from here on what `other` would draw."""
         self._random.bit_generator.state = other._random.bit_generator.state
         self._penalties.copy_from(other._penalties)
+        self.grammar = other.grammar.clone() if other.grammar else None
+        self.accepted, self.n_draws = other.accepted.copy(), other.n_draws
 
     def rows(self, logits: torch.Tensor) -> RowDistribution:
         """The distributions at the rows of logits [n, n_vocab].
 
-        Without penalties all rows come to the host at once; with them one at a time.
+        Without penalties and a grammar all rows come to the host at once; with them one at a time.
         """
-        self.non_finite = None
+        self.non_finite, self.allowed = None, {}
         logits = self._bias.apply(logits)
+        if self.grammar:
+            return partial(self._by_grammar, logits, self.grammar)
         if self._penalties.active:
             return lambda row: self._filter(row, *self._largest(self._penalties.apply(logits[row])))
         ids, values = self._largest(logits)
@@ -70,6 +89,7 @@ class Sampler:
 
     def uniform(self) -> float:
         """The next random number, in [0, 1)."""
+        self.n_draws += 1
         return float(self._random.random())
 
     def draw(self, distribution: Distribution) -> int:
@@ -79,12 +99,41 @@ class Sampler:
         return token
 
     def accept(self, token: int) -> None:
-        """A token was chosen: the penalties of the next position know it."""
+        """A token was chosen: penalties and grammar of the next position know it."""
         self._penalties.accept(token)
+        self.accepted.append(token)
+        if self.grammar:
+            self.grammar.accept(token)
 
     def retract(self) -> None:
-        """Take the newest accepted token back; the random number stays used."""
+        """Take the newest accepted token back; the random number stays used, for nothing."""
         self._penalties.retract()
+        self.accepted.pop()
+        self.n_draws -= 1
+        if self.grammar:
+            self.grammar.retract()
+
+    def n_astray(self, tokens: Sequence[int]) -> int:
+        """How many of the tokens chosen so far are not these, the text's, or missing."""
+        if self.accepted == tokens:
+            return 0
+        n_other = sum(a != b for a, b in zip(self.accepted, tokens, strict=False))
+        return n_other + abs(len(self.accepted) - len(tokens))
+
+    def _by_grammar(self, logits: torch.Tensor, grammar: GrammarState, row: int) -> Distribution:
+        """The distribution at a row: of an end token alone where the grammar cannot go on."""
+        allowed = self.allowed[row] = grammar.allowed()
+        if grammar.error:
+            return Distribution.certain(grammar.end_token)
+        of_row = logits[row]
+        if self._penalties.active:
+            of_row = self._penalties.apply(of_row)
+        ids, values = self._largest(allowed.mask(of_row))
+        if values[0] == -math.inf:
+            grammar.fail(BANNED)
+            return Distribution.certain(grammar.end_token)
+        kept = values > -math.inf
+        return self._filter(row, ids[kept], values[kept])
 
     def _largest(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """top-k: ids and logits [..., k], the largest first; the only host transfer."""

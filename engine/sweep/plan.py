@@ -25,7 +25,7 @@ from typing import Any
 
 from engine.bench.prompts import read_prompts
 from engine.draft.registry import DRAFTERS
-from engine.draft.spec import DRAFT_MODEL as NEEDS_DRAFT_MODEL
+from engine.draft.spec import DRAFT_MODEL as A_DRAFT_MODEL
 from engine.errors import OptionError
 from engine.files import unreadable
 from engine.options import RunOptions
@@ -51,8 +51,8 @@ class SweepJob:
     """One run to be measured: a set of prompts decoded with one choice of settings.
 
     number: its place in the plan, from 1. key: 16 hexadecimal digits, equal for jobs with equal
-    settings and prompts. settings: as the plan gives them, by key. draft: the draft model, None
-    unless a drafter uses it. prompts: texts.
+    settings and prompts. settings: as the plan gives them, by key. draft: the file that
+    drafts, None unless a drafter has one. prompts: texts.
     """
 
     number: int
@@ -218,12 +218,20 @@ class _JobMaker:
         )
 
     def _draft(self, place: str, settings: dict[str, Any], options: RunOptions) -> Path | None:
-        users = [name for name in options.spec.types if DRAFTERS[name].needs is NEEDS_DRAFT_MODEL]
+        needs = {name: DRAFTERS[name].needs for name in options.spec.types}
+        users = [name for name, need in needs.items() if need is not None and need.has_file]
         if not users:
             return None
+        if len(users) > 1:
+            raise _wrong(
+                self._path,
+                f"{place}, spec-type",
+                f"names {' and '.join(users)}, which need a file each",
+                "Name one drafter with a file in each job.",
+            )
         if (name := settings.get(keys.DRAFT_MODEL)) is not None:
             return self._model(place, name, keys.DRAFT_MODEL)
-        if settings[keys.MODEL] == DEMO:
+        if settings[keys.MODEL] == DEMO and needs[users[0]] is A_DRAFT_MODEL:
             return self._bundled.models[1]
         raise _wrong(
             self._path,

@@ -68,7 +68,7 @@ class JobKey:
 
 JOB_KEYS: dict[str, JobKey] = {
     MODEL: JobKey("GGUF file, relative to the plan, or demo", _text),
-    DRAFT_MODEL: JobKey("draft model, likewise; loaded where a drafter uses it", _text),
+    DRAFT_MODEL: JobKey("file that drafts, likewise; loaded where a drafter uses it", _text),
     COMPUTE: JobKey("arithmetic of the weights", _compute, "auto"),
     DEVICE: JobKey("where models run: auto, cpu, cuda or cuda:N", _text, "auto"),
     THREADS: JobKey("CPU threads; without it as many as suit the model", _whole(1, 4096)),

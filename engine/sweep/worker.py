@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from engine.bench.environment import environment
+from engine.bench.environment import machine
 from engine.bench.request import run_to_end
 from engine.device import device_name, resolve_device
 from engine.errors import DraftscopeError, OptionError
@@ -93,13 +93,6 @@ class SweepWorker:
         )
         self._loaded = (*wanted, draft)
         return self._session
-
-
-def machine() -> dict[str, Any]:
-    """Hardware, versions and threads, without the time."""
-    facts = environment()
-    del facts["date"]
-    return facts
 
 
 def _few(options: RunOptions) -> RunOptions:

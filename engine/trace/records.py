@@ -77,6 +77,11 @@ class Column:
     choices: tuple[str, ...] = ()
     since: int = 0
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether a "tops" column holds int32 and not float32."""
+        return self.name.endswith(("_id", "_forbidden"))
+
 
 def _count(
     name: str,
@@ -100,6 +105,11 @@ def _ms(name: str, about: str) -> Column:
 
 def _probability(name: str, about: str, kind: str = "real") -> Column:
     return Column(name, kind, about, 0.0, 1.001)  # sums of float32 end a little beside 1
+
+
+def _forbidden(name: str) -> Column:
+    about = "1 for each of them that the grammar forbids here, empty without a grammar"
+    return Column(name, "tops", about, 0, 1, since=4)
 
 
 def _choice(name: str, about: str, choices: tuple[str, ...]) -> Column:
@@ -168,6 +178,22 @@ ROUNDS = (
         _COUNT,
         since=2,
     ),
+    Column(
+        "sampler_wrong",
+        "int",
+        "tokens that the sampler goes on behind and that are not the text's, or are missing",
+        0,
+        _COUNT,
+        since=4,
+    ),
+    Column(
+        "sampler_draws",
+        "int",
+        "random numbers it has used beyond one per token; empty where the rule uses others",
+        -_COUNT,
+        _COUNT,
+        since=4,
+    ),
     _bytes("memory_bytes_held", "storage of attention cells and recurrent states"),
     _ms("draft_ms", "drafting, and keeping the drafter in step"),
     _ms("verify_ms", "forward passes of the target"),
@@ -211,8 +237,10 @@ TOKENS = (
     Column("target_entropy", "real", "entropy of the target's raw softmax here, nats"),
     _count("target_top_id", "target's most probable tokens", kind="tops"),
     _probability("target_top_p", "their raw softmax probabilities", "tops"),
+    _forbidden("target_top_forbidden"),
     _count("draft_top_id", "drafter's most probable tokens", kind="tops"),
     _probability("draft_top_p", "their probabilities", "tops"),
+    _forbidden("draft_top_forbidden"),
 )
 
 DRAFTS = (
@@ -227,10 +255,18 @@ DRAFTS = (
     Column(
         "num_wrong_rows",
         "int",
-        "hidden rows paired by the MTP head that are of other places",
+        "rows of the target paired by the drafter that are of other places",
         0,
         _COUNT,
         since=2,
+    ),
+    Column(
+        "num_wrong_tokens",
+        "int",
+        "tokens paired with such rows by the drafter that are not the text's",
+        0,
+        _COUNT,
+        since=4,
     ),
     Column(
         "block_length",

@@ -152,7 +152,7 @@ class _FileRows:
             return self._numbers(block, column, column.name, np.dtype(np.int64))
         if column.kind == "real":
             return self._numbers(block, column, column.name, np.dtype(np.float64))
-        dtype: np.dtype[Any] = np.dtype(np.int32 if column.name.endswith("_id") else np.float32)
+        dtype: np.dtype[Any] = np.dtype(np.int32 if column.is_whole else np.float32)
         names = csv_names(self._table.name, column)
         return np.stack([self._numbers(block, column, name, dtype) for name in names], axis=1)
 

@@ -234,14 +234,14 @@ def _blank(column: Column) -> int | float:
     """The value of a cell that was not observed: 0 (the empty text), MISSING or NaN."""
     if column.kind == "text":
         return 0
-    whole = column.kind == "int" or (column.kind == "tops" and column.name.endswith("_id"))
+    whole = column.kind == "int" or (column.kind == "tops" and column.is_whole)
     return MISSING if whole else np.nan
 
 
 def _empty(column: Column, capacity: int) -> np.ndarray:
     """An uninitialised array for `capacity` rows of a column."""
     if column.kind == "tops":
-        return np.empty((capacity, N_TOP), np.int32 if column.name.endswith("_id") else np.float32)
+        return np.empty((capacity, N_TOP), np.int32 if column.is_whole else np.float32)
     return np.empty(capacity, _DTYPES[column.kind])
 
 

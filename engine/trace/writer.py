@@ -100,8 +100,8 @@ class TraceWriter:
         return "stops" in self.facts
 
     def end(self, stops: Sequence[str]) -> None:
-        """The run is over. stops: for each sequence end, limit, context, stopped or what the
-        source calls it. The first end counts; later ones change nothing."""
+        """The run is over. stops: for each sequence end, limit, context, grammar, stopped or what
+        the source calls it. The first end counts; later ones change nothing."""
         if not self.ended:
             self.facts["summary"] = summary(self.store, self.run_id)
             self.facts["stops"] = list(stops)

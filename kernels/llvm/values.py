@@ -170,6 +170,12 @@ class Value:
         convert = self._builder.sitofp if signed else self._builder.uitofp
         return Value(self._builder, convert(self.ir, to))
 
+    def to_integer(self, element: ir.Type) -> Value:
+        """f32 as integers with a sign, cut off behind the point; within their range only."""
+        count = getattr(self.type, "count", None)
+        to = element if count is None else vector(element, count)
+        return Value(self._builder, self._builder.fptosi(self.ir, to))
+
     def widen(self) -> Value:
         """f16 or bf16 as f32."""
         count = getattr(self.type, "count", None)

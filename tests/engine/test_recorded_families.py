@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import engine.recorded_launches as on_processor
 from engine.bench.random_families import RANDOM_FAMILIES
 from engine.bench.random_model import write_random_model
+from engine.bench.random_qwen4exp import QWEN4EXP_SIZES
 from engine.graphs import VARIABLE
+from engine.model.parts.sparse_attention import SparseAttentionPart
 from engine.options import ROLLBACK_POLICIES, Prompt
 from engine.session import Session
 from kernels.dispatch import uses_llvm
 from kernels.processor import has_feature
 from tests.support.golden_runs import decode, options_of, tokens_of, tokens_table
 
-# those of qwen4exp look at numbers on the host
-FAMILIES = [arch for arch in RANDOM_FAMILIES if arch != "qwen4exp"]
+FAMILIES = list(RANDOM_FAMILIES)
 POLICIES = list(ROLLBACK_POLICIES)
 TOKENS = np.random.default_rng(3).integers(3, 250, 12).tolist()
 PROMPT = Prompt(tuple(TOKENS * 3))
 
 
-@pytest.mark.skipif(not uses_llvm(), reason="kernels that are not compiled")
-@pytest.mark.skipif(not has_feature("avx2"), reason="experts in blocks need AVX2")
-@pytest.mark.parametrize("arch", FAMILIES)
-def test_recorded_runs_are_plain_ones(arch, tmp_path, monkeypatch):
-    recorded: list[bool] = []
+pytestmark = [
+    pytest.mark.skipif(not uses_llvm(), reason="kernels that are not compiled"),
+    pytest.mark.skipif(not has_feature("avx2"), reason="experts in blocks need AVX2"),
+]
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """An entry for every pass that was recorded."""
+    done: list[bool] = []
 
     class Recorder(on_processor.RecordOnProcessor):
         def __call__(self, compute):
-            done = super().__call__(compute)
-            recorded.append(True)
-            return done
+            outputs = super().__call__(compute)
+            done.append(True)
+            return outputs
 
     monkeypatch.setattr(on_processor, "RecordOnProcessor", Recorder)
-    path = tmp_path / "tiny.gguf"
+    return done
+
+
+def check(arch: str, policy: str, path, recorded, monkeypatch) -> None:
     write_random_model(path, arch=arch, size="tiny", quant="q8_0")
-    # each family with another policy
-    policy = POLICIES[FAMILIES.index(arch) % len(POLICIES)]
     options = options_of(24, "ngram-mod", n_max=3, rollback=policy, ignore_eos=True)
 
     def run():
@@ -46,10 +55,29 @@ def test_recorded_runs_are_plain_ones(arch, tmp_path, monkeypatch):
 
     ours = run()
     assert recorded
-    n_recorded = len(recorded)
+    recorded.clear()
     monkeypatch.setenv(VARIABLE, "off")
     theirs = run()
-    assert len(recorded) == n_recorded
+    assert not recorded
     assert tokens_of(ours) == tokens_of(theirs)
     sure = [tokens_table(one)["target_p"] for one in (ours, theirs)]
     assert np.array_equal(*sure, equal_nan=True)
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_recorded_runs_are_plain_ones(arch, tmp_path, recorded, monkeypatch):
+    # each family with another policy
+    policy = POLICIES[FAMILIES.index(arch) % len(POLICIES)]
+    check(arch, policy, tmp_path / "tiny.gguf", recorded, monkeypatch)
+
+
+@pytest.mark.parametrize("policy", ["planes", "replay"])
+def test_where_queries_choose_among_blocks(policy, tmp_path, recorded, monkeypatch):
+    def chosen(mixer):
+        few = {"ratio": 8, "n_blocks": 1}
+        return replace(mixer, **few) if isinstance(mixer, SparseAttentionPart) else mixer
+
+    tiny = QWEN4EXP_SIZES["tiny"]
+    blocks = (replace(b, mixers=tuple(map(chosen, b.mixers))) for b in tiny.blocks)
+    monkeypatch.setitem(QWEN4EXP_SIZES, "tiny", replace(tiny, blocks=tuple(blocks)))
+    check("qwen4exp", policy, tmp_path / "tiny.gguf", recorded, monkeypatch)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -72,3 +75,15 @@ def test_what_no_kernel_does_is_refused_and_nothing_is_changed(operation):
         RecordOnProcessor()(writes_and_computes)
     assert torch.equal(x, before)
     assert torch.equal(add(x, x), x + x), "outside of a recording, programs run"
+
+
+def test_recording_leaves_torchs_compiler_alone():
+    """Which would take a second to import in front of the second token."""
+    code = """
+import sys, torch
+from engine.recorded_launches import RecordOnProcessor
+RecordOnProcessor()(lambda: (torch.empty(2, 3).view(6),))
+print(sorted(name for name in sys.modules if name.startswith("torch._dynamo")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,12 @@ import pytest
 
 from engine.compare.comparison import Comparison
 from engine.decode import acceptance_rules
-from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
+from engine.options import RunOptions, SamplerOptions, SpecOptions
 from engine.session import Session
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from resources import DEMO_DRAFT, DEMO_TARGET
-from tests.support import naive_sampler as naive
+from tests.support.all_texts import texts, written
 from tests.support.chi_square import chi_square
 from tests.support.golden_runs import (
     decode,
@@ -124,42 +123,8 @@ def test_lanes_can_be_led_by_rejection():
     assert "rejection" in np.array(job.trace.rounds.texts("accept_rule"))[mine]
 
 
-OUTCOMES = SamplerOptions(temp=1.0, top_k=3, top_p=1.0, min_p=0.0, repeat_penalty=1.3)
-"""Three candidates at each position, so that few enough texts of four tokens are possible."""
-
-
-@cache
-def texts() -> dict[tuple[int, ...], float]:
-    """Every text of four tokens behind the prompt, and how likely plain sampling writes it."""
-    prompt, found = list(prompt_of(MTP).tokens[:4]), {(): 1.0}
-    for _ in range(4):
-        longer = {}
-        for text, p in found.items():
-            tokens = [*prompt, *text]
-            row = session(MTP).logits(tokens)[-1].tolist()
-            for token, q in naive.chain(row, tokens, OUTCOMES).items():
-                longer[*text, token] = p * q
-        found = longer
-    return found
-
-
-def written(n: int) -> tuple[list[tuple[int, ...]], int, int]:
-    """Texts of as many seeds; drafted tokens and how many of them were accepted."""
-    spec = SpecOptions(("draft-mtp",), accept="rejection")
-    options = RunOptions(n_predict=4, n_ctx=16, spec=spec)
-    found, counts = [], [0, 0]
-    for seed in range(n):
-        sampler = replace(OUTCOMES, seed=seed)
-        prompt = Prompt(prompt_of(MTP).tokens[:4])
-        run = decode(session(MTP), [prompt], replace(options, sampler=sampler))
-        found.append(tuple(tokens_of(run)[0]))
-        for i, name in enumerate(("num_draft_tokens", "num_accepted_draft_tokens")):
-            counts[i] += int(run.trace.rounds.column(name)[1:].sum())
-    return found, counts[0], counts[1]
-
-
 def test_texts_are_distributed_as_by_plain_sampling():
-    found, drafted, accepted = written(150)
+    found, drafted, accepted = written(session(MTP), 150)
     assert len(texts()) == 81
     assert 0.2 < accepted / drafted < 0.9
     assert chi_square(found, texts()) > 1e-2
@@ -167,4 +132,4 @@ def test_texts_are_distributed_as_by_plain_sampling():
 
 def test_resampling_from_p_would_show_in_the_texts(monkeypatch):
     monkeypatch.setattr(acceptance_rules, "residual", lambda p, q: p)
-    assert chi_square(written(150)[0], texts()) < 1e-3
+    assert chi_square(written(session(MTP), 150)[0], texts()) < 1e-3

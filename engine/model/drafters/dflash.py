@@ -37,14 +37,12 @@ class BlockOutput(NamedTuple):
     """What one pass gives for blocks of m rows.
 
     hidden: f32 [B, m, n_embd], after the final norm. logits: f32 [B, m, n_drafted], of the ids that
-    can be drafted, before a scale or a Markov head. columns: the same with the Markov head's part;
-    the logits themselves without one. confidence: f32 [B, m], before the sigmoid; [B, 0] without a
-    head for it.
+    can be drafted, with a Markov head's part where there is one. confidence: f32 [B, m], before the
+    sigmoid; [B, 0] without a head for it.
     """
 
     hidden: torch.Tensor
     logits: torch.Tensor
-    columns: torch.Tensor
     confidence: torch.Tensor
 
 
@@ -124,6 +122,11 @@ class DFlash:
         """The target's rows side by side f32 [..., n_taps * n_embd] as context [..., n_embd]."""
         return rms_norm(self._fuse(rows, invariant=invariant), self._context_norm, self.config.eps)
 
+    def logits(self, hidden: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+        """What the head makes of hidden rows f32 [..., n_embd]: [..., n_drafted], before a Markov
+        head or a selector."""
+        return self._head(hidden, invariant=invariant)
+
     @torch.inference_mode()
     def inject(self, ubatch: UBatch, rows: torch.Tensor, memory: ModelMemory) -> None:
         """Leave the tokens of `ubatch` in memory. rows: [n_seqs, n_seq_tokens, …] for `fused`."""
@@ -164,11 +167,11 @@ class DFlash:
         for block in self._blocks:
             x = block(x, around)
         hidden = rms_norm(x, self._norm, self.config.eps)
-        logits = self._head(hidden, invariant=around.invariant)
+        logits = self.logits(hidden, invariant=around.invariant)
         if self._markov is None:
-            return BlockOutput(hidden, logits, logits, hidden.new_empty(len(hidden), 0))
+            return BlockOutput(hidden, logits, hidden.new_empty(len(hidden), 0))
         found = self._markov(logits, hidden, tokens[:, 0], invariant=around.invariant)
-        return BlockOutput(hidden, logits, *found)
+        return BlockOutput(hidden, *found)
 
 
 def make_dflash(
@@ -190,7 +193,7 @@ def make_dflash(
         )
     weights = weights_of("")
     factors = None
-    if config.rope.has_factors:
+    if config.divided:
         factors = weights.take(ROPE_FACTORS)[: config.rope.n_rot // 2]
     blocks = [
         DFlashBlock(weights_of(f"blk.{layer}."), config, layer) for layer in range(config.n_layer)

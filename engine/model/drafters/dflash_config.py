@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
@@ -49,7 +49,8 @@ class DFlashConfig:
     are looked at; None for all.
     causal: block rows do not see those behind them. scale: of the products of queries and keys.
     anchor: row 0 of a block drafts too, and every row the token behind its own. conv, selector: of
-    DFlash2. markov: rank of DSpark's head, 0 without one.
+    DFlash2. markov: rank of DSpark's head, 0 without one. divided: angles of rope are divided
+    by ROPE_FACTORS.
     """
 
     name: str
@@ -74,6 +75,7 @@ class DFlashConfig:
     confident: bool
     conv: BlockConvSizes | None
     selector: SelectorSizes | None
+    divided: bool = False
 
     @property
     def drafter(self) -> str:
@@ -199,7 +201,6 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
     confident = bool(markov) and file.bool_(f"{arch}.has_confidence_head", True)
     # sections, as of targets with M-RoPE, name the text position alone: then factors do not count
     divided = not file.ints(f"{arch}.rope.dimension_sections", []) and ROPE_FACTORS in present
-    rope = replace(RopeConfig.from_gguf(file, head_dim), has_factors=divided)
     return DFlashConfig(
         name=file.str_("general.name", "") or file.path.stem,
         n_embd=n_embd,
@@ -208,7 +209,7 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
         n_heads_kv=n_heads_kv,
         head_dim=head_dim,
         eps=rms_eps(file),
-        rope=rope,
+        rope=RopeConfig.from_gguf(file, head_dim),
         taps=read_taps(file, f"{arch}.target_layers", MAX_TAPS),
         n_ctx_train=count(file, f"{arch}.context_length", high=MAX_CONTEXT),
         block_size=block_size,
@@ -223,6 +224,7 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
         confident=confident,
         conv=_conv(file, n_embd) if selector else None,
         selector=_selector(file) if selector else None,
+        divided=divided,
     )
 
 

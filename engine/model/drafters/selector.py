@@ -38,7 +38,7 @@ class Selector:
 
     @torch.inference_mode()
     def base(self, logits: torch.Tensor) -> torch.Tensor:
-        """The head's logits, scaled and perhaps capped."""
+        """The head's logits, scaled and perhaps capped, which leaves their order as it is."""
         base = logits * self._sizes.logit_scale
         cap = self._sizes.softcap
         return cap * torch.tanh(base / cap) if cap else base
@@ -50,7 +50,7 @@ class Selector:
         """logits: f32 [B, m, n_drafted], the head's; hidden: f32 [B, m, n_embd]; last: int64 [B],
         the chosen tokens that the blocks begin with."""
         n_best = min(self._sizes.top_k, logits.shape[-1])
-        unary, ids = top_k(self.base(logits[:, 1:]), n_best)
+        values, ids = top_k(logits[:, 1:], n_best)
         if self._ids is not None:
             ids = self._ids[ids]
         gate = self._gate(hidden[:, 1:], invariant=invariant)
@@ -59,7 +59,7 @@ class Selector:
         known = self._rows(self._predecessor, before) * gate.unsqueeze(2)
         # not a product of matrices, whose bits would depend on how many blocks there are
         pairs = known.unsqueeze(3) * self._rows(self._successor, ids).unsqueeze(2)
-        return Lattice(ids, unary.unsqueeze(2) + pairs.sum(-1))
+        return Lattice(ids, self.base(values).unsqueeze(2) + pairs.sum(-1))
 
     @staticmethod
     def _rows(table: Embedding, ids: torch.Tensor) -> torch.Tensor:

@@ -12,11 +12,14 @@ from engine.model.memory import ModelMemory
 
 @dataclass(frozen=True, slots=True)
 class RopeAndMemory:
-    """What a block needs besides its input: cos, sin [B, T, n_rot/2] and the memory."""
+    """What a block needs besides its input: cos, sin [B, T, n_rot/2] of the tokens, the memory, and
+    the table of cosines and sines of all positions, [n_positions, n_rot]; None where no mixer
+    looks at other positions than the tokens'."""
 
     cos: torch.Tensor
     sin: torch.Tensor
     memory: ModelMemory
+    table: torch.Tensor | None = None
 
     @property
     def invariant(self) -> bool:

@@ -11,16 +11,13 @@ from engine.gguf.mapped_rows import MappedRows
 from engine.model.config import ModelConfig
 from engine.model.conv_window import ConvInputs, ConvWindow
 from engine.model.mixers.mixer import RopeAndMemory
-from engine.model.ngram_hash import ngram_rows
 from engine.model.parts.ngram_embedding import NgramEmbeddingPart
 from engine.model.recurrence import Recurrence, StateKey
 from engine.model.token_window import TokenInputs, TokenWindow
 from engine.model.weights import Weights
-from kernels.norm import l2_norm
-from kernels.pointwise import pointwise
-
-_LEAST = 1e-6
-"""Below which the magnitude of a score is not told from it."""
+from kernels.ngrams import NgramHash, agreeing, hash_rows
+from kernels.norm import head_norm
+from kernels.residual import add
 
 
 def recurrences(part: NgramEmbeddingPart) -> dict[str, Recurrence[Any]]:
@@ -50,6 +47,7 @@ class NgramEmbedding:
             for name in ("key", "query", "conv")
         ]
         self._taps = _spread(weights.keep("ple_conv1d.weight"), part)
+        self._hashing = NgramHash(part.multipliers, part.sizes, part.offsets, part.end_id)
 
     def __call__(
         self, streams: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory
@@ -57,20 +55,17 @@ class NgramEmbedding:
         """streams [B, T, n_streams, n_embd], tokens int64 [B, T] -> what the streams gain."""
         memory, invariant = around.memory.recurrent, around.invariant
         assert memory is not None  # a model with recurrent layers is given such a memory
-        n_embd = streams.shape[3]
         context = memory.advance(self._tokens, TokenInputs(tokens))
-        rows = self._table.take(ngram_rows(context.cpu().numpy(), self._part)).flatten(2)
-        joined = self._key_value(rows.to(streams.device), invariant=invariant)
-        key, value = joined.split_with_sizes([self._part.n_channels, n_embd], -1)
+        rows = self._table.take(hash_rows(context, self._hashing)).flatten(2)
+        joined = self._key_value(rows, invariant=invariant)
+        key, value = joined.split_with_sizes([self._part.n_channels, self._part.n_embd], -1)
         of_key, of_query, of_conv = self._norms
-        key = l2_norm(key.reshape(streams.shape), self._eps) * of_key
-        query = l2_norm(streams, self._eps) * of_query
-        score = (key * query).sum(-1, keepdim=True) / n_embd**0.5
-        score = score.sign() * score.abs().clamp_min(_LEAST).sqrt()
-        gained = pointwise(torch.sigmoid, score, invariant=invariant) * value[:, :, None]
-        normed = (l2_norm(gained, self._eps) * of_conv).flatten(2)
+        key = head_norm(key.view(streams.shape), of_key, self._eps)
+        query = head_norm(streams, of_query, self._eps)
+        gained = agreeing(key, query, value, invariant=invariant)
+        normed = head_norm(gained, of_conv, self._eps).flatten(2)
         convolved = memory.advance(self._window, ConvInputs(normed, self._taps))
-        return gained + convolved.view(streams.shape)
+        return add(gained, convolved.view(streams.shape))
 
 
 def _spread(weight: torch.Tensor, part: NgramEmbeddingPart) -> torch.Tensor:

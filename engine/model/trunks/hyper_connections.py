@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch.nn import functional
 
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import FeedForward, make_feed_forward
@@ -17,8 +16,10 @@ from engine.model.parts.hyper_connections import HyperConnections
 from engine.model.parts.ngram_embedding import TABLE
 from engine.model.taps import TapCollector
 from engine.model.weights import Weights
-from kernels.norm import l2_norm
-from kernels.pointwise import pointwise
+from kernels.norm import head_norm
+from kernels.residual import add
+from kernels.rows import join
+from kernels.streams import add_to_streams, mix_streams, open_low
 
 
 class StreamMixer:
@@ -43,18 +44,15 @@ class StreamMixer:
     def __call__(
         self, streams: torch.Tensor, *, invariant: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """streams [B, T, n_streams, n_embd] -> mixture [B, T, n_embd], gains [B, T, n_streams]."""
-        normed = l2_norm(streams, self._eps) * self._norm
-        down = self._down(normed.flatten(2), invariant=invariant) / self._n_streams
-        low, *inject = down.split_with_sizes(self._sizes, -1)
-        gate = self._up(pointwise(functional.silu, low, invariant=invariant), invariant=invariant)
-        gate = pointwise(torch.sigmoid, gate, invariant=invariant)
-        # one after the other: a sum over them all may take another order in another batch
-        first, *others = (normed * gate.view(streams.shape)).unbind(2)
-        for other in others:
-            first = first + other
-        gains = 2 * pointwise(torch.sigmoid, inject[0], invariant=invariant) if inject else None
-        return first / self._n_streams, gains
+        """streams [B, T, n_streams, n_embd] -> mixture [B, T, n_embd], gains [B, T, n_streams] as
+        kernels.streams takes them."""
+        normed = head_norm(streams, self._norm, self._eps)
+        down = self._down(normed.flatten(2), invariant=invariant)
+        low, *gains = down.split_with_sizes(self._sizes, -1)
+        low = open_low(low, self._n_streams, invariant=invariant)
+        gate = self._up(low, invariant=invariant).view(streams.shape)
+        mixture = mix_streams(normed, gate, invariant=invariant)
+        return mixture, gains[0] if gains else None
 
 
 class _Half:
@@ -72,7 +70,7 @@ class _Half:
     ) -> torch.Tensor:
         mixture, gains = self._mixer(streams, invariant=invariant)
         assert gains is not None  # both halves have an injection
-        return streams + compute(mixture)[:, :, None] * gains[..., None]
+        return add_to_streams(streams, compute(mixture), gains, invariant=invariant)
 
 
 class HyperBlock:
@@ -103,7 +101,7 @@ class HyperBlock:
         """streams [B, T, n_streams, n_embd] -> the same shape."""
         invariant = around.invariant
         if self._embedding is not None:
-            streams = streams + self._embedding(streams, tokens, around)
+            streams = add(streams, self._embedding(streams, tokens, around))
         mix, feed = self._halves
         streams = mix(streams, lambda x: self._mixer(x, around), invariant=invariant)
         return feed(streams, lambda x: self._ffn(x, invariant=invariant), invariant=invariant)
@@ -119,7 +117,7 @@ class HyperConnected:
         self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> torch.Tensor:
         """See engine.model.trunks.Trunk."""
-        streams = x[:, :, None].expand(-1, -1, self._n_streams, -1).contiguous()
+        streams = join([x] * self._n_streams).view(*x.shape[:2], self._n_streams, -1)
         for block in self._blocks:
             streams = block(streams, tokens, around)
         return self._last(streams, invariant=around.invariant)[0]

@@ -98,7 +98,7 @@ def test_what_was_measured_before_ctrl_c_is_told(
         (["--against", ".", "--out", "x"], "--out goes with the suite"),
         (["--against", ".", "--rollback", "all"], "--rollback goes with the suite"),
         (["--against", ".", "--splits"], "not allowed with"),
-        (["--pairs", "3", "--splits"], "--pairs, --depth and --markdown go with --against"),
+        (["--pairs", "3", "--splits"], "--pairs and --depth go with --against"),
     ],
 )
 def test_wrong_usage_of_against_is_one_line(cli: Cli, words: list[str], message: str) -> None:

@@ -90,7 +90,11 @@ def test_a_random_model_can_be_written_and_looked_at(cli: Cli, tmp_path: Path) -
     assert set(info["quant_mix"]) == {"Q4_K", "Q6_K", "F32"}
     report = cli(*words, "--drafter", "dflash2", "--json").json
     assert report["drafter"] == "dflash2"
-    assert b"selector_hidden.weight" in path.read_bytes()
+    info = cli("info", path, "--parallel", 2, "--json").json
+    assert (info["drafter"], info["n_target"], info["taps"]) == ("draft-dflash", 256, [1, 2, 3])
+    cells = 2 * 4096 * info["cell_bytes"]
+    assert info["memory"]["total"] == info["weight_bytes"] + cells
+    assert "the inputs of layers 1, 2, 3 of a target 256 wide" in cli("info", path).out
 
 
 @pytest.mark.parametrize(

@@ -172,10 +172,12 @@ def test_sampling_options_reach_the_sampler(cli: Cli) -> None:
     assert tokens("--seed", 1, "--top-k", 1) == tokens("--seed", 2, "--top-k", 1)
 
 
-def test_every_sampler_option_arrives(cli: Cli) -> None:
+def test_every_sampler_option_arrives(cli: Cli, tmp_path: Path) -> None:
+    schema = tmp_path / "any.json"
+    schema.write_text("true")
     words = ["--typical", 0.9, "--repeat-penalty", 1.3, "--repeat-last-n", -1]
     words += ["--presence-penalty", 0.5, "--frequency-penalty", -0.25, "--temp", 0.7, "--seed", 3]
-    words += ["--top-k", 9, "--top-p", 0.8, "--min-p", 0.1]
+    words += ["--top-k", 9, "--top-p", 0.8, "--min-p", 0.1, "--json-schema", schema]
     words += ["--logit-bias", "302+1.5", "--logit-bias", "7-2e1", "--spec-accept", "rejection"]
     report = cli("run", "--demo", "-p", "a", "-n", 1, "--json", *words, *QUICK).json
     assert report["options"]["sampler"] == {
@@ -183,6 +185,8 @@ def test_every_sampler_option_arrives(cli: Cli) -> None:
         "top_k": 9,
         "top_p": 0.8,
         "min_p": 0.1,
+        "json_schema": str(schema),
+        "grammar_file": None,
         "seed": 3,
         "typical_p": 0.9,
         "repeat_penalty": 1.3,

@@ -11,6 +11,7 @@ import pytest
 
 from app.cli.common import new_parser
 from app.cli.run_arguments import add_arguments, run_options
+from engine.draft.spec import MTP_HEAD
 from engine.options import DRAFTERS, RunOptions, SpecOptions
 from tests.app.cli.conftest import ROOT, Outcome
 
@@ -80,7 +81,8 @@ def test_types(words: list[str], types: tuple[str, ...]) -> None:
 
 def test_a_chain_runs_and_is_counted(cli: Cli) -> None:
     plain = cli(*RUN, "--json").json
-    words = ("--spec-type", ",".join(name for name in DRAFTERS if name != "draft-simple"))
+    names = [name for name, spec in DRAFTERS.items() if spec.needs in (None, MTP_HEAD)]
+    words = ("--spec-type", ",".join(names))
     outcome = cli(
         *RUN, *words, "--spec-ngram-simple-size-n", 1, "--spec-ngram-simple-size-m", 2, "--json"
     )
@@ -89,7 +91,7 @@ def test_a_chain_runs_and_is_counted(cli: Cli) -> None:
     assert report["sequences"][0]["tokens"] == plain["sequences"][0]["tokens"]
     assert report["options"]["synthetic"] is False
     drafters = report["totals"]["drafters"]
-    assert list(drafters) == [name for name in DRAFTERS if name != "draft-simple"]
+    assert list(drafters) == names
     assert drafters["ngram-simple"]["n_gen_tokens"] > 0
 
 

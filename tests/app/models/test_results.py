@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from PySide6.QtCore import QPersistentModelIndex, Qt
 
 from app.models.heat_map import BEST
+from app.models.plain_tip import plain_tip
 from app.models.result_plots import MOST_CELLS, front, result_map
 from app.models.result_table import ResultTable
 from app.models.results import ResultColumn, Results, read
@@ -120,3 +122,12 @@ def test_the_front_is_what_none_beats(names: tuple[str, str]) -> None:
     assert np.all(np.diff(x.values[found]) > 0)
     none = figure("a", [float("nan")])
     assert front(none, none).tolist() == []
+
+
+def test_a_tooltip_shows_markup_as_it_is_written() -> None:
+    label = results_of(words("a", ["x"]))
+    table = ResultTable()
+    table.set_results(replace(label, about=lambda _: "model <img src=/etc/passwd> & more"))
+    tip = table.index(0, 0).data(Qt.ItemDataRole.ToolTipRole)
+    assert tip == "<span>model &lt;img src=/etc/passwd&gt; &amp; more</span>"
+    assert plain_tip("a < b, 3 > 2") == "a < b, 3 > 2"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from PySide6.QtCore import Qt
 
 from app.models.step import Step, neighbour, newest_round, read_step
 from app.models.step_facts import outcome, step_facts
-from app.models.step_table import COLUMNS
+from app.models.step_table import COLUMNS, cell_text
 from app.models.step_text import step_line, step_line_tip, step_markdown
-from app.models.step_tops import alternatives
+from app.models.step_tops import TopTable, alternatives
 from engine.trace.run_ref import RunRef
 from tests.support.judged_round import breakable, judged, step_of
 from tests.support.trace_builder import TraceBuilder, sample_trace
@@ -66,6 +69,25 @@ def test_alternatives_are_the_union_of_both_sides() -> None:
     assert found[0][1] is None
     assert found[1][1:] == (pytest.approx(0.6), 0.25)
     assert found[3][2] is None
+
+
+def test_what_the_grammar_forbids_is_marked() -> None:
+    store = judged()
+    token = dict(step_of(store).tokens[0])
+    assert not any(one.is_forbidden for one in alternatives(token))
+    token |= {"target_top_forbidden": [1, 0, None, None, None]}
+    token |= {"draft_top_forbidden": [0, 1, None, None, None]}
+    found = {one.token_id: one.is_forbidden for one in alternatives(token)}
+    assert found == {51: True, 50: False, 52: False, 53: True}
+    step = replace(step_of(store), tokens=(token,))
+    assert cell_text(step, token, "target") == "⊘  right"
+    table = TopTable()
+    table.show_token(step, 0)
+    texts = [table.cell(row, "token", Qt.ItemDataRole.DisplayRole) for row in range(4)]
+    assert texts[0] == "⊘  right"
+    assert [text.startswith("⊘") for text in texts] == [True, False, False, True]
+    assert "grammar" in table.cell(0, "token", Qt.ItemDataRole.ToolTipRole)
+    assert "grammar" not in table.cell(1, "token", Qt.ItemDataRole.ToolTipRole)
 
 
 def test_the_line_below_the_table_in_words() -> None:

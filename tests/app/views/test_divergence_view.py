@@ -231,11 +231,11 @@ def test_state_map_has_the_colours_of_its_scale(qtbot: QtBot, name: str) -> None
 
 
 def test_shades_are_a_log_scale() -> None:
-    shade = shades(np.array([0.0, 1e-8, 1e-4, 1.0, 1e-20, 1e9, math.nan])).astype(int)
-    exact, low, middle, high, less, more, broken = shade.tolist()
+    shade = shades(np.array([0.0, 1e-8, 1e-4, 1.0, 1e-20, 1e9, math.inf, math.nan])).astype(int)
+    exact, low, middle, high, less, more, broken, none = shade.tolist()
     assert low == less and high == more == 255
     assert middle == pytest.approx((low + high) / 2, abs=1)
-    assert len({exact, low, middle, high, broken}) == 5
+    assert len({exact, low, middle, high, broken, none}) == 6
 
 
 @pytest.mark.parametrize("name", ["light", "dark"])

@@ -64,8 +64,8 @@ def test_the_command_line_knows_it() -> None:
     options, text = parse("--spec-type", "echo")
     assert options.spec.types == ("echo",)
     assert options.spec.longest == 2
-    assert "draft-mtp,echo;" in "".join(text.split())
-    with pytest.raises(OptionError, match=r"echoes is unknown\. .*draft-mtp, echo"):
+    assert "draft-dspark,echo;" in "".join(text.split())
+    with pytest.raises(OptionError, match=r"echoes is unknown\. .*draft-dspark, echo"):
         parse("--spec-type", "echoes")
 
 

@@ -17,6 +17,7 @@ from app.engine_thread.jobs import ChatWrap
 from app.looks.theme import apply_theme, load_theme
 from app.views.run_panel import RunPanel
 from engine.draft.ngram_drafter import NgramSizes
+from engine.draft.suffix import SuffixOptions
 from engine.errors import OptionError
 from engine.options import RunOptions, SamplerOptions, SpecOptions
 from resources import demo_prompts
@@ -331,6 +332,30 @@ def test_sizes_of_the_drafters_that_look_tokens_up(panel: RunPanel) -> None:
     assert panel.draft["ngram_mod.n_match"].isVisible()
     assert not panel.draft["ngram_map_k.size_n"].isVisible()
     assert not panel.draft["lookup_cache_static"].isVisible()
+
+
+def test_the_six_numbers_of_suffix_fit_and_arrive(panel: RunPanel) -> None:
+    panel.drafter.set_names(["suffix"])
+    assert panel.draft["suffix.max_tree_depth"].isVisible()
+    assert panel.draft["suffix.min_token_prob"].isVisible()
+    panel.draft["suffix.max_tree_depth"].setValue(16)
+    panel.draft["suffix.min_token_prob"].setValue(0.25)
+    assert panel.options().spec.suffix == SuffixOptions(max_tree_depth=16, min_token_prob=0.25)
+    rows = {panel.draft[f"suffix.{name}"].parent() for name in ("n_max", "max_spec_factor")}
+    assert len(rows) == 2
+    panel.drafter.set_names(["ngram-simple"])
+    assert not panel.draft["suffix.min_token_prob"].isVisible()
+
+
+def test_a_grammar_is_named_by_its_file(panel: RunPanel) -> None:
+    panel.sampling["json_schema"].setText(" a.json ")
+    assert panel.options().sampler == SamplerOptions(json_schema="a.json")
+    panel.sampling["grammar_file"].setText("b.lark")
+    assert "both given" in panel.problem
+    panel.sampling["json_schema"].setText("")
+    assert panel.options().sampler.grammar_file == "b.lark"
+    panel.sampling["ignore_eos"].setChecked(True)
+    assert "--ignore-eos" in panel.problem
 
 
 def test_what_contradicts_itself_is_said_in_place(panel: RunPanel) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.findings.check import recorded
-from engine.options import FAULTS
+from engine.options import MEMORY_FAULTS
 from tests.support.golden_files import second_set
 from tests.support.golden_runs import options_of, prompt_of, session
 from tests.support.round_rows import serious
@@ -25,7 +26,7 @@ FAULTY = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_fault_is_named_and_nothing_else(name: str) -> None:
-    assert {lane.split("fault=")[1] for lane in FAULTY} == FAULTS.keys()
+    assert {lane.split("fault=")[1] for lane in FAULTY} == MEMORY_FAULTS.keys()
     lanes = [NOISE_LANE, *map(LaneSpec.parse, (*CLEAN, *FAULTY))]
     comparison = Comparison(
         session(name),
@@ -40,3 +41,21 @@ def test_every_fault_is_named_and_nothing_else(name: str) -> None:
     lane_of = {run_id: facts["lane"] for run_id, facts in trace.runs.items()}
     found = {(lane_of[run_id], rule) for rule, run_id, _ in serious(recorded(trace))}
     assert found == set(FAULTY.items())
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("lfm2")])
+def test_errors_of_states_that_layers_do_not_have(name: str) -> None:
+    comparison = Comparison(
+        session(name),
+        [prompt_of(name)],
+        options_of(6, n_max=3, ignore_eos=True),
+        [NOISE_LANE, LaneSpec.parse("ring")],
+        draft_accept=[1],
+    )
+    while comparison.step():
+        pass
+    states, rows = comparison.trace.states, comparison.trace.divergence
+    assert len(states.column("state_error"))
+    for table in (states, rows):
+        assert np.isnan(table.column("state_error")).all()
+        assert (table.column("conv_error") < 1e-5).any()

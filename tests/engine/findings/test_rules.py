@@ -186,12 +186,14 @@ def test_lanes_share_their_drafts() -> None:
 
 
 def test_defaults_that_surprise() -> None:
-    def message(accepted: int, draft_p: float, **spec) -> str:
+    def message(
+        accepted: int, draft_p: float, head: float | None = None, drafter: str = "", **spec
+    ) -> str:
         store = TraceStore()
         new_run(store, options={"spec": SPEC | spec})
         add_round(store, 0)
         for number in range(1, 50):
-            add_draft(store, number, 3, accepted)
+            add_draft(store, number, 3, accepted, drafter=drafter)
             kinds = ["accepted"] * accepted + ["rejected", "ignored", "ignored"]
             for i, kind in enumerate(kinds[:3]):
                 store.tokens.append(
@@ -201,6 +203,7 @@ def test_defaults_that_surprise() -> None:
                     kind=kind,
                     draft_index=i,
                     draft_p=draft_p,
+                    draft_conf=head,
                     token_id=1,
                 )
         findings = found(store, "defaults-surprise")
@@ -211,6 +214,9 @@ def test_defaults_that_surprise() -> None:
     assert "147 of 147 drafted tokens" in message(0, 0.3)
     assert message(0, 0.9) == ""
     assert message(0, float("nan")) == ""
+    assert message(0, 0.3, 0.9) == ""  # p_min is compared with what the head says
+    assert "147 of 147 drafted tokens" in message(0, 0.9, 0.3)
+    assert message(0, 0.3, None, "draft-dspark") == ""  # which has no floor without a head
     assert message(2, 0.3) == ""  # unsure, and right most of the time
     assert message(3, 0.9, n_max=5) == message(0, 0.3, p_min=0.4) == ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -89,3 +90,11 @@ def test_the_worst_state_stands_for_a_layer():
     errors = dict(zip(layout.states, (1.0, 3.0, 2.0, 0.5, 4.0), strict=True))
     assert layout.worst(errors, windows=False) == [3.0, 0.5]
     assert layout.worst(errors, windows=True) == [2.0, 4.0]
+
+
+def test_a_layer_without_a_window_has_no_error_of_one():
+    states = LAYERS["averages"].layout.states
+    key, recurrence = next((k, one) for k, one in states.items() if not one.is_window)
+    layout = RecurrentLayout({key: recurrence})
+    assert layout.worst({key: 0.0}, windows=False) == [0.0]
+    assert np.isnan(layout.worst({key: 0.0}, windows=True)).all()

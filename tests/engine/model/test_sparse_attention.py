@@ -76,7 +76,8 @@ def test_a_query_sees_the_best_blocks_and_the_tail(ratio, n_blocks, width):
         ubatch = ubatch_of([0] * min(width, 29 - at), at)
         memory.begin(ubatch)
         part = x[at : at + width][None]
-        around = RopeAndMemory(*tables.at(torch.from_numpy(ubatch.positions)), memory)
+        positions = torch.from_numpy(ubatch.positions)
+        around = RopeAndMemory(*tables.at(positions), memory, tables.table)
         key = torch.zeros(1, part.shape[1], config.cells()[LAYER].n_heads, 32)
         cells = memory.attention.update(LAYER, key, key)
         seen = layer._visible(part, cells, around)
@@ -97,6 +98,6 @@ def test_the_indexers_keys_are_rows_of_the_cells():
     row = CellRow(LAYER, INDEX_ROW)
     assert memory.attention.layers[row].k_dim == 16
     assert size.n_bytes == 4 * (2 * (32 + 32) + 16)
-    assert not config.recordable
+    assert not config.records_on("cuda") and config.records_on("cpu")
     _, dense = layer_with(0, 0)
     assert dense.cells()[LAYER].further == ()

@@ -29,8 +29,9 @@ def values(column: Column) -> st.SearchStrategy[Any]:
     if column.kind == "text":
         return st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
     if column.kind == "tops":
-        if column.name.endswith("_id"):
-            return st.lists(st.integers(0, 2**31 - 1), max_size=N_TOP)
+        if column.is_whole:
+            most = 1 if column.name.endswith("_forbidden") else 2**31 - 1
+            return st.lists(st.integers(0, most), max_size=N_TOP)
         return st.lists(st.floats(0, 1, width=32), max_size=N_TOP)
     if column.kind == "real":
         is_bound = math.isfinite(column.least)

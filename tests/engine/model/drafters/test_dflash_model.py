@@ -48,7 +48,7 @@ def test_blocks_are_golden(name):
     rows, tokens = torch.from_numpy(golden["features"]).flatten(1), golden["tokens"].tolist()
     context = model.fused(rows)
     torch.testing.assert_close(context, torch.from_numpy(golden["g"]), rtol=0, atol=1e-4)
-    memory = HybridMemory.for_blocks(config.cells(), 1, 256, CPU, causal=config.causal)
+    memory = HybridMemory.for_layers(config.cells(), 1, 256, CPU, ahead=not config.causal)
     m, done = config.block_length(golden["draft_ids"].shape[1]), 0
     first = 0 if config.anchor else 1
     for s, start in enumerate(golden["starts"].tolist()):
@@ -64,12 +64,13 @@ def test_blocks_are_golden(name):
         memory.seq_rm(0, start)
         hidden = torch.from_numpy(golden["block_hidden"][s])
         torch.testing.assert_close(out.hidden[0], hidden, rtol=0, atol=2e-4)
-        base = model.selector.base(out.logits) if model.selector else out.logits
+        base = model.logits(out.hidden)
+        base = model.selector.base(base) if model.selector else base
         close(drafter.vocabulary.spread(base)[0], golden["base_logits"][s])
         if model.selector:
             ids = walk(model, out, tokens[start], golden, s)
         else:
-            columns = drafter.vocabulary.spread(out.columns)[0, first:]
+            columns = drafter.vocabulary.spread(out.logits)[0, first:]
             ids = columns.argmax(-1).tolist()
             if config.markov:
                 close(columns, golden["draft_logits"][s, first:])

@@ -1,0 +1,167 @@
+"""What several reports say: model, machine, settings, findings, how to repeat a run."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from engine.errors import OptionError
+from engine.findings.check import Finding
+from engine.option_fields import PlacedOption, options_in
+from engine.options import RunOptions
+from engine.report.parts import Code, Facts, Note, Section
+from engine.size_text import size_text
+
+_MOST_FINDINGS = 50
+_LONGEST_VALUE = 300
+
+
+def shown(value: Any) -> str:
+    """A value for people: numbers in few digits, "n/a" for none."""
+    if value is None:
+        return "n/a"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if math.isfinite(value) else "n/a"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(shown, value[:50])) or "none"
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+
+
+def decimals(value: Any, digits: int) -> str:
+    """A number with so many decimals; "n/a" for none."""
+    is_number = isinstance(value, (int, float)) and math.isfinite(value)
+    return f"{value:.{digits}f}" if is_number else "n/a"
+
+
+def name_of(facts: Mapping[str, Any]) -> str:
+    """What a run is called: its model's name, else the engine that made it."""
+    model, source = _mapping(facts.get("model")), _mapping(facts.get("source"))
+    return str(model.get("name") or source.get("engine") or "run")
+
+
+def model_section(model: Any, more: Mapping[str, Any] | None = None) -> Section:
+    """Which model: name, size and hashes of its files, not when they were changed."""
+    parts: dict[str, str] = {}
+    for title, identity in (("", model), ("draft ", _mapping(model).get("draft"))):
+        known = _mapping(identity)
+        if known:
+            parts[f"{title or 'target '}model"] = shown(known.get("name"))
+            if isinstance(known.get("size"), int):
+                parts[f"{title}size"] = size_text(known["size"])
+            parts[f"{title}sha256 of the head"] = shown(known.get("sha256"))
+            if known.get("content"):
+                parts[f"{title}sha256 of the tensors"] = shown(known["content"])
+    parts |= {name: shown(value) for name, value in (more or {}).items()}
+    return Section("Model", [Facts(parts)] if parts else [])
+
+
+def machine_section(environment: Any, more: Mapping[str, Any] | None = None) -> Section:
+    """Hardware and versions."""
+    known = {**_mapping(environment), **(more or {})}
+    return Section("Machine and versions", [Facts(_each_shown(known))] if known else [])
+
+
+def settings_section(options: Any, more: Mapping[str, Any] | None = None) -> Section:
+    """Every option of a run that is not at its default, and that the others are."""
+    known = {name: shown(value) for name, value in (more or {}).items()}
+    known |= {one.option.name: shown(value) for one, value in _changed(options)}
+    parts = [Facts(known)] if known else []
+    return Section("Settings", [*parts, Note("All other options have their defaults.")])
+
+
+def findings_section(
+    findings: Sequence[Finding], lanes: Mapping[int, str] | None = None
+) -> Section:
+    """What the rules found, the gravest first. lanes: names of runs that are lanes."""
+    parts = [
+        Note(
+            f"{one.rule}{_where(one, lanes or {})}: {one.message} ({one.evidence}) "
+            f"{one.suggestion}",
+            one.severity,
+        )
+        for one in findings[:_MOST_FINDINGS]
+    ]
+    if len(findings) > _MOST_FINDINGS:
+        parts.append(Note(f"and {len(findings) - _MOST_FINDINGS} more"))
+    return Section("Findings", parts or [Note("Nothing was found.")])
+
+
+def repeat_section(command: Sequence[str]) -> Section:
+    """The command line, quoted for a shell."""
+    return Section("How to repeat it", [Code(shlex.join(command))] if command else [])
+
+
+def run_command(model: Any, options: Any, prompts: Sequence[str]) -> list[str]:
+    """A command line for a run of which options and prompts are known; paths are names only."""
+    name = _mapping(model).get("name")
+    words = ["draftscope", "run", name if isinstance(name, str) else "MODEL"]
+    draft = _mapping(_mapping(model).get("draft")).get("name")
+    if isinstance(draft, str):
+        words += ["-md", draft]
+    for text in prompts:
+        words += ["-p", text]
+    for one, value in _changed(options):
+        flag = one.option.flags[0]
+        if one.kind is bool:
+            words.append(flag)
+        elif one.option.repeats:
+            words += [word for part in value for word in (flag, _repeated(part))]
+        else:
+            words += [flag, _word(value)]
+    return words
+
+
+def _repeated(part: Any) -> str:
+    """One value of a repeated option; a bias is its token and a signed number."""
+    if isinstance(part, (list, tuple)) and len(part) == 2 and isinstance(part[1], (int, float)):
+        return f"{part[0]}{part[1]:+g}"
+    return _word(part)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(_word, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _changed(options: Any) -> Iterator[tuple[PlacedOption, Any]]:
+    """Options that differ from their defaults; what is not a value of an option is left out."""
+    for one in options_in(RunOptions):
+        value = options
+        for name in one.path:
+            value = _mapping(value).get(name, one.default if name == one.field else None)
+        wanted = (list, tuple) if one.kind is tuple else (int, float, str, bool)
+        if value is None or not isinstance(value, wanted):
+            continue
+        plain = tuple(value) if isinstance(value, list) else value
+        if plain == one.default:
+            continue
+        try:
+            one.option.check(plain)
+        except (OptionError, TypeError):
+            continue
+        yield one, plain
+
+
+def _each_shown(values: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        str(name).replace("_", " "): shown(value)
+        for name, value in values.items()
+        if not isinstance(value, dict)
+    }
+
+
+def _where(finding: Finding, lanes: Mapping[int, str]) -> str:
+    lane = f", lane {lanes[finding.run_id]}" if finding.run_id in lanes else ""
+    round_ = f", round {finding.round}" if finding.round is not None else ""
+    sequence = f", sequence {finding.seq_id}" if finding.seq_id else ""
+    return lane + round_ + sequence
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

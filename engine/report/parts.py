@@ -1,0 +1,96 @@
+"""What a report is made of. Every text in it may come from anyone; those who write it escape it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+_NUMBER = re.compile(r"[-+]?[0-9][0-9.,]*(e[-+]?[0-9]+)?(/[0-9]+| [KMGT]?i?B)?", re.ASCII)
+_NONE = ("", "-", "n/a", "nan", "inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """heads and rows: texts, rows [n][len(heads)]. title: above it, may be empty."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Which columns hold numbers, and marks where there is none, alone: [len(heads)]."""
+        columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.heads)
+        return tuple(
+            any(map(_NUMBER.fullmatch, cells))
+            and all(_NUMBER.fullmatch(cell) or cell in _NONE for cell in cells)
+            for cells in columns
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Names and values, in two columns."""
+
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence or a paragraph. tone: "", or the severity of a finding."""
+
+    text: str
+    tone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Lines as they are, such as a command."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Generated text in pieces, each with its kind (engine.trace.records.TOKEN_KINDS)."""
+
+    title: str
+    pieces: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A picture that engine.report.svg draws. kind: one of its PLOTS.
+
+    names: of the values along x, or of the bars. series: by name, None where there is no value.
+    unit: of the values. log: a logarithmic axis.
+    """
+
+    kind: str
+    title: str
+    names: Sequence[str]
+    series: Mapping[str, Sequence[float | None]]
+    unit: str = ""
+    log: bool = False
+
+
+Part = Table | Facts | Note | Code | Tokens | Plot
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Parts under a heading."""
+
+    heading: str
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A title, what was measured in a sentence, and sections; sections without parts are left
+    out."""
+
+    title: str
+    summary: str
+    sections: Sequence[Section] = field(default_factory=tuple)

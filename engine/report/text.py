@@ -1,0 +1,56 @@
+"""Untrusted text made harmless: for HTML, for a Markdown cell, and characters that cannot be seen
+or turn the direction of what follows made visible."""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+
+_UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+_MARKDOWN = re.compile(r"([\\`*_\[\]<>|~])")
+_AUTOMATIC = re.compile(r"([@#])(?=\w)|(?<=\w):(?=//)")
+_LIST = re.compile(r"^(\d*)([-+.)])(?= )")
+_LONGEST_CELL = 200
+
+
+def visible(text: str, *, keep_lines: bool = False) -> str:
+    """The text with characters that show nothing or change direction as codes such as U+202E."""
+    return "".join(
+        char if char.isprintable() or (keep_lines and char == "\n") else _code(char)
+        for char in text
+    )
+
+
+def _code(char: str) -> str:
+    if unicodedata.category(char) in _UNSEEN:
+        return f"⟨U+{ord(char):04X}⟩"
+    return " "  # an unusual space
+
+
+def escape(text: str) -> str:
+    """For HTML and SVG, in an element or an attribute; on one line."""
+    return html.escape(visible(" ".join(text.split())))
+
+
+def escape_lines(text: str) -> str:
+    """For HTML where line feeds and runs of spaces are kept."""
+    return html.escape(visible(text.replace("\t", "    "), keep_lines=True))
+
+
+def markdown_cell(text: str) -> str:
+    """For a cell or a list in Markdown: on one line, nothing in it means anything, nobody is
+    mentioned and nothing linked."""
+    line = visible(" ".join(text.split()))
+    if len(line) > _LONGEST_CELL:
+        line = f"{line[: _LONGEST_CELL - 1]}…"
+    plain = _LIST.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\1", line.replace("&", "&amp;")))
+    # a mention or a reference needs its sign to stand before the word
+    return _AUTOMATIC.sub("\\g<0>\u200b", plain)
+
+
+def markdown_block(text: str) -> str:
+    """A fenced block whose fence is longer than any run of backticks in it."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{visible(text, keep_lines=True)}\n{fence}"

@@ -1,0 +1,185 @@
+"""A grammar that the output keeps to: which tokens may come next, and when it is complete.
+
+The library llguidance does the parsing. A grammar and its vocabulary are shared; every sampler has
+a state of its own, which goes forward with each chosen token, back with one that is retracted, and
+is copied with the sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import llguidance
+import numpy as np
+import torch
+
+_QUIET = {"log_level": 0}
+UNMET = "the grammar does not allow the token that was chosen"
+STUCK = "no token of the vocabulary goes on as the grammar wants"
+BANNED = "every token that the grammar allows is banned or has a logit of minus infinity"
+
+
+class Vocabulary(Protocol):
+    """What a grammar needs of a tokenizer."""
+
+    n_vocab: int
+    eog_ids: frozenset[int]
+
+    def piece(self, token_id: int, *, special: bool = True) -> bytes: ...
+
+    def encode(self, text: str, *, parse_special: bool = True) -> list[int]: ...
+
+
+class GrammarTokens:
+    """A vocabulary as llguidance has it. It goes through every token, so it is made once.
+
+    end_tokens: at least one. Tokens that stand for no text fit no grammar but by their name.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._encode = vocabulary.encode
+        self.end_tokens = sorted(vocabulary.eog_ids)
+        self.n_vocab = vocabulary.n_vocab
+        self.eos_token_id, self.bos_token_id = self.end_tokens[0], None
+        ids = range(self.n_vocab)
+        self.tokens = [vocabulary.piece(i) or b"<[%d]>" % i for i in ids]
+        self.special_token_ids = [i for i in ids if not vocabulary.piece(i, special=False)]
+        self.handle = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(self), n_vocab=self.n_vocab, eos_token=self.end_tokens
+        )
+
+    def __call__(self, text: str) -> list[int]:
+        """Ids of a text, as the library asks for them."""
+        return self._encode(text, parse_special=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllowedTokens:
+    """Tokens that may come next. bits: uint8, token i is bit i % 8 of entry i // 8."""
+
+    bits: np.ndarray
+
+    def holds(self, token: int) -> bool:
+        """Whether a token may come."""
+        entry = token >> 3
+        return entry < len(self.bits) and bool(self.bits[entry] >> (token & 7) & 1)
+
+    def among(self, ids: np.ndarray) -> np.ndarray:
+        """Which of these tokens [k] may come: bool [k]."""
+        return np.array([self.holds(token) for token in ids.tolist()], bool)
+
+    def mask(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [n_vocab] with -inf for all others; those given are not changed."""
+        allowed = np.unpackbits(self.bits, bitorder="little").astype(bool)[: len(logits)]
+        missing = len(logits) - len(allowed)
+        if missing:
+            allowed = np.pad(allowed, (0, missing))
+        return logits.masked_fill(~torch.from_numpy(allowed).to(logits.device), -torch.inf)
+
+
+class GrammarState:
+    """How far a text has come in a grammar.
+
+    error: why it can go no further, empty while it can. n_good: tokens accepted before that.
+    """
+
+    def __init__(self, matcher: llguidance.LLMatcher, tokens: GrammarTokens) -> None:
+        self._matcher, self._tokens = matcher, tokens
+        self._ended = False
+        self.error = ""
+        self.n_good = 0
+
+    @classmethod
+    def start(
+        cls, text: str, tokens: GrammarTokens, limits: llguidance.LLParserLimits | None = None
+    ) -> GrammarState:
+        """Before the first token. text: a grammar in llguidance's own format that is valid."""
+        limits = limits or llguidance.LLParserLimits(verbose_errors=False)
+        return cls(llguidance.LLMatcher(tokens.handle, text, limits=limits, **_QUIET), tokens)
+
+    @property
+    def end_token(self) -> int:
+        """A token that ends the text."""
+        return self._tokens.end_tokens[0]
+
+    def clone(self) -> GrammarState:
+        """A state of its own at the same place."""
+        other = GrammarState(self._matcher.deep_copy(), self._tokens)
+        other._ended, other.error, other.n_good = self._ended, self.error, self.n_good
+        return other
+
+    def allowed(self) -> AllowedTokens:
+        """What may come next: end tokens alone behind an end or an error."""
+        if not self._ended and not self.error:
+            found = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            if self._matcher.is_error():
+                self.fail(_first_line(self._matcher.get_error()))
+            elif not found.any():
+                self.fail(STUCK)
+            else:
+                return AllowedTokens(found)
+        bits = np.zeros((self._tokens.n_vocab + 7) // 8, np.uint8)
+        for token in self._tokens.end_tokens:
+            bits[token >> 3] |= 1 << (token & 7)
+        return AllowedTokens(bits)
+
+    def accept(self, token: int) -> None:
+        """A token was chosen. Behind an end or an error nothing changes any more."""
+        if self._ended or self.error:
+            return
+        if token in self._tokens.end_tokens and self._matcher.is_accepting():
+            self._ended = True
+        elif not self._matcher.consume_token(token):
+            self.fail(UNMET)
+            return
+        self.n_good += 1
+
+    def retract(self) -> None:
+        """The newest token was not chosen after all."""
+        if self.error:
+            return
+        if self._ended:
+            self._ended = False
+        elif not self._matcher.rollback(1):
+            self.fail(_first_line(self._matcher.get_error()))
+            return
+        self.n_good -= 1
+
+    def n_fitting(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens, from the first, may come one after the other."""
+        trial = self.clone()
+        for i, token in enumerate(tokens):
+            if trial._ended or trial.error:
+                return i
+            trial.accept(token)
+            if trial.error:
+                return i
+        return len(tokens)
+
+    def fail(self, why: str) -> None:
+        """Note that the text cannot go on."""
+        self.error = self.error or why
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A grammar over a vocabulary. text: in llguidance's own format, valid."""
+
+    text: str
+    tokens: GrammarTokens
+
+    def start(self) -> GrammarState:
+        """The state of a text that begins."""
+        return GrammarState.start(self.text, self.tokens)
+
+
+def why_invalid(text: str, tokens: GrammarTokens) -> str:
+    """What the library says against a grammar, empty if it is valid."""
+    is_wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(text, tokens.handle)
+    return messages[0] if is_wrong else ""
+
+
+def _first_line(message: str) -> str:
+    return message.split("\n", 1)[0].strip().rstrip(".")

@@ -1,0 +1,64 @@
+"""File, Report: the run or comparison on show as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QFileDialog
+from pytestqt.qtbot import QtBot
+
+from app.shell.window import MainWindow
+from engine.trace.export import export_csv
+from engine.trace.store import TraceStore
+from tests.support.lane_traces import faulty_comparison
+from tests.support.trace_builder import TraceBuilder
+from tests.support.window_acts import enabled, messages
+
+
+def write(
+    window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, store: TraceStore, to: Path
+) -> None:
+    """Open the trace and ask for its report."""
+    export_csv(store, to.parent / "trace")
+    with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):
+        window.sessions.open(to.parent / "trace")
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_, **__: (str(to), ""))
+    assert "file.report" in enabled(window)
+    window.actions_by_id["file.report"].trigger()
+
+
+def test_a_run_with_hostile_tokens(
+    window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert "file.report" not in enabled(window)
+    builder = TraceBuilder()
+    builder.prompt(["</pre><script>"])
+    builder.plain("<img src=x>")
+    builder.store.runs[0]["model"] = {"name": "<b>model</b>.gguf"}
+    with qtbot.waitSignal(window.bridge.reported, timeout=5000):
+        write(window, qtbot, monkeypatch, builder.store, tmp_path / "page")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<h1>Speculative decoding of &lt;b&gt;model&lt;/b&gt;.gguf</h1>" in page
+    assert not any(tag in page for tag in ("<script", "<img", "<b>model"))
+    assert any(str(tmp_path / "page.html") in message for message in messages(window))
+
+
+def test_a_comparison(
+    window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with qtbot.waitSignal(window.bridge.reported, timeout=5000):
+        write(window, qtbot, monkeypatch, faulty_comparison().store, tmp_path / "page.html")
+    assert "beyond their bounds" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_file_that_cannot_be_written(
+    window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    builder = TraceBuilder()
+    builder.prompt(["x"])
+    folder = tmp_path / "page.html"
+    folder.mkdir()
+    with qtbot.waitSignal(window.bridge.failed, timeout=5000):
+        write(window, qtbot, monkeypatch, builder.store, folder)
+    assert any("cannot be written" in message for message in messages(window))
