@@ -25,7 +25,7 @@ MEANING = {
     "target": "chosen by the target, nothing was drafted here",
     "accepted": "drafted and confirmed by the target",
     "rejected": "drafted, the target chose another token",
-    "ignored": "drafted after the first rejection, never compared",
+    "ignored": "drafted, never compared: behind the first rejection, or not verified",
     "replacement": "the target's token at the rejection",
     "bonus": "the target's token after a fully accepted draft",
     "replayed": "decoded again after a restore",

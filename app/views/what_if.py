@@ -25,21 +25,25 @@ from app.models.run_rows import RunRows
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.speed_plot import SpeedPlot
+from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
-from engine.trace.step_sums import StepSums
-from engine.trace.what_if import ASSUMPTIONS, DraftLengthEstimate, WhatIf, what_if
+from engine.trace.what_if.by_length import DraftLengthEstimate, WhatIf, what_if
+from engine.trace.what_if.recorded import RecordedRounds
+from engine.trace.what_if.simulation import ASSUMPTIONS
 
 _HEADS = {
     "n_max": ("n_max", "Longest draft, tokens; 0 is no drafting"),
-    "expected_length": ("tok/step", "Expected tokens per step, 1 + accepted"),
-    "draft_ms": ("draft ms", "Drafting, milliseconds per step"),
-    "verify_ms": ("verify ms", "Forward pass of the target, milliseconds per step"),
-    "rest_ms": ("rest ms", "Sampling, checkpoint, rollback and replay, milliseconds per step"),
-    "step_ms": ("step ms", "All of a step, milliseconds"),
+    "expected_length": ("tok/round", "Expected tokens per round"),
+    "draft_ms": ("draft ms", "Drafting, milliseconds per round"),
+    "verify_ms": ("verify ms", "Forward pass of the target, milliseconds per round"),
+    "rest_ms": ("rest ms", "Sampling, checkpoint, rollback and replay, milliseconds per round"),
+    "step_ms": ("round ms", "All of a round, milliseconds"),
     "tokens_per_second": ("tok/s", "Of the whole run, rounds without a draft included"),
 }
 _EMPTY, _PAGE = range(2)
 _PERIOD_MS = 250
+_MOST_ROUNDS = 20_000
+"""That estimates are made from, the newest ones: enough for three digits, quick to look at."""
 
 
 class WhatIfView(QStackedWidget):
@@ -50,8 +54,7 @@ class WhatIfView(QStackedWidget):
         self.setAccessibleName("What if n_max were smaller")
         self._run: RunRef | None = None
         self._rows: RunRows | None = None
-        self._sums = StepSums()
-        self._stale = False
+        self._has_drafts = self._stale = False
         self._pacer = Pacer(self._refresh, _PERIOD_MS, self)
         self.headline = QLabel()
         self.headline.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
@@ -83,7 +86,7 @@ class WhatIfView(QStackedWidget):
     @property
     def has_rounds(self) -> bool:
         """Whether there is anything to see."""
-        return self._sums.n_steps > 0
+        return self._has_drafts
 
     def show_run(self, run: RunRef | None) -> None:
         """Estimate from this run, or nothing."""
@@ -122,8 +125,11 @@ class WhatIfView(QStackedWidget):
         start, stop = self._rows.read()
         if start == stop:
             return
-        self._rows.add_to(self._sums, start, stop)
-        if not self._sums.n_steps:
+        if not self._has_drafts:
+            drafted = self._rows.column("num_draft_tokens", start, stop) > 0
+            single = self._rows.column("n_merged", start, stop) == MISSING
+            self._has_drafts = bool((drafted & single).any())
+        if not self._has_drafts:
             return
         self.setCurrentIndex(_PAGE)
         self._stale = True
@@ -138,16 +144,21 @@ class WhatIfView(QStackedWidget):
     def table(self) -> tuple[list[str], list[list[object]]]:
         """The estimates as numbers; None is not observed."""
         self._read()
-        result = what_if(self._sums)
+        result = self._estimate()
         estimates = () if result is None else result.estimates
         return list(_HEADS), [[getattr(e, name) for name in _HEADS] for e in estimates]
 
     def _reset(self) -> None:
-        self._rows, self._sums, self._stale = None, StepSums(), False
+        self._rows, self._has_drafts, self._stale = None, False, False
+
+    def _estimate(self) -> WhatIf | None:
+        if self._run is None or not self._has_drafts:
+            return None
+        return what_if(RecordedRounds.of(self._run, newest=_MOST_ROUNDS))
 
     def _show(self) -> None:
         self._stale = False
-        result = what_if(self._sums)
+        result = self._estimate()
         if result is None:
             return
         self.headline.setText(_headline(result))

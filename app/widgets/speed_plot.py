@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QWidget
 from app.looks.theme import Theme
 from app.widgets.line_styles import plot_pen
 from app.widgets.plot_surface import PlotSurface
-from engine.trace.what_if import WhatIf
+from engine.trace.what_if.by_length import WhatIf
 
 
 class SpeedPlot(PlotSurface):

@@ -256,8 +256,9 @@ class Recorder:
         assert isinstance(target, TargetFacts)  # worked out before rows are written
         for tokens in (facts.tokens, *target.top_ids):
             self._writer.learn(tokens, self._piece)
-        for tokens in (draft.tokens, *draft.top_ids) if draft else ():
-            self._writer.learn(tokens, self._piece)
+        for part in (draft, facts.unverified):
+            for tokens in (part.tokens, *part.top_ids) if part else ():
+                self._writer.learn(tokens, self._piece)
         for row in token_rows(facts, target):
             self._writer.append("tokens", **ids, **row)
 

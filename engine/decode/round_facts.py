@@ -25,6 +25,7 @@ class RoundFacts:
     target may still be what they are worked out from.
     rule_q: of each judged draft token. accept_rule: the rule that judged, empty without a draft.
     allowed: what a grammar allowed at the same places as target and rule_p.
+    unverified: drafted tokens behind the draft that the target was not shown.
     """
 
     seq_id: int
@@ -53,6 +54,7 @@ class RoundFacts:
     allowed: Sequence[AllowedTokens | None] = ()
     sampler_wrong: int | None = None
     sampler_draws: int | None = None
+    unverified: Draft | None = None
 
 
 def round_facts(

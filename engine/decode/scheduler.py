@@ -218,6 +218,7 @@ class Scheduler:
         drafts = self._draft(sequences)
         clock.stop("draft", [sequence.index for sequence in sequences])
         holders = {sequence.index: sequence for sequence in sequences}
+        unverified = self._cut(drafts)
         attempts = [
             VerifyAttempt(
                 sequence.seq_id,
@@ -226,6 +227,7 @@ class Scheduler:
                 sequence.last,
                 drafts.get(sequence.index),
                 self._judge_of(sequence),
+                unverified.get(sequence.index),
             )
             for sequence in sequences
         ]
@@ -234,6 +236,19 @@ class Scheduler:
             self._follow(holders[verified.attempt.seq], verified, clock)
             rounds.append(verified.facts)
         return rounds
+
+    def _cut(self, drafts: dict[int, Draft]) -> dict[int, Draft]:
+        """Keep of each draft what is to be verified, and no empty ones; what was cut off."""
+        most = self._options.spec.verify_max
+        rest: dict[int, Draft] = {}
+        if most is None:
+            return rest
+        for seq, draft in list(drafts.items()):
+            if (cut := draft.split(most)) is not None:
+                rest[seq] = cut
+            if not draft.tokens:
+                del drafts[seq]
+        return rest
 
     def _judge_of(self, sequence: DecodingSequence) -> SequenceJudge:
         return SequenceJudge(

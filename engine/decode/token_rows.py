@@ -38,6 +38,7 @@ def token_rows(facts: RoundFacts, target: TargetFacts) -> Iterator[dict[str, Any
             if draft.probs:
                 row["draft_top_forbidden"] = _forbidden(facts, i, draft.top_ids[i])
         yield row
+    yield from _unverified_rows(facts, len(draft.tokens) if draft else 0)
     if facts.n_replays:
         for i in range(n_kept):
             yield {
@@ -49,6 +50,20 @@ def token_rows(facts: RoundFacts, target: TargetFacts) -> Iterator[dict[str, Any
     for i, (kind, token) in own:
         row = {"pos": facts.pos_next + n_kept + i, "kind": kind, "token_id": token}
         _add_target(row, facts, target, n_judged + i)
+        yield row
+
+
+def _unverified_rows(facts: RoundFacts, n_verified: int) -> Iterator[dict[str, Any]]:
+    for i, token in enumerate(facts.unverified.tokens if facts.unverified else ()):
+        assert facts.unverified is not None
+        index = n_verified + i
+        row = {
+            "pos": facts.pos_next + index,
+            "kind": "ignored",
+            "token_id": token,
+            "draft_index": index,
+        }
+        _add_drafted(row, facts.unverified, i)
         yield row
 
 

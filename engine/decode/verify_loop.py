@@ -48,7 +48,8 @@ class Judge(Protocol):
 class VerifyAttempt:
     """A sequence to be verified: `last`, its newest token, at pos0 and a draft behind it.
 
-    seq: memory sequence; seq_id: its name in the trace.
+    seq: memory sequence; seq_id: its name in the trace. unverified: what the drafter made beyond
+    that, for the trace.
     """
 
     seq_id: int
@@ -57,6 +58,7 @@ class VerifyAttempt:
     last: int
     draft: Draft | None
     judge: Judge
+    unverified: Draft | None = None
 
     @property
     def span(self) -> Span:
@@ -143,6 +145,7 @@ class VerifyLoop:
         facts.rollback_path, facts.n_replays = outcome.path, outcome.n_replays
         facts.rs_idx_after = pending_of(memory, span.seq)
         facts.accept_rule = self._options.spec.accept if draft else ""
+        facts.unverified = attempt.unverified
         if save:
             facts.checkpoint_bytes = save.n_bytes
             facts.restored_bytes = save.n_bytes * outcome.n_replays

@@ -67,6 +67,17 @@ class Draft:
             for values in kept:
                 del values[n_max:]
 
+    def split(self, n: int) -> Draft | None:
+        """Keep n tokens; returns the others as a draft of their own, None where there are none."""
+        if len(self.tokens) <= n:
+            return None
+        rest = Draft(drafter=self.drafter)
+        for name in ("tokens", "probs", "top_ids", "top_probs", "q", "sure"):
+            values = getattr(self, name)
+            setattr(rest, name, values[n:])
+            del values[n:]
+        return rest
+
 
 @runtime_checkable
 class SeesPasses(Protocol):

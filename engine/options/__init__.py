@@ -195,7 +195,10 @@ class RunOptions:
         """Snapshot planes beyond the live state that a run with these drafters keeps."""
         if not self.spec.types:
             return 0
-        return self.snapshots_for(self.spec.n_max if self.spec.has_model else 0)
+        longest = self.spec.n_max if self.spec.has_model else 0
+        if self.spec.verify_max is not None:
+            longest = min(longest, self.spec.verify_max)
+        return self.snapshots_for(longest)
 
     def snapshots_for(self, n_draft: int) -> int:
         """Snapshot planes beyond the live state to undo drafts of n_draft tokens."""

@@ -15,7 +15,7 @@ from engine.draft.registry import DRAFTERS
 from engine.draft.suffix import SuffixOptions
 from engine.draft.with_model import ModelDraftOptions
 from engine.errors import OptionError
-from engine.option_fields import FormRow, check, option, part
+from engine.option_fields import FormRow, NumberRange, check, option, part
 
 ACCEPT_RULES = ("match", "rejection")
 _BISECTIONS = 32
@@ -41,8 +41,9 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
     """Speculation: drafters in use, in any order, what they are set by, and the rule.
 
     accept: how drafted tokens are accepted, "match" keeps plain decoding's tokens, "rejection" the
-    target's distribution. synth_rates, synth_len: accept drafted tokens by chance instead of by the
-    target; the output is then invalid. All of them: engine.decode.acceptance_rules.
+    target's distribution. verify_max: what is cut off a draft is not judged, and does not count as
+    drafted. synth_rates, synth_len: accept drafted tokens by chance instead of by the target; the
+    output is then invalid. All of them: engine.decode.acceptance_rules.
     """
 
     GROUP: ClassVar[str] = "speculation"
@@ -65,6 +66,15 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
         FormRow("accept"),
         choices=ACCEPT_RULES,
         metavar="RULE",
+    )
+    verify_max: int | None = option(
+        None,
+        "--spec-verify-max",
+        "most drafted tokens that are verified, for recording: longer drafts are written to the "
+        "trace whole, 0 = nothing is verified (default: all)",
+        NumberRange(0, 1024, "Leave it out to verify whole drafts."),
+        FormRow("verify at most", -1, 1024, special="whole drafts"),
+        metavar="N",
     )
     ngram_simple: NgramSizes = part(
         NgramSizes, drafter="ngram-simple", hits=_NO_EFFECT, without=["min_hits"]

@@ -1,0 +1,147 @@
+"""What a round costs, from measured rounds only.
+
+A round is drafting, by the number of steps the drafter does; a forward pass, by its width;
+sampling, by width; saving a checkpoint, by width; undoing, by the tokens that stay, since a restore
+decodes them again; and what no phase counts. Each is the mean of the rounds measured at that
+number, a straight line between two that were measured. `unmeasured` tells which numbers were not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from engine.trace.what_if.recorded import RecordedRounds
+
+_OUTLIER = 4.0
+"""A time so many times the median of its kind is the machine's doing, and not counted,"""
+_FEW = 8
+"""where there are at least so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """Milliseconds by a number. at: the numbers measured, ascending; ms, n: mean and count."""
+
+    at: np.ndarray
+    ms: np.ndarray
+    n: np.ndarray
+
+    @classmethod
+    def of(cls, numbers: np.ndarray, ms: np.ndarray, *, all_count: bool = False) -> CostCurve:
+        """From measured times, [n] each; NaN is not counted, nor are outliers, unless all_count."""
+        known = np.isfinite(ms)
+        at, place = np.unique(numbers[known], return_inverse=True)
+        values = ms[known]
+        means, counts = np.zeros(len(at)), np.zeros(len(at), np.int64)
+        for i in range(len(at)):
+            mine = values[place == i]
+            if not all_count and len(mine) >= _FEW and (middle := float(np.median(mine))) > 0:
+                mine = mine[mine <= _OUTLIER * middle]
+            means[i], counts[i] = mine.mean(), len(mine)
+        return cls(at, means, counts)
+
+    @classmethod
+    def of_points(cls, points: Mapping[int, float]) -> CostCurve:
+        """From times known by number, such as those of `bench --steps`."""
+        at = np.array(sorted(points), np.int64)
+        return cls(at, np.array([points[i] for i in at.tolist()]), np.ones(len(at), np.int64))
+
+    def __call__(self, numbers: np.ndarray) -> np.ndarray:
+        """Milliseconds at each number; outside the measured ones that of the nearest, 0 if none."""
+        if not len(self.at):
+            return np.zeros(np.shape(numbers))
+        found: np.ndarray = np.interp(numbers, self.at, self.ms)
+        return found
+
+    def from_nothing(self) -> CostCurve:
+        """The curve with 0 at 0, and as steep behind the last number as from 0 to it."""
+        if not len(self.at) or self.at[-1] <= 0:
+            return CostCurve.of_points({0: 0.0})
+        there = self.at > 0
+        far = int(self.at[-1]) * 64
+        return CostCurve(
+            np.r_[0, self.at[there], far],
+            np.r_[0.0, self.ms[there], self.ms[-1] * 64],
+            np.r_[0, self.n[there], 0],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCosts:
+    """Curves by: draft, drafter's steps (0 at 0, and in proportion beyond those measured); verify,
+    sample, save, width; undo, kept tokens. draft_0: looking for a draft that was not found; other:
+    the rest of a round, ms. plain_ms: a round of plain decoding, ms, without a drafter."""
+
+    draft: CostCurve
+    verify: CostCurve
+    sample: CostCurve
+    save: CostCurve
+    undo: CostCurve
+    draft_0: float
+    other: float
+    plain_ms: float
+
+    @classmethod
+    def free(cls) -> RoundCosts:
+        """Rounds that take no time."""
+        none = CostCurve.of_points({})
+        return cls(none, none, none, none, none, 0.0, 0.0, 0.0)
+
+    @classmethod
+    def measured(
+        cls, rounds: RecordedRounds, plain: RecordedRounds | None = None
+    ) -> RoundCosts | None:
+        """From rounds that have times; None where they lack them.
+
+        plain: rounds of plain decoding. Without them, a plain round is one without a draft, less
+        the look for it; where none was recorded, the pass of one token that `verify` tells.
+        """
+        if not rounds.is_timed:
+            return None
+        phases = {name: np.nan_to_num(ms) for name, ms in rounds.phases.items()}
+        has_draft, tried = rounds.verified > 0, rounds.steps > 0
+        kept = rounds.accepted + 1
+        undo = phases["rollback"] + phases["restore"] + phases["replay"]
+        verify = CostCurve.of(rounds.width, phases["verify"])
+        sample = CostCurve.of(rounds.width, phases["sample"])
+        other = _mean(phases["other"])
+        costs = cls(
+            draft=CostCurve.of(rounds.steps[tried], phases["draft"][tried]).from_nothing(),
+            verify=verify,
+            sample=sample,
+            save=CostCurve.of(rounds.width[has_draft], phases["save"][has_draft]),
+            # a restore among rollbacks is no outlier
+            undo=CostCurve.of(kept[rounds.is_undone], undo[rounds.is_undone], all_count=True),
+            draft_0=_mean(phases["draft"][~tried]),
+            other=other,
+            plain_ms=0.0,
+        )
+        one = np.ones(1, np.int64)
+        plain_ms = float(verify(one)[0] + sample(one)[0]) + other
+        if plain is not None and plain.is_timed:
+            total = sum(np.nan_to_num(ms) for ms in plain.phases.values())
+            plain_ms = float(CostCurve.of(plain.width * 0, np.asarray(total)).ms[0])
+        return costs.with_plain(plain_ms)
+
+    def with_plain(self, plain_ms: float) -> RoundCosts:
+        """The same with another time of a plain round."""
+        return replace(self, plain_ms=plain_ms)
+
+    def with_verify(self, points: Mapping[int, float]) -> RoundCosts:
+        """The same with forward passes timed by themselves: milliseconds by width, as
+        `bench --steps … --outputs all` gives them."""
+        return replace(self, verify=CostCurve.of_points(points))
+
+    def unmeasured(self, widths: Iterable[int]) -> tuple[int, ...]:
+        """Of these widths, those that no pass had: their time is taken from the nearest."""
+        return tuple(sorted(set(widths).difference(self.verify.at.tolist())))
+
+
+def _mean(ms: np.ndarray) -> float:
+    if not len(ms):
+        return 0.0
+    curve = CostCurve.of(np.zeros(len(ms), np.int64), ms)
+    return float(curve.ms[0])

@@ -1,0 +1,87 @@
+"""Every place of the recorded texts as the possible begin of a round.
+
+Under other settings rounds begin elsewhere. Inside a stretch of accepted tokens, the drafter would
+have gone on as it did: what is left of the recorded draft is what it would have drafted there. That
+is exact for a draft model, which sees the same tokens, and for a run in which nothing was verified
+(--spec-verify-max 0), which drafts at every place; else it is the first of `ASSUMPTIONS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.trace.what_if.chance import SurvivalRates
+from engine.trace.what_if.recorded import RecordedRounds
+
+_ENDLESS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Places of all texts, one text after the other, [n] each.
+
+    available: tokens that a drafter has to offer. right: of them, the leading ones that are right.
+    limit: what the token limit leaves of a draft. confidence: float [n, k], NaN where unknown.
+    begins, ends: index of each text's first place, and one behind its last: [n texts]. is_begin:
+    whether a recorded round begins there, bool [n]. is_independent: a place is a recorded round,
+    and the next round begins at the next place whatever was accepted.
+    """
+
+    available: np.ndarray
+    right: np.ndarray
+    limit: np.ndarray
+    confidence: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+    is_begin: np.ndarray
+    is_independent: bool
+
+    def __len__(self) -> int:
+        return len(self.available)
+
+    @classmethod
+    def of(cls, rounds: RecordedRounds, n_max: int) -> Positions:
+        """The places where rounds with drafts of up to n_max tokens may begin."""
+        rates = SurvivalRates.of(rounds)
+        if rounds.is_independent:
+            source, offset = np.arange(len(rounds)), np.zeros(len(rounds), np.int64)
+            texts = rounds.seq
+            limit = np.full(len(rounds), _ENDLESS)
+        else:
+            span = np.maximum(rounds.emitted, 0)
+            source = np.repeat(np.arange(len(rounds)), span)
+            offset = np.arange(len(source)) - np.repeat(np.cumsum(span) - span, span)
+            texts = rounds.seq[source]
+            length = np.bincount(texts, minlength=len(rounds.ends_at_limit))
+            left = length[texts] - (rounds.start[source] + offset)
+            limit = np.where(rounds.ends_at_limit[texts], np.maximum(left - 1, 0), _ENDLESS)
+        rest = np.maximum(rounds.drafted[source] - offset, 0)
+        right = np.clip(rounds.accepted[source] - offset, 0, rest)
+        goes_on = rounds.was_full[source]
+        available = np.where(goes_on, np.maximum(rest, n_max), rest)
+        is_open = ~rounds.is_final[source] & (right < available)
+        more = rates.draw_more((offset + right)[is_open], n_max)
+        right[is_open] = np.minimum(right[is_open] + more, available[is_open])
+        k = rounds.confidence.shape[1]
+        place = offset[:, None] + np.arange(k)
+        inside = place < k
+        confidence = (
+            rounds.confidence[source[:, None], np.where(inside, place, 0)]
+            if k
+            else (np.full((len(source), 0), np.nan))
+        )
+        confidence = np.where(inside, confidence, np.nan)
+        counts = np.bincount(texts, minlength=len(rounds.ends_at_limit))
+        ends = np.cumsum(counts)
+        return cls(
+            available=available,
+            right=right,
+            limit=limit,
+            confidence=confidence,
+            begins=ends - counts,
+            ends=ends,
+            is_begin=offset == 0,
+            is_independent=rounds.is_independent,
+        )

@@ -1,0 +1,252 @@
+"""The rounds of a run as numpy: where each began, what was drafted, how sure, what became of it.
+
+A draft of which only a part was verified (--spec-verify-max) has its other tokens in the trace too.
+Their fate is *derived* from the text that followed: while tokens are accepted by matching, the text
+does not depend on the drafts, and the target would have said the same. Under rejection sampling and
+synthetic acceptance it stays unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
+from engine.trace.round_rows import RoundRows
+from engine.trace.run_columns import RunColumns
+from engine.trace.run_ref import RunRef
+
+_DRAFTED_KINDS = ("accepted", "rejected", "ignored", "replacement", "bonus", "target")
+_LONGEST = 1024
+_MOST_POSITIONS = 1 << 22
+"""Of a sequence's text that is looked into, tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRounds:
+    """Rounds behind the prompts, [n] each, ordered by sequence and time.
+
+    seq: number of the text, from 0. start: tokens of the text before the round, the free first one
+    left out. emitted: tokens that the round added. drafted: tokens that the drafter made, verified
+    or not. verified: of them, those in the verify batch. accepted: leading tokens known to be
+    right. is_final: whether the next one is known to be wrong; else what a longer draft would have
+    brought is not known. was_full: the draft ended only because no more tokens were asked for.
+    steps: what the drafter did for it, a token below p_min included. width: of the verify batch.
+    is_undone: whether a rollback, restore or replay was needed. confidence: float [n, k], NaN where
+    not observed. phases: milliseconds by phase, NaN where not observed; "other" is the rest of the
+    round. ends_at_limit: bool by text: the token limit ended it, and kept drafts short before.
+    is_independent: rounds were accepted by chance, so what comes next does not depend on where a
+    round begins.
+    """
+
+    seq: np.ndarray
+    start: np.ndarray
+    emitted: np.ndarray
+    drafted: np.ndarray
+    verified: np.ndarray
+    accepted: np.ndarray
+    is_final: np.ndarray
+    was_full: np.ndarray
+    steps: np.ndarray
+    width: np.ndarray
+    is_undone: np.ndarray
+    confidence: np.ndarray
+    phases: dict[str, np.ndarray]
+    ends_at_limit: np.ndarray
+    is_independent: bool
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+    @property
+    def n_max(self) -> int:
+        """The longest draft that was recorded."""
+        return int(self.drafted.max(initial=0))
+
+    @property
+    def n_drafts(self) -> int:
+        """Rounds with a draft."""
+        return int((self.drafted > 0).sum())
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether a floor on confidence means anything here."""
+        return bool(np.isfinite(self.confidence).any())
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether every round has the time of its forward pass."""
+        return bool(len(self)) and bool(np.isfinite(self.phases["verify"]).all())
+
+    @classmethod
+    def of(cls, run: RunRef, newest: int | None = None) -> RecordedRounds:
+        """The rounds of a run, of any engine: what it did not tell is NaN, or taken as usual.
+
+        newest: so many of the rounds at most, the last ones.
+        """
+        rows = RunColumns(run.store, "rounds", run.run_id)
+        selected = RoundRows.select(run.store.rounds, run.run_id, None)
+        n = min(rows.n, len(selected.is_prompt))  # the table may have grown between the two
+        chosen = ~selected.is_prompt[:n] & (rows["n_merged"][:n] == MISSING)
+        order = np.flatnonzero(chosen)
+        order = order if newest is None else order[-newest:]
+        order = order[np.argsort(rows["seq_id"][order], kind="stable")]
+        return _from_rows(run, rows, order)
+
+    @classmethod
+    def joined(cls, parts: list[RecordedRounds]) -> RecordedRounds:
+        """The rounds of several runs, whose texts are numbered on. Raises ValueError for none."""
+        if not parts:
+            raise ValueError("no rounds to join")
+        k = max(part.confidence.shape[1] for part in parts)
+        shift = np.cumsum([0, *(len(part.ends_at_limit) for part in parts)])
+        columns: dict[str, Any] = {
+            field.name: np.concatenate([getattr(part, field.name) for part in parts])
+            for field in fields(cls)
+            if field.name not in ("seq", "confidence", "phases", "is_independent")
+        }
+        columns["seq"] = np.concatenate([p.seq + at for p, at in zip(parts, shift, strict=False)])
+        columns["confidence"] = np.concatenate([_padded(part.confidence, k) for part in parts])
+        columns["phases"] = {
+            name: np.concatenate([part.phases[name] for part in parts]) for name in parts[0].phases
+        }
+        return cls(**columns, is_independent=any(part.is_independent for part in parts))
+
+
+def _from_rows(run: RunRef, rows: RunColumns, order: np.ndarray) -> RecordedRounds:
+    def pick(name: str) -> np.ndarray:
+        return rows[name][order]
+
+    seq_ids, seq = np.unique(pick("seq_id"), return_inverse=True)
+    first = np.r_[True, seq[1:] != seq[:-1]] if len(seq) else np.zeros(0, bool)
+    emitted = np.maximum(pick("num_emitted"), 0)
+    before = np.cumsum(emitted) - emitted
+    starts_of_text = before[first]
+    start = before - starts_of_text[seq] if len(seq) else before
+    verified = np.maximum(pick("num_draft_tokens"), 0)
+    accepted = np.clip(pick("num_accepted_draft_tokens"), 0, verified)
+    drafts = _DraftedTokens(run, rows, order, verified)
+    spec = run.facts.get("options", {}).get("spec", {}) or {}
+    independent = bool(run.facts.get("synthetic"))
+    matched = spec.get("accept", "match") == "match" and not independent
+    is_final = accepted < verified
+    if matched and (drafts.length > verified).any():
+        derived, wrong = drafts.fate(rows, order)
+        more = (accepted == verified) & (drafts.length > verified) & (derived >= verified)
+        accepted = np.where(more, derived, accepted)
+        is_final = np.where(more, wrong, is_final)
+    asked_for = drafts.length.max(initial=0)
+    low = _ended_by_floor(run, rows, order)
+    phases = {phase: pick(f"{phase}_ms") for phase in PHASES}
+    phases["other"] = _other_ms(rows, order)
+    stops = run.facts.get("stops") or []
+    at_limit = [int(i) < len(stops) and stops[int(i)] == "limit" for i in seq_ids]
+    undone = pick("rollback_depth") > 0
+    return RecordedRounds(
+        seq=seq,
+        start=start,
+        emitted=emitted,
+        drafted=drafts.length,
+        verified=verified,
+        accepted=accepted,
+        is_final=is_final,
+        was_full=(drafts.length == asked_for) & (asked_for > 0),
+        steps=drafts.length + (low & (drafts.length < asked_for)),
+        width=np.maximum(pick("verify_width"), 0),
+        is_undone=undone,
+        confidence=drafts.confidence,
+        phases=phases,
+        ends_at_limit=np.array(at_limit, bool),
+        is_independent=independent,
+    )
+
+
+def _padded(confidence: np.ndarray, k: int) -> np.ndarray:
+    more = k - confidence.shape[1]
+    return np.pad(confidence, ((0, 0), (0, more)), constant_values=np.nan)
+
+
+class _DraftedTokens:
+    """The drafted tokens of some rounds. length: int64 [n]; tokens: ids [n, k], MISSING where there
+    is none; confidence: float [n, k]."""
+
+    def __init__(
+        self, run: RunRef, rounds: RunColumns, order: np.ndarray, verified: np.ndarray
+    ) -> None:
+        self._rows = rows = RunColumns(run.store, "tokens", run.run_id)
+        drafted = rows.is_text("kind", *_DRAFTED_KINDS) & (rows["draft_index"] >= 0)
+        at = np.flatnonzero(drafted & (rows["draft_index"] < _LONGEST))
+        row = _rows_of(rounds, order, rows["round"][at], rows["seq_id"][at])
+        at, row = at[row >= 0], row[row >= 0]
+        index = rows["draft_index"][at]
+        self.length = verified.copy()
+        np.maximum.at(self.length, row, index + 1)
+        k = int(self.length.max(initial=0))
+        self.tokens = np.full((len(order), k), MISSING, np.int64)
+        self.confidence = np.full((len(order), k), np.nan)
+        self.tokens[row, index] = rows["token_id"][at]
+        self.confidence[row, index] = rows["draft_p"][at]
+
+    def fate(self, rounds: RunColumns, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Leading tokens that the text of the run has at their place, int64 [n], and whether it is
+        known to have another behind them, bool [n]."""
+        text = self._rows
+        mine = np.flatnonzero(text.is_text("kind", *EMITTED_KINDS) & (text["token_id"] >= 0))
+        pos = text["pos"][mine]
+        mine = mine[(pos >= 0) & (pos < _MOST_POSITIONS)]
+        seq_ids, seq = np.unique(rounds["seq_id"][order], return_inverse=True)
+        there = np.isin(text["seq_id"][mine], seq_ids)
+        mine = mine[there]
+        seq_of, pos = np.searchsorted(seq_ids, text["seq_id"][mine]), text["pos"][mine]
+        known = np.full((len(seq_ids), int(pos.max(initial=0)) + 2), MISSING, np.int64)
+        known[seq_of, pos] = text["token_id"][mine]
+        n, k = self.tokens.shape
+        place = rounds["pos0"][order][:, None] + 1 + np.arange(k)
+        inside = (place >= 0) & (place < known.shape[1])
+        said = np.where(inside, known[seq[:, None], np.where(inside, place, 0)], MISSING)
+        there = (said != MISSING) & (self.tokens != MISSING)
+        same = there & (said == self.tokens)
+        n_right = np.where(same.all(1), k, np.argmin(same, 1)) if k else np.zeros(n, np.int64)
+        after = np.minimum(n_right, max(k - 1, 0))
+        wrong = there[np.arange(n), after] & ~same[np.arange(n), after] if k else np.zeros(n, bool)
+        return n_right, wrong
+
+
+def _rows_of(
+    rounds: RunColumns, order: np.ndarray, round_: np.ndarray, seq_id: np.ndarray
+) -> np.ndarray:
+    """Index into `order` of each round of a sequence, -1 where it is not among them."""
+    keys = (rounds["seq_id"][order].astype(np.int64) << 32) + rounds["round"][order]
+    by_key = np.argsort(keys)
+    wanted = (seq_id.astype(np.int64) << 32) + round_
+    if not len(keys):
+        return np.full(len(wanted), -1)
+    place = np.minimum(np.searchsorted(keys[by_key], wanted), len(keys) - 1)
+    found = by_key[place]
+    return np.where(keys[found] == wanted, found, -1)
+
+
+def _ended_by_floor(run: RunRef, rounds: RunColumns, order: np.ndarray) -> np.ndarray:
+    """Which drafts ended before a token below p_min, by the last drafter that was asked."""
+    asked = RunColumns(run.store, "drafts", run.run_id)
+    row = _rows_of(rounds, order, asked["round"], asked["seq_id"])
+    low = asked.is_text("reason", "p_min")
+    found = np.zeros(len(order), bool)
+    found[row[row >= 0]] = low[row >= 0]  # of several, the last one stays
+    return found
+
+
+def _other_ms(rounds: RunColumns, order: np.ndarray) -> np.ndarray:
+    """Time of each row's round that no phase counts, its part of it, ms; 0 where unknown."""
+    numbers, row = np.unique(rounds["round"], return_inverse=True)
+    end = np.zeros(len(numbers))
+    np.maximum.at(end, row, np.nan_to_num(rounds["t_ms"]))
+    phases = np.zeros(len(numbers))
+    for phase in PHASES:
+        np.add.at(phases, row, np.nan_to_num(rounds[f"{phase}_ms"]))
+    rest = np.maximum(np.diff(end, prepend=0.0) - phases, 0.0)
+    share = np.bincount(row, minlength=len(numbers))
+    other: np.ndarray = (rest / np.maximum(share, 1))[row][order]
+    return other
