@@ -20,7 +20,7 @@ from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.errors import OptionError
 from engine.trace.run_ref import RunRef
-from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
+from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET, demo_prompts
 
 _TOLD_MS = 8000
 
@@ -46,7 +46,7 @@ class RunControl:
     def open_demo(self) -> None:
         """The bundled models, with a prompt ready."""
         self._panels.run_panel.use_first_prompt()
-        self.open_model(DEMO_TARGET, DEMO_DRAFT)
+        self.open_model(DEMO_TARGET, DEMO_DRAFT, DEMO_EAGLE3)
 
     def ask_target(self) -> None:
         """Let the user choose a model."""
