@@ -26,6 +26,7 @@ from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DrafterInputs
 from engine.draft.with_model import TokenDraws
 from engine.errors import ContextFullError, ModelFileError, OptionError
+from engine.freed_memory import give_back_freed_memory
 from engine.gguf.binary import never
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.content import ContentHash
@@ -49,7 +50,7 @@ from engine.trace.run_ref import same_model
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
 from engine.transfer import read
-from engine.warm_up import warm_up
+from engine.warm_up import warm_up, warm_up_drafter
 
 _DEFAULT_CONTEXT = 4096
 
@@ -132,7 +133,7 @@ class Session:
                 drafts[drafter] = OpenedDraft(
                     load(other, progress=report)
                     if drafter == DRAFT_SIMPLE
-                    else load_drafter(other, model, progress=report, cancelled=cancelled),
+                    else _loaded_beside(other, model, info, report, cancelled),
                     its_info,
                 )
                 start += other.n_bytes
@@ -147,6 +148,7 @@ class Session:
             )
             lent = [one.lent for one in (file, *others)]
             identity = identities[0]
+            give_back_freed_memory()
             return cls(model, info, tokenizer, chat, identity, drafts, file.path, content, lent)
 
     @property
@@ -432,6 +434,20 @@ class Session:
                     f"Token id {token} is outside the vocabulary of {self.config.n_vocab}.",
                     "Use ids of this model; `draftscope tokenize` prints them.",
                 )
+
+
+def _loaded_beside(
+    file: GgufFile,
+    target: HybridModel,
+    info: ModelInfo,
+    progress: ReportProgress | None,
+    cancelled: Callable[[], bool],
+) -> LoadedDrafter:
+    """See load_drafter; beside a large target it is then ready to be measured."""
+    drafter = load_drafter(file, target, progress=progress, cancelled=cancelled)
+    if not info.is_small:
+        warm_up_drafter(drafter)
+    return drafter
 
 
 def _loaded(file: GgufFile, progress: ReportProgress | None = None, **options: Any) -> HybridModel:

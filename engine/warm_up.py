@@ -13,6 +13,8 @@ import torch
 
 from engine.batch import Span
 from engine.memory.hybrid import HybridMemory
+from engine.model.drafters.eagle3 import Eagle3
+from engine.model.drafters.loading import LoadedDrafter
 from engine.model.hybrid import HybridModel
 from engine.model.parts.attention import AttentionPart
 from engine.model.parts.delta_net import DeltaNetPart
@@ -38,6 +40,13 @@ def warm_up(model: HybridModel) -> None:
         _decode(model)
 
 
+def warm_up_drafter(drafter: LoadedDrafter) -> None:
+    """Draft once for each of WIDTHS, with a drafter that reads the target's rows."""
+    if isinstance(drafter.model, Eagle3):
+        with watched(_ignore) if uses_llvm() else nullcontext():
+            _decode_eagle3(drafter.model)
+
+
 def _ignore(launch: Launch) -> None:
     """The kernel is in memory; it is not started."""
 
@@ -55,4 +64,15 @@ def _decode(model: HybridModel) -> None:
         hidden = model.forward(ubatch, memory).hidden
         if model.head and of_head:
             model.head.forward(ubatch, hidden, of_head)
+        start += width
+
+
+@torch.inference_mode()
+def _decode_eagle3(model: Eagle3) -> None:
+    config, start = model.config, 0
+    memory = HybridMemory.for_layers(config.cells(), 1, sum(WIDTHS), model.device)
+    for width in WIDTHS:
+        (ubatch,) = memory.split([Span(0, start, [0] * width, [width - 1])], width, "seq")
+        rows = torch.zeros(1, width, len(config.taps) * config.n_target, device=model.device)
+        model.forward(ubatch, model.fused(rows), memory)
         start += width

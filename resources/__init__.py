@@ -26,6 +26,7 @@ class DemoPrompt:
 
 DEMO_TARGET = DEMO / "demo-target.gguf"
 DEMO_DRAFT = DEMO / "demo-draft.gguf"
+DEMO_EAGLE3 = DEMO / "demo-eagle3.gguf"
 
 
 # prompts of the benchmarks: instructions, and Python for the demo model

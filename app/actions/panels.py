@@ -98,6 +98,12 @@ PANELS = (
         checkable=True,
     ),
     ActionSpec(
+        "view.panel_tune",
+        "&Tune",
+        "Show or hide estimated speeds by n_max and p_min",
+        checkable=True,
+    ),
+    ActionSpec(
         "view.panel_results",
         "Resu&lts",
         "Show or hide the results of a sweep or of draftscope tune",

@@ -76,6 +76,14 @@ VIEW = (
         group="layout",
     ),
     ActionSpec(
+        "view.layout_tune",
+        "&Tune",
+        "Lay out for settings: estimated speeds and the drafter large, text and options above them",
+        "Alt+4",
+        checkable=True,
+        group="layout",
+    ),
+    ActionSpec(
         "view.reset_layout", "&Reset Layout", "Put the panels of this layout in their first places"
     ),
 )

@@ -15,7 +15,7 @@ from engine.errors import OptionError
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.progress import ReportProgress
 from engine.version import version
-from resources import DEMO_DRAFT, DEMO_TARGET
+from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
 SUBCOMMANDS = {
     "info": "metadata, layer map, quantisation mix, rollback capability and memory of a model",
@@ -106,7 +106,7 @@ def draft_paths(args: argparse.Namespace) -> dict[str, Path]:
     """The files that draft, by the drafter that uses each: those of -md, else with --demo the
     bundled ones. Raises what engine.draft.draft_files.drafters_of does."""
     if args.spec_draft_model is None and args.demo:
-        return {"draft-simple": DEMO_DRAFT}
+        return {"draft-simple": DEMO_DRAFT, "draft-eagle3": DEMO_EAGLE3}
     from engine.draft.draft_files import drafters_of
 
     return drafters_of(args.spec_draft_model or [])

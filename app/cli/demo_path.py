@@ -6,7 +6,7 @@ import argparse
 
 from app.cli.common import print_json
 from engine.errors import DraftscopeError
-from resources import DEMO_DRAFT, DEMO_TARGET
+from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,13 +16,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the target's path, then the draft model's."""
-    for path in (DEMO_TARGET, DEMO_DRAFT):
+    """Print the target's path, then the draft model's and the EAGLE-3 drafter's."""
+    for path in (DEMO_TARGET, DEMO_DRAFT, DEMO_EAGLE3):
         if not path.is_file():
             raise DraftscopeError(f"{path} is missing.", "Install Draftscope again.")
     if args.json:
-        print_json({"target": str(DEMO_TARGET), "draft": str(DEMO_DRAFT)})
+        paths = {"target": DEMO_TARGET, "draft": DEMO_DRAFT, "eagle3": DEMO_EAGLE3}
+        print_json({name: str(path) for name, path in paths.items()})
     else:
         print(DEMO_TARGET)
         print(DEMO_DRAFT)
+        print(DEMO_EAGLE3)
     return 0

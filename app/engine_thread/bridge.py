@@ -33,8 +33,10 @@ from app.engine_thread.serving import ServerEngine
 from app.engine_thread.trace_jobs import (
     ReadingEnded,
     ResultsRead,
+    SpeedsEstimated,
     TraceJob,
     TraceRead,
+    start_estimate,
     start_export,
     start_reading,
     start_reading_results,
@@ -44,6 +46,7 @@ from app.engine_thread.trace_jobs import (
 from app.engine_thread.worker import EngineWorker
 from app.models.run_facts import ModelRuns
 from app.models.server_facts import server_name
+from app.models.tune_surface import SurfaceRequest
 from engine.options import RunOptions
 from engine.trace.breaks import BreakRule
 from engine.trace.run_ref import RunRef
@@ -82,6 +85,7 @@ class Bridge(QObject):
     rescore_unsure = Signal(object)  # events.RescoreUnsure
     reported = Signal(object)  # the Path of a report
     triaged = Signal(object)  # events.RunsTriaged
+    estimated = Signal(object)  # SpeedsEstimated
     results_read = Signal(object)  # Results | None
 
     _posted = Signal(object)
@@ -329,6 +333,11 @@ class Bridge(QObject):
         """Compare two runs that have ended, beside whatever else is going on; `triaged` tells."""
         self._do_beside(start_triage(shown, overlaid, self._posted.emit))
 
+    def estimate(self, request: SurfaceRequest) -> None:
+        """Estimate a run's speed under other settings, beside whatever else is going on;
+        `estimated` tells."""
+        self._do_beside(start_estimate(request, self._posted.emit))
+
     def open_results(self, path: Path) -> None:
         """Read the results of a sweep or of `draftscope tune`; `results_read` tells."""
         if not self._reads_results:
@@ -373,7 +382,9 @@ class Bridge(QObject):
             self.state = state
             self.state_changed.emit(state)
 
-    def _receive(self, event: events.Event | TraceRead | ReadingEnded | ResultsRead) -> None:
+    def _receive(
+        self, event: events.Event | TraceRead | ReadingEnded | SpeedsEstimated | ResultsRead
+    ) -> None:
         if self._closed:
             return
         match event:
@@ -414,6 +425,8 @@ class Bridge(QObject):
             case ResultsRead():
                 self._reads_results = False
                 self.results_read.emit(event.results)
+            case SpeedsEstimated():
+                self.estimated.emit(event)
             case events.RescoreUnsure():
                 self.rescore_unsure.emit(event)
             case events.ProgressMade():

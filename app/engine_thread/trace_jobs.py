@@ -18,6 +18,7 @@ from app.engine_thread.events import (
     throttled,
 )
 from app.models.results import Results, read
+from app.models.tune_surface import SurfaceRequest, TuneSurface, estimate
 from engine.errors import Cancelled
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
@@ -42,6 +43,14 @@ class ResultsRead:
     """What a result file holds; None where it failed."""
 
     results: Results | None
+
+
+@dataclass(frozen=True)
+class SpeedsEstimated:
+    """What came of a request; None where the run has no draft, or where it failed."""
+
+    request: SurfaceRequest
+    found: TuneSurface | None
 
 
 class TraceJob:
@@ -133,6 +142,20 @@ def start_triage(shown: RunRef, overlaid: RunRef, post: Post) -> TraceJob:
             post(failure(error))
 
     return TraceJob("triage", work)
+
+
+def start_estimate(request: SurfaceRequest, post: Post) -> TraceJob:
+    """Estimate a run's speed under other settings; posts SpeedsEstimated, perhaps CommandFailed."""
+
+    def work(_cancelled: Callable[[], bool]) -> None:
+        found: TuneSurface | None = None
+        try:
+            found = estimate(request)
+        except Exception as error:
+            post(failure(error))
+        post(SpeedsEstimated(request, found))
+
+    return TraceJob("estimate", work)
 
 
 def start_report(

@@ -27,6 +27,7 @@ TITLES = {
     "kv": "KV cells",
     "what_if": "What if",
     "drafter": "Drafter",
+    "tune": "Tune",
     "results": "Results",
 }
 _PLOTS = ("acceptance", "timing", "verify", "kv", "what_if")
@@ -38,7 +39,8 @@ class DockLayout:
 
     left and bottom: docks one under the other; the further plots are tabs of the last of them,
     every other dock is a tab at the right. bottom_share and right_share: part of the window that
-    an open dock there takes. wide: the bottom docks reach from edge to edge.
+    an open dock there takes. wide: the bottom docks reach from edge to edge. below: docks that are
+    tabs of the last bottom one too, and not at the right.
     """
 
     title: str
@@ -48,6 +50,7 @@ class DockLayout:
     bottom_share: float
     right_share: float = 0.5
     wide: bool = False
+    below: tuple[str, ...] = ()
 
 
 LAYOUTS = {
@@ -67,6 +70,15 @@ LAYOUTS = {
     ),
     "divergence": DockLayout(
         "Divergence", ("run", "model"), ("divergence",), ("divergence", "findings"), 0.68, wide=True
+    ),
+    "tune": DockLayout(
+        "Tune",
+        ("run", "model"),
+        ("tune",),
+        ("run", "tune"),
+        0.62,
+        wide=True,
+        below=("drafter", "results"),
     ),
 }
 """The text keeps the centre in all of them; what a layout is named after gets the room."""
@@ -160,10 +172,11 @@ class Docks:
                     window.splitDockWidget(docks[above], docks[name], Qt.Orientation.Vertical)
                 else:
                     window.addDockWidget(area, docks[name])
-        for name in _PLOTS:
+        below = (*layout.below, *_PLOTS)
+        for name in below:
             window.addDockWidget(_BOTTOM, docks[name])
             window.tabifyDockWidget(docks[layout.bottom[-1]], docks[name])
-        tabs = [name for name in TITLES if name not in (*layout.left, *layout.bottom, *_PLOTS)]
+        tabs = [name for name in TITLES if name not in (*layout.left, *layout.bottom, *below)]
         for first, name in zip(("", *tabs[:1] * len(tabs)), tabs, strict=False):
             window.addDockWidget(_RIGHT, docks[name])
             if first:

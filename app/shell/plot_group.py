@@ -19,6 +19,7 @@ from app.views.kv_cells import KvCellsView
 from app.views.ring import RingView
 from app.views.rollback import RollbackView
 from app.views.timing import TimingView
+from app.views.tune import TuneView
 from app.views.verify_width import VerifyWidthView
 from app.views.what_if import WhatIfView
 from app.widgets.overlaid_view import OverlaidView
@@ -56,10 +57,15 @@ class PlotGroup:
             "verify": VerifyWidthView(theme),
             "kv": KvCellsView(theme),
         }
-        self.what_if, self.drafter = WhatIfView(theme), DrafterView(theme)
+        self.what_if, self.drafter, self.tune = (
+            WhatIfView(theme),
+            DrafterView(theme),
+            TuneView(theme),
+        )
         self.whole: dict[str, WhatIfView | WholeRunView] = {
             "what_if": self.what_if,
             "drafter": self.drafter,
+            "tune": self.tune,
         }
         for view in self.views.values():
             view.plot.menu = self.menu
@@ -99,6 +105,7 @@ class PlotGroup:
             **{name: view.plot for name, view in self.views.items()},
             "what_if": self.what_if.plot,
             "drafter": self.drafter.quality.reliability,
+            "tune": self.tune.grid,
         }
 
     def retheme(self, theme: Theme) -> None:

@@ -20,7 +20,9 @@ from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.errors import OptionError
 from engine.trace.run_ref import RunRef
-from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
+from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET, demo_prompts
+
+_TOLD_MS = 8000
 
 
 class RunControl:
@@ -44,7 +46,7 @@ class RunControl:
     def open_demo(self) -> None:
         """The bundled models, with a prompt ready."""
         self._panels.run_panel.use_first_prompt()
-        self.open_model(DEMO_TARGET, DEMO_DRAFT)
+        self.open_model(DEMO_TARGET, DEMO_DRAFT, DEMO_EAGLE3)
 
     def ask_target(self) -> None:
         """Let the user choose a model."""
@@ -122,6 +124,14 @@ class RunControl:
         elif self._options_are_sound():
             panel = self._panels.run_panel
             self._bridge.start(panel.texts(), panel.options(), rounds, panel.chat())
+
+    def use_setting(self, run: RunRef, n_max: int, p_min: float) -> None:
+        """Put the longest draft and the least confidence into the Run panel, with the drafters of
+        the run that they were estimated from."""
+        types = run.facts.get("options", {}).get("spec", {}).get("types", ())
+        self._docks.reveal("run")
+        told = self._panels.run_panel.use_setting(types, n_max, p_min)
+        self._panels.status.showMessage(told, _TOLD_MS)
 
     def compare_chosen(self) -> None:
         """Compare the lanes that are written in the divergence view."""

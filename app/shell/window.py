@@ -244,6 +244,11 @@ class MainWindow(QMainWindow):
             view.position_selected.connect(feed.move_cursor)
         feed.overlay_changed.connect(self.plots.set_overlay)
         self.opened_results.connect()
+        tune, bridge = self.plots.tune, self.bridge
+        tune.asked.connect(bridge.estimate)
+        bridge.estimated.connect(lambda event: tune.show_surface(event.request, event.found))
+        tune.run_selected.connect(feed.select_run)
+        tune.setting_chosen.connect(self.control.use_setting)
         divergence.lane_selected.connect(feed.select_run)
         divergence.divergences_changed.connect(self._enable_actions)
         self._connect(

@@ -123,6 +123,21 @@ class RunPanel(QWidget):
         """Put the first bundled prompt in place, unless something is typed already."""
         self.prompts.use_first()
 
+    def use_setting(self, types: Collection[str], n_max: int, p_min: float) -> str:
+        """Take lengths of drafts, and these drafters where all of them can be had; returns one
+        sentence about it."""
+        words = f"n_max {n_max} and p_min {p_min:g} are set for the next run"
+        offered = self.drafter.actions_by_name
+        if not all(name in offered and offered[name].isEnabled() for name in types):
+            words += f"; {', '.join(types)} is not at hand"
+        elif tuple(types) != self.drafter.names():
+            self.drafter.set_names(types)
+            self._remember_drafters()
+            words += f", with {', '.join(types)}"
+        self.n_max.setValue(n_max)
+        self.draft["p_min"].setValue(p_min)
+        return f"{words}."
+
     def open_groups(self) -> list[str]:
         """Names of the groups that are unfolded."""
         return [name for name, group in self._groups.items() if group.is_open]

@@ -13,7 +13,7 @@ from app.widgets.status_message import StatusMessage
 from engine.compare.lane_spec import DEFAULT_LANES, LLAMA, NOISE_LANE, LaneSpec
 from engine.compare.llama_library import missing
 from engine.errors import OptionError
-from engine.options import FAULTS, ROLLBACK_POLICIES, RunOptions
+from engine.options import LANE_FAULTS, ROLLBACK_POLICIES, RunOptions
 from engine.options.idle_faults import notes_on
 from engine.trace.records import NOISE, PEER, REFERENCE
 
@@ -139,7 +139,7 @@ class LaneEditor(QWidget):
     def _make_menu(self) -> QMenu:
         menu = QMenu(self)
         menu.setToolTipsVisible(True)
-        faulty = [f"{fault.shown_by},fault={name}" for name, fault in FAULTS.items()]
+        faulty = [f"{fault.shown_by},fault={name}" for name, fault in LANE_FAULTS.items()]
         for names in (ROLLBACK_POLICIES, ["planes,split=seq", "planes,kv=unified"], faulty):
             for name in names:
                 menu.addAction(name, lambda lane=name: self._add(lane))

@@ -15,6 +15,7 @@ from engine.bench.random_dflash import (
     dflash_further,
     dspark_for,
 )
+from engine.bench.random_eagle3 import add_eagle3_keys, eagle3_for, eagle3_further
 from engine.model.config import ModelConfig
 from engine.model.parts import Shapes
 
@@ -31,6 +32,7 @@ class RandomDrafter:
 
 
 RANDOM_DRAFTERS: Mapping[str, RandomDrafter] = {
+    "eagle3": RandomDrafter("eagle3", eagle3_for, add_eagle3_keys, eagle3_further),
     "dflash": RandomDrafter("dflash", dflash_for, add_dflash_keys, dflash_further),
     "dflash2": RandomDrafter("dflash", dflash2_for, add_dflash_keys, dflash_further),
     "dspark": RandomDrafter("dflash", dspark_for, add_dflash_keys, dflash_further),

@@ -28,7 +28,7 @@ from engine.compare.memory_script import (
 )
 from engine.errors import OptionError
 from engine.files import unreadable
-from engine.options import FAULTS, ROLLBACK_POLICIES
+from engine.options import MEMORY_FAULTS, ROLLBACK_POLICIES
 
 FORMAT = """\
 One statement a line, # begins a comment. [carry ring] in front of a statement keeps it to these
@@ -375,7 +375,7 @@ _CHOICES = {
     "kv": ("per-seq", "unified"),
     "split": ("equal", "seq"),
     "policy": ROLLBACK_POLICIES,
-    "fault": FAULTS,
+    "fault": MEMORY_FAULTS,
 }
 
 

@@ -130,6 +130,7 @@ class Recorder:
                 num_draft_tokens=len(draft.tokens),
                 reason=draft.reason,
                 num_wrong_rows=draft.n_wrong_rows,
+                num_wrong_tokens=draft.n_wrong_tokens,
                 block_length=draft.block,
                 confidence=_mean(draft.sure or draft.probs),
                 draft_ms=answer.ms,

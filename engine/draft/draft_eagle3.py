@@ -7,11 +7,14 @@ gives. The newest feature row waits for its token, which the next draft or the n
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 
 from engine.batch import UBatch
+from engine.draft.drafter import DraftRequest
 from engine.draft.row_drafter import RowDrafter
 from engine.draft.spec import DrafterInputs
 from engine.draft.with_model import ModelDraftOptions, TokenDraws
@@ -24,8 +27,23 @@ from engine.model.layers import StepOutput
 from engine.model.taps import TargetRows
 
 
+@dataclass(slots=True)
+class _Spoilt:
+    """What the fault eagle3-stale-row knows of a sequence. batch: tokens of the latest pass by
+    position. stale: a rejected token, by the position of the memory that it would stay at; kept:
+    those that have stayed."""
+
+    batch: dict[int, int] = field(default_factory=dict)
+    stale: dict[int, int] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)
+
+
 class DraftEagle3(RowDrafter):
-    """Drafts with an EAGLE-3 block. `memory` holds the block's attention cells."""
+    """Drafts with an EAGLE-3 block. `memory` holds the block's attention cells.
+
+    faults: eagle3-boundary and eagle3-stale-row are those of llama.cpp 0c1e57098, which writes a
+    pair as soon as its token is decoded, accepted or not. They change drafts, never the text.
+    """
 
     name = "draft-eagle3"
     AHEAD: ClassVar[int] = 1
@@ -38,14 +56,68 @@ class DraftEagle3(RowDrafter):
         n_ubatch: int,
         options: ModelDraftOptions,
         draws: TokenDraws | None = None,
+        faults: Collection[str] = (),
     ) -> None:
         super().__init__(memory, model.config.n_embd, n_ubatch, options, draws)
         self._model, self._vocabulary = model, vocabulary
+        self._wrong_row = "eagle3-boundary" in faults
+        self._keeps_rejected = "eagle3-stale-row" in faults
+        self._spoilt: dict[int, _Spoilt] = {}
 
     @property
     def taps(self) -> tuple[int, ...]:
         """See engine.draft.drafter.ReadsTaps."""
         return self._model.config.taps
+
+    def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
+        """Keep the pairs; with a fault the one between the batches may be wrong."""
+        super().observe(seq, pos0, tokens, rows)
+        paired, before = self._paired[seq], pos0 - 1
+        kept = self._keeps_rejected and self._keep_rejected(seq, before, pos0 + len(tokens) - 1)
+        if self._wrong_row and before >= paired.n_decoded and not kept:
+            for own in (paired.rows, paired.marks):
+                own[before] = own[pos0 + len(tokens) - 1]
+
+    def decoded(self, ubatch: UBatch, rows: TargetRows) -> None:
+        """See RowDrafter; with eagle3-stale-row the tokens are remembered too."""
+        super().decoded(ubatch, rows)
+        if self._keeps_rejected and not ubatch.n_padding:
+            for seq, tokens, positions in zip(
+                ubatch.seq_ids, ubatch.tokens.tolist(), ubatch.positions.tolist(), strict=True
+            ):
+                batch = dict(zip(positions, tokens, strict=True))
+                self._spoilt.setdefault(seq, _Spoilt()).batch = batch
+
+    def resume(self, seq: int, n_tokens: int) -> None:
+        """See RowDrafter."""
+        super().resume(seq, n_tokens)
+        self._spoilt.pop(seq, None)
+
+    def forget(self, seq: int) -> None:
+        """See RowDrafter."""
+        super().forget(seq)
+        self._spoilt.pop(seq, None)
+
+    def _keep_rejected(self, seq: int, before: int, newest: int) -> bool:
+        """Whether a rejected token stays in the pair at `before`, the newest one there when it was
+        rejected. newest: the last accepted position of this batch."""
+        spoilt = self._spoilt.get(seq)
+        if spoilt is None:
+            return False
+        rejected = spoilt.stale.pop(before, None)
+        stays = rejected is not None and before >= self._paired[seq].n_decoded
+        if rejected is not None and stays:
+            spoilt.kept[before] = rejected
+        spoilt.stale = {newest: spoilt.batch[newest + 1]} if newest + 1 in spoilt.batch else {}
+        return stays
+
+    def _waiting(self, request: DraftRequest) -> list[int]:
+        tokens, spoilt = super()._waiting(request), self._spoilt.get(request.seq)
+        if spoilt:
+            start = self._paired[request.seq].n_decoded
+            for position in [p for p in spoilt.kept if p >= start]:
+                tokens[position - start] = spoilt.kept.pop(position)
+        return tokens
 
     def _taken(self, rows: TargetRows) -> torch.Tensor:
         features = rows.side_by_side(self.taps)
@@ -75,5 +147,11 @@ def make(inputs: DrafterInputs) -> DraftEagle3:
         batch_invariant=inputs.batch_invariant,
     )
     return DraftEagle3(
-        loaded.model, loaded.vocabulary, memory, inputs.n_ubatch, inputs.options, inputs.draws
+        loaded.model,
+        loaded.vocabulary,
+        memory,
+        inputs.n_ubatch,
+        inputs.options,
+        inputs.draws,
+        inputs.faults,
     )

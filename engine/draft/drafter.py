@@ -38,8 +38,9 @@ class Draft:
     longest, or empty (engine.draft.registry.meaning). non_finite: how many tokens it had when the
     largest of its drafter's logits was not finite, and that logit; None if all were. n_wrong_rows:
     hidden rows that it was made from and that the target did not compute there, None where nobody
-    looked. sure: what a confidence head gave each token, empty without one. block: rows of the
-    block that it was drafted in, None where it was not drafted as a block.
+    looked; n_wrong_tokens: tokens paired with rows that do not stand there in the text. sure: what
+    a confidence head gave each token, empty without one. block: rows of the block that it was
+    drafted in, None where it was not drafted as a block.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -53,6 +54,7 @@ class Draft:
     reason: str = ""
     non_finite: tuple[int, float] | None = None
     n_wrong_rows: int | None = None
+    n_wrong_tokens: int | None = None
     sure: list[float] = field(default_factory=list)
     block: int | None = None
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import ne
 from typing import ClassVar
 
 import torch
 
 from engine.batch import Span, UBatch
-from engine.draft.drafter import DraftRequest
+from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter, single_tokens
 from engine.draft.with_model import ModelDraftOptions, TokenDraws
 from engine.memory.hybrid import HybridMemory
@@ -90,6 +91,7 @@ class RowDrafter(ModelDrafter):
         self._device = memory.attention.device
         self._paired: dict[int, PairedRows] = {}
         self._seen: dict[int, torch.Tensor] = {}
+        self._n_wrong_tokens: dict[int, int] = {}
         self._own = torch.empty(0)
 
     @abstractmethod
@@ -116,7 +118,8 @@ class RowDrafter(ModelDrafter):
             first, n = int(ubatch.positions[i, 0]) + 1 - self.AHEAD, ubatch.n_seq_tokens
             seen = self._seen.get(seq)
             if seen is None:
-                seen = torch.zeros(1, _N_MARKS, device=self._device)  # before the first token
+                # before the first token
+                self._seen[seq] = seen = torch.zeros(1, _N_MARKS, device=self._device)
             if (lack := first + n - len(seen)) > 0:
                 more = seen.new_full((max(lack, len(seen)), _N_MARKS), math.nan)
                 self._seen[seq] = seen = torch.cat((seen, more))
@@ -141,7 +144,9 @@ class RowDrafter(ModelDrafter):
         spans = []
         for request in requests:
             paired = self._paired[request.seq]
-            tokens = paired.waiting(request.last)
+            tokens = self._waiting(request)
+            true = paired.waiting(request.last)
+            self._n_wrong_tokens[request.seq] = sum(map(ne, tokens, true))
             spans.append(Span(request.seq, paired.n_decoded, tokens, [len(tokens) - 1]))
             paired.n_decoded += len(tokens)
         logits, own = {}, {}
@@ -178,6 +183,14 @@ class RowDrafter(ModelDrafter):
         out = self._forward(ubatch, self._own.unsqueeze(1), tokens.unsqueeze(1))
         self._own = out.hidden.squeeze(1)
         return out.logits
+
+    def _waiting(self, request: DraftRequest) -> list[int]:
+        """Tokens of the pairs that are to be decoded."""
+        return self._paired[request.seq].waiting(request.last)
+
+    def _drafted(self, drafts: Mapping[int, Draft]) -> None:
+        for seq, draft in drafts.items():
+            draft.n_wrong_tokens = self._n_wrong_tokens.pop(seq)
 
     def _of(self, seq: int) -> PairedRows:
         if seq not in self._paired:

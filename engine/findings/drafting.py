@@ -18,6 +18,7 @@ _MIN_STEPS = 32
 _FULL = 0.7
 _UNSURE, _UNSURE_SHARE, _UNSURE_RIGHT = 0.5, 0.2, 0.35
 _DEFAULT = SpecOptions()
+EAGLE3 = "draft-eagle3"
 
 
 def _never_drafted(run: ExaminedRun) -> Iterator[tuple[int, np.ndarray]]:
@@ -168,17 +169,35 @@ def _acceptance_counting(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _wrong_hidden_row(run: ExaminedRun) -> Iterator[RuleHit]:
+    others = ~run.asked.is_text("drafter", EAGLE3)
+    said = "The MTP head paired {} of its tokens with hidden rows of other places."
+    yield from _wrong_pairs(run, "num_wrong_rows", others, said)
+
+
+def _eagle3_boundary(run: ExaminedRun) -> Iterator[RuleHit]:
+    mine = run.asked.is_text("drafter", EAGLE3)
+    said = "The EAGLE-3 drafter paired {} of its tokens with feature rows of other places."
+    yield from _wrong_pairs(run, "num_wrong_rows", mine, said)
+
+
+def _eagle3_stale_row(run: ExaminedRun) -> Iterator[RuleHit]:
+    mine = run.asked.is_text("drafter", EAGLE3)
+    said = "The EAGLE-3 drafter's memory took {} tokens that are not the text's."
+    yield from _wrong_pairs(run, "num_wrong_tokens", mine, said)
+
+
+def _wrong_pairs(run: ExaminedRun, column: str, mine: np.ndarray, said: str) -> Iterator[RuleHit]:
+    """Sequences whose drafter had pairs that `column` counts, in the rows `mine` of `drafts`."""
     asked = run.asked
-    for seq, rows in asked.by_sequence(asked["num_wrong_rows"] > 0):
-        first, judged = rows[0], run.rounds["num_draft_tokens"][run.is_later] > 0
-        accepted = run.rounds["num_accepted_draft_tokens"][run.is_later][judged]
-        drafted = run.rounds["num_draft_tokens"][run.is_later][judged]
+    judged = run.is_later & (run.rounds["num_draft_tokens"] > 0)
+    accepted = run.rounds["num_accepted_draft_tokens"][judged].sum()
+    drafted = run.rounds["num_draft_tokens"][judged].sum()
+    for seq, rows in asked.by_sequence(mine & (asked[column] > 0)):
         yield RuleHit(
-            int(asked["round"][first]),
+            int(asked["round"][rows[0]]),
             seq,
-            f"The MTP head paired {asked['num_wrong_rows'][first]} of its tokens with hidden rows "
-            "of other places.",
-            f"{rounds_text(asked['round'][rows])}; {accepted.sum()} of {drafted.sum()} drafted "
+            said.format(asked[column][rows[0]]),
+            f"{rounds_text(asked['round'][rows])}; {accepted} of {drafted} drafted "
             "tokens of the run accepted",
         )
 
@@ -224,6 +243,28 @@ RULES = (
         "After acceptance keep row k of the verify batch for k accepted tokens, and the rows of "
         "the replay behind a restore.",
         _wrong_hidden_row,
+    ),
+    Rule(
+        "eagle3-boundary-row",
+        WARNING,
+        "Wrong feature row between two batches",
+        "The drafter pairs a token with the feature row of the position before. Between two "
+        "batches, parts of a prompt or steps that it did not draft for, that row is kept from the "
+        "older one; read after it was overwritten, it is the newer one's last (llama.cpp "
+        "0c1e57098). The text stays right, and fewer drafts are accepted.",
+        "Copy the kept row before the batch's own last row takes its place.",
+        _eagle3_boundary,
+    ),
+    Rule(
+        "eagle3-stale-row",
+        WARNING,
+        "Rejected token in the drafter's memory",
+        "The cell behind the last accepted token holds the rejected one until it is written "
+        "anew. If the next round is drafted by another drafter, or by none, and the cell is taken "
+        "for a right one, it stays for good (llama.cpp 0c1e57098). The text stays right, and "
+        "fewer drafts are accepted.",
+        "Cut the drafter's memory below that cell at acceptance, and write it with the next batch.",
+        _eagle3_stale_row,
     ),
     Rule(
         "acceptance-counting",

@@ -12,7 +12,7 @@ from engine.memory.cache_options import CacheOptions
 from engine.memory.policies import POLICIES as ROLLBACK_POLICIES
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.option_fields import FormRow, NumberRange, check, option, part
-from engine.options.faults import FAULTS
+from engine.options.faults import FAULTS, LANE_FAULTS, MEMORY_FAULTS
 from engine.options.speculation import ACCEPT_RULES, SpecOptions
 from engine.sampling.options import SamplerOptions
 
@@ -23,7 +23,9 @@ __all__ = [
     "DRAFTERS",
     "FAULTS",
     "KV_MODES",
+    "LANE_FAULTS",
     "MAX_REPLAYS",
+    "MEMORY_FAULTS",
     "REPLAY_MODES",
     "ROLLBACK_POLICIES",
     "SPLITS",

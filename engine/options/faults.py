@@ -9,11 +9,13 @@ from dataclasses import dataclass
 class FaultSpec:
     """about: what goes wrong. policies: those that have the step that goes wrong, empty for all.
     shown_by: a comparison's lane on which it shows; the fault itself is added to it. in_sampler:
-    it acts where tokens are chosen, and not in lanes that are given theirs."""
+    it acts where tokens are chosen, and not in lanes that are given theirs. drafter: the one that
+    has the step; such a fault spoils drafts alone, and shows in runs."""
 
     about: str
     policies: tuple[str, ...] = ()
     shown_by: str = "planes"
+    drafter: str = ""
     in_sampler: bool = False
 
 
@@ -41,4 +43,17 @@ FAULTS = {
         shown_by="planes,free",
         in_sampler=True,
     ),
+    "eagle3-boundary": FaultSpec(
+        "the pair between two batches gets the row of the newer one's end", drafter="draft-eagle3"
+    ),
+    "eagle3-stale-row": FaultSpec(
+        "a rejected token stays in the drafter's memory if another drafts next",
+        drafter="draft-eagle3",
+    ),
 }
+
+LANE_FAULTS = {name: fault for name, fault in FAULTS.items() if not fault.drafter}
+"""Those that show in a comparison."""
+
+MEMORY_FAULTS = {name: fault for name, fault in LANE_FAULTS.items() if not fault.in_sampler}
+"""Those of them that act in lanes which are given their tokens, too."""

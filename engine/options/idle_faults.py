@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.options import FAULTS, RunOptions
+from engine.options import DRAFTERS, FAULTS, RunOptions
 
 
 def why_idle(
@@ -22,6 +22,8 @@ def why_idle(
         n_snapshots = options.snapshots if options.spec.types else options.snapshots_for(n_draft)
     if not n_draft:
         return "nothing is drafted, so nothing is undone; choose a drafter (--spec-type)"
+    if drafter := FAULTS[fault].drafter:
+        return _why_drafts_are_right(fault, drafter, options.spec.types)
     n_pass = min(options.n_ubatch, options.n_batch)
     if FAULTS[fault].in_sampler and is_led:
         return "a lane that is given its tokens has no sampler; let it choose (`free`)"
@@ -49,6 +51,18 @@ def notes_on(options: RunOptions, n_draft: int | None = None, *, is_led: bool = 
     """A sentence for each fault of these options that cannot act; see `why_idle`."""
     found = ((f, why_idle(f, options, n_draft, is_led=is_led)) for f in options.faults)
     return [f"Fault {fault} cannot act: {why}." for fault, why in found if why]
+
+
+def _why_drafts_are_right(fault: str, drafter: str, types: Sequence[str]) -> str:
+    if drafter not in types:
+        return f"{drafter} does not draft; add it to --spec-type"
+    before = list(DRAFTERS)[: list(DRAFTERS).index(drafter)]
+    if fault == "eagle3-stale-row" and not set(before) & set(types):
+        return (
+            f"{drafter} drafts in every round and removes the token itself; add a drafter that is "
+            "asked before it, such as ngram-mod"
+        )
+    return ""
 
 
 def _choose(policies: Sequence[str]) -> str:

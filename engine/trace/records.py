@@ -255,10 +255,18 @@ DRAFTS = (
     Column(
         "num_wrong_rows",
         "int",
-        "hidden rows paired by the MTP head that are of other places",
+        "rows of the target paired by the drafter that are of other places",
         0,
         _COUNT,
         since=2,
+    ),
+    Column(
+        "num_wrong_tokens",
+        "int",
+        "tokens paired with such rows by the drafter that are not the text's",
+        0,
+        _COUNT,
+        since=4,
     ),
     Column(
         "block_length",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -50,37 +50,39 @@ def _pack(panel: Panel, code: Code, args: Sequence[Value], first: Value, last: V
         there = rows + stretch * layout.record_bytes
         sources = [there + index * layout.tile_bytes(n_stretches) for index in indices]
         to = packed + (stretch * n_tiles + tile) * panel.tile_bytes
-        for i, column in _columns(code, sources, 0, STRETCH // WORD):
-            _store_integers(panel, code, column, i, to)
+        with code.loop(0, code.integer(STRETCH // WORD), panel.tall) as first_word:
+            for i, column in enumerate(_columns(code, sources, first_word * WORD)):
+                _store_integers(panel, code, column, first_word + i, to)
         if panel.long:
             for r, source in enumerate(sources):
                 at = to + (panel.row_line * panel.row_scales + WORD * r)
                 code.store(code.load(source + layout.scales, I32), at)
         else:
-            for i, column in _columns(code, sources, layout.scales, PER_STRETCH):
-                code.store(column, to + panel.row_line * (panel.row_scales + i))
+            _copy_eight(panel, code, sources, layout.scales, to + panel.row_line * panel.row_scales)
         if panel.minimums:
             sums = layout.sums if panel.long else layout.scaled_sums
-            for i, column in _columns(code, sources, sums, PER_STRETCH):
-                code.store(column, to + panel.row_line * (panel.row_sums + i))
+            _copy_eight(panel, code, sources, sums, to + panel.row_line * panel.row_sums)
 
 
-def _columns(
-    code: Code, sources: Sequence[Value], at: int, n_words: int
-) -> Iterator[tuple[int, Value]]:
-    """Words of the rows beside each other, i32, from `at` on."""
+def _columns(code: Code, sources: Sequence[Value], at: Value) -> list[Value]:
+    """As many words as there are rows, those of all rows beside each other, i32, from `at` on."""
     together = vector(I32, len(sources))
-    for i in range(0, n_words, together.count):
-        words = [code.load(source + (at + WORD * i), together) for source in sources]
-        yield from enumerate(transposed(words), i)
+    return transposed([code.load(source + at, together) for source in sources])
 
 
-def _store_integers(panel: Panel, code: Code, column: Value, i: int, to: Value) -> None:
+def _copy_eight(panel: Panel, code: Code, sources: Sequence[Value], at: int, to: Value) -> None:
+    """PER_STRETCH words of all the rows."""
+    for first in range(0, PER_STRETCH, panel.tall):
+        for i, column in enumerate(_columns(code, sources, code.integer(at + WORD * first))):
+            code.store(column, to + panel.row_line * (first + i))
+
+
+def _store_integers(panel: Panel, code: Code, column: Value, i: Value, to: Value) -> None:
     """Four integers of every row, i8."""
     if panel.words:
-        group, k = divmod(i, PER_STRETCH)
+        group, k = i // PER_STRETCH, i % PER_STRETCH
         for j, words in enumerate(halves_of_words(column)):
-            code.store(words, to + panel.row_line * ((2 * group + j) * PER_STRETCH + k))
+            code.store(words, to + ((group * 2 + j) * PER_STRETCH + k) * panel.row_line)
     else:
         more = BYTE_ZERO * 0x01010101 if panel.starts else 0
-        code.store(column ^ more, to + panel.row_line * i)
+        code.store(column ^ more, to + i * panel.row_line)

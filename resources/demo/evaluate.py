@@ -1,6 +1,6 @@
-"""Measure a pair of demo models: `python -m resources.demo.evaluate [TARGET DRAFT]`.
+"""Measure the demo models: `python -m resources.demo.evaluate [TARGET DRAFT EAGLE3]`.
 
-Prints, for 16 prompts continued greedily by 120 tokens: acceptance of both drafters at three
+Prints, for 16 prompts continued greedily by 120 tokens: acceptance of the drafters at three
 drafted tokens, repeated 6-grams, the indentation of what follows; and the held-out loss.
 """
 
@@ -17,7 +17,7 @@ import torch
 
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
-from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
+from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET, demo_prompts
 from resources.demo.corpus import GROUPS, CorpusFile, read_sources
 from resources.demo.repair import marks
 
@@ -108,15 +108,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", type=Path, nargs="?", default=DEMO_TARGET)
     parser.add_argument("draft", type=Path, nargs="?", default=DEMO_DRAFT)
+    parser.add_argument("eagle3", type=Path, nargs="?", default=DEMO_EAGLE3)
     parser.add_argument("--texts", action="store_true", help="print the continuations")
     parser.add_argument("--no-loss", action="store_true", help="leave the held-out loss out")
     args = parser.parse_args()
     torch.set_num_threads(1)  # models this small gain nothing from a second thread
-    session = Session.open(args.target, args.draft, compute="f32")
+    session = Session.open(args.target, [args.draft, args.eagle3], compute="f32")
     prompts = [prompt.text for prompt in demo_prompts()] + list(FURTHER)
     plain, _ = generate(session, prompts, None)
     report: dict[str, Any] = {}
-    for drafter in ("draft-mtp", "draft-simple"):
+    for drafter in ("draft-mtp", "draft-simple", "draft-eagle3"):
         results, summary = generate(session, prompts, drafter)
         report[drafter] = {
             "accepted": summary["draft_n_accepted"],

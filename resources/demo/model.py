@@ -80,7 +80,7 @@ class Bias(nn.Module):
         self.bias = nn.Parameter(value)
 
 
-def _product(x: Tensor, weight: Tensor) -> Tensor:
+def product(x: Tensor, weight: Tensor) -> Tensor:
     """x [..., n] @ weight [m, n].T; while training in bf16 where the CPU has instructions for it.
 
     The sums stay f32 inside the product. It halves the time of a training step; decoding keeps
@@ -92,13 +92,13 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """A linear map without bias, multiplied by `_product`."""
+    """A linear map without bias, multiplied by `product`."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _product(x, self.weight)
+        return product(x, self.weight)
 
 
 def _linear(n_in: int, n_out: int, zero: bool = False) -> Linear:
@@ -294,4 +294,4 @@ class DemoModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Tied head: [..., d] -> [..., V]."""
-        return _product(hidden, self.token_embd.weight)
+        return product(hidden, self.token_embd.weight)

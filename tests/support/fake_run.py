@@ -103,7 +103,15 @@ class FakeRun:
     def _plain(self) -> None:
         self._token("target", f" t{self._round}", target=True)
         self._ubatch("verify", 1)
-        self._end(0, 1, "target", num_draft_tokens=0, num_accepted_draft_tokens=0)
+        self._end(
+            0,
+            1,
+            "target",
+            num_draft_tokens=0,
+            num_accepted_draft_tokens=0,
+            sampler_draws=1,
+            sampler_wrong=0,
+        )
 
     def _draft(self, accepted: int) -> None:
         drafted = [f" a{self._round}.{i}" for i in range(N_DRAFT)]
@@ -125,6 +133,7 @@ class FakeRun:
             draft_ms=_LENGTH_MS,
             num_wrong_rows=0,
             confidence=0.9,
+            num_wrong_tokens=0,
         )
         self._ubatch("verify", 1 + N_DRAFT)
         self._end(
@@ -135,6 +144,8 @@ class FakeRun:
             accept_rule="match",
             num_draft_tokens=N_DRAFT,
             num_accepted_draft_tokens=accepted,
+            sampler_draws=accepted + 1,
+            sampler_wrong=0,
         )
 
     def _token(

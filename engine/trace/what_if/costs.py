@@ -30,15 +30,15 @@ class CostCurve:
     n: np.ndarray
 
     @classmethod
-    def of(cls, numbers: np.ndarray, ms: np.ndarray) -> CostCurve:
-        """From measured times, [n] each; NaN is not counted."""
+    def of(cls, numbers: np.ndarray, ms: np.ndarray, *, all_count: bool = False) -> CostCurve:
+        """From measured times, [n] each; NaN is not counted, nor are outliers, unless all_count."""
         known = np.isfinite(ms)
         at, place = np.unique(numbers[known], return_inverse=True)
         values = ms[known]
         means, counts = np.zeros(len(at)), np.zeros(len(at), np.int64)
         for i in range(len(at)):
             mine = values[place == i]
-            if len(mine) >= _FEW and (middle := float(np.median(mine))) > 0:
+            if not all_count and len(mine) >= _FEW and (middle := float(np.median(mine))) > 0:
                 mine = mine[mine <= _OUTLIER * middle]
             means[i], counts[i] = mine.mean(), len(mine)
         return cls(at, means, counts)
@@ -113,7 +113,8 @@ class RoundCosts:
             verify=verify,
             sample=sample,
             save=CostCurve.of(rounds.width[has_draft], phases["save"][has_draft]),
-            undo=CostCurve.of(kept[rounds.is_undone], undo[rounds.is_undone]),
+            # a restore among rollbacks is no outlier
+            undo=CostCurve.of(kept[rounds.is_undone], undo[rounds.is_undone], all_count=True),
             draft_0=_mean(phases["draft"][~tried]),
             other=other,
             plain_ms=0.0,

@@ -27,7 +27,7 @@ def floors_at(confidence: np.ndarray, p_min: np.ndarray) -> np.ndarray:
     """
     n, k = confidence.shape
     found = np.full((len(p_min), n), k, np.int64)
-    for row, floor in enumerate(p_min):
+    for row, floor in enumerate(p_min if k else ()):
         below = confidence < floor
         hit = below.any(1)
         found[row, hit] = below[hit].argmax(1)

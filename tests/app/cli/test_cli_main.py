@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.common import SUBCOMMANDS, module_of
-from resources import DEMO_DRAFT, DEMO_TARGET
+from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 from tests.app.cli.conftest import ROOT, Outcome
 
 Cli = Callable[..., Outcome]
@@ -102,11 +102,13 @@ def test_python_m_app_is_the_same_program() -> None:
         [sys.executable, "-m", "app", "demo-path"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0
-    assert done.stdout.splitlines() == [str(DEMO_TARGET), str(DEMO_DRAFT)]
+    bundled = [str(path) for path in (DEMO_TARGET, DEMO_DRAFT, DEMO_EAGLE3)]
+    assert done.stdout.splitlines() == bundled
 
 
 def test_demo_path_as_json(cli: Cli) -> None:
-    assert cli("demo-path", "--json").json == {"target": str(DEMO_TARGET), "draft": str(DEMO_DRAFT)}
+    paths = {"target": DEMO_TARGET, "draft": DEMO_DRAFT, "eagle3": DEMO_EAGLE3}
+    assert cli("demo-path", "--json").json == {name: str(path) for name, path in paths.items()}
     assert cli("demo-path", "--demo").status == 0
 
 

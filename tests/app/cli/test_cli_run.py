@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from engine.trace.reopen import open_trace
-from resources import DEMO_DRAFT, DEMO_TARGET
+from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 from tests.app.cli.conftest import ROOT, Outcome
 
 Cli = Callable[..., Outcome]
@@ -294,6 +294,14 @@ def test_what_cannot_be_is_refused_in_a_sentence(cli: Cli, words: list[str], mes
     assert message in outcome.err
     assert outcome.out == ""
     assert "Traceback" not in outcome.err
+
+
+def test_the_demo_drafter_drafts_without_being_named(cli: Cli) -> None:
+    words = ["run", "--demo", "-p", "def main():", "-n", 16, "--json", *QUICK]
+    plain, found = (cli(*words, *more).json for more in ([], ["--spec-type", "draft-eagle3"]))
+    assert found["options"]["draft_models"] == [str(DEMO_EAGLE3)]
+    assert found["totals"]["draft_n_accepted"] > 0
+    assert found["sequences"][0]["tokens"] == plain["sequences"][0]["tokens"]
 
 
 def test_a_file_that_drafts_says_what_drafts(cli: Cli) -> None:

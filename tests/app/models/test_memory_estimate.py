@@ -14,9 +14,11 @@ from app.looks.theme import load_theme
 from app.models.memory_estimate import estimate
 from app.views.model_map import ModelMapView
 from engine.gguf.file import GgufFile
+from engine.model.drafters.kinds import describe_draft
 from engine.model.info import ModelInfo, describe
 from engine.options import ROLLBACK_POLICIES, RunOptions, SpecOptions
 from resources import DEMO_DRAFT, DEMO_TARGET
+from tests.support.golden_drafters import drafter_file, drafters
 
 MTP = RunOptions(spec=SpecOptions(types=("draft-mtp",), n_max=3), n_ctx=100)
 
@@ -103,3 +105,15 @@ def test_the_panel_follows_the_options(info: ModelInfo, qtbot: QtBot) -> None:
     assert view.costs.lines == one, "slots that no prompt fills cost nothing"
     view.set_options(RunOptions(), 1)
     assert view.costs.isHidden()
+
+
+@pytest.mark.skipif(not drafters("eagle3"), reason="the golden drafters are not there")
+def test_a_drafter_that_reads_layers_counts_with_their_rows(info: ModelInfo) -> None:
+    with GgufFile.open(drafter_file("eagle3-a-shared.gguf")) as file:
+        drafter, figures = describe_draft(file)
+    options = replace(MTP, spec=SpecOptions(types=(drafter,)), n_ctx=100, n_batch=64)
+    sizes = estimate(info, {drafter: figures}, options, 2).sizes
+    cell = 4 * (2 * 2 * 16 + 64)  # keys and values of two heads, and a feature row
+    assert sizes["EAGLE-3 drafter"] == figures.weight_bytes + 2 * 100 * cell
+    assert sizes["layer rows"] == 64 * 3 * 64 * 4
+    assert "layer rows" not in estimate(info, {drafter: figures}, MTP, 2).sizes

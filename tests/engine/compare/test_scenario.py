@@ -13,7 +13,7 @@ from engine.compare.scenario import Scenario, find_scenario, read_scenario, scen
 from engine.compare.scenario_job import start_comparison, start_run
 from engine.errors import OptionError
 from engine.findings.check import RULES, recorded
-from engine.options import FAULTS, RunOptions, SpecOptions
+from engine.options import LANE_FAULTS, RunOptions, SpecOptions
 from engine.session import Session
 from resources import DEMO_TARGET, SCENARIOS
 from tests.support.fake_llama import FakeLlama, use
@@ -59,7 +59,7 @@ def test_the_bundled_ones_are_complete() -> None:
     bundled = scenarios(SCENARIOS)
     assert [scenario.name for scenario in bundled] == NAMES
     faults = {f for s in bundled for lane in s.lanes for f in lane.changes["faults"]}
-    assert faults == set(FAULTS)
+    assert faults == set(LANE_FAULTS)
     for scenario in bundled:
         assert scenario.about.count(".") >= 2
         assert scenario.about.endswith(".") and not scenario.title.endswith(".")

@@ -11,7 +11,7 @@ from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.findings.check import RULES, find, recorded
 from engine.findings.rule import SEVERITIES
-from engine.options import FAULTS, ROLLBACK_POLICIES, Prompt
+from engine.options import MEMORY_FAULTS, ROLLBACK_POLICIES, Prompt
 from engine.session import Session
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
@@ -64,8 +64,7 @@ def compared(name: str, compute: str, sampled: bool) -> Comparison:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_fault_is_named_and_nothing_else(case) -> None:
-    of_memory = {name for name, fault in FAULTS.items() if not fault.in_sampler}
-    assert {lane.split("fault=")[1] for lane in FAULTY} == of_memory
+    assert {lane.split("fault=")[1] for lane in FAULTY} == set(MEMORY_FAULTS)
     trace = compared(*case).trace
     runs = {facts["lane"]: run_id for run_id, facts in trace.runs.items()}
     expected = set()

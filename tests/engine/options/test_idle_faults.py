@@ -10,7 +10,7 @@ import pytest
 
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LaneSpec
-from engine.options import FAULTS, RunOptions, SpecOptions
+from engine.options import LANE_FAULTS, RunOptions, SpecOptions
 from engine.options.idle_faults import notes_on, why_idle
 from tests.support.comparisons import finish, verdicts
 from tests.support.golden_runs import MTP_MODELS, options_of, prompt_of, session
@@ -38,13 +38,13 @@ SETTINGS = (
 @cache
 def compared() -> Comparison:
     options = options_of(14, n_max=N_MAX, ignore_eos=True)
-    adds = ["", *(f",fault={fault}" for fault in FAULTS)]
+    adds = ["", *(f",fault={fault}" for fault in LANE_FAULTS)]
     lanes = [LaneSpec.parse(f"{text}{add}") for text in SETTINGS for add in adds]
     model, prompt = session(MTP_MODELS[0]), prompt_of(MTP_MODELS[0])
     return finish(Comparison(model, prompt, options, lanes, draft_accept=(0, 3, 2, 1)))
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", LANE_FAULTS)
 def test_a_fault_acts_where_nothing_says_that_it_cannot(fault: str) -> None:
     comparison = compared()
     found, rows = verdicts(comparison), comparison.trace.divergence
