@@ -83,7 +83,7 @@ def _confirmed(data: Mapping[str, Any]) -> Iterator[Part]:
                 decimals(one["low"], 1),
                 decimals(one["high"], 1),
                 decimals(one["speed_up"], 2),
-                decimals(one["estimate"], 1),
+                decimals(one["estimate"] or data["plain_estimate"], 1),
                 size_text(one["undo_bytes"]) if one["undo_bytes"] else "0",
                 "n/a" if data["synthetic"] else f"{one['same']}/{one['n_prompts']}",
             )
