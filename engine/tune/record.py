@@ -19,7 +19,7 @@ from engine.options import Prompt, RunOptions
 from engine.trace.run_ref import RunRef
 from engine.trace.what_if.costs import CostCurve, RoundCosts
 from engine.trace.what_if.recorded import RecordedRounds
-from engine.tune.lengths import DraftSetting, drafting, has_length
+from engine.tune.lengths import DraftSetting, drafting, has_floor, has_length
 
 if TYPE_CHECKING:
     from engine.session import Session
@@ -28,7 +28,9 @@ LONGEST = 16
 """Tokens of the drafts that are recorded."""
 _LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _COST_PROMPTS = 2
-_COST_TOKENS = 48
+_COST_TOKENS = 64
+_LEAST_FLOOR = 1e-6
+"""No token is below it, but the drafter looks at every step."""
 _FEW = 4
 _WARM_UP_TOKENS = 8
 
@@ -70,12 +72,25 @@ def record(
         report(f"{drafter}: what rounds of each length cost")
         parts[drafter] = rounds, _cost_rounds(session, prompts, base, drafter, longest, rates)
     widths = [cost for _, cost in parts.values()]
-    shared = RoundCosts.measured(RecordedRounds.joined([*widths, plain_rounds]))
+    shared = RoundCosts.measured(RecordedRounds.joined([*widths, plain_rounds]), all_count=True)
     found = []
     for drafter, (rounds, cost) in parts.items():
-        costs = RoundCosts.measured(cost, plain_rounds)
+        costs = RoundCosts.measured(cost, plain_rounds, all_count=True)
         if costs and shared:
-            costs = replace(costs, verify=completed(costs.verify, shared.verify))
+            costs = replace(
+                costs,
+                draft=costs.draft.trusted(_FEW),
+                verify=completed(costs.verify, shared.verify).trusted(_FEW),
+                sample=costs.sample.trusted(_FEW),
+            )
+        if costs and has_floor(drafter) and not rates:
+            rounds_by_floor = _cost_rounds(
+                session, prompts, base, drafter, longest, (), _LEAST_FLOOR
+            )
+            by_floor = RoundCosts.measured(rounds_by_floor, all_count=True)
+            costs = replace(
+                costs, draft_by_floor=by_floor.draft.trusted(_FEW) if by_floor else None
+            )
         found.append(Recording(drafter, rounds, costs))
     return found
 
@@ -105,12 +120,14 @@ def _cost_rounds(
     drafter: str,
     longest: int,
     rates: Sequence[float],
+    p_min: float = 0.0,
 ) -> RecordedRounds:
     few = _shorter(base, _COST_TOKENS)
     parts = []
     for i, n_max in enumerate(n for n in _LENGTHS if n <= longest):
         chosen = [prompts[(i * _COST_PROMPTS + j) % len(prompts)] for j in range(_COST_PROMPTS)]
-        options = drafting(few, DraftSetting(drafter, n_max), rates=rates)
+        options = drafting(few, DraftSetting(drafter, n_max, p_min), rates=rates)
+        _rounds(session, chosen[:1], _shorter(options, _WARM_UP_TOKENS))  # compiles kernels
         parts.append(_rounds(session, chosen, options))
     return RecordedRounds.joined(parts)
 

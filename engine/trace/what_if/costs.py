@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -56,6 +57,12 @@ class CostCurve:
         found: np.ndarray = np.interp(numbers, self.at, self.ms)
         return found
 
+    def trusted(self, least: int) -> CostCurve:
+        """Without numbers that were measured less than so many times, but for the outermost."""
+        kept = self.n >= least
+        kept[:1] = kept[-1:] = True
+        return CostCurve(self.at[kept], self.ms[kept], self.n[kept])
+
     def from_nothing(self) -> CostCurve:
         """The curve with 0 at 0, and as steep behind the last number as from 0 to it."""
         if not len(self.at) or self.at[-1] <= 0:
@@ -73,7 +80,8 @@ class CostCurve:
 class RoundCosts:
     """Curves by: draft, drafter's steps (0 at 0, and in proportion beyond those measured); verify,
     sample, save, width; undo, kept tokens. draft_0: looking for a draft that was not found; other:
-    the rest of a round, ms. plain_ms: a round of plain decoding, ms, without a drafter."""
+    the rest of a round, ms. plain_ms: a round of plain decoding, ms, without a drafter.
+    draft_by_floor: like draft, under a p_min, which every step waits for; None = the same."""
 
     draft: CostCurve
     verify: CostCurve
@@ -83,6 +91,7 @@ class RoundCosts:
     draft_0: float
     other: float
     plain_ms: float
+    draft_by_floor: CostCurve | None = None
 
     @classmethod
     def free(cls) -> RoundCosts:
@@ -92,12 +101,13 @@ class RoundCosts:
 
     @classmethod
     def measured(
-        cls, rounds: RecordedRounds, plain: RecordedRounds | None = None
+        cls, rounds: RecordedRounds, plain: RecordedRounds | None = None, *, all_count: bool = False
     ) -> RoundCosts | None:
         """From rounds that have times; None where they lack them.
 
         plain: rounds of plain decoding. Without them, a plain round is one without a draft, less
         the look for it; where none was recorded, the pass of one token that `verify` tells.
+        all_count: outliers too, for rounds that begin as real runs do, slow ones at first.
         """
         if not rounds.is_timed:
             return None
@@ -105,17 +115,18 @@ class RoundCosts:
         has_draft, tried = rounds.verified > 0, rounds.steps > 0
         kept = rounds.accepted + 1
         undo = phases["rollback"] + phases["restore"] + phases["replay"]
-        verify = CostCurve.of(rounds.width, phases["verify"])
-        sample = CostCurve.of(rounds.width, phases["sample"])
-        other = _mean(phases["other"])
+        curve = partial(CostCurve.of, all_count=all_count)
+        verify = curve(rounds.width, phases["verify"])
+        sample = curve(rounds.width, phases["sample"])
+        other = _mean(phases["other"], all_count)
         costs = cls(
-            draft=CostCurve.of(rounds.steps[tried], phases["draft"][tried]).from_nothing(),
+            draft=curve(rounds.steps[tried], phases["draft"][tried]).from_nothing(),
             verify=verify,
             sample=sample,
             save=CostCurve.of(rounds.width[has_draft], phases["save"][has_draft]),
             # a restore among rollbacks is no outlier
             undo=CostCurve.of(kept[rounds.is_undone], undo[rounds.is_undone], all_count=True),
-            draft_0=_mean(phases["draft"][~tried]),
+            draft_0=_mean(phases["draft"][~tried], all_count),
             other=other,
             plain_ms=0.0,
         )
@@ -123,7 +134,7 @@ class RoundCosts:
         plain_ms = float(verify(one)[0] + sample(one)[0]) + other
         if plain is not None and plain.is_timed:
             total = sum(np.nan_to_num(ms) for ms in plain.phases.values())
-            plain_ms = float(CostCurve.of(plain.width * 0, np.asarray(total)).ms[0])
+            plain_ms = _mean(np.asarray(total), all_count)
         return costs.with_plain(plain_ms)
 
     def with_plain(self, plain_ms: float) -> RoundCosts:
@@ -140,8 +151,8 @@ class RoundCosts:
         return tuple(sorted(set(widths).difference(self.verify.at.tolist())))
 
 
-def _mean(ms: np.ndarray) -> float:
+def _mean(ms: np.ndarray, all_count: bool) -> float:
     if not len(ms):
         return 0.0
-    curve = CostCurve.of(np.zeros(len(ms), np.int64), ms)
+    curve = CostCurve.of(np.zeros(len(ms), np.int64), ms, all_count=all_count)
     return float(curve.ms[0])

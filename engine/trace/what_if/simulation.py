@@ -78,6 +78,7 @@ def simulate(
     of = np.repeat(np.arange(m), len(begins))
     timed = costs or RoundCosts.free()
     inputs = RuleInputs(places, timed, SurvivalRates.of(rounds), ConfidenceScale.of(rounds), of)
+    has_floor = np.array([setting.get("p_min", 0) > 0 for setting in settings], bool)[of]
     chooser = rule.make(inputs, settings)
     table = _Prices(timed, max(n_max, places.confidence.shape[1]) + 1)
     at, end = np.tile(begins, m), np.tile(ends, m)
@@ -92,7 +93,7 @@ def simulate(
         else:
             onward = tokens = np.minimum(accepted + 1, end[walkers] - here)
         chooser.learn(walkers, verified, accepted)
-        draft, verify, rest = table.of(verified, steps, accepted)
+        draft, verify, rest = table.of(verified, steps, accepted, has_floor[walkers])
         sums["tokens"][walkers] += tokens
         sums["rounds"][walkers] += 1
         sums["drafted"][walkers] += verified
@@ -121,8 +122,10 @@ class _Prices:
 
     def __init__(self, costs: RoundCosts, most: int) -> None:
         number = np.arange(most + 2)
-        self._draft = np.r_[costs.draft(number), 0.0]  # the last is NO_DRAFTER
-        self._draft[0] = costs.draft_0
+        by_floor = costs.draft_by_floor or costs.draft
+        # without a floor and with one; the last number is NO_DRAFTER
+        self._draft = np.array([[*costs.draft(number), 0.0], [*by_floor(number), 0.0]])
+        self._draft[:, 0] = costs.draft_0
         self._verify = costs.verify(number)
         self._rest = costs.sample(number) + costs.other
         self._save, self._undo = costs.save(number), costs.undo(number)
@@ -130,14 +133,14 @@ class _Prices:
         self._plain_verify = costs.plain_ms - self._plain_rest
 
     def of(
-        self, verified: np.ndarray, steps: np.ndarray, accepted: np.ndarray
+        self, verified: np.ndarray, steps: np.ndarray, accepted: np.ndarray, has_floor: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Drafting, verifying and the rest of rounds, [n] each."""
         width, plain = verified + 1, steps == NO_DRAFTER
         rest = self._rest[width] + self._save[width] * (verified > 0)
         rest = rest + self._undo[accepted + 1] * (accepted < verified)
         return (
-            self._draft[steps],
+            self._draft[has_floor.astype(np.int64), steps],
             np.where(plain, self._plain_verify, self._verify[width]),
             np.where(plain, self._plain_rest, rest),
         )
