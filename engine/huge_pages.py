@@ -7,12 +7,13 @@ their file stay on its pages: one row through Q4_K and Q6_K took less than 2 % m
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from engine.freed_memory import give_back_freed_memory
 
 _MAPPINGS = Path("/proc/self/maps")
 _PAGE_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
@@ -35,9 +36,8 @@ def use_huge_pages() -> None:
     """
     if not sys.platform.startswith("linux"):
         return
+    give_back_freed_memory()
     library = ctypes.CDLL(None)
-    with contextlib.suppress(AttributeError):  # not GNU's C library
-        library.malloc_trim(ctypes.c_size_t(0))
     try:
         size, mappings = int(_PAGE_SIZE.read_text()), _MAPPINGS.read_text()
     except OSError:  # a kernel without huge pages

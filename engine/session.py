@@ -26,6 +26,7 @@ from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DrafterInputs
 from engine.draft.with_model import TokenDraws
 from engine.errors import ContextFullError, ModelFileError, OptionError
+from engine.freed_memory import give_back_freed_memory
 from engine.gguf.binary import never
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.content import ContentHash
@@ -147,6 +148,7 @@ class Session:
             )
             lent = [one.lent for one in (file, *others)]
             identity = identities[0]
+            give_back_freed_memory()
             return cls(model, info, tokenizer, chat, identity, drafts, file.path, content, lent)
 
     @property

@@ -28,6 +28,7 @@ SUBCOMMANDS = {
     "check-rollback": "llama.cpp's own rollback, every depth and policy against itself, for CI",
     "bench": "the prompt suite with and without speculation; other measurements",
     "sweep": "the jobs of a plan, one after another or on a Ray cluster; resumable",
+    "tune": "which drafter, n_max and p_min, and is it worth it: recorded, simulated, confirmed",
     "match": "the same prompts one by one and side by side: is every text the same",
     "fidelity": "how far each compute mode's logits are from those of f32",
     "import": "captures, logs and records of other engines, as a trace",

@@ -1,0 +1,244 @@
+"""`draftscope tune`: which drafter, how long a draft, and whether at all, for this model, machine
+and prompts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.cli.common import add_compute, add_model, check_output, draft_paths, positive, target_path
+from app.cli.files import open_session
+from app.cli.option_arguments import add_options, options_from, reader
+from app.cli.reports import add_report, deliver_report
+from app.cli.run_arguments import add_chat, add_draft_model, add_sizes
+from engine.draft.registry import DRAFTERS
+from engine.errors import OptionError
+from engine.files import written_whole
+from engine.option_fields import grouped, options_in
+from engine.options import RunOptions
+from engine.report.parts import Code, Facts, Note, Report, Table
+from engine.tune.lengths import LOOK_UPS, has_length
+from engine.tune.prompt_sets import FieldNames, TunePrompt, choose, read_prompt_set
+from resources import SUITES
+
+if TYPE_CHECKING:
+    from engine.session import Session
+    from engine.tune.tune import Tuned
+
+N_PREDICT = 64
+PAIRS = 6
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.usage = "draftscope tune (MODEL | --demo) [-md DRAFT …] [--prompts FILE] [options]"
+    parser.epilog = (
+        "Every drafter is recorded once with long drafts; every n_max, p_min and rule is played\n"
+        "on the recording; the best three and plain decoding are then run in alternation.\n\n"
+        "examples:\n"
+        "  draftscope tune --demo\n"
+        "  draftscope tune model.gguf --prompts HumanEval.jsonl.gz --limit 12 --seed 1\n"
+        "  draftscope tune model.gguf -md draft.gguf --prompts question.jsonl --chat --json t.json"
+    )
+    model = add_model(parser)
+    add_draft_model(model)
+    add_compute(model)
+    _add_prompts(parser)
+    group = parser.add_argument_group("what is tried")
+    (types,) = (one for one in options_in(RunOptions) if one.path == ("spec", "types"))
+    group.add_argument(
+        *types.option.flags,
+        type=reader(types),
+        metavar="A[,B]",
+        help="drafters, each by itself (default: those that the files make possible, and "
+        f"{', '.join(LOOK_UPS)})",
+    )
+    rates = next(one for one in options_in(RunOptions) if one.path == ("spec", "synth_rates"))
+    add_options(group, [rates])
+    group.add_argument(
+        "--pairs",
+        type=positive,
+        default=PAIRS,
+        metavar="N",
+        help=f"real runs of each, at least 5; 6 are needed to show a difference (default {PAIRS})",
+    )
+    group.add_argument(
+        "--trials",
+        type=positive,
+        metavar="N",
+        help="then search threads, rollback policy and split by so many real runs (needs "
+        "draftscope[tune])",
+    )
+    decoding = parser.add_argument_group("decoding")
+    for one in grouped(RunOptions, "decoding"):
+        add_options(decoding, [one], is_set=one.field != "seed")  # without it, the first prompts
+    parser.set_defaults(n_predict=N_PREDICT)
+    memory = parser.add_argument_group("memory and batches")
+    add_sizes(memory)
+    add_options(memory, grouped(RunOptions, "rollback"))
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
+    output.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder of a result file that the window opens, like that of a sweep",
+    )
+    add_report(output)
+
+
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("prompts")
+    group.add_argument(
+        "--prompts",
+        metavar="SET",
+        help="general, python, or a file: a JSON list or JSON lines of texts or objects, also "
+        "gzipped, such as HumanEval, GSM8K, MT-Bench, Spec-Bench, SPEED-Bench (default general; "
+        "with --demo python, and --ignore-eos)",
+    )
+    for name, what in (
+        ("prompt", "text of a prompt, or the list of its turns"),
+        ("name", "name of a prompt"),
+        ("category", "category of a prompt"),
+    ):
+        group.add_argument(
+            f"--{name}-field", metavar="NAME", default="", help=f"field that holds the {what}"
+        )
+    group.add_argument(
+        "--limit",
+        type=positive,
+        metavar="N",
+        help="so many prompts, of each category in turn: the first ones, or with --seed any",
+    )
+    add_chat(group)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Record, simulate, confirm; print and write what was found."""
+    target = target_path(args)
+    args.ignore_eos = args.ignore_eos or args.demo
+    prompts = _prompts(args)
+    base = _base(args)
+    for option in ("json", "report"):
+        path = getattr(args, option)
+        if path is not None:
+            check_output(path, f"--{option}")
+    drafts = draft_paths(args)
+    _check_drafters(args)
+    if args.trials:
+        from engine.tune.trials import check_optuna
+
+        check_optuna()
+    session = open_session(args, target, list(drafts.values()))
+    from engine.tune.report import findings, tune_report
+    from engine.tune.tune import TunePlan, tune
+
+    plan = TunePlan(
+        prompts,
+        base,
+        args.spec_type or (*session.drafters, *LOOK_UPS),
+        args.pairs,
+        args.spec_synth_rates,
+        {name: path.name for name, path in drafts.items()},
+    )
+    from app.cli.run import make_prompt
+
+    tuned = tune(session, plan, lambda text: make_prompt(session, args, text), _tell)
+    if args.trials:
+        tuned.data["trials"] = _trials(args, session, plan.prompts, base, tuned)
+    printed = deliver_report(args, lambda command: tune_report(tuned.data, command))
+    if not printed:
+        print("\n".join(text_lines(findings(tune_report(tuned.data)))))
+        for one in tuned.data.get("trials", [])[:3]:
+            print(", ".join(f"{name} {value}" for name, value in one.items()))
+    _write(args, tuned, target)
+    return 0
+
+
+def text_lines(report: Report) -> Iterator[str]:
+    """A report for a terminal: headings, sentences, tables in columns; plots are left out."""
+    yield f"{report.title}: {report.summary}"
+    for section in report.sections:
+        if not section.parts:
+            continue
+        yield ""
+        yield f"{section.heading}:"
+        for part in section.parts:
+            if isinstance(part, Table):
+                yield from _table_lines(part)
+            elif isinstance(part, Note):
+                yield f"  {part.text}"
+            elif isinstance(part, Code):
+                yield from (f"    {line}" for line in part.text.splitlines())
+            elif isinstance(part, Facts):
+                yield from (f"  {name}: {value}" for name, value in part.values.items())
+
+
+def _table_lines(table: Table) -> Iterator[str]:
+    rows = [tuple(table.heads), *map(tuple, table.rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (
+            cell.rjust(width) if is_number else cell.ljust(width)
+            for cell, width, is_number in zip(row, widths, table.numeric, strict=True)
+        )
+        yield f"  {'  '.join(cells)}".rstrip()
+
+
+def _prompts(args: argparse.Namespace) -> list[TunePrompt]:
+    name = args.prompts or ("python" if args.demo else "general")
+    path = SUITES.get(name) or Path(name)
+    fields = FieldNames(args.prompt_field, args.name_field, args.category_field)
+    return choose(read_prompt_set(path, fields), args.limit, args.seed)
+
+
+def _base(args: argparse.Namespace) -> RunOptions:
+    """The options but for speculation."""
+    plain = {"spec_type": (), "spec_synth_rates": ()}
+    return options_from(argparse.Namespace(**{**vars(args), **plain}), RunOptions)
+
+
+def _check_drafters(args: argparse.Namespace) -> None:
+    for name in args.spec_type or ():
+        if name not in DRAFTERS:
+            raise OptionError(
+                f"There is no drafter {name[:40]!r}.", f"Known are {', '.join(DRAFTERS)}."
+            )
+        if not has_length(name):
+            raise OptionError(f"{name} has no length to tune.", "Leave it out.")
+
+
+def _trials(
+    args: argparse.Namespace, session: Session, prompts: Any, base: RunOptions, tuned: Tuned
+) -> list[dict[str, Any]]:
+    from app.cli.run import make_prompt
+    from engine.tune.lengths import drafting
+    from engine.tune.trials import search
+
+    options = base
+    if tuned.chosen is not None:
+        options = drafting(base, tuned.chosen, rates=args.spec_synth_rates)
+    named = [(one.name, make_prompt(session, args, one.text)) for one in prompts]
+    return search(session, named, options, args.trials, _tell)
+
+
+def _write(args: argparse.Namespace, tuned: Tuned, target: Path) -> None:
+    if args.json is not None:
+        text = json.dumps(tuned.data, ensure_ascii=False, indent=2) + "\n"
+        with written_whole(args.json) as part:
+            part.write_text(text, encoding="utf-8")
+        _tell(f"results written to {args.json}")
+    if args.out is not None:
+        from engine.tune.results_file import write_results
+
+        _tell(f"results written to {write_results(tuned, args.out, target)}")
+
+
+def _tell(what: str) -> None:
+    with suppress(OSError):  # the terminal may be gone
+        print(f"draftscope: {what}", file=sys.stderr, flush=True)

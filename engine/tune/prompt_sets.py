@@ -1,0 +1,198 @@
+"""Prompts with categories, from files as data sets are distributed: JSON, JSON lines, gzipped.
+
+A prompt is a text, or an object whose fields are looked for by the names that the known sets use:
+HumanEval (prompt, task_id), GSM8K (question), MT-Bench, Spec-Bench and SPEED-Bench (turns,
+category, question_id), and this program's own (text, name). Of several turns the first is taken:
+what a later one says depends on an answer.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import OptionError
+from engine.files import unreadable
+
+TEXT_FIELDS = ("text", "prompt", "question", "turns", "messages", "instruction")
+NAME_FIELDS = ("name", "task_id", "question_id", "id")
+CATEGORY_FIELDS = ("category",)
+_MOST_BYTES = 1 << 28
+_MOST_PROMPTS = 1_000_000
+_LONGEST_TEXT = 1 << 20
+_LONGEST_WORD = 80
+
+
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """Where the text, the name and the category of a prompt are; empty: the usual places."""
+
+    text: str = ""
+    name: str = ""
+    category: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TunePrompt:
+    """A text under a name that no other of its set has. category: empty without one."""
+
+    name: str
+    text: str
+    category: str
+
+
+def read_prompt_set(path: Path, fields: FieldNames | None = None) -> list[TunePrompt]:
+    """The prompts of a file in their order.
+
+    Raises OptionError naming file and line (of a JSON list: number) for anything that is no
+    prompt, and for a file that cannot be read, is larger than 256 MiB or holds none.
+    """
+    text = _content(path)
+    fields = fields or FieldNames()
+    prompts: list[TunePrompt] = []
+    names: set[str] = set()
+    for place, entry in _entries(path, text):
+        prompt = _prompt(path, place, entry, fields, len(prompts) + 1)
+        name, n = prompt.name, 1
+        while name in names:
+            n += 1
+            name = f"{prompt.name} ({n})"
+        names.add(name)
+        prompts.append(TunePrompt(name, prompt.text, prompt.category))
+        if len(prompts) > _MOST_PROMPTS:
+            raise OptionError(f"{path} has more than {_MOST_PROMPTS:,} prompts.", "Split it.")
+    if not prompts:
+        raise OptionError(f"{path} holds no prompts.", "Give a JSON list or JSON lines.")
+    return prompts
+
+
+def choose(prompts: Sequence[TunePrompt], limit: int | None, seed: int | None) -> list[TunePrompt]:
+    """At most `limit` prompts, the categories in turn, in the order of the set. seed: drawn by
+    chance, the same for the same seed; None: the first ones."""
+    if limit is None or limit >= len(prompts):
+        return list(prompts)
+    by_category: dict[str, list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        by_category.setdefault(prompt.category, []).append(number)
+    if seed is not None:
+        draw = random.Random(seed)
+        for numbers in by_category.values():
+            draw.shuffle(numbers)
+    chosen: list[int] = []
+    depth = 0
+    while len(chosen) < limit:
+        for numbers in by_category.values():
+            if depth < len(numbers) and len(chosen) < limit:
+                chosen.append(numbers[depth])
+        depth += 1
+    return [prompts[number] for number in sorted(chosen)]
+
+
+def _content(path: Path) -> str:
+    try:
+        if not path.is_file():
+            raise OptionError(f"{path} is no file.", "Name a file of prompts with --prompts.")
+        with path.open("rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+        if raw[:4] == b"PAR1":
+            raise OptionError(
+                f"{path} is a Parquet file.", "Write it as JSON lines, one prompt a line."
+            )
+        if raw[:2] == b"\x1f\x8b":
+            with gzip.open(path) as packed:
+                raw = packed.read(_MOST_BYTES + 1)
+        if len(raw) > _MOST_BYTES:
+            raise OptionError(f"{path} is larger than 256 MiB.", "Split it.")
+        return raw.decode("utf-8-sig")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise OptionError(f"{path} is a broken gzip file.", "Unpack it.") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{path} is not UTF-8 text.", "Convert it to UTF-8.") from error
+
+
+def _entries(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    """Prompts with the place of each. A list is one JSON value, anything else a value a line."""
+    if text.lstrip()[:1] == "[":
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise _not_json(path, f"line {error.lineno}") from error
+        except (ValueError, RecursionError) as error:
+            raise _not_json(path, "line 1") from error
+        for number, value in enumerate(values, 1):
+            yield f"prompt {number}", value
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            yield f"line {number}", json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise _not_json(path, f"line {number}") from error
+
+
+def _prompt(path: Path, place: str, entry: Any, fields: FieldNames, number: int) -> TunePrompt:
+    if isinstance(entry, str):
+        return TunePrompt(f"prompt {number}", _checked(path, place, entry), "")
+    if not isinstance(entry, dict):
+        raise OptionError(
+            f"{path}: {place} is neither a text nor an object.", "Correct it or leave it out."
+        )
+    names = (fields.text,) if fields.text else TEXT_FIELDS
+    found = next((entry[name] for name in names if name in entry), None)
+    if found is None:
+        known = ", ".join(str(name)[:_LONGEST_WORD] for name in list(entry)[:8]) or "none"
+        raise OptionError(
+            f"{path}: {place} has no field {' or '.join(names)}; its fields: {known}.",
+            "Name the field of the text with --prompt-field.",
+        )
+    return TunePrompt(
+        _word(entry, (fields.name,) if fields.name else NAME_FIELDS) or f"prompt {number}",
+        _checked(path, place, _first_turn(found)),
+        _word(entry, (fields.category,) if fields.category else CATEGORY_FIELDS),
+    )
+
+
+def _first_turn(found: Any) -> Any:
+    """The text itself, the first of several turns, or what the first user's message says."""
+    if not isinstance(found, list):
+        return found
+    for turn in found:
+        if isinstance(turn, dict):
+            if turn.get("role", "user") == "user":
+                return turn.get("content")
+        else:
+            return turn
+    return None
+
+
+def _checked(path: Path, place: str, text: Any) -> str:
+    if not (isinstance(text, str) and text and len(text) <= _LONGEST_TEXT):
+        raise OptionError(
+            f"{path}: {place} has no text of 1 to {_LONGEST_TEXT:,} characters.",
+            "Correct it or leave it out.",
+        )
+    return text
+
+
+def _word(entry: dict[str, Any], names: Sequence[str]) -> str:
+    """A name or category in one line, empty where there is none."""
+    value = next((entry[name] for name in names if name in entry), "")
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return ""
+    return " ".join(str(value).split())[:_LONGEST_WORD]
+
+
+def _not_json(path: Path, place: str) -> OptionError:
+    return OptionError(
+        f"{path}: {place} is not valid JSON.",
+        "Give a JSON list of prompts, or one JSON value a line.",
+    )

@@ -1,0 +1,130 @@
+"""One recording for each drafter: long drafts at every place of every text, and what rounds cost.
+
+The texts are decoded with long drafts of which nothing is verified, so the drafter is asked at
+every place, and what it would have been right in follows from the text (engine.trace.what_if).
+What rounds of each length cost is measured by short runs that verify their drafts whole, on a few
+prompts. Under synthetic acceptance the drafts have to be verified to be judged at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.bench.request import Configuration, run_to_end
+from engine.options import Prompt, RunOptions
+from engine.trace.run_ref import RunRef
+from engine.trace.what_if.costs import CostCurve, RoundCosts
+from engine.trace.what_if.recorded import RecordedRounds
+from engine.tune.lengths import DraftSetting, drafting, has_length
+
+if TYPE_CHECKING:
+    from engine.session import Session
+
+LONGEST = 16
+"""Tokens of the drafts that are recorded."""
+_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+_COST_PROMPTS = 2
+_COST_TOKENS = 48
+_FEW = 4
+_WARM_UP_TOKENS = 8
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What one drafter did. rounds: with long drafts; costs: None where nothing was timed."""
+
+    drafter: str
+    rounds: RecordedRounds
+    costs: RoundCosts | None
+
+
+def record(
+    session: Session,
+    prompts: Sequence[Prompt],
+    base: RunOptions,
+    drafters: Sequence[str],
+    *,
+    rates: Sequence[float] = (),
+    report: Report = lambda what: None,
+) -> list[Recording]:
+    """Record each drafter. base: options but for speculation. rates: see `drafting`. report: is
+    told what is done now. Raises what Session.start raises."""
+    plain = Configuration.plain(base).options
+    _rounds(session, prompts[:1], _shorter(plain, _WARM_UP_TOKENS))
+    report("plain decoding, for the time of its step")
+    plain_rounds = _rounds(session, prompts, plain)
+    longest = min(LONGEST, len(rates) or LONGEST)
+    parts: dict[str, tuple[RecordedRounds, RecordedRounds]] = {}
+    for drafter in filter(has_length, drafters):
+        report(f"{drafter}: drafts of {longest} tokens at every place")
+        judged = None if rates else 0
+        wanted = drafting(base, DraftSetting(drafter, longest), verify_max=judged, rates=rates)
+        _rounds(session, prompts[:1], _shorter(wanted, _WARM_UP_TOKENS))
+        rounds = _rounds(session, prompts, wanted)
+        report(f"{drafter}: what rounds of each length cost")
+        parts[drafter] = rounds, _cost_rounds(session, prompts, base, drafter, longest, rates)
+    widths = [cost for _, cost in parts.values()]
+    shared = RoundCosts.measured(RecordedRounds.joined([*widths, plain_rounds]))
+    found = []
+    for drafter, (rounds, cost) in parts.items():
+        costs = RoundCosts.measured(cost, plain_rounds)
+        if costs and shared:
+            costs = replace(costs, verify=completed(costs.verify, shared.verify))
+        found.append(Recording(drafter, rounds, costs))
+    return found
+
+
+def completed(own: CostCurve, others: CostCurve) -> CostCurve:
+    """A curve whose numbers that were measured less than a few times are taken from another."""
+    at = np.union1d(own.at, others.at)
+    mine = dict(
+        zip(own.at.tolist(), zip(own.ms.tolist(), own.n.tolist(), strict=True), strict=True)
+    )
+    theirs = dict(
+        zip(
+            others.at.tolist(), zip(others.ms.tolist(), others.n.tolist(), strict=True), strict=True
+        )
+    )
+    chosen = [
+        mine[i] if i in mine and (mine[i][1] >= _FEW or i not in theirs) else theirs[i]
+        for i in at.tolist()
+    ]
+    return CostCurve(at, np.array([ms for ms, _ in chosen]), np.array([n for _, n in chosen]))
+
+
+def _cost_rounds(
+    session: Session,
+    prompts: Sequence[Prompt],
+    base: RunOptions,
+    drafter: str,
+    longest: int,
+    rates: Sequence[float],
+) -> RecordedRounds:
+    few = _shorter(base, _COST_TOKENS)
+    parts = []
+    for i, n_max in enumerate(n for n in _LENGTHS if n <= longest):
+        chosen = [prompts[(i * _COST_PROMPTS + j) % len(prompts)] for j in range(_COST_PROMPTS)]
+        options = drafting(few, DraftSetting(drafter, n_max), rates=rates)
+        parts.append(_rounds(session, chosen, options))
+    return RecordedRounds.joined(parts)
+
+
+def _shorter(options: RunOptions, n_tokens: int) -> RunOptions:
+    n = options.n_predict
+    return replace(options, n_predict=min(n, n_tokens) if n > 0 else n_tokens)
+
+
+def _rounds(session: Session, prompts: Sequence[Prompt], options: RunOptions) -> RecordedRounds:
+    """Every prompt alone, one after another."""
+    parts = []
+    for prompt in prompts:
+        run = session.start([prompt], options)
+        run_to_end(run)
+        parts.append(RecordedRounds.of(RunRef(run.trace, run.run_id)))
+    return RecordedRounds.joined(parts)

@@ -1,0 +1,78 @@
+"""`draftscope tune` on the demo model, shortly, and wrong usage."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.models.results import read
+from engine.sweep.results import read_results
+from engine.trace.what_if.rules import RULES
+from tests.app.cli.conftest import Outcome
+
+Cli = Callable[..., Outcome]
+
+
+def test_the_demo_is_tuned_and_the_window_opens_the_result(cli: Cli, tmp_path: Path) -> None:
+    file, out, page = tmp_path / "t.json", tmp_path / "out", tmp_path / "t.html"
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text(
+        '{"prompt": "def add(a, b):", "category": "short"}\n'
+        '{"prompt": "class Stack:\\n    def push(self, item):", "category": "long"}\n'
+    )
+    words = ["--prompts", prompts, "-n", 12, "--pairs", 5, "--spec-type", "draft-mtp,suffix"]
+    outcome = cli(
+        "tune", "--demo", *words, "--json", file, "--out", out, "--report", page, "--threads", 1
+    )
+    assert outcome.status == 0, outcome.err
+    for said in ("Recommended:", "Real runs, in alternation:", "llama-server:", "category"):
+        assert said in outcome.out
+    data = json.loads(file.read_text(encoding="utf-8"))
+    assert (data["kind"], data["version"]) == ("draftscope tune", 1)
+    names = [one["name"] for one in data["confirmed"]]
+    assert len(names) == 4
+    assert names[0] == "plain"
+    for one in data["confirmed"]:
+        assert len(one["speeds"]) == 5
+        assert one["low"] <= one["tokens_per_second"] <= one["high"]
+        assert one["same"] == one["n_prompts"] == 2
+    # five pairs cannot show any difference
+    assert data["verdict"]["chosen"] == "plain"
+    assert {one["rule"] for one in data["rules"] if one["drafter"] == "draft-mtp"} == set(RULES)
+    assert [row["category"] for row in data["by_category"]] == ["short", "long"]
+    results = read_results(out)
+    measured = results.columns["figures"] == "measured"
+    assert measured.sum() == 4
+    assert results.columns["predicted_per_second"][measured].tolist() == [
+        one["tokens_per_second"] for one in data["confirmed"]
+    ]
+    assert "spec-draft-n-max" in read(out).axes
+    assert "Speed against memory" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--pairs", "4"], "--pairs is outside"),
+        (["--prompts", "nowhere.json"], "nowhere.json is no file"),
+        (["--spec-type", "draft-moonshine"], "no drafter 'draft-moonshine'"),
+        (["--spec-type", "ngram-cache"], "no length to tune"),
+        (["--json", "."], "is a folder"),
+        (["--limit", "0"], "--limit"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(cli: Cli, words: list[str], said: str) -> None:
+    outcome = cli("tune", "--demo", *words)
+    assert outcome.status == 2
+    assert said in outcome.err
+
+
+def test_trials_without_optuna(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    outcome = cli("tune", "--demo", "--trials", 3)
+    assert outcome.status == 2
+    assert "pip install draftscope[tune]" in outcome.err
