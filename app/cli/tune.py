@@ -154,8 +154,6 @@ def run(args: argparse.Namespace) -> int:
     printed = deliver_report(args, lambda command: tune_report(tuned.data, command))
     if not printed:
         print("\n".join(text_lines(findings(tune_report(tuned.data)))))
-        for one in tuned.data.get("trials", [])[:3]:
-            print(", ".join(f"{name} {value}" for name, value in one.items()))
     _write(args, tuned, target)
     return 0
 

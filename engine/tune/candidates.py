@@ -70,7 +70,8 @@ def best_of_rules(found: Sequence[Estimate]) -> list[Estimate]:
 
 def to_confirm(found: Sequence[Estimate], n: int = 3) -> list[Estimate]:
     """The best settings that this engine can run: of each drafter and length the lowest floor that
-    is as good as its best."""
+    is as good as its best. One of them is of another drafter than the rest where there is one: an
+    estimate may favour a drafter as such."""
     best: dict[tuple[str, int], list[Estimate]] = {}
     for one in found:
         if one.runs_here and one.rule == FIXED.name:
@@ -80,7 +81,12 @@ def to_confirm(found: Sequence[Estimate], n: int = 3) -> list[Estimate]:
         least = max(one.tokens_per_second for one in same) * (1 - _AS_GOOD)
         good = [one for one in same if one.tokens_per_second >= least]
         chosen.append(min(good, key=lambda one: one.draft.p_min))
-    return sorted(chosen, key=lambda one: -one.tokens_per_second)[:n]
+    chosen.sort(key=lambda one: -one.tokens_per_second)
+    first, rest = chosen[:n], chosen[n:]
+    others = [one for one in rest if one.drafter != first[0].drafter]
+    if others and len({one.drafter for one in first}) == 1 < n:
+        first[-1] = others[0]
+    return first
 
 
 def outcome(recording: Recording, setting: DraftSetting) -> Outcomes:

@@ -18,6 +18,7 @@ from engine.size_text import size_text
 from engine.trace.what_if.simulation import ASSUMPTIONS
 
 _HEADS = ("configuration", "tok/s", "low", "high", "speed-up", "estimate", "memory", "same text")
+_MOST_TRIALS = 5
 
 
 def tune_report(data: Mapping[str, Any], command: Sequence[str] = ()) -> Report:
@@ -38,6 +39,7 @@ def tune_report(data: Mapping[str, Any], command: Sequence[str] = ()) -> Report:
             ),
             Section("Speed against memory", list(_pareto(data))),
             Section("Rules, simulated", list(_rules(data))),
+            Section("Search by real runs", list(_trials(data))),
             settings_section(data["options"]),
             model_section(data["model"]),
             machine_section(
@@ -81,7 +83,7 @@ def _confirmed(data: Mapping[str, Any]) -> Iterator[Part]:
                 decimals(one["low"], 1),
                 decimals(one["high"], 1),
                 decimals(one["speed_up"], 2),
-                decimals(one["estimate"], 1),
+                decimals(one["estimate"] or data["plain_estimate"], 1),
                 size_text(one["undo_bytes"]) if one["undo_bytes"] else "0",
                 "n/a" if data["synthetic"] else f"{one['same']}/{one['n_prompts']}",
             )
@@ -195,3 +197,17 @@ def _rules(data: Mapping[str, Any]) -> Iterator[Part]:
     if data["unmeasured_widths"]:
         widths = ", ".join(map(str, data["unmeasured_widths"]))
         yield Note(f"Passes of {widths} tokens were not measured; their time is interpolated.")
+
+
+def _trials(data: Mapping[str, Any]) -> Iterator[Part]:
+    rows = data.get("trials", [])
+    if rows:
+        names = [name for name in rows[0] if name != "tokens_per_second"]
+        yield Table(
+            (*names, "tok/s"),
+            [
+                (*(str(row[name]) for name in names), decimals(row["tokens_per_second"], 1))
+                for row in rows[:_MOST_TRIALS]
+            ],
+        )
+        yield Note("Each was run once: a small lead may be chance.")

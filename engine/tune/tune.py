@@ -159,6 +159,7 @@ def _data(
         "confirmed": [
             _confirmed(one, plain, estimated.get(one.name), session, plan) for one in confirmed
         ],
+        "plain_estimate": _plain_estimate(recordings),
         "rules": [_estimate(one) for one in best_of_rules(found)],
         "by_position": by_position(of_drafter[shown.drafter], shown.n_max),
         "by_category": strict_json(by_category(of_drafter[shown.drafter], shown, plan.prompts)),
@@ -203,3 +204,9 @@ def _estimate(one: Estimate) -> dict[str, Any]:
 
 def _unmeasured(recording: Recording, n_max: int) -> list[int]:
     return list(recording.costs.unmeasured(range(1, n_max + 2))) if recording.costs else []
+
+
+def _plain_estimate(recordings: Sequence[Recording]) -> float | None:
+    """Tokens per second of plain decoding as it was recorded."""
+    known = (one.costs.plain_ms for one in recordings if one.costs and one.costs.plain_ms)
+    return next((1e3 / ms for ms in known), None)

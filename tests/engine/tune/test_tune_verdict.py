@@ -65,6 +65,11 @@ def test_each_length_is_confirmed_once_with_its_lowest_good_floor() -> None:
         "draft-mtp, n_max 2, p_min 0.5",
         "suffix, n_max 8",
     ]
+    alone = [one for one in found if one.drafter == "draft-mtp"]
+    more = [*alone, estimate("draft-mtp", 4, 0.0, 94.0), estimate("suffix", 8, 0.0, 9.0)]
+    assert [one.draft.n_max for one in to_confirm(more)] == [3, 2, 8]
+    assert to_confirm(more)[-1].drafter == "suffix"
+    assert len(to_confirm(alone)) == 2
     best = best_of_rules(found)
     assert [one.rule for one in best] == ["survival", "fixed", "fixed"]
 
