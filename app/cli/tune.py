@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.cli import tune_check
 from app.cli.common import add_compute, add_model, check_output, draft_paths, positive, target_path
 from app.cli.files import open_session
 from app.cli.option_arguments import add_options, options_from, reader
@@ -77,6 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     decoding = parser.add_argument_group("decoding")
     for one in grouped(RunOptions, "decoding"):
         add_options(decoding, [one], is_set=one.field != "seed")  # without it, the first prompts
+    group.add_argument(
+        "--check-simulator",
+        action="store_true",
+        help="tune nothing: twelve settings of each drafter with a model, simulated and run "
+        "(--pairs times): how far apart they are",
+    )
     parser.set_defaults(n_predict=N_PREDICT)
     memory = parser.add_argument_group("memory and batches")
     add_sizes(memory)
@@ -148,6 +155,10 @@ def run(args: argparse.Namespace) -> int:
     )
     from app.cli.run import make_prompt
 
+    if args.check_simulator:
+        named = [(one.name, make_prompt(session, args, one.text)) for one in prompts]
+        tune_check.check(args, session, named, base, plan.drafters, _tell)
+        return 0
     tuned = tune(session, plan, lambda text: make_prompt(session, args, text), _tell)
     if args.trials:
         tuned.data["trials"] = _trials(args, session, plan.prompts, base, tuned)

@@ -1,0 +1,87 @@
+"""`draftscope tune --check-simulator`: simulated settings beside real runs of the same."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from engine.files import written_whole
+from engine.tune.lengths import has_floor
+
+if TYPE_CHECKING:
+    from engine.options import Prompt, RunOptions
+    from engine.session import Session
+    from engine.tune.simulator_error import SettingError
+
+_LINE = "{:<{width}} {:>10} {:>10} {:>7} {:>12} {:>12} {:>7}"
+
+
+def check(
+    args: argparse.Namespace,
+    session: Session,
+    prompts: Sequence[tuple[str, Prompt]],
+    base: RunOptions,
+    drafters: Sequence[str],
+    tell: Callable[[str], None],
+) -> None:
+    """Measure, print, and write where --json says. Of the drafters, those that have a floor."""
+    from engine.bench.environment import environment
+    from engine.tune.simulator_error import simulator_error
+
+    data: dict[str, Any] = {
+        "kind": "draftscope simulator check",
+        "version": 1,
+        "model": session.identity,
+        "environment": environment(),
+        "options": asdict(base),
+        "drafters": {},
+    }
+    for drafter in filter(has_floor, drafters):
+        found = simulator_error(
+            session,
+            prompts,
+            base,
+            drafter,
+            repeats=args.pairs,
+            rates=args.spec_synth_rates,
+            report=tell,
+        )
+        print("\n".join(check_lines(drafter, found)))
+        data["drafters"][drafter] = [asdict(one) for one in found]
+    if args.json is not None:
+        text = json.dumps(data, ensure_ascii=False, indent=2) + "\n"
+        with written_whole(args.json) as part:
+            part.write_text(text, encoding="utf-8")
+        tell(f"results written to {args.json}")
+
+
+def check_lines(drafter: str, found: Sequence[SettingError]) -> Iterator[str]:
+    """One line for each setting, the medians of the errors, and what following the simulator would
+    have cost."""
+    width = max(len(one.setting.name) for one in found)
+    yield _LINE.format(
+        drafter, "tok/s", "simulated", "error", "tok/round", "simulated", "error", width=width
+    )
+    for one in found:
+        yield _LINE.format(
+            one.setting.name,
+            f"{one.real:.1f}",
+            f"{one.simulated:.1f}",
+            f"{100 * one.error:+.1f} %",
+            f"{one.real_per_round:.3f}",
+            f"{one.simulated_per_round:.3f}",
+            f"{100 * one.error_per_round:+.1f} %",
+            width=width,
+        )
+    speed = median(abs(one.error) for one in found)
+    per_round = median(abs(one.error_per_round) for one in found)
+    yield f"median error: {100 * speed:.1f} % in speed, {100 * per_round:.1f} % in tokens per round"
+    best, chosen = max(found, key=lambda one: one.real), max(found, key=lambda one: one.simulated)
+    yield (
+        f"fastest: {best.setting.name}; by the simulator: {chosen.setting.name}, which ran at "
+        f"{100 * chosen.real / best.real:.1f} % of the fastest"
+    )
