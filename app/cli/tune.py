@@ -232,8 +232,8 @@ def _trials(
     options = base
     if tuned.chosen is not None:
         options = drafting(base, tuned.chosen, rates=args.spec_synth_rates)
-    named = [(one.name, make_prompt(session, args, one.text)) for one in prompts]
-    return search(session, named, options, args.trials, _tell)
+    texts = [make_prompt(session, args, one.text) for one in prompts]
+    return search(session, texts, options, args.trials, _tell)
 
 
 def _write(args: argparse.Namespace, tuned: Tuned, target: Path) -> None:

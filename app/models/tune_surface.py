@@ -11,7 +11,7 @@ import numpy as np
 from app.models.heat_map import BEST, CURRENT, HeatMap
 from app.models.number_text import significant
 from engine.trace.run_ref import RunRef
-from engine.trace.what_if.costs import RoundCosts
+from engine.trace.what_if.costs import LEAST_TIMES, RoundCosts
 from engine.trace.what_if.recorded import RecordedRounds
 from engine.trace.what_if.rules import FLOORS, RULES
 from engine.trace.what_if.simulation import ASSUMPTIONS
@@ -19,8 +19,6 @@ from engine.trace.what_if.surface import Surface, surface
 
 MOST_ROUNDS = 4000
 """That a surface is estimated from, the newest ones."""
-_FEW = 4
-"""Passes of a width, fewer of which may be far from the usual."""
 _ALL_UP_TO, _MOST_LENGTHS = 16, 20
 _FLOORED = ("fixed", "accepted-mean", "switch-off")
 """Rules that p_min matters to."""
@@ -82,7 +80,7 @@ def _rare(costs: RoundCosts | None, widest: int) -> tuple[int, ...]:
     if costs is None:
         return ()
     passes = zip(costs.verify.at.tolist(), costs.verify.n.tolist(), strict=True)
-    return tuple(width for width, n in passes if width <= widest and n < _FEW)
+    return tuple(width for width, n in passes if width <= widest and n < LEAST_TIMES)
 
 
 def recorded_setting(run: RunRef) -> tuple[int, float]:
@@ -147,9 +145,10 @@ def note(found: TuneSurface) -> str:
     rounds = f"{found.n_rounds:,} round{'' if found.n_rounds == 1 else 's'}"
     words = f"Estimated from {rounds}."
     if rare := found.rare_widths:
-        words += f" Passes of {_listed(rare)} tokens were timed fewer than {_FEW} times."
+        words += f" Passes of {_listed(rare)} tokens were timed fewer than {LEAST_TIMES} times."
     if missing := found.surface.unmeasured_widths:
-        words += f" No pass of {_listed(missing)} tokens was timed: it is taken from the others."
+        words += f" Passes of {_listed(missing)} tokens were not timed {LEAST_TIMES} times: "
+        words += "they are taken to cost what their neighbours do."
     if found.recorded_floor > 0:
         words += f" Below p_min {found.recorded_floor:g} nothing was recorded."
     return f"{words} Assumed: {'; '.join(ASSUMPTIONS)}."

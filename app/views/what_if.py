@@ -234,7 +234,9 @@ def _note(result: WhatIf) -> str:
     words = "Assumed: " + "; ".join(ASSUMPTIONS)
     if result.unmeasured_widths:
         widths = ", ".join(map(str, result.unmeasured_widths))
-        words += f"; no row verified {widths} tokens, their cost is taken from the nearest widths"
+        words += (
+            f"; few rows or none verified {widths} tokens, which cost what the nearest widths do"
+        )
     return f"{words}."
 
 

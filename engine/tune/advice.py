@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from engine.bench.request import PLAIN
-from engine.bench.suite_report import round_costs
 from engine.memory.policies import memory_sizes
 from engine.model.info import ModelInfo
 from engine.options import RunOptions
@@ -59,12 +58,28 @@ def verdict(confirmed: Sequence[Confirmed]) -> Verdict:
 
 
 def costs_of(one: Confirmed, plain: Confirmed) -> dict[str, Any]:
-    """Where a configuration's time went and what acceptance it takes to pay, as `bench` tells it
-    (engine.bench.suite_report.round_costs), with the acceptance that was measured."""
-    drafted = sum(request.draft_n for request in one.requests)
-    accepted = sum(request.draft_n_accepted for request in one.requests)
-    known = round_costs(one.requests, plain.requests) or {}
-    return {**known, "acceptance": accepted / drafted if drafted else None}
+    """Where a configuration's time went, per round, the acceptance it had, and the one from which
+    it pays at that cost, above 1 where it cannot; empty where nothing was decoded."""
+    rounds = sum(run.n_rounds for run in one.runs)
+    plain_tokens = sum(run.n_tokens for run in plain.runs)
+    if not rounds or not plain_tokens:
+        return {}
+    drafted, ms = sum(run.drafted for run in one.runs), sum(run.ms for run in one.runs)
+    draft_ms = sum(run.draft_ms for run in one.runs)
+    verify_ms = sum(run.verify_ms for run in one.runs)
+    plain_ms = sum(run.ms for run in plain.runs) / plain_tokens
+    needed = ms / rounds / plain_ms
+    return {
+        "acceptance": sum(run.accepted for run in one.runs) / drafted if drafted else None,
+        "break_even_acceptance": (needed - 1) * rounds / drafted if drafted else None,
+        "break_even_tokens": needed,
+        "tokens_per_round": sum(run.n_tokens for run in one.runs) / rounds,
+        "round_ms": ms / rounds,
+        "draft_ms": draft_ms / rounds,
+        "verify_ms": verify_ms / rounds,
+        "rest_ms": (ms - draft_ms - verify_ms) / rounds,
+        "plain_step_ms": plain_ms,
+    }
 
 
 def by_position(recording: Recording, n_max: int) -> list[dict[str, Any]]:

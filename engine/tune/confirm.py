@@ -1,21 +1,23 @@
 """Real runs of a few settings beside plain decoding, in alternation.
 
-Within a round of measurements every prompt is decoded in every configuration, and which one is
-first changes from prompt to prompt, so what else the machine does hits them alike. A round gives
-one speed for each configuration; two configurations are compared round by round with a sign test,
-which assumes nothing about how times are distributed.
+In a round of measurements every configuration decodes all prompts, one after another in one slot,
+and which one is first changes from round to round, so what else the machine does hits them alike. A
+round gives one speed for each configuration; two configurations are compared round by round with a
+sign test, which assumes nothing about how times are distributed.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 from typing import TYPE_CHECKING
 
-from engine.bench.request import PLAIN, Configuration, RequestResult, measure_request
-from engine.options import Prompt
+from engine.bench.request import PLAIN, Configuration, run_to_end
+from engine.options import Prompt, RunOptions
+from engine.trace.records import MISSING
+from engine.trace.timings import summary
 
 if TYPE_CHECKING:
     from engine.session import Session
@@ -25,15 +27,35 @@ SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
+class TimedRun:
+    """All prompts decoded once. tokens: of each prompt. n_tokens: behind the free first ones.
+    *_ms: behind the prompts, milliseconds: of all, of drafting, of the target's passes."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    n_tokens: int
+    ms: float
+    draft_ms: float
+    verify_ms: float
+    n_rounds: int
+    drafted: int
+    accepted: int
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second, 0 where nothing was timed."""
+        return 1e3 * self.n_tokens / self.ms if self.ms else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Confirmed:
     """One configuration. speeds: tokens per second, one for each round. same: prompts whose tokens
-    are plain decoding's. requests: of all rounds, prompt by prompt."""
+    are plain decoding's. runs: one for each round."""
 
     name: str
     speeds: tuple[float, ...]
     same: int
     n_prompts: int
-    requests: tuple[RequestResult, ...]
+    runs: tuple[TimedRun, ...]
 
     @property
     def median(self) -> float:
@@ -70,45 +92,49 @@ class Comparison:
 
 def confirm(
     session: Session,
-    prompts: Sequence[tuple[str, Prompt]],
+    prompts: Sequence[Prompt],
     configurations: Sequence[Configuration],
     pairs: int,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Confirmed]:
-    """Measure. configurations: the plain one first. pairs: rounds. report: is told requests done
-    and in all. Raises what Session.start raises."""
+    """Measure. configurations: the plain one first. pairs: rounds. report: is told runs done and
+    in all. Raises what Session.start raises."""
     if [one.name for one in configurations[:1]] != [PLAIN]:
         raise ValueError("the first configuration is not the plain one")
-    taken: dict[str, list[list[RequestResult]]] = {one.name: [] for one in configurations}
-    total, done = pairs * len(prompts) * len(configurations), 0
+    taken: dict[str, list[TimedRun]] = {one.name: [] for one in configurations}
+    total, done = pairs * len(configurations), 0
     for number in range(pairs):
-        for rows in taken.values():
-            rows.append([])
-        for i, (name, prompt) in enumerate(prompts):
-            first = (number + i) % len(configurations)
-            for one in [*configurations[first:], *configurations[:first]]:
-                taken[one.name][-1].append(measure_request(session, prompt, name, one))
-                done += 1
-                report(done, total)
-    plain = [request.tokens for request in taken[PLAIN][0]]
-    return [_confirmed(name, rounds, plain) for name, rounds in taken.items()]
+        first = number % len(configurations)
+        for one in [*configurations[first:], *configurations[:first]]:
+            taken[one.name].append(timed_run(session, prompts, one.options))
+            done += 1
+            report(done, total)
+    plain = taken[PLAIN][0].tokens
+    return [_confirmed(name, runs, plain) for name, runs in taken.items()]
 
 
-def _confirmed(
-    name: str, rounds: Sequence[Sequence[RequestResult]], plain: Sequence[tuple[int, ...]]
-) -> Confirmed:
-    same = sum(
-        all(requests[i].tokens == tokens for requests in rounds) for i, tokens in enumerate(plain)
+def timed_run(session: Session, prompts: Sequence[Prompt], options: RunOptions) -> TimedRun:
+    """Decode prompts one after another in one slot. Raises what Session.start raises."""
+    run = session.start(prompts, replace(options, parallel=1))
+    run_to_end(run)
+    figures = summary(run.trace, run.run_id)
+    phases = figures["phase_ms"]
+    tokens = tuple(tuple(result.tokens) for result in run.results())
+    return TimedRun(
+        tokens,
+        sum(max(len(of_prompt) - 1, 0) for of_prompt in tokens),
+        figures["predicted_ms"],
+        phases["draft"] or 0.0,
+        phases["verify"] or 0.0,
+        int((run.trace.rounds.column("num_draft_tokens") != MISSING).sum()),
+        figures.get("draft_n", 0),
+        figures.get("draft_n_accepted", 0),
     )
-    every = tuple(request for requests in rounds for request in requests)
-    return Confirmed(name, tuple(map(speed, rounds)), same, len(plain), every)
 
 
-def speed(requests: Sequence[RequestResult]) -> float:
-    """Tokens per second over requests, the free first token of each left out; 0 where nothing was
-    timed."""
-    ms = sum(request.predicted_ms for request in requests)
-    return 1e3 * sum(request.predicted_n - 1 for request in requests) / ms if ms else 0.0
+def _confirmed(name: str, runs: Sequence[TimedRun], plain: Sequence[tuple[int, ...]]) -> Confirmed:
+    same = sum(all(run.tokens[i] == tokens for run in runs) for i, tokens in enumerate(plain))
+    return Confirmed(name, tuple(run.speed for run in runs), same, len(plain), tuple(runs))
 
 
 def compare(a: Confirmed, b: Confirmed) -> Comparison:

@@ -138,10 +138,8 @@ def _shorter(options: RunOptions, n_tokens: int) -> RunOptions:
 
 
 def _rounds(session: Session, prompts: Sequence[Prompt], options: RunOptions) -> RecordedRounds:
-    """Every prompt alone, one after another."""
-    parts = []
-    for prompt in prompts:
-        run = session.start([prompt], options)
-        run_to_end(run)
-        parts.append(RecordedRounds.of(RunRef(run.trace, run.run_id)))
-    return RecordedRounds.joined(parts)
+    """Every prompt alone, one after another in one slot, as a server has them: what the first pass
+    of a width costs more is paid once."""
+    run = session.start(prompts, options)
+    run_to_end(run)
+    return RecordedRounds.of(RunRef(run.trace, run.run_id))

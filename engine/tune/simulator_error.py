@@ -1,6 +1,6 @@
 """How far the simulator is from real runs: the same settings simulated from one recording and run.
 
-The settings are run in turns, the order changing from prompt to prompt, so what else the machine
+The settings are run in turns, the order changing from round to round, so what else the machine
 does hits them alike; several rounds of them, and their median counts. The recording comes before
 them and knows nothing of them.
 """
@@ -71,12 +71,12 @@ def simulator_error(
         *(Configuration(one.name, drafting(base, one, rates=rates)) for one in settings),
     ]
     report("real runs")
-    ran = confirm(session, prompts, configurations, repeats)
+    ran = confirm(session, texts, configurations, repeats)
     found = []
     for setting, real in zip(settings, ran[1:], strict=True):
         played = outcome(recorded, setting)
-        rounds = sum(request.num_rounds for request in real.requests)
-        tokens = sum(request.predicted_n - 1 for request in real.requests)
+        rounds = sum(run.n_rounds for run in real.runs)
+        tokens = sum(run.n_tokens for run in real.runs)
         found.append(
             SettingError(
                 setting,

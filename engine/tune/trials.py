@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.bench.request import Configuration, measure_request
 from engine.errors import DraftscopeError, OptionError
 from engine.options import ROLLBACK_POLICIES, SPLITS, Prompt, RunOptions
-from engine.tune.confirm import speed
+from engine.tune.confirm import timed_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +32,7 @@ def check_optuna() -> None:
 
 def search(
     session: Session,
-    prompts: Sequence[tuple[str, Prompt]],
+    prompts: Sequence[Prompt],
     options: RunOptions,
     n_trials: int,
     report: Callable[[str], None] = lambda what: None,
@@ -54,8 +53,7 @@ def search(
         try:
             tried = replace(options, rollback=rollback, split=split)
             with _threads(threads):
-                one = Configuration("trial", tried)
-                found = speed([measure_request(session, p, name, one) for name, p in prompts])
+                found = timed_run(session, prompts, tried).speed
         except DraftscopeError as error:
             report(f"trial {trial.number + 1}: {error.message}")
             return 0.0

@@ -107,7 +107,6 @@ def tune(
             for name, setting in settings.items()
         ),
     ]
-    named = [(one.name, prompt) for one, prompt in zip(plan.prompts, prompts, strict=True)]
     begun = perf_counter()
     simulated_s = begun - start - recorded_s
 
@@ -115,7 +114,7 @@ def tune(
         if done % max(1, total // 10) == 0:
             report(f"real runs: {done} of {total}")
 
-    confirmed = confirm(session, named, configurations, plan.pairs, told)
+    confirmed = confirm(session, prompts, configurations, plan.pairs, told)
     times = {"record_s": recorded_s, "simulate_s": simulated_s, "confirm_s": perf_counter() - begun}
     data = _data(session, plan, recordings, found, chosen, confirmed, times)
     return Tuned(recordings, found, settings, confirmed, data)

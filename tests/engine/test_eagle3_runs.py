@@ -31,7 +31,10 @@ from engine.options import (
 )
 from engine.run import Run
 from engine.session import Session
+from resources import DEMO_EAGLE3, DEMO_TARGET
+from tests.support.all_texts import texts_behind, written
 from tests.support.cached_runs import OpenCache, decode_cached, drafted
+from tests.support.chi_square import chi_square
 from tests.support.comparisons import finish
 from tests.support.golden_drafters import TARGETS, drafter_file, drafters, golden_drafter
 from tests.support.golden_files import golden_file
@@ -241,3 +244,11 @@ def test_a_rejected_token_that_stays_is_named():
         assert rules_of(run) == ({"eagle3-stale-row"} if faults else set())
         texts = tokens_of(run)
     assert texts == tokens_of(decode(opened(DENSE), [prompt], replace(options, spec=SpecOptions())))
+
+
+def test_texts_are_distributed_as_by_plain_sampling():
+    demo = Session.open(DEMO_TARGET, DEMO_EAGLE3, compute="f32")
+    prompt = demo.prompt("for i in range(").tokens
+    found, drafted, accepted = written(demo, 150, "draft-eagle3", prompt)
+    assert 0.1 < accepted / drafted < 0.95
+    assert chi_square(found, texts_behind(demo, prompt)) > 1e-2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -17,13 +18,18 @@ OUTCOMES = SamplerOptions(temp=1.0, top_k=3, top_p=1.0, min_p=0.0, repeat_penalt
 
 @cache
 def texts() -> dict[tuple[int, ...], float]:
-    """Every text of four tokens behind the prompt, and how likely plain sampling writes it."""
-    prompt, found = list(prompt_of(MTP).tokens[:4]), {(): 1.0}
+    """`texts_behind` the golden prompt."""
+    return texts_behind(session(MTP), prompt_of(MTP).tokens[:4])
+
+
+def texts_behind(opened: Session, prompt: Sequence[int]) -> dict[tuple[int, ...], float]:
+    """Every text of four tokens behind a prompt, and how likely plain sampling writes it."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(4):
         longer = {}
         for text, p in found.items():
             tokens = [*prompt, *text]
-            row = session(MTP).logits(tokens)[-1].tolist()
+            row = opened.logits(tokens)[-1].tolist()
             for token, q in naive.chain(row, tokens, OUTCOMES).items():
                 longer[*text, token] = p * q
         found = longer
@@ -31,16 +37,17 @@ def texts() -> dict[tuple[int, ...], float]:
 
 
 def written(
-    opened: Session, n: int, drafter: str = "draft-mtp"
+    opened: Session, n: int, drafter: str = "draft-mtp", prompt: Sequence[int] = ()
 ) -> tuple[list[tuple[int, ...]], int, int]:
-    """Texts of as many seeds; drafted tokens and how many of them were accepted."""
+    """Texts of as many seeds behind a prompt, by default the golden one; drafted tokens and how
+    many of them were accepted."""
     spec = SpecOptions((drafter,), accept="rejection")
     options = RunOptions(n_predict=4, n_ctx=16, spec=spec)
     found, counts = [], [0, 0]
+    start = Prompt(tuple(prompt) or prompt_of(MTP).tokens[:4])
     for seed in range(n):
         sampler = replace(OUTCOMES, seed=seed)
-        prompt = Prompt(prompt_of(MTP).tokens[:4])
-        run = decode(opened, [prompt], replace(options, sampler=sampler))
+        run = decode(opened, [start], replace(options, sampler=sampler))
         found.append(tuple(tokens_of(run)[0]))
         for i, name in enumerate(("num_draft_tokens", "num_accepted_draft_tokens")):
             counts[i] += int(run.trace.rounds.column(name)[1:].sum())

@@ -16,6 +16,9 @@ import numpy as np
 
 from engine.trace.what_if.recorded import RecordedRounds
 
+LEAST_TIMES = 4
+"""A number timed less often than that, in warm-up rounds perhaps, is not counted beside others that
+were timed as often."""
 _OUTLIER = 4.0
 """A time so many times the median of its kind is the machine's doing, and not counted,"""
 _FEW = 8
@@ -32,7 +35,8 @@ class CostCurve:
 
     @classmethod
     def of(cls, numbers: np.ndarray, ms: np.ndarray, *, all_count: bool = False) -> CostCurve:
-        """From measured times, [n] each; NaN is not counted, nor are outliers, unless all_count."""
+        """From measured times, [n] each, without NaN, and unless all_count without outliers and
+        numbers that were timed too seldom."""
         known = np.isfinite(ms)
         at, place = np.unique(numbers[known], return_inverse=True)
         values = ms[known]
@@ -42,7 +46,8 @@ class CostCurve:
             if not all_count and len(mine) >= _FEW and (middle := float(np.median(mine))) > 0:
                 mine = mine[mine <= _OUTLIER * middle]
             means[i], counts[i] = mine.mean(), len(mine)
-        return cls(at, means, counts)
+        enough = counts >= (0 if all_count else min(LEAST_TIMES, int(counts.max(initial=0))))
+        return cls(at[enough], means[enough], counts[enough])
 
     @classmethod
     def of_points(cls, points: Mapping[int, float]) -> CostCurve:

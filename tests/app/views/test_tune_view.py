@@ -71,7 +71,7 @@ def test_what_is_pointed_at_and_chosen(window: MainWindow, qtbot: QtBot, run: Ru
     assert view.headline.text().startswith("Best: n_max ")
     assert "Now: n_max 4, p_min 0 →" in view.headline.text()
     assert view.note.text().startswith(
-        "Estimated from 150 rounds. No pass of 1, 2, 3, 4 tokens was timed"
+        "Estimated from 150 rounds. Passes of 1, 2, 3, 4 tokens were not timed"
     )
     view.grid.setFocus()
     qtbot.keyClick(view.grid, Qt.Key.Key_Left)

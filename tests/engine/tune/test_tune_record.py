@@ -102,7 +102,7 @@ def test_trials_are_real_runs_the_fastest_first(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "optuna", fake)
     options = drafting(BASE, DraftSetting("draft-mtp", 2))
     said: list[str] = []
-    rows = search(session(NAME), [("p", prompt_of(NAME))], options, 2, said.append)
+    rows = search(session(NAME), [prompt_of(NAME)], options, 2, said.append)
     assert asked[0]["rollback"] == "planes"  # what is in use is tried first
     assert {row["rollback"] for row in rows} == {"planes", "ring"}
     assert rows[0]["tokens_per_second"] >= rows[1]["tokens_per_second"] > 0

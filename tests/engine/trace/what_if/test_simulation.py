@@ -151,3 +151,11 @@ def test_a_surface_has_every_pair() -> None:
     row, column = found.best
     assert found.tokens_per_second[row, column] == np.nanmax(found.tokens_per_second)
     assert (found.speed_up > 0).all()
+
+
+def test_a_width_timed_in_warm_up_alone_is_not_believed() -> None:
+    rounds = recorded([(1, 1, 900.0), *[(3, 2, 40.0)] * 6])
+    costs = RoundCosts.measured(rounds)
+    assert costs is not None
+    assert costs.verify(np.array([1, 2, 3, 4])).tolist() == [40.0] * 4
+    assert costs.unmeasured(range(1, 5)) == (1, 2, 3)
