@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,9 @@ LONGEST = 16
 _LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _COST_PROMPTS = 2
 _COST_TOKENS = 64
+_COST_PASSES = 4
+_COST_S = 4.0
+"""Seconds after which there is no further pass."""
 _LEAST_FLOOR = 1e-6
 """No token is below it, but the drafter looks at every step."""
 _FEW = 4
@@ -72,10 +76,10 @@ def record(
         report(f"{drafter}: what rounds of each length cost")
         parts[drafter] = rounds, _cost_rounds(session, prompts, base, drafter, longest, rates)
     widths = [cost for _, cost in parts.values()]
-    shared = RoundCosts.measured(RecordedRounds.joined([*widths, plain_rounds]), all_count=True)
+    shared = RoundCosts.measured(RecordedRounds.joined([*widths, plain_rounds]))
     found = []
     for drafter, (rounds, cost) in parts.items():
-        costs = RoundCosts.measured(cost, plain_rounds, all_count=True)
+        costs = RoundCosts.measured(cost, plain_rounds)
         if costs and shared:
             costs = replace(
                 costs,
@@ -87,7 +91,7 @@ def record(
             rounds_by_floor = _cost_rounds(
                 session, prompts, base, drafter, longest, (), _LEAST_FLOOR
             )
-            by_floor = RoundCosts.measured(rounds_by_floor, all_count=True)
+            by_floor = RoundCosts.measured(rounds_by_floor)
             costs = replace(
                 costs, draft_by_floor=by_floor.draft.trusted(_FEW) if by_floor else None
             )
@@ -122,13 +126,21 @@ def _cost_rounds(
     rates: Sequence[float],
     p_min: float = 0.0,
 ) -> RecordedRounds:
+    """Rounds of every length, the lengths in turn, so that what else the machine does hits them
+    alike; several passes as long as they are short."""
     few = _shorter(base, _COST_TOKENS)
-    parts = []
-    for i, n_max in enumerate(n for n in _LENGTHS if n <= longest):
-        chosen = [prompts[(i * _COST_PROMPTS + j) % len(prompts)] for j in range(_COST_PROMPTS)]
-        options = drafting(few, DraftSetting(drafter, n_max, p_min), rates=rates)
-        _rounds(session, chosen[:1], _shorter(options, _WARM_UP_TOKENS))  # compiles kernels
-        parts.append(_rounds(session, chosen, options))
+    lengths = [n for n in _LENGTHS if n <= longest]
+    options = [drafting(few, DraftSetting(drafter, n, p_min), rates=rates) for n in lengths]
+    for one in options:  # compiles kernels
+        _rounds(session, prompts[:1], _shorter(one, _WARM_UP_TOKENS))
+    parts, begun = [], perf_counter()
+    for again in range(_COST_PASSES):
+        for i, one in enumerate(options):
+            first = (again * len(options) + i) * _COST_PROMPTS
+            chosen = [prompts[(first + j) % len(prompts)] for j in range(_COST_PROMPTS)]
+            parts.append(_rounds(session, chosen, one))
+        if perf_counter() - begun > _COST_S:
+            break
     return RecordedRounds.joined(parts)
 
 

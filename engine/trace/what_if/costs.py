@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -106,13 +105,12 @@ class RoundCosts:
 
     @classmethod
     def measured(
-        cls, rounds: RecordedRounds, plain: RecordedRounds | None = None, *, all_count: bool = False
+        cls, rounds: RecordedRounds, plain: RecordedRounds | None = None
     ) -> RoundCosts | None:
         """From rounds that have times; None where they lack them.
 
         plain: rounds of plain decoding. Without them, a plain round is one without a draft, less
         the look for it; where none was recorded, the pass of one token that `verify` tells.
-        all_count: outliers too, for rounds that begin as real runs do, slow ones at first.
         """
         if not rounds.is_timed:
             return None
@@ -120,18 +118,17 @@ class RoundCosts:
         has_draft, tried = rounds.verified > 0, rounds.steps > 0
         kept = rounds.accepted + 1
         undo = phases["rollback"] + phases["restore"] + phases["replay"]
-        curve = partial(CostCurve.of, all_count=all_count)
-        verify = curve(rounds.width, phases["verify"])
-        sample = curve(rounds.width, phases["sample"])
-        other = _mean(phases["other"], all_count)
+        verify = CostCurve.of(rounds.width, phases["verify"])
+        sample = CostCurve.of(rounds.width, phases["sample"])
+        other = _mean(phases["other"])
         costs = cls(
-            draft=curve(rounds.steps[tried], phases["draft"][tried]).from_nothing(),
+            draft=CostCurve.of(rounds.steps[tried], phases["draft"][tried]).from_nothing(),
             verify=verify,
             sample=sample,
             save=CostCurve.of(rounds.width[has_draft], phases["save"][has_draft]),
             # a restore among rollbacks is no outlier
             undo=CostCurve.of(kept[rounds.is_undone], undo[rounds.is_undone], all_count=True),
-            draft_0=_mean(phases["draft"][~tried], all_count),
+            draft_0=_mean(phases["draft"][~tried]),
             other=other,
             plain_ms=0.0,
         )
@@ -139,7 +136,7 @@ class RoundCosts:
         plain_ms = float(verify(one)[0] + sample(one)[0]) + other
         if plain is not None and plain.is_timed:
             total = sum(np.nan_to_num(ms) for ms in plain.phases.values())
-            plain_ms = _mean(np.asarray(total), all_count)
+            plain_ms = _mean(np.asarray(total))
         return costs.with_plain(plain_ms)
 
     def with_plain(self, plain_ms: float) -> RoundCosts:
@@ -156,8 +153,8 @@ class RoundCosts:
         return tuple(sorted(set(widths).difference(self.verify.at.tolist())))
 
 
-def _mean(ms: np.ndarray, all_count: bool) -> float:
+def _mean(ms: np.ndarray) -> float:
     if not len(ms):
         return 0.0
-    curve = CostCurve.of(np.zeros(len(ms), np.int64), ms, all_count=all_count)
+    curve = CostCurve.of(np.zeros(len(ms), np.int64), ms)
     return float(curve.ms[0])
