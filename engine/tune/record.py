@@ -138,7 +138,9 @@ def _cost_rounds(
         for i, one in enumerate(options):
             first = (again * len(options) + i) * _COST_PROMPTS
             chosen = [prompts[(first + j) % len(prompts)] for j in range(_COST_PROMPTS)]
-            parts.append(_rounds(session, chosen, one))
+            rounds = _rounds(session, chosen, one)
+            # the end of a text cuts drafts to lengths that no pass has had before, a slow one
+            parts.append(rounds.where(rounds.was_full))
         if perf_counter() - begun > _COST_S:
             break
     return RecordedRounds.joined(parts)

@@ -8,7 +8,7 @@ synthetic acceptance it stays unknown.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,16 @@ class RecordedRounds:
         order = order if newest is None else order[-newest:]
         order = order[np.argsort(rows["seq_id"][order], kind="stable")]
         return _from_rows(run, rows, order)
+
+    def where(self, chosen: np.ndarray) -> RecordedRounds:
+        """Some of the rounds, bool [n], to look at their times: the texts have gaps then."""
+        kept: dict[str, Any] = {
+            field.name: getattr(self, field.name)[chosen]
+            for field in fields(self)
+            if field.name not in ("phases", "ends_at_limit", "is_independent")
+        }
+        phases = {name: ms[chosen] for name, ms in self.phases.items()}
+        return replace(self, **kept, phases=phases)
 
     @classmethod
     def joined(cls, parts: list[RecordedRounds]) -> RecordedRounds:
