@@ -85,7 +85,8 @@ class RoundCosts:
     """Curves by: draft, drafter's steps (0 at 0, and in proportion beyond those measured); verify,
     sample, save, width; undo, kept tokens. draft_0: looking for a draft that was not found; other:
     the rest of a round, ms. plain_ms: a round of plain decoding, ms, without a drafter.
-    draft_by_floor: like draft, under a p_min, which every step waits for; None = the same."""
+    draft_by_floor: like draft, under a p_min, which every step waits for; None = the same.
+    begin_ms: what the first draft of a text takes beyond that, as the drafter reads the prompt."""
 
     draft: CostCurve
     verify: CostCurve
@@ -96,6 +97,7 @@ class RoundCosts:
     other: float
     plain_ms: float
     draft_by_floor: CostCurve | None = None
+    begin_ms: float = 0.0
 
     @classmethod
     def free(cls) -> RoundCosts:
@@ -115,22 +117,29 @@ class RoundCosts:
         if not rounds.is_timed:
             return None
         phases = {name: np.nan_to_num(ms) for name, ms in rounds.phases.items()}
-        has_draft, tried = rounds.verified > 0, rounds.steps > 0
+        has_draft, is_first = rounds.verified > 0, rounds.start == 0
+        tried = (rounds.steps > 0) & ~is_first
+        began = (rounds.steps > 0) & is_first
+        if not tried.any():
+            tried, began = began, tried
+        draft = CostCurve.of(rounds.steps[tried], phases["draft"][tried]).from_nothing()
+        more = phases["draft"][began] - draft(rounds.steps[began])
         kept = rounds.accepted + 1
         undo = phases["rollback"] + phases["restore"] + phases["replay"]
         verify = CostCurve.of(rounds.width, phases["verify"])
         sample = CostCurve.of(rounds.width, phases["sample"])
         other = _mean(phases["other"])
         costs = cls(
-            draft=CostCurve.of(rounds.steps[tried], phases["draft"][tried]).from_nothing(),
+            draft=draft,
             verify=verify,
             sample=sample,
             save=CostCurve.of(rounds.width[has_draft], phases["save"][has_draft]),
             # a restore among rollbacks is no outlier
             undo=CostCurve.of(kept[rounds.is_undone], undo[rounds.is_undone], all_count=True),
-            draft_0=_mean(phases["draft"][~tried]),
+            draft_0=_mean(phases["draft"][rounds.steps == 0]),
             other=other,
             plain_ms=0.0,
+            begin_ms=max(float(more.mean()), 0.0) if len(more) else 0.0,
         )
         one = np.ones(1, np.int64)
         plain_ms = float(verify(one)[0] + sample(one)[0]) + other

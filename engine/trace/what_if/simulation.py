@@ -81,7 +81,7 @@ def simulate(
     has_floor = np.array([setting.get("p_min", 0) > 0 for setting in settings], bool)[of]
     chooser = rule.make(inputs, settings)
     table = _Prices(timed, max(n_max, places.confidence.shape[1]) + 1)
-    at, end = np.tile(begins, m), np.tile(ends, m)
+    at, end, text_of = np.tile(begins, m), np.tile(ends, m), np.tile(text, m)
     sums = {name: np.zeros(len(of)) for name in _SUMS}
     walkers = np.flatnonzero(at < end)
     while len(walkers):
@@ -94,6 +94,8 @@ def simulate(
             onward = tokens = np.minimum(accepted + 1, end[walkers] - here)
         chooser.learn(walkers, verified, accepted)
         draft, verify, rest = table.of(verified, steps, accepted, has_floor[walkers])
+        begins_text = (here == places.begins[text_of[walkers]]) & (steps > 0)
+        draft = draft + timed.begin_ms * begins_text
         sums["tokens"][walkers] += tokens
         sums["rounds"][walkers] += 1
         sums["drafted"][walkers] += verified
@@ -104,7 +106,7 @@ def simulate(
         at[walkers] = here + onward
         walkers = walkers[at[walkers] < end[walkers]]
     n_texts = len(places.begins)
-    cell = of * n_texts + np.tile(text, m)
+    cell = of * n_texts + text_of
     return Outcomes(
         tuple(settings),
         **{
