@@ -80,6 +80,7 @@ class EngineNews(QObject):
             panels.breaks.show_hit(None)
         else:
             self._feed.stop()
+            panels.model_map.server.refresh()  # its counters may have come before the last rounds
         self._end_progress()
         if state is State.READY:
             panels.run_panel.set_compute(self._bridge.compute_asked)

@@ -31,6 +31,7 @@ class ServerPage(QScrollArea):
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._server: ServerConnected | None = None
+        self._status = ServerSeen()
         self._first_run = 0
         """The first of the store's runs since the connection."""
         self._labels = {name: _value() for name in _FACTS}
@@ -66,6 +67,12 @@ class ServerPage(QScrollArea):
 
     def set_status(self, status: ServerSeen) -> None:
         """Show how it is now."""
+        self._status = status
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Show it again, when more has been recorded since."""
+        status = self._status
         if self._server is None:
             return
         told = known_facts(self._server.facts, status.slots)
