@@ -32,6 +32,8 @@ _ITS_FEATURES = (
 # LLVM would join words with its insertq, which waits until AVX's instructions are through
 _SLOW = ("sse4a",)
 _NEEDED = ("avx2", "bmi2", "f16c", "fma")
+# They have vectors of 512 bits, and compute each as two of 256
+_HALVING = ("znver4",)
 # Each library asks the processor itself, when it is loaded or first used
 _LIBRARIES = {
     "ATEN_CPU_CAPABILITY": "avx2",
@@ -72,6 +74,12 @@ def vnni_bits() -> int:
     if all(has_feature(name) for name in ("avx512vnni", "avx512bw", "avx512vl")):
         return 512
     return 256 if has_feature("avxvnni") else 0
+
+
+def halves_512_bits() -> bool:
+    """Whether vectors of 512 bits are computed in two halves here, so that they save instructions
+    but no time in which products are computed."""
+    return target().name in _HALVING
 
 
 def processor_name() -> str:

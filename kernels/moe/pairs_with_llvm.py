@@ -18,7 +18,6 @@ from kernels.integer_blocks.row_vectors_with_llvm import layout_for
 from kernels.llvm import Code, Program, Value
 from kernels.llvm.values import I64
 from kernels.moe.places import ExpertPlaces
-from kernels.processor import vnni_bits
 
 # weight rows of a task
 CHUNK = 64
@@ -31,7 +30,7 @@ def multiply_pairs(x: torch.Tensor, ids: torch.Tensor, places: ExpertPlaces) -> 
     """
     n_rows, n_used = ids.shape
     n_in, n_pairs = x.shape[1], n_rows * n_used
-    vnni = vnni_bits()
+    vnni = one_matrix.bits_for(1)
     layout = layout_for(places.type, 1, vnni=vnni)
     x = x.contiguous()
     rows = torch.empty(n_rows * layout.tile_bytes(-(-n_in // STRETCH)), dtype=torch.uint8)
