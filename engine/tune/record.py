@@ -79,7 +79,8 @@ def record(
     shared = RoundCosts.measured(RecordedRounds.joined([*widths, plain_rounds]))
     found = []
     for drafter, (rounds, cost) in parts.items():
-        costs = RoundCosts.measured(cost, plain_rounds)
+        # the recording itself tells what reading a prompt takes, and drafts at every place
+        costs = RoundCosts.measured(RecordedRounds.joined([cost, rounds]), plain_rounds)
         if costs and shared:
             costs = replace(
                 costs,

@@ -207,5 +207,9 @@ def _unmeasured(recording: Recording, n_max: int) -> list[int]:
 
 def _plain_estimate(recordings: Sequence[Recording]) -> float | None:
     """Tokens per second of plain decoding as it was recorded."""
-    known = (one.costs.plain_ms for one in recordings if one.costs and one.costs.plain_ms)
-    return next((1e3 / ms for ms in known), None)
+    known = (
+        one.costs.plain_speed(int(one.rounds.emitted.sum()))
+        for one in recordings
+        if one.costs and one.costs.plain_ms
+    )
+    return next(known, None)

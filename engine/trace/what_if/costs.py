@@ -4,15 +4,17 @@ A round is drafting, by the number of steps the drafter does; a forward pass, by
 sampling, by width; saving a checkpoint, by width; undoing, by the tokens that stay, since a restore
 decodes them again; and what no phase counts. Each is the mean of the rounds measured at that
 number, a straight line between two that were measured. `unmeasured` tells which numbers were not.
+What the first rounds of a kind in a run take beyond that stands by itself (first_times).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from engine.trace.what_if.first_times import BEGINS, N_KINDS, SEEN, FirstTimes, typical
 from engine.trace.what_if.recorded import RecordedRounds
 
 LEAST_TIMES = 4
@@ -86,7 +88,8 @@ class RoundCosts:
     sample, save, width; undo, kept tokens. draft_0: looking for a draft that was not found; other:
     the rest of a round, ms. plain_ms: a round of plain decoding, ms, without a drafter.
     draft_by_floor: like draft, under a p_min, which every step waits for; None = the same.
-    begin_ms: what the first draft of a text takes beyond that, as the drafter reads the prompt."""
+    begin_ms: what the first draft of a text takes beyond that, as the drafter reads the prompt.
+    first: what rounds take beyond all that where a run does something for the first time."""
 
     draft: CostCurve
     verify: CostCurve
@@ -98,6 +101,7 @@ class RoundCosts:
     plain_ms: float
     draft_by_floor: CostCurve | None = None
     begin_ms: float = 0.0
+    first: FirstTimes = field(default_factory=FirstTimes.none)
 
     @classmethod
     def free(cls) -> RoundCosts:
@@ -117,17 +121,30 @@ class RoundCosts:
         if not rounds.is_timed:
             return None
         phases = {name: np.nan_to_num(ms) for name, ms in rounds.phases.items()}
-        has_draft, is_first = rounds.verified > 0, rounds.start == 0
-        tried = (rounds.steps > 0) & ~is_first
-        began = (rounds.steps > 0) & is_first
+        has_draft, drafts = rounds.verified > 0, rounds.steps > 0
+        begins = rounds.reads == BEGINS
+        tried = _known(drafts & ~begins, rounds.nth_read)
         if not tried.any():
-            tried, began = began, tried
+            tried = drafts
         draft = CostCurve.of(rounds.steps[tried], phases["draft"][tried]).from_nothing()
-        more = phases["draft"][began] - draft(rounds.steps[began])
+        more = phases["draft"] - draft(rounds.steps)
+        began = _known(drafts & begins, rounds.nth_read)
+        begin_ms = max(float(np.median(more[began])), 0.0) if began.any() else 0.0
+        more = more - begin_ms * begins
         kept = rounds.accepted + 1
         undo = phases["rollback"] + phases["restore"] + phases["replay"]
-        verify = CostCurve.of(rounds.width, phases["verify"])
+        known = _known(np.ones(len(rounds), bool), rounds.nth_pass)
+        verify = CostCurve.of(rounds.width[known], phases["verify"][known])
         sample = CostCurve.of(rounds.width, phases["sample"])
+        first = FirstTimes(
+            typical(phases["verify"] - verify(rounds.width), rounds.nth_pass),
+            np.array(
+                [
+                    typical(more[chosen], rounds.nth_read[chosen])
+                    for chosen in (drafts & (rounds.reads == kind) for kind in range(N_KINDS))
+                ]
+            ),
+        )
         other = _mean(phases["other"])
         costs = cls(
             draft=draft,
@@ -139,7 +156,8 @@ class RoundCosts:
             draft_0=_mean(phases["draft"][rounds.steps == 0]),
             other=other,
             plain_ms=0.0,
-            begin_ms=max(float(more.mean()), 0.0) if len(more) else 0.0,
+            begin_ms=begin_ms,
+            first=first,
         )
         one = np.ones(1, np.int64)
         plain_ms = float(verify(one)[0] + sample(one)[0]) + other
@@ -147,6 +165,11 @@ class RoundCosts:
             total = sum(np.nan_to_num(ms) for ms in plain.phases.values())
             plain_ms = _mean(np.asarray(total))
         return costs.with_plain(plain_ms)
+
+    def plain_speed(self, n_tokens: int) -> float:
+        """Tokens per second of a run of so many by plain decoding; NaN without a time."""
+        ms = n_tokens * self.plain_ms
+        return 1e3 * n_tokens / (ms + float(self.first.passes.sum())) if ms else float("nan")
 
     def with_plain(self, plain_ms: float) -> RoundCosts:
         """The same with another time of a plain round."""
@@ -160,6 +183,12 @@ class RoundCosts:
     def unmeasured(self, widths: Iterable[int]) -> tuple[int, ...]:
         """Of these widths, those that no pass had: their time is taken from the nearest."""
         return tuple(sorted(set(widths).difference(self.verify.at.tolist())))
+
+
+def _known(rounds: np.ndarray, nth: np.ndarray) -> np.ndarray:
+    """Of rounds, bool [n], those that did nothing for the first time; all where none is such."""
+    settled = rounds & (nth >= SEEN)
+    return settled if settled.any() else rounds
 
 
 def _mean(ms: np.ndarray) -> float:

@@ -17,6 +17,7 @@ from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
 from engine.trace.round_rows import RoundRows
 from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
+from engine.trace.what_if.first_times import BEGINS, N_KINDS, SEEN, occurrences, reading_kind
 
 _DRAFTED_KINDS = ("accepted", "rejected", "ignored", "replacement", "bonus", "target")
 _LONGEST = 1024
@@ -34,7 +35,9 @@ class RecordedRounds:
     right. is_final: whether the next one is known to be wrong; else what a longer draft would have
     brought is not known. was_full: the draft ended only because no more tokens were asked for.
     steps: what the drafter did for it, a token below p_min included. width: of the verify batch.
-    is_undone: whether a rollback, restore or replay was needed. confidence: float [n, k], NaN where
+    nth_pass: passes of that width that the run had before. is_undone: whether a rollback, restore
+    or replay was needed. reads: what the drafter read before it drafted (first_times), and
+    nth_read: how often it had read as many such tokens before. confidence: float [n, k], NaN where
     not observed. phases: milliseconds by phase, NaN where not observed; "other" is the rest of the
     round. ends_at_limit: bool by text: the token limit ended it, and kept drafts short before.
     is_independent: rounds were accepted by chance, so what comes next does not depend on where a
@@ -51,7 +54,10 @@ class RecordedRounds:
     was_full: np.ndarray
     steps: np.ndarray
     width: np.ndarray
+    nth_pass: np.ndarray
     is_undone: np.ndarray
+    reads: np.ndarray
+    nth_read: np.ndarray
     confidence: np.ndarray
     phases: dict[str, np.ndarray]
     ends_at_limit: np.ndarray
@@ -90,10 +96,11 @@ class RecordedRounds:
         selected = RoundRows.select(run.store.rounds, run.run_id, None)
         n = min(rows.n, len(selected.is_prompt))  # the table may have grown between the two
         chosen = ~selected.is_prompt[:n] & (rows["n_merged"][:n] == MISSING)
-        order = np.flatnonzero(chosen)
-        order = order if newest is None else order[-newest:]
+        every = np.flatnonzero(chosen)
+        order = every if newest is None else every[-newest:]
+        is_whole = len(order) == len(every)
         order = order[np.argsort(rows["seq_id"][order], kind="stable")]
-        return _from_rows(run, rows, order)
+        return _from_rows(run, rows, order, is_whole=is_whole)
 
     def where(self, chosen: np.ndarray) -> RecordedRounds:
         """Some of the rounds, bool [n], to look at their times: the texts have gaps then."""
@@ -125,7 +132,9 @@ class RecordedRounds:
         return cls(**columns, is_independent=any(part.is_independent for part in parts))
 
 
-def _from_rows(run: RunRef, rows: RunColumns, order: np.ndarray) -> RecordedRounds:
+def _from_rows(
+    run: RunRef, rows: RunColumns, order: np.ndarray, *, is_whole: bool
+) -> RecordedRounds:
     def pick(name: str) -> np.ndarray:
         return rows[name][order]
 
@@ -141,14 +150,20 @@ def _from_rows(run: RunRef, rows: RunColumns, order: np.ndarray) -> RecordedRoun
     spec = run.facts.get("options", {}).get("spec", {}) or {}
     independent = bool(run.facts.get("synthetic"))
     matched = spec.get("accept", "match") == "match" and not independent
+    low = _ended_by_floor(run, rows, order)
+    asked_for = drafts.length.max(initial=0)
+    steps = drafts.length + (low & (drafts.length < asked_for))
+    reads = np.where(
+        start == 0, BEGINS, np.r_[BEGINS, reading_kind(verified, accepted, steps)[:-1]]
+    )
+    n_read = np.where(start == 0, 0, np.r_[0, accepted[:-1] + 1])
     is_final = accepted < verified
     if matched and (drafts.length > verified).any():
         derived, wrong = drafts.fate(rows, order)
         more = (accepted == verified) & (drafts.length > verified) & (derived >= verified)
         accepted = np.where(more, derived, accepted)
         is_final = np.where(more, wrong, is_final)
-    asked_for = drafts.length.max(initial=0)
-    low = _ended_by_floor(run, rows, order)
+    width = np.maximum(pick("verify_width"), 0)
     phases = {phase: pick(f"{phase}_ms") for phase in PHASES}
     phases["other"] = _other_ms(rows, order)
     stops = run.facts.get("stops") or []
@@ -163,14 +178,27 @@ def _from_rows(run: RunRef, rows: RunColumns, order: np.ndarray) -> RecordedRoun
         accepted=accepted,
         is_final=is_final,
         was_full=(drafts.length == asked_for) & (asked_for > 0),
-        steps=drafts.length + (low & (drafts.length < asked_for)),
-        width=np.maximum(pick("verify_width"), 0),
+        steps=steps,
+        width=width,
+        nth_pass=_nth(width, order, np.ones(len(order), bool), is_whole=is_whole),
         is_undone=undone,
+        reads=reads,
+        nth_read=_nth(n_read * N_KINDS + reads, order, steps > 0, is_whole=is_whole),
         confidence=drafts.confidence,
         phases=phases,
         ends_at_limit=np.array(at_limit, bool),
         is_independent=independent,
     )
+
+
+def _nth(keys: np.ndarray, order: np.ndarray, counted: np.ndarray, *, is_whole: bool) -> np.ndarray:
+    """How often each row's key came before in the run, among the rows counted; of a run whose begin
+    is left out, nothing is new. order: of the rows in the table, which is that of time."""
+    found = np.zeros(len(keys), np.int64)
+    by_time = np.argsort(order)
+    by_time = by_time[counted[by_time]]
+    found[by_time] = occurrences(keys[by_time])
+    return found if is_whole else found + SEEN
 
 
 def _padded(confidence: np.ndarray, k: int) -> np.ndarray:
