@@ -245,7 +245,7 @@ def _write(args: argparse.Namespace, tuned: Tuned, target: Path) -> None:
     if args.out is not None:
         from engine.tune.results_file import write_results
 
-        _tell(f"results written to {write_results(tuned, args.out, target)}")
+        _tell(f"results written to {write_results(tuned.data, args.out, target)}")
 
 
 def _tell(what: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from engine.trace.what_if.first_times import BEGINS, N_KINDS, SEEN, FirstTimes, typical
+from engine.trace.what_if.first_times import BEHIND_PART, N_KINDS, SEEN, FirstTimes, typical
 from engine.trace.what_if.recorded import RecordedRounds
 
 LEAST_TIMES = 4
@@ -88,8 +88,9 @@ class RoundCosts:
     sample, save, width; undo, kept tokens. draft_0: looking for a draft that was not found; other:
     the rest of a round, ms. plain_ms: a round of plain decoding, ms, without a drafter.
     draft_by_floor: like draft, under a p_min, which every step waits for; None = the same.
-    begin_ms: what the first draft of a text takes beyond that, as the drafter reads the prompt.
-    first: what rounds take beyond all that where a run does something for the first time."""
+    reading_ms: [N_KINDS], what a draft takes beyond that by what the drafter reads before it
+    (first_times). first: what a run takes beyond all that where it does something for the first
+    time."""
 
     draft: CostCurve
     verify: CostCurve
@@ -100,7 +101,7 @@ class RoundCosts:
     other: float
     plain_ms: float
     draft_by_floor: CostCurve | None = None
-    begin_ms: float = 0.0
+    reading_ms: np.ndarray = field(default_factory=lambda: np.zeros(N_KINDS))
     first: FirstTimes = field(default_factory=FirstTimes.none)
 
     @classmethod
@@ -122,15 +123,15 @@ class RoundCosts:
             return None
         phases = {name: np.nan_to_num(ms) for name, ms in rounds.phases.items()}
         has_draft, drafts = rounds.verified > 0, rounds.steps > 0
-        begins = rounds.reads == BEGINS
-        tried = _known(drafts & ~begins, rounds.nth_read)
+        settled = _known(drafts, rounds.nth_read)
+        tried = settled & (rounds.reads == BEHIND_PART)
         if not tried.any():
-            tried = drafts
+            tried = settled if settled.any() else drafts
         draft = CostCurve.of(rounds.steps[tried], phases["draft"][tried]).from_nothing()
         more = phases["draft"] - draft(rounds.steps)
-        began = _known(drafts & begins, rounds.nth_read)
-        begin_ms = max(float(np.median(more[began])), 0.0) if began.any() else 0.0
-        more = more - begin_ms * begins
+        kinds = [drafts & (rounds.reads == kind) for kind in range(N_KINDS)]
+        reading_ms = np.array([_beyond(more[_known(kind, rounds.nth_read)]) for kind in kinds])
+        more = more - reading_ms[rounds.reads]
         kept = rounds.accepted + 1
         undo = phases["rollback"] + phases["restore"] + phases["replay"]
         known = _known(np.ones(len(rounds), bool), rounds.nth_pass)
@@ -138,12 +139,7 @@ class RoundCosts:
         sample = CostCurve.of(rounds.width, phases["sample"])
         first = FirstTimes(
             typical(phases["verify"] - verify(rounds.width), rounds.nth_pass),
-            np.array(
-                [
-                    typical(more[chosen], rounds.nth_read[chosen])
-                    for chosen in (drafts & (rounds.reads == kind) for kind in range(N_KINDS))
-                ]
-            ),
+            np.array([typical(more[chosen], rounds.nth_read[chosen]) for chosen in kinds]),
         )
         other = _mean(phases["other"])
         costs = cls(
@@ -156,7 +152,7 @@ class RoundCosts:
             draft_0=_mean(phases["draft"][rounds.steps == 0]),
             other=other,
             plain_ms=0.0,
-            begin_ms=begin_ms,
+            reading_ms=reading_ms,
             first=first,
         )
         one = np.ones(1, np.int64)
@@ -189,6 +185,10 @@ def _known(rounds: np.ndarray, nth: np.ndarray) -> np.ndarray:
     """Of rounds, bool [n], those that did nothing for the first time; all where none is such."""
     settled = rounds & (nth >= SEEN)
     return settled if settled.any() else rounds
+
+
+def _beyond(ms: np.ndarray) -> float:
+    return max(float(np.median(ms)), 0.0) if len(ms) else 0.0
 
 
 def _mean(ms: np.ndarray) -> float:

@@ -100,7 +100,7 @@ def simulate(
             onward = tokens = np.minimum(accepted + 1, end[walkers] - here)
         chooser.learn(walkers, verified, accepted)
         draft, verify, rest = table.of(verified, steps, accepted, has_floor[walkers])
-        draft = draft + timed.begin_ms * ((reads[walkers] == BEGINS) & (steps > 0))
+        draft = draft + timed.reading_ms[reads[walkers]] * (steps > 0)
         np.add.at(passes, (of[walkers], verified + 1), 1)
         asked = walkers[steps > 0]
         np.add.at(drafts, (of[asked], reads[asked], n_read[asked]), 1)
