@@ -18,7 +18,8 @@ import numpy as np
 from engine.bench.request import Configuration, run_to_end
 from engine.options import Prompt, RunOptions
 from engine.trace.run_ref import RunRef
-from engine.trace.what_if.costs import CostCurve, RoundCosts
+from engine.trace.what_if.cost_curve import CostCurve
+from engine.trace.what_if.costs import RoundCosts
 from engine.trace.what_if.first_times import FirstTimes
 from engine.trace.what_if.recorded import RecordedRounds
 from engine.tune.lengths import DraftSetting, drafting, has_floor, has_length

@@ -2,8 +2,7 @@
 
 A round is drafting, by the number of steps the drafter does; a forward pass, by its width;
 sampling, by width; saving a checkpoint, by width; undoing, by the tokens that stay, since a restore
-decodes them again; and what no phase counts. Each is the mean of the rounds measured at that
-number, a straight line between two that were measured. `unmeasured` tells which numbers were not.
+decodes them again; and what no phase counts. `unmeasured` tells which widths were not measured.
 What the first rounds of a kind in a run take beyond that stands by itself (first_times).
 """
 
@@ -11,75 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from engine.trace.what_if.cost_curve import CostCurve
 from engine.trace.what_if.first_times import BEHIND_PART, N_KINDS, SEEN, FirstTimes, typical
 from engine.trace.what_if.recorded import RecordedRounds
-
-LEAST_TIMES = 4
-"""A number timed less often than that, in warm-up rounds perhaps, is not counted beside others that
-were timed as often."""
-_OUTLIER = 4.0
-"""A time so many times the median of its kind is the machine's doing, and not counted,"""
-_FEW = 8
-"""where there are at least so many."""
-
-
-@dataclass(frozen=True, slots=True)
-class CostCurve:
-    """Milliseconds by a number. at: the numbers measured, ascending; ms, n: mean and count."""
-
-    at: np.ndarray
-    ms: np.ndarray
-    n: np.ndarray
-
-    @classmethod
-    def of(cls, numbers: np.ndarray, ms: np.ndarray, *, all_count: bool = False) -> CostCurve:
-        """From measured times, [n] each, without NaN, and unless all_count without outliers and
-        numbers that were timed too seldom."""
-        known = np.isfinite(ms)
-        at, place = np.unique(numbers[known], return_inverse=True)
-        values = ms[known]
-        means, counts = np.zeros(len(at)), np.zeros(len(at), np.int64)
-        for i in range(len(at)):
-            mine = values[place == i]
-            if not all_count and len(mine) >= _FEW and (middle := float(np.median(mine))) > 0:
-                mine = mine[mine <= _OUTLIER * middle]
-            means[i], counts[i] = mine.mean(), len(mine)
-        enough = counts >= (0 if all_count else min(LEAST_TIMES, int(counts.max(initial=0))))
-        return cls(at[enough], means[enough], counts[enough])
-
-    @classmethod
-    def of_points(cls, points: Mapping[int, float]) -> CostCurve:
-        """From times known by number, such as those of `bench --steps`."""
-        at = np.array(sorted(points), np.int64)
-        return cls(at, np.array([points[i] for i in at.tolist()]), np.ones(len(at), np.int64))
-
-    def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """Milliseconds at each number; outside the measured ones that of the nearest, 0 if none."""
-        if not len(self.at):
-            return np.zeros(np.shape(numbers))
-        found: np.ndarray = np.interp(numbers, self.at, self.ms)
-        return found
-
-    def trusted(self, least: int) -> CostCurve:
-        """Without numbers that were measured less than so many times, but for the outermost."""
-        kept = self.n >= least
-        kept[:1] = kept[-1:] = True
-        return CostCurve(self.at[kept], self.ms[kept], self.n[kept])
-
-    def from_nothing(self) -> CostCurve:
-        """The curve with 0 at 0, and as steep behind the last number as from 0 to it."""
-        if not len(self.at) or self.at[-1] <= 0:
-            return CostCurve.of_points({0: 0.0})
-        there = self.at > 0
-        far = int(self.at[-1]) * 64
-        return CostCurve(
-            np.r_[0, self.at[there], far],
-            np.r_[0.0, self.ms[there], self.ms[-1] * 64],
-            np.r_[0, self.n[there], 0],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,28 +59,18 @@ class RoundCosts:
         if not rounds.is_timed:
             return None
         phases = {name: np.nan_to_num(ms) for name, ms in rounds.phases.items()}
-        has_draft, drafts = rounds.verified > 0, rounds.steps > 0
-        settled = _known(drafts, rounds.nth_read)
-        tried = settled & (rounds.reads == BEHIND_PART)
-        if not tried.any():
-            tried = settled if settled.any() else drafts
-        draft = CostCurve.of(rounds.steps[tried], phases["draft"][tried]).from_nothing()
-        more = phases["draft"] - draft(rounds.steps)
-        kinds = [drafts & (rounds.reads == kind) for kind in range(N_KINDS)]
-        reading_ms = np.array([_beyond(more[_known(kind, rounds.nth_read)]) for kind in kinds])
-        more = more - reading_ms[rounds.reads]
+        has_draft, drafting = rounds.verified > 0, _drafting(rounds, phases["draft"])
         kept = rounds.accepted + 1
         undo = phases["rollback"] + phases["restore"] + phases["replay"]
         known = _known(np.ones(len(rounds), bool), rounds.nth_pass)
         verify = CostCurve.of(rounds.width[known], phases["verify"][known])
         sample = CostCurve.of(rounds.width, phases["sample"])
         first = FirstTimes(
-            typical(phases["verify"] - verify(rounds.width), rounds.nth_pass),
-            np.array([typical(more[chosen], rounds.nth_read[chosen]) for chosen in kinds]),
+            typical(phases["verify"] - verify(rounds.width), rounds.nth_pass), drafting.first
         )
         other = _mean(phases["other"])
         costs = cls(
-            draft=draft,
+            draft=drafting.by_steps,
             verify=verify,
             sample=sample,
             save=CostCurve.of(rounds.width[has_draft], phases["save"][has_draft]),
@@ -152,7 +79,7 @@ class RoundCosts:
             draft_0=_mean(phases["draft"][rounds.steps == 0]),
             other=other,
             plain_ms=0.0,
-            reading_ms=reading_ms,
+            reading_ms=drafting.reading_ms,
             first=first,
         )
         one = np.ones(1, np.int64)
@@ -179,6 +106,30 @@ class RoundCosts:
     def unmeasured(self, widths: Iterable[int]) -> tuple[int, ...]:
         """Of these widths, those that no pass had: their time is taken from the nearest."""
         return tuple(sorted(set(widths).difference(self.verify.at.tolist())))
+
+
+class _Drafting(NamedTuple):
+    """What drafting takes: the fields of RoundCosts, and of its `first`."""
+
+    by_steps: CostCurve
+    reading_ms: np.ndarray
+    first: np.ndarray
+
+
+def _drafting(rounds: RecordedRounds, ms: np.ndarray) -> _Drafting:
+    """From the times of rounds, [n]. Drafts behind one accepted in part tell the steps."""
+    drafts = rounds.steps > 0
+    settled = _known(drafts, rounds.nth_read)
+    tried = settled & (rounds.reads == BEHIND_PART)
+    if not tried.any():
+        tried = settled
+    by_steps = CostCurve.of(rounds.steps[tried], ms[tried]).from_nothing()
+    more = ms - by_steps(rounds.steps)
+    kinds = [drafts & (rounds.reads == kind) for kind in range(N_KINDS)]
+    reading_ms = np.array([_beyond(more[_known(kind, rounds.nth_read)]) for kind in kinds])
+    more = more - reading_ms[rounds.reads]
+    first = np.array([typical(more[kind], rounds.nth_read[kind]) for kind in kinds])
+    return _Drafting(by_steps, reading_ms, first)
 
 
 def _known(rounds: np.ndarray, nth: np.ndarray) -> np.ndarray:
