@@ -16,7 +16,8 @@ from engine.report.sweep import sweep_report
 from engine.sweep.on_ray import OnRay
 from engine.sweep.one_by_one import one_by_one
 from engine.sweep.plan import Bundled, SweepPlan, read_plan
-from engine.sweep.results import SweepResults, read_results, setting_text
+from engine.sweep.reader import read_results
+from engine.sweep.results import SweepResults, setting_text
 from engine.sweep.settings import JOB_KEYS
 from engine.sweep.sweep import Executor, Sweep, SweepProgress
 from engine.sweep.table import number, result_table

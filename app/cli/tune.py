@@ -29,7 +29,8 @@ from resources import SUITES
 
 if TYPE_CHECKING:
     from engine.session import Session
-    from engine.tune.tune import Tuned
+    from engine.tune.grid_check import GridCheck
+    from engine.tune.tune import Tuned, TunePlan
 
 N_PREDICT = 64
 PAIRS = 6
@@ -83,6 +84,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="tune nothing: twelve settings of each drafter with a model, simulated and run "
         "(--pairs times): how far apart they are",
+    )
+    group.add_argument(
+        "--check-grid",
+        action="store_true",
+        help="run a whole grid of settings as well: how far the recommended one is from its best",
     )
     parser.set_defaults(n_predict=N_PREDICT)
     memory = parser.add_argument_group("memory and batches")
@@ -162,9 +168,12 @@ def run(args: argparse.Namespace) -> int:
     tuned = tune(session, plan, lambda text: make_prompt(session, args, text), _tell)
     if args.trials:
         tuned.data["trials"] = _trials(args, session, plan.prompts, base, tuned)
+    grid = _check_grid(args, session, plan, tuned) if args.check_grid else None
     printed = deliver_report(args, lambda command: tune_report(tuned.data, command))
     if not printed:
         print("\n".join(text_lines(findings(tune_report(tuned.data)))))
+    if grid is not None:
+        print("\n".join(("", *tune_check.grid_lines(grid))))
     _write(args, tuned, target)
     return 0
 
@@ -236,6 +245,26 @@ def _trials(
     return search(session, texts, options, args.trials, _tell)
 
 
+def _check_grid(
+    args: argparse.Namespace, session: Session, plan: TunePlan, tuned: Tuned
+) -> GridCheck:
+    from app.cli.run import make_prompt
+    from engine.tune.grid_check import check_grid
+
+    found = check_grid(
+        session,
+        [make_prompt(session, args, one.text) for one in plan.prompts],
+        plan.base,
+        plan.drafters,
+        tuned.chosen,
+        pairs=plan.pairs,
+        rates=plan.rates,
+        report=_tell,
+    )
+    tuned.data["grid"] = tune_check.grid_data(found)
+    return found
+
+
 def _write(args: argparse.Namespace, tuned: Tuned, target: Path) -> None:
     if args.json is not None:
         text = json.dumps(tuned.data, ensure_ascii=False, indent=2) + "\n"
@@ -245,7 +274,7 @@ def _write(args: argparse.Namespace, tuned: Tuned, target: Path) -> None:
     if args.out is not None:
         from engine.tune.results_file import write_results
 
-        _tell(f"results written to {write_results(tuned, args.out, target)}")
+        _tell(f"results written to {write_results(tuned.data, args.out, target)}")
 
 
 def _tell(what: str) -> None:

@@ -1,4 +1,5 @@
-"""`draftscope tune --check-simulator`: simulated settings beside real runs of the same."""
+"""`draftscope tune --check-simulator` and `--check-grid`: what was simulated, and what was
+recommended, beside real runs."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from engine.tune.lengths import has_floor
 if TYPE_CHECKING:
     from engine.options import Prompt, RunOptions
     from engine.session import Session
+    from engine.tune.confirm import Confirmed
+    from engine.tune.grid_check import GridCheck
     from engine.tune.simulator_error import SettingError
 
 _LINE = "{:<{width}} {:>10} {:>10} {:>7} {:>12} {:>12} {:>7}"
@@ -69,8 +72,8 @@ def check_lines(drafter: str, found: Sequence[SettingError]) -> Iterator[str]:
     for one in found:
         yield _LINE.format(
             one.setting.name,
-            f"{one.real:.1f}",
-            f"{one.simulated:.1f}",
+            f"{median(one.real):.1f}",
+            f"{median(one.simulated):.1f}",
             f"{100 * one.error:+.1f} %",
             f"{one.real_per_round:.3f}",
             f"{one.simulated_per_round:.3f}",
@@ -80,8 +83,37 @@ def check_lines(drafter: str, found: Sequence[SettingError]) -> Iterator[str]:
     speed = median(abs(one.error) for one in found)
     per_round = median(abs(one.error_per_round) for one in found)
     yield f"median error: {100 * speed:.1f} % in speed, {100 * per_round:.1f} % in tokens per round"
-    best, chosen = max(found, key=lambda one: one.real), max(found, key=lambda one: one.simulated)
+    best = max(found, key=lambda one: median(one.real))
+    chosen = max(found, key=lambda one: median(one.simulated))
     yield (
         f"fastest: {best.setting.name}; by the simulator: {chosen.setting.name}, which ran at "
-        f"{100 * chosen.real / best.real:.1f} % of the fastest"
+        f"{100 * median(chosen.real) / median(best.real):.1f} % of the fastest"
     )
+
+
+def grid_lines(found: GridCheck) -> Iterator[str]:
+    """The finalists from the fastest on, and how far the recommended one is from the best."""
+    width = max(len(one.name) for one in found.finalists)
+    yield f"grid of {len(found.settings)} settings; its fastest, and the recommended one, in pairs:"
+    for one in sorted(found.finalists, key=lambda one: -one.median):
+        low, high = min(one.speeds), max(one.speeds)
+        mark = "  recommended" if one.name == found.chosen else ""
+        yield f"  {one.name:<{width}} {one.median:>9.1f} tok/s ({low:.1f} to {high:.1f}){mark}"
+    against = found.against_fastest
+    words = "it is the fastest" if against is None else against.words
+    yield f"recommended: {found.chosen}, at {100 * found.share:.1f} % of the fastest; {words}"
+
+
+def grid_data(found: GridCheck) -> dict[str, Any]:
+    """The same for a file."""
+
+    def speeds(all_of: Sequence[Confirmed]) -> dict[str, list[float]]:
+        return {one.name: list(one.speeds) for one in all_of}
+
+    return {
+        "chosen": found.chosen,
+        "fastest": found.fastest.name,
+        "share": found.share,
+        "grid": speeds(found.grid),
+        "finalists": speeds(found.finalists),
+    }

@@ -11,8 +11,10 @@ import numpy as np
 
 from app.models.number_text import NOT_OBSERVED, significant
 from engine.size_text import size_text
-from engine.sweep.results import SweepResults, find_results, read_results
+from engine.sweep.reader import find_results, read_results
+from engine.sweep.results import SweepResults
 from engine.sweep.schema import FIGURES
+from engine.tune.results_json import is_tune_json, read_tune_json
 
 SPEED, MEMORY = "predicted_per_second", "memory_bytes"
 _HEADS = {
@@ -120,13 +122,14 @@ class Results:
 
 def find(path: Path) -> Path | None:
     """The result file that a path means, None for anything else. Looks at the first bytes only."""
-    return find_results(path)
+    return find_results(path) or (path if is_tune_json(path) else None)
 
 
 def read(path: Path) -> Results:
-    """Read a result file. Raises TraceFileError for one that cannot be read or is something
-    else."""
-    return of_sweep(read_results(path))
+    """Read a result file, of a sweep or of `tune --json`. Raises TraceFileError for one that cannot
+    be read or is something else."""
+    is_json = path.suffix.lower() == ".json" or is_tune_json(path)
+    return of_sweep(read_tune_json(path) if is_json else read_results(path))
 
 
 def of_sweep(found: SweepResults) -> Results:

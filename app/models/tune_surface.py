@@ -11,7 +11,8 @@ import numpy as np
 from app.models.heat_map import BEST, CURRENT, HeatMap
 from app.models.number_text import significant
 from engine.trace.run_ref import RunRef
-from engine.trace.what_if.costs import LEAST_TIMES, RoundCosts
+from engine.trace.what_if.cost_curve import LEAST_TIMES
+from engine.trace.what_if.costs import RoundCosts
 from engine.trace.what_if.recorded import RecordedRounds
 from engine.trace.what_if.rules import FLOORS, RULES
 from engine.trace.what_if.simulation import ASSUMPTIONS

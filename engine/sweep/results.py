@@ -1,22 +1,19 @@
 """The results of a sweep as columns, for tables, plots and reports.
 
-    results = read_results(Path("draft-lengths-sweep"))        # the folder, or results.sqlite
+    results = read_results(Path("draft-lengths-sweep"))        # of engine.sweep.reader
     results.columns["predicted_per_second"]                    # float64 [n], NaN: not known
     results.columns["spec-draft-n-max"]                        # a setting, by its key in the plan
     results.axes                                               # settings that vary, first to last
     results.trace(3)                                           # the folder of row 3's trace
 
-The file may come from anyone: everything in it is checked here. It may also be one that a sweep
-is writing at this moment: rows are read as they are now.
+A file may come from anyone: everything in its rows is checked here.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,15 +22,13 @@ from typing import Any
 import numpy as np
 
 from engine.errors import TraceFileError
-from engine.sweep import schema
-from engine.sweep.schema import DONE, FAILED, FIGURES, KEY, not_ours, results_file, trace_folder
+from engine.sweep.schema import DONE, FAILED, FIGURES, KEY, trace_folder
 
 MOST_ROWS = 100_000
-_MOST_BYTES = 1 << 30
-_LONGEST_TEXT = 1 << 20
 _MOST_KEYS = 256
-_DEEPEST = 8
 _TEXTS = ("key", "status", "error", "finished", "output")
+ROW_COLUMNS = (*_TEXTS, "number", "settings", "has_trace", "machine", "model")
+"""What a row has before its figures. machine, model: numbers of descriptions, or None."""
 
 
 @dataclass(frozen=True)
@@ -98,72 +93,19 @@ class SweepResults:
         return {} if text is None else _object(self.path, text)
 
 
-def find_results(path: Path) -> Path | None:
-    """The results file that a path means: the file itself or the one in a folder; None for any
-    other path. Looks at the first bytes only."""
-    file = results_file(path)
-    try:
-        with file.open("rb") as opened:
-            head = opened.read(72)
-    except OSError:
-        return None
-    is_ours = head[:15] == b"SQLite format 3" and head[68:72] == schema.APPLICATION_ID.to_bytes(4)
-    return file if is_ours else None
+def results_of(
+    path: Path,
+    title: Any,
+    planned: int,
+    rows: Sequence[Sequence[Any]],
+    descriptions: Mapping[int, str],
+) -> SweepResults:
+    """Results from the rows of a file: ROW_COLUMNS and FIGURES of each, in the plan's order.
 
-
-def read_results(path: Path) -> SweepResults:
-    """Read the results of a sweep, from its folder or the file in it.
-
-    Raises TraceFileError, in one sentence, for a file that cannot be read, is something else or
-    holds what a sweep does not write.
+    Raises TraceFileError for more than MOST_ROWS, or values that a sweep does not write.
     """
-    file = results_file(Path(path))
-    try:
-        if not file.is_file():
-            raise TraceFileError(f"{file} is no file.", "Name the folder of a sweep's results.")
-        if file.stat().st_size > _MOST_BYTES:
-            raise TraceFileError(f"{file} is larger than 1 GiB.", "Split the sweep.")
-    except OSError as error:
-        raise _unreadable(file, error.strerror or str(error)) from error
-    if find_results(file) is None:
-        raise not_ours(file)
-    try:
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as opened:
-            return _read(file, opened)
-    except sqlite3.DatabaseError as error:
-        raise _unreadable(file, str(error)) from error
-    except UnicodeDecodeError as error:
-        raise _unreadable(file, "a text is not UTF-8") from error
-
-
-def check_tables(path: Path, opened: sqlite3.Connection) -> None:
-    """Raises TraceFileError unless the database is of this version and has our tables alone."""
-    (version,) = opened.execute("PRAGMA user_version").fetchone()
-    if version != schema.VERSION:
-        raise TraceFileError(
-            f"{path} has version {version}, this program reads {schema.VERSION}.",
-            "Open it with the version of Draftscope that wrote it.",
-        )
-    found = dict(opened.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
-    if found != schema.TABLES:
-        raise not_ours(path)
-
-
-def _read(path: Path, opened: sqlite3.Connection) -> SweepResults:
-    opened.execute("PRAGMA trusted_schema = OFF")
-    opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_TEXT)
-    opened.execute("BEGIN")  # everything below is of one moment
-    check_tables(path, opened)
-    facts = dict(opened.execute("SELECT name, value FROM facts LIMIT 100"))
-    columns = "key, status, error, finished, output, number, settings, has_trace, machine, model"
-    figures = ", ".join(FIGURES)
-    rows = opened.execute(
-        f"SELECT {columns}, {figures} FROM results ORDER BY number, key LIMIT {MOST_ROWS + 1}"
-    ).fetchall()
     if len(rows) > MOST_ROWS:
         raise TraceFileError(f"{path} has more than {MOST_ROWS:,} rows.", "Split the sweep.")
-    described = opened.execute(f"SELECT id, text FROM descriptions LIMIT {MOST_ROWS}")
-    descriptions = {number: _checked(path, 0, "text", text) for number, text in described}
     for at, row in enumerate(rows, 1):
         _check_row(path, at, row)
     settings = [_settings(path, at, row[6]) for at, row in enumerate(rows, 1)]
@@ -175,21 +117,21 @@ def _read(path: Path, opened: sqlite3.Connection) -> SweepResults:
         by_name.setdefault(name, _setting([one.get(name) for one in settings]))
     return SweepResults(
         path,
-        _checked(path, 0, "title", facts.get("title", "")),
-        _planned(facts.get("planned"), len(rows)),
+        checked_text(path, "title", title),
+        max(planned, len(rows)),
         by_name,
         tuple(name for name in names if _varies([one.get(name) for one in settings])),
         settings,
         [row[8] for row in rows],
         [row[9] for row in rows],
         [row[7] == 1 for row in rows],
-        descriptions,
+        dict(descriptions),
     )
 
 
 def _check_row(path: Path, at: int, row: Sequence[Any]) -> None:
     for name, value in zip(_TEXTS, row, strict=False):
-        _checked(path, at, name, value)
+        checked_text(path, name, value, at)
     if not KEY.fullmatch(row[0]):
         raise _wrong(path, at, "key", "is no job's key")
     if row[1] not in (DONE, FAILED):
@@ -265,12 +207,8 @@ def _object(path: Path, text: str, at: int = 0) -> dict[str, Any]:
     return value
 
 
-def _planned(value: Any, n: int) -> int:
-    is_count = isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 8
-    return max(n, int(value)) if is_count else n
-
-
-def _checked(path: Path, at: int, name: str, value: Any) -> str:
+def checked_text(path: Path, name: str, value: Any, at: int = 0) -> str:
+    """A value that has to be text. at: its row, from 1. Raises TraceFileError for any other."""
     if not isinstance(value, str):
         raise _wrong(path, at, name, "is no text")
     return value
@@ -279,7 +217,3 @@ def _checked(path: Path, at: int, name: str, value: Any) -> str:
 def _wrong(path: Path, at: int, name: str, what: str) -> TraceFileError:
     place = f"row {at}, {name}" if at else name
     return TraceFileError(f"{path}: {place} {what}.", "Run the sweep again.")
-
-
-def _unreadable(path: Path, reason: str) -> TraceFileError:
-    return TraceFileError(f"{path} cannot be read: {reason}.", "Check the file and its rights.")

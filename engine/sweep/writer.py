@@ -14,7 +14,7 @@ from typing import Any
 from engine.errors import OptionError
 from engine.sweep import schema
 from engine.sweep.plan import SweepJob, SweepPlan
-from engine.sweep.results import check_tables, find_results
+from engine.sweep.reader import check_tables, find_results
 from engine.sweep.schema import DONE, FAILED, FIGURES, RESULTS_FILE
 from engine.trace.export import strict_json
 

@@ -18,7 +18,9 @@ import numpy as np
 from engine.bench.request import Configuration, run_to_end
 from engine.options import Prompt, RunOptions
 from engine.trace.run_ref import RunRef
-from engine.trace.what_if.costs import CostCurve, RoundCosts
+from engine.trace.what_if.cost_curve import CostCurve
+from engine.trace.what_if.costs import RoundCosts
+from engine.trace.what_if.first_times import FirstTimes
 from engine.trace.what_if.recorded import RecordedRounds
 from engine.tune.lengths import DraftSetting, drafting, has_floor, has_length
 
@@ -35,6 +37,8 @@ _COST_S = 4.0
 """Seconds after which there is no further pass."""
 _LEAST_FLOOR = 1e-6
 """No token is below it, but the drafter looks at every step."""
+_MIXED = ((8, 0.3), (8, 0.7))
+"""n_max and p_min of rounds whose widths change as they do under a floor, width 1 among them."""
 _FEW = 4
 _WARM_UP_TOKENS = 8
 
@@ -66,7 +70,7 @@ def record(
     report("plain decoding, for the time of its step")
     plain_rounds = _rounds(session, prompts, plain)
     longest = min(LONGEST, len(rates) or LONGEST)
-    parts: dict[str, tuple[RecordedRounds, RecordedRounds]] = {}
+    parts: dict[str, _Timed] = {}
     for drafter in filter(has_length, drafters):
         report(f"{drafter}: drafts of {longest} tokens at every place")
         judged = None if rates else 0
@@ -74,29 +78,55 @@ def record(
         _rounds(session, prompts[:1], _shorter(wanted, _WARM_UP_TOKENS))
         rounds = _rounds(session, prompts, wanted)
         report(f"{drafter}: what rounds of each length cost")
-        parts[drafter] = rounds, _cost_rounds(session, prompts, base, drafter, longest, rates)
-    widths = [cost for _, cost in parts.values()]
-    shared = RoundCosts.measured(RecordedRounds.joined([*widths, plain_rounds]))
-    found = []
-    for drafter, (rounds, cost) in parts.items():
-        costs = RoundCosts.measured(cost, plain_rounds)
-        if costs and shared:
-            costs = replace(
-                costs,
-                draft=costs.draft.trusted(_FEW),
-                verify=completed(costs.verify, shared.verify).trusted(_FEW),
-                sample=costs.sample.trusted(_FEW),
-            )
-        if costs and has_floor(drafter) and not rates:
-            rounds_by_floor = _cost_rounds(
-                session, prompts, base, drafter, longest, (), _LEAST_FLOOR
-            )
-            by_floor = RoundCosts.measured(rounds_by_floor)
-            costs = replace(
-                costs, draft_by_floor=by_floor.draft.trusted(_FEW) if by_floor else None
-            )
-        found.append(Recording(drafter, rounds, costs))
-    return found
+        lengths = [n for n in _LENGTHS if n <= longest]
+        tried = [DraftSetting(drafter, n) for n in lengths]
+        cost, floored = _cost_rounds(session, prompts, base, tried, rates), None
+        if has_floor(drafter) and not rates:
+            tried = [DraftSetting(drafter, n, _LEAST_FLOOR) for n in lengths]
+            tried += [DraftSetting(drafter, *one) for one in _MIXED]
+            floored = _cost_rounds(session, prompts, base, tried)
+        parts[drafter] = _Timed(rounds, cost, floored)
+    everything = [*(one.passes for one in parts.values()), plain_rounds]
+    shared = RoundCosts.measured(RecordedRounds.joined(everything))
+    return [
+        Recording(drafter, one.rounds, _costs(one, plain_rounds, shared))
+        for drafter, one in parts.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """Rounds of one drafter. rounds: of the recording; cost: of short runs without a floor;
+    floored: with one, None where it has none."""
+
+    rounds: RecordedRounds
+    cost: RecordedRounds
+    floored: RecordedRounds | None
+
+    @property
+    def passes(self) -> RecordedRounds:
+        """Those whose passes are as in real runs."""
+        return RecordedRounds.joined([self.cost, *([self.floored] if self.floored else [])])
+
+
+def _costs(timed: _Timed, plain: RecordedRounds, shared: RoundCosts | None) -> RoundCosts | None:
+    """shared: the costs of all drafters together."""
+    costs = RoundCosts.measured(timed.passes, plain)
+    # the recording tells what reading a prompt takes, and long drafts at every place
+    drafts = RoundCosts.measured(RecordedRounds.joined([timed.cost, timed.rounds]))
+    floored = RoundCosts.measured(timed.floored) if timed.floored else None
+    if costs is None or drafts is None or shared is None:
+        return None
+    return replace(
+        costs,
+        draft=drafts.draft.trusted(_FEW),
+        draft_by_floor=floored.draft.trusted(_FEW) if floored else None,
+        draft_0=drafts.draft_0,
+        reading_ms=drafts.reading_ms,
+        verify=completed(costs.verify, shared.verify).trusted(_FEW),
+        sample=costs.sample.trusted(_FEW),
+        first=FirstTimes(costs.first.passes, drafts.first.drafts),
+    )
 
 
 def completed(own: CostCurve, others: CostCurve) -> CostCurve:
@@ -121,16 +151,13 @@ def _cost_rounds(
     session: Session,
     prompts: Sequence[Prompt],
     base: RunOptions,
-    drafter: str,
-    longest: int,
-    rates: Sequence[float],
-    p_min: float = 0.0,
+    settings: Sequence[DraftSetting],
+    rates: Sequence[float] = (),
 ) -> RecordedRounds:
-    """Rounds of every length, the lengths in turn, so that what else the machine does hits them
+    """Rounds of every setting, the settings in turn, so that what else the machine does hits them
     alike; several passes as long as they are short."""
     few = _shorter(base, _COST_TOKENS)
-    lengths = [n for n in _LENGTHS if n <= longest]
-    options = [drafting(few, DraftSetting(drafter, n, p_min), rates=rates) for n in lengths]
+    options = [drafting(few, one, rates=rates) for one in settings]
     for one in options:  # compiles kernels
         _rounds(session, prompts[:1], _shorter(one, _WARM_UP_TOKENS))
     parts, begun = [], perf_counter()
@@ -138,9 +165,7 @@ def _cost_rounds(
         for i, one in enumerate(options):
             first = (again * len(options) + i) * _COST_PROMPTS
             chosen = [prompts[(first + j) % len(prompts)] for j in range(_COST_PROMPTS)]
-            rounds = _rounds(session, chosen, one)
-            # the end of a text cuts drafts to lengths that no pass has had before, a slow one
-            parts.append(rounds.where(rounds.was_full))
+            parts.append(_rounds(session, chosen, one))
         if perf_counter() - begun > _COST_S:
             break
     return RecordedRounds.joined(parts)

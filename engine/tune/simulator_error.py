@@ -1,20 +1,21 @@
-"""How far the simulator is from real runs: the same settings simulated from one recording and run.
+"""How far the simulator is from real runs: the same settings simulated from a recording and run.
 
-The settings are run in turns, the order changing from round to round, so what else the machine
-does hits them alike; several rounds of them, and their median counts. The recording comes before
-them and knows nothing of them.
+A recording is made, knowing nothing of the runs, and every setting is run once behind it; all that
+several times over, the order changing, and medians count. So a machine that is faster at one time
+than at another is not taken for an error of the simulator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
-from engine.bench.request import Configuration
 from engine.options import Prompt, RunOptions
+from engine.trace.what_if.simulation import Outcomes
 from engine.tune.candidates import outcome
-from engine.tune.confirm import confirm
+from engine.tune.confirm import TimedRun, timed_run
 from engine.tune.lengths import DraftSetting, drafting
 from engine.tune.record import record
 
@@ -30,18 +31,19 @@ MORE_LENGTHS = (7, 9, 10, 16)
 
 @dataclass(frozen=True, slots=True)
 class SettingError:
-    """One setting. real, simulated: tokens per second; *_per_round: tokens per round."""
+    """One setting. real, simulated: tokens per second, of each recording and the run behind it;
+    *_per_round: tokens per round."""
 
     setting: DraftSetting
-    real: float
-    simulated: float
+    real: tuple[float, ...]
+    simulated: tuple[float, ...]
     real_per_round: float
     simulated_per_round: float
 
     @property
     def error(self) -> float:
-        """Simulated over real speed, less 1."""
-        return self.simulated / self.real - 1
+        """Simulated over real speed, less 1: the median."""
+        return median(s / r for s, r in zip(self.simulated, self.real, strict=True)) - 1
 
     @property
     def error_per_round(self) -> float:
@@ -65,25 +67,23 @@ def simulator_error(
     floors = FLOORS if not rates else [(n, 0.0) for n in MORE_LENGTHS]
     settings += [DraftSetting(drafter, n, p) for n, p in floors]
     texts = [prompt for _, prompt in prompts]
-    (recorded,) = record(session, texts, base, [drafter], rates=rates, report=report)
-    configurations = [
-        Configuration.plain(base),
-        *(Configuration(one.name, drafting(base, one, rates=rates)) for one in settings),
-    ]
-    report("real runs")
-    ran = confirm(session, texts, configurations, repeats)
-    found = []
-    for setting, real in zip(settings, ran[1:], strict=True):
-        played = outcome(recorded, setting)
-        rounds = sum(run.n_rounds for run in real.runs)
-        tokens = sum(run.n_tokens for run in real.runs)
-        found.append(
-            SettingError(
-                setting,
-                real.median,
-                float(played.tokens_per_second()[0]),
-                tokens / rounds,
-                float(played.tokens_per_round()[0]),
-            )
+    ran: dict[DraftSetting, list[TimedRun]] = {one: [] for one in settings}
+    played: dict[DraftSetting, list[Outcomes]] = {one: [] for one in settings}
+    for number in range(repeats):
+        (recorded,) = record(session, texts, base, [drafter], rates=rates, report=report)
+        report(f"{drafter}: real runs, {number + 1} of {repeats}")
+        first = number * len(settings) // repeats
+        for one in [*settings[first:], *settings[:first]]:
+            options = drafting(base, one, rates=rates)
+            ran[one].append(timed_run(session, texts, options))
+            played[one].append(outcome(recorded, one))
+    return [
+        SettingError(
+            one,
+            tuple(run.speed for run in ran[one]),
+            tuple(float(found.tokens_per_second()[0]) for found in played[one]),
+            sum(run.n_tokens for run in ran[one]) / sum(run.n_rounds for run in ran[one]),
+            float(played[one][0].tokens_per_round()[0]),
         )
-    return found
+        for one in settings
+    ]

@@ -19,6 +19,7 @@ from engine.device import device_name
 from engine.errors import OptionError
 from engine.options import Prompt, RunOptions
 from engine.trace.export import strict_json
+from engine.trace.what_if.rules import FIXED
 from engine.tune.advice import by_category, by_position, costs_of, pareto, undo_bytes, verdict
 from engine.tune.candidates import Estimate, best_of_rules, estimates, to_confirm
 from engine.tune.confirm import Confirmed, confirm
@@ -26,11 +27,11 @@ from engine.tune.flags import engine_flags
 from engine.tune.lengths import DraftSetting, drafting
 from engine.tune.prompt_sets import TunePrompt
 from engine.tune.record import Recording, record
+from engine.tune.result_rows import KIND, VERSION
 
 if TYPE_CHECKING:
     from engine.session import Session
 
-KIND, VERSION = "draftscope tune", 1
 N_CONFIRMED = 3
 LEAST_PAIRS, MOST_PAIRS = 5, 200
 
@@ -159,6 +160,17 @@ def _data(
             _confirmed(one, plain, estimated.get(one.name), session, plan) for one in confirmed
         ],
         "plain_estimate": _plain_estimate(recordings),
+        "estimates": [
+            strict_json(
+                {
+                    "setting": asdict(one.draft),
+                    "tokens_per_second": one.tokens_per_second,
+                    "acceptance": one.acceptance,
+                }
+            )
+            for one in found
+            if one.rule == FIXED.name
+        ],
         "rules": [_estimate(one) for one in best_of_rules(found)],
         "by_position": by_position(of_drafter[shown.drafter], shown.n_max),
         "by_category": strict_json(by_category(of_drafter[shown.drafter], shown, plan.prompts)),
@@ -207,5 +219,9 @@ def _unmeasured(recording: Recording, n_max: int) -> list[int]:
 
 def _plain_estimate(recordings: Sequence[Recording]) -> float | None:
     """Tokens per second of plain decoding as it was recorded."""
-    known = (one.costs.plain_ms for one in recordings if one.costs and one.costs.plain_ms)
-    return next((1e3 / ms for ms in known), None)
+    known = (
+        one.costs.plain_speed(int(one.rounds.emitted.sum()))
+        for one in recordings
+        if one.costs and one.costs.plain_ms
+    )
+    return next(known, None)

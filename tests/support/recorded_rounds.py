@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.trace.records import PHASES
+from engine.trace.what_if.first_times import BEGINS, occurrences, reading_kind
 from engine.trace.what_if.recorded import RecordedRounds
 
 
@@ -41,7 +42,10 @@ def recorded(
         was_full=drafted == k,
         steps=drafted,
         width=drafted + 1,
+        nth_pass=occurrences(drafted),
         is_undone=accepted < drafted,
+        reads=np.r_[BEGINS, reading_kind(drafted, accepted, drafted)[:-1]],
+        nth_read=occurrences(np.r_[-1, accepted[:-1]]),
         confidence=sure,
         phases=phases,
         ends_at_limit=np.zeros(1, bool),

@@ -2,82 +2,21 @@
 
 A round is drafting, by the number of steps the drafter does; a forward pass, by its width;
 sampling, by width; saving a checkpoint, by width; undoing, by the tokens that stay, since a restore
-decodes them again; and what no phase counts. Each is the mean of the rounds measured at that
-number, a straight line between two that were measured. `unmeasured` tells which numbers were not.
+decodes them again; and what no phase counts. `unmeasured` tells which widths were not measured.
+What the first rounds of a kind in a run take beyond that stands by itself (first_times).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from engine.trace.what_if.cost_curve import CostCurve
+from engine.trace.what_if.first_times import BEHIND_PART, N_KINDS, SEEN, FirstTimes, typical
 from engine.trace.what_if.recorded import RecordedRounds
-
-LEAST_TIMES = 4
-"""A number timed less often than that, in warm-up rounds perhaps, is not counted beside others that
-were timed as often."""
-_OUTLIER = 4.0
-"""A time so many times the median of its kind is the machine's doing, and not counted,"""
-_FEW = 8
-"""where there are at least so many."""
-
-
-@dataclass(frozen=True, slots=True)
-class CostCurve:
-    """Milliseconds by a number. at: the numbers measured, ascending; ms, n: mean and count."""
-
-    at: np.ndarray
-    ms: np.ndarray
-    n: np.ndarray
-
-    @classmethod
-    def of(cls, numbers: np.ndarray, ms: np.ndarray, *, all_count: bool = False) -> CostCurve:
-        """From measured times, [n] each, without NaN, and unless all_count without outliers and
-        numbers that were timed too seldom."""
-        known = np.isfinite(ms)
-        at, place = np.unique(numbers[known], return_inverse=True)
-        values = ms[known]
-        means, counts = np.zeros(len(at)), np.zeros(len(at), np.int64)
-        for i in range(len(at)):
-            mine = values[place == i]
-            if not all_count and len(mine) >= _FEW and (middle := float(np.median(mine))) > 0:
-                mine = mine[mine <= _OUTLIER * middle]
-            means[i], counts[i] = mine.mean(), len(mine)
-        enough = counts >= (0 if all_count else min(LEAST_TIMES, int(counts.max(initial=0))))
-        return cls(at[enough], means[enough], counts[enough])
-
-    @classmethod
-    def of_points(cls, points: Mapping[int, float]) -> CostCurve:
-        """From times known by number, such as those of `bench --steps`."""
-        at = np.array(sorted(points), np.int64)
-        return cls(at, np.array([points[i] for i in at.tolist()]), np.ones(len(at), np.int64))
-
-    def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """Milliseconds at each number; outside the measured ones that of the nearest, 0 if none."""
-        if not len(self.at):
-            return np.zeros(np.shape(numbers))
-        found: np.ndarray = np.interp(numbers, self.at, self.ms)
-        return found
-
-    def trusted(self, least: int) -> CostCurve:
-        """Without numbers that were measured less than so many times, but for the outermost."""
-        kept = self.n >= least
-        kept[:1] = kept[-1:] = True
-        return CostCurve(self.at[kept], self.ms[kept], self.n[kept])
-
-    def from_nothing(self) -> CostCurve:
-        """The curve with 0 at 0, and as steep behind the last number as from 0 to it."""
-        if not len(self.at) or self.at[-1] <= 0:
-            return CostCurve.of_points({0: 0.0})
-        there = self.at > 0
-        far = int(self.at[-1]) * 64
-        return CostCurve(
-            np.r_[0, self.at[there], far],
-            np.r_[0.0, self.ms[there], self.ms[-1] * 64],
-            np.r_[0, self.n[there], 0],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +25,9 @@ class RoundCosts:
     sample, save, width; undo, kept tokens. draft_0: looking for a draft that was not found; other:
     the rest of a round, ms. plain_ms: a round of plain decoding, ms, without a drafter.
     draft_by_floor: like draft, under a p_min, which every step waits for; None = the same.
-    begin_ms: what the first draft of a text takes beyond that, as the drafter reads the prompt."""
+    reading_ms: [N_KINDS], what a draft takes beyond that by what the drafter reads before it
+    (first_times). first: what a run takes beyond all that where it does something for the first
+    time."""
 
     draft: CostCurve
     verify: CostCurve
@@ -97,7 +38,8 @@ class RoundCosts:
     other: float
     plain_ms: float
     draft_by_floor: CostCurve | None = None
-    begin_ms: float = 0.0
+    reading_ms: np.ndarray = field(default_factory=lambda: np.zeros(N_KINDS))
+    first: FirstTimes = field(default_factory=FirstTimes.none)
 
     @classmethod
     def free(cls) -> RoundCosts:
@@ -117,20 +59,18 @@ class RoundCosts:
         if not rounds.is_timed:
             return None
         phases = {name: np.nan_to_num(ms) for name, ms in rounds.phases.items()}
-        has_draft, is_first = rounds.verified > 0, rounds.start == 0
-        tried = (rounds.steps > 0) & ~is_first
-        began = (rounds.steps > 0) & is_first
-        if not tried.any():
-            tried, began = began, tried
-        draft = CostCurve.of(rounds.steps[tried], phases["draft"][tried]).from_nothing()
-        more = phases["draft"][began] - draft(rounds.steps[began])
+        has_draft, drafting = rounds.verified > 0, _drafting(rounds, phases["draft"])
         kept = rounds.accepted + 1
         undo = phases["rollback"] + phases["restore"] + phases["replay"]
-        verify = CostCurve.of(rounds.width, phases["verify"])
+        known = _known(np.ones(len(rounds), bool), rounds.nth_pass)
+        verify = CostCurve.of(rounds.width[known], phases["verify"][known])
         sample = CostCurve.of(rounds.width, phases["sample"])
+        first = FirstTimes(
+            typical(phases["verify"] - verify(rounds.width), rounds.nth_pass), drafting.first
+        )
         other = _mean(phases["other"])
         costs = cls(
-            draft=draft,
+            draft=drafting.by_steps,
             verify=verify,
             sample=sample,
             save=CostCurve.of(rounds.width[has_draft], phases["save"][has_draft]),
@@ -139,7 +79,8 @@ class RoundCosts:
             draft_0=_mean(phases["draft"][rounds.steps == 0]),
             other=other,
             plain_ms=0.0,
-            begin_ms=max(float(more.mean()), 0.0) if len(more) else 0.0,
+            reading_ms=drafting.reading_ms,
+            first=first,
         )
         one = np.ones(1, np.int64)
         plain_ms = float(verify(one)[0] + sample(one)[0]) + other
@@ -147,6 +88,11 @@ class RoundCosts:
             total = sum(np.nan_to_num(ms) for ms in plain.phases.values())
             plain_ms = _mean(np.asarray(total))
         return costs.with_plain(plain_ms)
+
+    def plain_speed(self, n_tokens: int) -> float:
+        """Tokens per second of a run of so many by plain decoding; NaN without a time."""
+        ms = n_tokens * self.plain_ms
+        return 1e3 * n_tokens / (ms + float(self.first.passes.sum())) if ms else float("nan")
 
     def with_plain(self, plain_ms: float) -> RoundCosts:
         """The same with another time of a plain round."""
@@ -160,6 +106,40 @@ class RoundCosts:
     def unmeasured(self, widths: Iterable[int]) -> tuple[int, ...]:
         """Of these widths, those that no pass had: their time is taken from the nearest."""
         return tuple(sorted(set(widths).difference(self.verify.at.tolist())))
+
+
+class _Drafting(NamedTuple):
+    """What drafting takes: the fields of RoundCosts, and of its `first`."""
+
+    by_steps: CostCurve
+    reading_ms: np.ndarray
+    first: np.ndarray
+
+
+def _drafting(rounds: RecordedRounds, ms: np.ndarray) -> _Drafting:
+    """From the times of rounds, [n]. Drafts behind one accepted in part tell the steps."""
+    drafts = rounds.steps > 0
+    settled = _known(drafts, rounds.nth_read)
+    tried = settled & (rounds.reads == BEHIND_PART)
+    if not tried.any():
+        tried = settled
+    by_steps = CostCurve.of(rounds.steps[tried], ms[tried]).from_nothing()
+    more = ms - by_steps(rounds.steps)
+    kinds = [drafts & (rounds.reads == kind) for kind in range(N_KINDS)]
+    reading_ms = np.array([_beyond(more[_known(kind, rounds.nth_read)]) for kind in kinds])
+    more = more - reading_ms[rounds.reads]
+    first = np.array([typical(more[kind], rounds.nth_read[kind]) for kind in kinds])
+    return _Drafting(by_steps, reading_ms, first)
+
+
+def _known(rounds: np.ndarray, nth: np.ndarray) -> np.ndarray:
+    """Of rounds, bool [n], those that did nothing for the first time; all where none is such."""
+    settled = rounds & (nth >= SEEN)
+    return settled if settled.any() else rounds
+
+
+def _beyond(ms: np.ndarray) -> float:
+    return max(float(np.median(ms)), 0.0) if len(ms) else 0.0
 
 
 def _mean(ms: np.ndarray) -> float:

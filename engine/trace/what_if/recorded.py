@@ -13,15 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
+from engine.trace.records import MISSING, PHASES
 from engine.trace.round_rows import RoundRows
 from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
-
-_DRAFTED_KINDS = ("accepted", "rejected", "ignored", "replacement", "bonus", "target")
-_LONGEST = 1024
-_MOST_POSITIONS = 1 << 22
-"""Of a sequence's text that is looked into, tokens."""
+from engine.trace.what_if.drafted_tokens import DraftedTokens, rows_of
+from engine.trace.what_if.first_times import BEGINS, N_KINDS, SEEN, occurrences, reading_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,9 @@ class RecordedRounds:
     right. is_final: whether the next one is known to be wrong; else what a longer draft would have
     brought is not known. was_full: the draft ended only because no more tokens were asked for.
     steps: what the drafter did for it, a token below p_min included. width: of the verify batch.
-    is_undone: whether a rollback, restore or replay was needed. confidence: float [n, k], NaN where
+    nth_pass: passes of that width that the run had before. is_undone: whether a rollback, restore
+    or replay was needed. reads: what the drafter read before it drafted (first_times), and
+    nth_read: how often it had read as many such tokens before. confidence: float [n, k], NaN where
     not observed. phases: milliseconds by phase, NaN where not observed; "other" is the rest of the
     round. ends_at_limit: bool by text: the token limit ended it, and kept drafts short before.
     is_independent: rounds were accepted by chance, so what comes next does not depend on where a
@@ -51,7 +50,10 @@ class RecordedRounds:
     was_full: np.ndarray
     steps: np.ndarray
     width: np.ndarray
+    nth_pass: np.ndarray
     is_undone: np.ndarray
+    reads: np.ndarray
+    nth_read: np.ndarray
     confidence: np.ndarray
     phases: dict[str, np.ndarray]
     ends_at_limit: np.ndarray
@@ -90,10 +92,11 @@ class RecordedRounds:
         selected = RoundRows.select(run.store.rounds, run.run_id, None)
         n = min(rows.n, len(selected.is_prompt))  # the table may have grown between the two
         chosen = ~selected.is_prompt[:n] & (rows["n_merged"][:n] == MISSING)
-        order = np.flatnonzero(chosen)
-        order = order if newest is None else order[-newest:]
+        every = np.flatnonzero(chosen)
+        order = every if newest is None else every[-newest:]
+        is_whole = len(order) == len(every)
         order = order[np.argsort(rows["seq_id"][order], kind="stable")]
-        return _from_rows(run, rows, order)
+        return _from_rows(run, rows, order, is_whole=is_whole)
 
     def where(self, chosen: np.ndarray) -> RecordedRounds:
         """Some of the rounds, bool [n], to look at their times: the texts have gaps then."""
@@ -125,7 +128,9 @@ class RecordedRounds:
         return cls(**columns, is_independent=any(part.is_independent for part in parts))
 
 
-def _from_rows(run: RunRef, rows: RunColumns, order: np.ndarray) -> RecordedRounds:
+def _from_rows(
+    run: RunRef, rows: RunColumns, order: np.ndarray, *, is_whole: bool
+) -> RecordedRounds:
     def pick(name: str) -> np.ndarray:
         return rows[name][order]
 
@@ -137,18 +142,24 @@ def _from_rows(run: RunRef, rows: RunColumns, order: np.ndarray) -> RecordedRoun
     start = before - starts_of_text[seq] if len(seq) else before
     verified = np.maximum(pick("num_draft_tokens"), 0)
     accepted = np.clip(pick("num_accepted_draft_tokens"), 0, verified)
-    drafts = _DraftedTokens(run, rows, order, verified)
+    drafts = DraftedTokens(run, rows, order, verified)
     spec = run.facts.get("options", {}).get("spec", {}) or {}
     independent = bool(run.facts.get("synthetic"))
     matched = spec.get("accept", "match") == "match" and not independent
+    low = _ended_by_floor(run, rows, order)
+    asked_for = drafts.length.max(initial=0)
+    steps = drafts.length + (low & (drafts.length < asked_for))
+    reads = np.where(
+        start == 0, BEGINS, np.r_[BEGINS, reading_kind(verified, accepted, steps)[:-1]]
+    )
+    n_read = np.where(start == 0, 0, np.r_[0, accepted[:-1] + 1])
     is_final = accepted < verified
     if matched and (drafts.length > verified).any():
         derived, wrong = drafts.fate(rows, order)
         more = (accepted == verified) & (drafts.length > verified) & (derived >= verified)
         accepted = np.where(more, derived, accepted)
         is_final = np.where(more, wrong, is_final)
-    asked_for = drafts.length.max(initial=0)
-    low = _ended_by_floor(run, rows, order)
+    width = np.maximum(pick("verify_width"), 0)
     phases = {phase: pick(f"{phase}_ms") for phase in PHASES}
     phases["other"] = _other_ms(rows, order)
     stops = run.facts.get("stops") or []
@@ -163,9 +174,12 @@ def _from_rows(run: RunRef, rows: RunColumns, order: np.ndarray) -> RecordedRoun
         accepted=accepted,
         is_final=is_final,
         was_full=(drafts.length == asked_for) & (asked_for > 0),
-        steps=drafts.length + (low & (drafts.length < asked_for)),
-        width=np.maximum(pick("verify_width"), 0),
+        steps=steps,
+        width=width,
+        nth_pass=_nth(width, order, np.ones(len(order), bool), is_whole=is_whole),
         is_undone=undone,
+        reads=reads,
+        nth_read=_nth(n_read * N_KINDS + reads, order, steps > 0, is_whole=is_whole),
         confidence=drafts.confidence,
         phases=phases,
         ends_at_limit=np.array(at_limit, bool),
@@ -173,75 +187,25 @@ def _from_rows(run: RunRef, rows: RunColumns, order: np.ndarray) -> RecordedRoun
     )
 
 
+def _nth(keys: np.ndarray, order: np.ndarray, counted: np.ndarray, *, is_whole: bool) -> np.ndarray:
+    """How often each row's key came before in the run, among the rows counted; of a run whose begin
+    is left out, nothing is new. order: of the rows in the table, which is that of time."""
+    found = np.zeros(len(keys), np.int64)
+    by_time = np.argsort(order)
+    by_time = by_time[counted[by_time]]
+    found[by_time] = occurrences(keys[by_time])
+    return found if is_whole else found + SEEN
+
+
 def _padded(confidence: np.ndarray, k: int) -> np.ndarray:
     more = k - confidence.shape[1]
     return np.pad(confidence, ((0, 0), (0, more)), constant_values=np.nan)
 
 
-class _DraftedTokens:
-    """The drafted tokens of some rounds. length: int64 [n]; tokens: ids [n, k], MISSING where there
-    is none; confidence: float [n, k]."""
-
-    def __init__(
-        self, run: RunRef, rounds: RunColumns, order: np.ndarray, verified: np.ndarray
-    ) -> None:
-        self._rows = rows = RunColumns(run.store, "tokens", run.run_id)
-        drafted = rows.is_text("kind", *_DRAFTED_KINDS) & (rows["draft_index"] >= 0)
-        at = np.flatnonzero(drafted & (rows["draft_index"] < _LONGEST))
-        row = _rows_of(rounds, order, rows["round"][at], rows["seq_id"][at])
-        at, row = at[row >= 0], row[row >= 0]
-        index = rows["draft_index"][at]
-        self.length = verified.copy()
-        np.maximum.at(self.length, row, index + 1)
-        k = int(self.length.max(initial=0))
-        self.tokens = np.full((len(order), k), MISSING, np.int64)
-        self.confidence = np.full((len(order), k), np.nan)
-        self.tokens[row, index] = rows["token_id"][at]
-        self.confidence[row, index] = rows["draft_p"][at]
-
-    def fate(self, rounds: RunColumns, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Leading tokens that the text of the run has at their place, int64 [n], and whether it is
-        known to have another behind them, bool [n]."""
-        text = self._rows
-        mine = np.flatnonzero(text.is_text("kind", *EMITTED_KINDS) & (text["token_id"] >= 0))
-        pos = text["pos"][mine]
-        mine = mine[(pos >= 0) & (pos < _MOST_POSITIONS)]
-        seq_ids, seq = np.unique(rounds["seq_id"][order], return_inverse=True)
-        there = np.isin(text["seq_id"][mine], seq_ids)
-        mine = mine[there]
-        seq_of, pos = np.searchsorted(seq_ids, text["seq_id"][mine]), text["pos"][mine]
-        known = np.full((len(seq_ids), int(pos.max(initial=0)) + 2), MISSING, np.int64)
-        known[seq_of, pos] = text["token_id"][mine]
-        n, k = self.tokens.shape
-        place = rounds["pos0"][order][:, None] + 1 + np.arange(k)
-        inside = (place >= 0) & (place < known.shape[1])
-        said = np.where(inside, known[seq[:, None], np.where(inside, place, 0)], MISSING)
-        there = (said != MISSING) & (self.tokens != MISSING)
-        same = there & (said == self.tokens)
-        n_right = np.where(same.all(1), k, np.argmin(same, 1)) if k else np.zeros(n, np.int64)
-        after = np.minimum(n_right, max(k - 1, 0))
-        wrong = there[np.arange(n), after] & ~same[np.arange(n), after] if k else np.zeros(n, bool)
-        return n_right, wrong
-
-
-def _rows_of(
-    rounds: RunColumns, order: np.ndarray, round_: np.ndarray, seq_id: np.ndarray
-) -> np.ndarray:
-    """Index into `order` of each round of a sequence, -1 where it is not among them."""
-    keys = (rounds["seq_id"][order].astype(np.int64) << 32) + rounds["round"][order]
-    by_key = np.argsort(keys)
-    wanted = (seq_id.astype(np.int64) << 32) + round_
-    if not len(keys):
-        return np.full(len(wanted), -1)
-    place = np.minimum(np.searchsorted(keys[by_key], wanted), len(keys) - 1)
-    found = by_key[place]
-    return np.where(keys[found] == wanted, found, -1)
-
-
 def _ended_by_floor(run: RunRef, rounds: RunColumns, order: np.ndarray) -> np.ndarray:
     """Which drafts ended before a token below p_min, by the last drafter that was asked."""
     asked = RunColumns(run.store, "drafts", run.run_id)
-    row = _rows_of(rounds, order, asked["round"], asked["seq_id"])
+    row = rows_of(rounds, order, asked["round"], asked["seq_id"])
     low = asked.is_text("reason", "p_min")
     found = np.zeros(len(order), bool)
     found[row[row >= 0]] = low[row >= 0]  # of several, the last one stays

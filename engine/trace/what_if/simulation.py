@@ -14,6 +14,7 @@ import numpy as np
 
 from engine.trace.what_if.chance import ConfidenceScale, SurvivalRates
 from engine.trace.what_if.costs import RoundCosts
+from engine.trace.what_if.first_times import BEGINS, BEHIND_PART, N_KINDS, reading_kind
 from engine.trace.what_if.positions import Positions
 from engine.trace.what_if.recorded import RecordedRounds
 from engine.trace.what_if.rules import FIXED, NO_DRAFTER, RuleInputs, RuleSpec, Setting
@@ -21,7 +22,7 @@ from engine.trace.what_if.rules import FIXED, NO_DRAFTER, RuleInputs, RuleSpec, 
 ASSUMPTIONS = (
     "inside accepted tokens the drafter would have gone on as recorded",
     "where a longer draft than recorded is needed, it is right as often as recorded drafts are",
-    "a step of the drafter, a pass of a width, and undoing cost the same wherever they are",
+    "but for the first two of a kind, a drafter's step, a pass and undoing always cost the same",
     "what was not measured costs what lies between, and drafting in proportion to its steps",
 )
 _PIECE = 512
@@ -83,6 +84,11 @@ def simulate(
     table = _Prices(timed, max(n_max, places.confidence.shape[1]) + 1)
     at, end, text_of = np.tile(begins, m), np.tile(ends, m), np.tile(text, m)
     sums = {name: np.zeros(len(of)) for name in _SUMS}
+    n_lengths = max(n_max, places.confidence.shape[1], int(places.available.max(initial=0))) + 2
+    reads, n_read = np.full(len(of), BEHIND_PART), np.ones(len(of), np.int64)
+    reads[at == places.begins[text_of]], n_read[at == places.begins[text_of]] = BEGINS, 0
+    passes = np.zeros((m, n_lengths), np.int64)
+    drafts = np.zeros((m, N_KINDS, n_lengths), np.int64)
     walkers = np.flatnonzero(at < end)
     while len(walkers):
         here = at[walkers]
@@ -94,8 +100,11 @@ def simulate(
             onward = tokens = np.minimum(accepted + 1, end[walkers] - here)
         chooser.learn(walkers, verified, accepted)
         draft, verify, rest = table.of(verified, steps, accepted, has_floor[walkers])
-        begins_text = (here == places.begins[text_of[walkers]]) & (steps > 0)
-        draft = draft + timed.begin_ms * begins_text
+        draft = draft + timed.reading_ms[reads[walkers]] * (steps > 0)
+        np.add.at(passes, (of[walkers], verified + 1), 1)
+        asked = walkers[steps > 0]
+        np.add.at(drafts, (of[asked], reads[asked], n_read[asked]), 1)
+        reads[walkers], n_read[walkers] = reading_kind(verified, accepted, steps), accepted + 1
         sums["tokens"][walkers] += tokens
         sums["rounds"][walkers] += 1
         sums["drafted"][walkers] += verified
@@ -107,13 +116,15 @@ def simulate(
         walkers = walkers[at[walkers] < end[walkers]]
     n_texts = len(places.begins)
     cell = of * n_texts + text_of
-    return Outcomes(
-        tuple(settings),
-        **{
-            name: np.bincount(cell, values, m * n_texts).reshape(m, n_texts)
-            for name, values in sums.items()
-        },
-    )
+    totals = {
+        name: np.bincount(cell, values, m * n_texts).reshape(m, n_texts)
+        for name, values in sums.items()
+    }
+    # a run pays that once; every text has its part
+    share = totals["rounds"] / np.maximum(totals["rounds"].sum(1, keepdims=True), 1)
+    totals["verify_ms"] += share * timed.first.of_passes(passes)[:, None]
+    totals["draft_ms"] += share * timed.first.of_drafts(drafts)[:, None]
+    return Outcomes(tuple(settings), **totals)
 
 
 _SUMS = ("tokens", "rounds", "drafted", "accepted", "draft_ms", "verify_ms", "rest_ms")

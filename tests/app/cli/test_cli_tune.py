@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.models.results import read
-from engine.sweep.results import read_results
+from engine.sweep.reader import read_results
 from engine.trace.what_if.rules import RULES
 from tests.app.cli.conftest import Outcome
 
@@ -50,7 +50,9 @@ def test_the_demo_is_tuned_and_the_window_opens_the_result(cli: Cli, tmp_path: P
     assert results.columns["predicted_per_second"][measured].tolist() == [
         one["tokens_per_second"] for one in data["confirmed"]
     ]
-    assert "spec-draft-n-max" in read(out).axes
+    for opened in (read(out), read(file)):
+        assert "spec-draft-n-max" in opened.axes
+        assert opened.n == results.n > 50
     assert "Speed against memory" in page.read_text(encoding="utf-8")
 
 

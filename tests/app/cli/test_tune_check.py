@@ -9,9 +9,11 @@ from engine.tune.simulator_error import SettingError
 
 def test_lines_tell_the_errors_and_what_the_choice_cost() -> None:
     found = [
-        SettingError(DraftSetting("draft-mtp", 2), 100.0, 104.0, 2.0, 2.0),
-        SettingError(DraftSetting("draft-mtp", 3), 80.0, 120.0, 2.5, 2.4),
-        SettingError(DraftSetting("draft-mtp", 4), 90.0, 99.0, 2.5, 2.5),
+        SettingError(
+            DraftSetting("draft-mtp", 2), (100.0, 90.0, 110.0), (104.0, 99.0, 99.0), 2.0, 2.0
+        ),
+        SettingError(DraftSetting("draft-mtp", 3), (80.0,) * 3, (120.0,) * 3, 2.5, 2.4),
+        SettingError(DraftSetting("draft-mtp", 4), (90.0,) * 3, (99.0,) * 3, 2.5, 2.5),
     ]
     *_, errors, choice = check_lines("draft-mtp", found)
     assert errors == "median error: 10.0 % in speed, 0.0 % in tokens per round"

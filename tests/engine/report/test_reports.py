@@ -21,7 +21,7 @@ from engine.report.run import run_report
 from engine.report.suite import suite_page
 from engine.report.sweep import sweep_report
 from engine.report.write import write_report
-from engine.sweep.results import read_results
+from engine.sweep.reader import read_results
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary
 from tests.support.lane_traces import faulty_comparison

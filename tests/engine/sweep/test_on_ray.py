@@ -17,7 +17,7 @@ from engine.errors import OptionError
 from engine.sweep import on_ray
 from engine.sweep.on_ray import OnRay
 from engine.sweep.plan import SweepJob
-from engine.sweep.results import read_results
+from engine.sweep.reader import read_results
 from engine.sweep.sweep import Sweep
 from engine.sweep.trace_files import own_folder, pack_trace, unpack_trace
 from engine.sweep.writer import JobResult

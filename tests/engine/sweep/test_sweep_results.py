@@ -13,7 +13,7 @@ import pytest
 
 from engine.errors import TraceFileError
 from engine.sweep import schema
-from engine.sweep.results import find_results, read_results
+from engine.sweep.reader import find_results, read_results
 from tests.support.sweeps import demo_identity, write_results
 
 

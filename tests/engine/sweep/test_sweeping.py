@@ -15,7 +15,7 @@ import pytest
 from engine.errors import OptionError, TraceFileError
 from engine.sweep.one_by_one import one_by_one
 from engine.sweep.plan import SweepJob
-from engine.sweep.results import read_results
+from engine.sweep.reader import read_results
 from engine.sweep.schema import RESULTS_FILE
 from engine.sweep.sweep import Sweep
 from engine.sweep.writer import JobResult

@@ -17,9 +17,10 @@ def test_a_draft_models_rounds_are_played_as_they_run(monkeypatch: pytest.Monkey
     session = Session.open(DEMO_TARGET, DEMO_DRAFT)
     prompts = [(p.title, session.prompt(p.text)) for p in demo_prompts()[:2]]
     base = RunOptions(n_predict=24, ignore_eos=True)
-    found = simulator_error.simulator_error(session, prompts, base, "draft-simple", repeats=1)
+    found = simulator_error.simulator_error(session, prompts, base, "draft-simple", repeats=2)
     assert [one.setting.n_max for one in found] == [1, 3, 4]
     assert [one.simulated_per_round for one in found] == pytest.approx(
         [one.real_per_round for one in found]
     )
-    assert all(one.real > 0 and one.simulated > 0 for one in found)
+    assert all(min(one.real) > 0 and min(one.simulated) > 0 for one in found)
+    assert all(len(one.real) == len(one.simulated) == 2 for one in found)

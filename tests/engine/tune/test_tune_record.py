@@ -12,7 +12,7 @@ import pytest
 from engine.bench.request import Configuration, measure_request
 from engine.errors import OptionError
 from engine.options import RunOptions
-from engine.trace.what_if.costs import CostCurve
+from engine.trace.what_if.cost_curve import CostCurve
 from engine.tune.candidates import estimates, outcome
 from engine.tune.lengths import DraftSetting, drafting
 from engine.tune.prompt_sets import TunePrompt

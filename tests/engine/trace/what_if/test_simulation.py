@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from engine.trace.run_ref import RunRef
 from engine.trace.what_if.by_length import what_if
-from engine.trace.what_if.costs import CostCurve, RoundCosts
+from engine.trace.what_if.cost_curve import CostCurve
+from engine.trace.what_if.costs import RoundCosts
 from engine.trace.what_if.lengths import cut_lengths, floors_at
 from engine.trace.what_if.recorded import RecordedRounds
 from engine.trace.what_if.rules import FIXED, RULES
