@@ -12,6 +12,7 @@ import numpy as np
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.decode.prompt_cache import PromptCache
+from engine.decode.held_sequences import n_common
 from engine.errors import ContextFullError, OptionError
 from engine.findings.check import recorded
 from engine.options import ROLLBACK_POLICIES, CacheOptions, Prompt, RunOptions, SpecOptions
@@ -163,12 +164,10 @@ def _keeps_tokens(options: RunOptions) -> bool:
 
 def _equal(run: Run, expected: list[tuple[list[int], str]]) -> None:
     for result, (tokens, stop) in zip(run.results(), expected, strict=True):
-        same = next(
-            (i for i, pair in enumerate(zip(result.tokens, tokens)) if pair[0] != pair[1]), -1
-        )
+        n = n_common(result.tokens, tokens)
         assert result.tokens == tokens, (
-            f"prompt {result.seq_id} has other tokens from {same} of {len(result.tokens)} and "
-            f"{len(tokens)} on"
+            f"prompt {result.seq_id}: {n} tokens are equal, of {len(result.tokens)} and of "
+            f"{len(tokens)} of plain decoding"
         )
         assert result.stop == stop, f"prompt {result.seq_id} ends by {result.stop}, not {stop}"
 
