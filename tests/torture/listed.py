@@ -6,7 +6,7 @@ from importlib import import_module
 
 from tests.torture.campaign import Campaign
 
-NAMES = ("gguf", "truth")
+NAMES = ("gguf", "truth", "mutants", "cli", "kill", "trace")
 
 
 def campaign(name: str) -> Campaign:

@@ -11,8 +11,8 @@ import numpy as np
 
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
-from engine.decode.prompt_cache import PromptCache
 from engine.decode.held_sequences import n_common
+from engine.decode.prompt_cache import PromptCache
 from engine.errors import ContextFullError, OptionError
 from engine.findings.check import recorded
 from engine.options import ROLLBACK_POLICIES, CacheOptions, Prompt, RunOptions, SpecOptions
