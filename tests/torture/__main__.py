@@ -34,7 +34,9 @@ def main() -> int:
     parser.add_argument("--replay", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--corpus", type=Path, default=corpus.FOLDER, help="where failures go")
     args = parser.parse_args()
-    scratch = Path(tempfile.mkdtemp(prefix="draftscope-torture-"))
+    # whatever a campaign keeps for its cases goes with it
+    tempfile.tempdir = tempfile.mkdtemp(prefix="draftscope-torture-")
+    scratch = Path(tempfile.tempdir)
     os.environ["DRAFTSCOPE_DATA_DIR"] = str(scratch / "data")
     try:
         return _replay(args, scratch) if args.replay else _campaigns(args, scratch)

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from tests.torture.campaign import Campaign
 
-NAMES = ("gguf", "truth", "mutants", "cli", "kill", "trace")
+NAMES = ("gguf", "truth", "mutants", "cli", "kill", "trace", "vocab", "servers", "template")
 
 
 def campaign(name: str) -> Campaign:

@@ -11,20 +11,15 @@ import numpy as np
 
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
-from engine.decode.held_sequences import n_common
 from engine.decode.prompt_cache import PromptCache
 from engine.errors import ContextFullError, OptionError
-from engine.findings.check import recorded
 from engine.options import ROLLBACK_POLICIES, CacheOptions, Prompt, RunOptions, SpecOptions
-from engine.run import Run
 from engine.session import Session
 from engine.trace.store import TraceStore
 from tests.torture.campaign import Campaign, Case, Figures
+from tests.torture.plain import accused, ended, equal, keeps_tokens, plain
 from tests.torture.run_sums import check_run
 from tests.torture.settings import COMPUTE, draw_settings, models, opened, options_of
-
-TRUE = ("concurrency-lost", "n-min-never-met", "drafter-mute")
-"""Findings above info that are true of settings that are played."""
 
 
 def _draw(random: np.random.Generator, number: int) -> Case:
@@ -83,11 +78,11 @@ def _play(case: Case, _: Path) -> Figures:
 
 
 def _drafted(session: Session, prompts: list[Prompt], options: RunOptions) -> Figures:
-    run = _ended(session, prompts, options)
+    run = ended(session, prompts, options)
     check_run(run, options)
-    if _keeps_tokens(options):
-        _equal(run, [_plain(session, prompt, options) for prompt in prompts])
-    return {**_figures(run.trace), "equal": _keeps_tokens(options)}
+    if keeps_tokens(options):
+        equal(run, [plain(session, prompt, options) for prompt in prompts])
+    return {**_figures(run.trace), "equal": keeps_tokens(options)}
 
 
 def _continued(session: Session, prompt: Prompt, options: RunOptions, turns: list[Any]) -> Figures:
@@ -102,9 +97,9 @@ def _continued(session: Session, prompt: Prompt, options: RunOptions, turns: lis
         while run.step():
             pass
         check_run(run, options)
-        if _keeps_tokens(options):
-            _equal(run, [_plain(session, prompt, options)])
-        _accused(run.trace)
+        if keeps_tokens(options):
+            equal(run, [plain(session, prompt, options)])
+        accused(run.trace)
         text = (*prompt.tokens, *run.results()[0].tokens)
         figures["turns"] += 1
     return figures
@@ -130,53 +125,8 @@ def _compared(
         pass
     for verdict in comparison.results():
         assert not verdict.is_beyond, f"lane {verdict.lane} is {verdict.verdict}: {verdict.error}"
-    _accused(comparison.trace)
+    accused(comparison.trace)
     return {"lanes": len(lanes)}
-
-
-def _ended(session: Session, prompts: list[Prompt], options: RunOptions) -> Run:
-    run = session.start(prompts, options)
-    while run.step():
-        pass
-    _accused(run.trace)
-    return run
-
-
-def _plain(session: Session, prompt: Prompt, options: RunOptions) -> tuple[list[int], str]:
-    plain = replace(
-        options,
-        spec=SpecOptions(),
-        parallel=1,
-        rollback="checkpoint",
-        n_rs_seq=None,
-        split="equal",
-        kv="per-seq",
-        n_ubatch=512,
-        n_batch=2048,
-    )
-    (result,) = _ended(session, [prompt], plain).results()
-    return result.tokens, result.stop
-
-
-def _keeps_tokens(options: RunOptions) -> bool:
-    return options.spec.accept == "match" or options.sampler.temp <= 0
-
-
-def _equal(run: Run, expected: list[tuple[list[int], str]]) -> None:
-    for result, (tokens, stop) in zip(run.results(), expected, strict=True):
-        n = n_common(result.tokens, tokens)
-        assert result.tokens == tokens, (
-            f"prompt {result.seq_id}: {n} tokens are equal, of {len(result.tokens)} and of "
-            f"{len(tokens)} of plain decoding"
-        )
-        assert result.stop == stop, f"prompt {result.seq_id} ends by {result.stop}, not {stop}"
-
-
-def _accused(trace: TraceStore) -> None:
-    for finding in recorded(trace):
-        assert finding.severity == "info" or finding.rule in TRUE, (
-            f"{finding.rule}: {finding.message} {finding.evidence}"
-        )
 
 
 def _figures(trace: TraceStore) -> Figures:
