@@ -93,6 +93,8 @@ REWORDED = (
         "checkpoint.pos,",
         "checkpoint.pos + 1,",
         ("checkpoint",),
+        "The memory's position is the lesser one of its parts, so the cells' counts until the replay "
+        "behind the restore sets the states' again.",
     ),
     Reworded(
         "one cell above the checkpoint kept",
@@ -203,7 +205,7 @@ REWORDED = (
         f"{_PLANES}._carried_rows",
         "(p + i) * self.n_seqs + source",
         "(min(p + i + 1, self.n_rs_seq)) * self.n_seqs + source",
-        ("carry,ubatch=2", "carry"),
+        ("carry,n_rs_seq=8",),
     ),
     Reworded(
         "carry forgets the rollback before",
@@ -220,13 +222,15 @@ REWORDED = (
         "max(0, self._depth[seq] - self._pending[seq])",
         "self._depth[seq]",
         ("carry,n_rs_seq=8", "carry,ubatch=2", "carry"),
+        "A round undoes tokens of its own batch alone, and behind that batch the planes are true so "
+        "far back, whatever was promised beyond.",
     ),
     Reworded(
         "a pass promises one plane more",
         f"{_MEMORY}.planes:PlanesMemory.guaranteed_depth",
         "self._n_planes) - 1",
         "self._n_planes)",
-        ("planes", "planes,ubatch=2"),
+        ("planes,n_rs_seq=2", "planes"),
     ),
     # ring
     Reworded(
@@ -265,8 +269,6 @@ REWORDED = (
         "self._count(self._n_refs, held[-depth:], -1)",
         "pass",
         ("ring",),
-        "The counts decide only in which column a slot is taken, and every slot that is held is "
-        "counted all the same: nothing live is overwritten, and no byte is read from elsewhere.",
     ),
     # replay
     Reworded(
@@ -320,11 +322,11 @@ REWORDED = (
         ("planes", "checkpoint"),
     ),
     Reworded(
-        "cells of another sequence go too",
+        "the cells before those are freed",
         f"{_MEMORY}.kv_cells:CellTable.release",
-        "&= ~_BITS[seq]",
-        "&= ~(_BITS[seq] | _BITS[0])",
-        ("planes,kv=unified",),
+        "self._owners[stream, cells] &=",
+        "self._owners[stream, np.maximum(cells - 1, 0)] &=",
+        ("planes",),
     ),
     Reworded(
         "cells are found one too low",

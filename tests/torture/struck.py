@@ -35,15 +35,22 @@ def draw_strike(random: np.random.Generator, most_calls: int) -> Strike:
     }
 
 
-def done_under(strike: Strike, work: Callable[[], None], folder: Path) -> str:
+def done_under(
+    strike: Strike,
+    work: Callable[[], None],
+    folder: Path,
+    before: Callable[[], None] = lambda: None,
+) -> str:
     """Do it in a forked process. Returns DONE, REFUSED for a DraftscopeError, or KILLED.
 
-    folder: what vanishes. Raises AssertionError for any other end.
+    folder: what vanishes. before: done in the same process, before anything can happen to it.
+    Raises AssertionError for any other end.
     """
     child = os.fork()
     if not child:
         status = 1
         try:
+            before()
             _arm(strike, folder)
             work()
             status = 0

@@ -12,6 +12,7 @@ import pytest
 
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
+from engine.decode.acceptance_rules import RULES
 from engine.decode.prompt_cache import PromptCache
 from engine.errors import DraftscopeError
 from engine.findings.check import recorded
@@ -64,7 +65,10 @@ def _new(name: str) -> tuple[str, str]:
         for i, (how, _) in enumerate(plays):
             assert not how, f"play {i} under {policy} is accused without a bug, by {how}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(*reworded(mutant.place, mutant.old, mutant.new))
+        owner, name, changed = reworded(mutant.place, mutant.old, mutant.new)
+        patch.setattr(owner, name, changed)
+        if name in RULES:  # that table has the functions themselves
+            patch.setitem(RULES, name, changed)
         return _noticed(mutant, clean), mutant.unseen
 
 
