@@ -93,8 +93,8 @@ REWORDED = (
         "checkpoint.pos,",
         "checkpoint.pos + 1,",
         ("checkpoint",),
-        "The memory's position is the lesser one of its parts, so the cells' counts until the replay "
-        "behind the restore sets the states' again.",
+        "The memory's position is the lesser one of its parts, so the cells' counts until the "
+        "replay behind the restore sets the states' again.",
     ),
     Reworded(
         "one cell above the checkpoint kept",
@@ -222,8 +222,8 @@ REWORDED = (
         "max(0, self._depth[seq] - self._pending[seq])",
         "self._depth[seq]",
         ("carry,n_rs_seq=8", "carry,ubatch=2", "carry"),
-        "A round undoes tokens of its own batch alone, and behind that batch the planes are true so "
-        "far back, whatever was promised beyond.",
+        "A round undoes tokens of its own batch alone, and behind that batch the planes are true "
+        "so far back, whatever was promised beyond.",
     ),
     Reworded(
         "a pass promises one plane more",

@@ -84,12 +84,15 @@ def _play(case: Case, folder: Path) -> Figures:
     timer = threading.Timer(case["after_s"], os.kill, (os.getpid(), number))
     timer.daemon = True
     for each in _SIGNALS:
-        signal.signal(getattr(signal, each), _late)
+        signal.signal(getattr(signal, each), _not_heard)
     sys.stdin = io.TextIOWrapper(io.BytesIO(b"text of standard input\n"))
     with err.open("w", errors="backslashreplace") as sys.stderr:
         timer.start()
-        status = main(words)
-    timer.cancel()
+        try:
+            status = main(words)
+            timer.cancel()
+        except _NotHeardError:
+            return {"not_heard": 1}
     said = err.read_text(errors="replace")
     assert status in (0, 1, 2, _SIGNALS[case["signal"]]), f"{words}: status {status}"
     assert "Traceback" not in said, f"{words}: {said[-1500:]}"
@@ -104,9 +107,12 @@ _SAYS_BY_STATUS = ("compare", "memory", "check-rollback", "rescore", "triage", "
 """Status 1 is their verdict, and what they print says why."""
 
 
-def _late(number: int, _: object) -> None:
-    """The command has ended, or has not begun to listen."""
-    os._exit(0)
+class _NotHeardError(BaseException):
+    """A signal before the command listens, or behind its end."""
+
+
+def _not_heard(number: int, _: object) -> None:
+    raise _NotHeardError
 
 
 @cache
